@@ -1,3 +1,4 @@
+from .container import is_encrypted as is_encrypted
 from .device_cache import DeviceCache as DeviceCache
 from .device_cache import VerifiedEntry as VerifiedEntry
 from .device_cache import check_entry as check_entry

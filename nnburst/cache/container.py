@@ -1,13 +1,13 @@
-"""One cache file: a header, the payload, and an authentication code over both.
+"""One cache file: a header, the payload, encrypted or not, and an authentication code over both.
 
 ::
 
     0  magic "NNBCACHE"   8  version u16   10  state u16 (0 dirty, 1 complete)
-    12 kind u16 (1 model, 2 data)   14 index u16   16 count u16   18 cipher u16 (0)   20 header length u32 (224)
-    24 payload length u64   32 stored length u64   40 token[32]   72 generation[16]   88 epoch[32]
-    120 model fingerprint[32]   152 salt[32]   184 key id[8]   192 SHA-256 of the payload[32]
-    224 payload
-    end-16  AES-256-GMAC(key for this salt, header ‖ payload)
+    12 kind u16 (1 model, 2 data)   14 index u16   16 count u16   18 cipher u16 (0, 1 AES-256-GCM)
+    20 header length u32 (224)   24 payload length u64   32 stored length u64   40 token[32]   72 generation[16]
+    88 epoch[32]   120 model fingerprint[32]   152 salt[32]   184 key id[8]   192 SHA-256 of the payload[32]
+    224 payload, as it is or encrypted
+    end-16  its AES-256-GMAC or -GCM code: key for this salt and cipher; header, and payload as it is: associated data
 
 Each save has a salt of its own and so a key of its own; the files of a save have different nonces, made from kind and
 index. So no nonce is used twice with a key, and a key makes 64 codes at most. Someone without the key who tries a file
@@ -16,12 +16,19 @@ of n bytes has a chance of n / 2^132 (2^-101 for the 2 GiB that an entry may hav
 
 from __future__ import annotations
 
+import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from .keys import MasterKey
 from .reasons import CacheReason, CacheRejected
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers import AEADDecryptionContext, Cipher
+    from cryptography.hazmat.primitives.ciphers.modes import GCM
 
 MAGIC = b"NNBCACHE"
 VERSION = 2
@@ -54,14 +61,15 @@ class Header(Struct, frozen=True):
     salt: bytes
     key_id: bytes
     digest: bytes
+    encrypted: bool = False
     state: int = COMPLETE
 
     def encode(self) -> bytes:
         """Return the bytes that a file begins with."""
         stored = self.payload + overhead()
         return _FORMAT.pack(
-            MAGIC, VERSION, self.state, self.kind, self.index, self.count, 0, HEADER_SIZE, self.payload, stored,
-            self.token, self.generation, self.epoch, self.fingerprint, self.salt, self.key_id, self.digest,
+            MAGIC, VERSION, self.state, self.kind, self.index, self.count, self.encrypted, HEADER_SIZE, self.payload,
+            stored, self.token, self.generation, self.epoch, self.fingerprint, self.salt, self.key_id, self.digest,
         )  # fmt: skip
 
     @classmethod
@@ -76,35 +84,78 @@ class Header(Struct, frozen=True):
         (magic, version, state, kind, index, count, cipher, length, payload, stored, *rest) = _FORMAT.unpack(
             raw[:HEADER_SIZE]
         )
-        if magic != MAGIC or version != VERSION or length != HEADER_SIZE or cipher != 0 or kind not in (1, 2):
+        if magic != MAGIC or version != VERSION or length != HEADER_SIZE or cipher > 1 or kind not in (1, 2):
             raise CacheRejected(CacheReason.BAD_MAC, "not a cache file of this version")
         if state != COMPLETE:
             raise CacheRejected(CacheReason.DIRTY, "a save was cut off")
         if stored != size or payload != size - overhead():
             raise CacheRejected(CacheReason.BAD_LENGTH, f"a file of {size} bytes says that it has {stored}")
-        return cls(kind, index, count, payload, *rest)
+        return cls(kind, index, count, payload, *(*rest, bool(cipher)))
+
+
+def is_encrypted(fd: int) -> bool:
+    """Whether a file says that it is a cache file, and encrypted."""
+    raw = os.pread(fd, HEADER_SIZE, 0)
+    return raw.startswith(MAGIC) and raw[18:20] == b"\x01\x00"
 
 
 def chunks_of(payload: memoryview) -> Iterator[memoryview]:
-    """Yield the parts of a payload that `code_of` takes one after the other."""
+    """Yield the parts of a payload that are sealed and opened one after the other."""
     return (payload[start : start + _CHUNK] for start in range(0, len(payload), _CHUNK))
 
 
-def code_of(header: Header, chunks: Iterable[memoryview], key: bytes) -> bytes:
-    """Return the code that ends a file. Chunks may be read while they are asked for: each is looked at once.
+def sealed(header: Header, payload: memoryview, master: MasterKey) -> Iterator[bytes | memoryview]:
+    """Yield what follows the header in its file, in parts. The salt of the header must never have been used before."""
+    context = _cipher(header, master).encryptor()
+    context.authenticate_additional_data(header.encode())
+    for chunk in chunks_of(payload):
+        if header.encrypted:
+            yield context.update(chunk)
+        else:
+            context.authenticate_additional_data(chunk)
+            yield chunk
+    context.finalize()
+    yield context.tag
+
+
+class Opening:
+    """A payload that is being read back.
 
     Args:
         header: Of the file.
-        chunks: The payload.
-        key: For the salt of the header, and for nothing else.
+        master: What its key is derived from.
     """
+
+    def __init__(self, header: Header, master: MasterKey) -> None:
+        self._encrypted = header.encrypted
+        self._context: AEADDecryptionContext = _cipher(header, master).decryptor()
+        self._context.authenticate_additional_data(header.encode())
+
+    def add(self, chunk: memoryview) -> None:
+        """Take the next part, and decrypt it where it lies."""
+        if self._encrypted:
+            self._context.update_into(chunk, chunk)
+        else:
+            self._context.authenticate_additional_data(chunk)
+
+    def finish(self, code: bytes) -> None:
+        """Compare codes; before that, nothing of the payload is believed.
+
+        Raises:
+            CacheRejected: The file is not what was written with the key.
+        """
+        from cryptography.exceptions import InvalidTag
+
+        try:
+            self._context.finalize_with_tag(code)
+        except InvalidTag:
+            raise CacheRejected(CacheReason.BAD_MAC, "the authentication code of a file does not match") from None
+
+
+def _cipher(header: Header, master: MasterKey) -> Cipher[GCM]:
     from cryptography.hazmat.primitives.ciphers import Cipher
     from cryptography.hazmat.primitives.ciphers.algorithms import AES
     from cryptography.hazmat.primitives.ciphers.modes import GCM
 
-    context = Cipher(AES(key), GCM(struct.pack("<HH8x", header.kind, header.index))).encryptor()
-    context.authenticate_additional_data(header.encode())
-    for chunk in chunks:
-        context.authenticate_additional_data(chunk)
-    context.finalize()
-    return context.tag
+    key = master.derive("gcm" if header.encrypted else "gmac", header.salt)
+    return Cipher(AES(key), GCM(struct.pack("<HH8x", header.kind, header.index)))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from .container import CODE_SIZE, Header, chunks_of, code_of, overhead
+from .container import Header, overhead, sealed
 from .index import EntryInfo
 from .reasons import CacheReason, CacheRejected, SaveResult
 from .sealed_copy import SealedCopies, check_fd, check_not_locked, read_header, seconds_per_byte
@@ -106,6 +106,7 @@ class DeviceCache:
         fingerprint: bytes = b"",
         staged: bool = False,
         place: bytes = b"",
+        encrypt: bool = False,
     ) -> SaveResult:
         """Write an entry into files of the client. Whatever happens is in the result, never an exception.
 
@@ -121,10 +122,12 @@ class DeviceCache:
             fingerprint: Of the model, 32 bytes or empty.
             staged: The client publishes the files and calls `confirm`; until then older files count, too.
             place: Where the client keeps the entry: see `place_of`. Older files of the place count no longer.
+            encrypt: Write the payloads encrypted.
         """
         started = time.perf_counter()
         try:
-            generation, nbytes = self._save(token, (model, data), (model_fds, data_fds), fingerprint, staged, place)
+            payloads, fds = (model, data), (model_fds, data_fds)
+            generation, nbytes = self._save(token, payloads, fds, fingerprint, staged, place, encrypt)
         except CacheRejected as error:
             return SaveResult(False, error.reason, seconds=time.perf_counter() - started)
         except OSError as error:
@@ -140,6 +143,7 @@ class DeviceCache:
         fingerprint: bytes,
         staged: bool,
         place: bytes,
+        encrypt: bool,
     ) -> tuple[bytes, int]:
         self._check(token, fds)
         files = [
@@ -152,17 +156,14 @@ class DeviceCache:
         nbytes = sum(len(payload) + overhead() for _, _, payload, _ in files)
         if nbytes > self._most:
             raise CacheRejected(CacheReason.TOO_BIG, f"an entry of {nbytes} bytes; at most {self._most}")
-        generation, salt, key = os.urandom(16), os.urandom(32), self._store.key
-        code_key = key.derive("gmac", salt)
-        sealed: list[tuple[Header, bytes, memoryview, int]] = []
-        records = []
-        for kind, i, payload, fd in files:
+        generation, salt = os.urandom(16), os.urandom(32)
+        headers, records = [], []
+        for kind, i, payload, _ in files:
             digest = hashlib.sha256(payload).digest()
-            header = Header(
+            headers.append(Header(
                 kind, i, self._counts[kind], len(payload), token, generation, self._epoch,
-                fingerprint or _NO_FINGERPRINT, salt, key.id, digest,
-            )  # fmt: skip
-            sealed.append((header, code_of(header, chunks_of(payload), code_key), payload, fd))
+                fingerprint or _NO_FINGERPRINT, salt, self._store.key.id, digest, encrypt,
+            ))  # fmt: skip
             records.append(FileRecord(kind, i, len(payload) + overhead(), digest))
         self._hook("digests")
         record = EntryRecord(
@@ -172,11 +173,11 @@ class DeviceCache:
         self._store.put(record)
         try:
             self._hook("stored")
-            for header, code, payload, fd in sealed:
-                self._write(fd, header, payload, code)
+            for header, (_, _, payload, fd) in zip(headers, files, strict=True):
+                self._write(fd, header, payload)
         except BaseException:
             self._store.revoke(token, self._device, generation)
-            for _, _, _, fd in sealed:  # nothing that looks like an entry stays behind
+            for _, _, _, fd in files:  # nothing that looks like an entry stays behind
                 try:
                     os.ftruncate(fd, 0)
                 except OSError:
@@ -185,7 +186,7 @@ class DeviceCache:
         self._hook("written")
         return generation, nbytes
 
-    def _write(self, fd: int, header: Header, payload: memoryview, code: bytes) -> None:
+    def _write(self, fd: int, header: Header, payload: memoryview) -> None:
         """Truncate, reserve, write; the header says that it is complete only at the very end."""
         size = len(payload) + overhead()
         os.ftruncate(fd, 0)
@@ -194,9 +195,11 @@ class DeviceCache:
         dirty = replace(header, state=0).encode()
         _pwrite(fd, memoryview(dirty), 0)
         self._hook("dirty")
-        _pwrite(fd, payload, len(dirty))
+        end = len(dirty)
+        for part in sealed(header, payload, self._store.key):
+            _pwrite(fd, memoryview(part), end)
+            end += len(part)
         self._hook("payload")
-        _pwrite(fd, memoryview(code), size - CODE_SIZE)
         os.fdatasync(fd)
         _pwrite(fd, memoryview(header.encode()), 0)
         os.fdatasync(fd)
@@ -205,7 +208,13 @@ class DeviceCache:
     # ---- loading ---------------------------------------------------------------------------------------------
 
     def load(
-        self, token: bytes, model_fds: Sequence[int], data_fds: Sequence[int], *, fingerprint: bytes = b""
+        self,
+        token: bytes,
+        model_fds: Sequence[int],
+        data_fds: Sequence[int],
+        *,
+        fingerprint: bytes = b"",
+        encrypted: bool = False,
     ) -> VerifiedEntry:
         """Copy an entry and verify the copy. Nothing of it is parsed before all of it is verified.
 
@@ -216,6 +225,7 @@ class DeviceCache:
             model_fds: As at the save, in the same order.
             data_fds: Likewise.
             fingerprint: What the client believes the entry is for, or empty.
+            encrypted: Whether the entry has to be encrypted; else it must not be.
 
         Raises:
             CacheRejected: The entry is not exactly what this build of this device saved last under this token.
@@ -232,10 +242,9 @@ class DeviceCache:
             headers.append(read_header(fd, left))
             left -= headers[-1].payload + overhead()
         # Headers are not authentic yet. They choose the row that says how much memory may be asked for, no more.
-        record = self._row_of(token, headers)
+        record = self._row_of(token, headers, encrypted)
         first = headers[0]
-        code_key = self._store.key.derive("gmac", first.salt)
-        views = [self._copies.get(fd, header, code_key) for fd, header in zip(fds, headers, strict=True)]
+        views = [self._copies.get(fd, header, self._store.key) for fd, header in zip(fds, headers, strict=True)]
         if fingerprint and first.fingerprint not in (fingerprint, _NO_FINGERPRINT):
             raise CacheRejected(CacheReason.TOKEN_COLLISION, "the token was used for another model")
         models = self._counts[_MODEL]
@@ -245,7 +254,7 @@ class DeviceCache:
             time.perf_counter() - started,
         )  # fmt: skip
 
-    def _row_of(self, token: bytes, headers: Sequence[Header]) -> EntryRecord:
+    def _row_of(self, token: bytes, headers: Sequence[Header], encrypted: bool) -> EntryRecord:
         """Return what the store knows of the generation that headers speak of, if they fit it and their places."""
         first = headers[0]
         if first.key_id != self._store.key.id:
@@ -253,6 +262,9 @@ class DeviceCache:
         places = [(kind, i) for kind in (_MODEL, _DATA) for i in range(self._counts[kind])]
         for header, (kind, i) in zip(headers, places, strict=True):
             self._check_header(header, kind, i, token, first)
+            if header.encrypted != encrypted:
+                said = ("encrypted", "not encrypted") if header.encrypted else ("not encrypted", "encrypted")
+                raise CacheRejected(CacheReason.OTHER_CIPHER, f"the files are {said[0]}; {said[1]} ones were asked for")
         record = self._store.get(token, self._device, first.generation)
         if record is None:
             raise CacheRejected(CacheReason.ROLLED_BACK, "the files are older than the last save")
@@ -329,7 +341,7 @@ def check_entry(store: TrustStore | None, epochs: Mapping[str, str], info: Entry
             data_files=counts[1],
             announce=False,
         )
-        cache.load(first.token, fds[: counts[0]], fds[counts[0] :])
+        cache.load(first.token, fds[: counts[0]], fds[counts[0] :], encrypted=first.encrypted)
 
 
 def _pwrite(fd: int, data: memoryview, offset: int) -> None:

@@ -47,6 +47,8 @@ class CacheReason(str, enum.Enum):
     NO_ROW = "NO_ROW"
     """The trust store does not know the entry."""
     KEY_CHANGED = "KEY_CHANGED"
+    OTHER_CIPHER = "OTHER_CIPHER"
+    """Encrypted, and that was not asked for, or the other way round."""
     NO_STORE = "NO_STORE"
     """The trust store cannot be used, or there is no directory for it or for the entries."""
     DEADLINE = "DEADLINE"
@@ -69,7 +71,7 @@ SPOILT = frozenset(
     CacheReason(name)
     for name in (
         "PARTIAL_SET", "DIRTY", "BAD_LENGTH", "BAD_MAC", "BAD_DIGEST", "BAD_TOKEN", "BAD_EPOCH", "BAD_CONTENT",
-        "ROLLED_BACK", "TOKEN_COLLISION", "NO_ROW", "KEY_CHANGED", "TOO_BIG", "DEAD_SERVICE",
+        "ROLLED_BACK", "TOKEN_COLLISION", "NO_ROW", "KEY_CHANGED", "OTHER_CIPHER", "TOO_BIG", "DEAD_SERVICE",
     )
 )  # fmt: skip
 """Defects of the entry itself: it would be refused again, and nothing is lost with it."""

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hmac
 import mmap
 import os
 import stat
 import struct
 import time
-from collections.abc import Iterator
 from functools import cache
 from weakref import WeakValueDictionary
 
@@ -21,7 +19,8 @@ from .._core._nnburst import ffi, lib
 from .._core.errno import check
 from .._core.file_system import check_file_system
 from ..errors import GeneralFailure, NNBurstError
-from .container import CODE_SIZE, HEADER_SIZE, Header, chunks_of, code_of, overhead
+from .container import CODE_SIZE, HEADER_SIZE, Header, Opening, chunks_of, overhead
+from .keys import MasterKey
 from .reasons import CacheReason, CacheRejected
 
 _LOCK = struct.Struct("hhqqi4x")
@@ -95,13 +94,13 @@ class SealedCopies:
     def __init__(self) -> None:
         self._used: WeakValueDictionary[tuple[object, ...], mmap.mmap] = WeakValueDictionary()
 
-    def get(self, fd: int, header: Header, key: bytes) -> memoryview:
+    def get(self, fd: int, header: Header, key: MasterKey) -> memoryview:
         """Return a read-only view of the payload of a file; it keeps the memory.
 
         Args:
             fd: The file; its offset is neither used nor moved.
             header: What `read_header` has read; no more is copied than it says.
-            key: For its salt.
+            key: Of the service.
 
         Raises:
             CacheRejected: The file changed meanwhile, cannot be read, or is not what was written with the key.
@@ -117,11 +116,10 @@ class SealedCopies:
             name = (status.st_dev, status.st_ino, status.st_ctime_ns, header, code)
             memory = self._used.get(name)
             if memory is None:
-                memory, found = _copied(fd, header, key)
+                memory, opening = _copied(fd, header, key)
                 if os.fstat(fd).st_size != size:
                     raise CacheRejected(CacheReason.BAD_LENGTH, "a file changed its size while it was read")
-                if not hmac.compare_digest(found, code):
-                    raise CacheRejected(CacheReason.BAD_MAC, "the authentication code of a file does not match")
+                opening.finish(code)
                 self._used[name] = memory
         except OSError as error:
             raise CacheRejected(CacheReason.IO_ERROR, f"a cache file cannot be read: {error.strerror}") from error
@@ -159,40 +157,40 @@ def seconds_per_byte() -> float:
 
         def once() -> float:
             started = time.thread_time()
-            _copied(sample.fileno(), header, bytes(32))
+            _copied(sample.fileno(), header, MasterKey(bytes(32)))
             return time.thread_time() - started
 
         return min(once(), once()) / size
 
 
-def _copied(fd: int, header: Header, key: bytes) -> tuple[mmap.mmap, bytes]:
+def _copied(fd: int, header: Header, key: MasterKey) -> tuple[mmap.mmap, Opening]:
     """Read a payload into memory of this process alone, each byte once, and make it read-only.
 
     Returns:
-        The memory, at least one byte, and the code of what is in it.
+        The memory, at least one byte, and what compares its code.
     """
     memory = mmap.mmap(-1, header.payload or 1, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)  # a fault per 2 MiB instead of one per 4 KiB
-    code = code_of(header, _read_into(fd, memoryview(memory)[: header.payload]), key)
+    opening = Opening(header, key)
+    end = HEADER_SIZE
+    for chunk in chunks_of(memoryview(memory)[: header.payload]):
+        _read_into(fd, chunk, end)
+        opening.add(chunk)
+        end += len(chunk)
     check(
         lib.nnb_make_read_only(ffi.from_buffer("char[]", memory), len(memory)), "cannot seal the copy of a cache file"
     )
-    return memory, code
+    return memory, opening
 
 
-def _read_into(fd: int, payload: memoryview) -> Iterator[memoryview]:
-    """Read a payload; yields each part of it as soon as it is there."""
-    end = HEADER_SIZE
-    for chunk in chunks_of(payload):
-        done = 0
-        while done < len(chunk):
-            got = os.preadv(fd, [chunk[done:]], end + done)
-            if got <= 0:
-                raise CacheRejected(CacheReason.BAD_LENGTH, "a file ended while it was read")
-            done += got
-        end += done
-        yield chunk
+def _read_into(fd: int, chunk: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(chunk):
+        got = os.preadv(fd, [chunk[done:]], offset + done)
+        if got <= 0:
+            raise CacheRejected(CacheReason.BAD_LENGTH, "a file ended while it was read")
+        done += got
 
 
 def _read(fd: int, count: int, offset: int) -> bytes:

@@ -112,7 +112,9 @@ class DeviceCacheHome:
             CacheRejected: The files are not exactly those saved last under the token.
         """
         token = checked_token(files.token)
-        return self.get().load(token, files.model_fds, files.data_fds, fingerprint=files.fingerprint)
+        return self.get().load(
+            token, files.model_fds, files.data_fds, fingerprint=files.fingerprint, encrypted=files.encrypt
+        )
 
     def save(
         self,
@@ -159,7 +161,7 @@ class DeviceCacheHome:
                 return SaveResult(False, CacheReason.CHANGED)
             return cache.save(
                 files.token, *made, files.model_fds, files.data_fds, fingerprint=files.fingerprint,
-                staged=files.staged, place=place,
+                staged=files.staged, place=place, encrypt=files.encrypt,
             )  # fmt: skip
         except CacheRejected as error:
             return SaveResult(False, error.reason)

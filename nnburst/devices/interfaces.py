@@ -57,6 +57,7 @@ class CacheFiles(Struct, frozen=True):
         only_if_worth: Do not write files that would be read more slowly than the model compiles.
         place_fds: The directory where the entry is kept: a save replaces what was saved there under the token.
         priority: Of the executions of the model that is restored; `CompileJob` says that of one that is compiled.
+        encrypt: Write encrypted files, and believe no others.
     """
 
     model_fds: Descriptors
@@ -67,6 +68,7 @@ class CacheFiles(Struct, frozen=True):
     only_if_worth: bool = False
     place_fds: Annotated[tuple[int, ...], msgspec.Meta(max_length=1)] = ()
     priority: Priority = Priority.MEDIUM
+    encrypt: bool = False
 
     @property
     def fds(self) -> tuple[int, ...]:

@@ -62,6 +62,7 @@ class Service(ServiceProcess):
         cache_dir: str | os.PathLike[str] | None = None,
         token: bytes | None = None,
         cache_always: bool = False,
+        cache_encrypt: bool = False,
         on_death: str = "raise",
         retry: int = 0,
     ) -> Session:
@@ -80,6 +81,7 @@ class Service(ServiceProcess):
             cache_dir=cache_dir,
             token=token,
             cache_always=cache_always,
+            cache_encrypt=cache_encrypt,
             on_death=on_death,
             retry=retry,
         )
@@ -114,6 +116,7 @@ class Session(OpenModel):
         token: 32 bytes that differ for models that differ; None: made from the model itself.
         cache_always: Keep also what compiles faster than it would be verified, which is measured each time it is
             saved, so that a busy machine may decide otherwise (``NOT_WORTH_IT``). Needs ``cache_dir`` or ``token``.
+        cache_encrypt: Keep it encrypted with the service's key, and restore nothing else. Needs the same.
         on_death: ``"raise"``: when the service dies, the session is dead, too, and calls get `DeadObject`.
             ``"restart"``: runs that were under way get `DeadObject`; the next call starts the service again, or
             connects to it, within `open_timeout`, and prepares the model, from the cache if there is one. Opening on a
@@ -149,6 +152,7 @@ class Session(OpenModel):
         cache_dir: str | os.PathLike[str] | None = None,
         token: bytes | None = None,
         cache_always: bool = False,
+        cache_encrypt: bool = False,
         on_death: str = "raise",
         retry: int = 0,
         spare: bool = False,
@@ -173,7 +177,7 @@ class Session(OpenModel):
         if limit is None and self._timeout is not None:
             limit = max(self._timeout, _OPENING)
         self._open_limit = limit
-        cache = cache_source(cache_dir, token, flag(cache_always, "cache_always"))
+        cache = cache_source(cache_dir, token, flag(cache_always, "cache_always"), flag(cache_encrypt, "cache_encrypt"))
         source = os.fspath(model) if isinstance(model, os.PathLike) else model
         settings = Settings(source, device, wish, rank, cache)
         Deadline.after(limit).call(

@@ -476,10 +476,48 @@ def test_cache_always_keeps_what_is_not_worth_it(start: Any, tmp_path: Path) -> 
                 assert session.cache_report.outcome == outcome
 
 
-@pytest.mark.parametrize(("always", "said"), [(True, "give cache_dir="), ("yes", "True or False")])
-def test_cache_always_needs_a_cache(always: Any, said: str) -> None:
-    with pytest.raises(InvalidArgument, match=said):
-        nnburst.Session(model(), cache_always=always)
+@pytest.mark.parametrize("option", ["cache_always", "cache_encrypt"])
+@pytest.mark.parametrize(
+    ("value", "said"), [(True, "=True, but nothing is cached: give cache_dir="), ("yes", "True or")]
+)
+def test_options_of_the_cache_need_a_cache(option: str, value: Any, said: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"{option}{said}" if value is True else said):
+        nnburst.Session(model(), **{option: value})
+
+
+def test_flat_files_are_not_encrypted(tmp_path: Path) -> None:
+    with Compilation(model(), [Recorder()]) as compilation, pytest.raises(InvalidArgument, match="layout='native'"):
+        compilation.set_caching(tmp_path, TOKEN, layout="flat", encrypt=True)
+
+
+@pytest.mark.leaks("the trust store of a process stays open")
+def test_session_restores_only_the_kind_of_entry_that_it_asks_for(start: Any, tmp_path: Path) -> None:
+    def report(built: Model, *, encrypt: bool) -> tuple[str, CacheReason | None]:
+        options = {"cache_dir": tmp_path / "c", "cache_always": True, "cache_encrypt": encrypt}
+        with start() as service, service.session(built, **options) as session:
+            assert session.run(None, {"x": np.ones(2, np.float32)})[0][0] > 1
+            return session.cache_report.outcome, session.cache_report.rejected
+
+    first, second = model(), model(2.0)
+    assert [report(first, encrypt=True) for _ in range(2)] == [("SAVED", None), ("HIT", None)]
+    assert [report(second, encrypt=False) for _ in range(2)] == [("SAVED", None), ("HIT", None)]
+    assert [report(first, encrypt=False) for _ in range(2)] == [("SAVED", CacheReason.OTHER_CIPHER), ("HIT", None)]
+    assert [report(first, encrypt=True) for _ in range(2)] == [("SAVED", CacheReason.OTHER_CIPHER), ("HIT", None)]
+    assert report(second, encrypt=False) == ("HIT", None)
+    files = [path for path in (tmp_path / "c" / "objects").glob("*/*/*.*") if path.is_file()]
+    assert sorted(path.read_bytes()[18] for path in files) == [0, 0, 1, 1]  # the older ones are gone
+
+
+def test_what_a_device_did_not_encrypt_is_not_kept(tmp_path: Path) -> None:
+    with Compilation(model(), [Recorder()]) as compilation:
+        compilation.set_caching(tmp_path / "c", TOKEN, encrypt=True)
+        compilation.finish()
+        assert (compilation.cache_report.outcome, compilation.cache_report.reason) == (
+            "NOT_SAVED",
+            CacheReason.DECLINED,
+        )
+    assert not list((tmp_path / "c").glob("objects/*/*"))
+    assert not list((tmp_path / "c").glob("staging/*"))
 
 
 @pytest.mark.leaks("the trust store of a process stays open")

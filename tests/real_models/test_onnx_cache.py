@@ -211,6 +211,26 @@ def test_device_measures_only_once_that_keeping_does_not_pay(tmp_path: Path, mon
             assert len(tried) == count
 
 
+def test_encrypted_entry_leaves_nothing_on_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, full = os.statvfs, {"/dev/shm"}
+
+    def statvfs(path: str) -> Any:
+        status = real(path)
+        return os.statvfs_result((*status[:4], 0, *status[5:])) if path in full else status
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    token = TOKEN[5:] + TOKEN[:5]
+    with closing(create_device(DEVICE)) as device, Files(tmp_path) as files:
+        given = replace(files.under(token), encrypt=True)
+        assert relu(device, given).reason is CacheReason.IO_ERROR  # room on a disk is no room
+        full.clear()
+        assert relu(device, given).reason is CacheReason.SAVED
+        with pytest.raises(CacheRejected) as caught:
+            device.prepare_model_from_cache(replace(given, encrypt=False))
+        assert caught.value.reason is CacheReason.OTHER_CIPHER
+        device.prepare_model_from_cache(given).close()
+
+
 def test_without_room_for_temporary_files_nothing_is_kept_and_it_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,18 @@ DATA = (bytes(range(256)) * 64,)
 class Rig:
     """Two model files and one data file."""
 
-    def __init__(self, directory: Path, **options: Any) -> None:
+    def __init__(self, directory: Path, *, encrypt: bool = False, **options: Any) -> None:
         self.directory = directory
+        self.encrypt = encrypt
         self.store = TrustStore(directory / "state")
         self.hook: Callable[[str], None] = lambda step: None
         self.cache = self.device_cache(**options)
 
-    def device_cache(self, store: TrustStore | None = None, **options: Any) -> DeviceCache:
+    def device_cache(self, store: TrustStore | None = None, **options: Any) -> Any:
         given = {"device": "test-device", "epoch": EPOCH, "model_files": 2, "data_files": 1, **options}
-        return DeviceCache(store or self.store, hook=lambda step: self.hook(step), **given)
+        cache: Any = DeviceCache(store or self.store, hook=lambda step: self.hook(step), **given)
+        cache.save, cache.load = partial(cache.save, encrypt=self.encrypt), partial(cache.load, encrypted=self.encrypt)
+        return cache
 
     def path(self, kind: str, index: int, name: str = "a") -> Path:
         return self.directory / f"{name}-{kind}{index}"

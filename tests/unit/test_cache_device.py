@@ -25,14 +25,15 @@ from msgspec.structs import replace
 
 from nnburst.cache import CacheReason, CacheRejected, TrustStore, device_cache, sealed_copy, trust_store
 from nnburst.cache.container import CODE_SIZE, HEADER_SIZE, Header
+from nnburst.cache.keys import MasterKey
 from support.caches import DATA, EPOCH, FINGERPRINT, MODEL, NEXT_EPOCH, OTHER, TOKEN, Rig, contents
 
 R = CacheReason
 
 
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    rig = Rig(tmp_path)
+@pytest.fixture(params=[False, True], ids=["plain", "encrypted"])
+def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path, encrypt=request.param)
     yield rig
     rig.close()
 
@@ -377,7 +378,7 @@ def test_THR_20_file_that_may_not_grow(rig: Rig) -> None:
         sys.path[:0] = {sys.path!r}
         from pathlib import Path
         from support.caches import Rig
-        rig = Rig(Path({str(rig.directory)!r}))
+        rig = Rig(Path({str(rig.directory)!r}), encrypt={rig.encrypt})
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
         with rig.files() as fds:
@@ -399,7 +400,7 @@ def test_THR_22_killed_at_a_step_of_a_save(rig: Rig, step: str, earlier: bool) -
         sys.path[:0] = {sys.path!r}
         from pathlib import Path
         from support.caches import Rig
-        rig = Rig(Path({str(rig.directory)!r}))
+        rig = Rig(Path({str(rig.directory)!r}), encrypt={rig.encrypt})
         rig.hook = lambda step: step == {step!r} and os.kill(os.getpid(), signal.SIGKILL)
         rig.save()
     """)
@@ -493,27 +494,79 @@ def test_THR_01_to_07_random_tampering_is_never_accepted(rig: Rig, times: int) -
     assert refused.total() >= 1000
 
 
-def test_code_is_that_of_header_and_payload_with_a_nonce_for_each_file(rig: Rig) -> None:
-    """The code of one call over all bytes, which is how the standard defines it."""
+def test_file_is_one_call_of_the_cipher_with_a_nonce_for_each(rig: Rig) -> None:
+    """The payload and the code are those of one call over all bytes, which is how the standard defines it."""
     size = (1 << 18) + 5  # more than one chunk, and no multiple of a block
     blobs = os.urandom(size), b""
     with rig.files() as fds:
         assert rig.cache.save(TOKEN, blobs, (blobs[0],), *fds).saved
     keys, nonces = set(), set()
-    for kind, i in FILES:
+    for (kind, i), blob in zip(FILES, (*blobs, blobs[0]), strict=True):
         raw = bytes(rig.bytes_of(kind, i))
         header = Header.decode(raw, len(raw))
-        key = rig.store.key.derive("gmac", header.salt)
+        key = rig.store.key.derive("gcm" if rig.encrypt else "gmac", header.salt)
         nonce = bytes([header.kind, 0, header.index]) + bytes(9)
-        assert (header.kind, header.index) == (1 if kind == "model" else 2, i)
-        assert raw[-CODE_SIZE:] == AESGCM(key).encrypt(nonce, b"", raw[:-CODE_SIZE])
-        assert header.digest == hashlib.sha256(raw[HEADER_SIZE:-CODE_SIZE]).digest()
+        assert (header.kind, header.index, header.encrypted) == (1 if kind == "model" else 2, i, rig.encrypt)
+        if rig.encrypt:
+            assert raw[HEADER_SIZE:] == AESGCM(key).encrypt(nonce, blob, raw[:HEADER_SIZE])
+        else:
+            assert raw[HEADER_SIZE:-CODE_SIZE] == blob
+            assert raw[-CODE_SIZE:] == AESGCM(key).encrypt(nonce, b"", raw[:-CODE_SIZE])
+        assert header.digest == hashlib.sha256(blob).digest()
         keys.add(key)
         nonces.add(nonce)
     assert (len(keys), len(nonces)) == (1, 3)
     rig.save()
     raw = bytes(rig.bytes_of("model", 0))
     assert Header.decode(raw, len(raw)).salt != header.salt
+
+
+def test_nothing_of_an_encrypted_payload_is_in_its_file(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, encrypt=True)
+    rig.save()
+    assert all(blob[:8] not in raw for blob in (*MODEL, *DATA) for raw in rig.snapshot().values())
+    rig.close()
+
+
+def other_kind(rig: Rig) -> Rig:
+    """A client of the same service and directory that asks for the other kind of entry."""
+    other = Rig(rig.directory, encrypt=not rig.encrypt)
+    other.store.close()
+    other.store = rig.store
+    other.cache = other.device_cache()
+    return other
+
+
+def test_entry_of_the_other_kind_is_a_miss_and_is_replaced(rig: Rig) -> None:
+    rig.save()
+    rig.save(OTHER, "b")
+    other = other_kind(rig)
+    assert other.refusal() is R.OTHER_CIPHER
+    assert contents(rig.load()) == (MODEL, DATA)
+    assert other.save().saved
+    assert contents(other.load()) == (MODEL, DATA)
+    assert rig.refusal() is R.OTHER_CIPHER
+    assert contents(rig.load(OTHER, "b")) == (MODEL, DATA)  # kinds may stand beside each other
+
+
+def test_files_that_say_they_are_of_the_other_kind_are_a_miss(rig: Rig) -> None:
+    rig.save()
+    other = other_kind(rig)
+    for kind, i in reversed(FILES):  # one after the other says that it is of the other kind
+        raw = rig.bytes_of(kind, i)
+        raw[18] = not rig.encrypt
+        rig.path(kind, i).write_bytes(raw)
+        assert rig.refusal() is R.OTHER_CIPHER
+    assert other.refusal() is R.BAD_MAC  # asked for what they pretend to be
+
+
+def test_wrong_key_opens_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.save()
+    key = MasterKey(bytes(32))
+    monkeypatch.setattr(rig.store, "key", key)
+    assert rig.refusal() is R.KEY_CHANGED
+    key.id = Header.decode(bytes(raw := rig.bytes_of("model", 0)), len(raw)).key_id
+    assert rig.refusal() is R.BAD_MAC
 
 
 def test_digest_that_was_recorded_is_the_one_in_the_file(rig: Rig) -> None:

@@ -25,19 +25,19 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NNBURST_STATE_DIR", str(tmp_path / "state"))
 
 
-def compile_into(directory: Path, seed: int) -> None:
+def compile_into(directory: Path, seed: int, *, encrypt: bool = False) -> None:
     b = nnburst.ModelBuilder()
     weights = np.random.default_rng(seed).normal(size=(50, 50)).astype(np.float32)
     b.output("y", b.fully_connected(b.input("x", nnburst.OperandType.TENSOR_FLOAT32, (1, 50)), weights))
     with nnburst.in_process() as service, nnburst.Compilation(b.build(), service.devices) as compilation:
-        compilation.set_caching_auto(directory, always=True)
+        compilation.set_caching_auto(directory, always=True, encrypt=encrypt)
         compilation.finish()
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     for seed in (1, 2, 2):
-        compile_into(tmp_path / "c", seed)
+        compile_into(tmp_path / "c", seed, encrypt=seed == 2)
     return tmp_path / "c"
 
 

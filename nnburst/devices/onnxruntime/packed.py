@@ -142,13 +142,13 @@ def _require_chance(weights: _Weights, compile_seconds: float) -> None:
         )
 
 
-def _temporary_directory(nbytes: int) -> str:
-    """Return where there is room for temporary files, in memory if possible.
+def _temporary_directory(nbytes: int, *, in_memory: bool = False) -> str:
+    """Return where there is room for temporary files, in memory if possible, or only there.
 
     Raises:
         CacheRejected: Nowhere.
     """
-    places = ("/dev/shm", tempfile.gettempdir())
+    places = ("/dev/shm",) if in_memory else ("/dev/shm", tempfile.gettempdir())
     for place in places:
         with contextlib.suppress(OSError):
             status = os.statvfs(place)
@@ -169,7 +169,12 @@ def _nbytes(dims: Any, number: int) -> int:
 
 
 def pack(
-    model: Model, data: bytes, files: Mapping[str, Bytes], settings: SessionSettings, compile_seconds: float | None
+    model: Model,
+    data: bytes,
+    files: Mapping[str, Bytes],
+    settings: SessionSettings,
+    compile_seconds: float | None,
+    secret: bool = False,
 ) -> Packed:
     """Optimise a model once more, take the result apart, and try it out.
 
@@ -179,6 +184,7 @@ def pack(
         files: Its external files.
         settings: As it was compiled.
         compile_seconds: What that took; None to keep it even if it does not pay.
+        secret: Whether temporary files have to be in memory.
 
     Raises:
         CacheRejected: It would not pay, or there is no room for temporary files.
@@ -189,7 +195,7 @@ def pack(
     weights = _Weights.of(parse(data))
     if compile_seconds is not None:
         _require_chance(weights, compile_seconds)
-    room = _temporary_directory(2 * weights.all + _SPARE)  # constants may become more while the graph is optimised
+    room = _temporary_directory(2 * weights.all + _SPARE, in_memory=secret)
     with tempfile.TemporaryDirectory(prefix="nnburst-pack-", dir=room) as directory:
         exposed, graph, tensors, blob, file_size, again = _optimised(data, files, settings, Path(directory))
     packed = _Packed(

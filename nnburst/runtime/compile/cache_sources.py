@@ -26,6 +26,7 @@ from ...cache import (
     device_token_v2,
     entry_name,
     file_names,
+    is_encrypted,
     model_fingerprint,
 )
 from ...devices import CacheFiles, CompileJob, Device, PreparedModel
@@ -127,12 +128,14 @@ class DirectoryCache:
         cache: The directory.
         token: Of the application, 32 bytes; None: from the model itself, constants included.
         always: Save also what compiles faster than it would be verified.
+        encrypt: Have the device encrypt what it saves.
     """
 
-    def __init__(self, cache: Cache, token: bytes | None, *, always: bool = False) -> None:
+    def __init__(self, cache: Cache, token: bytes | None, *, always: bool = False, encrypt: bool = False) -> None:
         self._cache = cache
         self._given = token
         self._always = always
+        self._encrypt = encrypt
 
     @classmethod
     def at(
@@ -142,11 +145,12 @@ class DirectoryCache:
         *,
         limits: Limits | None = None,
         always: bool = False,
+        encrypt: bool = False,
     ) -> DirectoryCache:
         """Return one for a directory, as `Cache` takes it."""
         from ...cache import Cache
 
-        return cls(Cache(directory, limits), token, always=always)
+        return cls(Cache(directory, limits), token, always=always, encrypt=encrypt)
 
     def token(self, job: Job, fingerprint: bytes) -> bytes:
         """Return the token that the device is given."""
@@ -173,7 +177,7 @@ class DirectoryCache:
         def files(models: Sequence[int], data: Sequence[int], place: int) -> CacheFiles:
             return CacheFiles(
                 tuple(models), tuple(data), token, fingerprint, staged=True, only_if_worth=not self._always,
-                place_fds=(place,),
+                place_fds=(place,), encrypt=self._encrypt,
             )  # fmt: skip
 
         def existing() -> Iterator[Entry]:
@@ -246,6 +250,8 @@ class DirectoryCache:
             return CacheReason.CHANGED
         if result.nbytes > self._cache.limits.max_entry_bytes > 0:
             return CacheReason.TOO_BIG
+        if self._encrypt and not later and not all(map(is_encrypted, (*staged.model_fds, *staged.data_fds))):
+            return CacheReason.DECLINED  # by a service, or a device, that does not know how
         generation = os.urandom(16) if later else result.generation
         info = EntryInfo(
             staged.entry, generation.hex(), job.device.name, job.device.version_string, job.device.cache_epoch.hex(),
@@ -383,16 +389,20 @@ def _patience(deadline: Deadline) -> float:
     return _PATIENCE if left is None else min(_PATIENCE, left / 2)
 
 
-def cache_source(directory: str | os.PathLike[str] | None, token: bytes | None, always: bool) -> CacheSource | None:
+def cache_source(
+    directory: str | os.PathLike[str] | None, token: bytes | None, always: bool, encrypt: bool
+) -> CacheSource | None:
     """Return where a session caches, or None.
 
     Raises:
         InvalidArgument: The directory is no path; the token has not 32 bytes.
     """
     if directory is None and token is None:
-        if always:
-            raise InvalidArgument("cache_always=True, but nothing is cached: give cache_dir=, or token= as well")
+        for name, given in (("cache_always", always), ("cache_encrypt", encrypt)):
+            if given:
+                raise InvalidArgument(f"{name}=True, but nothing is cached: give cache_dir=, or token= as well")
         return None
     if directory is not None and not isinstance(directory, str | os.PathLike):
         raise InvalidArgument(f"cache_dir is {type(directory).__name__}; give the path of a directory")
-    return DirectoryCache.at(directory, None if token is None else checked_token(token), always=always)
+    checked = None if token is None else checked_token(token)
+    return DirectoryCache.at(directory, checked, always=always, encrypt=encrypt)

@@ -299,6 +299,7 @@ class Compilation(OneProcess, Closing):
         layout: str = "native",
         limits: Limits | None = None,
         always: bool = False,
+        encrypt: bool = False,
     ) -> None:
         """Keep the result of compiling in files, and restore it next time. The last call before `finish` counts.
 
@@ -309,6 +310,7 @@ class Compilation(OneProcess, Closing):
                 directly in the directory, written in place, never removed.
             limits: What the directory may take (native only).
             always: Save also what compiles faster than it would be verified (native only).
+            encrypt: Keep it encrypted with the service's key, and restore nothing else (native only).
 
         Raises:
             InvalidArgument: An argument is None or of the wrong kind; the token has not 32 bytes.
@@ -321,10 +323,12 @@ class Compilation(OneProcess, Closing):
         if layout not in ("native", "flat"):
             raise InvalidArgument(f"layout {layout!r}; choose native or flat")
         if layout == "flat":
+            if encrypt:
+                raise InvalidArgument("encrypt=True, but the flat layout is as NNAPI has it: use layout='native'")
             place = f"/proc/self/fd/{directory}" if isinstance(directory, int) else os.fspath(directory)
             self.set_cache_source(FlatCache(place, checked))
         else:
-            self.set_cache_source(DirectoryCache.at(directory, checked, limits=limits, always=always))
+            self.set_cache_source(DirectoryCache.at(directory, checked, limits=limits, always=always, encrypt=encrypt))
 
     def set_caching_auto(
         self,
@@ -332,16 +336,16 @@ class Compilation(OneProcess, Closing):
         *,
         limits: Limits | None = None,
         always: bool = False,
+        encrypt: bool = False,
     ) -> None:
         """As `set_caching`, with a token made from the model itself, constants included, so that none can be wrong.
 
         Args:
             directory: Default: ``NNBURST_CACHE_DIR``, else the user's cache home.
-            limits: As `set_caching`.
-            always: As `set_caching`.
+            limits, always, encrypt: As `set_caching`.
         """
         self._check_open()
-        self.set_cache_source(DirectoryCache.at(directory, None, limits=limits, always=always))
+        self.set_cache_source(DirectoryCache.at(directory, None, limits=limits, always=always, encrypt=encrypt))
 
     def set_cache_source(self, source: CacheSource | None) -> None:
         """As `set_caching`, with a source that is made already; None: no caching."""

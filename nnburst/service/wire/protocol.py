@@ -51,7 +51,7 @@ from .values import (
     WireRequest,
 )
 
-VERSION = (2, 4)
+VERSION = (2, 5)
 """Version of this table. Another major number is refused at hello; the minor one counts additions."""
 
 _MAX_TEXT = 4096
