@@ -316,7 +316,8 @@ class MessageQueue(QueueEnd):
             if element_count(count) > self.capacity:
                 raise InvalidArgument(f"read of {count} elements exceeds the capacity of {self.capacity}")
             return np.empty(count, self._dtype)
-        if out.dtype != self._dtype or not (out.flags.c_contiguous and out.flags.writeable):
+        is_array = isinstance(out, np.ndarray) and out.dtype == self._dtype
+        if not (is_array and out.flags.c_contiguous and out.flags.writeable):
             raise InvalidArgument(f"out must be a writable, contiguous array of {self._dtype}")
         return out
 

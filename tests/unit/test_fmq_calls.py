@@ -90,6 +90,13 @@ def test_other_data_goes_the_other_way(queue: MessageQueue, data: Any) -> None:
     assert queue.read(np.int64(3)).tolist() == words.tolist()
 
 
+@pytest.mark.parametrize("out", [bytearray(8), memoryview(np.zeros(1, WORD)), [0]])
+def test_target_that_is_no_array_is_refused(queue: MessageQueue, out: Any) -> None:
+    for read in (queue.read, partial(queue.read_blocking, timeout=0)):
+        with pytest.raises(InvalidArgument, match="out must be a writable, contiguous array of uint64"):
+            read(out=out)
+
+
 @pytest.mark.parametrize("dtype", ["M8[s]", ">u8", "V8", "U2", "f8"])
 def test_type_of_another_meaning_is_refused_and_the_own_is_carried(dtype: str) -> None:
     with MessageQueue(dtype, 8) as queue:
