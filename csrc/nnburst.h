@@ -666,11 +666,12 @@ void nnb_word_raise(uint32_t *word);
 /* ---- process_watch.c: a service must not outlive its client ------------------------------------------------------ */
 
 /* Starts a detached thread that calls _exit(0) as soon as the process of `pidfd` has ended or the peer of the connected
- * socket `sock_fd` has closed its last copy; -1 leaves one of them out. Both are duplicated. Cannot be undone. From then on
- * the kernel kills this process when the thread that has started it ends, which also holds while it is stopped: ask
- * getppid() afterwards whether it was there before.
+ * socket `sock_fd` has closed its last copy; -1 leaves one of them out. Both are duplicated. Cannot be undone.
  * -EINVAL: both -1; -EBADF, -EMFILE, -ENOMEM, -EAGAIN: the thread could not be started. */
 int nnb_exit_when_dead(int pidfd, int sock_fd);
+/* Has the kernel send this process a signal when the thread that has started it ends, also while it is stopped. It tells
+ * of no end before the call: ask getppid() afterwards. -EINVAL: no such signal. */
+int nnb_signal_when_orphaned(int number);
 
 /* ---- bench.c: what `nnburst bench` compares everything else with ------------------------------------------------
  *

@@ -6,16 +6,16 @@
  * Why both descriptors: the socket alone would stay open as long as any fork of the client holds a copy; the pidfd alone
  * would not notice a client that merely lets go.
  *
- * A process that is stopped (SIGSTOP, a debugger) runs no thread, so the kernel is asked as well to kill it with its
- * parent. PR_SET_PDEATHSIG speaks of the *thread* that started this process: the parent starts it from one that lives
- * until this process has ended. It tells of no death before the call: ask getppid() after it.
+ * A process that is stopped (SIGSTOP, a debugger) runs no thread, so the kernel is asked as well for a signal at the end
+ * of its parent. PR_SET_PDEATHSIG speaks of the *thread* that started this process. SIGKILL: the parent starts it from
+ * one that lives until this process has ended. SIGCONT: the parent is not what it works for, and may go before it; this
+ * process then looks again.
  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
@@ -50,8 +50,6 @@ int nnb_exit_when_dead(int pidfd, int sock_fd)
 {
     if (pidfd < 0 && sock_fd < 0)
         return -EINVAL;
-    if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0)
-        return -errno;
     struct watch *w = malloc(sizeof *w);
     if (!w)
         return -ENOMEM;
@@ -71,4 +69,9 @@ int nnb_exit_when_dead(int pidfd, int sock_fd)
         free(w);
     }
     return rc;
+}
+
+int nnb_signal_when_orphaned(int number)
+{
+    return prctl(PR_SET_PDEATHSIG, number) < 0 ? -errno : 0;
 }

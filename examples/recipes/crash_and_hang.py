@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 from detector import MODEL, images, right
 
@@ -38,7 +39,8 @@ def main() -> int:
             time.sleep(0.001)
         answers.append(answer())  # a run that the death hits is repeated once
         os.kill(service.pid, signal.SIGSTOP)  # as a model that never returns
-        os.waitid(os.P_PID, service.pid, os.WSTOPPED | os.WNOWAIT)
+        while "State:\tT" not in Path(f"/proc/{service.pid}/status").read_text():
+            time.sleep(0.001)
         answers.append(answer())
         for restart in session.restarts:
             print(f"another service after {restart.seconds:.1f} s: {restart.reason}")

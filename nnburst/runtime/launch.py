@@ -36,6 +36,7 @@ def launch(
     scheduler: tuple[str, int] | None = None,
     affinity: Collection[int] | None = None,
     spare: bool = False,
+    warm: bool = False,
 ) -> Service:
     """Start a service process that belongs to this one and ends with it.
 
@@ -55,6 +56,7 @@ def launch(
         spare: Keep another process ready that has loaded all but models: one that is needed after a death, by
             `restart` or by a session with ``on_death="restart"``, is then there at once. It takes the memory of what it
             has loaded, and is started about a second after the one before it was taken.
+        warm: Load at once what the devices need for their first model, also for services that are launched later.
 
     Raises:
         DeviceUnavailable: The process could not serve, or is refused the policy or a CPU; the message carries what it
@@ -68,6 +70,7 @@ def launch(
             devices,
             restart=flag(restart, "restart"),
             spare=flag(spare, "spare"),
+            warm=flag(warm, "warm"),
             timeout=open_timeout,
             log_level=log_level,
             log=log,

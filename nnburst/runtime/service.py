@@ -263,13 +263,13 @@ class _Restarting:
 
 
 def child(
-    devices: Sequence[str], *, restart: bool = False, spare: bool = False, **options: Any
+    devices: Sequence[str], *, restart: bool = False, spare: bool = False, warm: bool = False, **options: Any
 ) -> tuple[Backend, str, Callable[[], Backend], Spare[ServiceConnection] | None]:
     """Start a service process; return what a `Service` is made of. `options` are those of `start_child`."""
     from ..service import start_child  # a program that stays in process needs no process boundary
 
     def start(spare: bool = False) -> ServiceConnection:
-        return start_child(devices, spare=spare, **options)
+        return start_child(devices, warm=warm or spare, **options)
 
     kept = Spare(start) if spare else None
     again = kept or start

@@ -211,7 +211,7 @@ class Session(OpenModel):
             self._owned: Service | None = None
             if service is None:
                 names = devices_for(settings.model, settings.device)
-                service = self._owned = opened.enter_context(Service(*child(names, spare=spare)))
+                service = self._owned = opened.enter_context(Service(*child(names, spare=spare, warm=len(names) == 1)))
                 settings = replace(settings, device=settings.device and settings.device.partition(":")[0])
             elif restarts:
                 Deadline.after(_OPENING).call(service.revive)

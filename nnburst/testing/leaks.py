@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from ..memory.named import made
+from ..service.process import forked
 
 _PATIENCE = 5.0
 _LASTING = {"nnburst-alarm"}
@@ -80,17 +81,23 @@ def assert_nothing_left(
 
 def _descriptors() -> dict[str, str]:
     found: dict[str, str] = {}
-    for fd in os.listdir("/proc/self/fd"):
+    for fd in set(os.listdir("/proc/self/fd")) - {str(fd) for fd in forked.descriptors()}:
         with contextlib.suppress(FileNotFoundError):  # the one that listed the directory
             found[fd] = os.readlink(f"/proc/self/fd/{fd}")
     return found
 
 
 def _children() -> set[str]:
+    """Those of this process, and of its zygotes, which stay."""
+    zygotes = {str(pid) for pid in forked.zygotes()}
+    return set().union(*map(_children_of, {"self", *zygotes})) - zygotes
+
+
+def _children_of(pid: str) -> set[str]:
     children: set[str] = set()
-    for task in os.listdir("/proc/self/task"):
-        with contextlib.suppress(FileNotFoundError):  # a thread that ended meanwhile
-            with open(f"/proc/self/task/{task}/children") as file:
+    with contextlib.suppress(FileNotFoundError):  # a thread or a process that ended meanwhile
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(FileNotFoundError), open(f"/proc/{pid}/task/{task}/children") as file:
                 children.update(file.read().split())
     return children
 

@@ -33,8 +33,8 @@ from nnburst.service.process import launch
 from nnburst.testing import inject
 from support import ROOT
 from support.models import request_on, tiny_model
-from support.processes import Client, wait_gone
-from support.waiting import PATIENCE, until
+from support.processes import Client, stop, wait_gone
+from support.waiting import PATIENCE
 
 
 def test_a_child_runs_a_model_and_is_reaped() -> None:
@@ -260,16 +260,10 @@ def test_a_child_that_is_stopped_goes_with_its_client_that_is_killed(starter: st
     client.process.stdin.write("\n")
     client.process.stdin.flush()
     assert client.process.stdout.readline() == "AVAILABLE\n"
-    os.kill(client.pids[0], signal.SIGSTOP)
-    until(lambda: all_stand_still(client.pids[0]))
+    stop(client.pids[0])
     client.process.kill()
     client.finish()
     wait_gone(client.pidfds[0])
-
-
-def all_stand_still(pid: int) -> bool:
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return all((task / "stat").read_text().rpartition(")")[2].split()[0] == "T" for task in tasks)
 
 
 def test_a_child_whose_parent_is_another_process_does_not_serve() -> None:

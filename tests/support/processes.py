@@ -18,9 +18,15 @@ _FUTEX_WAIT_BITSET = 9  # without FUTEX_PRIVATE_FLAG, which the waits of the int
 
 
 def stop(pid: int) -> None:
-    """Stop a child process, and wait until none of its threads runs any more."""
+    """Stop a process, and wait until none of its threads runs any more."""
     os.kill(pid, signal.SIGSTOP)
-    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+    until(lambda: all_stand_still(pid), "the process goes on")
+
+
+def all_stand_still(pid: int) -> bool:
+    """Whether no thread of a process runs."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return all((task / "stat").read_text().rpartition(")")[2].split()[0] == "T" for task in tasks)
 
 
 @contextlib.contextmanager

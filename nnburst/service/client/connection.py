@@ -16,6 +16,7 @@ from ...devices import Device
 from ...errors import BadState, DeadObject, DeviceUnavailable, GeneralFailure
 from ..connection.callbacks import CallbackRegistry
 from ..connection.transport import Connection
+from ..process import forked
 from ..process.discovery import dial
 from ..wire import protocol as calls
 from .proxies import RemoteDevice
@@ -45,6 +46,7 @@ def _end_all() -> None:
         connection.hang_up(calls.Goodbye())
     for connection in left:
         connection.close()
+    forked.end()
 
 
 class ServiceConnection(OneProcess, Closing):
@@ -54,6 +56,7 @@ class ServiceConnection(OneProcess, Closing):
         sock: A connected SOCK_SEQPACKET socket whose other end a `ServiceHost` serves; owned from now on.
         launch: Starts the service and returns its pidfd; see `Connection`.
         timeout: Seconds that the service may take to say hello.
+        exit_status: As for `Connection`.
         on_end: Called once when the connection has ended, from either side, after the death listeners, with the
             seconds that it may take.
         kill: Kills the service with SIGKILL, if this process may decide that.
@@ -74,6 +77,7 @@ class ServiceConnection(OneProcess, Closing):
         *,
         launch: Callable[[], int] | None = None,
         timeout: float | None = 30.0,
+        exit_status: Callable[[], int | None] = lambda: None,
         on_end: Callable[[float], None] | None = None,
         kill: Callable[[], None] | None = None,
     ) -> None:
@@ -91,6 +95,7 @@ class ServiceConnection(OneProcess, Closing):
                 callbacks,
                 launch=launch,
                 workers=2,
+                exit_status=exit_status,
                 on_end=ended,
                 name="nnburst-client",
             )

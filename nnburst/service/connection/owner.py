@@ -11,7 +11,6 @@ import contextlib
 import errno
 import logging
 import math
-import os
 import select
 import signal
 import socket
@@ -39,27 +38,16 @@ _log = logging.getLogger(__name__)
 
 WORKER_PATIENCE = 1.0
 """Seconds that the end of a connection waits for handlers which are still busy."""
-_EXIT_PATIENCE = 0.2
-"""Seconds between the end of a child's socket, which the system closes first, and that of the child."""
 
 
-def exit_of_child(pidfd: int) -> Ending | None:
-    """Say how a process ended that has just closed its socket; None if it lives on or is not a child of this one."""
-    try:
-        os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)  # raises unless it is a child
-        ended = select.poll()
-        ended.register(pidfd, select.POLLIN)
-        ended.poll(_EXIT_PATIENCE * 1000)
-        found = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-    except OSError:
+def _ending(status: int | None) -> Ending | None:
+    """Say how a process ended; None if that is not known."""
+    if status is None:
         return None
-    if found is None:
-        return None
-    number = found.si_status
-    if found.si_code == os.CLD_EXITED:
-        return Ending(f"the other process ended with status {number}", exit_status=number)
+    if status >= 0:
+        return Ending(f"the other process ended with status {status}", exit_status=status)
     names = {each.value: each.name for each in signal.Signals}
-    return Ending(f"the other process was killed by {names.get(number, f'signal {number}')}", signal=number)
+    return Ending(f"the other process was killed by {names.get(-status, f'signal {-status}')}", signal=-status)
 
 
 @dataclass(eq=False)
@@ -83,6 +71,7 @@ class Owner:
     serving: Serving
     launch: Callable[[], int] | None
     hello_by: float
+    exit_status: Callable[[], int | None]
     on_end: Callable[[float], None] | None
 
     def __post_init__(self) -> None:
@@ -194,7 +183,7 @@ class Owner:
         if self.ended:
             return
         if not self.closed:
-            self._exit = next(filter(None, map(exit_of_child, self.pidfd.fds)), None)
+            self._exit = _ending(self.exit_status())
         self.ended = True
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)  # ends it for the peer even if forked children hold copies

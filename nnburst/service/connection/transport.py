@@ -45,6 +45,8 @@ class Connection:
         workers: Calls that are served at the same time, of those that compute and of the others.
         send_timeout: Seconds after which a peer that does not read its answers is given up.
         hello_timeout: Seconds that the peer has to say hello; None for no limit.
+        exit_status: Called when the peer has ended the connection: returns its exit status, or minus the signal that
+            has killed it; None if it lives on, or that is not known.
         on_end: Called once, after all death listeners, with the seconds that it may take.
     """
 
@@ -59,6 +61,7 @@ class Connection:
         workers: int = 4,
         send_timeout: float = SEND_TIMEOUT,
         hello_timeout: float | None = None,
+        exit_status: Callable[[], int | None] = lambda: None,
         on_end: Callable[[float], None] | None = None,
         name: str = "nnburst",
     ) -> None:
@@ -70,7 +73,9 @@ class Connection:
         self._serving = Serving(side, handler, pools, self._outbox, self._mailbox, self.stop)
         hello_by = math.inf if hello_timeout is None else time.monotonic() + hello_timeout
         pidfd = peer_pidfd or FdSet()
-        self._owner = Owner(sock, pidfd, self._mailbox, self._outbox, pools, self._serving, launch, hello_by, on_end)
+        self._owner = Owner(
+            sock, pidfd, self._mailbox, self._outbox, pools, self._serving, launch, hello_by, exit_status, on_end
+        )
         self._thread = threading.Thread(target=self._owner.run, name=f"{name}-reader", daemon=True)
         self._abandoned = False
         self.peer_version = (0, 0)

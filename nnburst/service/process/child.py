@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import faulthandler
 import logging
 import os
@@ -25,35 +26,47 @@ from .scheduling import Scheduling
 
 _MOST_FDS = 65536
 
+_PARSER = argparse.ArgumentParser(prog="nnburst service")
+_PARSER.add_argument("--socket", type=int, required=True, help="inherited end of a socketpair")
+_PARSER.add_argument("--parent", type=int, default=0, help="process id of the client")
+_PARSER.add_argument("--client", type=int, default=-1, help="pidfd of a client that is not the parent")
+_PARSER.add_argument("--stderr", type=int, default=-1, help="becomes stderr once all is well")
+_PARSER.add_argument("--log-level", type=int, default=logging.WARNING, help="a number of `logging`")
+_PARSER.add_argument("--quota", action="append", default=[], help="NAME=NUMBER of `Quotas`")
+_PARSER.add_argument("--max-run", type=float, default=None, help="seconds that a run may take")
+_PARSER.add_argument("--path", action="append", default=[], help="where the client's program finds its modules")
+_PARSER.add_argument("--faults", type=int, default=-1, help="where orders of faults come from")
+_PARSER.add_argument("--scheduler", default=None, help="POLICY:PRIORITY")
+_PARSER.add_argument("--affinity", default=None, help="numbers of CPUs")
+_PARSER.add_argument("--warm", action="store_true", help="load at once what the first model will need")
+_PARSER.add_argument("devices", nargs="+", metavar="DEVICE")
+
+
+def pidfd_of_parent(parent: int) -> int:
+    """Return a pidfd of the process that has started this one; -1 if it has gone."""
+    with contextlib.suppress(ProcessLookupError):
+        pidfd = os.pidfd_open(parent)
+        if os.getppid() == parent:  # else that number may be another process by now
+            return pidfd
+        os.close(pidfd)
+    return -1
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve one client over an inherited socket until it goes.
 
-    Started by `start_child` through `bootstrap`; there is no use for it by hand.
+    Started by `start_child`, through `bootstrap` or the zygote; there is no use for it by hand.
     """
-    parser = argparse.ArgumentParser(prog="nnburst service")
-    parser.add_argument("--socket", type=int, required=True, help="inherited end of a socketpair")
-    parser.add_argument("--parent", type=int, required=True, help="process id of the client")
-    parser.add_argument("--stderr", type=int, default=-1, help="becomes stderr once all is well")
-    parser.add_argument("--log-level", type=int, default=logging.WARNING, help="a number of `logging`")
-    parser.add_argument("--quota", action="append", default=[], help="NAME=NUMBER of `Quotas`")
-    parser.add_argument("--max-run", type=float, default=None, help="seconds that a run may take")
-    parser.add_argument("--path", action="append", default=[], help="where the client's program finds its modules")
-    parser.add_argument("--faults", type=int, default=-1, help="where orders of faults come from")
-    parser.add_argument("--scheduler", default=None, help="POLICY:PRIORITY")
-    parser.add_argument("--affinity", default=None, help="numbers of CPUs")
-    parser.add_argument("--spare", action="store_true", help="load at once what the first model will need")
-    parser.add_argument("devices", nargs="+", metavar="DEVICE")
-    options = parser.parse_args(arguments)
+    options = _PARSER.parse_args(arguments)
 
     name_process("the service")
     sock = socket.socket(fileno=options.socket)
     sock.set_inheritable(False)
     if options.stderr >= 0:
         os.set_inheritable(options.stderr, False)
-    # The parent may have died before the pidfd existed, and its number may be another process by now: a child of a dead
-    # parent has a new one.
-    pidfd = os.pidfd_open(options.parent) if os.getppid() == options.parent else -1
+    # Killed with a client that has started it, also while it is stopped; else it looks when it goes on.
+    check(lib.nnb_signal_when_orphaned(signal.SIGKILL if options.client < 0 else signal.SIGCONT))
+    pidfd = pidfd_of_parent(options.parent) if options.client < 0 else options.client
     if pidfd < 0:
         return 0
     try:
@@ -63,8 +76,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except NNBurstError as error:
         print(error, file=sys.stderr)
         return 1
-    if os.getppid() != options.parent:  # it has died before the kernel was asked to tell
-        return 0
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the client decides what Ctrl-C ends
     faulthandler.enable()
     # Each pool of a client takes a descriptor here, and the usual limit of 1024 is for programs that use select().
@@ -82,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given = {name: int(number) for name, _, number in (text.partition("=") for text in options.quota)}
         quotas = Quotas().changed(given)  # the only connection is all that its user has
         devices = list(map(create_device, options.devices))
-        for device in devices if options.spare else ():
+        for device in devices if options.warm else ():
             if isinstance(device, LocalDevice):
                 device.load_libraries()
         faults = None

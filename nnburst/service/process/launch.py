@@ -18,6 +18,7 @@ from ...devices.registry import checked_names
 from ...errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError, ResourceExhausted
 from ..client.connection import ServiceConnection
 from ..host.quotas import Quotas
+from .forked import Forked, fork
 from .scheduling import Scheduling
 
 _DEFAULTS = {
@@ -28,6 +29,10 @@ _DEFAULTS = {
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _BOOTSTRAP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bootstrap.py")
 _FUNCTIONS = "nnburst-function"
+_FORKED = {"nnburst-reference", "nnburst-onnxruntime", "nnburst-noop"}
+"""Devices whose modules the zygote may import: those that are known to start no thread."""
+_EXIT_PATIENCE = 0.2
+"""Seconds between the end of a child's socket, which the system closes first, and that of the child."""
 
 
 def safe_command(module: str) -> list[str]:
@@ -58,7 +63,7 @@ def start_child(
     faults: bool = False,
     scheduler: tuple[str, int] | None = None,
     affinity: Collection[int] | None = None,
-    spare: bool = False,
+    warm: bool = False,
 ) -> ServiceConnection:
     """Start a service process for this process alone and connect to it.
 
@@ -78,7 +83,7 @@ def start_child(
         devices: Names of the devices that the service offers (`nnburst.devices.device_names`).
         timeout: Seconds that the child may take to start; None for no limit.
         env: Environment of the child, None for a copy of this one's.
-        spare: Whether it loads at once what its devices would load for their first model.
+        warm: Whether it loads at once what its devices would load for their first model.
 
     Raises:
         ResourceExhausted: There are no descriptors, processes or threads for it.
@@ -93,10 +98,10 @@ def start_child(
         if not longest:
             raise InvalidArgument(f"max_run={max_run!r}: give the seconds that a run may take, above 0, or None")
         options.append(f"--max-run={longest}")
-    options += Scheduling.of(scheduler, affinity).options() + ["--spare"] * spare
+    options += Scheduling.of(scheduler, affinity).options() + ["--warm"] * warm
     try:
         with _stderr(log) as stderr:
-            return _start(names, limit, dict(os.environ if env is None else env), options, stderr, faults)
+            return _start(names, limit, env, options, stderr, faults)
     except NNBurstError:  # some of which are OSErrors, too
         raise
     except (OSError, MemoryError) as error:
@@ -107,12 +112,13 @@ def start_child(
 def _start(
     names: Sequence[str],
     timeout: float | None,
-    env: dict[str, str],
+    env: Mapping[str, str] | None,
     options: Sequence[str],
     stderr: int,
     faults: bool,
 ) -> ServiceConnection:
-    timeout = Deadline.after(timeout).left()
+    deadline = Deadline.after(timeout)
+    timeout = deadline.left()
     errors = system(os.memfd_create, "nnburst-child-stderr", os.MFD_CLOEXEC)
     orders: tuple[socket.socket, ...] = ()
     try:
@@ -120,11 +126,16 @@ def _start(
             orders = system(socket.socketpair, socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         ours, theirs = system(socket.socketpair, socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         passed = {"socket": theirs.fileno(), "stderr": stderr, "faults": orders[1].fileno() if orders else -1}
-        child = _Child(partial(_spawn, names, passed, errors, env, options))
+        child = _Child(partial(_spawn, names, passed, errors, env, options, deadline))
         try:
             with theirs:
                 connection = ServiceConnection(
-                    ours, launch=partial(child.start, theirs), timeout=timeout, on_end=child.reap, kill=child.kill
+                    ours,
+                    launch=partial(child.start, theirs),
+                    timeout=timeout,
+                    exit_status=child.exit_status,
+                    on_end=child.reap,
+                    kill=child.kill,
                 )
             if faults:
                 connection.faults = orders[0]
@@ -146,11 +157,23 @@ def _start(
 
 
 def _spawn(
-    names: Sequence[str], passed: Mapping[str, int], errors: int, env: dict[str, str], options: Sequence[str]
-) -> subprocess.Popen[bytes]:
-    env = service_environment(env)
-    env["PYTHONPATH"] = _safe_path.absolute_entries(env.get("PYTHONPATH", ""))
-    numbers = {**passed, "parent": os.getpid()}
+    names: Sequence[str],
+    passed: Mapping[str, int],
+    errors: int,
+    env: Mapping[str, str] | None,
+    options: Sequence[str],
+    deadline: Deadline,
+) -> subprocess.Popen[bytes] | Forked:
+    full = service_environment(os.environ if env is None else env)
+    full["PYTHONPATH"] = _safe_path.absolute_entries(full.get("PYTHONPATH", ""))
+    given = {name: fd for name, fd in passed.items() if fd >= 0}
+    if env is None and all(name.partition(":")[0] in _FORKED for name in names):
+        command = safe_command(f"{__package__}.zygote")
+        request = {"names": [*given], "devices": names, "options": options}
+        forked = fork(command, full, request, (errors, *given.values()), deadline)
+        if forked is not None:
+            return forked
+    numbers = {**given, "parent": os.getpid()}
     command = [*safe_command(f"{__package__}.child"), *(f"--{name}={number}" for name, number in numbers.items())]
     command += options
     if any(name.partition(":")[0] == _FUNCTIONS for name in names):
@@ -159,9 +182,9 @@ def _spawn(
         [*command, *names],
         stdin=subprocess.DEVNULL,
         stderr=errors,
-        pass_fds=[fd for fd in passed.values() if fd >= 0],
+        pass_fds=[*given.values()],
         start_new_session=True,
-        env=env,
+        env=full,
     )
 
 
@@ -210,24 +233,31 @@ def _flags() -> list[str]:
 class _Child:
     """The process, once it is started."""
 
-    def __init__(self, spawn: Callable[[], subprocess.Popen[bytes]]) -> None:
+    def __init__(self, spawn: Callable[[], subprocess.Popen[bytes] | Forked]) -> None:
         self._spawn = spawn
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | Forked | None = None
 
     def start(self, theirs: socket.socket) -> int:
         """Start it, close its end of the socket here, and return a pidfd of it."""
         with theirs:
-            self._process = self._spawn()
+            process = self._process = self._spawn()
         try:
-            return system(os.pidfd_open, self._process.pid)
+            return process.pidfd() if isinstance(process, Forked) else system(os.pidfd_open, process.pid)
         except BaseException:
-            self._process.kill()
+            process.kill()
             raise
 
     def kill(self) -> None:
         """SIGKILL."""
         if self._process is not None:
             self._process.kill()
+
+    def exit_status(self) -> int | None:
+        """Return how it ended if it has just closed its socket, as `subprocess` says it; None if it lives on."""
+        try:
+            return None if self._process is None else self._process.wait(_EXIT_PATIENCE)
+        except subprocess.TimeoutExpired:
+            return None
 
     def reap(self, seconds: float) -> None:
         """Wait for it when its socket is closed; it ends by itself unless something is badly wrong."""

@@ -1,0 +1,150 @@
+"""The zygote: a process that has imported what services import, and is forked to become one.
+
+It serves one client, and knows nothing of it but what its requests say. It has no thread and no data, so that its
+children may go on with everything. Requests: see `forked`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from dataclasses import dataclass
+
+from ..._core._nnburst import lib
+from ..._core.errno import check
+from ...devices import DeviceInfo, LocalDevice, create_device
+from . import child
+
+_LONGEST = 1 << 20
+_MOST_FDS = 16
+
+
+@dataclass
+class _Child:
+    pid: int
+    told: socket.socket
+
+
+class _Zygote:
+    """The process.
+
+    Args:
+        control: Where requests come from.
+        client: A pidfd.
+    """
+
+    def __init__(self, control: socket.socket, client: int) -> None:
+        self._control = control
+        self._client = client
+        self._children: dict[int, _Child] = {}  # by pidfd
+        self._poll = select.poll()
+        for fd in (control.fileno(), client):
+            self._poll.register(fd, select.POLLIN)
+
+    def serve(self) -> list[str]:
+        """Return in a child, with its arguments; the zygote itself ends in here."""
+        while True:
+            ready = {fd for fd, _ in self._poll.poll()}
+            for fd in ready & self._children.keys():
+                self._reap(fd)
+            if self._client in ready:  # children that are stopped cannot see it
+                for pidfd in self._children:
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                os._exit(0)
+            if self._control.fileno() in ready:
+                data, fds, flags, _ = socket.recv_fds(self._control, _LONGEST, _MOST_FDS)
+                arguments = self._fork(data, fds) if data and not flags & socket.MSG_CTRUNC else None
+                if arguments is not None:
+                    return arguments
+                for each in fds:
+                    os.close(each)
+                if not data:
+                    self._poll.unregister(self._control)
+                    self._control.close()
+            if self._control.fileno() < 0 and not self._children:
+                os._exit(0)
+
+    def _fork(self, data: bytes, fds: list[int]) -> list[str] | None:
+        """Answer a request; in the child return its arguments."""
+        request = json.loads(data)
+        with socket.socket(fileno=os.dup(fds[0])) as told:
+            _load(request["devices"], "--warm" in request["options"])
+            if not _is_alone():
+                told.send(b"threads")
+                return None
+            gc.freeze()
+            pid = os.fork()
+            if pid == 0:
+                return self._become(request, fds)
+            pidfd = os.pidfd_open(pid)
+            with contextlib.suppress(OSError):  # the client has given up
+                socket.send_fds(told, [str(pid).encode()], [pidfd])
+            self._children[pidfd] = _Child(pid, told.dup())
+            self._poll.register(pidfd, select.POLLIN)
+        return None
+
+    def _become(self, request: dict[str, list[str]], fds: list[int]) -> list[str]:
+        """Keep nothing of the zygote's, and take what the client gives."""
+        self._control.close()
+        for pidfd, other in self._children.items():
+            os.close(pidfd)
+            other.told.close()
+        told, directory, stdout, stderr, *named = fds
+        os.setsid()
+        os.dup2(stdout, 1)
+        os.dup2(stderr, 2)
+        with contextlib.suppress(OSError):  # it may not enter what its client is in
+            os.fchdir(directory)
+        for fd in (told, directory, stdout, stderr):
+            os.close(fd)
+        signal.pthread_sigmask(signal.SIG_SETMASK, map(int, request["blocked"]))
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, map(int, request["cpus"]))
+        numbers = [f"--{name}={fd}" for name, fd in zip(request["names"], named, strict=True)]
+        return [*numbers, f"--client={self._client}", *request["options"], *request["devices"]]
+
+    def _reap(self, pidfd: int) -> None:
+        ended = self._children.pop(pidfd)
+        self._poll.unregister(pidfd)
+        os.close(pidfd)
+        _, status = os.waitpid(ended.pid, 0)
+        with ended.told, contextlib.suppress(OSError):  # the client may not care any more
+            ended.told.send(str(os.waitstatus_to_exitcode(status)).encode())
+
+
+def _load(devices: list[str], warm: bool) -> None:
+    """Import what devices need, for this start and all later ones."""
+    for spec in devices:
+        with contextlib.suppress(Exception):  # of which the child will tell
+            device = create_device(spec)
+            DeviceInfo.of(device)  # which finds out about versions and capabilities
+            if warm and isinstance(device, LocalDevice):
+                device.load_libraries()
+
+
+def _is_alone() -> bool:
+    """Whether this process has one thread. A library that has started others may end them before a fork, for good."""
+    if len(os.listdir("/proc/self/task")) > 1:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+    return len(os.listdir("/proc/self/task")) == 1
+
+
+def main() -> int:
+    """Be the zygote, and then one of its children."""
+    control, parent = map(int, sys.argv[1:])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    check(lib.nnb_signal_when_orphaned(signal.SIGCONT))  # one that is stopped goes on, and sees it
+    client = child.pidfd_of_parent(parent)
+    if client < 0:
+        return 0
+    os.chdir("/")
+    return child.main(_Zygote(socket.socket(fileno=control), client).serve())

@@ -1,0 +1,389 @@
+"""The zygote: what its children inherit, what they do not, and everything that goes wrong on the way."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nnburst.errors import DeadObject, DeviceUnavailable, MissedDeadline
+from nnburst.service import ServiceConnection, start_child
+from nnburst.service.process import forked
+from nnburst.testing import inject
+from support.models import tiny_model
+from support.processes import Client, stop, wait_gone
+from support.waiting import PATIENCE, until
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    """Each test has a zygote of its own."""
+    forked.end()
+    yield
+    forked.end()
+
+
+def zygote() -> int:
+    """The process id of the only one."""
+    (pid,) = forked.zygotes()
+    return pid
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def status(pid: int, name: str) -> str:
+    """A line of /proc/PID/status."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(line.partition(":")[2].strip() for line in lines if line.startswith(name + ":"))
+
+
+def child() -> ServiceConnection:
+    return start_child(["nnburst-noop"])
+
+
+def test_services_are_forked_from_one_process_without_threads() -> None:
+    with child() as a, child() as b:
+        assert parent(a.pid) == parent(b.pid) == zygote()
+        assert len(os.listdir(f"/proc/{zygote()}/task")) == 1
+
+
+@pytest.mark.parametrize("variable", ["OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"])
+def test_threads_that_a_library_starts_when_it_is_imported_end_before_a_fork(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "2")
+    with child() as service:
+        assert parent(service.pid) == zygote()
+        assert len(os.listdir(f"/proc/{zygote()}/task")) == 1
+        environment = Path(f"/proc/{service.pid}/environ").read_text()
+        assert f"{variable}=2" in environment
+
+
+def test_zygote_with_threads_is_not_forked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    for _ in range(2):
+        with child() as service:
+            assert parent(service.pid) == os.getpid()
+            assert len(forked.zygotes()) == 1
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_onnxruntime_is_loaded_without_a_thread(warm: bool) -> None:
+    pytest.importorskip("onnxruntime")
+    with start_child(["nnburst-onnxruntime"], warm=warm) as service:
+        assert parent(service.pid) == zygote()
+        loaded = "libonnxruntime" in Path(f"/proc/{zygote()}/maps").read_text()
+        assert loaded is warm
+        assert len(os.listdir(f"/proc/{zygote()}/task")) == 1
+
+
+def test_service_with_an_environment_is_started_afresh() -> None:
+    with start_child(["nnburst-noop"], env=dict(os.environ)) as service:
+        assert parent(service.pid) == os.getpid()
+    assert not forked.zygotes()
+
+
+def test_service_with_a_device_of_the_program_is_started_afresh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "halves.py").write_text(FUNCTION)
+    monkeypatch.syspath_prepend(tmp_path)
+    with start_child(["nnburst-noop", "nnburst-function:call=halves:half"]) as service:
+        assert parent(service.pid) == os.getpid()
+    assert not forked.zygotes()
+
+
+FUNCTION = """
+from nnburst.devices.function import Tensor, declare
+
+@declare(inputs=[Tensor("x", "float32", (4,))], outputs=[Tensor("y", "float32", (4,))])
+def half(x):
+    return x / 2
+"""
+
+
+def test_child_holds_no_descriptor_of_another_one(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as opened:
+        services = [opened.enter_context(start_child(["nnburst-noop"], log=tmp_path / "log"))]
+        alone = descriptors(services[0].pid)
+        services += [opened.enter_context(start_child(["nnburst-noop"], log=tmp_path / "log")) for _ in range(3)]
+        assert {len(descriptors(service.pid)) for service in services} == {len(alone)}
+        sockets = [{link for link in descriptors(service.pid) if link.startswith("socket:")} for service in services]
+        assert not any(a & b for i, a in enumerate(sockets) for b in sockets[:i])
+    until(lambda: len(descriptors(zygote())) == 5, "the zygote keeps descriptors")  # 0, 1, 2, control, client
+
+
+def descriptors(pid: int) -> list[str]:
+    found = []
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    return found
+
+
+def test_child_is_where_its_client_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with child():
+        monkeypatch.chdir(tmp_path)
+        with child() as service:
+            assert parent(service.pid) == zygote()
+            assert os.readlink(f"/proc/{service.pid}/cwd") == str(tmp_path)
+            assert os.readlink(f"/proc/{zygote()}/cwd") == "/"
+
+
+def test_child_runs_on_the_processors_of_its_client() -> None:
+    cpus = os.sched_getaffinity(0)
+    with child():
+        os.sched_setaffinity(0, {min(cpus)})
+        try:
+            with child() as service:
+                assert parent(service.pid) == zygote()
+                assert os.sched_getaffinity(service.pid) == {min(cpus)}
+        finally:
+            os.sched_setaffinity(0, cpus)
+
+
+def test_child_has_the_signal_mask_of_its_client() -> None:
+    with child():
+        old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+        try:
+            with child() as service:
+                assert parent(service.pid) == zygote()
+                assert int(status(service.pid, "SigBlk"), 16) == 1 << signal.SIGUSR2 - 1
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, old)
+
+
+@contextlib.contextmanager
+def mask() -> Iterator[None]:
+    old = os.umask(0o027)
+    try:
+        yield
+    finally:
+        os.umask(old)
+
+
+@contextlib.contextmanager
+def limit() -> Iterator[None]:
+    old = resource.getrlimit(resource.RLIMIT_STACK)
+    resource.setrlimit(resource.RLIMIT_STACK, (5 << 20, old[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_STACK, old)
+
+
+@contextlib.contextmanager
+def variable() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SOMETHING", "else")
+        yield
+
+
+@contextlib.contextmanager
+def ignored() -> Iterator[None]:
+    old = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR2, old)
+
+
+CHANGES: dict[str, tuple[Callable[[], contextlib.AbstractContextManager[None]], Callable[[int], object], object]] = {
+    "umask": (mask, lambda pid: status(pid, "Umask"), "0027"),
+    "limits": (limit, lambda pid: resource.prlimit(pid, resource.RLIMIT_STACK)[0], 5 << 20),
+    "environment": (variable, lambda pid: "SOMETHING=else" in Path(f"/proc/{pid}/environ").read_text(), True),
+    "ignored signals": (ignored, lambda pid: bool(int(status(pid, "SigIgn"), 16) & 1 << signal.SIGUSR2 - 1), True),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_client_that_has_changed_gets_another_zygote(what: str) -> None:
+    change, seen, expected = CHANGES[what]
+    with child() as before:
+        first = zygote()
+        assert seen(before.pid) != expected
+        with change(), child() as service:
+            assert parent(service.pid) != first
+            assert seen(service.pid) == expected
+        assert before.devices[0].prepare_model(tiny_model(256))
+    until(lambda: first not in forked.zygotes(), "the first zygote stays")
+
+
+def test_children_have_random_numbers_of_their_own() -> None:
+    """The interpreter seeds its generator when it forks; NumPy's are made when they are first used."""
+    with start_child(["nnburst-reference", "nnburst-onnxruntime"], warm=True) as service:
+        assert parent(service.pid) == zygote()
+        assert "numpy/random/" not in Path(f"/proc/{zygote()}/maps").read_text()
+
+
+@pytest.mark.parametrize(
+    ("how", "said", "kept"),
+    [
+        ({"exit_on": 1, "exit_status": 7}, "ended with status 7", {"exit_status": 7}),
+        ({"crash_on": 1}, "killed by SIGKILL", {"signal": signal.SIGKILL}),
+    ],
+)
+def test_end_of_a_forked_service_is_said(how: dict[str, Any], said: str, kept: dict[str, int]) -> None:
+    with start_child(["nnburst-noop"], faults=True) as service:
+        assert parent(service.pid) == zygote()
+        inject(service, at="prepare", **how)
+        with pytest.raises(DeadObject, match=said) as raised:
+            service.devices[0].prepare_model(tiny_model(256))
+    assert {name: getattr(raised.value, name) for name in kept} == kept
+
+
+def test_service_that_ends_without_its_zygote_is_dead_for_no_known_reason() -> None:
+    with child() as service:
+        os.kill(zygote(), signal.SIGKILL)
+        until(lambda: not forked.zygotes(), "the zygote lives")
+        assert service.devices[0].prepare_model(tiny_model(256))
+        service.kill()
+        with pytest.raises(DeadObject, match=r"connection broke|process ended"):
+            service.devices[0].prepare_model(tiny_model(256))
+
+
+def test_failure_in_a_forked_child_is_said_with_its_own_words() -> None:
+    with pytest.raises(DeviceUnavailable, match=r"status 1:\n.*no device of|option"):
+        start_child(["nnburst-noop:no=option"])
+    assert forked.zygotes()
+
+
+def test_zygote_that_was_killed_is_replaced() -> None:
+    with child() as before:
+        first = zygote()
+        os.kill(first, signal.SIGKILL)
+        with child() as meanwhile, child() as after:
+            assert parent(meanwhile.pid) in (os.getpid(), zygote())
+            assert parent(after.pid) == zygote() != first
+        assert before.devices[0].prepare_model(tiny_model(256))
+
+
+def test_start_whose_zygote_is_killed_meanwhile_is_made_afresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = threading.Event()
+    readable = forked._readable
+
+    def waits(fd: int, seconds: float | None) -> bool:
+        asked.set()
+        return readable(fd, seconds)
+
+    with child():  # the kernel has the zygote go on when the thread ends that has started it
+        stop(zygote())
+        monkeypatch.setattr(forked, "_readable", waits)
+        started: list[ServiceConnection] = []
+        starter = threading.Thread(target=lambda: started.append(child()))
+        starter.start()
+        assert asked.wait(PATIENCE)
+        os.kill(zygote(), signal.SIGKILL)
+        starter.join(PATIENCE)
+    with started[0] as service:
+        assert parent(service.pid) == os.getpid()
+
+
+def test_zygote_that_stands_still_makes_a_start_miss_its_deadline_and_is_replaced() -> None:
+    with child():  # likewise
+        first = zygote()
+        stop(first)
+        with pytest.raises(MissedDeadline, match="did not start within"):
+            start_child(["nnburst-noop"], timeout=0.05)
+        with child() as service:
+            assert parent(service.pid) not in (first, os.getpid())
+        os.kill(first, signal.SIGCONT)
+    until(lambda: first not in forked.zygotes(), "it does not end")
+
+
+@pytest.mark.parametrize("stopped", [(), ("service",), ("zygote",), ("zygote", "service")])
+def test_zygote_and_children_go_with_their_client_that_is_killed(stopped: tuple[str, ...]) -> None:
+    client = Client(
+        "import sys\nfrom nnburst.service import start_child\nfrom nnburst.service.process import forked\n"
+        "service = start_child(['nnburst-noop'])\n"
+        "print(service.pid, *forked.zygotes(), flush=True)\nsys.stdin.read()\n"
+    )
+    for pid, name in zip(client.pids, ("service", "zygote"), strict=True):
+        if name in stopped:
+            stop(pid)
+    client.process.kill()
+    client.finish()
+    for pidfd in client.pidfds:
+        wait_gone(pidfd)
+
+
+def test_zygote_goes_with_its_client_that_ends() -> None:
+    client = Client(
+        "import sys\nfrom nnburst.service import start_child\nfrom nnburst.service.process import forked\n"
+        "start_child(['nnburst-noop']).close()\nprint(*forked.zygotes(), flush=True)\nsys.stdin.read()\n"
+    )
+    assert client.process.stdin is not None
+    client.process.stdin.close()
+    assert client.finish() == 0
+    wait_gone(client.pidfds[0])
+
+
+def test_forked_client_has_a_zygote_of_its_own() -> None:
+    with child() as service:
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                with child() as own:
+                    assert parent(own.pid) == zygote() != parent(service.pid)
+                forked.end()
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        with child() as another:
+            assert parent(another.pid) == parent(service.pid)
+
+
+def test_many_starts_at_once_share_one_zygote() -> None:
+    services: list[ServiceConnection] = []
+    threads = [threading.Thread(target=lambda: services.append(child())) for _ in range(50)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {parent(service.pid) for service in services} == {zygote()}
+    assert len({service.pid for service in services}) == 50
+    for service in services:
+        service.close()
+    until(lambda: len(descriptors(zygote())) == 5, "the zygote keeps descriptors")
+
+
+def test_client_without_stdout_starts_services_afresh() -> None:
+    client = Client(
+        "import os, sys\nfrom nnburst.service import start_child\nout = os.dup(1)\nos.close(1)\n"
+        "service = start_child(['nnburst-noop'])\nos.dup2(out, 1)\n"
+        "print(service.pid, flush=True)\nsys.stdin.read()\n"
+    )
+    assert parent(client.pids[0]) == client.process.pid
+    assert client.process.stdin is not None
+    client.process.stdin.close()
+    assert client.finish() == 0
+    wait_gone(client.pidfds[0])
+
+
+def test_stdout_of_a_client_is_not_held_by_its_zygote() -> None:
+    client = Client(
+        "import os, sys\nfrom nnburst.service import start_child\nfrom nnburst.service.process import forked\n"
+        "start_child(['nnburst-noop']).close()\n"
+        "print(*forked.zygotes(), flush=True)\nos.close(1)\nsys.stdin.read()\n"
+    )
+    assert client.process.stdin is not None
+    assert client.process.stdout is not None
+    assert client.process.stdout.read() == ""  # the end, though the zygote is there
+    assert Path(f"/proc/{client.pids[0]}").exists()
+    client.process.stdin.close()
+    client.finish()
+    wait_gone(client.pidfds[0])
