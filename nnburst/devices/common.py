@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, NewType
+from typing import Any, NewType, TypeVar
 
 import numpy as np
 from msgspec.structs import replace
 
 from .._version import VERSION
-from ..errors import InvalidArgument, MissedDeadline
+from ..errors import GeneralFailure, InvalidArgument, MissedDeadline
 from ..memory import undecodable_pools
 from ..model import (
     OPERANDS,
@@ -32,6 +32,7 @@ from ..model import (
 from .deadline import deadline_passed
 from .interfaces import CompileJob, Device
 
+T = TypeVar("T")
 OwnBytes = NewType("OwnBytes", bytes)
 """A model that this process wrote from what it had parsed: the only bytes that an importer gives to a runtime.
 
@@ -123,3 +124,18 @@ def call_by_name(
 def extension_of_names(name: str, *types: ExtensionOperandType) -> Extension:
     """Return the description of an extension whose models are made by `call_by_name`."""
     return Extension(name, (ExtensionOperandType(0, is_tensor=False, byte_size=0), *types))
+
+
+def named_in(table: Mapping[str, T], source: str, device: str, what: str) -> T:
+    """Return what a device has under a name that `Device.import_model` is asked for.
+
+    Raises:
+        InvalidArgument: Nothing.
+        GeneralFailure: The source is no name.
+    """
+    kind, _, name = source.partition(":")
+    if kind != "name":
+        raise GeneralFailure(f"{device} has {what} by name; it does not import {source!r}")
+    if name not in table:
+        raise InvalidArgument(f"{device} has the {what} {sorted(table)}, not {name!r}")
+    return table[name]

@@ -49,7 +49,7 @@ from ..model import (
     extension_prefix,
     is_fully_specified,
 )
-from .common import call_by_name, extension_of_names
+from .common import call_by_name, extension_of_names, named_in
 from .elements import element_of, element_types, operand_code
 from .local import LocalDevice, LocalModel
 from .plan import pool_of
@@ -165,12 +165,7 @@ class FunctionDevice(LocalDevice):
 
     def import_model(self, source: str, pools: Sequence[Memory] = ()) -> ImportedModel:
         """Describe a function; see `Device.import_model`."""
-        kind, _, name = source.partition(":")
-        if kind != "name":
-            raise GeneralFailure(f"{self.name} has functions by name; it does not import {source!r}")
-        if name not in self._functions:
-            raise InvalidArgument(f"{self.name} has the functions {sorted(self._functions)}, not {name!r}")
-        declaration = declaration_of(self._functions[name])
+        declaration = declaration_of(named_in(self._functions, source, self.name, "functions"))
         return ImportedModel(
             _model(declaration),
             (),

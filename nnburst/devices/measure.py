@@ -12,7 +12,6 @@ import hashlib
 import logging
 import math
 import os
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ..blobs.file import write_blob_file
 from ..burst import ExecutionBurstController
 from ..cache import default_state_directory
 from ..errors import DeadObject, MissedDeadline, NNBurstError, ResourceExhausted
@@ -110,14 +110,7 @@ def _store(digest: bytes, text: bytes) -> None:
     path.parent.parent.parent.mkdir(parents=True, exist_ok=True)
     for directory in (path.parent.parent, path.parent):  # of this user alone: the trust store is there, too
         directory.mkdir(mode=0o700, exist_ok=True)
-    fd, name = tempfile.mkstemp(dir=path.parent)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(text)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+    write_blob_file(path, text)
 
 
 def _time(device: Device, model: Model, x: Array, expected: Callable[[], Array]) -> float:

@@ -27,6 +27,7 @@ from .common import (
     check_preparation,
     cpu_capabilities,
     extension_of_names,
+    named_in,
 )
 from .interfaces import Buffer, CompileJob, Device, PreparedModel
 from .wrapped import WrappedModel
@@ -110,13 +111,7 @@ class NamedDevice(Device):
         return tuple(self._find(model) is not None for _ in model.main.operations)
 
     def import_model(self, source: str, pools: Sequence[Memory] = ()) -> ImportedModel:
-        kind, _, name = source.partition(":")
-        if kind != "name":
-            raise GeneralFailure(f"{self.name} has models by name; it does not import {source!r}")
-        published = self._models.get(name)
-        if published is None:
-            raise InvalidArgument(f"{self.name} has the models {sorted(self._models)}, not {name!r}")
-        return published.imported
+        return named_in(self._models, source, self.name, "models").imported
 
     def prepare_model(self, model: Model, job: CompileJob = CompileJob()) -> SharedModel:
         validate_model(model)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,14 +30,6 @@ _SCALAR_TYPES = {bool: OperandType.BOOL, int: OperandType.INT32, float: OperandT
 
 class ConstantBuilder(GraphBuilder):
     """Adds constants without naming what follows from their values."""
-
-    if TYPE_CHECKING:  # what operators of an operand call; `OperationMethods` has them
-
-        def add(self, a: Any, b: Any) -> Operand: ...
-        def sub(self, a: Any, b: Any) -> Operand: ...
-        def mul(self, a: Any, b: Any) -> Operand: ...
-        def div(self, a: Any, b: Any) -> Operand: ...
-        def neg(self, x: Any) -> Operand: ...
 
     def constant(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -13,14 +13,9 @@ from .types import Array, OperandDesc
 
 
 class _Builder(Protocol):
-    """Where an operand belongs, and what its operators call."""
+    """Where an operand belongs. Its operators call methods of `OperationMethods`, which are made from the table."""
 
     def describe(self, index: int) -> OperandDesc: ...
-    def add(self, a: Any, b: Any) -> Operand: ...
-    def sub(self, a: Any, b: Any) -> Operand: ...
-    def mul(self, a: Any, b: Any) -> Operand: ...
-    def div(self, a: Any, b: Any) -> Operand: ...
-    def neg(self, x: Any) -> Operand: ...
 
 
 def _operators(name: str) -> tuple[Callable[[Operand, Value], Operand], Callable[[Operand, Value], Operand]]:
@@ -114,7 +109,8 @@ class Operand:
     __truediv__, __rtruediv__ = _operators("div")
 
     def __neg__(self) -> Operand:
-        return self._builder.neg(self)
+        negated: Operand = cast(Any, self._builder).neg(self)
+        return negated
 
 
 Value = Operand | Array | Sequence[Any] | float

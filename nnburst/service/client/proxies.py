@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import asdict, replace
 
 from ..._core.deadline import Deadline
+from ..._core.leaving import Closing
 from ...burst import BurstCallback, BurstContext
 from ...cache import CacheReason, CacheRejected, SaveResult, checked_token
 from ...devices import (
@@ -65,7 +66,7 @@ _SHORT = 10.0
 """Seconds that a call may take which does no work worth speaking of."""
 
 
-class _Remote:
+class _Remote(Closing):
     """A numbered object of the service, released with `close` or when it is garbage."""
 
     def __init__(self, connection: Connection, keep: object, number: int, what: str) -> None:
@@ -106,12 +107,6 @@ class _Remote:
             self._finalizer()  # interrupted, perhaps before it was sent; it may be sent twice
             raise
         self._finalizer.detach()
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class RemoteDevice(DescribedDevice):

@@ -57,23 +57,24 @@ def _transformed(regions: Array, deltas: Array, size: Array) -> Array:
     return np.concatenate(corners, -1).reshape(len(regions), -1)
 
 
+def real_values(call: KernelCall, name: str) -> Callable[[Array], Array]:
+    """Return the function from stored values of an input to real ones, in float64."""
+    operand = call.operand(name)
+    scale = operand.scale or 1.0
+    return lambda stored: np.asarray((stored.astype(np.float64) - operand.zero_point) * scale)
+
+
 def _real(call: KernelCall, name: str) -> Array:
     """Return an input's real values in float64, now: for measured operations."""
-    operand, array = call.operand(name), call.array(name)
-    scale = operand.scale if operand.scale else 1.0
-    return np.asarray((array.astype(np.float64) - operand.zero_point) * scale)
+    return real_values(call, name)(call.array(name))
 
 
 def bbox_transform(call: KernelCall) -> None:
     """AXIS_ALIGNED_BBOX_TRANSFORM."""
-    decoded = [(call.operand(name).scale or 1.0, call.operand(name).zero_point) for name in ("roi", "delta", "image")]
+    to_regions, to_deltas, to_sizes = (real_values(call, name) for name in ("roi", "delta", "image"))
 
     def function(roi: Array, delta: Array, image: Array, batch: Array) -> Array:
-        regions, deltas, sizes = (
-            (array.astype(np.float64) - zero_point) * scale
-            for array, (scale, zero_point) in zip((roi, delta, image), decoded, strict=True)
-        )
-        owners = batch.copy()
+        regions, deltas, sizes, owners = to_regions(roi), to_deltas(delta), to_sizes(image), batch.copy()
         if not ((owners >= 0) & (owners < len(sizes))).all():
             raise GeneralFailure("a batch index names no image")
         if not (regions[:, :2] <= regions[:, 2:]).all():

@@ -9,44 +9,35 @@ import numpy as np
 from ..call import Array, KernelCall
 
 
-def _axes(call: KernelCall) -> tuple[int, ...]:
-    return call.axes("axes", call.array("x").ndim)
+def _reduction(
+    function: Callable[[Array, tuple[int, ...]], Array], *, of_real: bool = False
+) -> Callable[[KernelCall], None]:
+    """Return the kernel of a function of an array and of the axes that go; of real values, or of stored ones."""
+
+    def kernel(call: KernelCall) -> None:
+        axes, shape = call.axes("axes", call.array("x").ndim), call.out().shape
+        append, x = (call.compute, call.real("x")) if of_real else (call.move, call.array("x"))
+        append(lambda x: function(x, axes).reshape(shape), x)
+
+    return kernel
 
 
-def mean(call: KernelCall) -> None:
-    """Mean of real values, in float64."""
-    axes, shape = _axes(call), call.out().shape
-    call.compute(lambda x: x.mean(axes, np.float64).reshape(shape), call.real("x"))
+mean = _reduction(lambda x, axes: np.asarray(x.mean(axes, np.float64)), of_real=True)
 
 
 def reduce_floats(function: np.ufunc) -> Callable[[KernelCall], None]:
     """Return the kernel of a sum or product, in float64."""
-
-    def kernel(call: KernelCall) -> None:
-        axes, shape = _axes(call), call.out().shape
-        call.compute(lambda x: function.reduce(x, axes, np.float64).reshape(shape), call.real("x"))
-
-    return kernel
+    return _reduction(lambda x, axes: function.reduce(x, axes, np.float64), of_real=True)
 
 
 def reduce_stored(function: np.ufunc) -> Callable[[KernelCall], None]:
     """Return the kernel of an extreme: a larger stored value is a larger real one."""
-
-    def kernel(call: KernelCall) -> None:
-        axes, shape = _axes(call), call.out().shape
-        call.move(lambda x: function.reduce(x, axes).reshape(shape), call.array("x"))
-
-    return kernel
+    return _reduction(function.reduce)
 
 
 def reduce_truth(function: np.ufunc) -> Callable[[KernelCall], None]:
     """Return the kernel of "all" or "any"."""
-
-    def kernel(call: KernelCall) -> None:
-        axes, shape = _axes(call), call.out().shape
-        call.move(lambda x: function.reduce(x != 0, axes).reshape(shape), call.array("x"))
-
-    return kernel
+    return _reduction(lambda x, axes: function.reduce(x != 0, axes))
 
 
 def argument(function: Callable[[Array, int], Array]) -> Callable[[KernelCall], None]:

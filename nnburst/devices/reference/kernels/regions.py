@@ -9,6 +9,7 @@ import numpy as np
 
 from ....errors import GeneralFailure
 from ..call import Array, KernelCall
+from .boxes import real_values
 from .windows import as_nhwc
 
 _MOST_SAMPLES = 1 << 12
@@ -17,20 +18,13 @@ _LARGEST_STEP = 1.5
 _SINGULAR = 1e-5
 
 
-def _real_boxes(call: KernelCall, name: str) -> Callable[[Array], Array]:
-    """Return the function from stored boxes to pixels, in float64."""
-    operand = call.operand(name)
-    scale = operand.scale or 1.0
-    return lambda stored: (stored.astype(np.float64) - operand.zero_point) * scale
-
-
 def _each_region(
     call: KernelCall, image: Array, out: Array, fill: Callable[[Array, tuple[float, ...], Array], None]
 ) -> None:
     """Append a step that fills the part of the output that belongs to each region, given in pixels of the image."""
     nchw = bool(call.integer("nchw"))
     ratios = np.array([call.number("ratio_w"), call.number("ratio_h")] * 2)
-    to_pixels = _real_boxes(call, "roi")
+    to_pixels = real_values(call, "roi")
 
     def step(image: Array, roi: Array, batch: Array) -> None:
         pictures, results = as_nhwc(image, nchw), as_nhwc(out, nchw)
@@ -111,7 +105,7 @@ def heatmap_max_keypoint(call: KernelCall) -> None:
     """HEATMAP_MAX_KEYPOINT: the highest cell of each heat map, moved to the top of a parabola around it."""
     nchw = bool(call.integer("nchw"))
     scores, points = call.real_out(0), call.real_out(1)
-    to_pixels = _real_boxes(call, "boxes")
+    to_pixels = real_values(call, "boxes")
 
     def step(heat: Array, boxes: Array) -> None:
         maps = heat if nchw else heat.transpose(0, 3, 1, 2)
