@@ -1,5 +1,7 @@
 """What a compilation cache brings to the start of ONNX sessions: the networks of the `onnx` package, with and without.
 
+The weights of these are made in the graph, one number each; two networks are there with random weights, too.
+
 ``python benchmarks/onnx_start.py [--rounds N] [--markdown FILE] [NETWORK …]`` opens sessions in one service, in turns
 without a cache and with one, verification included, and exits with 1 if the cache is not as fast as it should be.
 """
@@ -11,6 +13,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,18 +22,47 @@ from rich.table import Table
 
 import nnburst
 
-LEAST = {"densenet121": 2.0, "inception_v2": 2.0, "resnet50": 1.3}
+RANDOM = ("bvlc_alexnet", "vgg19")
+"""Networks that are also there with random weights in their files."""
+LEAST = {"densenet121": 2.0, "inception_v2": 2.0, "resnet50": 1.3} | {f"{name}, random": 2.0 for name in RANDOM}
 """Time to open without the cache over time with it; 1 for all others, unless the device declines to cache them."""
 _TRIES = 4
 """Sessions until the cache has made up its mind: it declines a model three times before it stops trying."""
 
 
-def networks() -> dict[str, Path]:
-    """The files by name."""
+def networks(wanted: Collection[str], room: Path) -> Iterator[tuple[str, Path]]:
+    """Yield name and file of each that is wanted, or of all; those with random weights are made in `room`."""
     import onnx
 
     directory = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
-    return {path.stem.removeprefix("light_"): path for path in sorted(directory.glob("light_*.onnx"))}
+    for path in sorted(directory.glob("light_*.onnx")):
+        name = path.stem.removeprefix("light_")
+        if not wanted or name in wanted:
+            yield name, path
+        if name in RANDOM and (not wanted or f"{name}, random" in wanted):
+            with_random_weights(path, room / path.name)
+            yield f"{name}, random", room / path.name
+
+
+def with_random_weights(source: Path, target: Path) -> None:
+    """Write a network whose weights are in the file instead of made in the graph."""
+    import onnx
+
+    model = onnx.load(source)
+    graph, generator = model.graph, np.random.default_rng(1)
+    shapes = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    nodes = []
+    for node in graph.node:
+        if node.op_type != "ConstantOfShape":
+            nodes.append(node)
+            continue
+        shape = tuple(map(int, shapes[node.input[0]]))
+        weights = generator.standard_normal(shape, np.float32) / np.float32(np.sqrt(np.prod(shape[1:])))
+        graph.initializer.append(onnx.numpy_helper.from_array(weights, node.output[0]))
+    del graph.node[:]
+    graph.node.extend(nodes)
+    model.ir_version = max(model.ir_version, 4)
+    onnx.save(model, target)
 
 
 def opening(service: nnburst.Service, path: Path, cache: Path | None) -> tuple[float, str]:
@@ -55,9 +87,7 @@ def main() -> int:
         os.environ["NNBURST_STATE_DIR"] = str(Path(directory) / "state")
         cache = Path(directory) / "cache"
         with nnburst.launch(devices=["nnburst-onnxruntime:threads=1"]) as service:
-            for name, path in networks().items():
-                if options.networks and name not in options.networks:
-                    continue
+            for name, path in networks(options.networks, Path(directory)):
                 for _ in range(_TRIES):
                     opening(service, path, cache)
                     opening(service, path, None)

@@ -288,3 +288,9 @@ int nnb_make_read_only(void *address, uint64_t length)
 {
     return mprotect(address, length, PROT_READ) < 0 ? -errno : 0;
 }
+
+int nnb_give_back(void *address, uint64_t length)
+{
+    if (mprotect(address, length, PROT_NONE) < 0) return -errno;
+    return madvise(address, length, MADV_DONTNEED) < 0 ? -errno : 0;
+}

@@ -69,6 +69,9 @@ uint64_t nnb_map_faults(const nnb_mapping *m);
 /* From now on a write to these whole pages of this process is a fault. -EINVAL: not page-aligned; -ENOMEM. */
 int nnb_make_read_only(void *address, uint64_t length);
 
+/* Returns these whole pages of private memory to the system; from now on, looking at them is a fault. */
+int nnb_give_back(void *address, uint64_t length);
+
 /* ---- event_flag.c: a 32-bit word in shared memory, each bit a sticky notification -------- */
 
 /* Sets the bits of `mask`; wakes every waiter on a bit that was not pending. Returns 1 if that took a system call, 0

@@ -36,7 +36,7 @@ class Limits(Struct, frozen=True):
     """
 
     max_bytes: int = 2 << 30
-    max_entry_bytes: int = 512 << 20
+    max_entry_bytes: int = 1 << 30
     max_entries: int = 10_000
     max_age: float = 90 * 86400.0
     min_free: int = 256 << 20

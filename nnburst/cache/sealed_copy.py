@@ -85,6 +85,31 @@ def check_not_locked(fd: int) -> None:
         raise CacheRejected(CacheReason.BUSY, "the entry is being written")
 
 
+class _Copy(mmap.mmap):
+    """Memory with the payload of a file. `is_taken`: see `take`."""
+
+    is_taken = False
+
+
+def take(payload: memoryview) -> bool:
+    """Whether the memory of a verified payload is from now on the caller's, to give back parts of it: once only.
+
+    Others who load the file meanwhile are handed the same memory, and get False here.
+    """
+    copy = payload.obj
+    assert isinstance(copy, _Copy)
+    was, copy.is_taken = copy.is_taken, True
+    return not was
+
+
+def anonymous_memory(nbytes: int) -> _Copy:
+    """Return private memory, in huge pages where they are had: a fault for each 2 MiB instead of each 4 KiB."""
+    memory = _Copy(-1, nbytes or 1, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
 class SealedCopies:
     """The bytes of files at one moment, verified, in memory that cannot change. Thread safe.
 
@@ -92,7 +117,7 @@ class SealedCopies:
     """
 
     def __init__(self) -> None:
-        self._used: WeakValueDictionary[tuple[object, ...], mmap.mmap] = WeakValueDictionary()
+        self._used: WeakValueDictionary[tuple[object, ...], _Copy] = WeakValueDictionary()
 
     def get(self, fd: int, header: Header, key: MasterKey) -> memoryview:
         """Return a read-only view of the payload of a file; it keeps the memory.
@@ -163,15 +188,13 @@ def seconds_per_byte() -> float:
         return min(once(), once()) / size
 
 
-def _copied(fd: int, header: Header, key: MasterKey) -> tuple[mmap.mmap, Opening]:
+def _copied(fd: int, header: Header, key: MasterKey) -> tuple[_Copy, Opening]:
     """Read a payload into memory of this process alone, each byte once, and make it read-only.
 
     Returns:
         The memory, at least one byte, and what compares its code.
     """
-    memory = mmap.mmap(-1, header.payload or 1, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):
-        memory.madvise(mmap.MADV_HUGEPAGE)  # a fault per 2 MiB instead of one per 4 KiB
+    memory = anonymous_memory(header.payload)
     opening = Opening(header, key)
     end = HEADER_SIZE
     for chunk in chunks_of(memoryview(memory)[: header.payload]):

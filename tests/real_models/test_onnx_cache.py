@@ -159,6 +159,33 @@ def test_device_saves_and_restores_dynamic_models_and_shares_their_weights(tmp_p
     device.close()
 
 
+def test_weights_that_were_given_back_are_read_again(tmp_path: Path) -> None:
+    data, token = mlp(256, 2).SerializeToString(), TOKEN[6:] + TOKEN[:6]
+    x = RNG.normal(size=(1, 256)).astype(np.float32)
+    (expected,) = in_process(data, {"x": x})
+    with closing(create_device(DEVICE)) as device, Memory.ashmem(len(data)) as pool, Files(tmp_path) as files:
+        pool.buffer[:] = data
+        model = replace(device.import_model("onnx", [pool]).model, pools=(pool,))
+        with closing(device.prepare_model(model, CompileJob(cache=files.under(token)))) as compiled:
+            assert compiled.cache_result is not None
+            assert compiled.cache_result.saved
+
+        def run() -> Any:
+            prepared: Any = device.prepare_model_from_cache(files.under(token))
+            assert np.array_equal(run_graph(prepared.graph, {"x": x})[0], expected)
+            return prepared
+
+        with closing(run()) as first, closing(run()) as second:
+            assert first.graph is second.graph
+            held = device._cache.load(files.under(token))  # type: ignore[attr-defined]
+            assert held.data[0].obj.is_taken  # the same memory, without another copy
+        with pytest.raises(CacheRejected) as caught:  # as long as it is there
+            run()
+        assert caught.value.reason is CacheReason.BUSY
+        del held, caught  # whose frames hold it, too
+        run().close()
+
+
 def relu(device: Any, files: CacheFiles) -> Any:
     """Compile a small model into cache files; what became of them."""
     data = graph([node("Relu", ["x"], ["y"])], [("x", FLOAT, (4,))], [("y", FLOAT, (4,))]).SerializeToString()

@@ -9,7 +9,7 @@ from importlib import metadata
 
 import numpy as np
 
-from ...cache import CacheReason, CacheRejected, SaveResult, model_fingerprint
+from ...cache import CacheReason, CacheRejected, SaveResult, model_fingerprint, take
 from ...errors import GeneralFailure, InvalidArgument, MissedDeadline
 from ...memory import Memory, read_constant
 from ...model import (
@@ -157,9 +157,13 @@ class OnnxRuntimeDevice(LocalDevice):
         entry = self._cache.load(cache)
         (text,), (weights,) = entry.model, entry.data
         contents = read_contents(text, weights)
-        graph = self._graphs.get(
-            _cached_key(cache.token, entry.generation), lambda: load_graph(contents, weights, self._settings)
-        )
+
+        def load() -> Graph:
+            if contents.gives_back and not take(weights):  # for a graph that has just been closed
+                raise CacheRejected(CacheReason.BUSY, "the memory of the weights is being given back")
+            return load_graph(contents, weights, self._settings, own=True)
+
+        graph = self._graphs.get(_cached_key(cache.token, entry.generation), load)
         if deadline_passed(deadline_ns):
             raise MissedDeadline("the preparation finished after its deadline")
         return OnnxPreparedModel(contents.model, graph, self._tracker)

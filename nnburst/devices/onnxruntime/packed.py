@@ -2,16 +2,20 @@
 
 The model blob is MessagePack: the operands of the model, the graph as ONNX Runtime optimised it, and a table of its
 large tensors. The data blob is the bytes of those tensors, each at a multiple of 64 bytes; a tensor of long runs of
-equal elements is in the table instead. A graph that is loaded uses the tensors where they lie.
+equal elements is in the table instead. A graph that is loaded uses the tensors where they lie. ONNX Runtime makes
+rearranged copies of large matrices at each opening; it says which when the graph is written, and the memory of these
+is given back as soon as the graph is open.
 """
 
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import tempfile
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +23,9 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from ...cache import CacheReason, CacheRejected, seconds_per_byte
+from ..._core._nnburst import ffi, lib
+from ..._core.errno import check
+from ...cache import CacheReason, CacheRejected, anonymous_memory, seconds_per_byte
 from ...errors import GeneralFailure
 from ...model import Model, Subgraph
 from ..common import OwnBytes
@@ -28,7 +34,7 @@ from .graph import FILES_OF_MODELS, Bytes, Graph, SessionSettings, build_session
 from .importer import all_tensors, parse, serialised
 from .library import onnx, onnxruntime
 
-FORMAT = 4
+FORMAT = 5
 """Part of the epoch: files of another format are not even opened."""
 _ALIGNMENT = 64
 _SMALLEST = 1024
@@ -46,6 +52,7 @@ _SPARE = 16 << 20
 _RUN = 64
 """Length of runs, on average, from which on a tensor is a list of runs."""
 _WEIGHTS = "weights.bin"
+_TELL_REARRANGED = "session.save_external_prepacked_constant_initializers"
 _MATRIX_OPERATORS = {"Gemm", "MatMul"}
 _MUCH = 64 << 20
 _TRIALS = 3
@@ -53,7 +60,10 @@ _TRIALS = 3
 
 
 class _Tensor(msgspec.Struct, frozen=True, array_like=True):
-    """A large tensor of the graph: `length` bytes at `offset` of the data blob, or `runs` of equal `elements`."""
+    """A large tensor of the graph: `length` bytes at `offset` of the data blob, or `runs` of equal `elements`.
+
+    `rearranged`: ONNX Runtime opens the graph with a copy in another order, and lets go of the tensor.
+    """
 
     name: str
     element: int
@@ -62,6 +72,7 @@ class _Tensor(msgspec.Struct, frozen=True, array_like=True):
     length: int
     runs: bytes
     elements: bytes
+    rearranged: bool
 
 
 class _Packed(msgspec.Struct, frozen=True):
@@ -125,14 +136,9 @@ def _require_long(compile_seconds: float) -> None:
 def _require_chance(weights: _Weights, compile_seconds: float) -> None:
     """Refuse what cannot pay before it is tried, which takes several times as long as compiling; measuring tells more.
 
-    Where most of the weights are large matrices, what takes time is bringing these into the order that the processor
-    wants, and that has to be done again for a graph that was kept.
-
     Raises:
         CacheRejected: Keeping the graph would not pay.
     """
-    if weights.matrices >= _MUCH and 2 * weights.matrices >= weights.all:
-        raise CacheRejected(CacheReason.NOT_WORTH_IT, "most weights are large matrices, which are slow to load, too")
     seconds = _HIT_SECONDS + weights.stored * seconds_per_byte()
     if seconds > _GAIN * compile_seconds:
         raise CacheRejected(
@@ -140,6 +146,16 @@ def _require_chance(weights: _Weights, compile_seconds: float) -> None:
             f"verifying {weights.stored} bytes takes {seconds * 1e3:.1f} ms, compiling took "
             f"{compile_seconds * 1e3:.1f} ms",
         )
+
+
+def _require_memory(weights: _Weights) -> None:
+    """Refuse what would need twice its memory: an ONNX Runtime that does not say which matrices it rearranges.
+
+    Raises:
+        CacheRejected: Most of the weights are large matrices.
+    """
+    if weights.matrices >= _MUCH and 2 * weights.matrices >= weights.all:
+        raise CacheRejected(CacheReason.NOT_WORTH_IT, "most weights are large matrices, which would be there twice")
 
 
 def _temporary_directory(nbytes: int, *, in_memory: bool = False) -> str:
@@ -195,9 +211,11 @@ def pack(
     weights = _Weights.of(parse(data))
     if compile_seconds is not None:
         _require_chance(weights, compile_seconds)
-    room = _temporary_directory(2 * weights.all + _SPARE, in_memory=secret)
+    room = _temporary_directory(3 * weights.all + _SPARE, in_memory=secret)
     with tempfile.TemporaryDirectory(prefix="nnburst-pack-", dir=room) as directory:
         exposed, graph, tensors, blob, file_size, again = _optimised(data, files, settings, Path(directory))
+    if compile_seconds is not None and not any(tensor.rearranged for tensor in tensors):
+        _require_memory(weights)
     packed = _Packed(
         version=FORMAT,
         main=model.main,
@@ -245,6 +263,7 @@ def _optimised(
     options.optimized_model_filepath = str(directory / "graph.onnx")
     options.add_session_config_entry("session.optimized_model_external_initializers_file_name", _WEIGHTS)
     options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", str(_SMALLEST))
+    options.add_session_config_entry(_TELL_REARRANGED, "1")
     started = time.perf_counter()
     session, exposed = build_session(data, files, options)
     seconds = time.perf_counter() - started
@@ -252,7 +271,7 @@ def _optimised(
     del session
     proto = parse((directory / "graph.onnx").read_bytes())
     weights = directory / _WEIGHTS
-    raw: Bytes = np.fromfile(weights, np.uint8) if weights.exists() else np.zeros(0, np.uint8)
+    raw: Bytes = np.memmap(weights, np.uint8, "r") if weights.exists() else np.zeros(0, np.uint8)
     # Inputs whose initializers were folded away are still there; they can no longer be given.
     inputs = [value for value in proto.graph.input if value.name in names]
     del proto.graph.input[:]
@@ -265,6 +284,10 @@ def _take_apart(proto: Any, raw: Bytes) -> tuple[OwnBytes, tuple[_Tensor, ...], 
     tensors: list[_Tensor] = []
     pieces: list[Bytes] = []
     end = 0
+    uses = Counter(name for node in proto.graph.node for name in node.input)
+    nested = any(
+        attribute.HasField("g") or attribute.graphs for node in proto.graph.node for attribute in node.attribute
+    )
     for tensor, is_initializer in all_tensors(proto):
         if tensor.data_location != onnx().TensorProto.EXTERNAL:
             continue
@@ -281,7 +304,11 @@ def _take_apart(proto: Any, raw: Bytes) -> tuple[OwnBytes, tuple[_Tensor, ...], 
             continue
         runs, elements = _runs_of(piece.view(row.dtype))
         stored = 0 if runs else piece.nbytes
-        tensors.append(_Tensor(tensor.name, row.number, tuple(tensor.dims), end, stored, runs, elements))
+        rearranged = [entry for entry in tensor.external_data if entry.key.startswith("prepacked")]
+        for entry in rearranged:  # the copies are not kept: ONNX Runtime makes them anyway
+            tensor.external_data.remove(entry)
+        gone = bool(rearranged) and uses[tensor.name] == 1 and not nested
+        tensors.append(_Tensor(tensor.name, row.number, tuple(tensor.dims), end, stored, runs, elements, gone))
         if stored:
             padding = -stored % _ALIGNMENT
             pieces += [piece, np.zeros(padding, np.uint8)]
@@ -310,6 +337,11 @@ class Contents(Struct, frozen=True):
     model: Model
     packed: _Packed
 
+    @property
+    def gives_back(self) -> bool:
+        """Whether there are weights of which the memory is given back when the graph is open."""
+        return any(tensor.rearranged for tensor in self.packed.tensors)
+
 
 def read_contents(model: memoryview, data: memoryview) -> Contents:
     """Read what `pack` made. Both are trusted: the caller has verified that this device wrote them.
@@ -332,13 +364,14 @@ def read_contents(model: memoryview, data: memoryview) -> Contents:
     return Contents(restored, packed)
 
 
-def load_graph(contents: Contents, data: memoryview, settings: SessionSettings) -> Graph:
+def load_graph(contents: Contents, data: memoryview, settings: SessionSettings, *, own: bool = False) -> Graph:
     """Make a session of a packed graph.
 
     Args:
         contents: The graph.
         data: The weights; kept and used where they are.
         settings: How.
+        own: Whether parts of the memory of the weights may be given back: nobody else uses it.
 
     Raises:
         GeneralFailure: ONNX Runtime refuses the graph.
@@ -348,7 +381,8 @@ def load_graph(contents: Contents, data: memoryview, settings: SessionSettings) 
     options = settings.options()
     options.graph_optimization_level = onnxruntime().GraphOptimizationLevel.ORT_DISABLE_ALL
     wrap = onnxruntime().OrtValue.ortvalue_from_numpy_with_onnx_type
-    values = [wrap(_array(tensor, raw), tensor.element) for tensor in packed.tensors]
+    arrays = _arrays(packed.tensors, raw)
+    values = [wrap(array, tensor.element) for tensor, array in zip(packed.tensors, arrays, strict=True)]
     for tensor, value in zip(packed.tensors, values, strict=True):
         options.add_initializer(tensor.name, value)  # used where it lies, and instead of what the graph says
     with tempfile.TemporaryDirectory(prefix="nnburst-load-", dir=_temporary_directory(1 << 16)) as directory:
@@ -356,12 +390,35 @@ def load_graph(contents: Contents, data: memoryview, settings: SessionSettings) 
         with open(os.path.join(directory, _WEIGHTS), "wb") as file:
             file.truncate(max(packed.file_size, 1))
         options.add_session_config_entry(FILES_OF_MODELS, directory)
-        return Graph(open_session(OwnBytes(packed.graph), options), frozenset(packed.exposed), values)
+        graph = Graph(open_session(OwnBytes(packed.graph), options), frozenset(packed.exposed), values)
+    for tensor, array in zip(packed.tensors, arrays, strict=True):
+        if tensor.rearranged and (own or tensor.runs):
+            _give_back(array)
+    return graph
 
 
-def _array(tensor: _Tensor, raw: Bytes) -> np.ndarray[Any, Any]:
-    dtype = element_type(tensor.element, tensor.name).dtype
-    if tensor.runs:
-        elements = np.frombuffer(tensor.elements, dtype)
-        return np.repeat(elements, np.frombuffer(tensor.runs, "<u8").astype(np.int64)).reshape(tensor.shape)
-    return raw[tensor.offset : tensor.offset + tensor.length].view(dtype).reshape(tensor.shape)
+def _arrays(tensors: Sequence[_Tensor], raw: Bytes) -> list[np.ndarray[Any, Any]]:
+    """Return the tensors: parts of the blob, and what runs say in memory of its own."""
+    arrays: list[np.ndarray[Any, Any]] = []
+    sizes = [_nbytes(tensor.shape, tensor.element) if tensor.runs else 0 for tensor in tensors]
+    memory = np.frombuffer(anonymous_memory(sum(size + -size % mmap.PAGESIZE for size in sizes)), np.uint8)
+    end = 0
+    for tensor, size in zip(tensors, sizes, strict=True):
+        dtype = element_type(tensor.element, tensor.name).dtype
+        if tensor.runs:
+            array = memory[end : end + size].view(dtype)
+            end += size + -size % mmap.PAGESIZE
+            elements, runs = np.frombuffer(tensor.elements, dtype), np.frombuffer(tensor.runs, "<u8").astype(np.int64)
+            array[:] = elements[0] if len(runs) == 1 else np.repeat(elements, runs)
+        else:
+            array = raw[tensor.offset : tensor.offset + tensor.length].view(dtype)
+        arrays.append(array.reshape(tensor.shape))
+    return arrays
+
+
+def _give_back(array: np.ndarray[Any, Any]) -> None:
+    """Return the memory of an array that nobody looks at any more: its whole pages."""
+    start = array.ctypes.data + -array.ctypes.data % mmap.PAGESIZE
+    length = (array.ctypes.data + array.nbytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
+    if length > 0:
+        check(lib.nnb_give_back(ffi.cast("void *", start), length), "cannot return memory of weights")
