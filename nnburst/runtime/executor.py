@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
@@ -22,6 +24,24 @@ if TYPE_CHECKING:
     from .execution import Execution
 
 T = TypeVar("T")
+
+
+class _Call:
+    """What was submitted.
+
+    Attributes:
+        has_place: Whether it holds one of the executor's places: its execution, or None in place of one.
+    """
+
+    __slots__ = ("arguments", "execution", "future", "has_place", "limit", "wanted")
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.future: Future[Any] = Future()
+        self.arguments = args, kwargs
+        self.has_place = False
+        self.execution: Execution | None = None
+        self.wanted: list[int] | None = None
+        self.limit: float | EllipsisType | None = ...
 
 
 class BrokenBurst(DeadObject, BrokenExecutor):
@@ -60,17 +80,18 @@ class BurstExecutor(KnownNames, Executor):
             raise InvalidArgument(f"depth={depth!r}; give a number from 1 to {DEEPEST}")
         self._session = session
         self._lock = ProcessLock()
-        self._waiting: deque[tuple[Future[Any], Any, Any]] = deque()
+        self._waiting: deque[_Call] = deque()
         self._timeout = session.timeout if timeout is ... else checked_timeout(timeout)
+        self._shapes = shapes or {}
         self._takes_any = shapes is None and any(node.is_open for node in session.get_inputs())
-        self._idle: list[Execution | None] = [None] * depth  # None: with no arrays yet
+        self._idle: list[Execution | None] = [None] * depth  # None: not bound yet
         if not self._takes_any:
-            self._idle = [session._opening().call(self._bound, shapes or {}) for _ in range(depth)]
+            self._idle = [session._opening().call(self._bound, self._shapes) for _ in range(depth)]
         self._depth = depth
         self._pending: set[Future[Any]] = set()
         self._broken: BrokenBurst | None = None
         self._closed = False
-        self._starts = False
+        self._starting: set[int] = set()  # threads
 
     def __repr__(self) -> str:
         state = "shut down" if self._closed else "broken" if self._broken else f"{len(self._pending)} pending"
@@ -86,59 +107,69 @@ class BurstExecutor(KnownNames, Executor):
         """
         if fn != self._session.run:
             raise InvalidArgument(f"a BurstExecutor runs its session's run(), not {fn!r}")
-        future: Future[T] = Future()
+        call = _Call(args, kwargs)
         with self._lock.lock:
             if self._closed:
                 raise BadState("the executor is shut down")
             if self._broken is not None:
                 raise self._broken
-            self._pending.add(future)
-            future.add_done_callback(self._forget)
-            self._waiting.append((future, args, kwargs))
+            self._waiting.append(call)
+            call.future.add_done_callback(self._forget)
+            self._pending.add(call.future)
         self._start()
-        return future
+        return call.future
 
     def _forget(self, future: Future[Any]) -> None:
         with self._lock.lock:
             self._pending.discard(future)
 
-    def _start(self) -> None:
-        with self._lock.lock:
-            if self._starts:  # perhaps this very thread, which was called back: it goes on where it is
-                return
-            self._starts = True
-        try:
-            self._start_waiting()
-        except BaseException:  # an interrupt
-            self._starts = False
-            raise
+    # A signal handler may raise between any two steps. So a call leaves the queue, and a place the list of idle ones,
+    # only below a `try` that ends the call.
 
-    def _start_waiting(self) -> None:
-        while True:
+    def _start(self) -> None:
+        me = threading.get_ident()
+        while self._waiting and self._idle and me not in self._starting:  # else called back: it goes on where it is
+            try:
+                self._starting.add(me)
+                while self._start_next():
+                    pass
+            finally:
+                self._starting.discard(me)
+
+    def _start_next(self) -> bool:
+        """Whether there was one that could be."""
+        call: _Call | None = None
+        try:
             with self._lock.lock:
                 if not self._waiting or not self._idle:
-                    self._starts = False
-                    return
-                future, args, kwargs = self._waiting.popleft()
-                if not future.set_running_or_notify_cancel():
-                    continue
-                execution = self._idle.pop()
-            try:
-                names, arrays, limit = run(*args, **kwargs)
-                wanted = None if names is None else self._session._checked_outputs(names)
-                execution = self._filled(execution, arrays)
-                self._launch(future, execution, wanted, limit)
-            except BaseException as error:
-                self._end(future, execution, error, None)
+                    return False
+                call = self._waiting[0]
+                self._waiting.popleft()
+                if not call.future.set_running_or_notify_cancel():
+                    return True
+                call.execution, call.has_place = self._idle[-1], True
+                self._idle.pop()
+            self._begin(call)
+        except BaseException as error:  # of a signal handler
+            if call is not None and call not in self._waiting:
+                call.execution = None  # it may be in flight
+                self._end(call, error)
+            raise
+        return True
 
-    def _launch(
-        self,
-        future: Future[Any],
-        execution: Execution,
-        wanted: list[int] | None,
-        limit: float | EllipsisType | None,
-    ) -> None:
-        execution.submit(limit).add_done_callback(lambda done: self._landed(done, future, execution, wanted, limit))
+    def _begin(self, call: _Call) -> None:
+        args, kwargs = call.arguments
+        try:
+            names, arrays, call.limit = run(*args, **kwargs)
+            call.wanted = None if names is None else self._session._checked_outputs(names)
+            call.execution = self._filled(call.execution, arrays)
+            self._launch(call)
+        except Exception as error:
+            self._end(call, error)
+
+    def _launch(self, call: _Call) -> None:
+        assert call.execution is not None
+        call.execution.submit(call.limit).add_done_callback(lambda done: self._landed(done, call))
 
     def _bound(self, shapes: Mapping[str, int | Sequence[int]]) -> Execution:
         return self._session.burst.bind(shapes=shapes, timeout=self._timeout, rooms=self._session._runs.rooms)
@@ -146,7 +177,7 @@ class BurstExecutor(KnownNames, Executor):
     def _filled(self, execution: Execution | None, inputs: Any) -> Execution:
         """Return this execution filled, or one for the shapes of the inputs in its place."""
         if not self._takes_any:
-            assert execution is not None
+            execution = execution or self._bound(self._shapes)
             fill(execution, inputs)
             return execution
         if execution is not None and execution.feed(inputs):
@@ -168,34 +199,24 @@ class BurstExecutor(KnownNames, Executor):
             found.inputs[name][...] = array
         return found
 
-    def _landed(
-        self,
-        done: Future[Any],
-        future: Future[Any],
-        execution: Execution,
-        wanted: list[int] | None,
-        limit: float | EllipsisType | None,
-    ) -> None:
-        error = done.exception()
-        outputs = None
-        if isinstance(error, OutputInsufficientSize):
-            try:
-                execution = self._session._runs.with_more_room(execution, error, self._bound)
-                return self._launch(future, execution, wanted, limit)
-            except BaseException as failure:
-                error = failure
-        if error is None:
-            try:
+    def _landed(self, done: Future[Any], call: _Call) -> None:
+        error, outputs, execution = done.exception(), None, call.execution
+        if execution is None:
+            return  # it was interrupted, and has ended
+        try:
+            if isinstance(error, OutputInsufficientSize):
+                call.execution = self._session._runs.with_more_room(execution, error, self._bound)
+                return self._launch(call)
+            if error is None:
                 outputs = execution.copied()
-                outputs = outputs if wanted is None else [outputs[i] for i in wanted]
-            except BaseException as failure:
-                error = failure
-        self._end(future, execution, error, outputs)
+                outputs = outputs if call.wanted is None else [outputs[i] for i in call.wanted]
+        except Exception as failure:
+            error = failure
+        self._end(call, error, outputs)
         self._start()
 
-    def _end(
-        self, future: Future[Any], execution: Execution | None, error: BaseException | None, outputs: object
-    ) -> None:
+    def _end(self, call: _Call, error: BaseException | None, outputs: object = None) -> None:
+        """Give its place back and tell its future, each unless it was done before an interrupt."""
         if isinstance(error, DeadObject):
             broken = BrokenBurst(str(error))
             broken.__cause__ = error
@@ -203,11 +224,14 @@ class BurstExecutor(KnownNames, Executor):
                 self._broken = self._broken or broken
             error = broken
         with self._lock.lock:
-            self._idle.append(execution)
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(outputs)
+            if call.has_place:
+                call.has_place = False
+                self._idle.append(call.execution)
+        with contextlib.suppress(futures.InvalidStateError):
+            if error is not None:
+                call.future.set_exception(error)
+            else:
+                call.future.set_result(outputs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more; see `concurrent.futures.Executor.shutdown`."""
@@ -217,6 +241,7 @@ class BurstExecutor(KnownNames, Executor):
         if cancel_futures:
             for future in left:
                 future.cancel()
+        self._start()  # what an interrupted submit has left
         if wait:
             futures.wait(left)
             for execution in filter(None, self._idle):

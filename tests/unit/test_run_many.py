@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -158,3 +160,44 @@ def test_executor_takes_the_shapes_that_the_model_leaves_open(session: nnburst.S
             executor.submit(session.run, None, rows(7)).result()
     with pytest.raises(nnburst.InvalidArgument):
         nnburst.BurstExecutor(session, shapes={"x": (3, 5)})
+
+
+@pytest.mark.parametrize(
+    ("method", "inputs"),
+    [
+        ("_start", rows(7)),
+        ("_start_next", rows(7)),
+        ("_begin", rows(7)),
+        ("_launch", rows(7)),
+        ("_begin", BAD),
+        ("_end", BAD),
+    ],
+)
+def test_executor_goes_on_and_ends_after_an_interrupt_at_any_line_of_submit(
+    session: nnburst.Session, method: str, inputs: Inputs
+) -> None:
+    code = getattr(nnburst.BurstExecutor, method).__code__
+    cut: set[int] = set()
+    again = True
+    while again:
+        again = False
+
+        def interrupt(frame: FrameType, event: str, _: object) -> Any:
+            nonlocal again
+            if event == "line" and not again and frame.f_lineno not in cut:
+                cut.add(frame.f_lineno)
+                again = True
+                raise KeyboardInterrupt
+            return interrupt
+
+        with nnburst.BurstExecutor(session, 2) as executor:
+            sys.settrace(lambda frame, *_, to=interrupt: to if frame.f_code is code else None)
+            try:
+                executor.submit(session.run, None, inputs)
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.settrace(None)
+            for future in [executor.submit(session.run, None, rows(3)) for _ in range(4)]:
+                assert future.result(PATIENCE)[0][0, 0] == 3
+    assert len(cut) > 1
