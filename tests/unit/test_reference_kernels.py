@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nnburst._core._nnburst import lib
 from nnburst.devices import ReferenceDevice
 from nnburst.errors import ErrorStatus
 from nnburst.memory import Memory
@@ -33,7 +34,7 @@ FLOATS = {T.TENSOR_FLOAT32: 1e-5, T.TENSOR_FLOAT16: 5 / 1024}
 
 
 def compute(model: Model, *inputs: Array) -> list[Array]:
-    """Run a model with fully specified outputs twice, synchronously and as a plan; both must agree to the bit."""
+    """Run a model with fully specified outputs synchronously, as a plan, and in C if it can; all agree to the bit."""
     main = model.main
     shapes = [main.operands[i].dimensions for i in main.output_indexes]
     dtypes = [operand_info(main.operands[i].type).dtype for i in main.output_indexes]
@@ -55,6 +56,13 @@ def compute(model: Model, *inputs: Array) -> list[Array]:
             for view in views:
                 view[...] = 77
             assert plan() is None
+            for view, result in zip(views, results, strict=True):
+                assert view.tobytes() == result.tobytes()
+        in_c = getattr(plan.call, "c_kernel", None)
+        if in_c is not None:
+            for view in views:
+                view[...] = 77
+            assert lib.nnb_kernel_run(in_c, 0) == 0
             for view, result in zip(views, results, strict=True):
                 assert view.tobytes() == result.tobytes()
         return results

@@ -71,15 +71,8 @@ def clamping(values: Array, low: Any, high: Any, out: Array) -> Iterator[KernelS
     """
     for cut, limit in ((np.maximum, low), (np.minimum, high)):
         if limit is not None:
-            yield _cutting(cut, values, np.array(limit, values.dtype), out)
+            yield partial(cut, values, np.array(limit, values.dtype), out=out)
             values = out
-
-
-def _cutting(cut: np.ufunc, values: Array, limit: Array, out: Array) -> KernelStep:
-    def step() -> None:  # faster than a partial with a keyword
-        cut(values, limit, out=out)
-
-    return step
 
 
 def _codes(info: OperandInfo) -> Array:
@@ -319,7 +312,7 @@ class KernelCall(OperationView):
             bias: By channel.
             factor: Real value of a step of the sums, for all channels or by channel.
         """
-        self.do(_Quantiser(self.output(), self.integer("act"), sums.shape, self.scratch), sums, out, bias, factor)
+        self._steps += self._storing(self.output(), self.integer("act"), sums, out, bias, factor)
 
     def real_out(self, which: int = 0) -> Array:
         """Return the array for the real values of an output; dense."""
@@ -337,39 +330,39 @@ class KernelCall(OperationView):
             return buffer
         buffer = self.scratch(out.shape, np.float64)
         flat = buffer.reshape(-1, 1) if buffer.ndim == 0 else buffer.reshape(-1, buffer.shape[-1])
-        store = _Quantiser(operand, code, flat.shape, self.scratch)
-        self._tail.append(partial(store, flat, out.reshape(flat.shape)))
+        self._tail += self._storing(operand, code, flat, out.reshape(flat.shape))
         return buffer
 
+    def _storing(
+        self, operand: OperandDesc, code: int, values: Array, out: Array, bias: Any = None, factor: Any = 1.0
+    ) -> Iterator[KernelStep]:
+        """Yield the steps that quantise rows of real values: round half away from zero, then cut.
 
-class _Quantiser:
-    """Quantises rows of real values, as many at a time as stay in a cache: round half away from zero, then cut."""
-
-    def __init__(
-        self, operand: OperandDesc, code: int, shape: tuple[int, ...], scratch: Callable[[tuple[int, ...], Any], Array]
-    ) -> None:
-        rows, columns = shape
-        self._step = max(1, min(rows, _AT_ONCE // max(1, columns)))
-        self._real, self._half = scratch((2, self._step, columns), np.float64)
-        self._whole = scratch((self._step, columns), np.int32)
-        self._scale, self._zero_point = operand.scale, operand.zero_point
-        low, high = activation_limits(operand, code)
-        self._low, self._high = low - operand.zero_point, high - operand.zero_point
-
-    def __call__(self, values: Array, out: Array, bias: Any = None, factor: Any = 1.0) -> None:
-        factor = np.asarray(factor / self._scale)
-        for start in range(0, len(values), self._step):
-            part, stored = values[start : start + self._step], out[start : start + self._step]
-            real, half, whole = (buffer[: len(part)] for buffer in (self._real, self._half, self._whole))
+        As many rows at a time as stay in a cache.
+        """
+        rows, columns = values.shape
+        at_once = max(1, min(rows, _AT_ONCE // max(1, columns)))
+        buffers = self.scratch((2, at_once, columns), np.float64)
+        integers = self.scratch((at_once, columns), np.int32)
+        low, high = (limit - operand.zero_point for limit in activation_limits(operand, code))
+        factor = np.asarray(factor / operand.scale)
+        for start in range(0, rows, at_once):
+            part, stored = values[start : start + at_once], out[start : start + at_once]
+            real, half, whole = (buffer[: len(part)] for buffer in (*buffers, integers))
             if bias is not None:
-                part = np.add(part, bias, real)
-            np.multiply(part, factor, real)
-            np.copysign(0.5, real, half)
-            np.add(real, half, real)
-            np.maximum(real, self._low, out=real)
-            np.minimum(real, self._high, out=real)
-            np.copyto(whole, real, "unsafe")  # which drops the fraction
-            np.add(whole, self._zero_point, stored, casting="unsafe")
+                yield partial(np.add, part, bias, real)
+                part = real
+            yield partial(np.multiply, part, factor, real)
+            yield partial(np.copysign, 0.5, real, half)
+            yield partial(np.add, real, half, real)
+            yield from clamping(real, low, high, real)
+            yield partial(store, real, whole, operand.zero_point, stored)
+
+
+def store(real: Array, whole: Array, zero_point: int, out: Array) -> None:
+    """Store real values without their fraction plus a zero point; `whole` is room for int32."""
+    np.copyto(whole, real, "unsafe")
+    np.add(whole, zero_point, out, casting="unsafe")
 
 
 def _assign(out: Array, function: Callable[..., Any], arrays: tuple[Array, ...]) -> None:
