@@ -719,6 +719,8 @@ int nnb_bench_line(int client_cpu, int server_cpu, uint32_t warmup, uint32_t cou
  * attaches them (exclusive, sealed) and polled. */
 int nnb_bench_queue(int client_cpu, int server_cpu, uint32_t datums_there, uint32_t datums_back, uint32_t warmup,
                     uint32_t count, uint32_t *samples);
+/* Runs of an execution, one after the other, on the calling thread, however long that takes. -EIO: one has failed. */
+int nnb_bench_runs(nnb_execution *e, uint32_t count, uint32_t *samples);
 /* The clock reading itself, back to back, on the calling thread. */
 int nnb_bench_clock(uint32_t count, uint32_t *samples);
 

@@ -24,6 +24,7 @@ class Record(Report):
         "h": "(h) a recurrent step, reference device",
         "i": "(i) the slot table, reference device",
         "j": "(j) compilation caching, reference device",
+        "l": "(l) an ONNX model, a thread of its service with the lock",
     }
 
     @property

@@ -196,4 +196,12 @@ static int nnb_py_bench_queue(int client_cpu, int server_cpu, uint32_t datums_th
 }
 #define nnb_bench_queue nnb_py_bench_queue
 
+static int nnb_py_bench_runs(nnb_execution *e, uint32_t count, uint32_t *samples)
+{
+    int rc;
+    NNB_WITHOUT_GIL(rc, nnb_bench_runs(e, count, samples));
+    return rc;
+}
+#define nnb_bench_runs nnb_py_bench_runs
+
 #endif

@@ -87,10 +87,14 @@ class Round:
     line_before: float
     line_after: float
 
+    def percentile(self, percent: float) -> float:
+        """Return that of the round, nanoseconds; NaN without samples."""
+        return float(np.percentile(self.samples, percent)) if len(self.samples) else math.nan
+
     @property
     def p50(self) -> float:
         """Median of the round, nanoseconds; NaN without samples."""
-        return float(np.median(self.samples)) if len(self.samples) else math.nan
+        return self.percentile(50)
 
     @property
     def line(self) -> float:
@@ -129,11 +133,17 @@ class Result:
         names = ("p50_us", "p90_us", "p99_us", "p999_us", "max_us")
         return dict(zip(names, map(float, np.percentile(self.samples, PERCENTILES) / 1e3), strict=True))
 
-    def ratios(self, other: Result | None = None) -> list[float]:
-        """Return this row's median over that of another in the same round, or over L, for each settled round."""
+    def ratios(self, other: Result | None = None, percent: float = 50) -> list[float]:
+        """Return this row's percentile over that of another in the same round, or its median over L, for each settled
+        round.
+        """
         if other is None:
             return [r.p50 / r.line for r in self.rounds if r.settled and not math.isnan(r.line)]
-        return [a.p50 / b.p50 for a, b in zip(self.rounds, other.rounds, strict=False) if a.settled and b.settled]
+        return [
+            a.percentile(percent) / b.percentile(percent)
+            for a, b in zip(self.rounds, other.rounds, strict=False)
+            if a.settled and b.settled
+        ]
 
     def ratio_to_line(self) -> float:
         """Return the median of the ratios to L; NaN without a second CPU, or if no round is settled."""
