@@ -398,18 +398,19 @@ def load_graph(contents: Contents, data: memoryview, settings: SessionSettings, 
 
 
 def _arrays(tensors: Sequence[_Tensor], raw: Bytes) -> list[np.ndarray[Any, Any]]:
-    """Return the tensors: parts of the blob, and what runs say in memory of its own."""
+    """Return the tensors: parts of the blob, and what runs say; in pages of its own if these are given back."""
     arrays: list[np.ndarray[Any, Any]] = []
-    sizes = [_nbytes(tensor.shape, tensor.element) if tensor.runs else 0 for tensor in tensors]
+    sizes = [_nbytes(t.shape, t.element) if t.runs and t.rearranged else 0 for t in tensors]
     memory = np.frombuffer(anonymous_memory(sum(size + -size % mmap.PAGESIZE for size in sizes)), np.uint8)
     end = 0
     for tensor, size in zip(tensors, sizes, strict=True):
         dtype = element_type(tensor.element, tensor.name).dtype
         if tensor.runs:
-            array = memory[end : end + size].view(dtype)
-            end += size + -size % mmap.PAGESIZE
             elements, runs = np.frombuffer(tensor.elements, dtype), np.frombuffer(tensor.runs, "<u8").astype(np.int64)
-            array[:] = elements[0] if len(runs) == 1 else np.repeat(elements, runs)
+            array = np.repeat(elements, runs) if not size else memory[end : end + size].view(dtype)
+            if size:
+                array[:] = elements[0] if len(runs) == 1 else np.repeat(elements, runs)
+            end += size + -size % mmap.PAGESIZE
         else:
             array = raw[tensor.offset : tensor.offset + tensor.length].view(dtype)
         arrays.append(array.reshape(tensor.shape))
