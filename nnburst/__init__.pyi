@@ -34,8 +34,8 @@ from .runtime import Pipeline as Pipeline
 from .runtime import Service as Service
 from .runtime import Session as Session
 from .runtime import copy_memory as copy_memory
-from .runtime.launch import connect as connect
-from .runtime.launch import in_process as in_process
-from .runtime.launch import launch as launch
+from .runtime.open_service import connect as connect
+from .runtime.open_service import in_process as in_process
+from .runtime.open_service import launch as launch
 
 __version__: str

@@ -25,8 +25,12 @@ def attach(room: str) -> tuple[Callable[[str], object], Callable[[], list[str]],
         room: Its `__name__`.
     """
     package = sys.modules[room]
-    with open(os.path.join(package.__path__[0], "__init__.pyi"), encoding="utf-8") as stub:
-        owners = {name: module for module, name in _LINE.findall(stub.read())}
+    path = os.path.join(package.__path__[0], "__init__.pyi")
+    try:
+        with open(path, encoding="utf-8") as stub:
+            owners = {name: module for module, name in _LINE.findall(stub.read())}
+    except OSError as error:
+        raise ImportError(f"{path} cannot be read; have what packs nnburst take its *.pyi files along") from error
 
     def __getattr__(name: str) -> object:
         if name not in owners:

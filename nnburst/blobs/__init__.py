@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from .file import BlobFileError
-from .nncache import NNCache
-from .table import BlobCache, Capacity, Policy, Select
+from .._lazy import attach
 
-__all__ = ["BlobCache", "BlobFileError", "Capacity", "NNCache", "Policy", "Select"]
+__getattr__, __dir__, __all__ = attach(__name__)

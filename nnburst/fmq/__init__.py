@@ -2,23 +2,6 @@
 
 from __future__ import annotations
 
-from .descriptor import Dialect, Flavour, Grantor, Layout, MQDescriptor, unpack_grantors
-from .event_flag import NOT_EMPTY, NOT_FULL, EventFlag
-from .queue import MessageQueue
-from .queue_end import QueueError
-from .transaction import MemTransaction
+from .._lazy import attach
 
-__all__ = [
-    "NOT_EMPTY",
-    "NOT_FULL",
-    "Dialect",
-    "EventFlag",
-    "Flavour",
-    "Grantor",
-    "Layout",
-    "MQDescriptor",
-    "MemTransaction",
-    "MessageQueue",
-    "QueueError",
-    "unpack_grantors",
-]
+__getattr__, __dir__, __all__ = attach(__name__)

@@ -150,7 +150,7 @@ class MessageQueue(QueueEnd):
         done: bool = self._handle.write(data)
         if done is not NotImplemented:
             return done
-        array = as_elements(data, self._dtype)
+        array = self._source(data)
         rc = lib.nnb_mq_write(self._handle.live(), readable(array), array.size)
         return rc == 0 or self._explain(rc, f"write of {array.size} elements")
 
@@ -169,7 +169,9 @@ class MessageQueue(QueueEnd):
             InvalidArgument: More than the capacity, or `out` is of the wrong kind.
             GeneralFailure: The shared counters are corrupt.
         """
-        wanted = out if out is not None else count if type(count) is int else None
+        wanted: Any = count if out is None else out
+        if (type(wanted) is int) is not (out is None):  # a number for an array, or an array for a number
+            wanted = None
         got: Elements | Literal[False] | None = self._handle.read(wanted)
         if got is False:
             self._overruns += 1
@@ -244,7 +246,7 @@ class MessageQueue(QueueEnd):
             GeneralFailure: The shared counters are corrupt.
             BadState: The queue is closed, perhaps while waiting.
         """
-        array = as_elements(data, self._dtype)
+        array = self._source(data)
         source = readable(array)
         bits = (read_notification, write_notification)
         self._blocking(lib.nnb_mq_write_blocking, source, array.size, bits, timeout, event_flag)
@@ -310,6 +312,11 @@ class MessageQueue(QueueEnd):
         self._handle.live()
         parts = tuple(map(tuple, self._grantors))
         return _attach_parts, (parts, self._fds, self._dtype.itemsize, int(self._flavour), self._dtype, self._exclusive)
+
+    def _source(self, data: Any) -> Elements:
+        if isinstance(data, np.ndarray) and data.size > self.capacity:  # before it is copied
+            raise InvalidArgument(f"write of {data.size} elements exceeds the capacity of {self.capacity}")
+        return as_elements(data, self._dtype)
 
     def _target(self, count: int, out: Elements | None) -> Elements:
         if out is None:

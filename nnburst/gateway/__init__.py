@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from .inference import Inference, OutputTensor
-from .models import Models
-from .regions import Regions
+from .._lazy import attach
 
-__all__ = ["Inference", "Models", "OutputTensor", "Regions"]
+__getattr__, __dir__, __all__ = attach(__name__)

@@ -18,9 +18,9 @@ from .compile.compilation import StepReport as StepReport
 from .execution import Execution as Execution
 from .executor import BrokenBurst as BrokenBurst
 from .executor import BurstExecutor as BurstExecutor
-from .launch import connect as connect
-from .launch import in_process as in_process
-from .launch import launch as launch
+from .open_service import connect as connect
+from .open_service import in_process as in_process
+from .open_service import launch as launch
 from .request.copy import copy_memory as copy_memory
 from .request.device_memory import DeviceMemory as DeviceMemory
 from .request.device_memory import MemoryDesc as MemoryDesc

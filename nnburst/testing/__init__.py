@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from ._inject import Fault, inject
-from .clock import FakeClock
-from .leaks import Snapshot, assert_nothing_left
+from .._lazy import attach
 
-__all__ = ["FakeClock", "Fault", "Snapshot", "assert_nothing_left", "inject"]
+__getattr__, __dir__, __all__ = attach(__name__)

@@ -116,6 +116,22 @@ def test_more_than_the_capacity_is_refused_by_each_call(queue: MessageQueue) -> 
             call()
 
 
+def test_array_that_is_too_large_is_refused_before_it_is_copied(queue: MessageQueue) -> None:
+    huge = np.broadcast_to(np.zeros(1, WORD), 1 << 40)
+    for write in (queue.write, partial(queue.write_blocking, timeout=0)):
+        with pytest.raises(InvalidArgument, match="exceeds the capacity of 8"):
+            write(huge)
+
+
+def test_number_is_no_target(queue: MessageQueue) -> None:
+    assert queue.write(np.zeros(3, WORD))
+    with pytest.raises(InvalidArgument, match="out must be"):
+        queue.read(out=3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        queue.read(np.zeros(3, WORD))  # type: ignore[arg-type]
+    assert queue.available_to_read == 3
+
+
 def _peak(call: Callable[[], object]) -> int:
     """Bytes that 100 calls in turn allocate at most at a time."""
     times = itertools.repeat(None, 100)

@@ -137,8 +137,7 @@ def test_no_module_of_a_room_hides_a_name(room: str) -> None:
     """A module becomes an attribute of its package when it is read, unless the package reads it at once."""
     modules = {path.stem for path in ROOMS[room].parent.iterdir()}
     names = {name for name, place in names_for_type_checkers(room).items() if place != "."}
-    assert names & modules == ({"launch"} if room == "nnburst.runtime" else set())
-    assert callable(nnburst.runtime.launch)
+    assert not names & modules
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -152,3 +151,46 @@ def test_names_of_a_room_are_listed_found_and_pickled(room: str) -> None:
             assert pickle.loads(pickle.dumps(value)) is value
     with pytest.raises(AttributeError, match=f"module '{room}' has no attribute 'no_such_name'"):
         module.no_such_name  # noqa: B018
+
+
+def test_modules_and_names_are_read_by_threads_at_once() -> None:
+    """A module of a room waits for the room, which must not wait for its modules."""
+    code = (
+        "import importlib, sys, threading\n"
+        "sys.setswitchinterval(1e-6)\n"
+        "import nnburst\n"
+        "start = threading.Barrier(2)\n"
+        "def read(name):\n"
+        "    start.wait()\n"
+        "    importlib.import_module(name) if '.' in name else getattr(nnburst, name)\n"
+        "def failed(failure): print(failure.exc_type, failure.exc_value)\n"
+        "threading.excepthook = failed\n"
+        "threads = [threading.Thread(target=read, args=(name,)) for name in sys.argv[1:]]\n"
+        "[thread.start() for thread in threads]\n"
+        "[thread.join() for thread in threads]\n"
+    )
+    pairs = [
+        ("nnburst.runtime.session", "launch"),
+        ("nnburst.runtime.compile", "Session"),
+        ("nnburst.fmq.queue", "fmq"),
+    ]
+    for pair in pairs * 3:
+        done = subprocess.run(
+            [sys.executable, "-c", code, *pair], capture_output=True, text=True, timeout=PATIENCE, check=True
+        )
+        assert not done.stdout, pair
+
+
+def test_package_without_its_stubs_says_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "room").mkdir()
+    (tmp_path / "room" / "__init__.py").write_text("from nnburst._lazy import attach\nattach(__name__)\n")
+    done = subprocess.run(
+        [sys.executable, "-c", "import room"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert "ImportError" in done.stderr.splitlines()[-1]
+    assert "have what packs nnburst take its *.pyi files along" in done.stderr

@@ -121,7 +121,8 @@ class ServerEnd(abc.ABC):
 
     def answer(self, result: ExecutionResult) -> None:
         if result[0] is not ErrorStatus.NONE:
-            self._reason = reason_of(result)
+            if result[0] is not ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:  # of which no client asks why
+                self._reason = reason_of(result)
             if self._token.cancelled[0]:
                 lib.nnb_server_keep_failures(self._endpoint)
         raw, keep_alive = c_result(result)

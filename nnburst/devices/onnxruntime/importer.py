@@ -120,6 +120,8 @@ def _argument(value: Any, kind: str) -> GraphArgument:
     place = f"{kind} {name!r}"
     if len(name) > _LONGEST_NAME:
         raise InvalidArgument(f"the name of an {kind} has {len(name)} characters; {_LONGEST_NAME} are possible")
+    if "\0" in name:
+        raise InvalidArgument(f"{place} has a NUL in its name; ONNX Runtime takes names without")
     what = value.type.WhichOneof("value")
     if what != "tensor_type":
         said = (what or "value without a type").removesuffix("_type").replace("_", " ")

@@ -26,7 +26,6 @@ from ...cache import (
     device_token_v2,
     entry_name,
     file_names,
-    is_encrypted,
     model_fingerprint,
 )
 from ...devices import CacheFiles, CompileJob, Device, PreparedModel
@@ -250,7 +249,7 @@ class DirectoryCache:
             return CacheReason.CHANGED
         if result.nbytes > self._cache.limits.max_entry_bytes > 0:
             return CacheReason.TOO_BIG
-        if self._encrypt and not later and not all(map(is_encrypted, (*staged.model_fds, *staged.data_fds))):
+        if self._encrypt and not later and not _all_encrypted((*staged.model_fds, *staged.data_fds)):
             return CacheReason.DECLINED  # by a service, or a device, that does not know how
         generation = os.urandom(16) if later else result.generation
         info = EntryInfo(
@@ -406,3 +405,9 @@ def cache_source(
         raise InvalidArgument(f"cache_dir is {type(directory).__name__}; give the path of a directory")
     checked = None if token is None else checked_token(token)
     return DirectoryCache.at(directory, checked, always=always, encrypt=encrypt)
+
+
+def _all_encrypted(fds: Sequence[int]) -> bool:
+    from ...cache import is_encrypted
+
+    return all(map(is_encrypted, fds))

@@ -1,0 +1,12 @@
+from .descriptor import Dialect as Dialect
+from .descriptor import Flavour as Flavour
+from .descriptor import Grantor as Grantor
+from .descriptor import Layout as Layout
+from .descriptor import MQDescriptor as MQDescriptor
+from .descriptor import unpack_grantors as unpack_grantors
+from .event_flag import NOT_EMPTY as NOT_EMPTY
+from .event_flag import NOT_FULL as NOT_FULL
+from .event_flag import EventFlag as EventFlag
+from .queue import MessageQueue as MessageQueue
+from .queue_end import QueueError as QueueError
+from .transaction import MemTransaction as MemTransaction
