@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import resource
 import signal
@@ -20,6 +21,9 @@ from nnburst.testing import inject
 from support.models import tiny_model
 from support.processes import Client, stop, wait_gone
 from support.waiting import PATIENCE, until
+
+_SEIZE, _INTERRUPT = 0x4206, 0x4207
+_WALL = 0x40000000
 
 
 @pytest.fixture(autouse=True)
@@ -317,6 +321,41 @@ def test_zygote_and_children_go_with_their_client_that_is_killed(stopped: tuple[
     client.finish()
     for pidfd in client.pidfds:
         wait_gone(pidfd)
+
+
+def test_child_in_a_debugger_goes_with_its_client_that_is_killed() -> None:
+    client = Client(
+        "import sys\nfrom nnburst.service import start_child\nservice = start_child(['nnburst-noop'])\n"
+        "print(service.pid, flush=True)\nsys.stdin.read()\n"
+    )
+    (pid,) = client.pids
+    ptrace = ctypes.CDLL(None).ptrace
+    ptrace.argtypes = [ctypes.c_long] * 4
+    tasks = [*map(int, os.listdir(f"/proc/{pid}/task"))]
+    for task in tasks:
+        if ptrace(_SEIZE, task, 0, 0) or ptrace(_INTERRUPT, task, 0, 0):
+            pytest.skip("this system refuses debuggers")
+    until(lambda: stands(pid, "t"), "the debugger stops nothing")
+    client.process.kill()
+    client.finish()
+    until(lambda: all(has_ended(task) for task in reversed(tasks)), "it stays")
+    wait_gone(client.pidfds[0])
+
+
+def has_ended(task: int) -> bool:
+    """Whether a thread in the debugger is no more; the debugger takes note of it."""
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(task, os.WNOHANG | _WALL)[1]) < 0
+    except ChildProcessError:
+        return True
+    except ValueError:  # stopped
+        return False
+
+
+def stands(pid: int, how: str) -> bool:
+    """Whether all threads of a process are in a state."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return all((task / "stat").read_text().rpartition(")")[2].split()[0] == how for task in tasks)
 
 
 def test_zygote_goes_with_its_client_that_ends() -> None:

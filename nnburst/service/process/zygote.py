@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 from dataclasses import dataclass
+from functools import cache
 
 from ..._core._nnburst import lib
 from ..._core.errno import check
@@ -74,7 +75,8 @@ class _Zygote:
         """Answer a request; in the child return its arguments."""
         request = json.loads(data)
         with socket.socket(fileno=os.dup(fds[0])) as told:
-            _load(request["devices"], "--warm" in request["options"])
+            for spec in request["devices"]:
+                _load(spec, "--warm" in request["options"])
             if not _is_alone():
                 told.send(b"threads")
                 return None
@@ -118,14 +120,14 @@ class _Zygote:
             ended.told.send(str(os.waitstatus_to_exitcode(status)).encode())
 
 
-def _load(devices: list[str], warm: bool) -> None:
-    """Import what devices need, for this start and all later ones."""
-    for spec in devices:
-        with contextlib.suppress(Exception):  # of which the child will tell
-            device = create_device(spec)
-            DeviceInfo.of(device)  # which finds out about versions and capabilities
-            if warm and isinstance(device, LocalDevice):
-                device.load_libraries()
+@cache
+def _load(spec: str, warm: bool) -> None:
+    """Import what a device needs, for this start and all later ones."""
+    with contextlib.suppress(Exception):  # of which the child will tell
+        device = create_device(spec)
+        DeviceInfo.of(device)  # which finds out about versions and capabilities
+        if warm and isinstance(device, LocalDevice):
+            device.load_libraries()
 
 
 def _is_alone() -> bool:
