@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import threading
 import weakref
@@ -13,7 +14,7 @@ import pytest
 
 from nnburst import MissedDeadline
 from nnburst._core._nnburst import ffi, lib
-from nnburst.burst import BurstCallback, ExecutionBurstController, FlowQueue, Kernel, ListenerGroup
+from nnburst.burst import BurstCallback, ExecutionBurstController, FlowQueue, InFlight, Kernel, ListenerGroup
 from nnburst.devices import create_device
 from nnburst.devices.plan import Plan
 from nnburst.errors import ErrorStatus, GeneralFailure
@@ -137,6 +138,44 @@ def test_interpreter_that_is_held_delays_no_run_in_c(memory: Memory, served: Any
         for _ in range(20):
             assert lib.nnb_execution_start(execution._pointer) == 0
             assert lib.nnb_execution_try(execution._pointer, 100_000_000) == 0, "the answer took the interpreter"
+
+
+class Lockless:
+    """A kernel that fails if its thread has the interpreter lock: its run is a function of the interpreter's."""
+
+    def __init__(self) -> None:
+        has_lock = ffi.cast("void *", ctypes.cast(ctypes.pythonapi.PyGILState_Check, ctypes.c_void_p).value)
+        self.kept = Function().pointers[1:]
+        self.c_kernel = ffi.new("nnb_kernel *", (ffi.cast("int (*)(nnb_kernel *, uint64_t)", has_lock), *self.kept))
+
+    def __call__(self) -> None: ...
+
+
+@WINDOWS
+def test_no_kernel_in_c_runs_with_the_interpreter_lock(memory: Memory, served: Any, window: float) -> None:
+    """The request for it is there when a run in Python has ended, and the listener looks with the lock first."""
+    executor = Mixed(Lockless)
+    with ExecutionBurstController.create(model_of(executor, served), polling_window=window) as controller:
+        in_c, in_python = bind(controller, adder_request(memory, IN_C)), bind(controller, adder_request(memory))
+        in_c.run()
+        in_python.run()
+        for execution in (in_c, in_python):  # both answers have room, so both requests may be in the ring
+            lib.nnb_execution_set_answer(execution.pointer, 2)
+        started: list[InFlight] = []
+
+        def start_in_c() -> None:
+            started.append(in_c.start())
+
+        def landed() -> bool:
+            controller.flights.attend()
+            return started[-1].status is not None
+
+        executor.during = start_in_c
+        for i in range(20):
+            in_python.start()
+            until(lambda i=i: len(started) > i)
+            until(landed)
+        assert [flight.status for flight in started] == [0] * 20
 
 
 def test_failure_in_c_has_the_sentence_of_its_run(memory: Memory, served: Any) -> None:
