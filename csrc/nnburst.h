@@ -704,6 +704,27 @@ int nnb_exit_when_dead(int pidfd, int sock_fd);
  * of no end before the call: ask getppid() afterwards. -EINVAL: no such signal. */
 int nnb_signal_when_orphaned(int number);
 
+/* ---- sandbox.c: the walls of a service process ------------------------------------------------------------------- */
+
+#define NNB_MAY_READ 1
+#define NNB_MAY_WRITE 2
+#define NNB_MAY_EXECUTE 4 /* of calls: start programs */
+#define NNB_MAY_CONNECT 8
+/* Landlock's version in this kernel; 0: there is none. */
+int nnb_landlock_version(void);
+/* Returns a descriptor of rules that forbid all that this kernel's Landlock can, but TCP to what may CONNECT. -ENOSYS: there
+ * is no Landlock. */
+int nnb_landlock_rules(uint32_t may);
+/* Allows to READ, WRITE or EXECUTE what lies beneath a directory, or a file. `fd` may be of O_PATH. */
+int nnb_landlock_allow(int rules, int fd, uint32_t may);
+/* Puts rules into force for ever. 1: for all threads; 0: for this one and those that it starts, as before version 8. */
+int nnb_landlock_close(int rules);
+/* Lets all threads make only the calls of the list, for ever. -ENOSYS: not on this processor; -EINVAL: not with this kernel;
+ * -ESRCH: a thread has a filter of its own. */
+int nnb_seccomp_close(uint32_t may);
+/* The name of the call in a row of that list, empty for one that is refused there; NULL beyond its end. */
+const char *nnb_seccomp_call(uint32_t index);
+
 /* ---- bench.c: what `nnburst bench` compares everything else with ------------------------------------------------
  *
  * A client and a server thread run, pinned to a CPU each, and the client takes one clock reading per iteration: sample

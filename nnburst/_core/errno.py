@@ -67,6 +67,20 @@ def name_process(name: str) -> None:
     _this_process = name
 
 
+_refusals = ""
+
+
+def explain_refusals(text: str) -> None:
+    """Have `refusal` say this of what the system refuses to this process from now on."""
+    global _refusals
+    _refusals = text
+
+
+def refusal(error: BaseException) -> str:
+    """Say what is to be done about an exception, if this process has given up rights and it may be for want of them."""
+    return f": {_refusals}" if _refusals and isinstance(error, PermissionError) else ""
+
+
 def meaning(number: int) -> str:
     """Say what an errno means. It may be read at the other side, so a limit says whose it is."""
     if number == errno.EMFILE:

@@ -16,6 +16,7 @@ from .interfaces import Buffer as Buffer
 from .interfaces import CacheFiles as CacheFiles
 from .interfaces import CompileJob as CompileJob
 from .interfaces import Device as Device
+from .interfaces import Needs as Needs
 from .interfaces import PreparedModel as PreparedModel
 from .local import LocalDevice as LocalDevice
 from .local import LocalModel as LocalModel

@@ -22,11 +22,9 @@ _LOCK = struct.Struct("hhqqi4x")
 class DeferredSave:
     """Cache files of a client, kept for later. Duplicates are closed by `save` or `close`.
 
-    A write takes a lock of its own file description, so that two deferred writers of one file exclude each other and a
-    reader is told that the entry is busy. Files that the client removed meanwhile are left alone.
-
-    That description is opened with the rights of this process, which may be more than the client's. So only a
-    descriptor that the client itself could write through is ever opened again (THR-16).
+    A write takes a lock of the file description, which the client opens for each call, so that two deferred writers of
+    one file exclude each other and a reader is told that the entry is busy. Files that the client removed meanwhile are
+    left alone. No file is opened again: what the client may not write is not written (THR-16).
 
     Args:
         home: The device's cache.
@@ -64,7 +62,6 @@ class DeferredSave:
             payloads: As `DeviceCacheHome.save`.
             compiled: Likewise.
         """
-        own: list[int] = []
         try:
             if self.refused is not None or not self._fds:
                 return SaveResult(False, self.refused or CacheReason.IO_ERROR)
@@ -72,32 +69,17 @@ class DeferredSave:
             for fd in self._fds[:count]:
                 if check_fd(fd).st_nlink == 0:  # the client may have changed the flags since
                     return SaveResult(False, CacheReason.MISSING)  # the client has removed the entry
-                own.append(_opened_again(fd))
-            for fd in own:
+            for fd in self._fds[:count]:
                 fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
-            files = self._files.with_fds([*own, *self._fds[count:]])
-            return self._home.save(files, payloads, compiled=compiled)
+            return self._home.save(self._files.with_fds(self._fds), payloads, compiled=compiled)
         except CacheRejected as error:
             return SaveResult(False, error.reason)
         except OSError as error:
             busy = error.errno in (errno.EAGAIN, errno.EACCES)
             return SaveResult(False, CacheReason.BUSY if busy else CacheReason.IO_ERROR)
         finally:
-            close_fds(own)
             self.close()
 
     def close(self) -> None:
         """Close the duplicates. Idempotent."""
         close_fds(self._fds)
-
-
-def _opened_again(fd: int) -> int:
-    """Return a description of our own of a file: a duplicate would share offset and locks with the client's.
-
-    Raises:
-        CacheRejected: This process may not open the file, although it was given a descriptor.
-    """
-    try:
-        return os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
-    except OSError as error:
-        raise CacheRejected(CacheReason.BAD_FD, f"a cache file cannot be opened again: {error.strerror}") from error

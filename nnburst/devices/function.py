@@ -51,10 +51,11 @@ from ..model import (
 )
 from .common import call_by_name, extension_of_names, named_in
 from .elements import element_of, element_types, operand_code
+from .interfaces import Needs
 from .local import LocalDevice, LocalModel
 from .plan import pool_of
 
-__all__ = ["Declaration", "FunctionDevice", "FunctionModel", "Tensor", "declare"]
+__all__ = ["Declaration", "FunctionDevice", "FunctionModel", "Needs", "Tensor", "declare"]
 
 EXTENSION_NAME = "org.nnburst.function"
 _PREFIX = 1
@@ -93,10 +94,11 @@ class Declaration(Struct, frozen=True):
     name: str
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
+    needs: Needs = Needs()
 
 
 def declare(
-    *, inputs: Sequence[Tensor], outputs: Sequence[Tensor], name: str | None = None
+    *, inputs: Sequence[Tensor], outputs: Sequence[Tensor], name: str | None = None, needs: Needs = Needs()
 ) -> Callable[[Function], Function]:
     """Declare a function's tensors, so that a service can offer it.
 
@@ -107,6 +109,7 @@ def declare(
         inputs: In the order of its parameters.
         outputs: At least one.
         name: What clients call it; None for the function's name.
+        needs: What it needs of the machine while it runs: it is refused all else but reading code.
 
     Raises:
         InvalidArgument: A type cannot be passed, a name is given twice, or there is no output.
@@ -118,7 +121,7 @@ def declare(
         element_of(tensor.element, f"tensor {tensor.name!r}")
 
     def decorate(function: Function) -> Function:
-        declaration = Declaration(name or function.__name__, tuple(inputs), tuple(outputs))
+        declaration = Declaration(name or function.__name__, tuple(inputs), tuple(outputs), needs)
         function.__nnburst__ = declaration  # type: ignore[attr-defined]
         return function
 
@@ -154,6 +157,11 @@ class FunctionDevice(LocalDevice):
     def name(self) -> str:
         """``nnburst-function``."""
         return "nnburst-function"
+
+    @property
+    def needs(self) -> Needs:
+        """What its functions need."""
+        return Needs.sum(declaration_of(function).needs for function in self._functions.values())
 
     def get_supported_extensions(self) -> tuple[Extension, ...]:
         """``org.nnburst.function``."""

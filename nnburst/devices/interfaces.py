@@ -7,7 +7,8 @@ works in one process or across two.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Annotated
 
@@ -18,7 +19,7 @@ from msgspec.structs import replace
 from .._core.leaving import Closing
 from ..burst import BurstCallback, BurstContext, BurstExecutorWithCache
 from ..cache import CacheReason, CacheRejected, SaveResult
-from ..errors import Ending, GeneralFailure
+from ..errors import Ending, GeneralFailure, InvalidArgument
 from ..fmq import MQDescriptor
 from ..memory import Memory
 from ..model import (
@@ -279,6 +280,48 @@ class Buffer(Closing, abc.ABC):
         """Give the buffer back. Idempotent; an execution that uses it finishes first."""
 
 
+class Needs(Struct, frozen=True):
+    """What a device needs of the machine while it runs models, beside memory and its code.
+
+    A service process gives up all other rights before its first model. What a device opens in its constructor stays
+    open.
+
+    Attributes:
+        read: Files, and directories with all that is in them.
+        write: Likewise; there it may also make and remove files.
+        programs: Files that it starts. They have the rights of the service and no more.
+        network: Whether it uses TCP or UDP.
+    """
+
+    read: Sequence[str] = ()
+    write: Sequence[str] = ()
+    programs: Sequence[str] = ()
+    network: bool = False
+
+    def __post_init__(self) -> None:
+        for paths in (self.read, self.write, self.programs):
+            if isinstance(paths, str) or not all(isinstance(path, str) and os.path.isabs(path) for path in paths):
+                raise InvalidArgument(f"Needs: give absolute paths in a list, not {paths!r}")
+
+    @classmethod
+    def sum(cls, needs: Iterable[Needs]) -> Needs:
+        """Return what all of them need."""
+        total = cls()
+        for each in needs:
+            total = cls(
+                (*total.read, *each.read),
+                (*total.write, *each.write),
+                (*total.programs, *each.programs),
+                total.network or each.network,
+            )
+        return total
+
+    def __str__(self) -> str:
+        lists = {"reads": self.read, "writes": self.write, "starts": self.programs}
+        said = [f"{verb} {', '.join(paths)}" for verb, paths in lists.items() if paths]
+        return "; ".join([*said, "uses the network"] if self.network else said) or "nothing"
+
+
 class Device(abc.ABC):
     """Something that compiles and runs models."""
 
@@ -291,6 +334,11 @@ class Device(abc.ABC):
     @abc.abstractmethod
     def version_string(self) -> str:
         """Not empty, and different for each build of the device."""
+
+    @property
+    def needs(self) -> Needs:
+        """What the device needs of the machine, beside memory and code, when it is made: by default nothing."""
+        return Needs()
 
     @property
     def type(self) -> DeviceType:

@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Struct
 
+from .._core.errno import refusal
 from ..errors import ErrorStatus, NNBurstError, OutputShape
 from .types import NO_TIMING, MeasureTiming, Timing
 
@@ -55,7 +56,7 @@ def failure_of(error: BaseException) -> Failure:
         return Failure(_sendable(error.status), str(error), tuple(getattr(error, "output_shapes", ())))
     if isinstance(error, MemoryError):
         return Failure(ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, f"no memory for this execution: {error}")
-    return Failure(ErrorStatus.GENERAL_FAILURE, f"{type(error).__name__}: {error}")
+    return Failure(ErrorStatus.GENERAL_FAILURE, f"{type(error).__name__}: {error}{refusal(error)}")
 
 
 def took_too_long(reason: str, max_run: float) -> str:

@@ -37,6 +37,7 @@ def launch(
     affinity: Collection[int] | None = None,
     spare: bool = False,
     warm: bool = False,
+    sandbox: str = "on",
 ) -> Service:
     """Start a service process that belongs to this one and ends with it.
 
@@ -57,6 +58,9 @@ def launch(
             `restart` or by a session with ``on_death="restart"``, is then there at once. It takes the memory of what it
             has loaded, and is started about a second after the one before it was taken.
         warm: Load at once what the devices need for their first model, also for services that are launched later.
+        sandbox: ``"on"``: it may read code, and nothing else; it may not write, use the network or start programs, but
+            for what its devices need (`Device.needs`), as far as this kernel can keep it from that (`Service.sandbox`).
+            ``"strict"``: it does not start where the kernel cannot. ``"off"``: it may do what this program may.
 
     Raises:
         DeviceUnavailable: The process could not serve, or is refused the policy or a CPU; the message carries what it
@@ -79,6 +83,7 @@ def launch(
             faults=faults,
             scheduler=scheduler,
             affinity=affinity,
+            sandbox=sandbox,
         )
     )
 

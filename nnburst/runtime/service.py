@@ -18,7 +18,7 @@ from .spare import Spare
 if TYPE_CHECKING:
     import socket
 
-    from ..service import ServiceConnection
+    from ..service import Sandbox, ServiceConnection
 
 DEFAULT_DEVICES: Sequence[str] = (
     "nnburst-reference",
@@ -35,6 +35,8 @@ class Backend(Protocol):
     def devices(self) -> tuple[Device, ...]: ...
     @property
     def pid(self) -> int: ...
+    @property
+    def sandbox(self) -> Sandbox | None: ...
     @property
     def alive(self) -> bool: ...
     def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]: ...
@@ -71,6 +73,7 @@ class LocalBackend:
 
         self.devices = devices
         self.faults = None
+        self.sandbox = None
         self.pid = os.getpid()
         self.alive = True
         self._leaving = Leaving(*(device.close for device in devices))
@@ -160,6 +163,13 @@ class ServiceProcess(OneProcess, Closing):
         return self._backend.pid
 
     @property
+    def sandbox(self) -> Sandbox | None:
+        """What keeps the process that runs the models from the rest of the machine: its ``mode``, ``granted`` rights,
+        what is ``missing`` here. None in process, where nothing does, and for a service before version 2.5.
+        """
+        return self._backend.sandbox
+
+    @property
     def faults(self) -> socket.socket | None:
         """Where a service with fault points takes the orders of `nnburst.testing.inject`; None without them."""
         return self._backend.faults
@@ -246,6 +256,10 @@ class _Restarting:
     @property
     def pid(self) -> int:
         return self._backend.pid
+
+    @property
+    def sandbox(self) -> Sandbox | None:
+        return self._backend.sandbox
 
     @property
     def alive(self) -> bool:

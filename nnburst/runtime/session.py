@@ -125,6 +125,7 @@ class Session(OpenModel):
         retry: How often a run that the death has ended is repeated, within its time, before it gets `DeadObject`: for
             models that give the same answer twice. A run with a state is never repeated.
         spare: With ``on_death="restart"`` and no `service`: as for `launch`.
+        sandbox: Without a `service`: as for `launch`.
 
     Raises:
         InvalidArgument: The model or an argument breaks a rule.
@@ -156,6 +157,7 @@ class Session(OpenModel):
         on_death: str = "raise",
         retry: int = 0,
         spare: bool = False,
+        sandbox: str = "on",
     ) -> None:
         check_source(model)
         if not isinstance(service, Service | None):
@@ -181,7 +183,7 @@ class Session(OpenModel):
         source = os.fspath(model) if isinstance(model, os.PathLike) else model
         settings = Settings(source, device, wish, rank, cache)
         Deadline.after(limit).call(
-            self._open, settings, service, polling_window, loop_timeout, on_death == "restart", spare
+            self._open, settings, service, polling_window, loop_timeout, on_death == "restart", spare, sandbox
         )
         if on_death == "restart":
             this = weakref.ref(self)  # its bursts must not keep it alive
@@ -206,12 +208,14 @@ class Session(OpenModel):
         loop_timeout: float | None,
         restarts: bool,
         spare: bool,
+        sandbox: str,
     ) -> None:
         with contextlib.ExitStack() as opened:
             self._owned: Service | None = None
             if service is None:
                 names = devices_for(settings.model, settings.device)
-                service = self._owned = opened.enter_context(Service(*child(names, spare=spare, warm=len(names) == 1)))
+                started = child(names, spare=spare, sandbox=sandbox, warm=len(names) == 1)
+                service = self._owned = opened.enter_context(Service(*started))
                 settings = replace(settings, device=settings.device and settings.device.partition(":")[0])
             elif restarts:
                 Deadline.after(_OPENING).call(service.revive)

@@ -11,7 +11,8 @@ from .host.quotas import Quotas as Quotas
 from .process.daemon import AccessPolicy as AccessPolicy
 from .process.daemon import Daemon as Daemon
 from .process.daemon import activated_sockets as activated_sockets
-from .process.daemon import notify_manager as notify_manager
+from .process.daemon import connect_manager as connect_manager
+from .process.discovery import Claim as Claim
 from .process.discovery import claim as claim
 from .process.discovery import dial as dial
 from .process.discovery import owner_of as owner_of
@@ -21,3 +22,5 @@ from .process.discovery import running_services as running_services
 from .process.launch import safe_command as safe_command
 from .process.launch import service_environment as service_environment
 from .process.launch import start_child as start_child
+from .process.sandbox import close_door as close_door
+from .wire.values import Sandbox as Sandbox

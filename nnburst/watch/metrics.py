@@ -191,14 +191,13 @@ async def _serve(viewer: Viewer, listener: socket.socket) -> None:
 
 
 def main() -> int:
-    """Serve until the end of standard input; the descriptors of the page and of the listening socket are inherited."""
+    """Serve until the end of standard input; the listening socket is inherited, the page looked at where it is."""
     options = json.loads(sys.argv[1])
     for number in (signal.SIGTERM, signal.SIGINT):  # those that the whole group gets; the service ends it
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):  # a service's real-time policy is not for this
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-    viewer = Viewer(FoundPage(options["pid"], f"/proc/self/fd/{options['page']}"))
-    os.close(options["page"])  # else others would take this process for the service
+    viewer = Viewer(FoundPage(options["pid"], options["page"]))
     with socket.socket(fileno=options["listener"]) as listener:
         asyncio.run(_serve(viewer, listener))
     return 0

@@ -195,27 +195,29 @@ def test_late_writes_race_a_hundred_loaders(home: DeviceCacheHome, fds: list[int
     assert bytes(entry.model[0]) == b"%d" % len(saved)
 
 
-def test_writer_holds_a_lock_of_its_own(home: DeviceCacheHome, fds: list[int]) -> None:
+def test_writer_holds_a_lock(home: DeviceCacheHome, fds: list[int], tmp_path: Path) -> None:
+    again = [os.open(tmp_path / name, os.O_RDWR) for name in ("model", "data")]  # as a client does for each call
     late = deferred_save(home, fds[:1], fds[1:])
     seen: list[CacheReason] = []
 
     def payloads() -> Any:
         """Called while the lock is held."""
         for attempt in (
-            lambda: home.get().load(bytes(32), fds[:1], fds[1:]),
-            lambda: seen.append(deferred_save(home, fds[:1], fds[1:]).save(lambda: payload(2)).reason),
+            lambda: home.get().load(bytes(32), again[:1], again[1:]),
+            lambda: seen.append(deferred_save(home, again[:1], again[1:]).save(lambda: payload(2)).reason),
         ):
             try:
                 attempt()
             except CacheRejected as error:
                 seen.append(error.reason)
-        fcntl.lockf(fds[0], fcntl.LOCK_UN)  # the client cannot undo it
         return payload(1)
 
     home.get().save(bytes(32), *payload(0), fds[:1], fds[1:])
     assert late.save(payloads).saved
     assert seen == [CacheReason.BUSY, CacheReason.BUSY]
     assert bytes(home.get().load(bytes(32), fds[:1], fds[1:]).model[0]) == b"1"
+    for fd in again:
+        os.close(fd)
 
 
 def test_descriptors_that_cannot_be_used_are_a_reason(home: DeviceCacheHome, fds: list[int]) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from support.processes import children_of_keeper
 from support.waiting import PATIENCE, until
 
 onnx = pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
@@ -51,10 +52,8 @@ pytestmark = [pytest.mark.leaks("gRPC keeps threads and descriptors"), pytest.ma
 
 def gateway_processes(gateway: Gateway) -> list[int]:
     """The one that works, and the one that stands by."""
-    children = Path(f"/proc/{gateway.process.pid}/task/{gateway.process.pid}/children").read_text().split()
-    for task in Path(f"/proc/{gateway.process.pid}/task").iterdir():
-        children += (task / "children").read_text().split()
-    return sorted(map(int, set(children)), key=lambda pid: int(Path(f"/proc/{pid}/stat").read_text().split()[21]))
+    found = children_of_keeper(gateway.process.pid)
+    return sorted(found, key=lambda pid: int(Path(f"/proc/{pid}/stat").read_text().split()[21]))
 
 
 def killed(pid: int) -> None:

@@ -19,6 +19,7 @@ import nnburst
 from nnburst.watch import find_services
 from nnburst.watch.metrics import MetricsServer
 from support.models import relu
+from support.processes import children_of_keeper
 from support.services import Shared, shared_service
 from support.waiting import PATIENCE
 
@@ -55,12 +56,6 @@ def threads(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/task"))
 
 
-def children(pid: int) -> set[int]:
-    return {
-        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
-    }
-
-
 def test_idle_connections_to_the_metrics_port_take_nothing_of_the_service(served: Shared) -> None:
     scraped(served)
     before = threads(served.pid), served.descriptors()
@@ -69,7 +64,7 @@ def test_idle_connections_to_the_metrics_port_take_nothing_of_the_service(served
             stack.enter_context(socket.create_connection(address(served), PATIENCE))
         assert "nnburst_open_models 0.0" in scraped(served)
         assert (threads(served.pid), served.descriptors()) == before
-        (exporter,) = children(served.pid)
+        (exporter,) = children_of_keeper(served.pid)
         assert threads(exporter) == 1
         assert len(os.listdir(f"/proc/{exporter}/fd")) < 200
         with nnburst.connect(served.address) as service, service.session(relu((1, 4))) as session:
@@ -78,19 +73,19 @@ def test_idle_connections_to_the_metrics_port_take_nothing_of_the_service(served
 
 
 def test_process_that_serves_metrics_is_started_again_and_what_came_meanwhile_is_answered(served: Shared) -> None:
-    (first,) = children(served.pid)
+    (first,) = children_of_keeper(served.pid)
     os.kill(first, signal.SIGKILL)
     with socket.create_connection(address(served), PATIENCE) as sock:  # before there is another one
         sock.settimeout(PATIENCE)
         sock.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
         assert sock.makefile("rb").readline() == b"HTTP/1.1 200 OK\r\n"
-    (second,) = children(served.pid)
+    (second,) = children_of_keeper(served.pid)
     assert second != first
     assert "another one is started" in served.log.read_text()
 
 
 def test_only_the_service_is_found_by_those_who_watch(served: Shared) -> None:
-    (exporter,) = children(served.pid)
+    (exporter,) = children_of_keeper(served.pid)
     assert [page.pid for page in find_services(served.pid)] == [served.pid]
     assert list(find_services(exporter)) == []
 

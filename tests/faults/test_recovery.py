@@ -35,7 +35,7 @@ ONE = np.ones(4, np.float32)
 FUNCTIONS = """
 import os, signal, time
 from pathlib import Path
-from nnburst.devices.function import Tensor, declare
+from nnburst.devices.function import Needs, Tensor, declare
 
 here = Path(__file__).parent
 while (here / "slow").exists():
@@ -44,7 +44,9 @@ if (here / "broken").exists():
     raise RuntimeError("broken on purpose")
 size = 5 if (here / "other").exists() else 4
 
-@declare(inputs=[Tensor("x", "float32", (size,))], outputs=[Tensor("y", "float32", (size,))])
+@declare(
+    inputs=[Tensor("x", "float32", (size,))], outputs=[Tensor("y", "float32", (size,))], needs=Needs(write=[str(here)])
+)
 def fragile(x):
     with open(here / "runs", "a") as file:
         print(float(x[0]), file=file)

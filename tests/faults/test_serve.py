@@ -240,8 +240,9 @@ def waiting(start: Callable[..., Served], tmp_path: Path) -> Served:
     """Serves a function that tells through a FIFO that it has begun, and waits until it may go on."""
     (tmp_path / "slow.py").write_text(
         "import os\n"
-        "from nnburst.devices.function import Tensor, declare\n"
-        "@declare(inputs=[Tensor('x', 'float32', (1,))], outputs=[Tensor('y', 'float32', (1,))])\n"
+        "from nnburst.devices.function import Needs, Tensor, declare\n"
+        f"needs = Needs(write=[{str(tmp_path / 'began')!r}], read=[{str(tmp_path / 'go_on')!r}])\n"
+        "@declare(inputs=[Tensor('x', 'float32', (1,))], outputs=[Tensor('y', 'float32', (1,))], needs=needs)\n"
         "def wait(x):\n"
         f"    with open({str(tmp_path / 'began')!r}, 'w') as began: began.write('!')\n"
         f"    with open({str(tmp_path / 'go_on')!r}) as go_on: go_on.read()\n"
@@ -301,7 +302,9 @@ def test_hup_serves_the_new_file_and_keeps_open_sessions(
     with nnburst.connect("vision") as service, service.session("scale") as old:
         save_scaling(Path(scaling), 3.0)
         served.process.send_signal(signal.SIGHUP)
-        assert "was loaded again" in served.process.stderr.readline()
+        said = iter(served.process.stderr.readline, "")
+        assert "sandbox on" in next(said)
+        assert "was loaded again" in next(said)
         with service.session("scale") as new:
             np.testing.assert_array_equal(new.run(None, {"x": X})[0], 3 * X)
         np.testing.assert_array_equal(old.run(None, {"x": X})[0], 2 * X)

@@ -113,3 +113,16 @@ def open_fds() -> set[int]:
             os.readlink(f"/proc/self/fd/{name}")
             fds.add(int(name))
     return fds
+
+
+def children(pid: int) -> set[int]:
+    """Return the processes that a process has started and that are its children."""
+    return {
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    }
+
+
+def children_of_keeper(pid: int) -> set[int]:
+    """Return the processes that run beside a shared service: its keeper has started them."""
+    (keeper,) = children(pid)
+    return children(keeper)

@@ -22,7 +22,8 @@ import nnburst.fmq
 import nnburst.testing
 from nnburst import InvalidArgument, ModelBuilder, OperandType
 from nnburst.burst import ExecutionBurstController
-from nnburst.devices import create_device, registry
+from nnburst.devices import Needs, create_device, registry
+from nnburst.devices.function import declare
 from nnburst.service import start_child
 from support.models import relu
 
@@ -217,6 +218,8 @@ def options() -> set[str]:
     things = [
         *(getattr(room, name) for room in (nnburst, nnburst.fmq, nnburst.testing) for name in room.__all__),
         start_child,
+        Needs,
+        declare,
     ]
     things += [getattr(import_module(module), factory) for module, factory in registry._BUILT_IN.values()]
     found: set[str] = set()

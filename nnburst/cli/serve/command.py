@@ -11,7 +11,8 @@ import pwd
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -89,6 +90,13 @@ def _signals_of_the_start() -> Iterator[None]:
     "--scheduler", default=None, metavar="POLICY:N", help="Real-time policy and priority, such as fifo:20 or rr:1."
 )
 @click.option("--affinity", default=None, metavar="CPUS", help="CPUs that it may use, such as 1 or 0,2-3.")
+@click.option(
+    "--sandbox",
+    type=click.Choice(("strict", "on", "off")),
+    default="on",
+    show_default=True,
+    help="Keep the service from all that models do not need: as far as this kernel can, fully or not at all, or not.",
+)
 @click.option("--log-level", type=click.Choice(_LEVELS), default="warning", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the line that says it is ready as JSON.")
 @_signals_of_the_start()
@@ -109,6 +117,7 @@ def serve(
     oip_shared_memory: bool,
     scheduler: str | None,
     affinity: str | None,
+    sandbox: str,
     log_level: str,
     as_json: bool,
 ) -> None:
@@ -127,13 +136,16 @@ def serve(
     _settle_environment()
     from ..._core.errno import name_process
     from ...burst import ListenerGroup
+    from ...devices import Needs
     from ...runtime import in_process
     from ...runtime.service import DEFAULT_DEVICES
-    from ...service import AccessPolicy, Daemon, ServiceHost, activated_sockets, claim, notify_manager
+    from ...service import AccessPolicy, Daemon, ServiceHost, activated_sockets, claim, close_door, connect_manager
     from ...service.process.limited_log import LimitedHandler
+    from ...service.process.sandbox import log_sandbox
     from ...service.process.scheduling import Scheduling
     from ...watch import MOST_ROWS, Page
     from .gateway import gateway
+    from .keeper import Beside, Keeper
     from .metrics import metrics as metrics_served
 
     name_process("the service")
@@ -155,34 +167,51 @@ def serve(
         with contextlib.ExitStack() as stack:
             listeners: list[socket.socket] = [stack.enter_context(sock) for sock in activated_sockets()]
             where = "passed by the service manager"
+            claimed = None
             if not listeners:
                 claimed = stack.enter_context(contextlib.closing(claim(address, wider=policy.wider)))
                 listeners, where = [claimed.listener], str(claimed.path)
             local = stack.enter_context(in_process(devices=devices or DEFAULT_DEVICES))
-            named = _load(local, files)
-            offered = [*([named] if files else ()), *local.devices, *_function_device(functions, local)]
-            names = _names(files, offered)
+            owned = [*local.devices, *_function_device(functions, local)]
+            names = _names(files, owned)
             page = Page(address, rows=MOST_ROWS)
+            own = f"unix:{listeners[0].getsockname()}"
+
+            def beside(inner: contextlib.ExitStack) -> Beside:
+                for listener in listeners:
+                    listener.close()
+                os.close(page.fd)  # else others would take that process for the service
+                url = inner.enter_context(metrics_served(page, metrics, os.getppid()))
+                running = inner.enter_context(
+                    gateway(own, names, grpc=oip, rest=oip_rest, shared_memory=oip_shared_memory)
+                )
+                said: dict[str, Any] = {} if url is None else {"metrics": url}
+                if running is None:
+                    return Beside(said, lambda: None)
+                return Beside({**said, "oip": running.ports}, running.renew)
+
+            keeper = stack.enter_context(contextlib.closing(Keeper(beside, claimed)))
+            tell_manager = connect_manager()
+            _raise_descriptor_limit()
+            box = close_door(sandbox, owned, more=Needs(read=_places(files)))
+            log_sandbox(box)
+            if claimed is not None:
+                claimed.say(str(box))
+            named = _load(local, files)
             group = ListenerGroup()
             host = ServiceHost(
-                offered, quotas=limits, user_quotas=user_limits, page=page, listeners=group, max_run=max_run
-            )
-            metrics_url = stack.enter_context(metrics_served(page, metrics))
-            _raise_descriptor_limit()
-            running = stack.enter_context(
-                gateway(
-                    f"unix:{listeners[0].getsockname()}",
-                    names,
-                    grpc=oip,
-                    rest=oip_rest,
-                    shared_memory=oip_shared_memory,
-                )
+                [*([named] if files else ()), *owned],
+                quotas=limits,
+                user_quotas=user_limits,
+                page=page,
+                listeners=group,
+                max_run=max_run,
+                sandbox=box,
             )
 
             def reload() -> None:
                 _reload(local, named, files)
-                if running is not None:
-                    running.renew()
+                keeper.renew()
 
             daemon = Daemon(
                 host,
@@ -190,7 +219,7 @@ def serve(
                 policy=policy,
                 idle_exit=idle_exit,
                 reload=reload,
-                finish=lambda: None if running is None else running.close(),
+                finish=keeper.close,
             )
             ready = {
                 "name": address,
@@ -198,16 +227,15 @@ def serve(
                 "pid": os.getpid(),
                 "devices": [device.name for device in host.offer.devices],
                 "models": names,
-                **({} if metrics_url is None else {"metrics": metrics_url}),
-                **({"oip": running.ports} if running is not None else {}),
+                "sandbox": str(box),
+                **keeper.said,
             }
 
             def announce() -> None:
                 click.echo(json.dumps(ready) if as_json else _ready_line(ready))
-                notify_manager("READY=1")
+                tell_manager()
 
             reason = daemon.run(announce)
-            notify_manager("STOPPING=1")
             logging.getLogger(__name__).info("ended: %s", reason)
     except NNBurstError as error:
         raise click.ClickException(f"{type(error).__name__}: {error}") from error
@@ -313,6 +341,13 @@ def _function_device(targets: Sequence[str], local: Service) -> list[Device]:
     if device.name in (other.name for other in local.devices):
         raise InvalidArgument(f"--device {device.name} and {targets[0]}: give all functions as FILE.py:FUNCTION")
     return [device]
+
+
+def _places(files: Mapping[str, str]) -> list[str]:
+    """Where named models are read, also again: the directories of their files, but for a home, of which only these."""
+    home = Path("~").expanduser().resolve()
+    places = {Path(path) for file in files.values() for path in (os.path.abspath(file), os.path.realpath(file))}
+    return [str(path if home.is_relative_to(path.parent) else path.parent) for path in places]
 
 
 def _names(files: dict[str, str], devices: Sequence[Device]) -> list[str]:

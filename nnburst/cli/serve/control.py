@@ -22,7 +22,10 @@ def ls(as_json: bool) -> None:
 
     found = list(running_services())
     if as_json:
-        rows = [{"name": s.name, "socket": str(s.path), "pid": s.pid or None, "running": bool(s.pid)} for s in found]
+        rows = [
+            {"name": s.name, "socket": str(s.path), "pid": s.pid or None, "running": bool(s.pid), "sandbox": s.sandbox}
+            for s in found
+        ]
         click.echo(json.dumps(rows))
         return
     if not found:
@@ -30,6 +33,8 @@ def ls(as_json: bool) -> None:
     for service in found:
         state = f"pid {service.pid}" if service.pid else "ended, left its socket"
         click.echo(f"{service.name:20} {state:24} {service.path}")
+        if service.sandbox:
+            click.echo(f"{'':20} sandbox {service.sandbox}")
 
 
 @click.command()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -15,15 +14,16 @@ from .supervised import SupervisedProcess
 
 
 @contextlib.contextmanager
-def metrics(page: Page, port: int | None) -> Iterator[str | None]:
+def metrics(page: Page, port: int | None, pid: int) -> Iterator[str | None]:
     """Start the process, if a port is given, and yield the URL.
 
-    It inherits the page, which it can only read, and the listening socket, which this process only keeps: connections
+    It opens the page for reading, and inherits the listening socket, which this process only keeps: connections
     wait in it while a process that was killed is replaced.
 
     Args:
-        page: Of this process.
+        page: Of the service.
         port: Of 127.0.0.1; 0 for any that is free.
+        pid: Of the service.
 
     Raises:
         DeviceUnavailable: The extra is not installed.
@@ -39,13 +39,12 @@ def metrics(page: Page, port: int | None) -> Iterator[str | None]:
     except OSError as error:
         raise BadState(f"metrics cannot be served at port {port}: {error.strerror or error}") from error
     with listener:
-        fds = {"page": page.fd, "listener": listener.fileno()}
         running = SupervisedProcess(
             "the process that serves metrics",
             "--metrics",
             "nnburst.watch.metrics",
-            {"pid": os.getpid(), **fds},
-            fds=list(fds.values()),
+            {"pid": pid, "page": f"/proc/{pid}/fd/{page.fd}", "listener": listener.fileno()},
+            fds=[listener.fileno()],
         )
         with contextlib.closing(running):
             yield f"http://127.0.0.1:{listener.getsockname()[1]}/metrics"

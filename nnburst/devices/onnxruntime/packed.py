@@ -158,18 +158,18 @@ def _require_memory(weights: _Weights) -> None:
         raise CacheRejected(CacheReason.NOT_WORTH_IT, "most weights are large matrices, which would be there twice")
 
 
-def _temporary_directory(nbytes: int, *, in_memory: bool = False) -> str:
-    """Return where there is room for temporary files, in memory if possible, or only there.
+def _temporary_directory(prefix: str, nbytes: int, *, in_memory: bool = False) -> tempfile.TemporaryDirectory[str]:
+    """Make a directory where there is room for temporary files, in memory if possible, or only there.
 
     Raises:
         CacheRejected: Nowhere.
     """
     places = ("/dev/shm",) if in_memory else ("/dev/shm", tempfile.gettempdir())
     for place in places:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # in a sandbox the second one is a directory of this package's own
             status = os.statvfs(place)
-            if os.access(place, os.W_OK | os.X_OK) and status.f_bavail * status.f_frsize >= nbytes:
-                return place
+            if status.f_bavail * status.f_frsize >= nbytes:
+                return tempfile.TemporaryDirectory(prefix=prefix, dir=place)
     raise CacheRejected(CacheReason.IO_ERROR, f"there is no room for {nbytes} bytes in {' or '.join(places)}")
 
 
@@ -211,8 +211,8 @@ def pack(
     weights = _Weights.of(parse(data))
     if compile_seconds is not None:
         _require_chance(weights, compile_seconds)
-    room = _temporary_directory(3 * weights.all + _SPARE, in_memory=secret)
-    with tempfile.TemporaryDirectory(prefix="nnburst-pack-", dir=room) as directory:
+    room = 3 * weights.all + _SPARE
+    with _temporary_directory("nnburst-pack-", room, in_memory=secret) as directory:
         exposed, graph, tensors, blob, file_size, again = _optimised(data, files, settings, Path(directory))
     if compile_seconds is not None and not any(tensor.rearranged for tensor in tensors):
         _require_memory(weights)
@@ -385,7 +385,7 @@ def load_graph(contents: Contents, data: memoryview, settings: SessionSettings, 
     values = [wrap(array, tensor.element) for tensor, array in zip(packed.tensors, arrays, strict=True)]
     for tensor, value in zip(packed.tensors, values, strict=True):
         options.add_initializer(tensor.name, value)  # used where it lies, and instead of what the graph says
-    with tempfile.TemporaryDirectory(prefix="nnburst-load-", dir=_temporary_directory(1 << 16)) as directory:
+    with _temporary_directory("nnburst-load-", 1 << 16) as directory:
         # The graph says that they are in a file, which must exist and be large enough. It is never read: it is holes.
         with open(os.path.join(directory, _WEIGHTS), "wb") as file:
             file.truncate(max(packed.file_size, 1))

@@ -19,6 +19,7 @@ from ..connection.transport import Connection
 from ..process import forked
 from ..process.discovery import dial
 from ..wire import protocol as calls
+from ..wire.values import Sandbox
 from .proxies import RemoteDevice
 
 _open: dict[int, Connection] = {}
@@ -123,6 +124,7 @@ class ServiceConnection(OneProcess, Closing):
         self._link = _Link(connection)
         self._connection = connection
         self._pid = hello.pid
+        self._sandbox = hello.sandbox
         self._devices = tuple(
             RemoteDevice(connection, callbacks, self._link, index, info) for index, info in enumerate(listed.devices)
         )
@@ -136,6 +138,11 @@ class ServiceConnection(OneProcess, Closing):
     def pid(self) -> int:
         """Process id of the service."""
         return self._pid
+
+    @property
+    def sandbox(self) -> Sandbox | None:
+        """What keeps the service in; None if it is too old to say."""
+        return self._sandbox
 
     @property
     def alive(self) -> bool:

@@ -16,7 +16,7 @@ from ..connection.transport import Connection
 from ..process.discovery import Peer
 from ..wire.marshal import model_from_wire, request_from_wire, total_size
 from ..wire.packets import FdBundle
-from ..wire.values import WireMemory, WireModel, WireRequest
+from ..wire.values import Sandbox, WireMemory, WireModel, WireRequest
 from .hosted import HostedFenced, close_all
 from .object_table import ObjectTable
 from .quotas import Charge, Ledger
@@ -36,12 +36,14 @@ class Offer:
         page: Where it counts what it does; None: nowhere.
         max_run: Seconds that a run may take; None for no limit.
         faults: What its client may order; None for nothing.
+        sandbox: What keeps the service in.
     """
 
     devices: tuple[Device, ...]
     page: Page | None
     max_run: float | None
     faults: FaultPoints | None
+    sandbox: Sandbox
 
 
 class Client:

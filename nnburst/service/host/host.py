@@ -24,7 +24,7 @@ from ..process.discovery import Peer, peer_of
 from ..wire import cache_messages as caching
 from ..wire import protocol as calls
 from ..wire.packets import FdBundle
-from ..wire.values import Message
+from ..wire.values import Message, Sandbox
 from . import buffers, bursts, fenced, models
 from .client import Client, Offer
 from .hosted import HostedModel
@@ -48,6 +48,7 @@ class ServiceHost:
         listeners: Serve the bursts of all connections, which the host closes; None for a thread for each burst.
         max_run: Seconds that a run may take; None for no limit.
         faults: What its client may order; None for nothing.
+        sandbox: What keeps this process in, which clients are told.
     """
 
     def __init__(
@@ -61,8 +62,9 @@ class ServiceHost:
         listeners: ListenerGroup | None = None,
         max_run: float | None = None,
         faults: FaultPoints | None = None,
+        sandbox: Sandbox = Sandbox("off"),
     ) -> None:
-        self.offer = Offer(tuple(filter(_is_usable, devices)), page, max_run, faults)
+        self.offer = Offer(tuple(filter(_is_usable, devices)), page, max_run, faults, sandbox)
         self.listeners = listeners
         self.quotas = quotas or Quotas()
         self._user_quotas = user_quotas
@@ -267,7 +269,8 @@ class HostedConnection(Client):
             )
         self._greeted = True
         self.connection.greet(message.version)
-        return calls.HelloReply(version=calls.VERSION, pid=os.getpid())
+        box = self.offer.sandbox if message.version >= (2, 5) else None
+        return calls.HelloReply(version=calls.VERSION, pid=os.getpid(), sandbox=box)
 
     def on_end_clients(self, message: calls.EndClients, fds: FdBundle) -> calls.EndClientsReply:
         """End another client, for who may end the service, too."""

@@ -21,7 +21,7 @@ from ...watch import Page
 from ..host.host import ServiceHost
 from ..host.quotas import Quotas
 from .limited_log import LimitedHandler
-from .sandbox import close_door
+from .sandbox import close_door, log_sandbox
 from .scheduling import Scheduling
 
 _MOST_FDS = 65536
@@ -38,6 +38,7 @@ _PARSER.add_argument("--path", action="append", default=[], help="where the clie
 _PARSER.add_argument("--faults", type=int, default=-1, help="where orders of faults come from")
 _PARSER.add_argument("--scheduler", default=None, help="POLICY:PRIORITY")
 _PARSER.add_argument("--affinity", default=None, help="numbers of CPUs")
+_PARSER.add_argument("--sandbox", default="on", help="mode of `close_door`")
 _PARSER.add_argument("--warm", action="store_true", help="load at once what the first model will need")
 _PARSER.add_argument("devices", nargs="+", metavar="DEVICE")
 
@@ -70,9 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if pidfd < 0:
         return 0
     try:
-        Scheduling.parse(options.scheduler, options.affinity).apply(
-            lambda: check(lib.nnb_exit_when_dead(pidfd, sock.fileno()), "watching the client")
-        )
+        scheduling = Scheduling.parse(options.scheduler, options.affinity)
+        scheduling.apply()
     except NNBurstError as error:
         print(error, file=sys.stderr)
         return 1
@@ -101,8 +101,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from ..host.faults import FaultPoints
 
             faults = FaultPoints(socket.socket(fileno=options.faults))
+        page = Page()
+        box = close_door(
+            options.sandbox,
+            devices,
+            outputs=(1, 2, options.stderr),
+            start_threads=lambda: scheduling.above(
+                lambda: check(lib.nnb_exit_when_dead(pidfd, sock.fileno()), "watching the client")
+            ),
+        )
         host = ServiceHost(
-            devices, quotas=quotas, user_quotas=quotas, page=Page(), max_run=options.max_run, faults=faults
+            devices, quotas=quotas, user_quotas=quotas, page=page, max_run=options.max_run, faults=faults, sandbox=box
         )
     except NNBurstError as error:
         print(error, file=sys.stderr)
@@ -110,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.stderr >= 0:
         os.dup2(options.stderr, 2, inheritable=True)
         os.close(options.stderr)
-    close_door("off", devices)
+    log_sandbox(box)
     client = host.serve(sock, peer_pidfd=pidfd)
     client.wait_ended()
     host.close()

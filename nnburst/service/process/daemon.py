@@ -293,16 +293,22 @@ def activated_sockets() -> list[socket.socket]:
     return sockets
 
 
-def notify_manager(state: str) -> None:
-    """Tell the service manager about this service (``NOTIFY_SOCKET``); without one nothing happens.
+def connect_manager() -> Callable[[], None]:
+    """Connect to the service manager (``NOTIFY_SOCKET``), if there is one. What is returned says ``READY=1`` to it.
 
-    Args:
-        state: Such as ``READY=1``; see sd_notify(3).
+    Nothing is said later: a socket that takes messages for other addresses, too, would lead out of a sandbox.
     """
     address = os.environ.get("NOTIFY_SOCKET", "")
-    if not address.startswith(("/", "@")):
-        return
     if address.startswith("@"):
         address = "\0" + address[1:]
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
-        sock.sendto(state.encode(), address)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+    try:
+        sock.connect(address)
+    except OSError:
+        sock.close()
+
+    def ready() -> None:
+        with contextlib.suppress(OSError), sock:
+            sock.send(b"READY=1")
+
+    return ready

@@ -34,6 +34,7 @@ _PREFIX = "unix:"
 _LONGEST_PATH = 107  # of sockaddr_un.sun_path, without its terminating zero
 _BACKLOG = 64
 _RETRY = 0.005
+_LONGEST_LOCK = 4096
 _SO_PEERGROUPS = 59
 _SO_PEERPIDFD = 77  # Linux 6.5
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock where off_t has 64 bits
@@ -159,11 +160,24 @@ class Claim:
         self.listener.close()
         lock, self._lock = self._lock, -1
         if lock >= 0:
-            with contextlib.suppress(OSError):
-                self.path.unlink()
-            with contextlib.suppress(OSError):  # while it is held: the next owner finds no file or a new one
-                _lock_path(self.path).unlink()
+            self.remove()
             os.close(lock)
+
+    def remove(self) -> None:
+        """Remove the socket and the lock file, while the name is held: the next owner finds no file or a new one."""
+        for path in (self.path, _lock_path(self.path)):
+            with contextlib.suppress(OSError):  # a service in its sandbox cannot, and has it done
+                path.unlink()
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the copies, which would keep socket and name."""
+        self.listener.close()
+        os.close(self._lock)
+        self._lock = -1
+
+    def say(self, text: str) -> None:
+        """Leave a line about the service for `running_services`."""
+        os.pwrite(self._lock, f"{os.getpid()}\n{text}\n".encode()[:_LONGEST_LOCK], 0)
 
 
 def claim(address: str, *, wider: bool = False) -> Claim:
@@ -199,7 +213,7 @@ def _take_lock(path: Path, address: str) -> int:
         try:
             fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _WHOLE_FILE)
         except (BlockingIOError, PermissionError):
-            pid = _read_pid(fd)
+            pid, _ = _read(fd)
             os.close(fd)
             owner = f"process {pid}" if pid else "another process"
             raise BadState(
@@ -234,9 +248,11 @@ def _is_file(fd: int, path: Path) -> bool:
     return (found.st_dev, found.st_ino) == (ours.st_dev, ours.st_ino)
 
 
-def _read_pid(fd: int) -> int:
-    text = os.pread(fd, 32, 0).strip()
-    return int(text) if text.isdigit() else 0
+def _read(fd: int) -> tuple[int, str]:
+    """Return the pid, and what the service says of itself."""
+    pid, _, text = os.pread(fd, _LONGEST_LOCK, 0).decode(errors="replace").partition("\n")
+    said = "".join(filter(str.isprintable, text))
+    return (int(pid), said) if pid.isascii() and pid.isdigit() else (0, "")
 
 
 def _listen(path: Path, wider: bool) -> socket.socket:
@@ -386,11 +402,13 @@ class FoundService(Struct, frozen=True):
         name: As given to ``nnburst serve --name``.
         path: Of its socket.
         pid: Of its owner; 0 if that is gone.
+        sandbox: What that says of its sandbox.
     """
 
     name: str
     path: Path
     pid: int
+    sandbox: str
 
 
 def running_services() -> Iterator[FoundService]:
@@ -404,21 +422,21 @@ def running_services() -> Iterator[FoundService]:
         for path in sorted(directory.glob("*.sock")) if is_used else ():
             if path.name not in seen:
                 seen.add(path.name)
-                yield FoundService(path.name.removesuffix(".sock"), path, _owner(_lock_path(path)))
+                yield FoundService(path.name.removesuffix(".sock"), path, *_owner(_lock_path(path)))
 
 
 def owner_of(address: str) -> int:
     """Return the pid of the process that owns a name, 0 if none can be seen to do so. It is not asked itself."""
-    return _owner(_lock_path(socket_path(address)))
+    return _owner(_lock_path(socket_path(address)))[0]
 
 
-def _owner(lock: Path) -> int:
+def _owner(lock: Path) -> tuple[int, str]:
     try:
         fd = _open_lock(lock, os.O_RDONLY)
     except OSError:
-        return 0
+        return 0, ""
     try:
         found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _WHOLE_FILE)  # asks without taking it: a service may be starting
-        return _read_pid(fd) if _FLOCK.unpack(found)[0] != fcntl.F_UNLCK else 0
+        return _read(fd) if _FLOCK.unpack(found)[0] != fcntl.F_UNLCK else (0, "")
     finally:
         os.close(fd)

@@ -28,6 +28,7 @@ _DEFAULTS = {
 }
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _BOOTSTRAP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bootstrap.py")
+SANDBOXES = ("strict", "on", "off")
 _FUNCTIONS = "nnburst-function"
 _FORKED = {"nnburst-reference", "nnburst-onnxruntime", "nnburst-noop"}
 """Devices whose modules the zygote may import: those that are known to start no thread."""
@@ -64,6 +65,7 @@ def start_child(
     scheduler: tuple[str, int] | None = None,
     affinity: Collection[int] | None = None,
     warm: bool = False,
+    sandbox: str = "on",
 ) -> ServiceConnection:
     """Start a service process for this process alone and connect to it.
 
@@ -98,7 +100,9 @@ def start_child(
         if not longest:
             raise InvalidArgument(f"max_run={max_run!r}: give the seconds that a run may take, above 0, or None")
         options.append(f"--max-run={longest}")
-    options += Scheduling.of(scheduler, affinity).options() + ["--warm"] * warm
+    if sandbox not in SANDBOXES:
+        raise InvalidArgument(f"sandbox={sandbox!r}; choose 'strict', 'on' or 'off'")
+    options += [*Scheduling.of(scheduler, affinity).options(), f"--sandbox={sandbox}", *["--warm"] * warm]
     try:
         with _stderr(log) as stderr:
             return _start(names, limit, env, options, stderr, faults)

@@ -1,27 +1,59 @@
-"""The door of a service process: closed once all is loaded, before its client's first message."""
+"""The door of a service process: closed once all is loaded, before its client's first message.
+
+What can be loaded later is code, so directories of code stay readable; nothing else is. What a client wants to be read
+or written comes as descriptors. Why these walls, and what they leave: docs/security.md.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import logging
+import os
+import resource
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 
-from msgspec import Struct
+from ..._core._nnburst import lib
+from ..._core.errno import check, explain_refusals
+from ...cache import CacheRejected, default_state_directory
+from ...devices import Device, Needs
+from ...errors import DeviceUnavailable
+from ..wire.values import Sandbox
 
-from ...devices import Device
+_log = logging.getLogger(__name__)
+_NEWEST_LANDLOCK = 6
+"""The version with all of what a service is kept from; later ones add to what is logged, and close all threads."""
+_BROUGHT = {1: "files", 2: "renaming", 3: "truncating files", 4: "TCP", 5: "devices", 6: "abstract sockets and signals"}
+_LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache")
+_MACHINE = (
+    "/proc/cpuinfo",
+    "/proc/meminfo",
+    "/proc/sys/vm/overcommit_memory",
+    "/sys/devices/system/cpu",
+    "/sys/devices/system/node",
+    "/sys/kernel/mm/transparent_hugepage",
+    "/etc/localtime",
+    "/dev/urandom",
+    "/dev/zero",
+)
+"""What libraries look at to find out how many processors there are, and the like."""
+_RESOLVER = ("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/host.conf", "/etc/gai.conf", "/etc/ssl")
+_HINT = (
+    "the sandbox of this service does not allow it: have the device say what it needs (Device.needs, or "
+    "@declare(needs=Needs(read=[…], write=[…], programs=[…], network=True)) above a function), "
+    "or start the service with sandbox='off'"
+)
 
 
-class Sandbox(Struct, frozen=True):
-    """What keeps a service process in.
-
-    Attributes:
-        mode: ``"strict"``, ``"on"`` or ``"off"``.
-        missing: What it was to have and this kernel lacks.
-    """
-
-    mode: str
-    missing: tuple[str, ...] = ()
-
-
-def close_door(mode: str, devices: Iterable[Device]) -> Sandbox:
+def close_door(
+    mode: str,
+    devices: Iterable[Device],
+    *,
+    more: Needs = Needs(),
+    outputs: Sequence[int] = (1, 2),
+    start_threads: Callable[[], object] = lambda: None,
+) -> Sandbox:
     """Give up all rights that running models does not need, for ever, for all threads of this process.
 
     Call it when all is loaded and opened, and before there are threads of this package.
@@ -29,8 +61,127 @@ def close_door(mode: str, devices: Iterable[Device]) -> Sandbox:
     Args:
         mode: ``"strict"``: with every wall, or not at all; ``"on"``: with those that this kernel has; ``"off"``: none.
         devices: Of this service: they keep what they say that they need.
+        more: What the service itself needs.
+        outputs: Descriptors that it only writes to: one of a terminal is opened anew, for that alone.
+        start_threads: Called in between: Landlock holds for threads that are started later, unless the kernel is new,
+            and seccomp also for those that are there, which may set their priority until then.
 
     Raises:
         DeviceUnavailable: A wall is missing, and the mode is strict.
     """
-    return Sandbox(mode)
+    if mode == "off":
+        start_threads()
+        return Sandbox(mode)
+    devices = tuple(devices)
+    wanted = {device.name: device.needs for device in devices}
+    needs = Needs.sum([more, *wanted.values()])
+    may = (lib.NNB_MAY_EXECUTE if needs.programs else 0) | (lib.NNB_MAY_CONNECT if needs.network else 0)
+    missing: list[str] = []
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # memory of clients stays out of files
+    _turn_terminals_outwards(outputs)
+    landlock = lib.nnb_landlock_version()
+    if landlock:
+        _close_files(may, needs, _state(devices), missing)
+    missing += [f"Landlock for {what}" for version, what in _BROUGHT.items() if version > landlock]
+    start_threads()
+    calls = lib.nnb_seccomp_close(may)
+    if calls < 0:
+        missing.append(f"seccomp ({os.strerror(-calls)})")
+    box = Sandbox(
+        mode, landlock, calls >= 0, tuple(f"{name} {need}" for name, need in wanted.items() if need != Needs()),
+        tuple(missing),
+    )  # fmt: skip
+    if missing and mode == "strict":
+        raise DeviceUnavailable(
+            f"sandbox='strict' is more than this kernel or container can do: it lacks {', '.join(missing)}; "
+            "use sandbox='on', which goes on with what there is"
+        )
+    if landlock or calls >= 0:
+        explain_refusals(_HINT)
+    return box
+
+
+def log_sandbox(box: Sandbox) -> None:
+    """Log what is in force: as a warning, if something is missing."""
+    _log.log(logging.WARNING if box.missing else logging.INFO, "sandbox %s", box)
+
+
+def _close_files(may: int, needs: Needs, state: Path | None, missing: list[str]) -> None:
+    """Close Landlock's wall."""
+    rules = check(lib.nnb_landlock_rules(may), "Landlock")
+    read, write, execute = lib.NNB_MAY_READ, lib.NNB_MAY_WRITE, lib.NNB_MAY_EXECUTE
+    programs = [*needs.programs, *_LIBRARIES] if needs.programs else []
+    try:
+        for paths, rights in (
+            (_code(), read),
+            (_LIBRARIES, read),
+            (_MACHINE, read),
+            (_RESOLVER if needs.network else (), read),
+            (("/dev/null", *(() if state is None else (state,))), read | write),
+            (needs.read, read),
+            (needs.write, read | write),
+            (programs, read | execute),
+        ):
+            for path in paths:
+                _allow(rules, path, rights)
+        # Kept open: the kernel may forget the directory of a process and make it anew, to which no rule belongs then.
+        check(lib.nnb_landlock_allow(rules, os.open("/proc/self", os.O_PATH | os.O_CLOEXEC), read), "/proc/self")
+        for_all = check(lib.nnb_landlock_close(rules), "Landlock")
+    finally:
+        os.close(rules)
+    if not for_all and (threads := len(os.listdir("/proc/self/task"))) > 1:
+        missing.append(f"Landlock for {threads - 1} threads that libraries have started while they were loaded")
+
+
+def _allow(rules: int, path: str | os.PathLike[str], rights: int) -> None:
+    try:
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:  # there is none
+        return
+    try:
+        check(lib.nnb_landlock_allow(rules, fd, rights), f"{path} in the sandbox")
+    finally:
+        os.close(fd)
+
+
+def _code() -> Iterator[str]:
+    """Where modules and libraries of this interpreter are, but for places that hold the user's home."""
+    home = os.path.realpath(os.path.expanduser("~"))
+    found = {sys.prefix, sys.base_prefix, sys.exec_prefix, *sys.path, *os.environ.get("LD_LIBRARY_PATH", "").split(":")}
+    found.update(place for name, module in sys.modules.copy().items() if "." not in name
+                 for place in getattr(module, "__path__", ()))  # fmt: skip
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        mapped = {line.split(None, 5)[-1].rstrip("\n") for line in maps if ".so" in line}
+    found.update(os.path.dirname(path) for path in mapped if path.startswith("/"))
+    for place in found:
+        real = os.path.realpath(place)
+        if not os.path.isabs(place) or f"{home}/".startswith(f"{real.rstrip('/')}/"):
+            continue
+        yield real
+
+
+def _state(devices: Iterable[Device]) -> Path | None:
+    """Make the directory of the trust store, for devices that cache, and have temporary files made there."""
+    if all(device.get_number_of_cache_files_needed() == (0, 0) for device in devices):
+        return None
+    with contextlib.suppress(OSError, CacheRejected):
+        state = default_state_directory()
+        state.parent.parent.mkdir(parents=True, exist_ok=True)
+        for directory in (state.parent, state, state / "tmp"):
+            directory.mkdir(mode=0o700, exist_ok=True)
+        os.environ["TMPDIR"] = str(state / "tmp")
+        return state
+    return None  # then nothing is cached
+
+
+def _turn_terminals_outwards(outputs: Sequence[int]) -> None:
+    """Have nothing to read from: a terminal gives what its user types to all who have it open for reading."""
+    null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    os.dup2(null, 0)
+    os.close(null)
+    for fd in outputs:
+        with contextlib.suppress(OSError):
+            if os.isatty(fd):
+                writable = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC)
+                os.dup2(writable, fd)
+                os.close(writable)

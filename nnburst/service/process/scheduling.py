@@ -85,12 +85,8 @@ class Scheduling:
         options = [f"--scheduler={self.policy}:{self.priority}"] if self.policy else []
         return options + ([f"--affinity={_text(self.cpus)}"] if self.cpus else [])
 
-    def apply(self, watcher: Callable[[], object] = lambda: None) -> None:
+    def apply(self) -> None:
         """Take it on for this thread, and so for those that it starts.
-
-        Args:
-            watcher: Starts a thread that ends this process if need be. It runs one step above the others, so that a
-                device that never gives up its CPU cannot keep it from that; where that is refused, as usual threads do.
 
         Raises:
             InvalidArgument: There is no such CPU for this process.
@@ -105,10 +101,6 @@ class Scheduling:
             if missing:
                 raise InvalidArgument(f"affinity {_text(self.cpus)}: no CPU {_text(missing)} for this process")
         if self.policy:
-            with contextlib.suppress(OSError):
-                self._set(self.priority + 1)
-        watcher()
-        if self.policy:
             try:
                 self._set(self.priority)
             except OSError as error:
@@ -116,6 +108,19 @@ class Scheduling:
                     f"scheduler {self.policy}:{self.priority} is refused: {error.strerror}; "
                     + _REMEDY.format(self.priority)
                 ) from None
+
+    def above(self, watcher: Callable[[], object]) -> None:
+        """Call `watcher`, which starts a thread that ends this process if need be.
+
+        The thread runs one step above the others, so that a device that never gives up its CPU cannot keep it from
+        that; where that is refused, as they do.
+        """
+        if self.policy:
+            with contextlib.suppress(OSError):
+                self._set(self.priority + 1)
+        watcher()
+        if self.policy:
+            self._set(self.priority)
 
     def _set(self, priority: int) -> None:
         os.sched_setscheduler(0, POLICIES[self.policy], os.sched_param(priority))

@@ -41,6 +41,7 @@ from .values import (
     Name,
     OpenShapes,
     Pools,
+    Sandbox,
     Shapes,
     Slot,
     Text,
@@ -91,10 +92,13 @@ class Hello(Message, tag="hello", frozen=True):
     package_version: Name = ""
 
 
-class HelloReply(Message, tag="hello.reply", frozen=True):
+class HelloReply(Message, tag="hello.reply", frozen=True, omit_defaults=True):
+    """`sandbox`: for clients from 2.5 on."""
+
     version: tuple[Id, Id]
     pid: Id
     package_version: Name = ""
+    sandbox: Sandbox | None = None
 
 
 class ListDevices(Message, tag="list_devices", frozen=True):

@@ -31,12 +31,38 @@ OpenShapes = Annotated[
 Slot = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 Name = Annotated[str, msgspec.Meta(max_length=256)]
 Text = Annotated[str, msgspec.Meta(max_length=65536)]
+Sentences = Annotated[tuple[Text, ...], msgspec.Meta(max_length=1024)]
 FdCount = Annotated[int, msgspec.Meta(ge=0, le=MAX_FDS)]
 Shapes = Annotated[tuple[OutputShape, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
 
 
 class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of the structs inside messages."""
+
+
+class Sandbox(Value, frozen=True, omit_defaults=True):
+    """What keeps a service process in, as it said when it closed its door.
+
+    Attributes:
+        mode: ``"strict"``, ``"on"`` or ``"off"``.
+        landlock: Version of the kernel's Landlock that is in force: which files, ports and processes it may reach; 0:
+            not in force.
+        seccomp: Whether it may make only the system calls of a list.
+        granted: What its devices have said that they need, a sentence each.
+        missing: What it was to have and this kernel, or this container, lacks.
+    """
+
+    mode: Name
+    landlock: Id = 0
+    seccomp: bool = False
+    granted: Sentences = ()
+    missing: Sentences = ()
+
+    def __str__(self) -> str:
+        walls = [f"Landlock {self.landlock}"] * bool(self.landlock) + ["seccomp"] * self.seccomp
+        said = f"{self.mode}: {', '.join(walls) or 'no wall'}" if self.mode != "off" else self.mode
+        said += f"; without {', '.join(self.missing)}" if self.missing else ""
+        return said + "".join(f"; {sentence}" for sentence in self.granted)
 
 
 class WireMemory(Value, frozen=True, omit_defaults=True):

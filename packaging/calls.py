@@ -1,0 +1,81 @@
+"""Says which system calls services make in their sandbox, from a run of tests under strace, beside the list in C.
+
+By hand, for all tests or some::
+
+    python packaging/calls.py tests/conformance tests/real_models
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+_CALL = re.compile(r"(\d+) +(?:<\.\.\. )?(\w+)(?:\(| resumed>)(.*)")
+_THREAD = re.compile(r"= (\d+)$")
+_REFUSED = re.compile(r"= -1 (EPERM|ENOSYS) ")
+
+
+def traced(command: list[str], trace: Path) -> int:
+    """Run a command under strace; returns its exit status."""
+    return subprocess.run(
+        ["strace", "-f", "-qq", "-e", "signal=none", "-o", str(trace), *command], check=False
+    ).returncode
+
+
+def calls_in_sandboxes(trace: Iterable[str]) -> tuple[Counter[str], Counter[str]]:
+    """Count the calls of processes whose filter is in force, and those that it has refused.
+
+    Args:
+        trace: Lines of strace. Threads that were there before the filter are not followed.
+    """
+    inside: set[str] = set()
+    made: Counter[str] = Counter()
+    refused: Counter[str] = Counter()
+    for line in trace:
+        if not (match := _CALL.match(line)):
+            continue
+        thread, name, rest = match.groups()
+        if thread not in inside:
+            if name == "seccomp" and rest.rstrip().endswith("= 0"):
+                inside.add(thread)
+            continue
+        made[name] += "resumed>" not in line
+        if _REFUSED.search(rest):
+            refused[name] += 1
+        elif name == "clone" and (started := _THREAD.search(rest.rstrip())):
+            inside.add(started.group(1))
+    return made, refused
+
+
+def allowed() -> Iterator[str]:
+    """Yield the names of the list in C."""
+    from nnburst._core._nnburst import ffi, lib
+
+    row = 0
+    while (name := lib.nnb_seccomp_call(row)) != ffi.NULL:
+        assert not isinstance(name, bytes)
+        yield bytes(ffi.string(name)).decode()
+        row += 1
+
+
+def main(arguments: list[str]) -> int:
+    """Run these tests, or all, and print a line for each call."""
+    with tempfile.TemporaryDirectory() as scratch:
+        trace = Path(scratch, "trace")
+        status = traced([sys.executable, "-m", "pytest", "-q", "-n", "0", *arguments], trace)
+        with open(trace, encoding="utf-8", errors="replace") as lines:
+            made, refused = calls_in_sandboxes(lines)
+    known = set(allowed())
+    for name, count in made.most_common():
+        print(f"{count:10} {name}{f', {refused[name]} refused' if refused[name] else ''}")
+    print("never made:", *sorted(known - made.keys() - {""}))
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

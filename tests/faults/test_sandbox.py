@@ -1,0 +1,318 @@
+"""What native code inside of a service process can reach: nothing but code, its clients and itself."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nnburst
+from nnburst._core._nnburst import lib
+from nnburst.devices import Needs
+from nnburst.errors import DeadObject, GeneralFailure, InvalidArgument
+from support import ROOT
+
+SOURCE = Path(__file__).with_name("ways_out.c")
+COMPILER = shutil.which("cc") or shutil.which("gcc")
+WALLS = lib.nnb_landlock_version() >= 6 and os.uname().machine in ("x86_64", "aarch64")
+REFUSALS = {errno.EPERM, errno.EACCES, errno.ENOSYS}
+X = np.zeros(1, np.float32)
+
+needs_walls = pytest.mark.skipif(not WALLS, reason="this kernel has not all walls")
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C compiler")
+
+NATIVE = """
+import ctypes, errno, os
+from pathlib import Path
+import numpy as np
+from nnburst.devices.function import Tensor, declare
+
+here = Path(__file__).parent.parent
+library = ctypes.CDLL(str(here / "code" / "ways_out.so"))
+library.begin(str(here).encode(), int((here / "client").read_text()))
+ONE = dict(inputs=[Tensor("x", "float32", (1,))], outputs=[Tensor("y", "int32", (1,))])
+
+@declare(**ONE)
+def attempt(x):
+    return np.array([library.try_way(int(x[0]))], np.int32)
+
+@declare(**ONE)
+def deadly(x):
+    return np.array([library.try_deadly(int(x[0]))], np.int32)
+"""
+
+
+def names() -> list[str]:
+    """Read the rows of the table from its source: the tests have their names before anything is built."""
+    return [line.split("(")[1].split(",")[0] for line in SOURCE.read_text().splitlines() if line.startswith("    X(")]
+
+
+def build(place: Path) -> Path:
+    """Make what the table is about: a private folder with a secret, and a folder of code with the library."""
+    (place / "private").mkdir(parents=True)
+    (place / "private" / "secret").write_text("secret")
+    (place / "private" / "removed").write_text("")
+    (place / "code").mkdir()
+    (place / "code" / "module.py").write_text("x = 1\n")
+    (place / "code" / "module.py.link").symlink_to(place / "private" / "secret")
+    (place / "code" / "native.py").write_text(NATIVE)
+    (place / "client").write_text(str(os.getpid()))
+    assert COMPILER is not None
+    subprocess.run(
+        [COMPILER, "-shared", "-fPIC", "-w", "-o", str(place / "code" / "ways_out.so"), str(SOURCE)], check=True
+    )
+    return place
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("out"))
+
+
+@pytest.fixture(scope="module")
+def attempts(place: Path) -> Iterator[dict[str, int]]:
+    """Try every way in one service, once."""
+    with nnburst.launch(devices=[f"nnburst-function:call={place}/code/native.py:attempt"]) as service:
+        with service.session("attempt") as session:
+            found = {name: int(session.run(None, {"x": np.float32([i])})[0][0]) for i, name in enumerate(names())}
+            assert service.alive
+        yield found
+
+
+@needs_walls
+@needs_compiler
+@pytest.mark.parametrize("way", names())
+def test_way_out_is_refused(attempts: dict[str, int], way: str) -> None:
+    assert attempts[way] in REFUSALS, errno.errorcode.get(attempts[way], "it is open")
+
+
+@needs_walls
+@needs_compiler
+def test_ways_out_leave_nothing(attempts: dict[str, int], place: Path) -> None:
+    assert sorted(path.name for path in (place / "private").iterdir()) == ["removed", "secret"]
+    assert {path.name for path in (place / "code").iterdir()} - {"__pycache__"} == {
+        "module.py", "module.py.link", "native.py", "ways_out.so",
+    }  # fmt: skip
+    assert (place / "code" / "module.py").read_text() == "x = 1\n"
+
+
+@needs_compiler
+@pytest.mark.skipif(os.geteuid() != 0, reason="most ways are closed to an ordinary user anyway")
+def test_ways_are_open_without_a_sandbox(tmp_path: Path) -> None:
+    place = build(tmp_path / "out")
+    with (
+        nnburst.launch(devices=[f"nnburst-function:call={place}/code/native.py:attempt"], sandbox="off") as service,
+        service.session("attempt") as session,
+    ):
+        is_open = [
+            name for i, name in enumerate(names())
+            if int(session.run(None, {"x": np.float32([i])})[0][0]) not in REFUSALS
+        ]  # fmt: skip
+    assert len(is_open) >= 60
+
+
+@needs_walls
+@needs_compiler
+@pytest.mark.parametrize("number", range(6 if os.uname().machine == "x86_64" else 4))
+def test_call_that_no_library_makes_ends_the_process(place: Path, number: int) -> None:
+    with nnburst.launch(devices=[f"nnburst-function:call={place}/code/native.py:deadly"]) as service:
+        with service.session("deadly") as session, pytest.raises(DeadObject) as caught:
+            session.run(None, {"x": np.float32([number])})
+        assert caught.value.signal in (signal.SIGSYS, signal.SIGSEGV)
+
+
+# ---- what is in force, and what devices ask for ---------------------------------------------------------------------
+
+
+def function(place: Path, body: str, needs: str = "") -> str:
+    """Write a function and return the device that has it."""
+    (place / "asking.py").write_text(
+        "import os, socket, subprocess\n"
+        "import numpy as np\n"
+        "from nnburst.devices.function import Needs, Tensor, declare\n"
+        f"@declare(inputs=[Tensor('x', 'float32', (1,))], outputs=[Tensor('y', 'float32', (1,))]{needs})\n"
+        f"def asking(x):\n    {body}\n    return x + 1\n"
+    )
+    return f"nnburst-function:call={place}/asking.py:asking"
+
+
+def outcome(device: str, **options: Any) -> str:
+    """Return what a run of the function comes to."""
+    with nnburst.launch(devices=[device], **options) as service, service.session("asking") as session:
+        try:
+            return str(session.run(None, {"x": X})[0].tolist())
+        except GeneralFailure as error:
+            return str(error)
+
+
+DEEDS: dict[str, tuple[str, str]] = {
+    "read": ("open({0!r}).read()", "read=[{0!r}]"),
+    "write": ("open({1!r}, 'w').write('x')", "write=[{1!r}]"),
+    "program": ("subprocess.run(['/bin/true'], check=True)", "programs=['/bin/true']"),
+    "network": ("socket.socket(socket.AF_INET).close()", "network=True"),
+}
+
+
+@needs_walls
+@pytest.mark.parametrize("deed", DEEDS)
+def test_function_gets_what_it_says_and_no_more(tmp_path: Path, deed: str) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "code").mkdir()
+    (tmp_path / "data" / "in").write_text("in")
+    paths = str(tmp_path / "data" / "in"), str(tmp_path / "data")
+    body, need = (
+        text.format(paths[0], paths[1] if text.startswith("write") else f"{paths[1]}/out") for text in DEEDS[deed]
+    )
+    refused = outcome(function(tmp_path / "code", body))
+    assert "PermissionError" in refused
+    assert "@declare(needs=Needs(" in refused
+    assert outcome(function(tmp_path / "code", body, f", needs=Needs({need})")) == "[1.0]"
+    for other, (another, _) in DEEDS.items():
+        if other not in (deed, "read" if deed == "write" else deed):
+            said = outcome(
+                function(tmp_path / "code", another.format(paths[0], f"{paths[1]}/out"), f", needs=Needs({need})")
+            )
+            assert "PermissionError" in said, (deed, other)
+    assert outcome(function(tmp_path / "code", body), sandbox="off") == "[1.0]"
+
+
+@needs_walls
+def test_service_says_what_is_in_force(tmp_path: Path) -> None:
+    device = function(tmp_path, "pass", f", needs=Needs(read=[{str(tmp_path)!r}])")
+    with nnburst.launch(devices=["nnburst-reference", device], sandbox="strict") as service:
+        assert service.sandbox is not None
+        assert service.sandbox.seccomp
+        assert service.sandbox.landlock >= 6
+        assert service.sandbox.missing == ()
+        assert service.sandbox.granted == (f"nnburst-function reads {tmp_path}",)
+        status = Path(f"/proc/{service.pid}/status").read_text()
+        assert "NoNewPrivs:\t1" in status
+        assert "Seccomp:\t2" in status
+        threads = [Path(task, "status").read_text() for task in Path(f"/proc/{service.pid}/task").iterdir()]
+        assert len(threads) > 1
+        assert all("Seccomp:\t2" in thread for thread in threads)
+        limits = Path(f"/proc/{service.pid}/limits").read_text()
+        assert re.search(r"Max core file size +0 +0 ", limits)
+    with nnburst.launch(sandbox="off") as service:
+        assert str(service.sandbox) == "off"
+        assert "Seccomp:\t0" in Path(f"/proc/{service.pid}/status").read_text()
+    with nnburst.in_process() as service:
+        assert service.sandbox is None
+
+
+def test_unknown_mode_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="'strict', 'on' or 'off'"):
+        nnburst.launch(sandbox="yes")
+
+
+@pytest.mark.parametrize("need", ["relative/path", "/one/path"])
+def test_needs_are_absolute_paths_in_lists(need: str) -> None:
+    with pytest.raises(InvalidArgument, match="absolute paths in a list"):
+        Needs(read=[need] if need.startswith("rel") else need)
+
+
+@needs_walls
+@pytest.mark.parametrize("mode", ["on", "strict"])
+def test_missing_wall_is_said_or_refused(mode: str) -> None:
+    """A container's filter refuses Landlock."""
+    program = (
+        "import ctypes, struct, nnburst\n"
+        "libc = ctypes.CDLL(None)\n"
+        "assert libc.prctl(38, 1, 0, 0, 0) == 0\n"
+        "rows = [(0x20, 0, 0, 0), (0x15, 0, 1, 444), (6, 0, 0, 0x50001), (6, 0, 0, 0x7fff0000)]\n"
+        "code = ctypes.create_string_buffer(b''.join(struct.pack('HBBI', *row) for row in rows))\n"
+        "filter = ctypes.create_string_buffer(struct.pack('HxxxxxxQ', len(rows), ctypes.addressof(code)))\n"
+        "assert libc.prctl(22, 2, filter) == 0\n"
+        f"with nnburst.launch(devices=['nnburst-noop'], sandbox={mode!r}) as service:\n"
+        "    print(service.sandbox)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=60, check=False
+    )
+    if mode == "on":
+        assert done.stdout.startswith("on: seccomp; without Landlock for files"), done.stderr
+        assert "sandbox on: seccomp; without Landlock for files" in done.stderr
+    else:
+        assert "sandbox='strict' is more than this kernel or container can do" in done.stderr
+
+
+def test_terminal_of_the_user_cannot_be_read() -> None:
+    """A service has the terminal for its log alone."""
+    ours, theirs = os.openpty()
+    try:
+        program = (
+            "import nnburst, os\n"
+            "with nnburst.launch(devices=['nnburst-noop']) as service:\n"
+            "    for fd in (0, 1, 2):\n"
+            "        flags = open(f'/proc/{service.pid}/fdinfo/{fd}').read().split()[3]\n"
+            "        print(fd, os.readlink(f'/proc/{service.pid}/fd/{fd}'), int(flags, 8) & 3, end=';')\n"
+        )
+        out = subprocess.run(
+            [sys.executable, "-c", program],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            cwd=ROOT,
+            timeout=60,
+            check=False,
+        )
+        assert out.returncode == 0
+        said = os.read(ours, 4096).decode().split(";")
+        assert said[0] == "0 /dev/null 0"
+        assert [line.split()[2] for line in said[1:3]] == ["1", "1"]
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+# ---- what services call ---------------------------------------------------------------------------------------------
+
+KNOWN_REFUSALS = {"clone3", "fchown"}
+"""The C library asks for `clone3` before `clone`; SQLite of root gives its files to the owner of the database."""
+
+WORK = """
+import sys, numpy as np, nnburst
+sys.path.insert(0, {tests!r})
+from support.models import relu
+X = {{"x": np.zeros((1, 4), np.float32)}}
+for _ in range(2):
+    with nnburst.launch() as service, service.session(relu((1, 4)), cache_dir={cache!r}, cache_always=True) as session:
+        session.run(None, dict(zip([node.name for node in session.get_inputs()], X.values())))
+        session.bind().run()
+        list(session.run_many([dict(zip([node.name for node in session.get_inputs()], X.values()))] * 3))
+try:
+    from support.services import save_scaling
+except Exception:
+    pass
+else:
+    with nnburst.Session(save_scaling({model!r}, 2.0)) as session:
+        session.run(None, {{"x": np.zeros((2, 4), np.float32)}})
+print("done")
+"""
+
+
+@needs_walls
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not on the PATH")
+def test_services_make_no_call_that_is_refused(tmp_path: Path) -> None:
+    calls = runpy.run_path(str(ROOT / "packaging" / "calls.py"))
+    program = WORK.format(
+        tests=str(ROOT / "tests"), cache=str(tmp_path / "cache"), model=str(tmp_path / "scaling.onnx")
+    )
+    trace = tmp_path / "trace"
+    if calls["traced"]([sys.executable, "-c", program], trace) != 0 and not trace.stat().st_size:
+        pytest.skip("nothing can be traced here")
+    made, refused = calls["calls_in_sandboxes"](trace.read_text(errors="replace").splitlines())
+    assert {"futex", "mmap", "openat"} <= made.keys()
+    assert refused.keys() <= KNOWN_REFUSALS
+    assert made.keys() - refused.keys() <= set(calls["allowed"]())
