@@ -315,7 +315,7 @@ class MessageQueue(QueueEnd):
 
     def _source(self, data: Any) -> Elements:
         if isinstance(data, np.ndarray) and data.size > self.capacity:  # before it is copied
-            raise InvalidArgument(f"write of {data.size} elements exceeds the capacity of {self.capacity}")
+            self._explain(-errno.EMSGSIZE, f"write of {data.size} elements")
         return as_elements(data, self._dtype)
 
     def _target(self, count: int, out: Elements | None) -> Elements:
