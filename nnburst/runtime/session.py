@@ -125,7 +125,7 @@ class Session(OpenModel):
         retry: How often a run that the death has ended is repeated, within its time, before it gets `DeadObject`: for
             models that give the same answer twice. A run with a state is never repeated.
         spare: With ``on_death="restart"`` and no `service`: as for `launch`.
-        sandbox: Without a `service`: as for `launch`.
+        sandbox: Without a `service`: as for `launch`; None for its default.
 
     Raises:
         InvalidArgument: The model or an argument breaks a rule.
@@ -157,7 +157,7 @@ class Session(OpenModel):
         on_death: str = "raise",
         retry: int = 0,
         spare: bool = False,
-        sandbox: str = "on",
+        sandbox: str | None = None,
     ) -> None:
         check_source(model)
         if not isinstance(service, Service | None):
@@ -169,6 +169,10 @@ class Session(OpenModel):
         if flag(spare, "spare") and (on_death == "raise" or service is not None):
             raise InvalidArgument(
                 "spare=True needs on_death='restart', and a service of the session's own: no service="
+            )
+        if sandbox is not None and service is not None:
+            raise InvalidArgument(
+                f"sandbox={sandbox!r} needs a service of the session's own: no service=; give it to launch()"
             )
         if concurrency is not None and (not isinstance(concurrency, int) or not 1 <= concurrency <= _MOST_PERMITS):
             raise InvalidArgument(f"concurrency={concurrency!r}; give a number from 1 to {_MOST_PERMITS}")
@@ -208,13 +212,14 @@ class Session(OpenModel):
         loop_timeout: float | None,
         restarts: bool,
         spare: bool,
-        sandbox: str,
+        sandbox: str | None,
     ) -> None:
         with contextlib.ExitStack() as opened:
             self._owned: Service | None = None
             if service is None:
                 names = devices_for(settings.model, settings.device)
-                started = child(names, spare=spare, sandbox=sandbox, warm=len(names) == 1)
+                mode = "on" if sandbox is None else sandbox
+                started = child(names, spare=spare, sandbox=mode, warm=len(names) == 1)
                 service = self._owned = opened.enter_context(Service(*started))
                 settings = replace(settings, device=settings.device and settings.device.partition(":")[0])
             elif restarts:

@@ -22,6 +22,7 @@ from nnburst._core._nnburst import lib
 from nnburst.devices import Needs
 from nnburst.errors import DeadObject, GeneralFailure, InvalidArgument
 from support import ROOT
+from support.models import relu
 
 SOURCE = Path(__file__).with_name("ways_out.c")
 COMPILER = shutil.which("cc") or shutil.which("gcc")
@@ -214,6 +215,13 @@ def test_service_says_what_is_in_force(tmp_path: Path) -> None:
 def test_unknown_mode_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="'strict', 'on' or 'off'"):
         nnburst.launch(sandbox="yes")
+
+
+@pytest.mark.parametrize("mode", ["strict", "on", "off"])
+def test_session_chooses_the_sandbox_of_its_own_service_only(mode: str) -> None:
+    said = f"sandbox='{mode}' needs .* no service="
+    with nnburst.in_process() as service, pytest.raises(InvalidArgument, match=said):
+        nnburst.Session(relu((8,)), service=service, sandbox=mode)
 
 
 @pytest.mark.parametrize("need", ["relative/path", "/one/path"])

@@ -7,9 +7,11 @@ import ctypes
 import os
 import resource
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,6 +19,8 @@ import pytest
 from nnburst.errors import DeadObject, DeviceUnavailable, MissedDeadline
 from nnburst.service import ServiceConnection, start_child
 from nnburst.service.process import forked
+from nnburst.service.process.sandbox import find_code
+from nnburst.service.process.zygote import _load
 from nnburst.testing import inject
 from support.models import tiny_model
 from support.processes import Client, stop, wait_gone
@@ -70,6 +74,22 @@ def test_threads_that_a_library_starts_when_it_is_imported_end_before_a_fork(
         assert len(os.listdir(f"/proc/{zygote()}/task")) == 1
         environment = Path(f"/proc/{service.pid}/environ").read_text()
         assert f"{variable}=2" in environment
+
+
+def test_zygote_looks_for_code_once_it_has_loaded_a_device_and_its_children_do_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    find_code()
+    package = ModuleType("nnburst_brought_by_a_device")
+    package.__path__ = [str(tmp_path)]
+    monkeypatch.setitem(sys.modules, package.__name__, package)
+    try:
+        _load.__wrapped__("nnburst-noop", False)
+        looks = find_code.cache_info().misses
+        assert os.path.realpath(tmp_path) in find_code()
+        assert find_code.cache_info().misses == looks
+    finally:
+        find_code.cache_clear()
 
 
 def test_zygote_with_threads_is_not_forked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ import logging
 import os
 import resource
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 
 from ..._core._nnburst import lib
@@ -113,7 +114,7 @@ def _close_files(may: int, needs: Needs, state: Path | None, missing: list[str])
     programs = [*needs.programs, *_LIBRARIES] if needs.programs else []
     try:
         for paths, rights in (
-            (_code(), read),
+            (find_code(), read),
             (_LIBRARIES, read),
             (_MACHINE, read),
             (_RESOLVER if needs.network else (), read),
@@ -144,8 +145,12 @@ def _allow(rules: int, path: str | os.PathLike[str], rights: int) -> None:
         os.close(fd)
 
 
-def _code() -> Iterator[str]:
-    """Where modules and libraries of this interpreter are, but for places that hold the user's home."""
+@cache
+def find_code() -> tuple[str, ...]:
+    """Return where modules and libraries of this interpreter are, but for places that hold the user's home.
+
+    The zygote looks whenever it has loaded a device, so that its children need not.
+    """
     home = os.path.realpath(os.path.expanduser("~"))
     found = {sys.prefix, sys.base_prefix, sys.exec_prefix, *sys.path, *os.environ.get("LD_LIBRARY_PATH", "").split(":")}
     found.update(place for name, module in sys.modules.copy().items() if "." not in name
@@ -153,11 +158,8 @@ def _code() -> Iterator[str]:
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         mapped = {line.split(None, 5)[-1].rstrip("\n") for line in maps if ".so" in line}
     found.update(os.path.dirname(path) for path in mapped if path.startswith("/"))
-    for place in found:
-        real = os.path.realpath(place)
-        if not os.path.isabs(place) or f"{home}/".startswith(f"{real.rstrip('/')}/"):
-            continue
-        yield real
+    places = {os.path.realpath(place) for place in found if os.path.isabs(place)}
+    return tuple(place for place in places if not f"{home}/".startswith(f"{place.rstrip('/')}/"))
 
 
 def _state(devices: Iterable[Device]) -> Path | None:

@@ -21,6 +21,7 @@ from ..._core._nnburst import lib
 from ..._core.errno import check
 from ...devices import DeviceInfo, LocalDevice, create_device
 from . import child
+from .sandbox import find_code
 
 _LONGEST = 1 << 20
 _MOST_FDS = 16
@@ -128,6 +129,8 @@ def _load(spec: str, warm: bool) -> None:
         DeviceInfo.of(device)  # which finds out about versions and capabilities
         if warm and isinstance(device, LocalDevice):
             device.load_libraries()
+    find_code.cache_clear()
+    find_code()
 
 
 def _is_alone() -> bool:
