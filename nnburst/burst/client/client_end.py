@@ -174,16 +174,18 @@ class ClientEnd(OneProcess):
         with self._lock.lock:
             adrift, self._adrift = self._adrift, []
             self.give_up(adrift)
-            while True:
-                try:
-                    memory, close = self._dropped.popleft()
-                except IndexError:  # perhaps a signal handler has come to the last one first, or `close`
-                    return
-                if not close and memory in self._uses:  # again
-                    continue
-                self.forget(memory)
-                if close and not isinstance(memory, Named):
-                    memory.close()
+            while self._dropped:
+                with contextlib.suppress(
+                    IndexError
+                ):  # perhaps a signal handler has come to the last one first, or `close`
+                    self._forget_one(*self._dropped.popleft())
+
+    def _forget_one(self, memory: Memory | Named, close: bool) -> None:
+        if not close and memory in self._uses:  # again
+            return
+        self.forget(memory)
+        if close and not isinstance(memory, Named):
+            memory.close()
 
     @property
     def stats(self) -> BurstStats:
