@@ -14,10 +14,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
+import nnburst
 from nnburst.cli import main
 from nnburst.cli._main import COMMANDS
 from nnburst.cli.doctor import CHECKS, Finding, Level, all_checks, checks
 from nnburst.devices import device_names
+from nnburst.service.wire.values import Sandbox
 from support import ROOT
 
 
@@ -90,6 +92,30 @@ def test_doctor_opens_each_device_and_imports_each_extra(monkeypatch: pytest.Mon
     assert rows.keys() == {f"device {name}" for name in device_names()} | extras
     assert found["ok"] == len(rows) == sum(row["level"] == "ok" for row in rows.values())
     assert all("opens in a service" in rows[f"device {name}"]["found"] for name in device_names())
+
+
+def test_doctor_says_what_each_device_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(checks, "CHECKS", {})
+    monkeypatch.setattr(checks, "EXTRAS", {})
+    (tmp_path / "asking.py").write_text(
+        "from nnburst.devices.function import Needs, Tensor, declare\n"
+        "x, y = [Tensor('x', 'float32', (1,))], [Tensor('y', 'float32', (1,))]\n"
+        f"@declare(inputs=x, outputs=y, needs=Needs(read=[{str(tmp_path)!r}], network=True))\n"
+        "def asking(x): return x\n"
+    )
+    device = f"nnburst-function:call={tmp_path}/asking.py:asking"
+    rows = json.loads(CliRunner().invoke(main, ["doctor", "--json", device]).stdout)["checks"]
+    needs = {row["check"].removeprefix("device "): row["found"].rpartition("needs: ")[2] for row in rows}
+    assert needs == {**dict.fromkeys(device_names(), "nothing"), device: f"reads {tmp_path}; uses the network"}
+
+
+@pytest.mark.parametrize("landlock", [0, 6])
+def test_doctor_says_which_walls_services_have(monkeypatch: pytest.MonkeyPatch, landlock: int) -> None:
+    box = Sandbox("on", landlock, seccomp=True, missing=() if landlock else ("Landlock for files",))
+    monkeypatch.setattr(nnburst.Service, "sandbox", property(lambda service: box))
+    finding = CHECKS["sandbox"]()
+    assert finding.found == ("on: Landlock 6, seccomp" if landlock else "on: seccomp; without Landlock for files")
+    assert (finding.level, bool(finding.remedy)) == ((Level.OK, False) if landlock else (Level.WARN, True))
 
 
 def test_doctor_says_why_a_device_does_not_open() -> None:

@@ -17,7 +17,7 @@ import resource
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -100,13 +100,15 @@ def check_extension() -> Finding:
 
 
 def check_device(name: str) -> Finding:
-    """A device opens in a service process of its own."""
+    """A device opens in a service process of its own; what it asks for beyond the sandbox."""
     from nnburst.errors import DeviceUnavailable
     from nnburst.runtime import launch
 
     try:
         with launch(devices=[name]) as service:
-            return _ok(f"opens in a service: {service.devices[0].version_string}")
+            device, box = service.devices[0], service.sandbox
+            needs = [said.removeprefix(f"{device.name} ") for said in box.granted] if box else []
+            return _ok(f"opens in a service: {device.version_string}; needs: {', '.join(needs) or 'nothing'}")
     except DeviceUnavailable as error:
         return Finding(Level.WARN, "cannot be opened", str(error))
 
@@ -248,6 +250,21 @@ def check_sockets() -> Finding:
     return _ok("SEQPACKET with descriptors, pidfd")
 
 
+def check_sandbox() -> Finding:
+    """The walls around a service."""
+    from nnburst.runtime import launch
+
+    with launch(devices=["nnburst-noop"]) as service:
+        box = service.sandbox
+    if box and not box.missing:
+        return _ok(str(box))
+    return Finding(
+        Level.WARN,
+        str(box),
+        "Boot a kernel ≥ 6.12 with Landlock (lsm=landlock,…); allow landlock_* and seccomp in the container's profile.",
+    )
+
+
 def check_shm() -> Finding:
     """/dev/shm, which only *named* shared memory needs."""
     if not os.path.isdir("/dev/shm"):
@@ -282,16 +299,21 @@ CHECKS: dict[str, Callable[[], Finding]] = {
     "sealed memory": check_memfd,
     "futex": check_futex,
     "control plane": check_sockets,
+    "sandbox": check_sandbox,
     "shared memory": check_shm,
     "limits": check_limits,
 }
 
 
-def all_checks() -> dict[str, Callable[[], Finding]]:
-    """The table, with a check for each device and each extra of this installation."""
+def all_checks(more: Sequence[str] = ()) -> dict[str, Callable[[], Finding]]:
+    """The table, with a check for each device and each extra of this installation.
+
+    Args:
+        more: Devices with options, which are checked as well.
+    """
     from nnburst.devices import device_names
 
-    devices = {f"device {name}": partial(check_device, name) for name in device_names()}
+    devices = {f"device {name}": partial(check_device, name) for name in (*device_names(), *more)}
     extras = {f"extra {name}": partial(check_extra, name) for name in EXTRAS}
     return {**CHECKS, **devices, **extras}
 

@@ -15,14 +15,16 @@ _MARKS = {Level.OK: "[green]ok[/]", Level.WARN: "[yellow]warn[/]", Level.FAIL: "
 
 
 @click.command()
+@click.argument("devices", nargs=-1, metavar="[DEVICE]...")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
-def doctor(as_json: bool) -> None:
+def doctor(devices: tuple[str, ...], as_json: bool) -> None:
     """Check whether this machine suits bursts, and recommend remedies.
 
-    Opens each device in a service and imports each extra. Exits with 1 if nnburst cannot work here. The last line reads
+    Opens each device in a service, with those that are named, such as nnburst-function:call=FILE.py:NAME, and says what
+    they need beyond the sandbox; imports each extra. Exits with 1 if nnburst cannot work here. The last line reads
     "doctor: ok=… warn=… fail=…".
     """
-    findings = {name: run_check(check) for name, check in all_checks().items()}
+    findings = {name: run_check(check) for name, check in all_checks(devices).items()}
     counts = {level.name.lower(): 0 for level in Level}
     for finding in findings.values():
         counts[finding.level.name.lower()] += 1
