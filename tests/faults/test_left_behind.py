@@ -233,11 +233,14 @@ def test_kick_of_a_process_that_is_no_client_says_so(shared: Shared) -> None:
 
 FUNCTIONS = """
 import pathlib, time
-from nnburst.devices.function import Tensor, declare
+from nnburst.devices.function import Needs, Tensor, declare
 
-@declare(inputs=[Tensor("x", "float32", (4,))], outputs=[Tensor("y", "float32", (4,))])
+here = pathlib.Path(__file__).parent
+
+@declare(
+    inputs=[Tensor("x", "float32", (4,))], outputs=[Tensor("y", "float32", (4,))], needs=Needs(write=[str(here)])
+)
 def until_told(x):
-    here = pathlib.Path(__file__).parent
     (here / "begun").touch()
     while not (here / "told").exists():
         time.sleep(0.02)
