@@ -167,6 +167,19 @@ def test_what_is_no_loop_is_left_to_python(pool: Callable[..., Pool]) -> None:
     assert pool(model(lambda b, x: b.relu(x(T.TENSOR_FLOAT16, (4,))))).program.c_kernel is None
 
 
+def test_step_that_numpy_would_compute_in_another_type_is_left_to_python() -> None:
+    single, double, whole = np.ones(3, np.float32), np.ones(3), np.ones(3, np.int32)
+    steps = [
+        partial(np.add, single, single, double),
+        partial(np.add, single, 2.5, double),
+        partial(np.exp, single, double),
+        partial(np.power, whole, whole, whole),  # which may raise
+        partial(np.copyto, single, np.ones(3, np.float32)),  # which keeps every bit
+    ]
+    assert [loops.Loops.of([step]) for step in steps] == [None] * 5
+    assert loops.Loops.of([partial(np.add, single, np.ones(3), double)]) is not None
+
+
 def test_ufunc_of_another_layout_is_left_to_python() -> None:
     class Ufunc:
         nin, nout, nargs, ntypes, types, __name__ = 2, 1, 3, 9, ["ff->f"], "add"
@@ -186,11 +199,19 @@ def test_run_ends_at_its_deadline_and_when_it_is_cancelled(pool: Callable[..., P
         made.program()
 
 
-def test_program_that_was_cancelled_before_it_had_loops_never_runs(pool: Callable[..., Pool]) -> None:
+def test_program_that_is_cancelled_while_its_loops_are_made_never_runs(
+    pool: Callable[..., Pool], monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = pool(model(lambda b, x: b.relu(x(F, (4,)))))
-    made.program.cancel()
-    in_c = made.program.c_kernel
-    assert in_c is None or lib.nnb_kernel_run(in_c, 0) == ErrorStatus.MISSED_DEADLINE_TRANSIENT
+    of = loops.Loops.of
+
+    def late(steps: Any) -> Any:
+        done = of(steps)
+        made.program.cancel()
+        return done
+
+    monkeypatch.setattr(loops.Loops, "of", late)
+    assert lib.nnb_kernel_run(made.program.c_kernel, 0) == ErrorStatus.MISSED_DEADLINE_TRANSIENT
 
 
 def test_loops_keep_the_arrays_of_a_program_that_is_cancelled(pool: Callable[..., Pool]) -> None:

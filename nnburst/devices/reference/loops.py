@@ -24,6 +24,8 @@ _MOST = 256
 """Calls; a program of more spends its time elsewhere."""
 _AT_ONCE = 1 << 13
 """Elements up to which a loop of this project is not slower than NumPy's conversions."""
+_OF_INTEGERS = (np.add, np.subtract, np.multiply, np.maximum, np.minimum)
+"""Those that raise nothing, so that they need no interpreter."""
 _FUNCTION = "void(*)(char **, const intptr_t *, const intptr_t *, void *)"
 
 
@@ -83,7 +85,7 @@ class Loops:
                 self._add_centred(*operands)
             else:
                 self._add_elements(function, operands[:-1], operands[-1])
-        elif function is np.copyto and len(args) == 2:
+        elif function is np.copyto and len(args) == 2 and getattr(args[1], "dtype", None) != args[0].dtype:
             self._convert(args[1], 0, args[0])
         elif function is store:
             real, _, zero_point, out = args
@@ -101,6 +103,11 @@ class Loops:
     def _add_elements(self, function: np.ufunc, inputs: Sequence[Any], out: Any) -> None:
         if not isinstance(out, np.ndarray) or out.dtype.char not in "fdi":
             raise _NoLoop
+        if out.dtype.char == "i" and function not in _OF_INTEGERS:
+            raise _NoLoop
+        types = [value.dtype.char for value in inputs if isinstance(value, np.ndarray)]
+        if "f" in types and out.dtype.char == "d" and sorted(types) != ["d", "f"]:
+            raise _NoLoop  # NumPy would compute in float, or there is no second place for the conversion
         arrays = []
         for value in inputs:
             array = value if isinstance(value, np.ndarray) else np.array(value, out.dtype)
