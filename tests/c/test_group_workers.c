@@ -231,8 +231,10 @@ int main(void)
     watchdog();
     leader_that_is_destroyed_leaves_the_lead(0);
     leader_that_is_destroyed_leaves_the_lead(1);
-    run_that_was_stuck_is_over();
     worker_that_is_not_needed_stays_for(2, 1);
     worker_that_is_not_needed_stays_for(60, 0);
+    if (__real_syscall(SYS_futex_waitv, NULL, 0, 0, NULL, 0) == -1 && errno == ENOSYS)
+        SKIP("without futex_waitv a leader's sleeps look like any other's");
+    run_that_was_stuck_is_over();
     return 0;
 }
