@@ -165,6 +165,7 @@ class TrustStore:
         try:
             database.execute("PRAGMA journal_mode=WAL")
             database.execute("PRAGMA synchronous=FULL")
+            database.execute("PRAGMA temp_store=MEMORY")  # a sandbox has no other place
             if database.execute("PRAGMA quick_check").fetchone() != ("ok",):
                 raise sqlite3.DatabaseError("the check of the database found damage")
             with _transaction(database):

@@ -17,6 +17,7 @@ import nnburst
 from nnburst.cache import Cache, CacheReason, CacheRejected, model_fingerprint
 from nnburst.devices import CacheFiles, CompileJob, create_device
 from nnburst.devices.onnxruntime import device as _device
+from nnburst.devices.onnxruntime import packed
 from nnburst.errors import GeneralFailure
 from nnburst.memory import Memory
 from support.onnx_models import FLOAT, RNG, graph, in_process, mlp, node, onnx, run_graph, save
@@ -238,45 +239,47 @@ def test_device_measures_only_once_that_keeping_does_not_pay(tmp_path: Path, mon
             assert len(tried) == count
 
 
+@pytest.mark.parametrize("sandbox", ["on", "off"])
+def test_encrypted_entry_of_a_service_is_saved_and_found(tmp_path: Path, sandbox: str) -> None:
+    x, options = picture(), {"cache_dir": tmp_path / "cache", "cache_encrypt": True, "cache_always": True}
+    (expected,) = in_process(DENSENET, {"data_0": x})
+    for outcome in ("SAVED", "HIT"):
+        with nnburst.Session(DENSENET, device=DEVICE, sandbox=sandbox, **options) as session:
+            assert session.cache_report.outcome == outcome, session.cache_report
+            assert np.array_equal(session.run(None, {"data_0": x})[0], expected)
+
+
 def test_encrypted_entry_leaves_nothing_on_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, full = os.statvfs, {"/dev/shm"}
+    written: list[int] = []
+    real = tempfile.TemporaryDirectory.cleanup
 
-    def statvfs(path: str) -> Any:
-        status = real(path)
-        return os.statvfs_result((*status[:4], 0, *status[5:])) if path in full else status
+    def cleanup(directory: tempfile.TemporaryDirectory[str]) -> None:
+        written.extend(path.stat().st_blocks for path in Path(directory.name).iterdir())
+        real(directory)
 
-    monkeypatch.setattr(os, "statvfs", statvfs)
+    monkeypatch.setattr(tempfile.TemporaryDirectory, "cleanup", cleanup)
     token = TOKEN[5:] + TOKEN[:5]
     with closing(create_device(DEVICE)) as device, Files(tmp_path) as files:
         given = replace(files.under(token), encrypt=True)
-        assert relu(device, given).reason is CacheReason.IO_ERROR  # room on a disk is no room
-        full.clear()
         assert relu(device, given).reason is CacheReason.SAVED
         with pytest.raises(CacheRejected) as caught:
             device.prepare_model_from_cache(replace(given, encrypt=False))
         assert caught.value.reason is CacheReason.OTHER_CIPHER
         device.prepare_model_from_cache(given).close()
+    assert written
+    assert not any(written)  # a file of holes, each time
 
 
-def test_without_room_for_temporary_files_nothing_is_kept_and_it_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = os.statvfs
-    full: set[str] = {"/dev/shm", tempfile.gettempdir()}
-
-    def statvfs(path: str) -> Any:
-        status = real(path)
-        return os.statvfs_result((*status[:4], 0, *status[5:])) if path in full else status
-
-    monkeypatch.setattr(os, "statvfs", statvfs)
+def test_without_memory_nothing_is_kept_and_it_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     token = TOKEN[4:] + TOKEN[:4]
     with closing(create_device(DEVICE)) as device, Files(tmp_path) as files:
-        assert relu(device, files.under(token)).reason is CacheReason.IO_ERROR
-        full.remove(tempfile.gettempdir())  # as with the 64 MiB of /dev/shm that containers have
+        with monkeypatch.context() as patch:
+            patch.setattr(packed, "_memory_left", lambda: 1 << 20)
+            assert relu(device, files.under(token)).reason is CacheReason.IO_ERROR
         assert relu(device, files.under(token)).reason is CacheReason.SAVED
         device.prepare_model_from_cache(files.under(token)).close()
-        full.add(tempfile.gettempdir())
-        with pytest.raises(CacheRejected, match="no room") as caught:
+        monkeypatch.setattr(packed, "default_state_directory", lambda: tmp_path / "none")
+        with pytest.raises(CacheRejected, match="no file of holes") as caught:
             device.prepare_model_from_cache(files.under(token))
         assert caught.value.reason is CacheReason.IO_ERROR
 

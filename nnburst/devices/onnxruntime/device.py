@@ -123,7 +123,7 @@ class OnnxRuntimeDevice(LocalDevice):
                 raise CacheRejected(CacheReason.NOT_WORTH_IT, "that was measured before")
             compiling = prepared.graph.seconds if files.only_if_worth else None
             try:
-                packed = pack(prepared.model, source.data, source.files, self._settings, compiling, files.encrypt)
+                packed = pack(prepared.model, source.data, source.files, self._settings, compiling)
             except CacheRejected as error:
                 if error.reason is CacheReason.NOT_WORTH_IT:
                     if len(self._not_worth) >= _MOST_VERDICTS:

@@ -15,7 +15,7 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from msgspec import Struct
 
 from ..._core._nnburst import ffi, lib
 from ..._core.errno import check
-from ...cache import CacheReason, CacheRejected, anonymous_memory, seconds_per_byte
+from ...cache import CacheReason, CacheRejected, anonymous_memory, default_state_directory, seconds_per_byte
 from ...errors import GeneralFailure
 from ...model import Model, Subgraph
 from ..common import OwnBytes
@@ -48,7 +48,7 @@ _SHORTEST_SECONDS = 0.004
 _SHORT_SECONDS = 0.03
 """What compiles faster is measured once more: the machine may have been busy."""
 _SPARE = 16 << 20
-"""Bytes that are left free where temporary files are."""
+"""Bytes of memory that are left free."""
 _RUN = 64
 """Length of runs, on average, from which on a tensor is a list of runs."""
 _WEIGHTS = "weights.bin"
@@ -158,19 +158,30 @@ def _require_memory(weights: _Weights) -> None:
         raise CacheRejected(CacheReason.NOT_WORTH_IT, "most weights are large matrices, which would be there twice")
 
 
-def _temporary_directory(prefix: str, nbytes: int, *, in_memory: bool = False) -> tempfile.TemporaryDirectory[str]:
-    """Make a directory where there is room for temporary files, in memory if possible, or only there.
+def _require_room(nbytes: int) -> None:
+    """Refuse what this machine has no memory for, now.
 
     Raises:
-        CacheRejected: Nowhere.
+        CacheRejected: It has less.
     """
-    places = ("/dev/shm",) if in_memory else ("/dev/shm", tempfile.gettempdir())
-    for place in places:
-        with contextlib.suppress(OSError):  # in a sandbox the second one is a directory of this package's own
-            status = os.statvfs(place)
-            if status.f_bavail * status.f_frsize >= nbytes:
-                return tempfile.TemporaryDirectory(prefix=prefix, dir=place)
-    raise CacheRejected(CacheReason.IO_ERROR, f"there is no room for {nbytes} bytes in {' or '.join(places)}")
+    left = _memory_left()
+    if left < nbytes:
+        raise CacheRejected(CacheReason.IO_ERROR, f"there is no room for {nbytes} bytes in memory: {left} are left")
+
+
+def _memory_left() -> int:
+    with open("/proc/meminfo", encoding="ascii") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable:"))
+
+
+@contextlib.contextmanager
+def _file_in_memory() -> Iterator[Path]:
+    """Have a file that no other process can reach, and that is never on a disk."""
+    fd = os.memfd_create("nnburst-pack", os.MFD_CLOEXEC)
+    try:
+        yield Path(f"/proc/self/fd/{fd}")
+    finally:
+        os.close(fd)
 
 
 def _is_shape(tensor: Any) -> bool:
@@ -190,7 +201,6 @@ def pack(
     files: Mapping[str, Bytes],
     settings: SessionSettings,
     compile_seconds: float | None,
-    secret: bool = False,
 ) -> Packed:
     """Optimise a model once more, take the result apart, and try it out.
 
@@ -200,10 +210,9 @@ def pack(
         files: Its external files.
         settings: As it was compiled.
         compile_seconds: What that took; None to keep it even if it does not pay.
-        secret: Whether temporary files have to be in memory.
 
     Raises:
-        CacheRejected: It would not pay, or there is no room for temporary files.
+        CacheRejected: It would not pay, or there is no memory for it.
         NNBurstError: It cannot be done.
     """
     if compile_seconds is not None:
@@ -211,9 +220,8 @@ def pack(
     weights = _Weights.of(parse(data))
     if compile_seconds is not None:
         _require_chance(weights, compile_seconds)
-    room = 3 * weights.all + _SPARE
-    with _temporary_directory("nnburst-pack-", room, in_memory=secret) as directory:
-        exposed, graph, tensors, blob, file_size, again = _optimised(data, files, settings, Path(directory))
+    _require_room(3 * weights.all + _SPARE)
+    exposed, graph, tensors, blob, file_size, again = _optimised(data, files, settings)
     if compile_seconds is not None and not any(tensor.rearranged for tensor in tensors):
         _require_memory(weights)
     packed = _Packed(
@@ -251,7 +259,7 @@ def _loading(encoded: bytes, blob: Bytes, settings: SessionSettings) -> float:
 
 
 def _optimised(
-    data: bytes, files: Mapping[str, Bytes], settings: SessionSettings, directory: Path
+    data: bytes, files: Mapping[str, Bytes], settings: SessionSettings
 ) -> tuple[frozenset[str], OwnBytes, tuple[_Tensor, ...], Bytes, int, float]:
     """Have ONNX Runtime write the graph that it made of a model, and take its large tensors out.
 
@@ -259,19 +267,21 @@ def _optimised(
         The exposed arguments, the graph, the table, the tensors, the size of the file that the graph believes them to
         be in, and the seconds that compiling took this time.
     """
-    options = settings.options()
-    options.optimized_model_filepath = str(directory / "graph.onnx")
-    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", _WEIGHTS)
-    options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", str(_SMALLEST))
-    options.add_session_config_entry(_TELL_REARRANGED, "1")
-    started = time.perf_counter()
-    session, exposed = build_session(data, files, options)
-    seconds = time.perf_counter() - started
-    names = {argument.name for argument in session.get_inputs()}
-    del session
-    proto = parse((directory / "graph.onnx").read_bytes())
-    weights = directory / _WEIGHTS
-    raw: Bytes = np.memmap(weights, np.uint8, "r") if weights.exists() else np.zeros(0, np.uint8)
+    with _file_in_memory() as graph, _file_in_memory() as weights:  # in one directory, as it wants them
+        options = settings.options()
+        options.optimized_model_filepath = str(graph)
+        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", weights.name)
+        options.add_session_config_entry(
+            "session.optimized_model_external_initializers_min_size_in_bytes", str(_SMALLEST)
+        )
+        options.add_session_config_entry(_TELL_REARRANGED, "1")
+        started = time.perf_counter()
+        session, exposed = build_session(data, files, options)
+        seconds = time.perf_counter() - started
+        names = {argument.name for argument in session.get_inputs()}
+        del session
+        proto = parse(graph.read_bytes())
+        raw: Bytes = np.memmap(weights, np.uint8, "r") if weights.stat().st_size else np.zeros(0, np.uint8)
     # Inputs whose initializers were folded away are still there; they can no longer be given.
     inputs = [value for value in proto.graph.input if value.name in names]
     del proto.graph.input[:]
@@ -304,6 +314,7 @@ def _take_apart(proto: Any, raw: Bytes) -> tuple[OwnBytes, tuple[_Tensor, ...], 
             continue
         runs, elements = _runs_of(piece.view(row.dtype))
         stored = 0 if runs else piece.nbytes
+        next(entry for entry in tensor.external_data if entry.key == "location").value = _WEIGHTS
         rearranged = [entry for entry in tensor.external_data if entry.key.startswith("prepacked")]
         for entry in rearranged:  # the copies are not kept: ONNX Runtime makes them anyway
             tensor.external_data.remove(entry)
@@ -375,7 +386,7 @@ def load_graph(contents: Contents, data: memoryview, settings: SessionSettings, 
 
     Raises:
         GeneralFailure: ONNX Runtime refuses the graph.
-        CacheRejected: There is no room for a file of holes.
+        CacheRejected: No file of holes can be made.
     """
     packed, raw = contents.packed, np.frombuffer(data, np.uint8)
     options = settings.options()
@@ -385,16 +396,31 @@ def load_graph(contents: Contents, data: memoryview, settings: SessionSettings, 
     values = [wrap(array, tensor.element) for tensor, array in zip(packed.tensors, arrays, strict=True)]
     for tensor, value in zip(packed.tensors, values, strict=True):
         options.add_initializer(tensor.name, value)  # used where it lies, and instead of what the graph says
-    with _temporary_directory("nnburst-load-", 1 << 16) as directory:
-        # The graph says that they are in a file, which must exist and be large enough. It is never read: it is holes.
-        with open(os.path.join(directory, _WEIGHTS), "wb") as file:
-            file.truncate(max(packed.file_size, 1))
+    with _directory_of_holes(max(packed.file_size, 1)) as directory:
         options.add_session_config_entry(FILES_OF_MODELS, directory)
         graph = Graph(open_session(OwnBytes(packed.graph), options), frozenset(packed.exposed), values)
     for tensor, array in zip(packed.tensors, arrays, strict=True):
         if tensor.rearranged and (own or tensor.runs):
             _give_back(array)
     return graph
+
+
+@contextlib.contextmanager
+def _directory_of_holes(size: int) -> Iterator[str]:
+    """Have the file in which the graph says that its tensors are: it must be there and large enough, and is not read.
+
+    Raises:
+        CacheRejected: It cannot be made.
+    """
+    with contextlib.ExitStack() as stack:
+        try:  # beside the trust store, which is what a service may write
+            place = default_state_directory()
+            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="holes-", dir=place))
+            with open(os.path.join(directory, _WEIGHTS), "wb") as file:
+                file.truncate(size)
+        except OSError as error:
+            raise CacheRejected(CacheReason.IO_ERROR, f"no file of holes can be made: {error}") from error
+        yield directory
 
 
 def _arrays(tensors: Sequence[_Tensor], raw: Bytes) -> list[np.ndarray[Any, Any]]:

@@ -163,15 +163,14 @@ def find_code() -> tuple[str, ...]:
 
 
 def _state(devices: Iterable[Device]) -> Path | None:
-    """Make the directory of the trust store, for devices that cache, and have temporary files made there."""
+    """Make the directory of the trust store, for devices that cache."""
     if all(device.get_number_of_cache_files_needed() == (0, 0) for device in devices):
         return None
     with contextlib.suppress(OSError, CacheRejected):
         state = default_state_directory()
         state.parent.parent.mkdir(parents=True, exist_ok=True)
-        for directory in (state.parent, state, state / "tmp"):
+        for directory in (state.parent, state):
             directory.mkdir(mode=0o700, exist_ok=True)
-        os.environ["TMPDIR"] = str(state / "tmp")
         return state
     return None  # then nothing is cached
 
