@@ -18,6 +18,7 @@
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <netinet/in.h>
 #include <sched.h>
 #include <signal.h>
 #include <stddef.h>
@@ -142,7 +143,7 @@ struct row {
     struct {
         uint8_t argument_1; /* counted from 1, 0: none */
         uint32_t mask, value;
-    } check[2];
+    } check[3];
 };
 
 #define CALL(name) {#name, SYS_##name, 0, 0, {{0}}}
@@ -151,6 +152,9 @@ struct row {
 #define CALL_FOR(may, name) {#name, SYS_##name, may, 0, {{0}}}
 #define NOT(act, name) {#name, SYS_##name, 0, act, {{0}}}
 #define EXACT 0xffffffffu
+#define INET (AF_INET | AF_INET6) /* 2 and 10: they differ in one bit */
+#define SOCKET(type, protocol) \
+    {"socket", SYS_socket, NNB_MAY_CONNECT, 0, {{1, ~(INET ^ AF_INET), AF_INET}, {2, 0xf, type}, {3, EXACT, protocol}}}
 
 static const struct row table[] = {
     /* Runs: waiting, waking, the clock where the vDSO has none. First, since the list is read from the top. */
@@ -203,7 +207,8 @@ static const struct row table[] = {
     CALL(getdents64), CALL(statfs), CALL(getcwd), CALL(mkdirat), CALL(unlinkat), CALL(renameat2), CALL(linkat),
     CALL(umask),
 
-    /* Sockets that it has: the client's, and those that listen. Each is connected, so none takes an address. */
+    /* Sockets that it has: the client's, and those that listen. They are streams and packets in sequence, which take no
+     * address with a message, as datagrams would. */
     CALL(sendmsg), CALL(recvmsg), CALL(sendto), CALL(recvfrom), CALL(getsockopt), CALL(setsockopt), CALL(getsockname),
     CALL(getpeername), CALL(shutdown), CALL(accept4), CALL(accept),
     {"socketpair", SYS_socketpair, 0, 0, {{1, EXACT, AF_UNIX}, {2, 0xf, SOCK_STREAM}}}, /* fences */
@@ -237,10 +242,7 @@ static const struct row table[] = {
     /* Devices that use the network: TCP and UDP, no other kind of socket. */
     CALL_FOR(NNB_MAY_CONNECT, connect), CALL_FOR(NNB_MAY_CONNECT, bind), CALL_FOR(NNB_MAY_CONNECT, listen),
     CALL_FOR(NNB_MAY_CONNECT, sendmmsg),
-    {"socket", SYS_socket, NNB_MAY_CONNECT, 0, {{1, EXACT, AF_INET}, {2, 0xf, SOCK_STREAM}}},
-    {"socket", SYS_socket, NNB_MAY_CONNECT, 0, {{1, EXACT, AF_INET}, {2, 0xf, SOCK_DGRAM}}},
-    {"socket", SYS_socket, NNB_MAY_CONNECT, 0, {{1, EXACT, AF_INET6}, {2, 0xf, SOCK_STREAM}}},
-    {"socket", SYS_socket, NNB_MAY_CONNECT, 0, {{1, EXACT, AF_INET6}, {2, 0xf, SOCK_DGRAM}}},
+    SOCKET(SOCK_STREAM, 0), SOCKET(SOCK_STREAM, IPPROTO_TCP), SOCKET(SOCK_DGRAM, 0), SOCKET(SOCK_DGRAM, IPPROTO_UDP),
 
     /* No library tries these: whoever does is not asked twice. */
     NOT(SECCOMP_RET_KILL_PROCESS, init_module), NOT(SECCOMP_RET_KILL_PROCESS, finit_module),
@@ -249,7 +251,7 @@ static const struct row table[] = {
 };
 
 #define ROWS (sizeof table / sizeof *table)
-#define MOST 11 /* instructions of a row */
+#define MOST 12 /* instructions of a row */
 #define LOAD(field) (struct sock_filter) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, field))
 #define RETURN(act) (struct sock_filter) BPF_STMT(BPF_RET | BPF_K, act)
 #define IF(how, value, yes, no) (struct sock_filter) BPF_JUMP(BPF_JMP | (how) | BPF_K, value, yes, no)
@@ -264,7 +266,7 @@ static int compile(struct sock_filter *at, const struct row *row)
 {
     struct sock_filter *const begin = at++;
     int checks = 0;
-    for (int i = 0; i < 2 && row->check[i].argument_1; i++, checks++) {
+    for (int i = 0; i < 3 && row->check[i].argument_1; i++, checks++) {
         uint32_t value = row->check[i].value == OWN_PID ? (uint32_t)getpid() : row->check[i].value;
         *at++ = LOAD(args[row->check[i].argument_1 - 1]); /* its lower half: both machines are little-endian */
         *at++ = (struct sock_filter)BPF_STMT(BPF_ALU | BPF_AND | BPF_K, row->check[i].mask);

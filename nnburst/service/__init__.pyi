@@ -11,7 +11,7 @@ from .host.quotas import Quotas as Quotas
 from .process.daemon import AccessPolicy as AccessPolicy
 from .process.daemon import Daemon as Daemon
 from .process.daemon import activated_sockets as activated_sockets
-from .process.daemon import connect_manager as connect_manager
+from .process.daemon import tell_manager as tell_manager
 from .process.discovery import Claim as Claim
 from .process.discovery import claim as claim
 from .process.discovery import dial as dial

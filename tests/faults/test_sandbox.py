@@ -20,7 +20,7 @@ import pytest
 import nnburst
 from nnburst._core._nnburst import lib
 from nnburst.devices import Needs
-from nnburst.errors import DeadObject, GeneralFailure, InvalidArgument
+from nnburst.errors import DeadObject, DeviceUnavailable, GeneralFailure, InvalidArgument
 from support import ROOT
 from support.models import relu
 
@@ -189,6 +189,40 @@ def test_function_gets_what_it_says_and_no_more(tmp_path: Path, deed: str) -> No
 
 
 @needs_walls
+@pytest.mark.parametrize("need", ["read", "write", "programs"])
+def test_need_that_is_not_there_is_refused_by_its_path(tmp_path: Path, need: str) -> None:
+    device = function(tmp_path, "pass", f", needs=Needs({need}=[{str(tmp_path / 'none')!r}])")
+    with pytest.raises(
+        DeviceUnavailable, match=f"a device needs {tmp_path}/none, which cannot be opened: No such file"
+    ):
+        nnburst.launch(devices=[device])
+
+
+@needs_walls
+@pytest.mark.parametrize("family", ["AF_INET", "AF_INET6"])
+@pytest.mark.parametrize(
+    ("kind", "protocol", "allowed"),
+    [("STREAM", 0, True), ("STREAM", 6, True), ("STREAM", 262, False), ("STREAM", 132, False), ("DGRAM", 0, True),
+     ("DGRAM", 17, True), ("DGRAM", 136, False), ("DGRAM", 1, False), ("DGRAM", 6, False)],
+)  # fmt: skip
+def test_network_is_tcp_and_udp_only(tmp_path: Path, family: str, kind: str, protocol: int, allowed: bool) -> None:
+    body = f"socket.socket(socket.{family}, socket.SOCK_{kind}, {protocol}).close()"
+    said = outcome(function(tmp_path, body, ", needs=Needs(network=True)"))
+    assert said == "[1.0]" if allowed else "PermissionError" in said
+
+
+@needs_walls
+def test_library_is_no_program_beside_one_that_may_be_started(tmp_path: Path) -> None:
+    with open("/proc/self/maps") as maps:
+        library = next(line.split()[-1] for line in maps if re.search(r"/libc[.-]", line))
+    if not os.access(library, os.X_OK):
+        pytest.skip("the C library is no program here")
+    body = f"subprocess.run([{library!r}], check=True)"
+    assert "PermissionError" in outcome(function(tmp_path, body, ", needs=Needs(programs=['/bin/true'])"))
+    assert outcome(function(tmp_path, body, f", needs=Needs(programs=[{library!r}])")) == "[1.0]"
+
+
+@needs_walls
 def test_service_says_what_is_in_force(tmp_path: Path) -> None:
     device = function(tmp_path, "pass", f", needs=Needs(read=[{str(tmp_path)!r}])")
     with nnburst.launch(devices=["nnburst-reference", device], sandbox="strict") as service:
@@ -279,6 +313,30 @@ def test_terminal_of_the_user_cannot_be_read() -> None:
         said = os.read(ours, 4096).decode().split(";")
         assert said[0] == "0 /dev/null 0"
         assert [line.split()[2] for line in said[1:3]] == ["1", "1"]
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+def test_terminal_that_cannot_be_opened_anew_is_let_go_of() -> None:
+    ours, theirs = os.openpty()
+    try:
+        program = (
+            "import os, sys\n"
+            "from nnburst.service.process import sandbox\n"
+            "real = os.open\n"
+            "def refuse(path, *rest):\n"
+            "    if path.startswith('/proc/self/fd/'):\n"
+            "        raise PermissionError(path)\n"
+            "    return real(path, *rest)\n"
+            "os.open = refuse\n"
+            "sandbox._turn_terminals_outwards((1,))\n"
+            "print(os.readlink('/proc/self/fd/1'), file=sys.stderr)\n"
+        )
+        out = subprocess.run(
+            [sys.executable, "-c", program], stdout=theirs, stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False
+        )
+        assert out.stderr == "/dev/null\n"
     finally:
         os.close(ours)
         os.close(theirs)

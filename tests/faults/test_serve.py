@@ -25,7 +25,7 @@ from nnburst.errors import DeadObject, DeviceUnavailable, InvalidArgument
 from nnburst.service import dial
 from support import ROOT
 from support.models import tiny_model
-from support.processes import wait_gone
+from support.processes import children, wait_gone
 from support.services import save_scaling
 from support.waiting import PATIENCE, Background
 
@@ -521,6 +521,7 @@ def test_service_manager_is_told_and_its_socket_is_used(start: Callable[..., Ser
         listener.listen()
         manager.bind(str(tmp_path / "notify"))
         manager.settimeout(PATIENCE)
+        manager.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         # The socket becomes descriptor 3 of the process whose number LISTEN_PID has, as a service manager does it.
         launcher = (
             "import os, sys\n"
@@ -538,7 +539,10 @@ def test_service_manager_is_told_and_its_socket_is_used(start: Callable[..., Ser
         )
         try:
             assert json.loads(line_of(process))["pid"] == process.pid
-            assert manager.recv(100) == b"READY=1"
+            said, ((_, _, credentials),), _, _ = manager.recvmsg(100, 100)
+            assert said == b"READY=1"
+            sender = int.from_bytes(credentials[:4], sys.byteorder)  # not the service: its socket would lead outside
+            assert children(process.pid) == {sender}
             with nnburst.connect(f"unix:{path}") as service:
                 assert service.pid == process.pid
                 refused = run_command("stop", f"unix:{path}")  # would otherwise end what made the socket: this test
@@ -550,6 +554,31 @@ def test_service_manager_is_told_and_its_socket_is_used(start: Callable[..., Ser
         finally:
             process.kill()
             process.communicate(timeout=PATIENCE)
+
+
+def test_keeper_that_fails_says_why_and_its_end_is_logged() -> None:
+    program = (
+        "import contextlib, logging, os, signal\n"
+        "from nnburst.cli.serve.keeper import Beside, Keeper\n"
+        "from nnburst.errors import NNBurstError\n"
+        "logging.basicConfig()\n"
+        "def fail(*_): raise ZeroDivisionError('of the start')\n"
+        "with contextlib.suppress(NNBurstError):\n"
+        "    Keeper(fail, None)\n"
+        "keeper = Keeper(lambda stack: Beside({}, lambda: fail()), None)\n"
+        "keeper.renew()\n"
+        "os.wait()\n"
+        "os.wait()\n"
+        "keeper.renew()\n"
+        "keeper.close()\n"
+        "keeper.close()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("ZeroDivisionError: of the start") == 2
+    assert done.stderr.count("the keeper of this service has ended") == 2  # renew, and one close
 
 
 # ---- who is served ---------------------------------------------------------------------------------------------

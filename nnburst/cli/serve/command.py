@@ -139,7 +139,7 @@ def serve(
     from ...devices import Needs
     from ...runtime import in_process
     from ...runtime.service import DEFAULT_DEVICES
-    from ...service import AccessPolicy, Daemon, ServiceHost, activated_sockets, claim, close_door, connect_manager
+    from ...service import AccessPolicy, Daemon, ServiceHost, activated_sockets, claim, close_door
     from ...service.process.limited_log import LimitedHandler
     from ...service.process.sandbox import log_sandbox
     from ...service.process.scheduling import Scheduling
@@ -191,7 +191,6 @@ def serve(
                 return Beside({**said, "oip": running.ports}, running.renew)
 
             keeper = stack.enter_context(contextlib.closing(Keeper(beside, claimed)))
-            tell_manager = connect_manager()
             _raise_descriptor_limit()
             box = close_door(sandbox, owned, more=Needs(read=_places(files)))
             log_sandbox(box)
@@ -233,7 +232,7 @@ def serve(
 
             def announce() -> None:
                 click.echo(json.dumps(ready) if as_json else _ready_line(ready))
-                tell_manager()
+                keeper.tell_ready()
 
             reason = daemon.run(announce)
             logging.getLogger(__name__).info("ended: %s", reason)
@@ -347,7 +346,8 @@ def _places(files: Mapping[str, str]) -> list[str]:
     """Where named models are read, also again: the directories of their files, but for a home, of which only these."""
     home = Path("~").expanduser().resolve()
     places = {Path(path) for file in files.values() for path in (os.path.abspath(file), os.path.realpath(file))}
-    return [str(path if home.is_relative_to(path.parent) else path.parent) for path in places]
+    found = {path if home.is_relative_to(path.parent) else path.parent for path in places}
+    return [str(path) for path in found if path.exists()]  # else loading says what is missing
 
 
 def _names(files: dict[str, str], devices: Sequence[Device]) -> list[str]:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import logging
 import os
 import signal
 import socket
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 from msgspec import Struct
 
 from ...errors import NNBurstError, error_for
-from ...service import Claim
+from ...service import Claim, tell_manager
 
+_log = logging.getLogger(__name__)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LONGEST = 65536
 
@@ -55,6 +59,8 @@ class Keeper:
             try:
                 self._sock.close()
                 _keep(theirs, start, claim)
+            except BaseException:
+                traceback.print_exc()
             finally:
                 os._exit(0)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -73,14 +79,25 @@ class Keeper:
 
     def renew(self) -> None:
         """Say that there are new models."""
-        with contextlib.suppress(OSError):
-            self._sock.send(b"r")
+        self._order(b"r")
+
+    def tell_ready(self) -> None:
+        """Have it tell the service manager that the service is ready."""
+        self._order(b"y")
 
     def close(self) -> None:
         """End it, and wait for that. Idempotent."""
-        with contextlib.suppress(OSError), self._sock:
-            self._sock.send(b"e")
-            self._sock.recv(1)
+        with self._sock:
+            self._order(b"e")
+            with contextlib.suppress(OSError):
+                self._sock.recv(1)
+
+    def _order(self, order: bytes) -> None:
+        try:
+            self._sock.send(order)
+        except OSError as error:
+            if error.errno != errno.EBADF:  # closed
+                _log.warning("the keeper of this service has ended: no metrics, no gateway, and its socket stays")
 
 
 def _keep(sock: socket.socket, start: Callable[[contextlib.ExitStack], Beside], claim: Claim | None) -> None:
@@ -98,11 +115,9 @@ def _keep(sock: socket.socket, start: Callable[[contextlib.ExitStack], Beside], 
             signal.signal(number, lambda *_: None)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         sock.send(json.dumps(beside.said).encode())
-        order = b"r"
-        while order == b"r":
-            order = sock.recv(1)
-            if order == b"r":
-                beside.renew()
+        orders = {b"r": beside.renew, b"y": tell_manager}
+        while (order := sock.recv(1)) in orders:
+            orders[order]()
         stack.close()
         if order and claim is not None:  # else it was killed, and the next owner of the name finds out
             claim.remove()

@@ -293,22 +293,13 @@ def activated_sockets() -> list[socket.socket]:
     return sockets
 
 
-def connect_manager() -> Callable[[], None]:
-    """Connect to the service manager (``NOTIFY_SOCKET``), if there is one. What is returned says ``READY=1`` to it.
+def tell_manager() -> None:
+    """Say ``READY=1`` to the service manager (``NOTIFY_SOCKET``), if there is one.
 
-    Nothing is said later: a socket that takes messages for other addresses, too, would lead out of a sandbox.
+    Not in a sandbox: a socket that takes messages for other addresses, too, would lead out of it.
     """
     address = os.environ.get("NOTIFY_SOCKET", "")
     if address.startswith("@"):
         address = "\0" + address[1:]
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-    try:
-        sock.connect(address)
-    except OSError:
-        sock.close()
-
-    def ready() -> None:
-        with contextlib.suppress(OSError), sock:
-            sock.send(b"READY=1")
-
-    return ready
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+        sock.sendto(b"READY=1", address)

@@ -13,6 +13,7 @@ import resource
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from glob import glob
 from pathlib import Path
 
 from ..._core._nnburst import lib
@@ -68,7 +69,7 @@ def close_door(
             and seccomp also for those that are there, which may set their priority until then.
 
     Raises:
-        DeviceUnavailable: A wall is missing, and the mode is strict.
+        DeviceUnavailable: A wall is missing, and the mode is strict; or what a device needs is not there.
     """
     if mode == "off":
         start_threads()
@@ -111,7 +112,7 @@ def _close_files(may: int, needs: Needs, state: Path | None, missing: list[str])
     """Close Landlock's wall."""
     rules = check(lib.nnb_landlock_rules(may), "Landlock")
     read, write, execute = lib.NNB_MAY_READ, lib.NNB_MAY_WRITE, lib.NNB_MAY_EXECUTE
-    programs = [*needs.programs, *_LIBRARIES] if needs.programs else []
+    loader = glob("/lib*/ld-*.so*") if needs.programs else []  # which the kernel starts with each program
     try:
         for paths, rights in (
             (find_code(), read),
@@ -119,12 +120,21 @@ def _close_files(may: int, needs: Needs, state: Path | None, missing: list[str])
             (_MACHINE, read),
             (_RESOLVER if needs.network else (), read),
             (("/dev/null", *(() if state is None else (state,))), read | write),
-            (needs.read, read),
-            (needs.write, read | write),
-            (programs, read | execute),
+            (loader, read | execute),
         ):
             for path in paths:
-                _allow(rules, path, rights)
+                with contextlib.suppress(OSError):  # there is none
+                    _allow(rules, path, rights)
+        asked = (needs.read, read), (needs.write, read | write), (needs.programs, read | execute)
+        for needed, rights in asked:
+            for path in needed:
+                try:
+                    _allow(rules, path, rights)
+                except OSError as error:
+                    raise DeviceUnavailable(
+                        f"a device needs {path}, which cannot be opened: {error.strerror}; make it before the service "
+                        "starts, or take it out of its Needs"
+                    ) from error
         # Kept open: the kernel may forget the directory of a process and make it anew, to which no rule belongs then.
         check(lib.nnb_landlock_allow(rules, os.open("/proc/self", os.O_PATH | os.O_CLOEXEC), read), "/proc/self")
         for_all = check(lib.nnb_landlock_close(rules), "Landlock")
@@ -135,10 +145,7 @@ def _close_files(may: int, needs: Needs, state: Path | None, missing: list[str])
 
 
 def _allow(rules: int, path: str | os.PathLike[str], rights: int) -> None:
-    try:
-        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except OSError:  # there is none
-        return
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         check(lib.nnb_landlock_allow(rules, fd, rights), f"{path} in the sandbox")
     finally:
@@ -181,8 +188,11 @@ def _turn_terminals_outwards(outputs: Sequence[int]) -> None:
     os.dup2(null, 0)
     os.close(null)
     for fd in outputs:
-        with contextlib.suppress(OSError):
-            if os.isatty(fd):
-                writable = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC)
-                os.dup2(writable, fd)
-                os.close(writable)
+        if os.isatty(fd):
+            flags = os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC
+            try:
+                writable = os.open(f"/proc/self/fd/{fd}", flags)
+            except OSError:  # it is another user's, or has gone
+                writable = os.open(os.devnull, flags)
+            os.dup2(writable, fd)
+            os.close(writable)
