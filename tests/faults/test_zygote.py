@@ -14,8 +14,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
+import nnburst
+from nnburst._core.leaving import LEAVING
 from nnburst.errors import DeadObject, DeviceUnavailable, MissedDeadline
 from nnburst.service import ServiceConnection, start_child
 from nnburst.service.process import forked
@@ -274,8 +277,62 @@ def test_service_that_ends_without_its_zygote_is_dead_for_no_known_reason() -> N
         until(lambda: not forked.zygotes(), "the zygote lives")
         assert service.devices[0].prepare_model(tiny_model(256))
         service.kill()
-        with pytest.raises(DeadObject, match=r"connection broke|process ended"):
+        with pytest.raises(DeadObject, match=r"connection broke|closed the connection|process ended"):
             service.devices[0].prepare_model(tiny_model(256))
+
+
+def test_end_of_a_service_is_said_though_the_zygote_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float | None] = []
+    readable = forked._readable
+
+    def goes_on(fd: int, seconds: float | None) -> bool:
+        waits.append(seconds)
+        if len(waits) == 2:  # the first one is for the process itself
+            os.kill(zygote(), signal.SIGCONT)
+        return readable(fd, seconds)
+
+    with child() as service:
+        stop(zygote())
+        monkeypatch.setattr(forked, "_readable", goes_on)
+        service.kill()
+        with pytest.raises(DeadObject, match="killed by SIGKILL"):
+            service.devices[0].prepare_model(tiny_model(256))
+    assert waits[1] == LEAVING
+
+
+@pytest.mark.parametrize("env", [None, "own"])
+def test_stdout_of_a_service_is_its_stderr(env: str | None, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with start_child(["nnburst-noop"], env=env and dict(os.environ), log=log) as service:
+        assert [os.readlink(f"/proc/{service.pid}/fd/{fd}") for fd in (1, 2)] == [str(log)] * 2
+
+
+def test_what_a_function_prints_is_in_the_log_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "says.py").write_text(FUNCTION.replace("    return", "    print('hello')\n    return"))
+    monkeypatch.syspath_prepend(tmp_path)
+    log = tmp_path / "log"
+    with nnburst.launch(devices=["nnburst-function:call=says:half"], log=log) as service:
+        with service.session("half") as session:
+            session.run(None, {"x": np.zeros(4, np.float32)})
+        assert "hello" in log.read_text()
+
+
+@pytest.mark.parametrize("env", [None, "own"])
+def test_no_descriptor_of_a_service_or_its_client_is_inherited_by_a_program(env: str | None) -> None:
+    before = inheritable(os.getpid())
+    with start_child(["nnburst-noop"], env=env and dict(os.environ), faults=True) as service:
+        assert inheritable(service.pid) == {0, 1, 2}
+        assert inheritable(os.getpid()) <= before
+
+
+def inheritable(pid: int) -> set[int]:
+    """The descriptors of a process that another program would have."""
+    found = set()
+    for file in Path(f"/proc/{pid}/fdinfo").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # that of this loop
+            if not int(file.read_text().split("flags:")[1].split()[0], 8) & os.O_CLOEXEC:
+                found.add(int(file.name))
+    return found
 
 
 def test_failure_in_a_forked_child_is_said_with_its_own_words() -> None:
@@ -292,6 +349,58 @@ def test_zygote_that_was_killed_is_replaced() -> None:
             assert parent(meanwhile.pid) in (os.getpid(), zygote())
             assert parent(after.pid) == zygote() != first
         assert before.devices[0].prepare_model(tiny_model(256))
+
+
+SABOTAGE = """
+import errno, os, resource, signal
+fork, ask = os.fork, os.pidfd_open
+
+def refuse(*_):
+    raise OSError(errno.ENFILE, "no room")
+
+def sabotaged():
+    pid = fork()
+    HOW
+    return pid
+
+os.fork = sabotaged
+"""
+AFRESH, FORKED, ORPHANED = "afresh", "forked", "orphaned"
+
+
+@pytest.mark.parametrize(
+    ("how", "made"),
+    [
+        ("if pid: os.kill(os.getpid(), signal.SIGKILL)", ORPHANED),
+        ("files = len(os.listdir('/proc/self/fd')) - 1\n"
+         "    if pid: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))", FORKED),
+        ("if not pid: resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))", AFRESH),
+        ("if not pid: os._exit(3)", AFRESH),
+        ("if not pid: os.kill(os.getpid(), signal.SIGSTOP)\n    else: os.pidfd_open = refuse", AFRESH),
+        ("if not pid: os._exit(3)\n    os.waitpid(pid, 0)\n    refuse()", AFRESH),
+    ],
+)  # fmt: skip
+def test_start_that_fails_half_way_in_the_zygote_leaves_one_service(
+    how: str, made: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SABOTAGE.replace("HOW", how))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with child() as service:
+        above = parent(service.pid)
+        assert made == (AFRESH if above == os.getpid() else FORKED if above in forked.zygotes() else ORPHANED)
+        until(lambda: holders(service.pid) == {service.pid}, "its socket is held by another process")
+        assert service.devices[0].prepare_model(tiny_model(256))
+
+
+def holders(pid: int) -> set[int]:
+    """The processes that have one of its sockets."""
+    sockets = {link for link in descriptors(pid) if link.startswith("socket:")}
+    found = set()
+    for other in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # of another user, or it has ended
+            if sockets.intersection(descriptors(int(other))):
+                found.add(int(other))
+    return found
 
 
 def test_start_whose_zygote_is_killed_meanwhile_is_made_afresh(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -420,13 +529,18 @@ def test_many_starts_at_once_share_one_zygote() -> None:
     until(lambda: len(descriptors(zygote())) == 5, "the zygote keeps descriptors")
 
 
-def test_client_without_stdout_starts_services_afresh() -> None:
+@pytest.mark.parametrize("env", ["None", "dict(os.environ)"])
+@pytest.mark.parametrize("closed", [(1,), (0, 1, 2)])
+def test_client_without_streams_starts_services(closed: tuple[int, ...], env: str) -> None:
     client = Client(
-        "import os, sys\nfrom nnburst.service import start_child\nout = os.dup(1)\nos.close(1)\n"
-        "service = start_child(['nnburst-noop'])\nos.dup2(out, 1)\n"
+        f"import os, sys\nfrom nnburst.service import start_child\nkept = [(os.dup(fd), fd) for fd in {closed}]\n"
+        "for _, fd in kept: os.close(fd)\n"
+        f"service = start_child(['nnburst-noop'], env={env})\n"
+        "for copy, fd in kept: os.dup2(copy, fd)\n"
         "print(service.pid, flush=True)\nsys.stdin.read()\n"
     )
-    assert parent(client.pids[0]) == client.process.pid
+    where = "/dev/null" if 2 in closed else os.readlink("/proc/self/fd/2")
+    assert [os.readlink(f"/proc/{client.pids[0]}/fd/{fd}") for fd in range(3)] == ["/dev/null", where, where]
     assert client.process.stdin is not None
     client.process.stdin.close()
     assert client.finish() == 0

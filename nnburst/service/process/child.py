@@ -30,7 +30,7 @@ _PARSER = argparse.ArgumentParser(prog="nnburst service")
 _PARSER.add_argument("--socket", type=int, required=True, help="inherited end of a socketpair")
 _PARSER.add_argument("--parent", type=int, default=0, help="process id of the client")
 _PARSER.add_argument("--client", type=int, default=-1, help="pidfd of a client that is not the parent")
-_PARSER.add_argument("--stderr", type=int, default=-1, help="becomes stderr once all is well")
+_PARSER.add_argument("--stderr", type=int, default=-1, help="becomes stdout and stderr once all is well")
 _PARSER.add_argument("--log-level", type=int, default=logging.WARNING, help="a number of `logging`")
 _PARSER.add_argument("--quota", action="append", default=[], help="NAME=NUMBER of `Quotas`")
 _PARSER.add_argument("--max-run", type=float, default=None, help="seconds that a run may take")
@@ -63,8 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name_process("the service")
     sock = socket.socket(fileno=options.socket)
     sock.set_inheritable(False)
-    if options.stderr >= 0:
-        os.set_inheritable(options.stderr, False)
+    for fd in (options.stderr, options.faults):
+        if fd >= 0:
+            os.set_inheritable(fd, False)
+    sys.stdout = sys.stderr  # which shows at once what a function prints
     # Killed with a client that has started it, also while it is stopped; else it looks when it goes on.
     check(lib.nnb_signal_when_orphaned(signal.SIGKILL if options.client < 0 else signal.SIGCONT))
     pidfd = pidfd_of_parent(options.parent) if options.client < 0 else options.client
@@ -117,7 +119,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     if options.stderr >= 0:
-        os.dup2(options.stderr, 2, inheritable=True)
+        os.dup2(options.stderr, 1)
+        os.dup2(options.stderr, 2)
         os.close(options.stderr)
     log_sandbox(box)
     client = host.serve(sock, peer_pidfd=pidfd)

@@ -1,9 +1,9 @@
 """A client's side of the zygote: the processes that are forked from it.
 
-A request is one message over the zygote's control socket. Descriptors go with it: the end of a socketpair where the
-zygote tells of the process, the working directory, stdout, stderr and those that the process takes by name. The zygote
-answers with the process's id and a pidfd, and at its end with its exit status. What else a child inherits is the
-zygote's, so a zygote is used as long as the client stands as it did when it was started, and then replaced.
+A request is one message over the zygote's control socket. Descriptors go with it: the end of a socketpair for answers,
+the working directory, stderr and those that the process takes by name. The process answers with its id and a pidfd, and
+at its end the zygote with its exit status. What else a child inherits is the zygote's, so a zygote is used as long as
+the client stands as it did when it was started, and then replaced.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import select
 import signal
 import socket
 import subprocess
+import sys
+from array import array
 from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
@@ -30,11 +32,8 @@ from ...errors import MissedDeadline
 _STATUS = ("Umask", "Uid", "Gid", "Groups", "SigIgn", "Cap", "NoNewPrivs", "Seccomp", "Mems_allowed:")
 """Beginnings of lines."""
 _FILES = ("limits", "cgroup", "oom_score_adj", "attr/current")
+_INT = array("i").itemsize
 _SEQPACKET = socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC
-
-
-_PATIENCE = 0.2
-"""Seconds that the zygote may take to tell of a process that has ended."""
 
 
 class Forked:
@@ -78,7 +77,7 @@ class Forked:
             pidfd, told = fds.fds
             if not _readable(pidfd, timeout):
                 raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
-            if _readable(told, _PATIENCE) and (text := os.read(told, 16)):
+            if _readable(told, LEAVING) and (text := os.read(told, 16)):
                 self._status = int(text)
             self._fds = None
         return self._status
@@ -130,18 +129,19 @@ class _Zygote:
         ours, theirs = system(socket.socketpair, *_SEQPACKET)
         with ours:
             with theirs, self._socket() as control:
-                socket.send_fds(control, [request], [theirs.fileno(), *fds], socket.MSG_DONTWAIT)
+                rights = socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [theirs.fileno(), *fds])
+                control.sendmsg([request], [rights], socket.MSG_DONTWAIT)
             if not _readable(ours.fileno(), deadline.left()):
                 raise MissedDeadline("the zygote has not answered")
-            text, received, _, _ = socket.recv_fds(ours, 16, 1)
-            if not text:
-                raise EOFError
-            self.is_refusing = not text.isdigit()
+            text, received, flags, _ = ours.recvmsg(16, socket.CMSG_LEN(_INT), socket.MSG_CMSG_CLOEXEC)
+            self.is_refusing = text == b"threads"
             if self.is_refusing:
                 return None
-            if not received:
+            if flags & socket.MSG_CTRUNC:
                 raise OSError(errno.EMFILE, "the pidfd is lost")
-            return Forked(int(text), FdSet((*received, ours.detach())))
+            if not received:  # no process, or one that had not answered when it ended
+                raise EOFError
+            return Forked(int(text), FdSet((int.from_bytes(received[0][2], sys.byteorder), ours.detach())))
 
 
 _lock = ProcessLock()
@@ -163,7 +163,7 @@ def fork(
         command: Which starts a zygote.
         env: Its environment, and that of its children.
         request: The names of some descriptors, the devices and other options, for the process's command line.
-        fds: What becomes stderr, and those that are named.
+        fds: What becomes stdout and stderr, and those that are named.
         deadline: Until when.
 
     Raises:
@@ -173,8 +173,6 @@ def fork(
     """
     try:
         kind = _Kind(command, env, _standing())
-        if not os.get_inheritable(1):  # it is no stdout
-            return None
         directory = FdSet((os.open(".", os.O_PATH | os.O_CLOEXEC),))
         blocked, cpus = signal.pthread_sigmask(signal.SIG_BLOCK, ()), os.sched_getaffinity(0)
     except OSError:  # there is something odd about this process
@@ -184,7 +182,7 @@ def fork(
         return None
     message = json.dumps({**request, "blocked": [*map(str, blocked)], "cpus": [*map(str, cpus)]}).encode()
     try:
-        return zygote.fork(message, (*directory.fds, 1, *fds), deadline)
+        return zygote.fork(message, (*directory.fds, *fds), deadline)
     except (BlockingIOError, ConnectionError, EOFError):
         _forget(zygote)
         return None

@@ -104,7 +104,7 @@ def start_child(
         raise InvalidArgument(f"sandbox={sandbox!r}; choose 'strict', 'on' or 'off'")
     options += [*Scheduling.of(scheduler, affinity).options(), f"--sandbox={sandbox}", *["--warm"] * warm]
     try:
-        with _stderr(log) as stderr:
+        with _streams_taken(), _stderr(log) as stderr:
             return _start(names, limit, env, options, stderr, faults)
     except NNBurstError:  # some of which are OSErrors, too
         raise
@@ -185,6 +185,7 @@ def _spawn(
     return subprocess.Popen(
         [*command, *names],
         stdin=subprocess.DEVNULL,
+        stdout=errors,
         stderr=errors,
         pass_fds=[*given.values()],
         start_new_session=True,
@@ -210,11 +211,9 @@ def _level(level: str | int) -> int:
 
 @contextlib.contextmanager
 def _stderr(log: str | os.PathLike[str] | None) -> Iterator[int]:
-    """Open what becomes the child's stderr once it serves; -1 if this process has none."""
-    fd = -1
+    """Open what becomes the child's stdout and stderr once it serves."""
     if log is None:
-        with contextlib.suppress(OSError):  # the child's errors then go on into the memfd
-            fd = os.dup(2)
+        fd = system(os.dup, 2)
     else:
         try:
             fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
@@ -224,8 +223,18 @@ def _stderr(log: str | os.PathLike[str] | None) -> Iterator[int]:
     try:
         yield fd
     finally:
-        if fd >= 0:
-            os.close(fd)
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _streams_taken() -> Iterator[None]:
+    """Take the numbers of streams that this process has closed: in the child they are those of its own streams."""
+    with contextlib.ExitStack() as opened:
+        fd = -1
+        while fd < 2:
+            fd = system(os.open, os.devnull, os.O_RDWR | os.O_CLOEXEC)
+            opened.callback(os.close, fd)
+        yield
 
 
 def _flags() -> list[str]:

@@ -32,6 +32,12 @@ class _Child:
     pid: int
     told: socket.socket
 
+    def reap(self) -> None:
+        """Tell how it ended."""
+        _, status = os.waitpid(self.pid, 0)
+        with self.told, contextlib.suppress(OSError):  # the client may not care any more
+            self.told.send(str(os.waitstatus_to_exitcode(status)).encode())
+
 
 class _Zygote:
     """The process.
@@ -54,7 +60,9 @@ class _Zygote:
         while True:
             ready = {fd for fd, _ in self._poll.poll()}
             for fd in ready & self._children.keys():
-                self._reap(fd)
+                self._poll.unregister(fd)
+                os.close(fd)
+                self._children.pop(fd).reap()
             if self._client in ready:  # children that are stopped cannot see it
                 for pidfd in self._children:
                     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
@@ -75,50 +83,55 @@ class _Zygote:
     def _fork(self, data: bytes, fds: list[int]) -> list[str] | None:
         """Answer a request; in the child return its arguments."""
         request = json.loads(data)
-        with socket.socket(fileno=os.dup(fds[0])) as told:
-            for spec in request["devices"]:
-                _load(spec, "--warm" in request["options"])
-            if not _is_alone():
-                told.send(b"threads")
+        with socket.socket(fileno=fds.pop(0)) as told:
+            try:
+                for spec in request["devices"]:
+                    _load(spec, "--warm" in request["options"])
+                if not _is_alone():
+                    told.send(b"threads")
+                    return None
+                gc.freeze()
+                pid = os.fork()
+            except OSError:  # no child, as the client sees; or it has given up
                 return None
-            gc.freeze()
-            pid = os.fork()
             if pid == 0:
-                return self._become(request, fds)
+                return self._become(request, told, fds)
+            forked = _Child(pid, socket.socket(fileno=told.detach()))
+        while fds:  # now, which makes room
+            os.close(fds.pop())
+        try:
             pidfd = os.pidfd_open(pid)
-            with contextlib.suppress(OSError):  # the client has given up
-                socket.send_fds(told, [str(pid).encode()], [pidfd])
-            self._children[pidfd] = _Child(pid, told.dup())
-            self._poll.register(pidfd, select.POLLIN)
+        except OSError:  # it cannot be watched
+            os.kill(pid, signal.SIGKILL)
+            forked.reap()
+            return None
+        self._children[pidfd] = forked
+        self._poll.register(pidfd, select.POLLIN)
         return None
 
-    def _become(self, request: dict[str, list[str]], fds: list[int]) -> list[str]:
-        """Keep nothing of the zygote's, and take what the client gives."""
+    def _become(self, request: dict[str, list[str]], told: socket.socket, fds: list[int]) -> list[str]:
+        """Keep nothing of the zygote's, take what the client gives, and answer it."""
         self._control.close()
         for pidfd, other in self._children.items():
             os.close(pidfd)
             other.told.close()
-        told, directory, stdout, stderr, *named = fds
+        directory, stderr, *named = fds
         os.setsid()
-        os.dup2(stdout, 1)
+        os.dup2(stderr, 1)
         os.dup2(stderr, 2)
         with contextlib.suppress(OSError):  # it may not enter what its client is in
             os.fchdir(directory)
-        for fd in (told, directory, stdout, stderr):
+        for fd in (directory, stderr):
             os.close(fd)
         signal.pthread_sigmask(signal.SIG_SETMASK, map(int, request["blocked"]))
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, map(int, request["cpus"]))
+        pidfd = os.pidfd_open(os.getpid())
+        with told, contextlib.suppress(OSError):  # the client has given up
+            socket.send_fds(told, [str(os.getpid()).encode()], [pidfd])
+        os.close(pidfd)
         numbers = [f"--{name}={fd}" for name, fd in zip(request["names"], named, strict=True)]
         return [*numbers, f"--client={self._client}", *request["options"], *request["devices"]]
-
-    def _reap(self, pidfd: int) -> None:
-        ended = self._children.pop(pidfd)
-        self._poll.unregister(pidfd)
-        os.close(pidfd)
-        _, status = os.waitpid(ended.pid, 0)
-        with ended.told, contextlib.suppress(OSError):  # the client may not care any more
-            ended.told.send(str(os.waitstatus_to_exitcode(status)).encode())
 
 
 @cache
