@@ -38,7 +38,8 @@ class Beside(Struct, frozen=True):
 class Keeper:
     """Forks a process that starts what runs beside a service, starts it again, and ends it with the service.
 
-    It also removes the name of a service that ends in order. It does nothing else for who asks.
+    It also tells the service manager that the service is ready, and removes the name of one that ends in order. It
+    does nothing else for who asks.
 
     Args:
         start: Runs in that process: starts what runs there, and has the stack end it.
