@@ -137,7 +137,7 @@ def test_bench_measures_five_contenders_side_by_side(model: str, tmp_path: Path)
         assert not row["note"], row
         assert row["count"] >= 10
         assert 0 < row["p50_us"] <= row["p99_us"] <= row["max_us"]
-        assert row["ratio"] > 0
+        assert row["ratio"] is None or row["ratio"] > 0  # None: the machine was too busy in each round
     assert rows["inprocess-run"]["ratio"] == 1
 
 

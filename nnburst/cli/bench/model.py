@@ -18,6 +18,7 @@ from ...errors import InvalidArgument
 from ..tensors import made_up
 from .case import Bench, Case, Subject
 from .placement import APART, ONE_CORE, pin_process
+from .report import finite
 from .sampling import Result, Samples, time_calls
 from .server import server_process
 
@@ -201,12 +202,10 @@ class ModelReport:
     conditions: Mapping[str, Any]
     results: Mapping[str, Result]
 
-    def ratios(self) -> dict[str, float]:
-        """Median of each contender over that of `InferenceSession.run`; NaN for one that did not run."""
+    def ratios(self) -> dict[str, float | None]:
+        """Median of each contender over that of `InferenceSession.run`; None if no round of both is settled."""
         reference = self.results[_REFERENCE]
-        return {
-            key: result.ratio_to(reference) if result.rounds else float("nan") for key, result in self.results.items()
-        }
+        return {key: finite(result.ratio_to(reference)) for key, result in self.results.items()}
 
     def rows(self) -> list[dict[str, Any]]:
         """One per contender, in microseconds."""
@@ -215,7 +214,7 @@ class ModelReport:
             {
                 "name": key,
                 "title": _TITLES[key],
-                "ratio": ratios[key] if result.rounds else None,
+                "ratio": ratios[key],
                 "count": sum(len(r.samples) for r in result.rounds),
                 **(result.percentiles_us() if result.rounds else {}),
                 "note": result.note,
@@ -252,7 +251,7 @@ class ModelReport:
         for row in self.rows():
             if row["count"]:
                 figures = [f"{row[name]:,.2f}" for name in ("p50_us", "p90_us", "p99_us", "max_us")]
-                table.add_row(row["title"], *figures, f"{row['ratio']:.2f}")
+                table.add_row(row["title"], *figures, "-" if row["ratio"] is None else f"{row['ratio']:.2f}")
             else:
                 table.add_row(row["title"], "-", "-", "-", "-", "-", style="dim")
         console.print(table)
@@ -265,7 +264,7 @@ class ModelReport:
     def write_json(self, path: Path) -> None:
         """Write rows and conditions."""
         document = {"model": self.contest.path, "conditions": dict(self.conditions), "rows": self.rows()}
-        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def run_contest(contest: Contest, plan: Any, polling_window: float, progress_console: Any) -> ModelReport:
