@@ -408,3 +408,12 @@ def test_function_that_calls_itself_is_refused() -> None:
     model.functions[1].node[0].op_type, model.functions[1].node[0].domain = "f0", "f"
     with pytest.raises(InvalidArgument, match=r"function 'f\d' calls itself"):
         import_graph(model.SerializeToString())
+
+
+@pytest.mark.parametrize("kind", ["input", "output"])
+def test_name_with_a_nul_is_refused_when_the_model_is_read(kind: str) -> None:
+    """ONNX Runtime's C interface would see another name."""
+    x, y = ("a\0b", "y") if kind == "input" else ("x", "a\0b")
+    model = graph([node("Relu", [x], [y])], [(x, FLOAT, (4,))], [(y, FLOAT, (4,))])
+    with pytest.raises(InvalidArgument, match=f"{kind} .* has a NUL in its name"):
+        import_graph(model.SerializeToString())

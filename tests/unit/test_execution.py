@@ -968,6 +968,19 @@ def test_reason_of_a_failure_is_in_the_exception(scripted: tuple[Service, Script
             step.compute()
 
 
+def test_output_that_needs_more_room_leaves_no_reason_for_the_next_failure(scripted: tuple[Service, Scripted]) -> None:
+    """The client knows this one's reason, and never asks."""
+    service, prepared = scripted
+    with service.session(relu()) as session:
+        context = session.burst.controller._context
+        prepared.answer = lambda request: Failure(
+            ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, "an output needs more room", (OutputShape((4,), False),)
+        )
+        with session.bind() as execution, pytest.raises(OutputInsufficientSize):
+            execution.run()
+        assert context.failure_reason() == ""
+
+
 def test_reason_of_a_failure_on_the_burst_is_asked_for(scripted: tuple[Service, Scripted]) -> None:
     service, prepared = scripted
     prepared.result = ErrorStatus.INVALID_ARGUMENT, (), Timing()
