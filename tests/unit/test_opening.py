@@ -170,9 +170,9 @@ def test_modules_and_names_are_read_by_threads_at_once() -> None:
         "[thread.join() for thread in threads]\n"
     )
     pairs = [
-        ("nnburst.runtime.session", "launch"),
-        ("nnburst.runtime.compile", "Session"),
-        ("nnburst.fmq.queue", "fmq"),
+        ("nnburst.runtime.session", "nnburst.runtime.compile"),
+        ("nnburst.runtime.open_service", "Session"),
+        ("nnburst.fmq.queue", "nnburst.fmq"),
     ]
     for pair in pairs * 3:
         done = subprocess.run(
