@@ -5,13 +5,18 @@
 #   make bench     latencies side by side with other ways to call another process
 #   make regress   the pytest-benchmark set, to compare one commit with another
 #   make conformance-onnx  ONNX's own suite through a burst, beside onnxruntime in process
-#   make lint      ruff, mypy --strict
+#   make exporters what scikit-learn, LightGBM, XGBoost and torch export, compared with onnxruntime in process
+#   make dev       an environment with the package, its tests and its tools
+#   make lint      ruff, mypy --strict, pyright (on tests/typing), clang-format, codespell
+#   make format    what ruff and clang-format would write
 #   make sanitize  the C tests under ASan+UBSan and TSan
+#   make test-asan     the core under ASan in Python's services: a client in C, 100,000 messages; ARGS: other tests
 #   make prove     the C core under the model checkers that are on the PATH (GenMC, Spin); ARGS: names of programs
 #   make prove-mutants  the same over a core with every memory order weakened in turn
 #   make tables    the tables of the documentation that follow from the sources and from stored runs
-#   make docs      the site, into docs/_build/html; a warning is an error
+#   make docs      the site, into docs/_build/html; a warning, or a link to nowhere, is an error
 #   make wheels    sdist and one wheel for each platform, into dist/; ARGS: --only TAG
+#   make release-notes TAG=vX.Y.Z  what a release brings, into dist/notes.txt; an error if it is not ready
 #   make test-wheel    the unit and fault tests on the installed wheel, under each CPython on the PATH; PYTHONS: these
 #   make test-aarch64  the C tests, and the unit tests that depend on the architecture, under qemu-aarch64; ARGS: others
 #   make test-musl the C tests with musl in place of glibc
@@ -23,11 +28,12 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 
+C_FILES := $(wildcard csrc/*.[ch] nnburst/_core/*.h tests/c/*.[ch] benchmarks/record/*.c)
 SOURCES := $(wildcard csrc/*.c csrc/*.h nnburst/_core/*.h) packaging/extension.py
 # --no-build-isolation: the build uses the setuptools and cffi of the environment, so a rebuild downloads nothing.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --editable
 
-.PHONY: demo test coverage bench regress conformance-onnx lint sanitize prove prove-mutants tables docs wheels test-wheel test-aarch64 test-musl ext clean
+.PHONY: demo test coverage bench regress conformance-onnx exporters dev lint format sanitize test-asan prove prove-mutants tables docs wheels release-notes test-wheel test-aarch64 test-musl ext clean
 
 demo: $(VENV)/.stamp-ext
 	$(BIN)/nnburst demo $(ARGS)
@@ -51,14 +57,40 @@ regress: $(VENV)/.stamp-ext $(VENV)/.stamp-bench
 conformance-onnx: $(VENV)/.stamp-ext $(VENV)/.stamp-test
 	$(BIN)/python tests/real_models/onnx_suite.py $(ARGS)
 
+exporters: $(VENV)/.stamp-ext $(VENV)/.stamp-exporters
+	$(BIN)/python -m pytest tests/real_models/test_onnx_exporters.py $(ARGS)
+
+dev: $(VENV)/.stamp-ext $(VENV)/.stamp-dev
+
 lint: $(VENV)/.stamp-ext $(VENV)/.stamp-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror $(C_FILES)
+	$(BIN)/codespell
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose.yaml
+	$(BIN)/hadolint deploy/Dockerfile
 	$(BIN)/mypy
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+format: $(VENV)/.stamp-ext $(VENV)/.stamp-dev
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(C_FILES)
 
 sanitize:
 	$(MAKE) -C tests/c check SANITIZE=address,undefined
 	$(MAKE) -C tests/c check SANITIZE=thread
+
+ASAN_TESTS = -m "soak or not soak" tests/faults/test_wire_client.py tests/faults/test_fuzz_messages.py
+
+# A tree of its own, because what is built with ASan loads nowhere else. Leaks are what an interpreter keeps to its end.
+test-asan: $(VENV)/.stamp-ext $(VENV)/.stamp-test
+	rm -rf build/asan && mkdir -p build/asan
+	git ls-files -z | xargs -0 cp --parents -t build/asan
+	cd build/asan && CFLAGS="-fsanitize=address -fno-omit-frame-pointer -g -O1" $(CURDIR)/$(BIN)/python packaging/extension.py
+	cd build/asan && LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$$PWD \
+	  $(CURDIR)/$(BIN)/python -m pytest -n 0 $(or $(ARGS),$(ASAN_TESTS))
 
 prove:
 	$(PYTHON) tests/model/prove.py $(ARGS)
@@ -71,9 +103,13 @@ tables: $(VENV)/.stamp-ext
 
 docs: $(VENV)/.stamp-ext $(VENV)/.stamp-docs
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html $(ARGS)
+	$(BIN)/python docs/links.py docs/_build/html
 
 wheels: $(VENV)/.stamp-ext $(VENV)/.stamp-wheels
 	$(BIN)/python packaging/wheels.py $(ARGS)
+
+release-notes:
+	$(PYTHON) packaging/release.py $(TAG)
 
 test-wheel: $(VENV)/.stamp-ext $(VENV)/.stamp-wheels
 	$(BIN)/python packaging/installed.py $(PYTHONS:%=--python %) build/wheel $(ARGS)
@@ -100,7 +136,7 @@ $(VENV)/.stamp-ext: $(VENV)/.stamp-venv pyproject.toml setup.py $(SOURCES)
 	touch $@
 
 # The extras: a changed C file rebuilds the extension above, but installs no extra again (hence `|`).
-$(VENV)/.stamp-test $(VENV)/.stamp-coverage $(VENV)/.stamp-bench $(VENV)/.stamp-dev $(VENV)/.stamp-wheels $(VENV)/.stamp-docs: $(VENV)/.stamp-%: pyproject.toml | $(VENV)/.stamp-ext
+$(VENV)/.stamp-test $(VENV)/.stamp-coverage $(VENV)/.stamp-bench $(VENV)/.stamp-dev $(VENV)/.stamp-wheels $(VENV)/.stamp-docs $(VENV)/.stamp-exporters: $(VENV)/.stamp-%: pyproject.toml | $(VENV)/.stamp-ext
 	$(INSTALL) ".[$*]"
 	touch $@
 

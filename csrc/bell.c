@@ -10,12 +10,10 @@
  * sent to it, and nothing can be from then on.
  */
 #define _GNU_SOURCE
-#include <errno.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include "nnb_internal.h"
-#include "nnburst.h"
 
 int nnb_bell_check(int fd)
 {

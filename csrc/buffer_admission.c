@@ -10,12 +10,10 @@
  * more are admitted. A closed buffer without users has exactly CLOSED.
  */
 #define _GNU_SOURCE
-#include <errno.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <time.h>
 
-#include "nnburst.h"
+#include "nnb_internal.h"
 
 #define WRITTEN (-1)
 #define CLOSED (-(1ll << 40))
@@ -120,19 +118,12 @@ int nnb_gate_create(nnb_gate **out)
     return 0;
 }
 
-uint64_t nnb_gate_moves(nnb_gate *g)
+uint64_t nnb_gate_moves(nnb_gate *g, uint64_t more)
 {
     pthread_mutex_lock(&g->lock);
-    uint64_t moves = g->moves;
+    uint64_t moves = g->moves += more;
     pthread_mutex_unlock(&g->lock);
     return moves;
-}
-
-void nnb_gate_moved(nnb_gate *g)
-{
-    pthread_mutex_lock(&g->lock);
-    g->moves++;
-    pthread_mutex_unlock(&g->lock);
 }
 
 uint32_t nnb_gate_waiting(nnb_gate *g)
@@ -280,7 +271,8 @@ int nnb_uses_admit(nnb_uses *u)
 int nnb_uses_enter(nnb_uses *u, uint64_t deadline_ns)
 {
     nnb_gate *g = u->gate;
-    struct timespec until = {.tv_sec = (time_t)(deadline_ns / 1000000000u), .tv_nsec = (long)(deadline_ns % 1000000000u)};
+    struct timespec until = {.tv_sec = (time_t)(deadline_ns / 1000000000u),
+                             .tv_nsec = (long)(deadline_ns % 1000000000u)};
     pthread_mutex_lock(&g->lock);
     int rc = take(u);
     if (rc == -EAGAIN && deadline_ns) {

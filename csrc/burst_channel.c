@@ -7,15 +7,13 @@
  * consumes the bit first; the next send then sets it and wakes.
  */
 #define _GNU_SOURCE
-#include <errno.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "nnb_channel.h"
 
-#define CLOCK_EVERY 32       /* polls between two looks at the clock */
-#define FRUITLESS_ROUNDS 64  /* a peer that keeps setting bits must not keep us from the interpreter */
+#define CLOCK_EVERY 32      /* polls between two looks at the clock */
+#define FRUITLESS_ROUNDS 64 /* a peer that keeps setting bits must not keep us from the interpreter */
 
 int nnb_channel_init(nnb_channel *ch, nnb_mq *mq, int size_at, uint64_t window_ns, uint64_t *counters)
 {

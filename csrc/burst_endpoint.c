@@ -25,21 +25,16 @@
  * call says -ECHILD, without a getpid() in each run.
  */
 #define _GNU_SOURCE
-#include <errno.h>
-#include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "nnb_channel.h"
 
 #define MAGIC 0x6e6e6263u
-#define GENERAL_FAILURE 2
-#define SPINS 128u
 #define FARTHEST_NS (24ull * 3600 * 1000000000u) /* a deadline that is further away is not told to the service */
-#define MOST_SENT 256u /* requests without an answer; a power of two */
+#define MOST_SENT 256u                           /* requests without an answer; a power of two */
 
 /* `busy`: who is inside: an execution, by address, or nothing but BRIEF. A holder is worth waiting for while it is BRIEF.
  * One that waits for the service is not: it is told that it is WANTED, and rings the bell when it leaves. */
@@ -61,12 +56,12 @@ struct nnb_client {
     nnb_a64 owner;  /* thread whose run is waited for; 0: none */
     nnb_a32 closed; /* changed by the holder */
     int is_long, pipelined;
-    int tells; /* the holder rings the bell when it leaves: the service does not */
-    int bell;                  /* rung for our own event loop; -1: none */
-    nnb_a32 flights;           /* executions that were started, are not waited for, and whose end was not told */
-    uint32_t late;             /* records that were given up */
-    uint64_t owed;             /* datums that answers to the other records may take */
-    uint64_t answered, sent;   /* flight[answered % MOST_SENT] is the oldest */
+    int tells;               /* the holder rings the bell when it leaves: the service does not */
+    int bell;                /* rung for our own event loop; -1: none */
+    nnb_a32 flights;         /* executions that were started, are not waited for, and whose end was not told */
+    uint32_t late;           /* records that were given up */
+    uint64_t owed;           /* datums that answers to the other records may take */
+    uint64_t answered, sent; /* flight[answered % MOST_SENT] is the oldest */
     nnb_execution *queue, **queue_end;
     nnb_execution *landed, **landed_end;
     record *flight;
@@ -89,18 +84,18 @@ enum { IDLE, QUEUED, SENT, LANDED };
 struct nnb_execution {
     nnb_client *client;
     uint64_t timeout_ns, deadline_ns; /* the latter with what was skipped until it was set */
-    nnb_a32 left;  /* it runs elsewhere from now on */
-    nnb_a32 flies; /* it was started, is not waited for, and its end was not told */
-    int late;      /* a run of it was given up and may still go on */
+    nnb_a32 left;                     /* it runs elsewhere from now on */
+    nnb_a32 flies;                    /* it was started, is not waited for, and its end was not told */
+    int late;                         /* a run of it was given up and may still go on */
     int stage;
-    int status;           /* LANDED: of the result, or what made sending it impossible */
-    uint32_t place;       /* SENT: its record */
-    uint64_t tag;         /* 0: not detached */
-    nnb_execution *next;  /* in the queue, or among the landed */
+    int status;          /* LANDED: of the result, or what made sending it impossible */
+    uint32_t place;      /* SENT: its record */
+    uint64_t tag;        /* 0: not detached */
+    nnb_execution *next; /* in the queue, or among the landed */
     uint32_t n, answer_n, shapes_room, dims_room;
     uint32_t windows; /* for which a wait polls */
-    uint32_t turn;  /* 1: `other` is sent next */
-    uint8_t *other; /* as long as `packet`, or NULL: the same request each time */
+    uint32_t turn;    /* 1: `other` is sent next */
+    uint8_t *other;   /* as long as `packet`, or NULL: the same request each time */
     nnb_result result;
     uint8_t packet[];
 };
@@ -267,20 +262,6 @@ void nnb_client_destroy(nnb_client *c)
     munmap(c, sizeof(*c));
 }
 
-void nnb_client_stats(const nnb_client *c, nnb_stats *out)
-{
-    const uint64_t *n = c->result.counters;
-    memset(out, 0, sizeof(*out));
-    if (c->magic != MAGIC)
-        return;
-    *out = (nnb_stats){.sent = n[NNB_REQUESTS],
-                       .received = n[NNB_RESULTS],
-                       .sleeps = n[NNB_SLEEPS],
-                       .wakes = n[NNB_WAKES],
-                       .malformed = n[NNB_MALFORMED],
-                       .dropped = n[NNB_DROPPED]};
-}
-
 void nnb_client_watch(nnb_client *c, nnb_row *row)
 {
     if (c->magic != MAGIC)
@@ -358,7 +339,8 @@ void nnb_execution_ran_elsewhere(nnb_execution *e, int status)
 int nnb_execution_leave(nnb_execution *e)
 {
     nnb_store32_seq_cst(&e->left, 1); /* SYNC POINT enter <-> leave */
-    int rc = HOLDER(nnb_load_seq_cst(&e->client->busy)) == (uintptr_t)e || nnb_load32_relaxed(&e->flies) ? -EALREADY : 0;
+    int rc =
+        HOLDER(nnb_load_seq_cst(&e->client->busy)) == (uintptr_t)e || nnb_load32_relaxed(&e->flies) ? -EALREADY : 0;
     if (!rc && e->late && !nnb_load32_relaxed(&e->client->result.hung_up))
         rc = -EAGAIN;
     if (rc)
@@ -413,7 +395,7 @@ const nnb_result *nnb_execution_result(const nnb_execution *e) { return &e->resu
 
 int nnb_execution_status(const nnb_execution *e) { return e->status; }
 
-uint32_t nnb_execution_spins(const nnb_execution *e) { return nnb_channel_polls(&e->client->result) ? SPINS : 0; }
+uint32_t nnb_execution_spins(const nnb_execution *e) { return nnb_channel_polls(&e->client->result) ? NNB_SPINS : 0; }
 
 /* ---- from request to answer ------------------------------------------------------------------------------------- */
 
@@ -440,7 +422,7 @@ static int send_request(nnb_execution *e)
     int sampled = c->row ? nnb_sample_due(&c->sampling) : 0;
     if (sampled) {
         timed = nnb_now_ns();
-        nnb_channel_stamp(&c->request, e->n, timed, 0);
+        nnb_channel_stamp(&c->request, e->n, timed, 0, 0);
     }
     uint64_t deadline_ns = e->timeout_ns < FARTHEST_NS ? nnb_execution_deadline(e) : 0;
     if (deadline_ns || c->request.deadlines)
@@ -577,9 +559,9 @@ static int grow(void **array, uint32_t *room, uint32_t need, size_t each)
 static int fail(nnb_execution *e)
 {
     memset(&e->result, 0, offsetof(nnb_result, shapes));
-    e->result.status = GENERAL_FAILURE;
+    e->result.status = NNB_GENERAL_FAILURE;
     e->result.time_on_device = e->result.time_in_driver = NNB_NO_TIME;
-    return GENERAL_FAILURE;
+    return NNB_GENERAL_FAILURE;
 }
 
 static int decode(nnb_execution *e, const uint8_t *packet, uint32_t n)
@@ -622,17 +604,24 @@ static void note_answer(nnb_execution *e, int sampled, uint64_t timed, int statu
     if (!c->slow)
         c->quick = 0;
     uint64_t now = nnb_now_ns(), taken = 0, lasted = 0;
+    uint32_t together = 0;
     nnb_histogram_add(&c->row->histograms[NNB_ROUND_TRIP], now - sent, weight);
     int known = timed && nnb_channel_is_stamped(&c->result) &&
-                nnb_channel_stamp_of(&c->result, now, &taken, &lasted) && taken >= sent;
+                nnb_channel_stamp_of(&c->result, now, &taken, &lasted, &together) && taken >= sent;
     if (known) {
         nnb_histogram_add(&c->row->histograms[NNB_QUEUE_WAIT], taken - sent, weight);
         nnb_histogram_add(&c->row->histograms[NNB_EXECUTION], lasted, weight);
     }
     if (c->trace && sampled & NNB_ITS_TURN)
-        c->trace->entries[c->trace->noted++ % c->trace->room] = (nnb_trace_entry){
-            .sent = sent, .taken = known ? taken : 0, .answered = known ? taken + lasted : 0, .received = now,
-            .run = c->request.counters[NNB_REQUESTS], .thread = self(), .status = status};
+        c->trace->entries[c->trace->noted++ % c->trace->room] =
+            (nnb_trace_entry){.sent = sent,
+                              .taken = known ? taken : 0,
+                              .answered = known ? taken + lasted : 0,
+                              .received = now,
+                              .run = c->request.counters[NNB_REQUESTS],
+                              .thread = self(),
+                              .status = status,
+                              .together = together};
 }
 
 /* Looks at what a receive returned. 0: an answer was dealt with. */

@@ -2,33 +2,26 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * A plan is the bytes of a request packet that the executor has bound. Looking one up is a comparison with the plan
- * that followed the last one last time, which finds repetition and any fixed cycle (two buffers used in turn), then a
- * hash. Only the listener thread adds plans and only it reads their bytes; another thread may drop one (its slot was
- * freed) by changing its `state`. `lock` orders adding against dropping; `state` of a plan without a kernel orders nothing:
- * a client that frees a slot sends no request for it after the answer that it is gone.
+ * A plan is the bytes of a request packet that the executor has bound. It is looked up by a comparison with the plan that
+ * followed the last one last time, which finds repetition and any fixed cycle (two buffers used in turn), then by a hash.
+ * Only the listener thread adds plans and reads their bytes; another thread may drop one (its slot was freed) by changing
+ * its `state`. `lock` orders adding against dropping; `state` of a plan without a kernel orders nothing: a client that frees
+ * a slot sends no request for it after the answer that it is gone.
  *
  * A kernel belongs to the caller. Its plan is the listener's during a run (RUNS). Who drops the plan then leaves the kernel to
  * the listener, which finds the plan DEAD after the run, and tells the caller; else the kernel may end at once.
  *
- * A plan that uses driver-managed buffers is admitted to them here, between its look-up and its run, and leaves them
- * before its answer is sent, so that the usual case costs the interpreter nothing.
+ * A plan that uses driver-managed buffers is admitted to them here, between its look-up and its run, and leaves them before
+ * its answer is sent, so that the usual case costs the interpreter nothing.
  */
 #define _GNU_SOURCE
-#include <errno.h>
-#include <pthread.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 
 #include "nnb_server.h"
 
 #define MAGIC 0x6e6e6273u
-#define GENERAL_FAILURE 2
-#define MISSED_DEADLINE 5
-#define OUTPUT_INSUFFICIENT_SIZE 3
-#define LAST_STATUS 8
-#define SPINS 128u
+#define STATUS_DATUMS 2 /* of an answer that is a status alone */
 
 enum { DEAD, LIVE, RUNS }; /* states of a plan */
 
@@ -38,11 +31,12 @@ typedef struct plan {
     uint32_t hash;
     int32_t measure;
     uint8_t *packet;
-    int32_t *slots; /* under lock */
+    const int32_t *slots; /* behind it; under lock */
     uint32_t n_slots;
-    uint32_t next; /* the plan that ran after this one last time */
-    nnb_uses *uses; /* driver-managed buffers, or NULL; listener thread only */
+    uint32_t next;      /* the plan that ran after this one last time */
+    nnb_uses *uses;     /* driver-managed buffers, or NULL; listener thread only */
     nnb_kernel *kernel; /* or NULL; listener thread only */
+    int joins;          /* it has a batch */
 } plan;
 
 struct nnb_server {
@@ -62,19 +56,20 @@ struct nnb_server {
     uint64_t dequeued_ns; /* 0: not measured */
     nnb_request decoded;
     int is_decoded;
-    uint8_t *answer; /* room for the whole result ring */
-    uint32_t answer_n; /* 0: the default answer */
-    int failed;          /* what the executor said, whatever could be sent */
-    int keeps_failures;  /* they are not sent any more */
-    nnb_uses *admitted;  /* buffers of the request at hand, taken here */
+    uint8_t *answer;       /* room for the whole result ring */
+    uint32_t answer_n;     /* 0: the default answer */
+    int failed;            /* what the executor said, whatever could be sent */
+    int keeps_failures;    /* they are not sent any more */
+    nnb_uses *admitted;    /* buffers of the request at hand, taken here */
     plan *running;         /* whose kernel runs the request at hand, or ran the last one */
     int32_t kernel_status; /* what it returned, */
     int was_dropped;       /* and whether its plan was dropped meanwhile */
-    int idle_closed;     /* the listener has buffers to free */
-    nnb_row *row;        /* or NULL: nothing is timed */
-    uint64_t taken_ns;   /* when the request at hand was taken, 0: it is not timed */
-    uint64_t weight;     /* requests since the last timed one */
-    uint64_t idle_ns;    /* when the last answer went out, if that was timed */
+    int idle_closed;       /* the listener has buffers to free */
+    nnb_row *row;          /* or NULL: nothing is timed */
+    uint64_t taken_ns;     /* when the request at hand was taken, 0: it is not timed */
+    uint32_t together;     /* so many ran as one with it */
+    uint64_t weight;       /* requests since the last timed one */
+    uint64_t idle_ns;      /* when the last answer went out, if that was timed */
     uint64_t idle_weight;
     int shares_thread; /* what passes until the next request is not spent on it alone */
     uint64_t own_counters[NNB_COUNTERS];
@@ -87,8 +82,7 @@ static size_t server_bytes(uint32_t n_plans) { return sizeof(struct nnb_server) 
 
 /* ---- life ----------------------------------------------------------------------------------------------------- */
 
-int nnb_server_create(nnb_server **out, nnb_mq *request, nnb_mq *result, uint64_t polling_window_ns,
-                      uint32_t max_plans)
+int nnb_server_create(nnb_server **out, nnb_mq *request, nnb_mq *result, uint64_t polling_window_ns, uint32_t max_plans)
 {
     if (!max_plans || max_plans > NNB_MAX_PLANS)
         max_plans = NNB_MAX_PLANS;
@@ -147,7 +141,6 @@ void nnb_server_destroy(nnb_server *s)
     pthread_mutex_destroy(&s->lock);
     for (uint32_t i = 0; i < s->n_plans; i++) {
         free(s->plans[i].packet);
-        free(s->plans[i].slots);
         nnb_uses_destroy(s->plans[i].uses);
     }
     free(s->packet);
@@ -158,21 +151,6 @@ void nnb_server_destroy(nnb_server *s)
     munmap(s, server_bytes(s->n_plans));
 }
 
-void nnb_server_stats(const nnb_server *s, nnb_stats *out)
-{
-    const uint64_t *n = s->request.counters;
-    memset(out, 0, sizeof(*out));
-    if (s->magic != MAGIC)
-        return;
-    *out = (nnb_stats){.sent = n[NNB_RESULTS],
-                       .received = n[NNB_REQUESTS],
-                       .sleeps = n[NNB_SLEEPS],
-                       .wakes = n[NNB_WAKES],
-                       .malformed = n[NNB_MALFORMED],
-                       .plan_hits = n[NNB_PLAN_HITS],
-                       .plan_misses = n[NNB_PLAN_MISSES]};
-}
-
 void nnb_server_watch(nnb_server *s, nnb_row *row)
 {
     if (s->magic != MAGIC)
@@ -181,16 +159,9 @@ void nnb_server_watch(nnb_server *s, nnb_row *row)
     s->request.counters = s->result.counters = row->counters;
 }
 
-void nnb_server_count(nnb_server *s, uint32_t which, uint64_t n)
-{
-    if (s->magic == MAGIC)
-        nnb_count(s->request.counters, which, n);
-}
-
 static void count(nnb_server *s, uint32_t which) { nnb_count(s->request.counters, which, 1); }
 
 uint64_t nnb_server_deadline(const nnb_server *s) { return s->deadline_ns; }
-
 void nnb_server_limit_runs(nnb_server *s, uint64_t longest_ns) { s->longest_ns = longest_ns; }
 
 int nnb_server_is_revoked(const nnb_server *s)
@@ -200,7 +171,6 @@ int nnb_server_is_revoked(const nnb_server *s)
 }
 
 nnb_channel *nnb_server_inbox(nnb_server *s) { return &s->request; }
-
 nnb_channel *nnb_server_outbox(nnb_server *s) { return &s->result; }
 
 void nnb_server_share_thread(nnb_server *s) { s->shares_thread = 1; }
@@ -208,22 +178,28 @@ void nnb_server_share_thread(nnb_server *s) { s->shares_thread = 1; }
 /* Whether the last request was for a kernel: the next one is likely to be, too. */
 static int runs_kernels(const nnb_server *s) { return s->last < s->n_plans && s->plans[s->last].kernel; }
 
+int nnb_server_joins(const nnb_server *s) { return runs_kernels(s) && s->plans[s->last].joins; }
+
 uint32_t nnb_server_spins(const nnb_server *s)
 {
-    return nnb_channel_polls(&s->request) && !runs_kernels(s) ? SPINS : 0;
+    return nnb_channel_polls(&s->request) && !runs_kernels(s) ? NNB_SPINS : 0;
 }
 
 /* ---- answering ------------------------------------------------------------------------------------------------ */
 
-/* Sends the answer, or GENERAL_FAILURE when it does not fit. */
+static uint32_t encode_status(int32_t status, uint8_t *packet)
+{
+    nnb_result r = {.status = status, .time_on_device = NNB_NO_TIME, .time_in_driver = NNB_NO_TIME};
+    return (uint32_t)nnb_wire_encode_result(&r, packet, STATUS_DATUMS);
+}
+
+/* Sends the answer, or NNB_GENERAL_FAILURE when it does not fit. */
 static int send_answer(nnb_server *s, const uint8_t *packet, uint32_t n)
 {
     int rc = nnb_channel_send(&s->result, packet, n);
     if (rc == -ENOBUFS || rc == -EMSGSIZE) {
-        uint8_t failure[2 * NNB_DATUM_SIZE];
-        nnb_result r = {.status = GENERAL_FAILURE, .time_on_device = NNB_NO_TIME, .time_in_driver = NNB_NO_TIME};
-        nnb_wire_encode_result(&r, failure, 2);
-        rc = nnb_channel_send(&s->result, failure, 2);
+        uint8_t failure[STATUS_DATUMS * NNB_DATUM_SIZE];
+        rc = nnb_channel_send(&s->result, failure, encode_status(NNB_GENERAL_FAILURE, failure));
     }
     if (rc == 0)
         nnb_channel_notify_not_full(&s->request); /* the send's fence came after our last read */
@@ -232,10 +208,8 @@ static int send_answer(nnb_server *s, const uint8_t *packet, uint32_t n)
 
 static int send_status(nnb_server *s, int32_t status)
 {
-    uint8_t packet[2 * NNB_DATUM_SIZE];
-    nnb_result r = {.status = status, .time_on_device = NNB_NO_TIME, .time_in_driver = NNB_NO_TIME};
-    nnb_wire_encode_result(&r, packet, 2);
-    return send_answer(s, packet, 2);
+    uint8_t packet[STATUS_DATUMS * NNB_DATUM_SIZE];
+    return send_answer(s, packet, encode_status(status, packet));
 }
 
 static void leave_buffers(nnb_server *s, int outcome)
@@ -263,7 +237,8 @@ static void note_request(nnb_server *s)
         nnb_histogram_add(&s->row->histograms[NNB_SPIN], until > s->idle_ns ? until - s->idle_ns : 0, s->idle_weight);
         s->idle_ns = 0;
     }
-    if (is_stamped && nnb_channel_stamp_of(&s->request, now, &sent, &lasted)) {
+    if (is_stamped && nnb_channel_stamp_of(&s->request, now, &sent, &lasted, &s->together)) {
+        s->together = 0;
         nnb_histogram_add(&s->row->histograms[NNB_QUEUE_WAIT], now - sent, s->weight);
         s->taken_ns = now;
     }
@@ -273,7 +248,8 @@ static void note_reply(nnb_server *s)
 {
     uint64_t now = nnb_now_ns();
     nnb_histogram_add(&s->row->histograms[NNB_EXECUTION], now - s->taken_ns, s->weight);
-    nnb_channel_stamp(&s->result, s->answer_n ? s->answer_n : 2, s->taken_ns, now - s->taken_ns);
+    nnb_channel_stamp(&s->result, s->answer_n ? s->answer_n : STATUS_DATUMS, s->taken_ns, now - s->taken_ns,
+                      s->together);
     s->idle_ns = s->shares_thread ? 0 : now;
     s->idle_weight = s->weight;
     s->weight = 0;
@@ -306,10 +282,10 @@ int nnb_server_set_result(nnb_server *s, const nnb_result *result)
     if (!s->pending)
         return -EINVAL;
     nnb_result r = *result;
-    if (r.status < 0 || r.status > LAST_STATUS || (r.status == OUTPUT_INSUFFICIENT_SIZE && !r.n_shapes))
-        r.status = GENERAL_FAILURE;
+    if (r.status < 0 || r.status > NNB_LAST_STATUS || (r.status == NNB_OUTPUT_INSUFFICIENT_SIZE && !r.n_shapes))
+        r.status = NNB_GENERAL_FAILURE;
     s->failed = r.status != 0;
-    if (r.status != 0 && r.status != OUTPUT_INSUFFICIENT_SIZE)
+    if (r.status != 0 && r.status != NNB_OUTPUT_INSUFFICIENT_SIZE)
         r.n_shapes = r.n_dims = 0;
     if (r.status != 0 || !s->dequeued_ns) {
         r.time_on_device = r.time_in_driver = NNB_NO_TIME;
@@ -319,11 +295,7 @@ int nnb_server_set_result(nnb_server *s, const nnb_result *result)
             r.time_in_driver = r.time_on_device;
     }
     int n = nnb_wire_encode_result(&r, s->answer, (uint32_t)s->result.mq->capacity);
-    if (n < 0) {
-        r = (nnb_result){.status = GENERAL_FAILURE, .time_on_device = NNB_NO_TIME, .time_in_driver = NNB_NO_TIME};
-        n = nnb_wire_encode_result(&r, s->answer, (uint32_t)s->result.mq->capacity);
-    }
-    s->answer_n = (uint32_t)n;
+    s->answer_n = n < 0 ? encode_status(NNB_GENERAL_FAILURE, s->answer) : (uint32_t)n;
     return 0;
 }
 
@@ -404,24 +376,19 @@ int nnb_server_keep_plan(nnb_server *s, uint32_t id)
     if (id >= s->n_plans || !s->is_decoded)
         return -EINVAL;
     plan *p = &s->plans[id];
-    uint8_t *packet = malloc((size_t)s->n * NNB_DATUM_SIZE);
-    int32_t *slots = malloc((s->decoded.n_pools + 1) * sizeof(int32_t));
-    if (!packet || !slots) {
-        free(packet);
-        free(slots);
+    size_t packet_size = (size_t)s->n * NNB_DATUM_SIZE, slots_size = s->decoded.n_pools * sizeof(int32_t);
+    uint8_t *packet = malloc(packet_size + slots_size);
+    if (!packet)
         return -ENOMEM;
-    }
-    memcpy(packet, s->packet, (size_t)s->n * NNB_DATUM_SIZE);
-    memcpy(slots, s->decoded.pools, s->decoded.n_pools * sizeof(int32_t));
+    memcpy(packet, s->packet, packet_size);
+    memcpy(packet + packet_size, s->decoded.pools, slots_size);
     pthread_mutex_lock(&s->lock);
     int rc = -ESTALE; /* a slot was freed while the plan was being bound: it may hold a memory that is gone */
     if (s->frees == s->frees_at_receive) {
-        uint8_t *old_packet = p->packet;
-        int32_t *old_slots = p->slots;
+        uint8_t *old = p->packet;
         p->packet = packet;
-        p->slots = slots;
-        packet = old_packet;
-        slots = old_slots;
+        p->slots = (const int32_t *)(const void *)(packet + packet_size);
+        packet = old;
         p->n = s->n;
         p->n_slots = s->decoded.n_pools;
         p->hash = s->hash;
@@ -436,7 +403,6 @@ int nnb_server_keep_plan(nnb_server *s, uint32_t id)
     }
     pthread_mutex_unlock(&s->lock);
     free(packet);
-    free(slots);
     return rc;
 }
 
@@ -454,6 +420,7 @@ int nnb_server_set_kernel(nnb_server *s, uint32_t id, nnb_kernel *kernel)
     if (id >= s->n_plans)
         return -EINVAL;
     s->plans[id].kernel = kernel;
+    s->plans[id].joins = kernel->batch != NULL;
     return 0;
 }
 
@@ -474,7 +441,8 @@ int nnb_server_free_slot(nnb_server *s, int32_t slot, uint32_t *ids)
     s->frees += slot != NNB_ANY_SLOT;
     for (uint32_t i = 0; i < s->n_plans; i++) {
         plan *p = &s->plans[i];
-        uint32_t was = uses_slot(p, slot) ? nnb_and32_acquire(&p->state, DEAD) : DEAD; /* SYNC POINT: leave_kernel <-> free_slot */
+        /* SYNC POINT: leave_kernel <-> free_slot */
+        uint32_t was = uses_slot(p, slot) ? nnb_and32_acquire(&p->state, DEAD) : DEAD;
         if (was != DEAD)
             ids[n++] = was == RUNS ? i | NNB_PLAN_KERNEL : i;
     }
@@ -515,7 +483,7 @@ static int settle(nnb_server *s, int got)
         if (s->deadline_ns && now >= s->deadline_ns) {
             count(s, NNB_FAILURES); /* the client has given it up: its answer only keeps the two in step */
             s->taken_ns = 0;
-            int rc = send_status(s, MISSED_DEADLINE);
+            int rc = send_status(s, NNB_MISSED_DEADLINE);
             return rc < 0 ? rc : -EAGAIN;
         }
         if (s->longest_ns && (!s->deadline_ns || s->deadline_ns - now > s->longest_ns))
@@ -532,7 +500,7 @@ static int settle(nnb_server *s, int got)
         count(s, NNB_MALFORMED);
     }
     if (id == -EPROTO) {
-        int rc = send_status(s, GENERAL_FAILURE);
+        int rc = send_status(s, NNB_GENERAL_FAILURE);
         return rc < 0 ? rc : -EAGAIN;
     }
     return id;
@@ -554,17 +522,25 @@ static void leave_kernel(nnb_server *s)
     s->was_dropped = !nnb_cas32_release(&s->running->state, RUNS, LIVE); /* SYNC POINT: leave_kernel <-> free_slot */
 }
 
+nnb_kernel *nnb_server_kernel(const nnb_server *s) { return s->running->kernel; }
+
+void nnb_server_ran_together(nnb_server *s, uint32_t n) { s->together = n; }
+
+int nnb_server_ran(nnb_server *s, int id)
+{
+    s->kernel_status = 0;
+    leave_kernel(s);
+    return s->was_dropped ? id : -EAGAIN;
+}
+
 int nnb_server_run(nnb_server *s, int id)
 {
     if (id < 0 || !(id & NNB_PLAN_KERNEL))
         return id;
     nnb_kernel *k = s->running->kernel;
     int32_t status = k->run(k, s->deadline_ns);
-    s->kernel_status = status < 0 || status > LAST_STATUS ? GENERAL_FAILURE : status;
-    if (s->kernel_status)
-        return id; /* the kernel stays until it was asked why */
-    leave_kernel(s);
-    return s->was_dropped ? id : -EAGAIN;
+    s->kernel_status = status < 0 || status > NNB_LAST_STATUS ? NNB_GENERAL_FAILURE : status;
+    return s->kernel_status ? id : nnb_server_ran(s, id); /* one that failed stays until it was asked why */
 }
 
 int nnb_server_outcome(nnb_server *s, int32_t *status, const char **sentence)
@@ -586,7 +562,7 @@ int nnb_server_next(nnb_server *s)
             return -EPIPE;
         int got = -EAGAIN, is_kernels = runs_kernels(s);
         if (is_kernels && nnb_channel_polls(&s->request)) /* the caller has not: first without a look at the clock */
-            got = nnb_channel_try(&s->request, s->packet, SPINS);
+            got = nnb_channel_try(&s->request, s->packet, NNB_SPINS);
         if (got == -EAGAIN)
             got = nnb_channel_wait(&s->request, s->packet, 0);
         if (got == -ERESTART && is_kernels) /* an interpreter has nothing to do, and others may have it */

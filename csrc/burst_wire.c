@@ -11,16 +11,11 @@
  * The decoder works on a private copy. It walks the packet once with a cursor; each count is compared with the
  * datums that are left before anything is stored, so a count of 2^32-1 costs nothing.
  */
-#include <errno.h>
-#include <string.h>
 
 #include "nnb_internal.h"
 
 enum { REQ_PACKET, REQ_INPUT, REQ_INPUT_DIM, REQ_OUTPUT, REQ_OUTPUT_DIM, REQ_POOL, REQ_MEASURE };
 enum { RES_PACKET, RES_OPERAND, RES_DIM, RES_TIMING };
-
-#define LAST_STATUS 8 /* RESOURCE_EXHAUSTED_PERSISTENT */
-#define GENERAL_FAILURE 2
 
 static uint32_t get32(const uint8_t *d, int at)
 {
@@ -41,16 +36,11 @@ static void put64(uint8_t *d, int at, uint64_t v) { memcpy(d + at, &v, 8); }
 
 /* ---- encoding ------------------------------------------------------------------------------------------------- */
 
-typedef struct writer {
-    uint8_t *out;
-    uint32_t n, room;
-} writer;
-
-/* Returns a zeroed datum, or a scratch one when the packet is too long. */
-static uint8_t *next_datum(writer *w, uint8_t discriminant, uint8_t *scratch)
+/* A zeroed datum, behind those that are written. */
+static uint8_t *next_datum(uint8_t **end, uint8_t discriminant)
 {
-    uint8_t *d = w->n < w->room ? w->out + (size_t)w->n * NNB_DATUM_SIZE : scratch;
-    w->n++;
+    uint8_t *d = *end;
+    *end += NNB_DATUM_SIZE;
     memset(d, 0, NNB_DATUM_SIZE);
     d[0] = discriminant;
     return d;
@@ -58,56 +48,57 @@ static uint8_t *next_datum(writer *w, uint8_t discriminant, uint8_t *scratch)
 
 int nnb_wire_encode_request(const nnb_request *q, uint8_t *out, uint32_t room)
 {
-    uint8_t scratch[NNB_DATUM_SIZE], *d;
-    writer w = {out, 0, room};
-    uint64_t total = 2ull + q->n_inputs + q->n_outputs + q->n_pools + q->n_dims;
-    if (total > room)
+    uint64_t n_arguments = (uint64_t)q->n_inputs + q->n_outputs, total = 2 + n_arguments + q->n_pools + q->n_dims;
+    uint64_t n_dims = 0;
+    for (uint64_t i = 0; total <= room && i < n_arguments; i++)
+        n_dims += q->arguments[i].rank;
+    if (total > room || n_dims != q->n_dims)
         return -EMSGSIZE;
-    d = next_datum(&w, REQ_PACKET, scratch);
+    uint8_t *d = next_datum(&out, REQ_PACKET);
     put32(d, 4, (uint32_t)total);
     put32(d, 8, q->n_inputs);
     put32(d, 12, q->n_outputs);
     put32(d, 16, q->n_pools);
-    for (uint32_t i = 0; i < q->n_inputs + q->n_outputs; i++) {
+    for (uint32_t i = 0; i < n_arguments; i++) {
         const nnb_argument *a = &q->arguments[i];
         int is_input = i < q->n_inputs;
-        d = next_datum(&w, is_input ? REQ_INPUT : REQ_OUTPUT, scratch);
+        d = next_datum(&out, is_input ? REQ_INPUT : REQ_OUTPUT);
         d[4] = a->has_no_value != 0;
         put32(d, 8, a->pool_index);
         put32(d, 12, a->offset);
         put32(d, 16, a->length);
         put32(d, 20, a->rank);
         for (uint32_t k = 0; k < a->rank; k++)
-            put32(next_datum(&w, is_input ? REQ_INPUT_DIM : REQ_OUTPUT_DIM, scratch), 4, q->dims[a->first_dim + k]);
+            put32(next_datum(&out, is_input ? REQ_INPUT_DIM : REQ_OUTPUT_DIM), 4, q->dims[a->first_dim + k]);
     }
     for (uint32_t i = 0; i < q->n_pools; i++)
-        put32(next_datum(&w, REQ_POOL, scratch), 4, (uint32_t)q->pools[i]);
-    put32(next_datum(&w, REQ_MEASURE, scratch), 4, q->measure != 0);
-    return w.n == total ? (int)total : -EMSGSIZE; /* n_dims must be the sum of the ranks */
+        put32(next_datum(&out, REQ_POOL), 4, (uint32_t)q->pools[i]);
+    put32(next_datum(&out, REQ_MEASURE), 4, q->measure != 0);
+    return (int)total;
 }
 
 int nnb_wire_encode_result(const nnb_result *r, uint8_t *out, uint32_t room)
 {
-    uint8_t scratch[NNB_DATUM_SIZE], *d;
-    writer w = {out, 0, room};
-    uint64_t total = 2ull + r->n_shapes + r->n_dims;
-    if (total > room)
+    uint64_t total = 2ull + r->n_shapes + r->n_dims, n_dims = 0;
+    for (uint32_t i = 0; total <= room && i < r->n_shapes; i++)
+        n_dims += r->shapes[i].rank;
+    if (total > room || n_dims != r->n_dims)
         return -EMSGSIZE;
-    d = next_datum(&w, RES_PACKET, scratch);
+    uint8_t *d = next_datum(&out, RES_PACKET);
     put32(d, 8, (uint32_t)total);
     put32(d, 12, (uint32_t)r->status);
     put32(d, 16, r->n_shapes);
     for (uint32_t i = 0; i < r->n_shapes; i++) {
-        d = next_datum(&w, RES_OPERAND, scratch);
+        d = next_datum(&out, RES_OPERAND);
         d[8] = r->shapes[i].is_sufficient != 0;
         put32(d, 12, r->shapes[i].rank);
         for (uint32_t k = 0; k < r->shapes[i].rank; k++)
-            put32(next_datum(&w, RES_DIM, scratch), 8, r->dims[r->shapes[i].first_dim + k]);
+            put32(next_datum(&out, RES_DIM), 8, r->dims[r->shapes[i].first_dim + k]);
     }
-    d = next_datum(&w, RES_TIMING, scratch);
+    d = next_datum(&out, RES_TIMING);
     put64(d, 8, r->time_on_device);
     put64(d, 16, r->time_in_driver);
-    return w.n == total ? (int)total : -EMSGSIZE;
+    return (int)total;
 }
 
 /* ---- decoding ------------------------------------------------------------------------------------------------- */
@@ -193,7 +184,7 @@ int nnb_wire_decode_result(const uint8_t *packet, uint32_t n, nnb_result *out)
     if (!d || get32(d, 8) != n)
         return -EBADMSG;
     uint32_t status = get32(d, 12);
-    out->status = status <= LAST_STATUS ? (int32_t)status : GENERAL_FAILURE;
+    out->status = status <= NNB_LAST_STATUS ? (int32_t)status : NNB_GENERAL_FAILURE;
     out->n_shapes = get32(d, 16);
     out->n_dims = 0;
     if ((uint64_t)out->n_shapes + 1 > c.left)

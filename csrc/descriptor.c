@@ -3,10 +3,8 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 #define _GNU_SOURCE
-#include <errno.h>
-#include <pthread.h>
+#include <limits.h>
 #include <signal.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -14,18 +12,20 @@
 #include <unistd.h>
 
 #include "nnb_internal.h"
-#include "nnburst.h"
 
-int nnb_start_detached(void *(*run)(void *), void *argument)
+int nnb_start_thread(pthread_t *joined, void *(*run)(void *), void *argument)
 {
-    pthread_t thread;
+    pthread_t detached;
     pthread_attr_t attr;
     sigset_t all, before;
     sigfillset(&all); /* signals are for the threads that have handlers to run */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_attr_init(&attr);
-    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-    int rc = -pthread_create(&thread, &attr, run, argument);
+    if (joined)
+        pthread_attr_setstacksize(&attr, PTHREAD_STACK_MIN + 65536);
+    else
+        pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+    int rc = -pthread_create(joined ? joined : &detached, &attr, run, argument);
     pthread_attr_destroy(&attr);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return rc;
@@ -93,7 +93,7 @@ static void prepare(void)
 
 /* Whatever a signal finds lingering lets go, and so do all that end with it, e.g. in the queue of a local socket. The
  * signal comes again and again: the first may come before close() waits. */
-static void close_socket(int fd, timer_t *alarm)
+static void close_in_time(int fd, timer_t *alarm)
 {
     static const struct itimerspec often = {{0, PATIENCE_NS}, {0, PATIENCE_NS}}, never;
     if (alarm)
@@ -129,12 +129,8 @@ static void *bury(void *kind)
         sigaddset(&urgent, SIGURG);
         pthread_sigmask(SIG_UNBLOCK, &urgent, NULL);
     }
-    for (left *next; (next = take(u)); free(next)) {
-        if (u->of_sockets)
-            close_socket(next->fd, alarm);
-        else
-            close(next->fd);
-    }
+    for (left *next; (next = take(u)); free(next))
+        close_in_time(next->fd, alarm);
     if (alarm)
         timer_delete(*alarm);
     return NULL;
@@ -154,7 +150,8 @@ static void leave_to_thread(int fd)
     int wanted = u->threads < MOST_CLOSERS;
     u->threads += (uint32_t)wanted;
     pthread_mutex_unlock(&closing);
-    if (wanted && nnb_start_detached(bury, u) < 0) { /* then one that runs closes it, or what the next drop starts */
+    if (wanted &&
+        nnb_start_thread(NULL, bury, u) < 0) { /* then one that runs closes it, or what the next drop starts */
         pthread_mutex_lock(&closing);
         u->threads--;
         pthread_mutex_unlock(&closing);

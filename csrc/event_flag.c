@@ -6,7 +6,6 @@
  * consumes, so its bit stays set and a sender finds nothing to do: no system call on either side.
  */
 #define _GNU_SOURCE
-#include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -34,7 +33,7 @@ static long futex(uint32_t *word, int op, uint32_t value, const struct timespec 
 static uint32_t consume(uint32_t *word, uint32_t mask)
 {
     uint32_t old = nnb_take32((nnb_a32 *)word, ~mask); /* SYNC POINTS: wake <-> consume, publish <-> sleep */
-    nnb_fence_seq_cst();                              /* SYNC POINT: publish <-> sleep */
+    nnb_fence_seq_cst();                               /* SYNC POINT: publish <-> sleep */
     return old;
 }
 

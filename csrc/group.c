@@ -3,9 +3,7 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 #define _GNU_SOURCE
-#include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 
 #include "nnb_group.h"
@@ -174,7 +172,8 @@ static int join_group(nnb_group *g, nnb_burst *b, uint64_t client, uint32_t prio
     return number;
 }
 
-int nnb_group_add(nnb_group *g, nnb_server *s, uint64_t client, uint32_t priority)
+int nnb_group_add(nnb_group *g, nnb_server *s, uint64_t client, uint32_t priority, nnb_batcher *batcher,
+                  uint64_t batch_wait_ns)
 {
     if (g->magic != NNB_GROUP_MAGIC)
         return -ECHILD;
@@ -182,6 +181,9 @@ int nnb_group_add(nnb_group *g, nnb_server *s, uint64_t client, uint32_t priorit
     if (!b)
         return -ENOMEM;
     b->server = s;
+    b->queue.batcher = batcher;
+    b->queue.batch_wait_ns = batch_wait_ns;
+    b->queue.left_ns = nnb_now_ns();
     pthread_mutex_lock(&g->lock);
     int rc = join_group(g, b, client, priority);
     pthread_mutex_unlock(&g->lock);

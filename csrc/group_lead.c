@@ -2,12 +2,11 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  */
-#include <errno.h>
 
 #include "nnb_group.h"
 
-#define IDLE_TICKS 8         /* so many without a run, and the monitor rests */
-#define GROW_NS 1000000000u  /* a worker that was asked for and has not come by then is asked for again */
+#define IDLE_TICKS 8        /* so many without a run, and the monitor rests */
+#define GROW_NS 1000000000u /* a worker that was asked for and has not come by then is asked for again */
 #define MOST_WORKERS 1024u
 #define SPARE 4u             /* parked workers that stay for ever */
 #define KEEP_NS 10000000000u /* ... and others when they have not been needed for so long */
@@ -70,7 +69,10 @@ static void mark_done(nnb_group *g, nnb_worker *w)
 {
     nnb_member *m = nnb_member_of(w->burst);
     uint64_t runs = nnb_load_relaxed(&w->runs);
-    nnb_usage_move(&m->usage, &w->usage);
+    m->usage.took_ns += w->usage.took_ns;
+    m->usage.excess_ns += w->usage.excess_ns;
+    m->usage.first_ns += w->usage.first_ns;
+    w->usage = (nnb_usage){0};
     if (w->is_detached) {
         m->n_ended++;
         nnb_count_down(runs & NNB_STUCK ? &g->n_stuck : &g->n_runs[w->burst->queue.priority]);
@@ -96,7 +98,24 @@ void nnb_group_settle(nnb_group *g)
         m->is_charged = 0;
     }
     g->charged = NULL;
+    for (; g->freed; g->freed = g->freed->next_freed)
+        nnb_batcher_free(g->freed, nnb_now_ns());
     pthread_mutex_unlock(&g->lock);
+}
+
+void nnb_lead_free(nnb_worker *w, nnb_batcher *batcher)
+{
+    nnb_group *g = w->group;
+    if (w->role == NNB_LEADS) {
+        nnb_batcher_free(batcher, nnb_now_ns());
+        return;
+    }
+    pthread_mutex_lock(&g->lock);
+    batcher->next_freed = g->freed;
+    g->freed = batcher;
+    nnb_store32_relaxed(&g->is_owed, 1);
+    pthread_mutex_unlock(&g->lock);
+    nnb_ring(&g->bell);
 }
 
 void nnb_group_count_stuck(nnb_group *g, uint64_t now)
@@ -199,7 +218,8 @@ void nnb_lead_busy(nnb_worker *w, int has_others)
 int nnb_lead_resume(nnb_worker *w)
 {
     if (w->role == NNB_INLINE) {
-        int leads = nnb_cas_relaxed(&w->group->lead, w->busy_word, nnb_lead_word(w, NNB_LEAD_LOOKING)); /* none led since */
+        /* None led since? */
+        int leads = nnb_cas_relaxed(&w->group->lead, w->busy_word, nnb_lead_word(w, NNB_LEAD_LOOKING));
         w->role = leads ? NNB_LEADS : NNB_DETACHED;
     }
     return w->role == NNB_LEADS;
@@ -264,9 +284,8 @@ static int tick(nnb_worker *w)
             return 1;
         }
     }
-    if (state == NNB_LEAD_BUSY || x != w->seen_lead) {
-        w->idle_ticks = 0;
-    } else if (nnb_load32_relaxed(&g->changed)) { /* the leader may begin a run without knowing of all bursts */
+    /* The leader of a group that has changed may begin a run without knowing of all bursts. */
+    if (state == NNB_LEAD_BUSY || x != w->seen_lead || nnb_load32_relaxed(&g->changed)) {
         w->idle_ticks = 0;
     } else if (++w->idle_ticks >= IDLE_TICKS) {
         nnb_store32_relaxed(&g->ticking, 0);

@@ -41,8 +41,16 @@ void nnb_look_refresh(nnb_group *g)
         return;
     }
     g->n_mine = g->n_hot = 0;
+    for (uint32_t i = 0; i < g->room; i++)
+        if (g->bursts[i] && g->bursts[i]->queue.batcher)
+            nnb_batcher_clear(g->bursts[i]->queue.batcher);
+    for (const nnb_burst *b = g->dead; b; b = b->next_dead)
+        if (b->queue.batcher)
+            nnb_batcher_clear(b->queue.batcher);
     for (uint32_t i = 0; i < g->room; i++) {
         nnb_burst *b = g->bursts[i];
+        if (b && b->queue.batcher)
+            nnb_batcher_add(b->queue.batcher, &b->queue);
         if (!b || nnb_load32_acquire(&b->away)) /* SYNC POINT: give_back <-> take_up */
             continue;
         g->mine[g->n_mine++] = b;
@@ -88,6 +96,7 @@ int nnb_burst_has_news(nnb_burst *b) { return nnb_mq_poll(b->inbox->mq) != 0 || 
 void nnb_group_enqueue(nnb_group *g, nnb_burst *b)
 {
     b->queue.is_over = nnb_burst_is_over(b);
+    b->queue.joins = nnb_server_joins(b->server);
     nnb_schedule_enqueue(&g->schedule, &b->queue, g->now_ns);
 }
 
@@ -161,7 +170,7 @@ void nnb_look_idle(nnb_group *g)
     nnb_look_at_all(g);
     nnb_load load;
     nnb_group_load(g, &load);
-    if (nnb_schedule_may_pick(&g->schedule, &load))
+    if (nnb_schedule_may_pick(&g->schedule, &load, g->now_ns))
         return;
     if (!g->idle_since)
         g->idle_since = g->now_ns;

@@ -3,17 +3,27 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 #define _GNU_SOURCE
-#include <errno.h>
 #include <sched.h>
 #include <stdlib.h>
 
 #include "nnb_group.h"
 
-#define SPINS 128u
-#define LONG_NS 100000u   /* a run that is expected to last longer is detached */
-#define SLOW_NS 20000u    /* after such a run every queue is looked at */
+#define LONG_NS 100000u /* a run that is expected to last longer is detached */
+#define SLOW_NS 20000u  /* after such a run every queue is looked at */
+
+static int has_kernel(int id) { return id >= 0 && id & NNB_PLAN_KERNEL; }
 
 /* ---- taking a request ------------------------------------------------------------------------------------------- */
+
+/* A request of a burst is the one at hand, or the burst is over. What the loop's steps return. */
+static int take_up(nnb_worker *w, const nnb_burst *b, int id, int is_first)
+{
+    w->ended = id < 0 ? id : 0;
+    w->is_new = id >= 0 && id & NNB_PLAN_NEW;
+    w->is_first = is_first;
+    nnb_store_relaxed(&w->runs, (nnb_load_relaxed(&w->runs) + 1) | 1);
+    return (int)(b->number * NNB_BURST_PLANS) + (w->ended ? NNB_BURST_ENDED : id);
+}
 
 /* Takes the request of a burst that the leader or its own worker has. >= 0: run it; -EAGAIN: there was none. */
 static int take(nnb_worker *w, nnb_burst *b)
@@ -21,14 +31,91 @@ static int take(nnb_worker *w, nnb_burst *b)
     int id = nnb_server_try(b->server, 1);
     if (w->burst != b) /* that of a detached worker is read by others */
         w->burst = b;
-    w->ended = id < 0 && id != -EAGAIN ? id : 0;
     if (id == -EAGAIN)
         return id;
     b->futile = 0;
-    w->is_new = id >= 0 && id & NNB_PLAN_NEW;
-    w->is_first = nnb_queue_begin(&b->queue);
-    nnb_store_relaxed(&w->runs, (nnb_load_relaxed(&w->runs) + 1) | 1);
-    return (int)(b->number * NNB_BURST_PLANS) + (w->ended ? NNB_BURST_ENDED : id);
+    return take_up(w, b, id, nnb_queue_begin(&b->queue));
+}
+
+/* The leader takes what waits for the same batcher as the request that it has just taken. A request that has to be bound first
+ * may wait for its client: it is the last one that is run, and there is one at most, so that no other client waits for it. */
+static void gather(nnb_worker *w, nnb_burst *b)
+{
+    nnb_group *g = w->group;
+    nnb_batcher *batcher = b->queue.batcher;
+    nnb_queue *q;
+    nnb_look_at_all(g);
+    while (w->n_riders + 1 < batcher->most && (q = nnb_schedule_rider(&g->schedule, batcher))) {
+        nnb_burst *rider = (nnb_burst *)q;
+        nnb_store32_relaxed(&rider->taken, 1);
+        int id = nnb_server_try(rider->server, 1), is_first = nnb_queue_begin(q);
+        if (id == -EAGAIN) { /* as in `begin` */
+            q->flow->spent += NNB_REQUEST_NS;
+            nnb_store32_relaxed(&rider->taken, 0);
+            continue;
+        }
+        nnb_look_heat(g, rider);
+        w->riders[w->n_riders++] = has_kernel(id) ? (nnb_rider){rider, id, is_first} : w->riders[0];
+        if (!has_kernel(id)) {
+            w->riders[0] = (nnb_rider){rider, id, is_first};
+            break;
+        }
+    }
+    w->n_together = w->n_riders + 1;
+    if (w->n_riders)
+        nnb_batcher_hold(batcher, b->queue.priority, g->schedule.now_ns);
+}
+
+/* Runs the request at hand and those of its riders that have the same shape as one. If that fails, each runs alone. */
+static void run_together(nnb_worker *w)
+{
+    nnb_burst *bursts[NNB_MOST_BATCHED] = {w->burst};
+    nnb_kernel *kernels[NNB_MOST_BATCHED] = {nnb_server_kernel(w->burst->server)};
+    const nnb_batch *batch = kernels[0]->batch;
+    uint64_t deadline = nnb_server_deadline(w->burst->server), began = nnb_now_ns();
+    uint32_t n = 1;
+    for (uint32_t i = w->n_riders; batch && n < batch->most && i-- > 0;) {
+        nnb_burst *b = w->riders[i].burst;
+        if (!has_kernel(w->riders[i].id) || b->share_ns || nnb_server_kernel(b->server)->batch != batch)
+            continue;
+        uint64_t until = nnb_server_deadline(b->server);
+        deadline = !deadline || !until ? 0 : until > deadline ? until : deadline; /* the last one's */
+        bursts[n] = b;
+        kernels[n++] = nnb_server_kernel(b->server);
+    }
+    if (n < 2)
+        return;
+    if (nnb_batch_run(kernels, n, deadline)) {
+        w->n_together = 0;
+        nnb_lead_free(w, w->burst->queue.batcher);
+        return;
+    }
+    uint64_t share = (nnb_now_ns() - began) / n + 1;
+    nnb_count(w->burst->inbox->counters, NNB_BATCHES, 1);
+    for (uint32_t i = 0; i < n; i++) {
+        bursts[i]->share_ns = share;
+        nnb_server_ran_together(bursts[i]->server, n);
+        nnb_count(bursts[i]->inbox->counters, NNB_BATCHED, 1);
+    }
+}
+
+/* Goes on with the next burst that was taken with the last one; as `take`. */
+static int next_rider(nnb_worker *w)
+{
+    nnb_rider r = w->riders[--w->n_riders];
+    w->burst = r.burst;
+    w->in_service = 0;
+    w->started_ns = r.burst->share_ns ? 0 : nnb_now_ns();
+    int id = take_up(w, r.burst, r.id, r.is_first);
+    if (!w->n_riders && w->n_together)
+        nnb_lead_free(w, r.burst->queue.batcher);
+    if (w->role != NNB_LEADS)
+        w->role = NNB_DETACHED;
+    else if (has_kernel(r.id))
+        nnb_lead_busy(w, 1);
+    else
+        nnb_lead_detach(w);
+    return id;
 }
 
 /* While one client is served, and no flow has to be fair, few runs are measured. */
@@ -100,6 +187,9 @@ static int begin(nnb_worker *w)
         g->fruitless = 0;
     g->idle_since = g->has_slept = 0;
     nnb_look_heat(g, b);
+    w->n_together = 1;
+    if (b->queue.batcher && b->queue.batcher->n_queues > 1 && !b->queue.batcher->held && has_kernel(id))
+        gather(w, b);
     int is_long = w->ended || (has_others && (w->is_new || b->queue.average_ns > LONG_NS));
     w->in_service = b->queue.in_service;
     w->started_ns = 0;
@@ -121,7 +211,9 @@ static int begin(nnb_worker *w)
  * the answer went out, if that woke a client, which may take this processor. */
 static void account(nnb_worker *w, nnb_burst *b, uint64_t ended_ns)
 {
-    nnb_queue_measure(&b->queue, w->started_ns ? ended_ns - w->started_ns : 0, w->is_new, w->is_first, &w->usage);
+    uint64_t took_ns = b->share_ns ? b->share_ns : w->started_ns ? ended_ns - w->started_ns : 0;
+    b->share_ns = 0;
+    nnb_queue_measure(&b->queue, took_ns, w->is_new, w->is_first, &w->usage);
     if (w->role != NNB_LEADS)
         return;
     nnb_schedule_charge(&w->group->schedule, b->queue.flow, &w->usage, 0);
@@ -143,7 +235,7 @@ static int is_crowded(const nnb_worker *w)
  * move to, both stay, and the client does not poll. */
 static void advise(const nnb_worker *w, nnb_burst *b)
 {
-    int rests = is_crowded(w);
+    int rests = is_crowded(w) || w->n_together > w->group->schedule.most_slots;
     set_hint(b, rests ? NNB_REST : w->in_service ? sched_getcpu() : NNB_NOTHING);
     nnb_server_outbox(b->server)->moves = !rests && (!w->in_service || (b->was_asleep && !b->queue.is_entering));
 }
@@ -158,7 +250,7 @@ static int conclude(nnb_worker *w)
         return 0;
     }
     int was_asleep = is_asleep(b);
-    if (was_asleep || b->hint == NNB_REST || is_crowded(w))
+    if (was_asleep || b->hint == NNB_REST || is_crowded(w) || w->n_together > g->schedule.most_slots)
         advise(w, b);
     b->was_asleep = was_asleep;
     uint64_t ended_ns = w->started_ns && was_asleep ? nnb_now_ns() : 0;
@@ -182,7 +274,8 @@ static int conclude(nnb_worker *w)
             nnb_schedule_answered(&g->schedule, &b->queue, g->now_ns, was_asleep);
         nnb_store32_relaxed(&b->taken, 0);
         w->burst = NULL;
-    } else if (b->window_ns && nnb_load32_relaxed(&g->asleep) && !nnb_load32_relaxed(&g->waiting) && nnb_worker_stay(w)) {
+    } else if (b->window_ns && !b->queue.batcher && nnb_load32_relaxed(&g->asleep) &&
+               !nnb_load32_relaxed(&g->waiting) && nnb_worker_stay(w)) {
         w->role = NNB_ATTACHED;
         w->poll_until = 0;
     } else {
@@ -224,6 +317,8 @@ static int lead(nnb_worker *w, uint32_t limit)
         if (!limit && (!polls || looks_up)) {
             nnb_look_idle(g);
             polls = nnb_look_polls(g);
+        } else if (g->schedule.n_batched) {
+            sched_yield(); /* to those that are waited for */
         } else {
             nnb_pause();
         }
@@ -270,17 +365,21 @@ static int poll_own_queue(nnb_worker *w, uint32_t limit)
 void nnb_worker_destroy(nnb_worker *w)
 {
     nnb_group *g = w->group;
+    int id = 0;
     if (g->magic != NNB_GROUP_MAGIC)
         return;
-    if (w->burst && w->role != NNB_ATTACHED && !w->ended) {
-        nnb_server_set_result(w->burst->server, &(nnb_result){.status = -1}); /* no status: a general failure */
-        if (conclude(w) >= NNB_BURST_ENDED) {
-            w->ended = 0; /* the caller does not know: another worker finds it */
-            nnb_server_hang_up(w->burst->server);
+    do {
+        if (w->burst && w->role != NNB_ATTACHED && !w->ended) {
+            if (id != -EAGAIN)
+                nnb_server_set_result(w->burst->server, &(nnb_result){.status = -1}); /* no status: a general failure */
+            if (conclude(w) >= NNB_BURST_ENDED)
+                nnb_server_hang_up(w->burst->server);
         }
-    }
-    if (w->burst)
-        nnb_worker_give_back(w);
+        w->ended = 0; /* the caller does not know: another worker finds it */
+        if (w->burst)
+            nnb_worker_give_back(w);
+        id = w->n_riders ? nnb_group_run(w, next_rider(w)) : 0;
+    } while (w->burst);
     pthread_mutex_lock(&g->lock);
     if (w->role == NNB_LEADS)
         nnb_lead_hand_on(g);
@@ -295,7 +394,7 @@ int nnb_group_ran_long(const nnb_worker *w) { return w->role == NNB_DETACHED; }
 
 uint32_t nnb_group_spins(const nnb_worker *w)
 {
-    return w->role == NNB_ATTACHED || (w->role == NNB_LEADS && nnb_look_polls(w->group)) ? SPINS : 0;
+    return w->role == NNB_ATTACHED || (w->role == NNB_LEADS && nnb_look_polls(w->group)) ? NNB_SPINS : 0;
 }
 
 int nnb_group_answer(nnb_worker *w)
@@ -307,19 +406,25 @@ int nnb_group_answer(nnb_worker *w)
 
 int nnb_group_try(nnb_worker *w, uint32_t spins)
 {
+    if (w->n_riders && !w->burst)
+        return next_rider(w);
     return w->role == NNB_ATTACHED ? poll_own_queue(w, spins) : w->role == NNB_LEADS ? lead(w, spins) : -EAGAIN;
 }
 
 int nnb_group_run(nnb_worker *w, int id)
 {
-    return id < 0 || id >= NNB_BURST_ENDED ? id : nnb_server_run(w->burst->server, id);
+    if (!has_kernel(id) || id >= NNB_BURST_ENDED)
+        return id;
+    if (w->n_riders && w->n_together > 1 && !w->burst->share_ns)
+        run_together(w);
+    return w->burst->share_ns ? nnb_server_ran(w->burst->server, id) : nnb_server_run(w->burst->server, id);
 }
 
 int nnb_group_next(nnb_worker *w)
 {
     int rc = nnb_group_answer(w);
     while (!rc) {
-        if (w->role == NNB_NO_ROLE && (rc = nnb_worker_park(w)) < 0)
+        if (w->role == NNB_NO_ROLE && !w->n_riders && (rc = nnb_worker_park(w)) < 0)
             return rc;
         uint32_t spins = nnb_group_spins(w);
         int id = spins ? nnb_group_try(w, spins) : -EAGAIN; /* without a look at what is idle */

@@ -7,10 +7,8 @@
  * without futex_waitv is used the same way, with one queue for each of those threads.
  */
 #define _GNU_SOURCE
-#include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -42,24 +40,14 @@ uint32_t nnb_sleep_words(uint32_t most)
     return !has_waitv ? 0 : most < NNB_WAITV_WORDS ? most : NNB_WAITV_WORDS;
 }
 
-int nnb_sleep_on_bell(nnb_a32 *bell, uint64_t ns)
-{
-    struct timespec t = {.tv_sec = (time_t)(ns / 1000000000), .tv_nsec = (long)(ns % 1000000000)};
-    if (nnb_and32_relaxed(bell, 0))
-        return 0;
-    int is_over = syscall(SYS_futex, bell, FUTEX_WAIT, 0, ns ? &t : NULL, NULL, 0) < 0 && errno == ETIMEDOUT;
-    return !nnb_and32_relaxed(bell, 0) && is_over;
-}
-
-/* ns: so long at most; 0: however long it takes. */
-static void wait_for_words(struct futex_waitv *words, uint32_t n, uint64_t ns)
+/* ns: so long at most; 0: however long it takes. Whether it took so long. */
+static int wait_for_words(struct futex_waitv *words, uint32_t n, uint64_t ns)
 {
     uint64_t until = n == 1 ? ns : nnb_now_ns() + ns; /* futex_waitv is told a moment */
     struct timespec t = {.tv_sec = (time_t)(until / 1000000000), .tv_nsec = (long)(until % 1000000000)};
-    if (n == 1)
-        syscall(SYS_futex, words[0].uaddr, FUTEX_WAIT, words[0].val, ns ? &t : NULL, NULL, 0);
-    else
-        syscall(SYS_futex_waitv, words, n, 0, ns ? &t : NULL, CLOCK_MONOTONIC);
+    long rc = n == 1 ? syscall(SYS_futex, words[0].uaddr, FUTEX_WAIT, words[0].val, ns ? &t : NULL, NULL, 0)
+                     : syscall(SYS_futex_waitv, words, n, 0, ns ? &t : NULL, CLOCK_MONOTONIC);
+    return rc < 0 && errno == ETIMEDOUT;
 }
 
 static struct futex_waitv wait_word(const void *word, uint32_t value)
@@ -67,12 +55,19 @@ static struct futex_waitv wait_word(const void *word, uint32_t value)
     return (struct futex_waitv){.val = value, .uaddr = (uint64_t)(uintptr_t)word, .flags = FUTEX_32};
 }
 
+int nnb_sleep_on_bell(nnb_a32 *bell, uint64_t ns)
+{
+    struct futex_waitv word = wait_word(bell, 0);
+    int is_over = !nnb_and32_relaxed(bell, 0) && wait_for_words(&word, 1, ns);
+    return !nnb_and32_relaxed(bell, 0) && is_over; /* heard: it would end the next sleep, too */
+}
+
 static nnb_a32 *event_of(const nnb_burst *b) { return (nnb_a32 *)(void *)b->inbox->mq->event; }
 
 static void clear_bits(nnb_burst *b)
 {
     if (nnb_load32_relaxed(event_of(b)) & SLEEPING_BITS) /* clear already: nobody has sent since it was cleared */
-        nnb_take32(event_of(b), ~SLEEPING_BITS); /* SYNC POINTS: wake <-> consume, publish <-> sleep */
+        nnb_take32(event_of(b), ~SLEEPING_BITS);         /* SYNC POINTS: wake <-> consume, publish <-> sleep */
 }
 
 /* After the fence. Whether the burst may be slept on. */
@@ -116,10 +111,8 @@ static void *sleep_on_some(void *argument)
         }
         if (closing)
             return NULL;
-        if (n && !x->group->words) /* no futex_waitv: the bell of a thread for one queue is that queue's word */
-            syscall(SYS_futex, words[0].uaddr, FUTEX_WAIT, words[0].val, NULL, NULL, 0);
-        else
-            wait_for_words(words, n + 1, 0);
+        /* no futex_waitv: the bell of a thread for one queue is that queue's word */
+        wait_for_words(words, n && !x->group->words ? 1 : n + 1, 0);
     }
 }
 
@@ -130,16 +123,7 @@ static nnb_sleeper_thread *new_sleeper_thread(nnb_group *g)
         return NULL;
     x->group = g;
     pthread_mutex_init(&x->lock, NULL);
-    pthread_attr_t attr;
-    sigset_t all, before;
-    sigfillset(&all); /* signals are for the threads that have handlers to run */
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    pthread_attr_init(&attr);
-    pthread_attr_setstacksize(&attr, PTHREAD_STACK_MIN + 65536);
-    int rc = pthread_create(&x->thread, &attr, sleep_on_some, x);
-    pthread_attr_destroy(&attr);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (rc) {
+    if (nnb_start_thread(&x->thread, sleep_on_some, x) < 0) {
         pthread_mutex_destroy(&x->lock);
         free(x);
         return NULL;
@@ -239,17 +223,6 @@ void nnb_sleepers_end(nnb_group *g)
 
 /* ---- the leader ------------------------------------------------------------------------------------------------- */
 
-/* Whether a request waits for a processor. */
-static int is_held(const nnb_group *g)
-{
-    nnb_load load;
-    nnb_group_load(g, &load);
-    for (uint32_t i = 0; i < g->schedule.n_ready; i++)
-        if (!nnb_load_has_processor(&load, nnb_flow_priority(g->schedule.ready[i])))
-            return 1;
-    return 0;
-}
-
 void nnb_sleep_on_all(nnb_group *g)
 {
     struct futex_waitv words[NNB_WAITV_WORDS + 1];
@@ -259,7 +232,9 @@ void nnb_sleep_on_all(nnb_group *g)
         if (nnb_burst_is_free(g->mine[i]))
             clear_bits(g->mine[i]);
     nnb_store32_relaxed(&g->waiting, g->schedule.n_ready != 0); /* for runs, which are not to stay attached */
-    int held = is_held(g);
+    nnb_load load;
+    nnb_group_load(g, &load);
+    int held = nnb_schedule_is_held(&g->schedule, &load);
     nnb_store32_relaxed(&g->asleep, 1);
     if (nnb_take32(&g->bell, 0)) /* SYNC POINT: wake <-> consume */
         quiet = 0;
@@ -275,8 +250,11 @@ void nnb_sleep_on_all(nnb_group *g)
         nnb_count(b->inbox->counters, NNB_SLEEPS, 1);
     }
     words[n] = wait_word(&g->bell, 0);
+    uint64_t most = nnb_schedule_wait_ns(&g->schedule, g->now_ns);
+    if (held && (!most || most > NNB_TICK_NS))
+        most = NNB_TICK_NS;
     if (quiet)
-        wait_for_words(words, n + 1, held ? NNB_TICK_NS : 0);
+        wait_for_words(words, n + 1, most);
     nnb_store32_relaxed(&g->asleep, 0);
     nnb_store32_relaxed(&g->waiting, 0);
     g->now_ns = nnb_now_ns();

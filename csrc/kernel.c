@@ -1,27 +1,32 @@
-/* Running a kernel, and the one of a model that does nothing.
+/* Running a kernel, or several as one.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
-#include <stddef.h>
+#include <string.h>
 
 #include "nnburst.h"
 
-static int run(nnb_kernel *k, uint64_t deadline_ns)
-{
-    (void)k, (void)deadline_ns;
-    return 0;
-}
-
-static const char *sentence(nnb_kernel *k)
-{
-    (void)k;
-    return NULL;
-}
-
-static void destroy(nnb_kernel *k) { (void)k; }
-
-static nnb_kernel noop = {run, sentence, destroy};
-
-nnb_kernel *nnb_noop_kernel(void) { return &noop; }
+#define MOST_DOUBLED 10u /* one batch in a thousand is tried of those that always fail */
 
 int nnb_kernel_run(nnb_kernel *k, uint64_t deadline_ns) { return k->run(k, deadline_ns); }
+
+int nnb_batch_run(nnb_kernel *const *kernels, uint32_t n, uint64_t deadline_ns)
+{
+    nnb_batch *b = kernels[0]->batch;
+    if (b->rests) {
+        b->rests--;
+        return -1;
+    }
+    for (uint32_t a = 0; a < b->n_inputs; a++)
+        for (uint32_t i = 0; i < n; i++)
+            memcpy(b->stacks[a] + i * b->nbytes[a], kernels[i]->arguments[a], b->nbytes[a]);
+    int status = b->runs[n]->run(b->runs[n], deadline_ns);
+    for (uint32_t a = b->n_inputs; !status && a < b->n_arguments; a++)
+        for (uint32_t i = 0; i < n; i++)
+            memcpy(kernels[i]->arguments[a], b->stacks[a] + i * b->nbytes[a], b->nbytes[a]);
+    if (!status)
+        b->n_failed = 0;
+    else
+        b->rests = (1u << (b->n_failed < MOST_DOUBLED ? b->n_failed++ : MOST_DOUBLED)) - 1;
+    return status;
+}

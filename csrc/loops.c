@@ -6,11 +6,8 @@
  * interpreter; the few steps between such functions, from one type to another, are loops of this file.
  */
 #include <stdlib.h>
-#include <string.h>
 
 #include "nnb_internal.h"
-
-enum { MISSED_DEADLINE = 5 };
 
 typedef struct loops {
     nnb_kernel kernel;
@@ -34,7 +31,7 @@ static int run(nnb_kernel *k, uint64_t deadline_ns)
     const loops *all = (const loops *)k;
     for (uint32_t i = 0; i < all->n; i++) {
         if (nnb_load32_relaxed(&all->is_cancelled) || (deadline_ns && nnb_now_ns() >= deadline_ns))
-            return MISSED_DEADLINE;
+            return NNB_MISSED_DEADLINE;
         go(&all->loops[i]);
     }
     return 0;
@@ -53,7 +50,7 @@ int nnb_loops_create(nnb_kernel **out, const nnb_loop *list, uint32_t n)
     loops *all = calloc(1, sizeof(*all) + n * sizeof(*list));
     if (!all)
         return -ENOMEM;
-    all->kernel = (nnb_kernel){run, sentence, destroy};
+    all->kernel = (nnb_kernel){.run = run, .sentence = sentence, .destroy = destroy};
     all->n = n;
     memcpy(all->loops, list, n * sizeof(*list));
     *out = &all->kernel;
@@ -61,8 +58,6 @@ int nnb_loops_create(nnb_kernel **out, const nnb_loop *list, uint32_t n)
 }
 
 void nnb_loops_cancel(nnb_kernel *k) { nnb_store32_relaxed(&((loops *)k)->is_cancelled, 1); }
-
-void nnb_loops_destroy(nnb_kernel *k) { k->destroy(k); }
 
 /* ---- from one type to another ------------------------------------------------------------------------------------- */
 

@@ -14,9 +14,7 @@
  *   compare-and-swap, becomes visible with one release store and is withdrawn *before* the pages are unmapped, so the
  *   handler can never lay zero pages over an address range that meanwhile has another owner.
  */
-#ifndef _GNU_SOURCE
 #define _GNU_SOURCE
-#endif
 #include "nnb_atomic.h"
 #include "nnburst.h"
 
@@ -31,26 +29,25 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-/* Older libc and kernel headers lack these. */
-#ifndef F_ADD_SEALS
-#define F_ADD_SEALS 1033
-#define F_GET_SEALS 1034
-#endif
-#define SEAL_SHRINK 0x2
-#ifndef MFD_NOEXEC_SEAL
+#ifndef MFD_NOEXEC_SEAL /* of newer headers */
 #define MFD_NOEXEC_SEAL 0x8u
 #endif
 #define HUGETLBFS_MAGIC_NUMBER 0x958458f6L
 
 /* ---- objects -------------------------------------------------------------------------------------------------- */
 
-int nnb_memfd_create(const char *name, uint64_t size, int seals) {
-    if (size == 0) return -EINVAL;
-    if (size > INT64_MAX) return -EOVERFLOW;
+int nnb_memfd_create(const char *name, uint64_t size, int seals)
+{
+    if (size == 0)
+        return -EINVAL;
+    if (size > INT64_MAX)
+        return -EOVERFLOW;
     int fd = (int)syscall(SYS_memfd_create, name, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
     /* Before Linux 6.3 the flag is unknown: the memfd is then merely executable, which nothing relies on. */
-    if (fd < 0 && errno == EINVAL) fd = (int)syscall(SYS_memfd_create, name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (fd < 0) return -errno;
+    if (fd < 0 && errno == EINVAL)
+        fd = (int)syscall(SYS_memfd_create, name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0)
+        return -errno;
     if (ftruncate(fd, (off_t)size) != 0 || fcntl(fd, F_ADD_SEALS, seals) != 0) {
         int error = errno;
         close(fd);
@@ -59,27 +56,36 @@ int nnb_memfd_create(const char *name, uint64_t size, int seals) {
     return fd;
 }
 
-int nnb_seals(int fd) {
+int nnb_seals(int fd)
+{
     int seals = fcntl(fd, F_GET_SEALS);
-    if (seals >= 0) return seals;
+    if (seals >= 0)
+        return seals;
     return errno == EINVAL ? 0 : -errno; /* EINVAL: a file system without seals */
 }
 
-int64_t nnb_fd_size(int fd) {
+int64_t nnb_fd_size(int fd)
+{
     struct stat st;
-    if (fstat(fd, &st) != 0) return -errno;
-    if (S_ISREG(st.st_mode)) return st.st_size;
+    if (fstat(fd, &st) != 0)
+        return -errno;
+    if (S_ISREG(st.st_mode))
+        return st.st_size;
     /* dma-buf and block devices tell their size only to lseek; put the position back, others may share it. */
     off_t here = lseek(fd, 0, SEEK_CUR);
     off_t end = lseek(fd, 0, SEEK_END);
-    if (end < 0) return errno == ESPIPE ? -ENODEV : -errno;
-    if (here >= 0) lseek(fd, here, SEEK_SET);
+    if (end < 0)
+        return errno == ESPIPE ? -ENODEV : -errno;
+    if (here >= 0)
+        lseek(fd, here, SEEK_SET);
     return end;
 }
 
-int64_t nnb_fd_filesystem(int fd) {
+int64_t nnb_fd_filesystem(int fd)
+{
     struct statfs fs;
-    if (fstatfs(fd, &fs) != 0) return -errno;
+    if (fstatfs(fd, &fs) != 0)
+        return -errno;
     /* 32 bits, sign-extended on some machines: CIFS has the top bit */
     return (int64_t)((uint64_t)fs.f_type & 0xffffffffu);
 }
@@ -109,18 +115,22 @@ static struct sigaction previous_action;
 
 /* Ends the process the way it would have ended without us. Returning repeats the faulting instruction under the
  * default action, so that the core dump shows the right place; a SIGBUS that was *sent* must be sent again. */
-static void default_action(int sig, const siginfo_t *info) {
+static void default_action(int sig, const siginfo_t *info)
+{
     struct sigaction action = {.sa_handler = SIG_DFL};
     sigaction(sig, &action, NULL);
-    if (info->si_code <= 0) syscall(SYS_tgkill, getpid(), (pid_t)syscall(SYS_gettid), sig);
+    if (info->si_code <= 0)
+        syscall(SYS_tgkill, getpid(), (pid_t)syscall(SYS_gettid), sig);
 }
 
-static void chain(int sig, siginfo_t *info, void *context) {
+static void chain(int sig, siginfo_t *info, void *context)
+{
     if (previous_action.sa_flags & SA_SIGINFO) {
         previous_action.sa_sigaction(sig, info, context);
     } else if (previous_action.sa_handler == SIG_IGN) {
         /* The kernel does not let a process ignore a real fault either. */
-        if (info->si_code > 0) default_action(sig, info);
+        if (info->si_code > 0)
+            default_action(sig, info);
     } else if (previous_action.sa_handler == SIG_DFL) {
         default_action(sig, info);
     } else {
@@ -134,52 +144,63 @@ typedef struct guarded {
     int prot;
 } guarded;
 
-static int look_at(guard *g, guarded *out) {
+static int look_at(guard *g, guarded *out)
+{
     uint64_t turn = nnb_load_acquire(&g->turn); /* SYNC POINT: guard_add <-> absorb */
-    if (turn % GUARD_STATES != GUARD_ARMED) return 0;
+    if (turn % GUARD_STATES != GUARD_ARMED)
+        return 0;
     out->base = nnb_load_relaxed(&g->base);
     out->end = nnb_load_relaxed(&g->end);
     out->granule = nnb_load_relaxed(&g->granule);
     out->prot = (int)nnb_load_relaxed(&g->prot);
-    nnb_fence_acquire(); /* SYNC POINT: guard_add <-> absorb */
+    nnb_fence_acquire();                       /* SYNC POINT: guard_add <-> absorb */
     return nnb_load_relaxed(&g->turn) == turn; /* else another thread is rewriting it for its own mapping */
 }
 
-static int lay_zeros(guard *g, const guarded *m, uint64_t address) {
+static int lay_zeros(guard *g, const guarded *m, uint64_t address)
+{
     /* The raw system call: a sanitizer's mmap wrapper is not fit for a signal handler. */
     long page = syscall(SYS_mmap, m->base + (address - m->base) / m->granule * m->granule, m->granule, m->prot,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0L);
-    if (page == -1) return 0;
+    if (page == -1)
+        return 0;
     nnb_add_relaxed(&g->faults, 1);
     return 1;
 }
 
-static int absorb(uint64_t address) {
+static int absorb(uint64_t address)
+{
     /* An entry that this thread may fault on is below: its address came here after the entry was armed. */
     uint32_t used = nnb_load32_relaxed(&guards_used);
     guarded m;
     for (uint32_t i = 0; i < used; i++)
-        if (look_at(&guards[i], &m) && address >= m.base && address < m.end) return lay_zeros(&guards[i], &m, address);
+        if (look_at(&guards[i], &m) && address >= m.base && address < m.end)
+            return lay_zeros(&guards[i], &m, address);
     return 0;
 }
 
 /* Whether a load from there would fault. The kernel reads the set of signals before it finds that `how` is none. */
-static int is_gone(uint64_t address) {
+static int is_gone(uint64_t address)
+{
     return syscall(SYS_rt_sigprocmask, ~0, address, NULL, sizeof(uint64_t)) < 0 && errno == EFAULT;
 }
 
 /* Lays zeros over all guarded pages that are gone. */
-static int absorb_all(void) {
+static int absorb_all(void)
+{
     uint32_t used = nnb_load32_relaxed(&guards_used);
     int found = 0;
     guarded m;
     for (uint32_t i = 0; i < used; i++) {
-        if (!look_at(&guards[i], &m)) continue;
+        if (!look_at(&guards[i], &m))
+            continue;
         for (uint64_t address = m.end; address > m.base;) {
             address -= m.granule;
-            if (is_gone(address)) found |= lay_zeros(&guards[i], &m, address);
+            if (is_gone(address))
+                found |= lay_zeros(&guards[i], &m, address);
             /* A file loses its end. What follows may be there again where zeros were laid before. */
-            else if (!nnb_load_relaxed(&guards[i].faults)) break;
+            else if (!nnb_load_relaxed(&guards[i].faults))
+                break;
         }
     }
     return found;
@@ -188,14 +209,17 @@ static int absorb_all(void) {
 /* A handler that was installed after ours, as by faulthandler.enable(), does not know of the guard: having reported a
  * fault it restores our handler and sends the signal again. If guarded pages are gone, then the fault was on one of
  * them: with zeros there the instruction can be repeated. */
-static void on_sigbus(int sig, siginfo_t *info, void *context) {
+static void on_sigbus(int sig, siginfo_t *info, void *context)
+{
     int saved_errno = errno;
     int own = info->si_code <= 0 && info->si_pid == getpid();
-    if (!(info->si_code > 0 ? absorb((uintptr_t)info->si_addr) : own && absorb_all())) chain(sig, info, context);
+    if (!(info->si_code > 0 ? absorb((uintptr_t)info->si_addr) : own && absorb_all()))
+        chain(sig, info, context);
     errno = saved_errno;
 }
 
-static void install_handler(void) {
+static void install_handler(void)
+{
     struct sigaction action = {.sa_sigaction = on_sigbus, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART};
     sigemptyset(&action.sa_mask);
     /* Read the old action first: the new handler may run the moment it is installed. */
@@ -203,14 +227,16 @@ static void install_handler(void) {
     sigaction(SIGBUS, &action, NULL);
 }
 
-static int guard_add(void *base, uint64_t length, uint64_t granule, int prot) {
+static int guard_add(void *base, uint64_t length, uint64_t granule, int prot)
+{
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, install_handler);
     for (uint32_t i = 0; i < GUARDS; i++) {
         guard *g = &guards[i];
         uint64_t turn = nnb_load_relaxed(&g->turn);
         /* SYNC POINT: arm <-> claim */
-        if (turn % GUARD_STATES != GUARD_FREE || !nnb_cas_acquire(&g->turn, turn, turn + 1)) continue;
+        if (turn % GUARD_STATES != GUARD_FREE || !nnb_cas_acquire(&g->turn, turn, turn + 1))
+            continue;
         nnb_fence_release(); /* SYNC POINT: guard_add <-> absorb */
         nnb_store_relaxed(&g->base, (uintptr_t)base);
         nnb_store_relaxed(&g->end, (uintptr_t)base + length);
@@ -226,71 +252,80 @@ static int guard_add(void *base, uint64_t length, uint64_t granule, int prot) {
     return -ENOMEM;
 }
 
-static void guard_remove(int index) {
-    nnb_add_relaxed(&guards[index].turn, 1);
-}
+static void guard_remove(int index) { nnb_add_relaxed(&guards[index].turn, 1); }
 
 /* ---- mapping --------------------------------------------------------------------------------------------------- */
 
 /* Page size of the object: that of the machine, or the huge page of a hugetlb file. */
-static uint64_t granule_of(int fd) {
+static uint64_t granule_of(int fd)
+{
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
     struct statfs fs;
-    if (fstatfs(fd, &fs) == 0 && (unsigned long)fs.f_type == HUGETLBFS_MAGIC_NUMBER) return (uint64_t)fs.f_bsize;
+    if (fstatfs(fd, &fs) == 0 && (unsigned long)fs.f_type == HUGETLBFS_MAGIC_NUMBER)
+        return (uint64_t)fs.f_bsize;
     return page;
 }
 
-int nnb_map(nnb_mapping *out, int fd, uint64_t offset, uint64_t size, int prot) {
+int nnb_map(nnb_mapping *out, int fd, uint64_t offset, uint64_t size, int prot)
+{
     *out = (nnb_mapping){.guard = -1};
-    if (size == 0 || (prot & ~(PROT_READ | PROT_WRITE)) != 0) return -EINVAL;
+    if (size == 0 || (prot & ~(PROT_READ | PROT_WRITE)) != 0)
+        return -EINVAL;
     int64_t object = nnb_fd_size(fd);
-    if (object < 0) return (int)object;
+    if (object < 0)
+        return (int)object;
     /* mmap itself accepts a region beyond the end and faults later. */
-    if (offset > (uint64_t)object || size > (uint64_t)object - offset) return -EOVERFLOW;
+    if (offset > (uint64_t)object || size > (uint64_t)object - offset)
+        return -EOVERFLOW;
     int seals = nnb_seals(fd);
-    if (seals < 0) return seals;
+    if (seals < 0)
+        return seals;
 
     uint64_t granule = granule_of(fd);
     uint64_t slop = offset % granule; /* mmap wants the offset on a page */
-    if (size > UINT64_MAX - slop - (granule - 1)) return -EOVERFLOW;
+    if (size > UINT64_MAX - slop - (granule - 1))
+        return -EOVERFLOW;
     uint64_t length = (slop + size + granule - 1) / granule * granule;
     void *base = mmap(NULL, length, prot, MAP_SHARED, fd, (off_t)(offset - slop));
-    if (base == MAP_FAILED) return -errno;
+    if (base == MAP_FAILED)
+        return -errno;
 
     int index = -1;
     /* Huge pages can run out at the moment of the fault, whatever the seals say. */
-    if (!(seals & SEAL_SHRINK) || granule != (uint64_t)sysconf(_SC_PAGESIZE)) {
+    if (!(seals & F_SEAL_SHRINK) || granule != (uint64_t)sysconf(_SC_PAGESIZE)) {
         index = guard_add(base, length, granule, prot);
         if (index < 0) {
             munmap(base, length);
             return index;
         }
     }
-    *out = (nnb_mapping){
-        .addr = (uint8_t *)base + slop, .size = size, .base = base, .length = length, .guard = index};
+    *out = (nnb_mapping){.addr = (uint8_t *)base + slop, .size = size, .base = base, .length = length, .guard = index};
     return 0;
 }
 
-void nnb_unmap(nnb_mapping *m) {
-    if (m == NULL || m->base == NULL) return;
+void nnb_unmap(nnb_mapping *m)
+{
+    if (m == NULL || m->base == NULL)
+        return;
     /* First withdraw, then unmap: in between, the handler must not own the range. */
-    if (m->guard >= 0) guard_remove(m->guard);
+    if (m->guard >= 0)
+        guard_remove(m->guard);
     munmap(m->base, m->length);
     *m = (nnb_mapping){.guard = -1};
 }
 
-uint64_t nnb_map_faults(const nnb_mapping *m) {
-    if (m->guard < 0) return 0;
+uint64_t nnb_map_faults(const nnb_mapping *m)
+{
+    if (m->guard < 0)
+        return 0;
     return nnb_load_relaxed(&guards[m->guard].faults);
 }
 
-int nnb_make_read_only(void *address, uint64_t length)
-{
-    return mprotect(address, length, PROT_READ) < 0 ? -errno : 0;
-}
+int nnb_make_read_only(void *address, uint64_t length) { return mprotect(address, length, PROT_READ) < 0 ? -errno : 0; }
 
 int nnb_give_back(void *address, uint64_t length)
 {
-    if (mprotect(address, length, PROT_NONE) < 0) return -errno;
+    if (mprotect(address, length, PROT_NONE) < 0)
+        return -errno;
     return madvise(address, length, MADV_DONTNEED) < 0 ? -errno : 0;
 }

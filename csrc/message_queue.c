@@ -26,10 +26,8 @@
  * look at its W, see nnb_mq_put.) On an unsynchronized queue W - R > size is a normal event.
  */
 #define _GNU_SOURCE
-#include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -37,6 +35,36 @@
 
 #define MAX_FDS 16u
 #define LINE 64u /* bytes; NNB_CACHE_LINE is two, which processors fetch in pairs */
+
+/* ---- layout ----------------------------------------------------------------------------------------------------- */
+
+static uint64_t align_up(uint64_t v, uint64_t to) { return (v + to - 1) & ~(to - 1); }
+
+int nnb_mq_layout(uint64_t count, uint32_t quantum, uint32_t flavour, uint32_t layout, int with_event, nnb_grantor *out,
+                  uint64_t *region_size)
+{
+    if (!count || !quantum || !out || !region_size || layout > NNB_LAYOUT_STAMPED ||
+        (flavour != NNB_SYNCHRONIZED && flavour != NNB_UNSYNCHRONIZED))
+        return -EINVAL;
+    if (!with_event && layout != NNB_LAYOUT_COMPAT)
+        return -EINVAL;
+    /* Offsets are 32 bits wide in the format and signed in one of its dialects. */
+    if (count > (uint64_t)INT32_MAX / quantum)
+        return -EOVERFLOW;
+    int is_compat = layout == NNB_LAYOUT_COMPAT, is_stamped = layout == NNB_LAYOUT_STAMPED;
+    uint32_t first = is_compat ? 16 : 3 * NNB_CACHE_LINE;
+    uint64_t end = first + count * quantum, event = is_compat ? align_up(end, 8) : 2 * NNB_CACHE_LINE;
+    out[NNB_GRANTOR_READ] = (nnb_grantor){.extent = 8};
+    out[NNB_GRANTOR_WRITE] = (nnb_grantor){.offset = is_compat ? 8 : NNB_CACHE_LINE, .extent = 8};
+    out[NNB_GRANTOR_DATA] = (nnb_grantor){.offset = first, .extent = count * quantum};
+    out[NNB_GRANTOR_EVENT] = (nnb_grantor){.offset = (uint32_t)event, .extent = 4};
+    out[4] = (nnb_grantor){.offset = NNB_CACHE_LINE + 8, .extent = flavour == NNB_UNSYNCHRONIZED ? 8 : NNB_STAMP_BYTES};
+    int n = is_compat ? 3 + with_event : 4 + (flavour == NNB_UNSYNCHRONIZED || is_stamped);
+    if (is_compat)
+        end = event + (with_event ? 4 : 0);
+    *region_size = align_up(end, (uint64_t)sysconf(_SC_PAGESIZE));
+    return end > INT32_MAX ? -EOVERFLOW : n;
+}
 
 /* ---- open / close --------------------------------------------------------------------------------------------- */
 
@@ -65,7 +93,8 @@ static int check_grantors(const nnb_grantor *g, uint32_t n, uint32_t n_fds, uint
 /* A stamp is six words right behind W, on its cache line; anything else at its place belongs to programs that we do not know. */
 static int is_stamp(const nnb_grantor *stamp, const nnb_grantor *w)
 {
-    return stamp->fd_index == w->fd_index && stamp->offset == w->offset + 8 && stamp->extent == NNB_STAMP_BYTES && w->extent == 8;
+    return stamp->fd_index == w->fd_index && stamp->offset == w->offset + 8 && stamp->extent == NNB_STAMP_BYTES &&
+           w->extent == 8;
 }
 
 /* Maps, per fd, the range that its grantors cover. */
@@ -382,10 +411,7 @@ int nnb_mq_commit_read(nnb_mq *q, uint64_t count)
 /* ---- copying -------------------------------------------------------------------------------------------------- */
 
 /* The handle of a burst channel: needs no look at its own counter in shared memory, nor a division. */
-static int is_exclusive(const nnb_mq *q)
-{
-    return q->flavour == NNB_SYNCHRONIZED && q->options & NNB_MQ_EXCLUSIVE;
-}
+static int is_exclusive(const nnb_mq *q) { return q->flavour == NNB_SYNCHRONIZED && q->options & NNB_MQ_EXCLUSIVE; }
 
 static int read_exclusive(nnb_mq *q, uint8_t *to, uint64_t count)
 {
@@ -408,6 +434,20 @@ static int read_exclusive(nnb_mq *q, uint8_t *to, uint64_t count)
     return nnb_mq_consume(q, bytes);
 }
 
+/* Between a region and the caller's memory. */
+static void copy(const nnb_mq *q, const nnb_mq_region *tx, uint8_t *data, int reads)
+{
+    uint8_t *parts[] = {tx->first, tx->second};
+    uint64_t sizes[] = {tx->first_count * q->quantum, tx->second_count * q->quantum};
+    for (int i = 0; i < 2; data += sizes[i++]) {
+        uint8_t *to = reads ? data : parts[i], *from = reads ? parts[i] : data;
+        if (q->flavour == NNB_SYNCHRONIZED)
+            memcpy(to, from, sizes[i]);
+        else
+            nnb_copy_racy(to, from, sizes[i], reads);
+    }
+}
+
 int nnb_mq_write(nnb_mq *q, const void *data, uint64_t count)
 {
     nnb_mq_region tx;
@@ -423,15 +463,7 @@ int nnb_mq_write(nnb_mq *q, const void *data, uint64_t count)
     int rc = nnb_mq_begin_write(q, count, &tx);
     if (rc < 0)
         return rc;
-    const uint8_t *from = data;
-    uint64_t first = tx.first_count * q->quantum, second = tx.second_count * q->quantum;
-    if (q->flavour == NNB_SYNCHRONIZED) {
-        memcpy(tx.first, from, first);
-        memcpy(tx.second, from + first, second);
-    } else {
-        nnb_copy_racy(tx.first, from, first, 0);
-        nnb_copy_racy(tx.second, from + first, second, 0);
-    }
+    copy(q, &tx, (uint8_t *)(uintptr_t)data, 0);
     return nnb_mq_commit_write(q, count);
 }
 
@@ -445,58 +477,42 @@ int nnb_mq_read(nnb_mq *q, void *data, uint64_t count)
     int rc = nnb_mq_begin_read(q, count, &tx);
     if (rc < 0)
         return rc;
-    uint8_t *to = data;
-    uint64_t first = tx.first_count * q->quantum, second = tx.second_count * q->quantum;
-    if (q->flavour == NNB_SYNCHRONIZED) {
-        memcpy(to, tx.first, first);
-        memcpy(to + first, tx.second, second);
-    } else {
-        nnb_copy_racy(to, tx.first, first, 1);
-        nnb_copy_racy(to + first, tx.second, second, 1);
-    }
+    copy(q, &tx, data, 1);
     return nnb_mq_commit_read(q, count);
 }
 
 /* ---- blocking ------------------------------------------------------------------------------------------------- */
 
-/* `transfer` tries once and says -EAGAIN when there is no room / data. */
-static int blocking(nnb_mq *q, int (*transfer)(nnb_mq *, void *, uint64_t), void *data, uint64_t count,
-                    uint32_t wait_for, uint32_t wake, uint64_t deadline_ns, uint32_t *word)
+static int blocking(nnb_mq *q, int reads, void *data, uint64_t count, uint32_t wait_for, uint32_t wake,
+                    uint64_t deadline_ns, uint32_t *word)
 {
     if (!word)
         word = q->event;
     if (!word || !wait_for || q->flavour != NNB_SYNCHRONIZED || !data)
         return -EINVAL;
-    for (;;) {
-        int rc = transfer(q, data, count);
+    for (int waited = 0;;) {
+        int rc = reads ? nnb_mq_read(q, data, count) : nnb_mq_write(q, data, count);
         if (rc == 0) {
             rc = wake ? nnb_event_wake(word, wake) : 0;
             return rc < 0 ? rc : 0;
         }
-        if (rc != -EAGAIN)
-            return rc;
+        if (rc != -EAGAIN || waited < 0)
+            return rc == -EAGAIN ? waited : rc;
         uint32_t state;
-        rc = nnb_event_wait_retry(word, wait_for, &state, deadline_ns);
-        if (rc == -ETIMEDOUT && transfer(q, data, count) == 0) { /* came between the wait and the deadline */
-            rc = wake ? nnb_event_wake(word, wake) : 0;
-            return rc < 0 ? rc : 0;
-        }
-        if (rc < 0)
-            return rc;
+        waited = nnb_event_wait_retry(word, wait_for, &state, deadline_ns);
+        if (waited < 0 && waited != -ETIMEDOUT) /* else it may have come between the wait and the deadline */
+            return waited;
     }
 }
 
-static int write_transfer(nnb_mq *q, void *data, uint64_t count) { return nnb_mq_write(q, data, count); }
-
-int nnb_mq_read_blocking(nnb_mq *q, void *data, uint64_t count, uint32_t read_notification,
-                         uint32_t write_notification, uint64_t deadline_ns, uint32_t *word)
+int nnb_mq_read_blocking(nnb_mq *q, void *data, uint64_t count, uint32_t read_notification, uint32_t write_notification,
+                         uint64_t deadline_ns, uint32_t *word)
 {
-    return blocking(q, nnb_mq_read, data, count, write_notification, read_notification, deadline_ns, word);
+    return blocking(q, 1, data, count, write_notification, read_notification, deadline_ns, word);
 }
 
 int nnb_mq_write_blocking(nnb_mq *q, const void *data, uint64_t count, uint32_t read_notification,
                           uint32_t write_notification, uint64_t deadline_ns, uint32_t *word)
 {
-    return blocking(q, write_transfer, (void *)(uintptr_t)data, count, read_notification, write_notification,
-                    deadline_ns, word);
+    return blocking(q, 0, (void *)(uintptr_t)data, count, read_notification, write_notification, deadline_ns, word);
 }

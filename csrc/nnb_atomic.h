@@ -86,26 +86,18 @@ static inline void nnb_store_relaxed(nnb_a64 *p, uint64_t v) { atomic_store_expl
 static inline void nnb_add_release(nnb_a64 *p, uint64_t v) { atomic_fetch_add_explicit(p, v, memory_order_release); }
 static inline void nnb_add_relaxed(nnb_a64 *p, uint64_t v) { atomic_fetch_add_explicit(p, v, memory_order_relaxed); }
 /* 1: it was `from` and is now `to`. */
-static inline int nnb_cas_acquire(nnb_a64 *p, uint64_t from, uint64_t to)
-{
-    return atomic_compare_exchange_strong_explicit(p, &from, to, memory_order_acquire, memory_order_relaxed);
-}
+#define NNB_CAS(name, bits, order)                                                                 \
+    static inline int name(nnb_a##bits *p, uint##bits##_t from, uint##bits##_t to)                 \
+    {                                                                                              \
+        return atomic_compare_exchange_strong_explicit(p, &from, to, order, memory_order_relaxed); \
+    }
+NNB_CAS(nnb_cas_acquire, 64, memory_order_acquire)
+NNB_CAS(nnb_cas_release, 64, memory_order_release)
+NNB_CAS(nnb_cas_relaxed, 64, memory_order_relaxed)
+NNB_CAS(nnb_cas_seq_cst, 64, memory_order_seq_cst)
+NNB_CAS(nnb_cas32_relaxed, 32, memory_order_relaxed)
+NNB_CAS(nnb_cas32_release, 32, memory_order_release)
 
-static inline int nnb_cas_release(nnb_a64 *p, uint64_t from, uint64_t to)
-{
-    return atomic_compare_exchange_strong_explicit(p, &from, to, memory_order_release, memory_order_relaxed);
-}
-
-static inline int nnb_cas_relaxed(nnb_a64 *p, uint64_t from, uint64_t to)
-{
-    return atomic_compare_exchange_strong_explicit(p, &from, to, memory_order_relaxed, memory_order_relaxed);
-}
-
-/* The same, in the one order of all seq_cst accesses. */
-static inline int nnb_cas_seq_cst(nnb_a64 *p, uint64_t from, uint64_t to)
-{
-    return atomic_compare_exchange_strong_explicit(p, &from, to, memory_order_seq_cst, memory_order_relaxed);
-}
 static inline uint64_t nnb_load_seq_cst(const nnb_a64 *p) { return atomic_load_explicit(p, memory_order_seq_cst); }
 static inline uint32_t nnb_load32_seq_cst(const nnb_a32 *p) { return atomic_load_explicit(p, memory_order_seq_cst); }
 static inline void nnb_store32_seq_cst(nnb_a32 *p, uint32_t v) { atomic_store_explicit(p, v, memory_order_seq_cst); }
@@ -114,57 +106,33 @@ static inline uint32_t nnb_load32_acquire(const nnb_a32 *p) { return atomic_load
 static inline uint32_t nnb_load32_relaxed(const nnb_a32 *p) { return atomic_load_explicit(p, memory_order_relaxed); }
 static inline void nnb_store32_release(nnb_a32 *p, uint32_t v) { atomic_store_explicit(p, v, memory_order_release); }
 static inline void nnb_store32_relaxed(nnb_a32 *p, uint32_t v) { atomic_store_explicit(p, v, memory_order_relaxed); }
-/* Returns what was there before. */
-static inline uint32_t nnb_add32_relaxed(nnb_a32 *p, uint32_t v)
-{
-    return atomic_fetch_add_explicit(p, v, memory_order_relaxed);
-}
-static inline int nnb_cas32_relaxed(nnb_a32 *p, uint32_t from, uint32_t to)
-{
-    return atomic_compare_exchange_strong_explicit(p, &from, to, memory_order_relaxed, memory_order_relaxed);
-}
-static inline int nnb_cas32_release(nnb_a32 *p, uint32_t from, uint32_t to)
-{
-    return atomic_compare_exchange_strong_explicit(p, &from, to, memory_order_release, memory_order_relaxed);
-}
-static inline uint32_t nnb_or32_release(nnb_a32 *p, uint32_t v)
-{
-    return atomic_fetch_or_explicit(p, v, memory_order_release);
-}
-static inline uint32_t nnb_and32_acquire(nnb_a32 *p, uint32_t v)
-{
-    return atomic_fetch_and_explicit(p, v, memory_order_acquire);
-}
-static inline uint32_t nnb_and32_relaxed(nnb_a32 *p, uint32_t v)
-{
-    return atomic_fetch_and_explicit(p, v, memory_order_relaxed);
-}
-/* The same before a seq_cst fence, which makes it an acquire of what was there. ThreadSanitizer knows no fences. */
-static inline uint32_t nnb_take32(nnb_a32 *p, uint32_t keep)
-{
-#if defined(__SANITIZE_THREAD__)
-    return nnb_and32_acquire(p, keep);
-#else
-    return nnb_and32_relaxed(p, keep);
-#endif
-}
-static inline uint64_t nnb_swap_release(nnb_a64 *p, uint64_t v)
-{
-    return atomic_exchange_explicit(p, v, memory_order_release);
-}
+
+/* These return what was there before. */
+#define NNB_CHANGE(name, bits, operation, order)                        \
+    static inline uint##bits##_t name(nnb_a##bits *p, uint##bits##_t v) \
+    {                                                                   \
+        return atomic_##operation##_explicit(p, v, order);              \
+    }
+NNB_CHANGE(nnb_or32_release, 32, fetch_or, memory_order_release)
+NNB_CHANGE(nnb_and32_acquire, 32, fetch_and, memory_order_acquire)
+NNB_CHANGE(nnb_and32_relaxed, 32, fetch_and, memory_order_relaxed)
+NNB_CHANGE(nnb_swap_release, 64, exchange, memory_order_release)
 
 /* ThreadSanitizer does not model fences. Under it a fence is a read-modify-write of a word that all threads share,
  * which gives it edges between any two fences: at least those of the real fence. */
 #if defined(__SANITIZE_THREAD__)
 static nnb_a32 nnb_tsan_fence_word;
-static inline void nnb_fence_seq_cst(void) { atomic_fetch_add(&nnb_tsan_fence_word, 0); }
-static inline void nnb_fence_acquire(void) { atomic_fetch_add(&nnb_tsan_fence_word, 0); }
-static inline void nnb_fence_release(void) { atomic_fetch_add(&nnb_tsan_fence_word, 0); }
+#define NNB_FENCE(order) atomic_fetch_add(&nnb_tsan_fence_word, 0)
+#define NNB_BEFORE_FENCE memory_order_acquire
 #else
-static inline void nnb_fence_seq_cst(void) { atomic_thread_fence(memory_order_seq_cst); }
-static inline void nnb_fence_acquire(void) { atomic_thread_fence(memory_order_acquire); }
-static inline void nnb_fence_release(void) { atomic_thread_fence(memory_order_release); }
+#define NNB_FENCE(order) atomic_thread_fence(order)
+#define NNB_BEFORE_FENCE memory_order_relaxed
 #endif
+static inline void nnb_fence_seq_cst(void) { NNB_FENCE(memory_order_seq_cst); }
+static inline void nnb_fence_acquire(void) { NNB_FENCE(memory_order_acquire); }
+static inline void nnb_fence_release(void) { NNB_FENCE(memory_order_release); }
+/* For what comes before a seq_cst fence: that makes it an acquire. */
+NNB_CHANGE(nnb_take32, 32, fetch_and, NNB_BEFORE_FENCE)
 
 /* Tells the core that this is a spin loop: saves power and leaves the loop without a pipeline flush. */
 static inline void nnb_pause(void)
@@ -178,19 +146,22 @@ static inline void nnb_pause(void)
 #endif
 }
 
+static inline void nnb_copy_byte_racy(uint8_t *dst, const uint8_t *src, int shared_is_source)
+{
+    if (shared_is_source)
+        *dst = atomic_load_explicit((const _Atomic uint8_t *)src, memory_order_relaxed);
+    else
+        atomic_store_explicit((_Atomic uint8_t *)dst, *src, memory_order_relaxed);
+}
+
 /* Copies bytes that the other side may be changing (unsynchronized queues only): each byte or word is read or written
  * once and whole, so the copy may be torn but never undefined. `shared_is_source` names the shared side. */
 static inline void nnb_copy_racy(uint8_t *dst, const uint8_t *src, uint64_t n, int shared_is_source)
 {
     uint64_t i = 0;
     const uint8_t *shared = shared_is_source ? src : dst;
-    while (i < n && ((uintptr_t)(shared + i) & 7)) {
-        if (shared_is_source)
-            dst[i] = atomic_load_explicit((const _Atomic uint8_t *)(src + i), memory_order_relaxed);
-        else
-            atomic_store_explicit((_Atomic uint8_t *)(dst + i), src[i], memory_order_relaxed);
-        i++;
-    }
+    for (; i < n && ((uintptr_t)(shared + i) & 7); i++)
+        nnb_copy_byte_racy(dst + i, src + i, shared_is_source);
     for (; i + 8 <= n; i += 8) {
         uint64_t word;
         if (shared_is_source) {
@@ -201,12 +172,8 @@ static inline void nnb_copy_racy(uint8_t *dst, const uint8_t *src, uint64_t n, i
             nnb_store_relaxed((nnb_a64 *)(void *)(dst + i), word);
         }
     }
-    for (; i < n; i++) {
-        if (shared_is_source)
-            dst[i] = atomic_load_explicit((const _Atomic uint8_t *)(src + i), memory_order_relaxed);
-        else
-            atomic_store_explicit((_Atomic uint8_t *)(dst + i), src[i], memory_order_relaxed);
-    }
+    for (; i < n; i++)
+        nnb_copy_byte_racy(dst + i, src + i, shared_is_source);
 }
 
 #endif

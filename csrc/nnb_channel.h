@@ -7,8 +7,8 @@
 
 #include "nnb_internal.h"
 
-#define NNB_EVENT_AWAITED 0x4u        /* the reader sleeps in an event loop, not here: ring its bell */
-#define NNB_HINT 2                    /* word of a stamp of results: what nnb_set_hint says, and 0 nothing */
+#define NNB_EVENT_AWAITED 0x4u /* the reader sleeps in an event loop, not here: ring its bell */
+#define NNB_HINT 2             /* word of a stamp of results: what nnb_set_hint says, and 0 nothing */
 #define NNB_HINT_WORD(what) ((uint64_t)((what) + 1))
 #define NNB_EVENT_HANG_UP 0x80000000u /* wakes our own waiters; the private flag says whether it is true */
 
@@ -25,7 +25,7 @@ typedef struct nnb_channel {
     int size_at;         /* byte of packetSize in a packetInformation: 4 in requests, 8 in results */
     uint64_t deadlines;  /* how many were set since they were wiped */
     uint64_t timed_at;   /* W after the packet that got the last one */
-    int bell; /* sender: the receiver's bell, which this end owns; -1: none */
+    int bell;            /* sender: the receiver's bell, which this end owns; -1: none */
     int moves; /* sender, if it polls: to another processor, if the receiver that it wakes pushes it off its own */
     nnb_a32 hung_up;
     uint64_t poll_ended; /* when polling ended in vain in the wait that is over; 0 if it did not, 1 if there was none */
@@ -81,11 +81,12 @@ void nnb_set_hint(const nnb_channel *results, int what);
 void nnb_part_from_listener(const nnb_channel *results);
 static inline int nnb_channel_is_to_rest(const nnb_channel *ch)
 {
-    return ch->packets == NNB_RESULTS && ch->mq->stamp && nnb_load_relaxed(&ch->mq->stamp[NNB_HINT]) == NNB_HINT_WORD(NNB_REST);
+    return ch->packets == NNB_RESULTS && ch->mq->stamp &&
+           nnb_load_relaxed(&ch->mq->stamp[NNB_HINT]) == NNB_HINT_WORD(NNB_REST);
 }
 
-/* watch.c. Puts times beside W for the packet of n datums that is sent next. */
-void nnb_channel_stamp(nnb_channel *ch, uint32_t n, uint64_t time_ns, uint64_t lasted_ns);
+/* watch.c. Puts times beside W for the packet of n datums that is sent next, and how many requests ran as one. */
+void nnb_channel_stamp(nnb_channel *ch, uint32_t n, uint64_t time_ns, uint64_t lasted_ns, uint32_t together);
 
 /* Whether the packet that was taken last carries times. Its line was loaded to see that the packet is there. */
 static inline int nnb_channel_is_stamped(const nnb_channel *ch)
@@ -97,7 +98,8 @@ static inline int nnb_channel_is_stamped(const nnb_channel *ch)
     return time && time >> 48 == ((q->own_r >> 3) & 0xffff);
 }
 /* Its times. 0: there are none, or not such as could be true. */
-int nnb_channel_stamp_of(const nnb_channel *ch, uint64_t now_ns, uint64_t *time_ns, uint64_t *lasted_ns);
+int nnb_channel_stamp_of(const nnb_channel *ch, uint64_t now_ns, uint64_t *time_ns, uint64_t *lasted_ns,
+                         uint32_t *together);
 
 /* By when the packet of n datums that is sent next has to be answered; 0: no time. Has to be called for each packet once
  * it was called for one. */

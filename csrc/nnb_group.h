@@ -20,6 +20,10 @@
  *   held       The same, but a burst of a higher priority is open, whose runs do not wait for those: there is a leader,
  *              who sleeps until that burst has a request, or a run ends, and wakes every millisecond to count the stuck.
  *
+ *   together   What waits for one batcher is taken at once: the request that the schedule names, and its riders. They run as
+ *              one, or one after the other if that fails, and are answered one after the other. What comes meanwhile waits,
+ *              and is taken next, or runs alone, by another worker, on arguments of its own.
+ *
  * A run of a higher priority shares the processors with those that it did not wait for, as the kernel divides them. So that
  * it does so at once, workers ask for short slices: then whoever is woken, be it a worker or a client, comes before a run
  * that has had its slice. That holds for who is woken, not for a client that polls and has lost its processor. So while
@@ -42,8 +46,6 @@
 #ifndef NNB_GROUP_H
 #define NNB_GROUP_H
 
-#include <pthread.h>
-
 #include "nnb_server.h"
 #include "schedule.h"
 
@@ -55,7 +57,7 @@
 enum { NNB_LEAD_FREE, NNB_LEAD_LOOKING, NNB_LEAD_BUSY };
 #define NNB_LEAD_STATE(x) ((x) & 3u)
 
-#define NNB_STUCK (1ull << 63) /* in `runs`: the run counts as stuck. Set under lock, and only while the run is under way */
+#define NNB_STUCK (1ull << 63) /* in `runs`: the run counts as stuck. Set under lock, while it is under way */
 
 typedef struct nnb_sleeper_thread nnb_sleeper_thread;
 
@@ -87,25 +89,36 @@ typedef struct nnb_burst {
     uint32_t futile;   /* times that it has woken us for nothing, in a row */
     int hint;          /* what its client was told last */
     int was_asleep;    /* when it had its last answer */
+    uint64_t share_ns; /* of a run together with others, by whoever has taken it; 0: it has not run so */
     struct nnb_burst *next_dead;
 } nnb_burst;
+
+/* A burst that a worker has taken with another one, for their requests to run together: answered after it. */
+typedef struct nnb_rider {
+    nnb_burst *burst;
+    int id;       /* what nnb_server_try returned */
+    int is_first; /* as in a worker */
+} nnb_rider;
 
 enum nnb_role { NNB_NO_ROLE, NNB_LEADS, NNB_INLINE, NNB_DETACHED, NNB_ATTACHED };
 
 struct nnb_worker {
     nnb_group *group;
     uint32_t number;
-    enum nnb_role role; /* under lock while it is parked */
-    nnb_burst *burst;   /* of the request at hand, or the one that it polls (ATTACHED) */
-    int in_service;     /* its queue is */
-    int is_new;         /* the request at hand has to be bound first */
-    int ended;          /* what ended the burst, 0: it goes on */
-    int is_first;       /* of its client's first */
+    enum nnb_role role;  /* under lock while it is parked */
+    nnb_burst *burst;    /* of the request at hand, or the one that it polls (ATTACHED) */
+    int in_service;      /* its queue is */
+    int is_new;          /* the request at hand has to be bound first */
+    int ended;           /* what ended the burst, 0: it goes on */
+    int is_first;        /* of its client's first */
     uint64_t started_ns; /* 0: not measured */
     nnb_usage usage;     /* of runs that are over and have not been given back */
     uint64_t poll_until;
     nnb_a64 runs; /* those that have begun, in steps of 2; odd: one is under way, or none was watched since; | STUCK */
     uint64_t busy_word;
+    uint32_t n_together; /* requests that it took at once, the last time; */
+    uint32_t n_riders;   /* these are left */
+    nnb_rider riders[NNB_MOST_BATCHED];
     /* under lock */
     int is_fresh, is_detached;
     uint64_t seen_runs, seen_ns;
@@ -138,7 +151,8 @@ struct nnb_group {
     nnb_burst *dead; /* the leader may still know them */
     nnb_worker *workers, *parked, *monitor;
     uint32_t n_workers, next_worker;
-    uint64_t asked_ns; /* when the worker was asked for that has not come yet; 0: none is due */
+    nnb_batcher *freed; /* of no worker any more, for the leader */
+    uint64_t asked_ns;  /* when the worker was asked for that has not come yet; 0: none is due */
     nnb_sleeper_thread *sleepers;
 
     /* leader only */
@@ -163,34 +177,36 @@ void nnb_worker_retire(nnb_worker *w);           /* it takes part no more */
 
 /* group_lead.c. */
 void nnb_group_load(const nnb_group *g, nnb_load *load);
-int nnb_group_is_saturated(const nnb_group *g);  /* no run may begin, of any priority that a burst has */
+int nnb_group_is_saturated(const nnb_group *g); /* no run may begin, of any priority that a burst has */
 int nnb_group_may_poll(const nnb_group *g);
 uint64_t nnb_lead_word(const nnb_worker *w, uint32_t state);
-void nnb_group_arm(nnb_group *g);              /* under lock: has a monitor, if one is needed and parked */
-int nnb_group_wants_worker(nnb_group *g);      /* under lock: -EUSERS once if the group is short of workers */
-void nnb_group_count_stuck(nnb_group *g, uint64_t now); /* under lock: runs that have lasted for two ticks do not count */
-void nnb_group_settle(nnb_group *g);           /* by the leader: charges the runs that others have given back */
-void nnb_lead_hand_on(nnb_group *g);          /* under lock: another one leads */
-void nnb_lead_release(nnb_worker *w);          /* under lock: nobody leads */
-void nnb_lead_detach(nnb_worker *w);           /* goes on with a burst of its own, and another worker leads */
+void nnb_group_arm(nnb_group *g);                       /* under lock: has a monitor, if one is needed and parked */
+int nnb_group_wants_worker(nnb_group *g);               /* under lock: -EUSERS once if the group is short of workers */
+void nnb_group_count_stuck(nnb_group *g, uint64_t now); /* under lock: runs of two ticks do not count */
+void nnb_group_settle(nnb_group *g); /* by the leader: charges the runs that others have given back */
+void nnb_lead_hand_on(nnb_group *g); /* under lock: another one leads */
+void nnb_lead_free(nnb_worker *w, nnb_batcher *batcher); /* it runs no more of them together */
+void nnb_lead_release(nnb_worker *w);                    /* under lock: nobody leads */
+void nnb_lead_detach(nnb_worker *w);                     /* goes on with a burst of its own, and another worker leads */
 void nnb_lead_busy(nnb_worker *w, int has_others); /* runs a request inline; with others somebody looks after it */
-int nnb_lead_resume(nnb_worker *w);            /* the run is over: whether its worker leads */
-void nnb_worker_give_back(nnb_worker *w);      /* a detached run is over: its worker leads if nobody does */
-int nnb_worker_stay(nnb_worker *w);            /* ... or stays with its burst: 1, unless the run counts as stuck */
+int nnb_lead_resume(nnb_worker *w);                /* the run is over: whether its worker leads */
+void nnb_worker_give_back(nnb_worker *w);          /* a detached run is over: its worker leads if nobody does */
+int nnb_worker_stay(nnb_worker *w);                /* ... or stays with its burst: 1, unless the run counts as stuck */
 int nnb_worker_park(nnb_worker *w); /* waits until it leads: 0. -EPIPE: closed; -ESHUTDOWN: there are enough others */
 
 /* group_look.c. */
-static inline int nnb_burst_is_over(const nnb_burst *b) { return nnb_load32_relaxed(&b->inbox->hung_up) != 0; } /* a hint */
+/* A hint. */
+static inline int nnb_burst_is_over(const nnb_burst *b) { return nnb_load32_relaxed(&b->inbox->hung_up) != 0; }
 int nnb_burst_is_free(const nnb_burst *b);
 int nnb_burst_has_news(nnb_burst *b);
 void nnb_group_enqueue(nnb_group *g, nnb_burst *b);
 void nnb_look_heat(nnb_group *g, nnb_burst *b); /* its queue was used */
-void nnb_look_refresh(nnb_group *g); /* bursts have come, gone, or been handed back by a sleeper thread */
+void nnb_look_refresh(nnb_group *g);            /* bursts have come, gone, or been handed back by a sleeper thread */
 int nnb_look_at_slots(nnb_group *g);
 void nnb_look_around(nnb_group *g);
 void nnb_look_at_all(nnb_group *g);
-int nnb_look_polls(const nnb_group *g);       /* whether it polls before it sleeps */
-void nnb_look_idle(nnb_group *g);             /* nothing was found for some rounds: go on polling, or sleep */
+int nnb_look_polls(const nnb_group *g); /* whether it polls before it sleeps */
+void nnb_look_idle(nnb_group *g);       /* nothing was found for some rounds: go on polling, or sleep */
 
 /* group_sleep.c. */
 uint32_t nnb_sleep_words(uint32_t most); /* that the kernel waits for at a time */

@@ -6,11 +6,22 @@
 #define NNB_INTERNAL_H
 
 #include <errno.h>
+#include <pthread.h>
+#include <string.h>
 
 #include "nnb_atomic.h"
 #include "nnburst.h"
 
 #define NNB_SLICE_NS 100000000u /* about the longest wait inside one call */
+#define NNB_SPINS 128u /* looks at a queue before one at the clock, and while an interpreter lock may be kept */
+
+enum { /* statuses of NNAPI */
+       NNB_GENERAL_FAILURE = 2,
+       NNB_OUTPUT_INSUFFICIENT_SIZE = 3,
+       NNB_MISSED_DEADLINE = 5,
+       NNB_RESOURCE_EXHAUSTED = 7,
+       NNB_LAST_STATUS = 8,
+};
 
 /* wake_ticker.c: a thread that sleeps on `word` until it leaves, woken at least every slice. -EAGAIN: there is no thread to
  * do it; leaving is harmless then. */
@@ -22,8 +33,8 @@ typedef struct nnb_sleeper {
 int nnb_ticker_enter(nnb_sleeper *s, uint32_t *word);
 void nnb_ticker_leave(nnb_sleeper *s);
 
-/* descriptor.c: a thread that ends by itself and takes no signals. 0 or -EAGAIN. */
-int nnb_start_detached(void *(*run)(void *), void *argument);
+/* descriptor.c: a thread that takes no signals, on a small stack, to be joined; NULL: one that ends by itself. Or -EAGAIN. */
+int nnb_start_thread(pthread_t *joined, void *(*run)(void *), void *argument);
 
 /* Counts in a word that others only read; one thread at a time writes it. */
 static inline void nnb_count(uint64_t *counters, uint32_t which, uint64_t n)
@@ -50,9 +61,9 @@ struct nnb_mq {
     uint32_t flavour;
     uint32_t options;
     int is_writer, is_reader; /* exclusive handles: what this one has done */
-    int corrupt; /* sticky */
+    int corrupt;              /* sticky */
     int read_only;
-    nnb_a64 *w, *r; /* shared; for an unsynchronized queue r points at own_r */
+    nnb_a64 *w, *r;  /* shared; for an unsynchronized queue r points at own_r */
     nnb_a64 *intent; /* NULL when the layout has none */
     uint32_t *event;
     nnb_a64 *stamp; /* six words beside W, or NULL; see watch.c */

@@ -13,5 +13,11 @@ nnb_channel *nnb_server_inbox(nnb_server *s);
 nnb_channel *nnb_server_outbox(nnb_server *s);
 /* It is not polled by a thread of its own: that time is not counted as polling. */
 void nnb_server_share_thread(nnb_server *s);
+/* The kernel of the request at hand, which has not run; and the end of it if it has run together with others. */
+nnb_kernel *nnb_server_kernel(const nnb_server *s);
+int nnb_server_ran(nnb_server *s, int id);
+void nnb_server_ran_together(nnb_server *s, uint32_t n); /* with so many, itself included */
+/* Whether the last request could run so: the next one is likely to be like it. */
+int nnb_server_joins(const nnb_server *s);
 
 #endif

@@ -16,10 +16,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* ---- memory_map.c ------------------------------------------------------------------------------------------- */
 
 #define NNB_SEALS_FIXED_SIZE 0x7 /* F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW */
@@ -35,19 +31,6 @@ int64_t nnb_fd_size(int fd);
 
 /* Returns the magic number of the file system that `fd` lives on (statfs f_type). */
 int64_t nnb_fd_filesystem(int fd);
-
-/* ---- descriptor.c ------------------------------------------------------------------------------------------- */
-
-#define NNB_FD_MAY_BLOCK 0x40000000 /* beside the number: closing it may wait for another process */
-
-/* Returns the process that made a pair of local stream sockets, 0 for another socket; -ENOTSOCK. */
-int nnb_fd_socket_maker(int fd);
-
-/* Closes a descriptor, given as a pointer: the destructor of what owns it. One that may block is never closed in place:
- * up to 128 threads close sockets, which a signal keeps from lingering, and as many close files. */
-void nnb_fd_drop(void *fd);
-
-/* ---- memory_map.c, mappings --------------------------------------------------------------------------------- */
 
 /* A mapping that survives a peer which truncates the file: a fault on it maps zero pages and counts. */
 typedef struct nnb_mapping {
@@ -72,6 +55,17 @@ int nnb_make_read_only(void *address, uint64_t length);
 /* Returns these whole pages of private memory to the system; from now on, looking at them is a fault. */
 int nnb_give_back(void *address, uint64_t length);
 
+/* ---- descriptor.c ------------------------------------------------------------------------------------------- */
+
+#define NNB_FD_MAY_BLOCK 0x40000000 /* beside the number: closing it may wait for another process */
+
+/* Returns the process that made a pair of local stream sockets, 0 for another socket; -ENOTSOCK. */
+int nnb_fd_socket_maker(int fd);
+
+/* Closes a descriptor, given as a pointer: the destructor of what owns it. One that may block is never closed in place:
+ * up to 128 threads close sockets, which a signal keeps from lingering, and as many close files. */
+void nnb_fd_drop(void *fd);
+
 /* ---- event_flag.c: a 32-bit word in shared memory, each bit a sticky notification -------- */
 
 /* Sets the bits of `mask`; wakes every waiter on a bit that was not pending. Returns 1 if that took a system call, 0
@@ -90,7 +84,7 @@ int nnb_event_wait(uint32_t *word, uint32_t mask, uint32_t *state, uint64_t dead
  * or -EINVAL. A bit that is already pending wins over a deadline that has passed. */
 int nnb_event_wait_retry(uint32_t *word, uint32_t mask, uint32_t *state, uint64_t deadline_ns);
 
-uint64_t nnb_now_ns(void);    /* CLOCK_MONOTONIC */
+uint64_t nnb_now_ns(void); /* CLOCK_MONOTONIC */
 
 /* ---- message_queue.c: FMQ ----------------------------------------------------------------- */
 
@@ -112,23 +106,23 @@ typedef struct nnb_grantor {
 } nnb_grantor;
 
 /* Layouts that nnb_mq_layout can draw. Attaching accepts any layout. */
-#define NNB_LAYOUT_LINES 0u  /* counters and event word on 128-byte lines of their own; the default */
-#define NNB_LAYOUT_COMPAT 1u /* the 16-byte header of libfmq */
+#define NNB_LAYOUT_LINES 0u   /* counters and event word on 128-byte lines of their own; the default */
+#define NNB_LAYOUT_COMPAT 1u  /* the 16-byte header of libfmq */
 #define NNB_LAYOUT_STAMPED 2u /* NNB_LAYOUT_LINES with room for a stamp beside W, if the queue is synchronized */
 
 /* Fills `out` (room for 5) with the grantors of a queue in one file and returns how many; *region_size is the size
  * of that file, a multiple of the page. with_event: 0 or 1 (only COMPAT can go without).
  * -EINVAL: count or quantum 0, unknown flavour or layout; -EOVERFLOW: too large for the format. */
-int nnb_mq_layout(uint64_t count, uint32_t quantum, uint32_t flavour, uint32_t layout, int with_event,
-                  nnb_grantor *out, uint64_t *region_size);
+int nnb_mq_layout(uint64_t count, uint32_t quantum, uint32_t flavour, uint32_t layout, int with_event, nnb_grantor *out,
+                  uint64_t *region_size);
 
 typedef struct nnb_mq nnb_mq;
 
-#define NNB_MQ_RESET 1u     /* set the counters to zero (sync: both; unsync: write counter) */
-#define NNB_MQ_EXCLUSIVE 2u /* from its first write (or read) on this handle alone writes (or reads): it keeps its own
-                               counter in private memory, and a peer or another handle that changes the shared one is
-                               found out. Without it, several handles may take turns in one role. */
-#define NNB_MQ_SEALED 4u    /* refuse files that could be truncated (-EPERM) */
+#define NNB_MQ_RESET 1u /* set the counters to zero (sync: both; unsync: write counter) */
+/* From its first write (or read) on this handle alone writes (or reads): it keeps its own counter in private memory,
+ * and a peer or another handle that changes the shared one is found out. Without it, several handles may take turns. */
+#define NNB_MQ_EXCLUSIVE 2u
+#define NNB_MQ_SEALED 4u /* refuse files that could be truncated (-EPERM) */
 
 /* Attaches to a queue. `quantum` and `flavour` are what the caller expects. The fds are not kept.
  * An unsynchronized reader of read-only files gets a read-only handle.
@@ -175,16 +169,16 @@ int nnb_mq_read(nnb_mq *q, void *data, uint64_t count);
 /* As write/read but wait for room/data (synchronized only, -EINVAL otherwise). `word` NULL: the queue's own; none at
  * all: -EINVAL. The read waits for write_notification bits and wakes read_notification bits, the write the reverse;
  * the bits waited for must not be 0 (-EINVAL); count > capacity: -EMSGSIZE. -ETIMEDOUT, -ERESTART as above. */
-int nnb_mq_read_blocking(nnb_mq *q, void *data, uint64_t count, uint32_t read_notification,
-                         uint32_t write_notification, uint64_t deadline_ns, uint32_t *word);
+int nnb_mq_read_blocking(nnb_mq *q, void *data, uint64_t count, uint32_t read_notification, uint32_t write_notification,
+                         uint64_t deadline_ns, uint32_t *word);
 int nnb_mq_write_blocking(nnb_mq *q, const void *data, uint64_t count, uint32_t read_notification,
                           uint32_t write_notification, uint64_t deadline_ns, uint32_t *word);
 
 /* ---- burst_wire.c: FmqRequestDatum / FmqResultDatum -------------------------------------- */
 
 #define NNB_DATUM_SIZE 24
-#define NNB_MIN_CHANNEL 4u      /* datums; the smallest channel that is accepted */
-#define NNB_MAX_CHANNEL 65536u  /* ... and the largest: each end keeps room for a packet that fills it */
+#define NNB_MIN_CHANNEL 4u     /* datums; the smallest channel that is accepted */
+#define NNB_MAX_CHANNEL 65536u /* ... and the largest: each end keeps room for a packet that fills it */
 #define NNB_NO_TIME 0xffffffffffffffffu
 
 typedef struct nnb_argument {
@@ -192,15 +186,15 @@ typedef struct nnb_argument {
     uint32_t pool_index;
     uint32_t offset;
     uint32_t length;
-    uint32_t rank;       /* number of dimensions */
-    uint32_t first_dim;  /* index into dims */
+    uint32_t rank;      /* number of dimensions */
+    uint32_t first_dim; /* index into dims */
 } nnb_argument;
 
 typedef struct nnb_request {
     uint32_t n_inputs, n_outputs, n_pools, n_dims;
     nnb_argument *arguments; /* inputs, then outputs */
     uint32_t *dims;
-    int32_t *pools; /* slots */
+    int32_t *pools;  /* slots */
     int32_t measure; /* 0 or 1 */
 } nnb_request;
 
@@ -247,16 +241,14 @@ enum {
     NNB_REJECTED,    /* cache files that were not what was saved */
     NNB_MODELS,      /* prepared models, open and closed */
     NNB_BURSTS,      /* bursts, open and closed */
+    NNB_BATCHED,     /* requests that ran together with others, */
+    NNB_BATCHES,     /* and in how many runs */
 };
-#ifndef NNB_COUNTERS
-#define NNB_COUNTERS 20 /* room for a few more */
-#endif
 enum { NNB_QUEUE_WAIT, NNB_EXECUTION, NNB_SPIN, NNB_ROUND_TRIP };
 #define NNB_HISTOGRAMS 4
-#ifndef NNB_BUCKETS
+#ifndef NNB_BUCKETS     /* a model checker has less of each */
+#define NNB_COUNTERS 20 /* room for a few more */
 #define NNB_BUCKETS 528
-#endif
-#ifndef NNB_LABEL
 #define NNB_LABEL 72
 #endif
 
@@ -314,7 +306,7 @@ typedef struct nnb_trace_entry {
     uint64_t run; /* number of the run, from 1 */
     uint64_t thread;
     int32_t status;
-    uint32_t reserved;
+    uint32_t together; /* requests that ran as one, 63: or more; 0: it ran alone */
 } nnb_trace_entry;
 
 /* The last `room` runs that were timed: the i-th of all, from 0, is in entries[i % room]. */
@@ -325,17 +317,6 @@ typedef struct nnb_trace {
 } nnb_trace;
 
 /* ---- burst_channel.c, burst_endpoint.c: the two ends of a burst ------------------------------------------------ */
-
-typedef struct nnb_stats {
-    uint64_t sent;      /* packets */
-    uint64_t received;  /* packets */
-    uint64_t sleeps;    /* futex waits entered */
-    uint64_t wakes;     /* futex wakes called */
-    uint64_t malformed; /* packets refused */
-    uint64_t dropped;   /* results that came after their request had been given up */
-    uint64_t plan_hits; /* server: packets that were already bound */
-    uint64_t plan_misses;
-} nnb_stats;
 
 /* Client end. One caller waits at a time; a second one gets -EBUSY. Errors of all calls on it:
  * -EPIPE: hung up while the request was on its way; -ENOTCONN: hung up before it was sent; -ESHUTDOWN: closed;
@@ -354,7 +335,6 @@ void nnb_client_hang_up(nnb_client *c);
  * -EDEADLK if it is this thread's own, below a signal handler: nnb_client_destroy will unmap them. */
 int nnb_client_close(nnb_client *c);
 void nnb_client_destroy(nnb_client *c); /* close + free; NULL is fine; harmless in a forked child */
-void nnb_client_stats(const nnb_client *c, nnb_stats *out);
 /* Whether nothing runs on it now. A hint: it may be otherwise a moment later. */
 int nnb_client_is_free(const nnb_client *c);
 /* 0: it is closed or corrupt. A hint: 1 while another thread waits in it. */
@@ -449,9 +429,8 @@ typedef struct nnb_uses nnb_uses;
  * In a forked child nothing is half done, and what other threads used is free, since they are not there: contents that
  * were being written are lost. */
 int nnb_gate_create(nnb_gate **out);
-/* Counts what makes views of buffers stale: bytes that moved, other dimensions, closing. */
-uint64_t nnb_gate_moves(nnb_gate *g);
-void nnb_gate_moved(nnb_gate *g);
+/* Counts what makes views of buffers stale: bytes that moved, other dimensions, closing. Returns how many, with `more`. */
+uint64_t nnb_gate_moves(nnb_gate *g, uint64_t more);
 uint32_t nnb_gate_waiting(nnb_gate *g); /* threads that wait in nnb_uses_enter */
 
 typedef struct nnb_buffer_state {
@@ -496,10 +475,37 @@ struct nnb_kernel {
     int (*run)(nnb_kernel *k, uint64_t deadline_ns); /* 0 or a positive status; a time of CLOCK_MONOTONIC, 0: none */
     const char *(*sentence)(nnb_kernel *k); /* why the last run failed, valid until the next one; NULL: not known */
     void (*destroy)(nnb_kernel *k);         /* by whoever owns it, once it runs no more */
+    struct nnb_batch *batch;                /* what it may run in, with others; NULL: it runs alone */
+    void *const *arguments;                 /* for that: where its inputs lie, then its outputs */
 };
 
-/* One that does nothing. */
-nnb_kernel *nnb_noop_kernel(void);
+/* Requests of one shape that run as one: their arguments are put one behind the other. */
+typedef struct nnb_batch {
+    uint32_t most; /* requests */
+    uint32_t n_inputs, n_arguments;
+    const uint64_t *nbytes;   /* of each argument of one request, */
+    uint8_t *const *stacks;   /* and where those of all lie */
+    nnb_kernel *const *runs;  /* runs[n] runs the first n of them, from 2 on */
+    uint32_t n_failed, rests; /* in a row; so many of the next ones are not tried */
+} nnb_batch;
+
+/* Runs requests of one batch, 2 to `most`; as a kernel does. The more often that fails, the less often it is tried. One
+ * thread at a time. */
+int nnb_batch_run(nnb_kernel *const *kernels, uint32_t n, uint64_t deadline_ns);
+
+/* Where the requests of one model wait for each other. Made with zeros; outlives the group that is told of it. */
+#define NNB_MOST_BATCHED 128
+typedef struct nnb_batcher {
+    uint32_t most;    /* requests that run as one, at most NNB_MOST_BATCHED */
+    uint64_t wait_ns; /* that those which wait do so at most */
+    /* the leader's */
+    struct nnb_queue *queues;               /* that have it, */
+    uint32_t n_queues, n_ready, n_expected; /* ... with a request, ... or perhaps before the wait is over */
+    uint64_t since_ns, began_ns;            /* the first has been ready; the last ones that ran together were taken */
+    uint32_t held;                          /* 1 + the priority of those that a worker runs together; 0: none */
+    struct nnb_batcher *next_freed;
+} nnb_batcher;
+
 /* Runs one. */
 int nnb_kernel_run(nnb_kernel *k, uint64_t deadline_ns);
 
@@ -520,10 +526,10 @@ typedef struct nnb_centre {
     char type; /* of the elements that are read, as the modules `struct` and NumPy call it: one of BbHhfd */
 } nnb_centre;
 
-/* A kernel that looks at its deadline before each loop. What the loops name outlives it; they are copied. -ENOMEM. */
+/* A kernel that looks at its deadline before each loop; without loops it does nothing. What the loops name outlives it; they
+ * are copied. -ENOMEM. */
 int nnb_loops_create(nnb_kernel **out, const nnb_loop *loops, uint32_t n);
 void nnb_loops_cancel(nnb_kernel *k); /* the run ends before the next loop, and so does each later one. Any thread. */
-void nnb_loops_destroy(nnb_kernel *k);
 
 /* Functions of a loop, from the first argument to the second, which is dense: table[code], of bytes or of doubles; element
  * minus zero point as float or double; a double without its fraction plus zero point, in one byte or two. */
@@ -537,6 +543,7 @@ typedef struct nnb_copy {
     void *to;
     const void *from;
     uint64_t nbytes;
+    uint64_t as_bool; /* bytes other than 0 become 1; then both may be the same memory */
 } nnb_copy;
 
 /* A kernel that makes some copies, runs the binding (NULL: nothing), and makes the others if that has succeeded. `api` is the
@@ -615,11 +622,8 @@ int nnb_bell_check(int fd);
 /* The client is gone or the burst is to end: nnb_server_next ends with -EPIPE. Any thread before destroy. */
 void nnb_server_hang_up(nnb_server *s);
 void nnb_server_destroy(nnb_server *s); /* after nnb_server_next has ended for good */
-void nnb_server_stats(const nnb_server *s, nnb_stats *out);
 /* Before the first request: what is counted and timed goes into this row, which outlives the thread that serves. */
 void nnb_server_watch(nnb_server *s, nnb_row *row);
-/* Counts something that the caller of nnb_server_next knows. */
-void nnb_server_count(nnb_server *s, uint32_t which, uint64_t n);
 
 /* How often try is worth calling before releasing an interpreter lock; 0 if this end never polls. */
 uint32_t nnb_execution_spins(const nnb_execution *e);
@@ -631,9 +635,9 @@ uint32_t nnb_server_spins(const nnb_server *s);
 typedef struct nnb_group nnb_group;
 typedef struct nnb_worker nnb_worker;
 
-#define NNB_BURST_PLANS 64   /* plans that a server in a group may have at most */
+#define NNB_BURST_PLANS 64 /* plans that a server in a group may have at most */
 #define NNB_MAX_BURSTS 65536
-#define NNB_PRIORITIES 3    /* 0 is the highest */
+#define NNB_PRIORITIES 3          /* 0 is the highest */
 #define NNB_BURST_ENDED 0x8000000 /* added to the first id of a burst whose burst is over */
 
 /* cpus: runs that may be under way at a time. most_words: queues that a thread sleeps on at a time, as far as the kernel
@@ -645,8 +649,10 @@ void nnb_group_close(nnb_group *g);
 void nnb_group_destroy(nnb_group *g);
 /* From now on the workers serve a burst; they have it until nnb_group_next returned its NNB_BURST_ENDED and was called
  * once more. Requests of one client share what it gets, until it leaves. Returns its number: its plans have the ids
- * from number * NNB_BURST_PLANS on. -ENOMEM, -EMFILE: too many, -ESHUTDOWN: closed. */
-int nnb_group_add(nnb_group *g, nnb_server *s, uint64_t client, uint32_t priority);
+ * from number * NNB_BURST_PLANS on. batcher: NULL, or where its requests wait so long for others, to run together with
+ * them (0: neither for these nor for those that run so); outlives the group. -ENOMEM, -EMFILE: too many, -ESHUTDOWN: closed. */
+int nnb_group_add(nnb_group *g, nnb_server *s, uint64_t client, uint32_t priority, nnb_batcher *batcher,
+                  uint64_t batch_wait_ns);
 /* The client opens no other burst. What it has had is forgotten with its last one. */
 void nnb_group_leave(nnb_group *g, uint64_t client);
 /* After nnb_server_hang_up: has the workers look. */
@@ -664,7 +670,7 @@ int nnb_worker_ending(const nnb_worker *w);
 int nnb_group_answer(nnb_worker *w);
 int nnb_group_try(nnb_worker *w, uint32_t spins);
 int nnb_group_run(nnb_worker *w, int id);
-int nnb_group_ran_long(const nnb_worker *w); /* the request at hand, beside the others */
+int nnb_group_ran_long(const nnb_worker *w);   /* the request at hand, beside the others */
 uint32_t nnb_group_spins(const nnb_worker *w); /* 0: this worker does not poll now */
 
 /* ---- steps.c: one request, several steps ------------------------------------------------------------------------- */
@@ -678,12 +684,12 @@ typedef struct nnb_step_argument {
 typedef struct nnb_steps {
     const nnb_step_argument *arguments; /* inputs first */
     uint32_t n_inputs, n;
-    uint64_t count, nbytes; /* steps; bytes of one, all arguments together */
-    const uint32_t *gone;   /* not 0 once nobody awaits any answer; NULL: that cannot be known */
+    uint64_t count, nbytes;   /* steps; bytes of one, all arguments together */
+    const uint32_t *gone;     /* not 0 once nobody awaits any answer; NULL: that cannot be known */
     const nnb_server *server; /* whose request is run; NULL: none's */
-    uint64_t deadline_ns;   /* of the request at hand, 0: none */
-    uint64_t turned_ns;     /* when the step at hand began; with a deadline only, as is the next */
-    uint64_t lasted_ns;     /* the step before; not 0 before the first one */
+    uint64_t deadline_ns;     /* of the request at hand, 0: none */
+    uint64_t turned_ns;       /* when the step at hand began; with a deadline only, as is the next */
+    uint64_t lasted_ns;       /* the step before; not 0 before the first one */
 } nnb_steps;
 
 /* Before each step from 0 on, and once with `count`: copies the outputs of the step before to their places, and the
@@ -710,6 +716,7 @@ int nnb_signal_when_orphaned(int number);
 #define NNB_MAY_WRITE 2
 #define NNB_MAY_EXECUTE 4 /* of calls: start programs */
 #define NNB_MAY_CONNECT 8
+#define NNB_MAY_SIGNAL 16 /* of calls: any thread by its number, which Landlock keeps to this process */
 /* Landlock's version in this kernel; 0: there is none. */
 int nnb_landlock_version(void);
 /* Returns a descriptor of rules that forbid all that this kernel's Landlock can, but TCP to what may CONNECT. -ENOSYS: there
@@ -719,34 +726,25 @@ int nnb_landlock_rules(uint32_t may);
 int nnb_landlock_allow(int rules, int fd, uint32_t may);
 /* Puts rules into force for ever. 1: for all threads; 0: for this one and those that it starts, as before version 8. */
 int nnb_landlock_close(int rules);
+/* Gives up all capabilities of this thread, and so of those that it starts: for ever, with no_new_privs. */
+int nnb_capabilities_drop(void);
 /* Lets all threads make only the calls of the list, for ever. -ENOSYS: not on this processor; -EINVAL: not with this kernel;
  * -ESRCH: a thread has a filter of its own. */
 int nnb_seccomp_close(uint32_t may);
-/* The name of the call in a row of that list, empty for one that is refused there; NULL beyond its end. */
-const char *nnb_seccomp_call(uint32_t index);
 
 /* ---- bench.c: what `nnburst bench` compares everything else with ------------------------------------------------
  *
- * A client and a server thread run, pinned to a CPU each, and the client takes one clock reading per iteration: sample
- * i is the time between its readings i and i+1, so every sample contains exactly one clock read (nnb_bench_clock says
- * how much that is). The caller is blocked meanwhile, 5 s at most.
+ * The caller and a server thread run, pinned to a CPU each, and the caller takes one clock reading per iteration: sample
+ * i is the time between its readings i and i+1, so every sample contains exactly one clock read (nnb_bench_runs says
+ * how much that is). That takes 5 s at most.
  *
  * warmup: iterations that are not recorded; samples: room for `count` ns. Return 0, -EINVAL (count 0, a CPU that the
  * process may not use), -ETIMEDOUT, or the errno of what could not be created. */
 
 /* One cache line that the two threads hand to each other, there and back. */
 int nnb_bench_line(int client_cpu, int server_cpu, uint32_t warmup, uint32_t count, uint32_t *samples);
-/* A packet of 24-byte datums through one queue and another one back through a second queue, both attached as a burst
- * attaches them (exclusive, sealed) and polled. */
-int nnb_bench_queue(int client_cpu, int server_cpu, uint32_t datums_there, uint32_t datums_back, uint32_t warmup,
-                    uint32_t count, uint32_t *samples);
-/* Runs of an execution, one after the other, on the calling thread, however long that takes. -EIO: one has failed. */
+/* Runs of an execution, one after the other, on the calling thread, however long that takes; NULL: nothing but the clock
+ * readings. -EIO: one has failed. */
 int nnb_bench_runs(nnb_execution *e, uint32_t count, uint32_t *samples);
-/* The clock reading itself, back to back, on the calling thread. */
-int nnb_bench_clock(uint32_t count, uint32_t *samples);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif

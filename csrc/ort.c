@@ -11,15 +11,14 @@
  * wake it. What it says is taken back with the lock held, so that it ends no later run.
  */
 #define _GNU_SOURCE
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 #include "nnb_internal.h"
 
-enum { /* positions in the table */
+/* Positions in the table. */
+enum {
     GET_ERROR_MESSAGE = 2,
     CREATE_RUN_OPTIONS = 39,
     SET_RUN_LOG_SEVERITY = 41,
@@ -29,7 +28,6 @@ enum { /* positions in the table */
     RELEASE_RUN_OPTIONS = 97,
     RUN_WITH_BINDING = 133,
 };
-enum { GENERAL_FAILURE = 2, MISSED_DEADLINE = 5, NO_MEMORY = 7 }; /* statuses of NNAPI */
 #define FATAL 4 /* the severity of messages that nothing here writes: a failure is told by its status alone */
 
 typedef void *(*of_options)(void *options);
@@ -113,7 +111,7 @@ static int begin_timed(ort_run *r, uint64_t deadline_ns)
     pthread_mutex_lock(&lock);
     if (!has_thread) {
         sleeps_until = 0; /* it looks at the list before it sleeps */
-        has_thread = nnb_start_detached(end_at_deadlines, NULL) == 0;
+        has_thread = nnb_start_thread(NULL, end_at_deadlines, NULL) == 0;
     }
     int rc = has_thread ? 0 : -EAGAIN;
     if (!rc) {
@@ -144,14 +142,12 @@ static void end_timed(ort_run *r)
 
 static int say(ort_run *r, int status, const char *start, const char *rest)
 {
-    size_t room = strlen(start) + strlen(rest) + 1;
-    r->sentence = malloc(room); /* or not known */
-    if (r->sentence)
-        snprintf(r->sentence, room, "%s%s", start, rest);
+    if (asprintf(&r->sentence, "%s%s", start, rest) < 0)
+        r->sentence = NULL; /* not known */
     return status;
 }
 
-static int say_missed(ort_run *r) { return say(r, MISSED_DEADLINE, "the run was ended at its deadline", ""); }
+static int say_missed(ort_run *r) { return say(r, NNB_MISSED_DEADLINE, "the run was ended at its deadline", ""); }
 
 static int fail(ort_run *r, void *status, uint64_t deadline_ns)
 {
@@ -163,16 +159,26 @@ static int fail(ort_run *r, void *status, uint64_t deadline_ns)
     if (deadline_ns && nnb_now_ns() >= deadline_ns)
         rc = say_missed(r);
     else if (is_cancelled)
-        rc = say(r, MISSED_DEADLINE, "the run was ended, for its client has gone or closed the burst", "");
+        rc = say(r, NNB_MISSED_DEADLINE, "the run was ended, for its client has gone or closed the burst", "");
     else if (strstr(text, "std::bad_alloc"))
-        rc = say(r, NO_MEMORY, "no memory for this execution: ", text);
+        rc = say(r, NNB_RESOURCE_EXHAUSTED, "no memory for this execution: ", text);
     else
-        rc = say(r, GENERAL_FAILURE, "ONNX Runtime: Error in execution: ", text);
+        rc = say(r, NNB_GENERAL_FAILURE, "ONNX Runtime: Error in execution: ", text);
     ((release)r->api[RELEASE_STATUS])(status);
     return rc;
 }
 
 /* ---- the kernel ------------------------------------------------------------------------------------------------- */
+
+static void copy(const nnb_copy *c)
+{
+    if (!c->as_bool) {
+        memcpy(c->to, c->from, c->nbytes);
+        return;
+    }
+    for (uint64_t i = 0; i < c->nbytes; i++)
+        ((uint8_t *)c->to)[i] = ((const uint8_t *)c->from)[i] != 0;
+}
 
 static int run(nnb_kernel *k, uint64_t deadline_ns)
 {
@@ -180,14 +186,14 @@ static int run(nnb_kernel *k, uint64_t deadline_ns)
     free(r->sentence);
     r->sentence = NULL;
     for (uint32_t i = 0; i < r->n_before; i++)
-        memcpy(r->copies[i].to, r->copies[i].from, r->copies[i].nbytes);
+        copy(&r->copies[i]);
     if (deadline_ns >= INT64_MAX)
         deadline_ns = 0; /* the end of time */
     if (deadline_ns && nnb_now_ns() >= deadline_ns)
         return say_missed(r);
     if (r->binding) {
         if (deadline_ns && begin_timed(r, deadline_ns) < 0)
-            return say(r, NO_MEMORY, "the system has no thread for a deadline", "");
+            return say(r, NNB_RESOURCE_EXHAUSTED, "the system has no thread for a deadline", "");
         void *status = r->run(r->session, r->options, r->binding);
         if (deadline_ns)
             end_timed(r);
@@ -195,7 +201,7 @@ static int run(nnb_kernel *k, uint64_t deadline_ns)
             return fail(r, status, deadline_ns);
     }
     for (uint32_t i = r->n_before; i < r->n_copies; i++)
-        memcpy(r->copies[i].to, r->copies[i].from, r->copies[i].nbytes);
+        copy(&r->copies[i]);
     return 0;
 }
 
@@ -218,7 +224,7 @@ int nnb_ort_create(nnb_kernel **out, void *const *api, void *session, void *bind
     ort_run *r = calloc(1, sizeof(*r) + n * sizeof(*copies));
     if (!r)
         return -ENOMEM;
-    r->kernel = (nnb_kernel){run, sentence, destroy};
+    r->kernel = (nnb_kernel){.run = run, .sentence = sentence, .destroy = destroy};
     r->api = api;
     r->session = session;
     r->binding = binding;

@@ -12,30 +12,16 @@
  * process then looks again.
  */
 #define _GNU_SOURCE
-#include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <pthread.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
 #include "nnb_internal.h"
-#include "nnburst.h"
 
-struct watch {
-    int pidfd;
-    int sock;
-};
-
-static void *watch_thread(void *arg)
+static void *watch_thread(void *fds)
 {
-    struct watch w = *(struct watch *)arg;
-    free(arg);
-    /* A pidfd becomes readable when the process ends. The socket is asked for nothing but POLLHUP, which is always
-     * reported: its data belong to others. poll ignores negative descriptors. */
-    struct pollfd fds[2] = {{.fd = w.pidfd, .events = POLLIN}, {.fd = w.sock, .events = 0}};
     for (;;) {
         int n = poll(fds, 2, -1);
         if (n < 0 && errno != EINTR && errno != EAGAIN)
@@ -48,30 +34,26 @@ static void *watch_thread(void *arg)
 
 int nnb_exit_when_dead(int pidfd, int sock_fd)
 {
+    int rc = 0, given[] = {pidfd, sock_fd};
     if (pidfd < 0 && sock_fd < 0)
         return -EINVAL;
-    struct watch *w = malloc(sizeof *w);
-    if (!w)
+    struct pollfd *fds = calloc(2, sizeof *fds);
+    if (!fds)
         return -ENOMEM;
-    /* Copies, so that the caller may close its own whenever it likes. */
-    w->pidfd = pidfd < 0 ? -1 : fcntl(pidfd, F_DUPFD_CLOEXEC, 3);
-    int rc = pidfd >= 0 && w->pidfd < 0 ? -errno : 0;
-    w->sock = sock_fd < 0 || rc ? -1 : fcntl(sock_fd, F_DUPFD_CLOEXEC, 3);
-    if (!rc && sock_fd >= 0 && w->sock < 0)
-        rc = -errno;
-    if (!rc)
-        rc = nnb_start_detached(watch_thread, w);
-    if (rc) {
-        if (w->pidfd >= 0)
-            close(w->pidfd);
-        if (w->sock >= 0)
-            close(w->sock);
-        free(w);
+    for (int i = 0; i < 2; i++) { /* the caller may close its own; poll ignores negative ones */
+        fds[i].fd = given[i] < 0 ? -1 : fcntl(given[i], F_DUPFD_CLOEXEC, 3);
+        rc = rc || given[i] < 0 || fds[i].fd >= 0 ? rc : -errno;
     }
+    /* A pidfd becomes readable when the process ends. The socket is asked for nothing but POLLHUP, which is always
+     * reported: its data belong to others. */
+    fds[0].events = POLLIN;
+    if (!rc && !(rc = nnb_start_thread(NULL, watch_thread, fds)))
+        return 0;
+    for (int i = 0; i < 2; i++)
+        if (fds[i].fd >= 0)
+            close(fds[i].fd);
+    free(fds);
     return rc;
 }
 
-int nnb_signal_when_orphaned(int number)
-{
-    return prctl(PR_SET_PDEATHSIG, number) < 0 ? -errno : 0;
-}
+int nnb_signal_when_orphaned(int number) { return prctl(PR_SET_PDEATHSIG, number) < 0 ? -errno : 0; }

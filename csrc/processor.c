@@ -21,12 +21,12 @@
 
 #include "nnb_channel.h"
 
-#define PUSHED_NS 15000u     /* a wake that takes longer has perhaps been interrupted */
-#define SOONEST_NS 200000u   /* between two moves */
+#define PUSHED_NS 15000u   /* a wake that takes longer has perhaps been interrupted */
+#define SOONEST_NS 200000u /* between two moves */
 #define LATEST_NS 16000000u
-#define HELPED_NS 1000000u   /* without being pushed again, and the move has helped */
-#define SHORT_NS 100000u     /* the kernel's least slice */
-#define RESET_ON_FORK 1u     /* SCHED_FLAG_RESET_ON_FORK, which not all C libraries have */
+#define HELPED_NS 1000000u /* without being pushed again, and the move has helped */
+#define SHORT_NS 100000u   /* the kernel's least slice */
+#define RESET_ON_FORK 1u   /* SCHED_FLAG_RESET_ON_FORK, which not all C libraries have */
 
 static _Thread_local struct {
     uint64_t moved_ns, pause_ns;
@@ -90,8 +90,8 @@ void nnb_ask_for_short_slices(void)
     if (syscall(SYS_sched_getattr, 0, &a, sizeof(a), 0) < 0 || a.policy != SCHED_OTHER)
         return;
     a.runtime = SHORT_NS;
-    if (a.nice >= 0) /* a better one would be lost, too */
-        a.flags |= RESET_ON_FORK; /* threads that it starts compute */
+    if (a.nice >= 0)                      /* a better one would be lost, too */
+        a.flags |= RESET_ON_FORK;         /* threads that it starts compute */
     syscall(SYS_sched_setattr, 0, &a, 0); /* not allowed: it runs as others do */
 }
 

@@ -1,4 +1,4 @@
-/* The walls of a service process: Landlock for what has a name, seccomp for the calls of the kernel.
+/* The walls of a service process: Landlock for what has a name, seccomp for the calls of the kernel, no capabilities.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
@@ -16,13 +16,13 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/audit.h>
+#include <linux/capability.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <netinet/in.h>
 #include <sched.h>
 #include <signal.h>
 #include <stddef.h>
-#include <stdint.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -39,12 +39,14 @@ enum { LANDLOCK_CREATE = 444, LANDLOCK_ADD = 445, LANDLOCK_RESTRICT = 446 };
 #define RESTRICT_ALL_THREADS (1u << 3) /* version 8 */
 #define NEWEST_LANDLOCK 8
 
+/* clang-format off */
 enum {
     FS_EXECUTE = 1 << 0, FS_WRITE_FILE = 1 << 1, FS_READ_FILE = 1 << 2, FS_READ_DIR = 1 << 3, FS_REMOVE_DIR = 1 << 4,
     FS_REMOVE_FILE = 1 << 5, FS_MAKE_DIR = 1 << 7, FS_MAKE_REG = 1 << 8, FS_REFER = 1 << 13, FS_TRUNCATE = 1 << 14,
     FS_IOCTL_DEV = 1 << 15,
     OF_FILES = FS_EXECUTE | FS_WRITE_FILE | FS_READ_FILE | FS_TRUNCATE | FS_IOCTL_DEV,
 };
+/* clang-format on */
 
 struct ruleset {
     uint64_t fs, net, scoped;
@@ -112,6 +114,18 @@ int nnb_landlock_close(int rules)
     return syscall(LANDLOCK_RESTRICT, rules, 0) < 0 ? -errno : 0;
 }
 
+/* ---- capabilities ------------------------------------------------------------------------------------------------ */
+
+int nnb_capabilities_drop(void)
+{
+    prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
+    for (int each = 0; prctl(PR_CAPBSET_DROP, each, 0, 0, 0) == 0; each++) /* refused, unless it has CAP_SETPCAP */
+        ;
+    struct __user_cap_header_struct head = {_LINUX_CAPABILITY_VERSION_3, 0};
+    struct __user_cap_data_struct none[_LINUX_CAPABILITY_U32S_3] = {{0}};
+    return syscall(SYS_capset, &head, none) < 0 ? -errno : 0;
+}
+
 /* ---- seccomp ----------------------------------------------------------------------------------------------------- */
 
 #if defined __x86_64__
@@ -129,14 +143,14 @@ int nnb_landlock_close(int rules)
 #endif
 #define ENOSYS_FROM 470 /* calls that are newer than this list: libraries ask whether they are there */
 #define X32 0x40000000u
-#define NAMESPACES (CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET)
+#define NAMESPACES \
+    (CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET)
 #define FAILS(number) (SECCOMP_RET_ERRNO | (number))
 #define OWN_PID 0xffffffffu
 
 /* A call, and the arguments that it may have: each `if` is (argument & mask) == value, over its lower half, which is all
  * that the kernel looks at in these. A call may stand in several rows. `may`: only in a service that may do this. */
 struct row {
-    const char *name;
     long number;
     uint32_t may;
     uint32_t act; /* 0: it is let through */
@@ -146,15 +160,16 @@ struct row {
     } check[3];
 };
 
-#define CALL(name) {#name, SYS_##name, 0, 0, {{0}}}
-#define NEW(name, number) {#name, number, 0, 0, {{0}}} /* newer than some headers */
-#define CALL_IF(name, n, mask, value) {#name, SYS_##name, 0, 0, {{(n) + 1, mask, value}}}
-#define CALL_FOR(may, name) {#name, SYS_##name, may, 0, {{0}}}
-#define NOT(act, name) {#name, SYS_##name, 0, act, {{0}}}
+/* clang-format off */
+#define CALL(name) {SYS_##name, 0, 0, {{0}}}
+#define NEW(name, number) {number, 0, 0, {{0}}} /* newer than some headers */
+#define CALL_IF(name, n, mask, value) {SYS_##name, 0, 0, {{(n) + 1, mask, value}}}
+#define CALL_FOR(may, name) {SYS_##name, may, 0, {{0}}}
+#define NOT(act, name) {SYS_##name, 0, act, {{0}}}
 #define EXACT 0xffffffffu
 #define INET (AF_INET | AF_INET6) /* 2 and 10: they differ in one bit */
 #define SOCKET(type, protocol) \
-    {"socket", SYS_socket, NNB_MAY_CONNECT, 0, {{1, ~(INET ^ AF_INET), AF_INET}, {2, 0xf, type}, {3, EXACT, protocol}}}
+    {SYS_socket, NNB_MAY_CONNECT, 0, {{1, ~(INET ^ AF_INET), AF_INET}, {2, 0xf, type}, {3, EXACT, protocol}}}
 
 static const struct row table[] = {
     /* Runs: waiting, waking, the clock where the vDSO has none. First, since the list is read from the top. */
@@ -169,7 +184,7 @@ static const struct row table[] = {
 
     /* Threads of this process, and no processes. clone3 keeps its flags in memory, so the C library has to use clone. */
     CALL_IF(clone, 0, CLONE_THREAD | NAMESPACES, CLONE_THREAD),
-    {"clone3", 435, 0, FAILS(ENOSYS), {{0}}},
+    {435 /* clone3 */, 0, FAILS(ENOSYS), {{0}}},
     CALL(set_robust_list), NEW(rseq, RSEQ), CALL(set_tid_address), CALL(gettid), CALL(getpid),
     CALL(getppid), CALL(waitid), /* is the client its child? */ CALL(exit), CALL(exit_group), CALL(getcpu), CALL(sched_getaffinity), CALL(sched_getattr),
     CALL(sched_getscheduler), CALL(sched_getparam), CALL(sched_get_priority_max), CALL(sched_get_priority_min),
@@ -179,6 +194,9 @@ static const struct row table[] = {
     /* Signals to this process: abort(), a handler that gives way to the default. */
     CALL(rt_sigaction), CALL(rt_sigprocmask), CALL(rt_sigreturn), CALL(rt_sigtimedwait), CALL(rt_sigsuspend),
     CALL(rt_sigpending), CALL(sigaltstack), CALL_IF(tgkill, 0, EXACT, OWN_PID), CALL_IF(kill, 0, EXACT, OWN_PID),
+#ifndef __GLIBC__
+    CALL_FOR(NNB_MAY_SIGNAL, tkill), /* of raise(), abort() and pthread_kill() of musl */
+#endif
     CALL(timer_create), CALL(timer_settime), CALL(timer_delete), CALL(timer_gettime), /* limits of blocking closes */
     CALL(setitimer), CALL(getitimer),
 
@@ -207,11 +225,11 @@ static const struct row table[] = {
     CALL(getdents64), CALL(statfs), CALL(getcwd), CALL(mkdirat), CALL(unlinkat), CALL(renameat2), CALL(linkat),
     CALL(umask),
 
-    /* Sockets that it has: the client's, and those that listen. They are streams and packets in sequence, which take no
-     * address with a message, as datagrams would. */
+    /* Sockets that it has: the client's. They are packets in sequence, which take no address with a message. Datagrams
+     * do, and a client may send a socket for them, from which only Landlock keeps abstract addresses. */
     CALL(sendmsg), CALL(recvmsg), CALL(sendto), CALL(recvfrom), CALL(getsockopt), CALL(setsockopt), CALL(getsockname),
-    CALL(getpeername), CALL(shutdown), CALL(accept4), CALL(accept),
-    {"socketpair", SYS_socketpair, 0, 0, {{1, EXACT, AF_UNIX}, {2, 0xf, SOCK_STREAM}}}, /* fences */
+    CALL(getpeername), CALL(shutdown),
+    {SYS_socketpair, 0, 0, {{1, EXACT, AF_UNIX}, {2, 0xf, SOCK_STREAM}}}, /* fences */
     NEW(pidfd_open, 434), /* to see a client's end; no call takes it that does more */
 
     /* This process, as it is. */
@@ -234,14 +252,15 @@ static const struct row table[] = {
     CALL_FOR(NNB_MAY_EXECUTE, execve), CALL_FOR(NNB_MAY_EXECUTE, wait4),
     CALL_FOR(NNB_MAY_EXECUTE, setsid), CALL_FOR(NNB_MAY_EXECUTE, setpgid), CALL_FOR(NNB_MAY_EXECUTE, getpgid),
     CALL_FOR(NNB_MAY_EXECUTE, chdir), CALL_FOR(NNB_MAY_EXECUTE, kill), CALL_FOR(NNB_MAY_EXECUTE, tgkill),
-    {"clone", SYS_clone, NNB_MAY_EXECUTE, 0, {{1, NAMESPACES, 0}}},
+    CALL_FOR(NNB_MAY_EXECUTE, tkill),
+    {SYS_clone, NNB_MAY_EXECUTE, 0, {{1, NAMESPACES, 0}}},
 #ifdef __x86_64__
     CALL_FOR(NNB_MAY_EXECUTE, vfork), CALL_FOR(NNB_MAY_EXECUTE, fork), CALL_FOR(NNB_MAY_EXECUTE, arch_prctl),
 #endif
 
     /* Devices that use the network: TCP and UDP, no other kind of socket. */
     CALL_FOR(NNB_MAY_CONNECT, connect), CALL_FOR(NNB_MAY_CONNECT, bind), CALL_FOR(NNB_MAY_CONNECT, listen),
-    CALL_FOR(NNB_MAY_CONNECT, sendmmsg),
+    CALL_FOR(NNB_MAY_CONNECT, accept), CALL_FOR(NNB_MAY_CONNECT, accept4), CALL_FOR(NNB_MAY_CONNECT, sendmmsg),
     SOCKET(SOCK_STREAM, 0), SOCKET(SOCK_STREAM, IPPROTO_TCP), SOCKET(SOCK_DGRAM, 0), SOCKET(SOCK_DGRAM, IPPROTO_UDP),
 
     /* No library tries these: whoever does is not asked twice. */
@@ -249,17 +268,13 @@ static const struct row table[] = {
     NOT(SECCOMP_RET_KILL_PROCESS, delete_module), NOT(SECCOMP_RET_KILL_PROCESS, kexec_load),
     NOT(SECCOMP_RET_KILL_PROCESS, reboot),
 };
+/* clang-format on */
 
 #define ROWS (sizeof table / sizeof *table)
 #define MOST 12 /* instructions of a row */
 #define LOAD(field) (struct sock_filter) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, field))
 #define RETURN(act) (struct sock_filter) BPF_STMT(BPF_RET | BPF_K, act)
 #define IF(how, value, yes, no) (struct sock_filter) BPF_JUMP(BPF_JMP | (how) | BPF_K, value, yes, no)
-
-const char *nnb_seccomp_call(uint32_t index)
-{
-    return index >= ROWS ? NULL : table[index].act ? "" : table[index].name;
-}
 
 /* The instructions of a row. The number of the call is loaded before and after them. */
 static int compile(struct sock_filter *at, const struct row *row)
@@ -304,7 +319,7 @@ int nnb_seccomp_close(uint32_t may)
         return -errno;
     /* SPEC_ALLOW: before 5.16 a filter slows every thread down, against a leak between parts of one process; there are
      * none here. */
-    long rc = syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER,
-                      SECCOMP_FILTER_FLAG_TSYNC | SECCOMP_FILTER_FLAG_SPEC_ALLOW, &program);
+    long rc = syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC | SECCOMP_FILTER_FLAG_SPEC_ALLOW,
+                      &program);
     return rc < 0 ? -errno : rc ? -ESRCH : 0;
 }

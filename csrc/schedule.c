@@ -21,6 +21,7 @@
  */
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "schedule.h"
 
@@ -97,7 +98,7 @@ void nnb_schedule_charge(nnb_schedule *s, nnb_flow *f, nnb_usage *usage, uint32_
     uint64_t counts = usage->took_ns - forgiven, credit = f->credit - forgiven + counts / CREDIT_PART;
     f->credit = credit < MOST_CREDIT_NS ? credit : MOST_CREDIT_NS;
     spend(s, f, counts + usage->first_ns);
-    nnb_usage_clear(usage);
+    *usage = (nnb_usage){0};
     f->n_busy -= n_ended;
     if (n_ended)
         s->rival = NULL; /* it may run again */
@@ -105,40 +106,126 @@ void nnb_schedule_charge(nnb_schedule *s, nnb_flow *f, nnb_usage *usage, uint32_
 
 /* ---- who is ready ----------------------------------------------------------------------------------------------- */
 
-int nnb_flow_priority(const nnb_flow *f)
+/* The ready queue behind another one of its flow, or with NULL the first one, of the highest priority. */
+static nnb_queue *behind(const nnb_flow *f, const nnb_queue *q)
 {
-    for (int p = 0; p < NNB_PRIORITIES; p++)
-        if (f->first[p])
-            return p;
-    return NNB_PRIORITIES;
+    nnb_queue *next = q ? q->next : f->first[0];
+    for (uint32_t p = q ? q->line + 1 : 1; !next && p < NNB_PRIORITIES; p++)
+        next = f->first[p];
+    return next;
+}
+
+/* Who had an answer within such a wait may come back within this one. Others are not waited for. */
+static int is_expected(const nnb_batcher *b, const nnb_queue *q)
+{
+    return q->is_ready || q->left_ns + b->wait_ns >= b->since_ns;
+}
+
+static void count_expected(nnb_batcher *b)
+{
+    b->n_expected = 0;
+    for (const nnb_queue *q = b->queues; q; q = q->next_peer)
+        b->n_expected += (uint32_t)is_expected(b, q);
+}
+
+void nnb_batcher_clear(nnb_batcher *b)
+{
+    b->queues = NULL;
+    b->n_queues = b->n_expected = 0;
+}
+
+void nnb_batcher_add(nnb_batcher *b, nnb_queue *q)
+{
+    q->next_peer = b->queues;
+    b->queues = q;
+    b->n_queues++;
+    b->n_expected += (uint32_t)is_expected(b, q);
+}
+
+void nnb_batcher_hold(nnb_batcher *b, uint32_t priority, uint64_t now)
+{
+    b->held = 1 + priority;
+    b->began_ns = now;
+}
+
+void nnb_batcher_free(nnb_batcher *b, uint64_t now)
+{
+    uint64_t took_ns = now - b->began_ns, again_ns = took_ns < b->wait_ns ? took_ns : b->wait_ns;
+    b->held = 0;
+    /* Who has waited meanwhile does as long again at most, for those that now have their answers. */
+    b->since_ns = now - (b->wait_ns - again_ns);
+    for (nnb_queue *q = b->queues; q; q = q->next_peer)
+        if (q->left_ns >= b->began_ns)
+            q->left_ns = now;
+    count_expected(b);
+}
+
+/* Whether there are two, if as many are expected, and more than a third of these. The others gather while those run, so that
+ * neither who runs batches nor their clients wait for each other. */
+static int has_enough(const nnb_batcher *b)
+{
+    return b->n_ready >= b->most || (3 * b->n_ready > b->n_expected && (b->n_ready > 1 || b->n_expected < 2));
+}
+
+/* Until when a request waits for others: not once there are enough. It also waits while others run together, unless it wants
+ * a fast answer or goes before these: then it runs by itself, beside them. */
+static uint64_t waits_until(const nnb_queue *q)
+{
+    const nnb_batcher *b = q->batcher;
+    if (!b || !q->batch_wait_ns || !q->joins || q->is_over)
+        return 0;
+    if (b->held)
+        return q->priority + 1 < b->held ? 0 : UINT64_MAX;
+    return has_enough(b) ? 0 : b->since_ns + q->batch_wait_ns;
+}
+
+/* What a flow runs next: the first that does not wait for others. */
+static nnb_queue *first_of(const nnb_schedule *s, const nnb_flow *f)
+{
+    nnb_queue *q = behind(f, NULL);
+    while (q && waits_until(q) > s->now_ns)
+        q = behind(f, q);
+    return q;
+}
+
+static int priority_of(const nnb_queue *q) { return !q ? NNB_PRIORITIES : q->is_over ? 0 : (int)q->priority; }
+
+static int precedes(const nnb_queue *q, const nnb_queue *other)
+{
+    int p = priority_of(q), than = priority_of(other);
+    return p < than || (p == than && q->flow->spent < other->flow->spent);
 }
 
 /* A client whose runs hang keeps its other requests waiting, but the bursts that it closes end. */
 static int may_run(const nnb_schedule *s, const nnb_flow *f)
 {
+    const nnb_queue *q = first_of(s, f);
     uint32_t most = s->load.cpus > 2 ? s->load.cpus : 2;
-    if (!s->load.n_detached)
-        return 1;
-    return nnb_load_has_processor(&s->load, nnb_flow_priority(f)) &&
-           (f->n_busy < most || (f->first[0] && f->first[0]->is_over));
+    return q && (!s->load.n_detached ||
+                 (nnb_load_has_processor(&s->load, priority_of(q)) && (f->n_busy < most || q->is_over)));
+}
+
+int nnb_schedule_is_held(const nnb_schedule *s, const nnb_load *load)
+{
+    const nnb_queue *q;
+    for (uint32_t i = 0; i < s->n_ready; i++)
+        if ((q = first_of(s, s->ready[i])) && !nnb_load_has_processor(load, priority_of(q)))
+            return 1;
+    return 0;
 }
 
 static void note_load(nnb_schedule *s, const nnb_load *load)
 {
     if (!load->n_detached && !s->load.n_detached)
         return;
-    int is_same = load->n_detached == s->load.n_detached;
-    s->load.n_detached = load->n_detached;
-    for (int p = 0; p < NNB_PRIORITIES; p++) {
-        is_same &= load->n_runs[p] == s->load.n_runs[p];
-        s->load.n_runs[p] = load->n_runs[p];
-    }
-    if (!is_same)
+    if (memcmp(&s->load, load, sizeof(*load)))
         s->rival = NULL;
+    s->load = *load;
 }
 
-int nnb_schedule_may_pick(nnb_schedule *s, const nnb_load *load)
+int nnb_schedule_may_pick(nnb_schedule *s, const nnb_load *load, uint64_t now)
 {
+    s->now_ns = now;
     note_load(s, load);
     for (uint32_t i = 0; i < s->n_ready; i++)
         if (may_run(s, s->ready[i]))
@@ -146,19 +233,29 @@ int nnb_schedule_may_pick(nnb_schedule *s, const nnb_load *load)
     return 0;
 }
 
-static nnb_queue *first_of(const nnb_flow *f)
+uint64_t nnb_schedule_wait_ns(const nnb_schedule *s, uint64_t now)
 {
-    int p = nnb_flow_priority(f);
-    return p < NNB_PRIORITIES ? f->first[p] : NULL;
+    uint64_t least = 0;
+    for (uint32_t i = 0; s->n_batched && i < s->n_ready; i++)
+        for (const nnb_queue *q = NULL; (q = behind(s->ready[i], q));) {
+            uint64_t until = waits_until(q);
+            if (until > now && until < UINT64_MAX && (!least || until - now < least))
+                least = until - now;
+        }
+    return least;
 }
 
-static int needs_slot(const nnb_queue *q) { return q->polls && q->think_ns <= SHORT_THINK_NS; }
+/* One that runs together with others waits for them, and is not waited for. */
+static int needs_slot(const nnb_queue *q)
+{
+    return q->polls && q->think_ns <= SHORT_THINK_NS && !(q->batcher && q->batcher->n_queues > 1);
+}
 
 /* Keeps the neediest of those that wait beside the ones in service. */
 static void note_rival(nnb_schedule *s, nnb_flow *f)
 {
-    int p = nnb_flow_priority(f), than = s->rival ? nnb_flow_priority(s->rival) : NNB_PRIORITIES;
-    if ((p < than || (p == than && f->spent < s->rival->spent)) && !first_of(f)->in_service && may_run(s, f))
+    const nnb_queue *q = first_of(s, f);
+    if (q && precedes(q, s->rival ? first_of(s, s->rival) : NULL) && !q->in_service && may_run(s, f))
         s->rival = f;
 }
 
@@ -175,6 +272,13 @@ void nnb_schedule_enqueue(nnb_schedule *s, nnb_queue *q, uint64_t now)
     if (q->is_ready)
         return;
     q->is_ready = 1;
+    s->now_ns = now;
+    s->n_batched += q->batcher != NULL;
+    if (q->batcher) {
+        if (!q->batcher->n_ready++)
+            q->batcher->since_ns = now;
+        count_expected(q->batcher);
+    }
     uint64_t thought = now - q->thinks_since;
     if (q->thinks_since && !q->was_woken && (thought <= SHORT_THINK_NS || q->answered_at == s->n_served))
         note_think(q, thought); /* else the leader was busy, and did not look */
@@ -182,16 +286,12 @@ void nnb_schedule_enqueue(nnb_schedule *s, nnb_queue *q, uint64_t now)
         note_think(q, q->think_ns - q->think_ns / 8); /* perhaps it did not think: it may try a slot again some time */
     q->thinks_since = 0;
     int goes_first = q->is_over || q->in_service;
-    uint32_t p = q->is_over ? 0 : q->priority;
-    q->next = goes_first ? f->first[p] : NULL;
-    if (!f->first[p])
-        f->last[p] = q;
-    if (!f->first[p] || goes_first) {
-        f->first[p] = q;
-    } else {
-        f->last[p]->next = q;
-        f->last[p] = q;
-    }
+    uint32_t p = q->line = q->is_over ? 0 : q->priority;
+    nnb_queue **link = goes_first || !f->first[p] ? &f->first[p] : f->last[p];
+    q->next = *link;
+    *link = q;
+    if (!q->next)
+        f->last[p] = &q->next;
     if (!f->n_ready++) {
         f->ready_at = s->n_ready;
         s->ready[s->n_ready++] = f;
@@ -207,14 +307,24 @@ void nnb_schedule_enqueue(nnb_schedule *s, nnb_queue *q, uint64_t now)
 static nnb_queue *dequeue(nnb_schedule *s, nnb_queue *q)
 {
     nnb_flow *f = q->flow;
-    f->first[nnb_flow_priority(f)] = q->next;
+    nnb_queue **link = &f->first[q->line];
+    while (*link != q)
+        link = &(*link)->next;
+    if (!(*link = q->next))
+        f->last[q->line] = link;
     q->is_ready = 0;
+    q->left_ns = s->now_ns;
+    s->n_batched -= q->batcher != NULL;
+    if (q->batcher)
+        q->batcher->n_ready--;
     if (!--f->n_ready) {
         s->ready[f->ready_at] = s->ready[--s->n_ready];
         s->ready[f->ready_at]->ready_at = f->ready_at;
     }
     if (s->rival == f)
         s->rival = NULL;
+    else if (s->rival && f->n_ready)
+        note_rival(s, f);
     if (f->spent > s->floor_ns && !q->is_over) /* a burst that ends has had no service */
         s->floor_ns = f->spent;
     s->n_served++;
@@ -278,22 +388,25 @@ static void end_waiting(nnb_schedule *s, uint64_t now)
 
 nnb_queue *nnb_schedule_next(nnb_schedule *s, const nnb_load *load, uint64_t now)
 {
+    s->now_ns = now;
     end_waiting(s, now);
     note_load(s, load);
-    if (!s->rival)
-        for (uint32_t i = 0; i < s->n_ready; i++)
-            note_rival(s, s->ready[i]);
+    if (s->n_batched)
+        s->rival = NULL; /* who waits for others changes by itself */
+    for (uint32_t i = 0, n = s->rival ? 0 : s->n_ready; i < n; i++)
+        note_rival(s, s->ready[i]);
     const nnb_flow *rival = s->rival;
-    nnb_queue *next = rival ? first_of(rival) : NULL, *best = NULL, *awaited = NULL;
-    int priority = rival ? nnb_flow_priority(rival) : NNB_PRIORITIES, takes_slot = next && needs_slot(next);
+    nnb_queue *next = rival ? first_of(s, rival) : NULL, *best = NULL, *awaited = NULL;
+    int priority = priority_of(next), takes_slot = next && needs_slot(next);
     for (uint32_t i = s->n_slots; i-- > 0;) {
         nnb_queue *q = s->slots[i];
         const nnb_flow *f = q->flow;
-        uint64_t bound = (int)q->priority < priority ? UINT64_MAX : rival->spent + (takes_slot ? LAG_NS : 0);
-        if ((int)q->priority > priority)
+        int p = priority_of(q);
+        uint64_t bound = p < priority ? UINT64_MAX : rival->spent + (takes_slot ? LAG_NS : 0);
+        if (p > priority)
             continue; /* gives way */
-        if (q->is_ready && f->spent <= bound && first_of(f) == q && may_run(s, f)) {
-            if (!best || q->priority < best->priority || (q->priority == best->priority && f->spent < best->flow->spent))
+        if (q->is_ready && f->spent <= bound && first_of(s, f) == q && may_run(s, f)) {
+            if (precedes(q, best))
                 best = q;
         } else if (takes_slot && is_awaited(s, q, next, now)) {
             awaited = q;
@@ -308,6 +421,18 @@ nnb_queue *nnb_schedule_next(nnb_schedule *s, const nnb_load *load, uint64_t now
     if (takes_slot)
         enter(s, next);
     return next ? dequeue(s, next) : NULL;
+}
+
+nnb_queue *nnb_schedule_rider(nnb_schedule *s, const nnb_batcher *batcher)
+{
+    nnb_queue *best = NULL;
+    for (uint32_t i = 0; i < s->n_ready; i++)
+        for (nnb_queue *q = NULL; (q = behind(s->ready[i], q));)
+            if (q->batcher == batcher && q->joins && !q->is_over && precedes(q, best))
+                best = q;
+    if (best)
+        nnb_schedule_leave(s, best);
+    return best ? dequeue(s, best) : NULL;
 }
 
 void nnb_schedule_answered(nnb_schedule *s, nnb_queue *q, uint64_t now, int was_asleep)

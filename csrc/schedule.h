@@ -23,8 +23,8 @@ struct nnb_flow {
     uint64_t credit;  /* ns of its next runs that need not count, should they be interrupted */
     uint32_t n_busy;  /* its runs that are detached */
     uint32_t n_first; /* of its queues have had a run, that many at least */
-    uint32_t n_ready, ready_at; /* its queues; its place among the ready flows */
-    nnb_queue *first[NNB_PRIORITIES], *last[NNB_PRIORITIES];
+    uint32_t n_ready, ready_at;                               /* its queues; its place among the ready flows */
+    nnb_queue *first[NNB_PRIORITIES], **last[NNB_PRIORITIES]; /* where the next one goes */
 };
 
 /* The requests of one burst. */
@@ -32,18 +32,24 @@ struct nnb_queue {
     nnb_flow *flow;
     uint32_t priority;
     int polls;       /* its client does, for answers */
-    nnb_queue *next; /* ready after it */
+    nnb_queue *next; /* ready after it, */
+    uint32_t line;   /* in the line of that priority */
     int is_ready;
-    int is_over;     /* as far as is known */
-    int is_asleep;   /* its client has to be woken for an answer; known while the queue is in service */
-    int in_service;  /* it has a slot */
-    int is_entering; /* ... and had no answer since */
-    int is_to_rest;  /* its client is to sleep, since others are served */
-    uint64_t wait_until;   /* for the next request of its client, or for it to fall asleep */
-    uint64_t thinks_since; /* its client; 0: what comes next says nothing of that */
-    uint64_t answered_at;  /* so many requests were served */
-    int was_woken;         /* for its answer, as is usual for one that has no slot */
-    uint64_t think_ns;     /* average from an answer to the next request */
+    int is_over;            /* as far as is known */
+    int is_asleep;          /* its client has to be woken for an answer; known while the queue is in service */
+    int in_service;         /* it has a slot */
+    int is_entering;        /* ... and had no answer since */
+    int is_to_rest;         /* its client is to sleep, since others are served */
+    uint64_t wait_until;    /* for the next request of its client, or for it to fall asleep */
+    uint64_t thinks_since;  /* its client; 0: what comes next says nothing of that */
+    uint64_t answered_at;   /* so many requests were served */
+    int was_woken;          /* for its answer, as is usual for one that has no slot */
+    uint64_t think_ns;      /* average from an answer to the next request */
+    nnb_batcher *batcher;   /* where its requests wait for others, or NULL; */
+    uint64_t batch_wait_ns; /* and for how long; 0: not at all, nor for those that run */
+    int joins;              /* its last one could run together with others, so the next one may */
+    uint64_t left_ns;       /* when that was taken, or answered with others; before, when it came */
+    nnb_queue *next_peer;   /* of the same batcher */
     /* who has it */
     int has_run;
     uint64_t average_ns; /* of its runs */
@@ -59,12 +65,12 @@ typedef struct nnb_load {
 typedef struct nnb_schedule {
     nnb_load load;
     nnb_flow **ready;
-    uint32_t n_ready, room;
-    nnb_queue *slots[NNB_MOST_SLOTS]; /* the queues that are in service */
+    uint32_t n_ready, n_batched, room; /* flows; queues that have a batcher */
+    nnb_queue *slots[NNB_MOST_SLOTS];  /* the queues that are in service */
     uint32_t n_slots, most_slots;
     nnb_flow *rival;    /* the neediest whose next queue is not in service; NULL: it is looked for */
     nnb_queue *awaited; /* in service, while others are ready */
-    uint64_t awaited_since, floor_ns, n_served;
+    uint64_t awaited_since, floor_ns, n_served, now_ns;
 } nnb_schedule;
 
 /* What runs come to, before they are charged. */
@@ -84,9 +90,20 @@ nnb_queue *nnb_schedule_next(nnb_schedule *s, const nnb_load *load, uint64_t now
 /* The queue's client has its answer; it was asleep or not. */
 void nnb_schedule_answered(nnb_schedule *s, nnb_queue *q, uint64_t now, int was_asleep);
 void nnb_schedule_leave(nnb_schedule *s, nnb_queue *q); /* its slot, if it has one */
+/* Takes out another queue whose request waits for the same batcher, the neediest. NULL: there is none. */
+nnb_queue *nnb_schedule_rider(nnb_schedule *s, const nnb_batcher *batcher);
+/* Of a batcher that has none, or such a queue besides. */
+void nnb_batcher_clear(nnb_batcher *b);
+void nnb_batcher_add(nnb_batcher *b, nnb_queue *q);
+/* Such requests run together from now on, those of that priority, or have been answered. */
+void nnb_batcher_hold(nnb_batcher *b, uint32_t priority, uint64_t now);
+void nnb_batcher_free(nnb_batcher *b, uint64_t now);
 /* Whether some ready flow's next run may begin. */
-int nnb_schedule_may_pick(nnb_schedule *s, const nnb_load *load);
-int nnb_flow_priority(const nnb_flow *f); /* of its first queue; NNB_PRIORITIES: none is ready */
+int nnb_schedule_may_pick(nnb_schedule *s, const nnb_load *load, uint64_t now);
+/* How long the leader may sleep, as of `now`: until a request has waited for others for long enough. 0: none waits. */
+uint64_t nnb_schedule_wait_ns(const nnb_schedule *s, uint64_t now);
+/* Whether a request waits for a processor. */
+int nnb_schedule_is_held(const nnb_schedule *s, const nnb_load *load);
 
 /* Whether there is a processor for one more run of a priority: it does not wait for those of a lower one. */
 static inline int nnb_load_has_processor(const nnb_load *load, int priority)
@@ -98,7 +115,10 @@ static inline int nnb_load_has_processor(const nnb_load *load, int priority)
 }
 
 /* Whether there are processors for a worker and a client that poll for each other, beside so many other runs. */
-static inline int nnb_load_has_two(const nnb_load *load, uint32_t others) { return !others || others + 2 <= load->cpus; }
+static inline int nnb_load_has_two(const nnb_load *load, uint32_t others)
+{
+    return !others || others + 2 <= load->cpus;
+}
 
 /* A run begins. Whether it counts as one of its client's first. */
 int nnb_queue_begin(nnb_queue *q);
@@ -106,13 +126,5 @@ int nnb_queue_begin(nnb_queue *q);
 void nnb_queue_measure(nnb_queue *q, uint64_t took_ns, int is_new, int is_first, nnb_usage *sum);
 /* The flow has had that, and some of its detached runs are over. */
 void nnb_schedule_charge(nnb_schedule *s, nnb_flow *f, nnb_usage *usage, uint32_t n_ended);
-static inline void nnb_usage_clear(nnb_usage *u) { u->took_ns = u->excess_ns = u->first_ns = 0; }
-static inline void nnb_usage_move(nnb_usage *to, nnb_usage *from)
-{
-    to->took_ns += from->took_ns;
-    to->excess_ns += from->excess_ns;
-    to->first_ns += from->first_ns;
-    nnb_usage_clear(from);
-}
 
 #endif

@@ -9,10 +9,8 @@
  * setting a bit; each finds nothing and returns. It rests while no thread sleeps.
  */
 #define _GNU_SOURCE
-#include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
-#include <pthread.h>
 #include <signal.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -57,19 +55,12 @@ static void forget_all(void)
     running = resting = 0;
 }
 
-static void register_fork(void) { pthread_atfork(NULL, NULL, forget_all); }
-
-static int start_thread(void)
-{
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, register_fork);
-    return nnb_start_detached(tick_all, NULL);
-}
-
 int nnb_ticker_enter(nnb_sleeper *s, uint32_t *word)
 {
+    static int knows_forks;
     pthread_mutex_lock(&lock);
-    running = running || start_thread() == 0;
+    knows_forks = knows_forks || pthread_atfork(NULL, NULL, forget_all) == 0;
+    running = running || nnb_start_thread(NULL, tick_all, NULL) == 0;
     int rc = running ? 0 : -EAGAIN;
     s->word = running ? word : NULL;
     s->ticked = 0;

@@ -19,7 +19,7 @@
  *   timed run without asking.
  *
  *     request  [ tag | time of sending ]  [ 0 ]
- *     result   [ tag | time of taking  ]  [ tag | nanoseconds until the answer ]
+ *     result   [ tag | time of taking  ]  [ tag | requests that ran as one: 6 bits | nanoseconds until the answer ]
  *
  *   The tag is 16 bits of W after the packet: a stamp of another packet is none. Times are the low 48 bits of
  *   CLOCK_MONOTONIC. A peer may write anything there; it spoils what is said about its own burst.
@@ -36,6 +36,8 @@
 
 #define TIME_BITS 48
 #define TIME_MASK ((1ull << TIME_BITS) - 1)
+#define LASTED_BITS 42   /* more than an hour */
+#define MOST_TOGETHER 63 /* or more */
 #define DEADLINES 4u
 #define WIPE_AFTER (1u << 16) /* bytes: a word is at most five times as old, and its tag has not come again by then */
 #define LONGEST (3600ull * 1000000000u) /* a time that is further away is none */
@@ -51,10 +53,7 @@ uint32_t nnb_bucket_of(uint64_t ns)
     return bucket < NNB_BUCKETS ? bucket : NNB_BUCKETS - 1;
 }
 
-uint64_t nnb_bucket_start(uint32_t bucket)
-{
-    return bucket < 16 ? bucket : (16ull + bucket % 16) << (bucket / 16 - 1);
-}
+uint64_t nnb_bucket_start(uint32_t bucket) { return bucket < 16 ? bucket : (16ull + bucket % 16) << (bucket / 16 - 1); }
 
 static void add(uint64_t *word, uint64_t n) { nnb_count(word, 0, n); }
 
@@ -124,7 +123,8 @@ int nnb_row_look(nnb_row *out, const nnb_row *row)
     nnb_copy_racy((uint8_t *)out + first, (const uint8_t *)row + first, offsetof(nnb_row, histograms) - first, 1);
     for (uint32_t i = 0; i < NNB_HISTOGRAMS; i++)
         if (nnb_load_relaxed((const nnb_a64 *)&row->histograms[i].count)) /* else its pages need not exist */
-            nnb_copy_racy((uint8_t *)&out->histograms[i], (const uint8_t *)&row->histograms[i], sizeof(nnb_histogram), 1);
+            nnb_copy_racy((uint8_t *)&out->histograms[i], (const uint8_t *)&row->histograms[i], sizeof(nnb_histogram),
+                          1);
     nnb_fence_acquire(); /* SYNC POINT: row_close <-> row_look */
     return nnb_load_relaxed(number) == out->number;
 }
@@ -133,14 +133,15 @@ int nnb_row_look(nnb_row *out, const nnb_row *row)
 
 static uint64_t tagged(uint64_t position, uint64_t value) { return (position >> 3) << TIME_BITS | (value & TIME_MASK); }
 
-void nnb_channel_stamp(nnb_channel *ch, uint32_t n, uint64_t time_ns, uint64_t lasted_ns)
+void nnb_channel_stamp(nnb_channel *ch, uint32_t n, uint64_t time_ns, uint64_t lasted_ns, uint32_t together)
 {
     nnb_mq *q = ch->mq;
     if (!q->stamp)
         return;
     uint64_t position = q->own_w + (uint64_t)n * NNB_DATUM_SIZE;
     nnb_store_relaxed(&q->stamp[0], tagged(position, time_ns));
-    nnb_store_relaxed(&q->stamp[1], tagged(position, lasted_ns));
+    uint64_t most = together < MOST_TOGETHER ? together : MOST_TOGETHER;
+    nnb_store_relaxed(&q->stamp[1], tagged(position, most << LASTED_BITS | lasted_ns));
 }
 
 void nnb_channel_set_deadline(nnb_channel *ch, uint32_t n, uint64_t deadline_ns)
@@ -192,13 +193,15 @@ uint64_t nnb_channel_find_deadline(const nnb_channel *ch)
         if (!word || word >> TIME_BITS != ((q->own_r >> 3) & 0xffff))
             continue;
         uint64_t now = nnb_now_ns(), left = (word - now) & TIME_MASK;
-        uint64_t deadline = left >> (TIME_BITS - 1) ? now - (TIME_MASK + 1 - left) : now + left; /* 39 hours either way */
+        /* 39 hours either way. */
+        uint64_t deadline = left >> (TIME_BITS - 1) ? now - (TIME_MASK + 1 - left) : now + left;
         return deadline ? deadline : 1;
     }
     return 0;
 }
 
-int nnb_channel_stamp_of(const nnb_channel *ch, uint64_t now_ns, uint64_t *time_ns, uint64_t *lasted_ns)
+int nnb_channel_stamp_of(const nnb_channel *ch, uint64_t now_ns, uint64_t *time_ns, uint64_t *lasted_ns,
+                         uint32_t *together)
 {
     const nnb_mq *q = ch->mq;
     uint64_t time = nnb_load_relaxed(&q->stamp[0]), lasted = nnb_load_relaxed(&q->stamp[1]);
@@ -207,6 +210,7 @@ int nnb_channel_stamp_of(const nnb_channel *ch, uint64_t now_ns, uint64_t *time_
         ago > now_ns) /* before the clock began, with the machine */
         return 0;
     *time_ns = now_ns - ago;
-    *lasted_ns = lasted & TIME_MASK;
+    *lasted_ns = lasted & ((1ull << LASTED_BITS) - 1);
+    *together = lasted >> LASTED_BITS & MOST_TOGETHER;
     return *lasted_ns <= ago;
 }

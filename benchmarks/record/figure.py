@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from nnburst.cli.bench.case import Case
+from nnburst.cli.bench.models import size_name
 from nnburst.cli.bench.sampling import Result, Samples
 
 _COLOURS = {"a": "#8a8a8a", "b": "#8a8a8a", "c": "#4c78a8", "d": "#d62728", "e": "#b9a27c", "f": "#d62728"}
@@ -80,8 +81,7 @@ def _payloads(axes: Any, rows: Sequence[tuple[Case, Result]]) -> None:
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     ticks = sorted({case.payload_bytes for case, _ in rows})
-    names = [f"{n >> 20} MiB" if n >= 1 << 20 else f"{n >> 10} KiB" for n in ticks]
-    axes.set_xticks(ticks, names, fontsize=8.5, rotation=30, ha="right")
+    axes.set_xticks(ticks, [*map(size_name, ticks)], fontsize=8.5, rotation=30, ha="right")
     axes.set_xlabel("payload")
     axes.set_ylabel("round trip, µs (line: median; band: p10 to p90)")
     axes.set_title("What the payload costs", loc="left", fontsize=11)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import tempfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cffi import FFI
 
-from nnburst._core import lib
 from nnburst.cli.bench.case import Bench, Case, Subject
 from nnburst.cli.bench.peers import MESSAGE
 from nnburst.cli.bench.placement import Cpus
@@ -19,6 +22,20 @@ from nnburst.fmq import MessageQueue, MQDescriptor
 
 PACKET_THERE, PACKET_BACK = 7, 4  # datums of a request and a result of a model with one input and one output
 DATUM_BYTES = 24
+_HERE = Path(__file__).parent
+_SOURCES = [_HERE / "queue.c", *(path for path in _HERE.parents[1].glob("csrc/*.c") if path.name != "bench.c")]
+_FLAGS = ("-std=c11", "-O2", "-fPIC", "-shared", "-pthread")
+
+
+@cache
+def _library() -> Any:
+    """Compile the measurement with the core, as the package compiles that."""
+    ffi = FFI()
+    ffi.cdef("int bench_queue(int, int, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t *);")
+    with tempfile.TemporaryDirectory(prefix="nnburst-bench-") as directory:
+        file = str(Path(directory, "queue.so"))
+        subprocess.run(["cc", *_FLAGS, "-o", file, *map(str, sorted(_SOURCES)), "-lrt"], check=True)
+        return ffi.dlopen(file)
 
 
 def queue_samples(cpus: Cpus, there: int, back: int, count: int, warmup: int = 1100) -> Samples:
@@ -29,12 +46,13 @@ def queue_samples(cpus: Cpus, there: int, back: int, count: int, warmup: int = 1
     return from_c(
         count,
         "message queue ping-pong",
-        lambda out: lib.nnb_bench_queue(cpus.client, cpus.server, there, back, warmup, count, out),
+        lambda out: _library().bench_queue(cpus.client, cpus.server, there, back, warmup, count, out),
     )
 
 
 @contextmanager
 def _open_c_queue(there: int, back: int, bench: Bench) -> Iterator[Subject]:
+    _library()
     yield Subject(partial(queue_samples, bench.cpus, there, back))
 
 

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 from rich.console import Console
 
-from nnburst.cli.bench.report import FIGURES, GROUPS, Report, finite, number, size
+from nnburst.cli.bench.models import size_name
+from nnburst.cli.bench.report import FIGURES, GROUPS, Report, finite, number
 
 from .budget import Verdict, verdicts
 
@@ -69,7 +70,7 @@ class Record(Report):
             lines += [f"**{title}**", "", "| µs | wait | placement | payload | " + " | ".join(FIGURES) + " |"]
             lines += ["|---" * 4 + "|--:" * len(FIGURES) + "|"]
             for case in rows:
-                named = [case.title, case.wait, case.placement, size(case.payload_bytes)]
+                named = [case.title, case.wait, case.placement, size_name(case.payload_bytes)]
                 result = self.results[case.key]
                 cells = [text(result) for text in FIGURES.values()] if result.rounds else [result.note]
                 cells += [""] * (len(FIGURES) - len(cells))

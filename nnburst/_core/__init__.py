@@ -1,29 +1,13 @@
-"""The C core: cffi's ``ffi`` and ``lib``, where an errno becomes an exception, deadlines, and how things end."""
+"""The C core: cffi's ``ffi`` and ``lib``; beside them deadlines, how things end, how an errno becomes an exception."""
 
 from __future__ import annotations
 
-from ._nnburst import ffi, lib
-from .deadline import Deadline, checked_timeout
-from .errno import check, header_digest, is_real, system
-from .fds import FdSet, close_fds
-from .leaving import LEAVING, Closing, Leaving, ProcessLock, abandon_when_forked
-from .one_process import OneProcess
+import sys
 
-__all__ = [
-    "LEAVING",
-    "Closing",
-    "Deadline",
-    "FdSet",
-    "Leaving",
-    "OneProcess",
-    "ProcessLock",
-    "abandon_when_forked",
-    "check",
-    "checked_timeout",
-    "close_fds",
-    "ffi",
-    "header_digest",
-    "is_real",
-    "lib",
-    "system",
-]
+from ._nnburst import ffi, lib
+
+__all__ = ["ffi", "lib"]
+
+# Steps in C that nothing may come between count on the lock (`_module.h`).
+if not getattr(sys, "_is_gil_enabled", lambda: True)():
+    raise ImportError("nnburst needs the interpreter lock: set PYTHON_GIL=1 in the environment of this Python")

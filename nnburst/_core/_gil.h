@@ -19,11 +19,11 @@
 #define Py_END_ALLOW_THREADS }
 
 /* Evaluates `call` without the lock. */
-#define NNB_WITHOUT_GIL(rc, call)                  \
-    do {                                           \
+#define NNB_WITHOUT_GIL(rc, call)                    \
+    do {                                             \
         PyThreadState *state_ = PyEval_SaveThread(); \
-        (rc) = (call);                             \
-        PyEval_RestoreThread(state_);              \
+        (rc) = (call);                               \
+        PyEval_RestoreThread(state_);                \
     } while (0)
 
 static int nnb_py_event_wait(uint32_t *word, uint32_t mask, uint32_t *state, uint64_t deadline_ns)
@@ -186,15 +186,6 @@ static int nnb_py_bench_line(int client_cpu, int server_cpu, uint32_t warmup, ui
     return rc;
 }
 #define nnb_bench_line nnb_py_bench_line
-
-static int nnb_py_bench_queue(int client_cpu, int server_cpu, uint32_t datums_there, uint32_t datums_back,
-                              uint32_t warmup, uint32_t count, uint32_t *samples)
-{
-    int rc;
-    NNB_WITHOUT_GIL(rc, nnb_bench_queue(client_cpu, server_cpu, datums_there, datums_back, warmup, count, samples));
-    return rc;
-}
-#define nnb_bench_queue nnb_py_bench_queue
 
 static int nnb_py_bench_runs(nnb_execution *e, uint32_t count, uint32_t *samples)
 {

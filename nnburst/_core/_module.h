@@ -23,7 +23,8 @@ static PyObject *nnb_py_swap(PyObject *module, PyObject *arguments)
         return NULL;
     if (there != old)
         return nnb_py_ref(Py_False);
-    return PyList_SetItem(list, index, nnb_py_ref(new)) < 0 ? NULL : nnb_py_ref(Py_True); /* the caller has the old one */
+    /* The caller has the old one. */
+    return PyList_SetItem(list, index, nnb_py_ref(new)) < 0 ? NULL : nnb_py_ref(Py_True);
 }
 
 /* drop_plans(server, slot, plans, first, stand_in, gated, leaving) -> what was dropped. nnb_server_free_slot, and its
@@ -45,8 +46,8 @@ static PyObject *nnb_py_drop_plans(PyObject *module, PyObject *arguments)
         PyObject *plan = PyList_GetItem(plans, first + id), *key = PyLong_FromSsize_t(id);
         PyObject *entry = plan && key ? PyDict_GetItemWithError(gated, key) : NULL;
         if (!plan || !key || PyList_Append(dropped, plan) < 0 || (entry && PyList_Append(dropped, entry) < 0) ||
-            (ids[i] & NNB_PLAN_KERNEL && PyList_Append(leaving, plan) < 0) || (entry && PyDict_DelItem(gated, key) < 0) ||
-            PyList_SetItem(plans, first + id, nnb_py_ref(stand_in)) < 0)
+            (ids[i] & NNB_PLAN_KERNEL && PyList_Append(leaving, plan) < 0) ||
+            (entry && PyDict_DelItem(gated, key) < 0) || PyList_SetItem(plans, first + id, nnb_py_ref(stand_in)) < 0)
             Py_CLEAR(dropped);
         Py_XDECREF(key);
         if (!dropped)

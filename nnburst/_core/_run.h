@@ -3,7 +3,7 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * A bound request has one of these for its base. A run that ends well never enters the interpreter; any other outcome
- * is told to `conclude`, and a run with arguments, or of what is not bound, is `_run_at_length`'s.
+ * is told to `_conclude`, and a run with arguments, or of what is not bound, is `_run_at_length`'s.
  */
 #ifndef NNB_RUN_H
 #define NNB_RUN_H
@@ -44,8 +44,8 @@ static PyObject *nnb_py_run(PyObject *self, PyObject *arguments, PyObject *named
     }
     PyObject *owner = nnb_py_ref(r->pointer); /* another thread may bind anew while this one waits */
     int rc = nnb_execution_run(e);
-    result = rc ? PyObject_CallMethod(self, "conclude", "i", rc) : nnb_py_ref(Py_None);
-    if (!result && rc == -ERESTART) /* a signal handler may have raised before the first line of `conclude` */
+    result = rc ? PyObject_CallMethod(self, "_conclude", "i", rc) : nnb_py_ref(Py_None);
+    if (!result && rc == -ERESTART) /* a signal handler may have raised before the first line of `_conclude` */
         nnb_execution_abandon(e);
     Py_DECREF(owner);
     return result;
@@ -76,8 +76,8 @@ static PyObject *nnb_py_runnable_type(void)
          "    NNBurstError: The service answered another error status."},
         {"_attach", nnb_py_attach, METH_VARARGS, NULL},
         {NULL, NULL, 0, NULL}};
-    static PyMemberDef members[] = {
-        {"_pointer", T_OBJECT_EX, offsetof(nnb_py_runnable, pointer), READONLY, NULL}, {NULL, 0, 0, 0, NULL}};
+    static PyMemberDef members[] = {{"_pointer", T_OBJECT_EX, offsetof(nnb_py_runnable, pointer), READONLY, NULL},
+                                    {NULL, 0, 0, 0, NULL}};
     static PyType_Slot slots[] = {{Py_tp_dealloc, nnb_py_runnable_dealloc},
                                   {Py_tp_methods, methods},
                                   {Py_tp_members, members},

@@ -33,14 +33,7 @@ class Deadline(Struct, frozen=True):
 
     @classmethod
     def after(cls, seconds: float | None = None) -> Deadline:
-        """Return the deadline of a wait that begins now, or that of `call` around it if that comes first.
-
-        Args:
-            seconds: Which the wait may last; None: no limit; 0: what is ready now.
-
-        Raises:
-            InvalidArgument: It is not a number, or negative.
-        """
+        """Return the deadline of a wait that begins now (None: no limit), or that of `call` around it if sooner."""
         limit, ambient = limit_ns(seconds), _ambient.get()
         return cls(time.monotonic_ns() + limit if seconds else limit).sooner(ambient) if limit else ambient
 
@@ -93,10 +86,6 @@ def checked_timeout(seconds: float | None) -> float | None:
 
 
 def limit_ns(timeout: float | None) -> int:
-    """Turn seconds into nanoseconds, 0 for no limit; 0 seconds are 1.
-
-    Raises:
-        InvalidArgument: It is not a timeout (`checked_timeout`).
-    """
+    """Turn seconds into nanoseconds, 0 for no limit; 0 seconds are 1."""
     seconds = checked_timeout(timeout)
     return 0 if seconds is None or seconds * 1e9 >= _FOREVER_NS else max(int(seconds * 1e9), 1)

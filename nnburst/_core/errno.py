@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import errno
 import numbers
 import operator
@@ -21,10 +22,10 @@ from ..errors import (
     NNBurstError,
     ResourceExhausted,
 )
-from ._nnburst import ffi, lib
 
 P = ParamSpec("P")
 T = TypeVar("T")
+E = TypeVar("E", bound=enum.IntEnum)
 
 _ERRORS: dict[int, type[NNBurstError]] = {
     errno.EBADF: InvalidArgument,
@@ -115,12 +116,7 @@ def check(rc: int, what: str = "", special: Mapping[int, NNBurstError] | None = 
 
 
 def system(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Make a system call of `os` or `socket`.
-
-    Raises:
-        ResourceExhausted: The process has no descriptor, memory or room for it; the message names the call.
-        GeneralFailure: It is refused otherwise, for example by a sandbox.
-    """
+    """Make a system call of `os` or `socket`; `ResourceExhausted` for want of room, `GeneralFailure` if refused."""
     try:
         return call(*args, **kwargs)
     except OSError as error:
@@ -138,11 +134,7 @@ def is_real(value: object) -> bool:
 
 
 def whole(value: object, what: str, unit: str = "") -> int:
-    """Return a whole number, which may be one of NumPy's.
-
-    Raises:
-        InvalidArgument: It is none; `what` says what it was for.
-    """
+    """Return a whole number, which may be one of NumPy's; `InvalidArgument` says what for if it is none."""
     try:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -150,16 +142,16 @@ def whole(value: object, what: str, unit: str = "") -> int:
 
 
 def flag(value: object, what: str) -> bool:
-    """Return a truth value, which may be one of NumPy's or a number.
-
-    Raises:
-        InvalidArgument: It is none; `what` is the name of the argument.
-    """
+    """Return a truth value, which may be one of NumPy's or a number; `InvalidArgument` if it is none."""
     if not isinstance(value, int | np.bool_):
         raise InvalidArgument(f"{what} is True or False, not {type(value).__name__}")
     return bool(value)
 
 
-def header_digest() -> str:
-    """Fingerprint of the C headers that the loaded module was built from."""
-    return ffi.string(lib.nnb_py_header_digest).decode()
+def member(kind: type[E], value: object, what: str) -> E:
+    """Return a member of an enumeration, given as such, by its number, or by its name in any case."""
+    try:
+        return kind[value.upper()] if isinstance(value, str) else kind(value)  # type: ignore[arg-type]
+    except (KeyError, ValueError):
+        choices = ", ".join(repr(each.name.lower()) for each in kind)
+        raise InvalidArgument(f"{what}={value!r}; choose one of {choices}") from None

@@ -64,10 +64,10 @@ class FdSet:
         fds: Descriptors that this object owns from now on.
     """
 
-    __slots__ = ("_closed", "_owned")
+    __slots__ = ("_owned", "closed")
 
     def __init__(self, fds: Iterable[int] = ()) -> None:
-        self._closed = False
+        self.closed = False
         self._owned: list[Any] = []
         self._adopt(list(fds))
 
@@ -82,12 +82,7 @@ class FdSet:
 
     @classmethod
     def duplicate(cls: type[T], fds: Iterable[int]) -> T:
-        """Own copies of descriptors that stay with the caller.
-
-        Raises:
-            InvalidArgument: One of them is not open.
-            ResourceExhausted: The process has too many open files.
-        """
+        """Own copies of descriptors that stay with the caller."""
         copies, given = cls(), tuple(fds)
         for fd in given:  # all of them first: a copy could get the number of one that is closed
             if not isinstance(fd, int) or fd < 0:
@@ -107,19 +102,10 @@ class FdSet:
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """The descriptors, still owned by this object.
-
-        Raises:
-            BadState: They are closed.
-        """
-        if self._closed:
+        """The descriptors, still owned by this object; `BadState` if they are closed."""
+        if self.closed:
             raise BadState("the file descriptors are closed; duplicate them before closing their owner")
         return tuple(map(_number, self._owned))
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closed
 
     def add(self, fd: int) -> int:
         """Own one more; returns it."""
@@ -128,12 +114,12 @@ class FdSet:
 
     def joined(self, other: FdSet) -> FdSet:
         """Move the descriptors of both into a new set."""
-        if self._closed or other._closed:
+        if self.closed or other.closed:
             raise BadState("the file descriptors are closed; duplicate them before closing their owner")
         both = FdSet()
         both._owned = self._owned + other._owned
         for moved in (self, other):
-            moved._closed, moved._owned = True, []
+            moved.closed, moved._owned = True, []
         return both
 
     def disown(self, which: slice) -> tuple[int, ...]:
@@ -145,8 +131,7 @@ class FdSet:
         return tuple(map(_number, taken))
 
     def close(self) -> None:
-        """Close every descriptor. Idempotent."""
-        self._closed = True
+        self.closed = True
         self._owned.clear()
 
     def __len__(self) -> int:

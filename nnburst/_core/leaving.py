@@ -60,7 +60,6 @@ class Leaving:
 
     @property
     def over(self) -> bool:
-        """Whether all is done."""
         return not self._steps
 
     def __call__(self) -> None:

@@ -9,15 +9,7 @@ from ..errors import ResourceExhausted
 
 
 def start(thread: threading.Thread, what: str) -> None:
-    """Start a thread.
-
-    Args:
-        thread: Which.
-        what: Needs it: the subject of the sentence that refuses.
-
-    Raises:
-        ResourceExhausted: The system has none.
-    """
+    """Start a thread; `what` is the subject of the sentence in which `ResourceExhausted` says what needs it."""
     try:
         thread.start()
     except (RuntimeError, MemoryError) as error:
@@ -25,17 +17,7 @@ def start(thread: threading.Thread, what: str) -> None:
 
 
 def start_daemon(target: Callable[..., object], *args: object, name: str, what: str) -> threading.Thread:
-    """Start a thread that does not keep the process alive, as it may be inside a device that never returns.
-
-    Args:
-        target: Called there with `args`.
-        args: For `target`.
-        name: Of the thread.
-        what: As for `start`.
-
-    Raises:
-        ResourceExhausted: As `start`.
-    """
+    """Start a thread that does not keep the process alive, as it may be inside a device that never returns."""
     thread = threading.Thread(target=target, args=args, name=name, daemon=True)
     start(thread, what)
     return thread

@@ -6,7 +6,7 @@
 #define BURST_PAIR_H
 
 #include "check.h"
-#include "nnb_internal.h"
+#include "nnb_server.h"
 
 typedef struct burst_pair {
     nnb_client *client;
@@ -26,7 +26,8 @@ static inline nnb_mq *second_handle(const nnb_mq *q)
     return copy;
 }
 
-static inline burst_pair new_pair_as(uint32_t layout, uint64_t length, uint64_t client_window_ns, uint64_t server_window_ns)
+static inline burst_pair new_pair_as(uint32_t layout, uint64_t length, uint64_t client_window_ns,
+                                     uint64_t server_window_ns)
 {
     uint32_t options = NNB_MQ_EXCLUSIVE | NNB_MQ_SEALED;
     burst_pair p;

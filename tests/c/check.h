@@ -17,28 +17,28 @@
 
 #include "nnburst.h"
 
-#define CHECK(condition)                                                             \
-    do {                                                                             \
-        if (!(condition)) {                                                          \
-            fprintf(stderr, "%s:%d: CHECK(%s)\n", __FILE__, __LINE__, #condition);   \
-            _exit(1);                                                                \
-        }                                                                            \
+#define CHECK(condition)                                                           \
+    do {                                                                           \
+        if (!(condition)) {                                                        \
+            fprintf(stderr, "%s:%d: CHECK(%s)\n", __FILE__, __LINE__, #condition); \
+            _exit(1);                                                              \
+        }                                                                          \
     } while (0)
 
 /* Compares two integers and shows both. */
-#define CHECK_EQ(got, want)                                                                              \
-    do {                                                                                                 \
-        long long got_ = (long long)(got), want_ = (long long)(want);                                    \
-        if (got_ != want_) {                                                                             \
-            fprintf(stderr, "%s:%d: %s is %lld, not %lld\n", __FILE__, __LINE__, #got, got_, want_);     \
-            _exit(1);                                                                                    \
-        }                                                                                                \
+#define CHECK_EQ(got, want)                                                                          \
+    do {                                                                                             \
+        long long got_ = (long long)(got), want_ = (long long)(want);                                \
+        if (got_ != want_) {                                                                         \
+            fprintf(stderr, "%s:%d: %s is %lld, not %lld\n", __FILE__, __LINE__, #got, got_, want_); \
+            _exit(1);                                                                                \
+        }                                                                                            \
     } while (0)
 
-#define SKIP(reason)                  \
-    do {                              \
+#define SKIP(reason)                   \
+    do {                               \
         printf("     (%s)\n", reason); \
-        return 77;                    \
+        return 77;                     \
     } while (0)
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)

@@ -44,7 +44,7 @@ static void *step(void *argument)
                 continue;
             }
             CHECK_EQ(rc, 0);
-            nnb_uses_settle(u, nnb_gate_moves(gate));
+            nnb_uses_settle(u, nnb_gate_moves(gate, 0));
         }
         CHECK_EQ(contents[from][0], contents[from][1]);
         contents[to][0] = contents[from][0] + 1;
@@ -52,7 +52,7 @@ static void *step(void *argument)
         __atomic_fetch_add(&written, 1, __ATOMIC_RELAXED);
         CHECK_EQ(nnb_uses_leave(u, NNB_COMMITTED), 0);
         if (i % 64 == 0)
-            nnb_gate_moved(gate);
+            nnb_gate_moves(gate, 1);
     }
     nnb_uses_destroy(u);
     return NULL;
@@ -96,8 +96,8 @@ static void quick_way_in(void)
     nnb_uses *reading, *writing;
     CHECK_EQ(nnb_uses_create(&reading, gate, buffers, 1, NULL, 0), 0);
     CHECK_EQ(nnb_uses_create(&writing, gate, NULL, 0, buffers, 1), 0);
-    nnb_uses_settle(reading, nnb_gate_moves(gate));
-    nnb_uses_settle(writing, nnb_gate_moves(gate));
+    nnb_uses_settle(reading, nnb_gate_moves(gate, 0));
+    nnb_uses_settle(writing, nnb_gate_moves(gate, 0));
     CHECK_EQ(nnb_uses_admit(reading), 0); /* without contents */
     CHECK_EQ(nnb_uses_admit(writing), 1);
     CHECK_EQ(nnb_uses_admit(writing), 0);
@@ -107,7 +107,7 @@ static void quick_way_in(void)
     CHECK_EQ(nnb_uses_admit(writing), 0);
     CHECK_EQ(nnb_uses_leave(reading, NNB_COMMITTED), 0);
     CHECK_EQ(nnb_uses_leave(reading, NNB_COMMITTED), 0);
-    nnb_gate_moved(gate);
+    nnb_gate_moves(gate, 1);
     CHECK_EQ(nnb_uses_admit(reading), 0);
     nnb_uses_destroy(reading);
     nnb_uses_destroy(writing);
@@ -134,7 +134,7 @@ static void closing(void)
     nnb_buffer_close(buffers[0]);
     CHECK_EQ(look(buffers[0]).is_closed, 1);
     CHECK_EQ(look(buffers[0]).is_idle, 0);
-    nnb_uses_settle(other, nnb_gate_moves(gate));
+    nnb_uses_settle(other, nnb_gate_moves(gate, 0));
     CHECK_EQ(nnb_uses_admit(other), 0);
     nnb_buffer_destroy(buffers[0]); /* the requests keep it */
     CHECK_EQ(nnb_uses_leave(u, NNB_UNCHANGED), 1);

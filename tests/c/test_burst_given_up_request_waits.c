@@ -3,23 +3,14 @@
 #include "burst_pair.h"
 
 static burst_pair p;
+static nnb_row row;
 
-static uint64_t in_ring(void)
-{
-    return nnb_mq_capacity(p.request) - (uint64_t)nnb_mq_available_to_write(p.request);
-}
+static uint64_t in_ring(void) { return nnb_mq_capacity(p.request) - (uint64_t)nnb_mq_available_to_write(p.request); }
 
 static void serve_one(void)
 {
     CHECK(nnb_server_try(p.server, 1) >= 0);
     CHECK_EQ(nnb_server_reply(p.server), 0);
-}
-
-static nnb_stats client_stats(void)
-{
-    nnb_stats s;
-    nnb_client_stats(p.client, &s);
-    return s;
 }
 
 static int run_out(nnb_execution *e)
@@ -34,6 +25,7 @@ int main(void)
 {
     watchdog();
     p = new_pair(64, 0, 0);
+    nnb_client_watch(p.client, &row);
     nnb_execution *first = new_execution(p.client, 1), *second = new_execution(p.client, 2);
     CHECK_EQ(run_out(first), -ETIMEDOUT);
     uint64_t one = in_ring();
@@ -49,7 +41,7 @@ int main(void)
     CHECK_EQ(in_ring(), one);
     serve_one();
     CHECK_EQ(nnb_execution_try(second, 1), 0);
-    CHECK_EQ(client_stats().dropped, 1);
+    CHECK_EQ(row.counters[NNB_DROPPED], 1);
 
     /* its time is over before: nothing was sent, no answer is due for it */
     CHECK_EQ(run_out(first), -ETIMEDOUT);
@@ -66,7 +58,7 @@ int main(void)
     serve_one();
     CHECK_EQ(nnb_execution_try(first, 1), -EAGAIN);
     CHECK_EQ(nnb_execution_try(first, 1), 0);
-    CHECK_EQ(client_stats().dropped, 2);
+    CHECK_EQ(row.counters[NNB_DROPPED], 2);
 
     /* one that the server has taken, but not answered, is no obstacle */
     CHECK_EQ(run_out(first), -ETIMEDOUT);
@@ -80,7 +72,7 @@ int main(void)
     CHECK_EQ(nnb_execution_try(second, 1), 0);
 
     /* what does not fit is said at once, or when its turn comes */
-    CHECK_EQ(client_stats().sent, client_stats().received);
+    CHECK_EQ(row.counters[NNB_REQUESTS], row.counters[NNB_RESULTS]);
     nnb_execution_destroy(first);
     nnb_execution_destroy(second);
     end_pair(&p);

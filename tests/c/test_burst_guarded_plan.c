@@ -45,7 +45,7 @@ static void *serve(void *unused)
             careful++;
             if (!look().is_closed) {
                 CHECK_EQ(nnb_uses_enter(uses, 0), 0);
-                nnb_uses_settle(uses, nnb_gate_moves(gate));
+                nnb_uses_settle(uses, nnb_gate_moves(gate, 0));
                 CHECK_EQ(nnb_uses_leave(uses, NNB_COMMITTED), 0);
             }
         } else {
@@ -100,7 +100,7 @@ int main(void)
     CHECK_EQ(quick, 12);
     CHECK_EQ(look().is_initialised, 1);
 
-    nnb_gate_moved(gate);
+    nnb_gate_moves(gate, 1);
     run(e, 0);
     CHECK_EQ(careful, 2);
     CHECK_EQ(nnb_uses_enter(uses, 0), 0); /* somebody else has it */

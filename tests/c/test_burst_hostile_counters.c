@@ -1,8 +1,8 @@
 /* Forged counters: each end notices, says -EBADMSG for good, and touches nothing outside the ring. */
 #include "burst_pair.h"
 
-static const uint64_t forged[] = {1,           23,           25,         24 * 33, 1u << 20, 1ull << 63,
-                                  UINT64_MAX, UINT64_MAX - 23, UINT64_MAX / 2, 12};
+static const uint64_t forged[] = {1, 23, 25, 24 * 33, 1u << 20, 1ull << 63, UINT64_MAX, UINT64_MAX - 23, UINT64_MAX / 2,
+                                  12};
 
 int main(void)
 {

@@ -12,8 +12,8 @@
 #include "nnb_server.h"
 
 static int waits, wakes, reads, read_by_poll; /* the clock; before the last wait, without two reads for each wake */
-static uint64_t wake_takes; /* how far a wake moves that clock */
-static int is_pushed, moves; /* a wake costs this thread its processor; how often its mask was set */
+static uint64_t wake_takes;                   /* how far a wake moves that clock */
+static int is_pushed, moves;                  /* a wake costs this thread its processor; how often its mask was set */
 static long switches;
 static uint64_t fake_ns; /* 0: the clock is the system's, else it goes on by 1 us each time that it is read */
 static void (*before_wait)(void), (*before_each_wait)(void);
@@ -225,13 +225,15 @@ int main(void)
     CHECK_EQ(wakes, 3); /* and one that says that there is room */
     CHECK_EQ(moves, 4); /* a listener */
     CHECK_EQ(nnb_execution_resume(e), 0);
-    const struct { int pushed; uint64_t takes, later; int moved; } cases[] = {
+    const struct {
+        int pushed;
+        uint64_t takes, later;
+        int moved;
+    } cases[] = {
         {1, 50000, 0, 0},       /* it has only just moved */
         {0, 50000, 9000000, 0}, /* it kept its processor */
-        {1, 5000, 9000000, 0},
-        {1, 50000, 9000000, 2},
-        {1, 50000, 300000, 2},
-        {1, 50000, 300000, 0}, /* that did not help: the pauses grow */
+        {1, 5000, 9000000, 0},  {1, 50000, 9000000, 2},
+        {1, 50000, 300000, 2},  {1, 50000, 300000, 0}, /* that did not help: the pauses grow */
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         is_pushed = cases[i].pushed;

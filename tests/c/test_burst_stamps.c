@@ -225,13 +225,20 @@ static void time_before_the_machine_started_is_none(void)
     nnb_mq q = {.stamp = stamp};
     nnb_channel ch = {.mq = &q};
     uint64_t time, lasted;
-    q.own_r = 0xffffull << 3; /* of which the tag is made */
+    uint32_t together;
+    q.own_r = 0xffffull << 3;                                              /* of which the tag is made */
     nnb_store_relaxed(&stamp[0], 0xffffull << 48 | ((1ull << 48) - 1000)); /* 1000 ns before 0 */
     nnb_store_relaxed(&stamp[1], 0xffffull << 48);
-    CHECK(!nnb_channel_stamp_of(&ch, 5000, &time, &lasted));
+    CHECK(!nnb_channel_stamp_of(&ch, 5000, &time, &lasted, &together));
     nnb_store_relaxed(&stamp[0], 0xffffull << 48 | 1000);
-    CHECK(nnb_channel_stamp_of(&ch, 5000, &time, &lasted));
+    CHECK(nnb_channel_stamp_of(&ch, 5000, &time, &lasted, &together));
     CHECK_EQ(time, 1000);
+    q.own_w = q.own_r - 2 * NNB_DATUM_SIZE;
+    for (uint32_t n = 0; n <= 128; n = 2 * n + 1) {
+        nnb_channel_stamp(&ch, 2, 1000, 3000, n);
+        CHECK(nnb_channel_stamp_of(&ch, 5000, &time, &lasted, &together));
+        CHECK(time == 1000 && lasted == 3000 && together == (n < 63 ? n : 63));
+    }
 }
 
 int main(void)

@@ -82,7 +82,7 @@ int main(void)
             mutant[k] = k % NNB_DATUM_SIZE ? (uint8_t)random32() : (uint8_t)(random32() % 8);
         decode_both(mutant, n);
     }
-    CHECK(accepted > 0);                      /* harmless mutations are harmless */
+    CHECK(accepted > 0);                       /* harmless mutations are harmless */
     CHECK(accepted < 2ull * (uint64_t)ROUNDS); /* and the others were refused */
     return 0;
 }

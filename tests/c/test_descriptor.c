@@ -32,7 +32,8 @@ int __wrap_close(int fd)
     } else if (!is_socket) {
         stuck++;
         pthread_cond_broadcast(&change);
-        while (!open_for_all) pthread_cond_wait(&change, &lock);
+        while (!open_for_all)
+            pthread_cond_wait(&change, &lock);
     }
     pthread_mutex_unlock(&lock);
     int rc = __real_close(fd);
@@ -53,7 +54,8 @@ static void drop(int flag)
 static void wait_for(const int *count, int wanted)
 {
     pthread_mutex_lock(&lock);
-    while (*count < wanted) pthread_cond_wait(&change, &lock);
+    while (*count < wanted)
+        pthread_cond_wait(&change, &lock);
     pthread_mutex_unlock(&lock);
 }
 
@@ -66,7 +68,8 @@ static int lingering(int listener, const struct sockaddr_in *at)
     CHECK(fd >= 0);
     CHECK_EQ(connect(fd, (const struct sockaddr *)at, sizeof(*at)), 0);
     CHECK(accept(listener, NULL, NULL) >= 0); /* never read from */
-    while (send(fd, bytes, sizeof(bytes), MSG_DONTWAIT | MSG_NOSIGNAL) > 0) {}
+    while (send(fd, bytes, sizeof(bytes), MSG_DONTWAIT | MSG_NOSIGNAL) > 0) {
+    }
     CHECK_EQ(setsockopt(fd, SOL_SOCKET, SO_LINGER, &hour, sizeof(hour)), 0);
     return fd;
 }
@@ -98,7 +101,8 @@ int main(void)
     main_thread = pthread_self();
     drop(0);
     CHECK_EQ(in_place, 1);
-    for (int i = 0; i < MORE; i++) drop(NNB_FD_MAY_BLOCK); /* goes on although none of them ends */
+    for (int i = 0; i < MORE; i++)
+        drop(NNB_FD_MAY_BLOCK); /* goes on although none of them ends */
     wait_for(&stuck, MOST);
     CHECK_EQ(in_place, 1);
 
@@ -109,7 +113,8 @@ int main(void)
     CHECK_EQ(bind(listener, (struct sockaddr *)&at, n), 0);
     CHECK_EQ(listen(listener, 8), 0);
     CHECK_EQ(getsockname(listener, (struct sockaddr *)&at, &n), 0);
-    for (int i = 0; i < MOST + 2; i++) nnb_fd_drop((void *)(intptr_t)(lingering(listener, &at) | NNB_FD_MAY_BLOCK));
+    for (int i = 0; i < MOST + 2; i++)
+        nnb_fd_drop((void *)(intptr_t)(lingering(listener, &at) | NNB_FD_MAY_BLOCK));
     wait_for(&apart, MOST + 2); /* beside the files, which are stuck */
     CHECK_EQ(in_place, 1);
 

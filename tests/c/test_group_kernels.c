@@ -1,6 +1,7 @@
 /* The kernels of a group's bursts under everything at once: clients come and hang up in a run, slots are freed all the
  * time, and workers leave with a request at hand. A kernel is not called after its caller was told that it may end, each
- * request is run and answered once, and kernels that last until others have run do not hold these up. */
+ * request is run and answered once, and kernels that last until others have run do not hold these up. The clients without
+ * such kernels have a batcher: what waits there runs as one, or one by one if one of them fails. */
 #include <sched.h>
 
 #include "burst_pair.h"
@@ -9,8 +10,8 @@
 #define BURSTS 2 /* of each at a time */
 #define ROUNDS (UNDER_SANITIZER ? 12 : 60)
 #define REQUESTS (UNDER_SANITIZER ? 100 : 200) /* of a burst */
-#define MEANWHILE 30 /* runs of the others that a long run waits for */
-#define PLANS 8 /* of a pair's server */
+#define MEANWHILE 30                           /* runs of the others that a long run waits for */
+#define PLANS 8                                /* of a pair's server */
 #define SLOTS 12
 #define LEAVERS 100 /* workers that leave, at most */
 #define MOST_WORKERS 1024
@@ -22,6 +23,7 @@ enum { DEFECT = 4, FAILURE = 2 }; /* what a kernel returns, and what a request g
 typedef struct test_kernel {
     nnb_kernel is;
     struct seat *seat;
+    void *argument; /* where that is named */
     int32_t slot;
     int has_ended; /* plain: ThreadSanitizer sees whether the core orders it after each run */
     int runs;      /* that have begun, */
@@ -49,7 +51,11 @@ static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static pthread_t threads[MOST_WORKERS];
 static int n_workers, n_left;
 static int quick_runs, others = CLIENTS - 1; /* clients without long runs */
-static int n_leaving, n_long; /* what has happened: kernels dropped in a run, long runs of kernels */
+static int n_leaving, n_long;                /* what has happened: kernels dropped in a run, long runs of kernels, */
+static int n_together, n_split;              /* requests that ran as one, and runs of several that failed */
+static nnb_batcher batcher = {.most = 4};
+static seat *stack[4]; /* whose requests run as one */
+static int n_stacked;
 
 static int load(int *n) { return __atomic_load_n(n, __ATOMIC_RELAXED); }
 static int add(int *n, int more) { return __atomic_add_fetch(n, more, __ATOMIC_RELAXED); }
@@ -81,6 +87,23 @@ static int run(nnb_kernel *kernel, uint64_t deadline_ns)
     return status;
 }
 
+static int run_stack(nnb_kernel *kernel, uint64_t deadline_ns)
+{
+    (void)kernel;
+    CHECK(deadline_ns == 0);
+    CHECK_EQ(add(&n_stacked, 1), 1); /* one at a time */
+    int n = 0, fails = 0;
+    while (n < 4 && stack[n])
+        fails |= stack[n++]->kind == FAILS;
+    CHECK(n >= 2);
+    for (int i = 0; i < n && !fails; i++)
+        CHECK_EQ(serve(stack[i]), 0);
+    memset(stack, 0, sizeof(stack));
+    add(fails ? &n_split : &n_together, fails ? 1 : n);
+    add(&n_stacked, -1);
+    return fails ? DEFECT : 0;
+}
+
 static const char *sentence(nnb_kernel *kernel)
 {
     CHECK(!((test_kernel *)kernel)->has_ended);
@@ -88,6 +111,12 @@ static const char *sentence(nnb_kernel *kernel)
 }
 
 static void destroy(nnb_kernel *kernel) { CHECK(kernel == NULL); } /* the core leaves that to its caller */
+
+static const uint64_t nbytes[] = {sizeof(seat *)};
+static uint8_t *const stacks[] = {(uint8_t *)stack};
+static nnb_kernel whole = {.run = run_stack};
+static nnb_kernel *const runs[] = {NULL, NULL, &whole, &whole, &whole};
+static nnb_batch batch = {4, 1, 1, nbytes, stacks, runs, 0, 0};
 
 /* ---- what the caller does, under the seat's lock ------------------------------------------------------------------- */
 
@@ -104,7 +133,8 @@ static void bind(seat *s, uint32_t id)
     end(&s->kernels[id]);
     test_kernel *k = calloc(1, sizeof(*k));
     CHECK(k != NULL);
-    k->is = (nnb_kernel){run, sentence, destroy};
+    k->argument = &k->seat;
+    k->is = (nnb_kernel){run, sentence, destroy, s >= seats[1] ? &batch : NULL, &k->argument};
     k->seat = s;
     k->slot = nnb_server_request(s->pair.server)->pools[0];
     k->next = s->all;
@@ -199,7 +229,9 @@ static void *work(void *argument)
             CHECK(event == -EPIPE || event == -ESHUTDOWN);
             leaves = 1;
         } else if (event < NNB_BURST_ENDED) {
-            if (events % 50 == 0 && add(&n_left, 1) <= LEAVERS) {
+            int may_leave =
+                event & NNB_PLAN_NEW || seat_of(event % NNB_PLAN_NEW / NNB_BURST_PLANS) < seats[1]; /* alone */
+            if (events % 10 == 0 && may_leave && add(&n_left, 1) <= LEAVERS) {
                 leaves = 1;
                 add_worker();
             }
@@ -238,7 +270,8 @@ static void join(seat *s, uint64_t client, uint32_t priority, uint64_t window)
     s->is_open = 1;
     pthread_mutex_unlock(&s->lock);
     pthread_mutex_lock(&lock); /* until it is in the table no worker looks there */
-    int number = nnb_group_add(group, s->pair.server, client, priority);
+    int number =
+        nnb_group_add(group, s->pair.server, client, priority, s >= seats[1] ? &batcher : NULL, client % 2 ? 50000 : 0);
     CHECK(number >= 0 && number < MOST_NUMBERS);
     table[number] = s;
     pthread_mutex_unlock(&lock);
@@ -268,10 +301,9 @@ static void leave(seat *s, nnb_execution *last)
     while (!s->has_ended)
         pthread_cond_wait(&changed, &lock);
     pthread_mutex_unlock(&lock);
-    nnb_stats stats;
-    nnb_server_stats(s->pair.server, &stats);
-    CHECK_EQ(stats.sent, stats.received);
-    CHECK_EQ(stats.sent, s->served);
+    const uint64_t *n = nnb_server_inbox(s->pair.server)->counters;
+    CHECK_EQ(n[NNB_RESULTS], n[NNB_REQUESTS]);
+    CHECK_EQ(n[NNB_RESULTS], s->served);
     if (s->served == s->asked) {
         CHECK_EQ(resume(last), s->outcome);
     } else { /* it was not taken any more */
@@ -369,6 +401,6 @@ int main(void)
     for (int i = 0; i < n_workers; i++) /* none is made any more: no run is under way */
         finish(threads[i]);
     nnb_group_destroy(group);
-    CHECK(n_leaving > 0 && n_long > 0 && n_left > 0);
+    CHECK(n_leaving > 0 && n_long > 0 && n_left > 0 && n_together > 0 && n_split > 0);
     return 0;
 }

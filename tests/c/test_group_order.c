@@ -34,7 +34,7 @@ static void open_polling_burst(int i, uint64_t client, uint32_t priority, uint64
 {
     pairs[i] = new_pair_as(NNB_LAYOUT_STAMPED, 1024, window, window);
     is_open[i] = 1;
-    seats[i] = nnb_group_add(group, pairs[i].server, client, priority);
+    seats[i] = nnb_group_add(group, pairs[i].server, client, priority, NULL, 0);
     CHECK(seats[i] >= 0);
 }
 
@@ -297,7 +297,8 @@ static void client_whose_turn_is_over_is_told_to_rest(void)
     for (int i = 0; i < 20; i++) {
         send(1);
         CHECK_EQ(next_burst(), 1);
-        CHECK_EQ(told(1), NNB_HINT_WORD(sched_getcpu())); /* it was woken in its turn, and is to leave that to the leader */
+        CHECK_EQ(told(1),
+                 NNB_HINT_WORD(sched_getcpu())); /* it was woken in its turn, and is to leave that to the leader */
     }
     last_for(2);
     CHECK_EQ(next_burst(), 0);

@@ -84,7 +84,7 @@ static int join(burst_pair *p, uint64_t client, uint32_t priority, uint64_t wind
 {
     *p = new_pair_as(NNB_LAYOUT_STAMPED, 32, window, window);
     pthread_mutex_lock(&lock); /* until it is in the table no worker looks there */
-    int number = nnb_group_add(group, p->server, client, priority);
+    int number = nnb_group_add(group, p->server, client, priority, NULL, 0);
     CHECK(number >= 0 && number < MOST_SEATS);
     seats[number].server = p->server;
     seats[number].has_ended = 0;

@@ -1,6 +1,6 @@
 /* Workers of a group that come and go: one that is destroyed while it leads leaves the lead to another one, and a request
  * that it had fails; a run that was stuck, and is over, asks for no more workers; those that were needed stay for
- * the next time, and leave when that does not come. The clock is the test's own (--wrap=nnb_now_ns), and so is how long a
+ * the next time, and leave when that does not come; a ring wakes a sleeper once. The clock is the test's own (--wrap=nnb_now_ns), and so is how long a
  * sleep lasts (--wrap=syscall). */
 #define _GNU_SOURCE
 #include <linux/futex.h>
@@ -9,6 +9,7 @@
 #include <time.h>
 
 #include "burst_pair.h"
+#include "nnb_group.h"
 
 #ifndef SYS_futex_waitv
 #define SYS_futex_waitv 449
@@ -60,7 +61,7 @@ static void open_group(int n, uint64_t window)
     CHECK_EQ(nnb_group_create(&group, 2, 127), 0);
     for (int i = 0; i < n; i++) {
         pairs[i] = new_pair(16, window, i ? 0 : window);
-        CHECK_EQ(nnb_group_add(group, pairs[i].server, (uint64_t)i, 1), i);
+        CHECK_EQ(nnb_group_add(group, pairs[i].server, (uint64_t)i, 1, NULL, 0), i);
     }
 }
 
@@ -226,9 +227,27 @@ static void worker_that_is_not_needed_stays_for(uint64_t seconds, int stays)
     nnb_group_destroy(group);
 }
 
+static void *ring(void *bell)
+{
+    rest();
+    nnb_ring(bell);
+    return NULL;
+}
+
+static void bell_that_ended_a_sleep_does_not_end_the_next_one(void)
+{
+    static nnb_a32 bell;
+    pthread_t thread;
+    CHECK_EQ(pthread_create(&thread, NULL, ring, &bell), 0);
+    CHECK_EQ(nnb_sleep_on_bell(&bell, 0), 0);
+    CHECK_EQ(pthread_join(thread, NULL), 0);
+    CHECK_EQ(nnb_sleep_on_bell(&bell, 1000000), 1);
+}
+
 int main(void)
 {
     watchdog();
+    bell_that_ended_a_sleep_does_not_end_the_next_one();
     leader_that_is_destroyed_leaves_the_lead(0);
     leader_that_is_destroyed_leaves_the_lead(1);
     worker_that_is_not_needed_stays_for(2, 1);

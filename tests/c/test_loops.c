@@ -25,7 +25,7 @@ static int run(const nnb_loop *loops, uint32_t n, uint64_t deadline_ns)
     CHECK_EQ(nnb_loops_create(&kernel, loops, n), 0);
     int status = nnb_kernel_run(kernel, deadline_ns);
     CHECK(!status || kernel->sentence(kernel) != NULL);
-    nnb_loops_destroy(kernel);
+    kernel->destroy(kernel);
     return status;
 }
 
@@ -64,13 +64,17 @@ static void elements_are_centred(void)
     } types[] = {{'B', 1}, {'b', 1}, {'H', 2}, {'h', 2}, {'f', 4}, {'d', 8}};
     for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
         int size = types[t].size;
-        char *from = exactly((size_t)(ROWS * 4 - 1) * (size_t)size, NULL); /* nothing lies behind the last one that is read */
+        char *from =
+            exactly((size_t)(ROWS * 4 - 1) * (size_t)size, NULL); /* nothing lies behind the last one that is read */
         for (int i = 0; i < ROWS * 4 - 1; i++) {
             uint8_t code = (uint8_t)(i + 200);
             uint16_t wide = (uint16_t)(i + 40000);
             float f = (float)i - 0.5f;
             double d = i + 0.25;
-            const void *value = size == 1 ? (void *)&code : size == 2 ? (void *)&wide : size == 4 ? (void *)&f : (void *)&d;
+            const void *value = size == 1   ? (void *)&code
+                                : size == 2 ? (void *)&wide
+                                : size == 4 ? (void *)&f
+                                            : (void *)&d;
             memcpy(from + i * size, value, (size_t)size);
         }
         nnb_centre centre = {.zero_point = -3, .type = types[t].type};
@@ -78,14 +82,30 @@ static void elements_are_centred(void)
         double *broad = exactly(ROWS * 2 * sizeof(double), NULL);
         char *last = from + (ROWS - 1) * 4 * size;
         nnb_loop loops[] = {
-            {nnb_loop_centre, &centre, {last, (char *)narrow}, {2}, {2 * size, sizeof(float)}, {-4 * size, 2 * sizeof(float)}, ROWS},
-            {nnb_loop_centre, &centre, {last, (char *)broad}, {2}, {2 * size, sizeof(double)}, {-4 * size, 2 * sizeof(double)}, ROWS},
+            {nnb_loop_centre,
+             &centre,
+             {last, (char *)narrow},
+             {2},
+             {2 * size, sizeof(float)},
+             {-4 * size, 2 * sizeof(float)},
+             ROWS},
+            {nnb_loop_centre,
+             &centre,
+             {last, (char *)broad},
+             {2},
+             {2 * size, sizeof(double)},
+             {-4 * size, 2 * sizeof(double)},
+             ROWS},
         };
         CHECK_EQ(run(loops, 2, 0), 0);
         for (int i = 0; i < ROWS * 2; i++) {
             int at = (ROWS - 1 - i / 2) * 4 + i % 2 * 2;
-            double is = types[t].type == 'B' ? at + 200 : types[t].type == 'b' ? at + 200 - 256 : types[t].type == 'H' ? at + 40000
-                      : types[t].type == 'h' ? at + 40000 - 65536 : types[t].type == 'f' ? at - 0.5 : at + 0.25;
+            double is = types[t].type == 'B'   ? at + 200
+                        : types[t].type == 'b' ? at + 200 - 256
+                        : types[t].type == 'H' ? at + 40000
+                        : types[t].type == 'h' ? at + 40000 - 65536
+                        : types[t].type == 'f' ? at - 0.5
+                                               : at + 0.25;
             CHECK(broad[i] == is + 3 && narrow[i] == (float)(is + 3));
         }
         free(from);
@@ -157,7 +177,7 @@ static void a_run_ends_before_its_next_loop(void)
     CHECK_EQ(calls, 2 * ROWS + 1);
     go(NULL); /* nor does a later run begin */
     CHECK_EQ(calls, 2 * ROWS + 1);
-    nnb_loops_destroy(kernel);
+    kernel->destroy(kernel);
 }
 
 int main(void)

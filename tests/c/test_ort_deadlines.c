@@ -28,6 +28,7 @@ static void *create_options(void **out)
 static void *set_severity(void *o, int level) { return level == 4 ? NULL : o; }
 
 static nnb_a32 told; /* how often a run was ended; with the lock held */
+static uint32_t told_before;
 
 static void *set_terminate(void *o)
 {
@@ -51,10 +52,9 @@ static void *run_nodes(void *session, const void *o, const void *binding)
 {
     CHECK_EQ(*(const int *)session, 7);
     const options *opts = o;
-    uint32_t before = nnb_load32_acquire(&told);
     nnb_store32_release(&begun, 1);
     for (uint64_t end = nnb_now_ns() + PATIENCE_S * 1000ull * MS; nnb_now_ns() < end;) {
-        int is_told = nnb_load32_acquire(&told) != before;
+        int is_told = nnb_load32_acquire(&told) != told_before;
         if (runs == UNTIL_TOLD ? is_told : (int)nnb_load32_acquire((nnb_a32 *)&opts->terminate))
             return made;
         if (runs == AT_ONCE) {
@@ -165,6 +165,7 @@ int main(void)
     CHECK_EQ(nnb_kernel_run(k, nnb_now_ns() + PATIENCE_S * 1000ull * MS), 5);
     CHECK(strstr(k->sentence(k), "its client has gone") != NULL);
     pthread_join(thread, NULL);
+    told_before = nnb_load32_acquire(&told);
     runs = UNTIL_TOLD; /* and this one is ended at its deadline, too */
     CHECK_EQ(nnb_kernel_run(k, nnb_now_ns() + 5 * MS), 5);
     runs = UNTIL_ENDED;

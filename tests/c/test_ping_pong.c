@@ -65,7 +65,8 @@ static void *stream(void *argument)
         CHECK_EQ(tx.first_count + tx.second_count, count);
         for (uint64_t i = 0; i < count; i++, number++) {
             element e = {number, number * number, ~number};
-            uint8_t *slot = i < tx.first_count ? tx.first + i * sizeof(e) : tx.second + (i - tx.first_count) * sizeof(e);
+            uint8_t *slot =
+                i < tx.first_count ? tx.first + i * sizeof(e) : tx.second + (i - tx.first_count) * sizeof(e);
             memcpy(slot, &e, sizeof(e));
         }
         CHECK_EQ(nnb_mq_commit_write(q, count), 0);

@@ -20,11 +20,11 @@
 #define NEVER UINT64_MAX
 #define MOST 64
 #define MOST_CPUS 8
-#define MOST_WAIT (450 * US)  /* of the leader for one client */
-#define LONG (100 * US)       /* a run that is expected to last longer is detached */
-#define TURNAROUND 400ull           /* of a request, beside its run */
-#define WAKE_COST (3 * US)    /* of the leader */
-#define WINDOW (50 * US)      /* a client polls for so long, then sleeps */
+#define MOST_WAIT (450 * US) /* of the leader for one client */
+#define LONG (100 * US)      /* a run that is expected to last longer is detached */
+#define TURNAROUND 400ull    /* of a request, beside its run */
+#define WAKE_COST (3 * US)   /* of the leader */
+#define WINDOW (50 * US)     /* a client polls for so long, then sleeps */
 #define SLICE (100 * US)
 
 static uint64_t seed;
@@ -48,8 +48,8 @@ typedef struct client {
     nnb_flow flow;
     nnb_queue queue;
     enum state state;
-    uint64_t computes_ns; /* still */
-    int has_sent, has_answer, is_asleep, is_served; /* a request is in its queue; ... */
+    uint64_t computes_ns;                                    /* still */
+    int has_sent, has_answer, is_asleep, is_served;          /* a request is in its queue; ... */
     uint64_t sent_ns, poll_until, wake_ns, due_ns, since_ns; /* since_ns: on its processor */
     uint64_t n, served_ns, got_ns; /* runs; their time and that of waiting; what it had when another request came */
     uint64_t wakes, longest_ns, charged_at;
@@ -280,7 +280,7 @@ static void simulate(uint64_t until)
             waited_ns += 500;
             c->served_ns += 500;
         } else {
-            CHECK(!nnb_schedule_may_pick(&schedule, &load));
+            CHECK(!nnb_schedule_may_pick(&schedule, &load, now));
         }
         pass(500);
     }
@@ -392,7 +392,8 @@ static void report(const char *name)
 {
     REPORT("%-46s %7.1f k/s, waited %4.1f %%, wakes/ms %5.2f, most/least %.2f, last waits %.0f us\n", name,
            (double)total_n * 1e6 / (double)(now - 1000 * MS), (double)waited_ns * 100 / (double)(now - 1000 * MS),
-           (double)total_wakes * 1e6 / (double)(now - 1000 * MS), (double)most(0, n_clients) / (double)(least(0, n_clients) + 1),
+           (double)total_wakes * 1e6 / (double)(now - 1000 * MS),
+           (double)most(0, n_clients) / (double)(least(0, n_clients) + 1),
            (double)clients[n_clients - 1].longest_ns / 1000);
 }
 
@@ -514,10 +515,7 @@ static uint64_t share_of_odd(uint64_t run_ns, uint64_t odd_ns, uint32_t every)
 }
 
 /* EXCESS_NS, CREDIT_PART, MOST_CREDIT_NS: what interruptions take does not count against a client, */
-static void interruptions_do_not_count(void)
-{
-    CHECK(share_of_odd(5 * US, 300 * US, 1200) > 494);
-}
+static void interruptions_do_not_count(void) { CHECK(share_of_odd(5 * US, 300 * US, 1200) > 494); }
 
 /* ... but what it takes itself does, */
 static void runs_that_differ_count(void)
@@ -584,7 +582,7 @@ static void first_runs_count_little_at_first(void)
 {
     CHECK(counts_first(1500 * US, 1) >= 1500 * US); /* one that is not long counts in full */
     CHECK(counts_first(500 * MS, 1) <= 5 * MS);
-    CHECK(counts_first(10 * MS, 10) <= 50 * MS); /* a program may open some */
+    CHECK(counts_first(10 * MS, 10) <= 50 * MS);  /* a program may open some */
     CHECK(counts_first(10 * MS, 50) >= 250 * MS); /* not one for each run */
 }
 

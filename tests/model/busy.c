@@ -12,7 +12,6 @@ void free_queue(nnb_mq *q);
 void nnb_mq_close(nnb_mq *q) { q->ring = NULL; }
 
 #include "burst_wire.c"
-#undef GENERAL_FAILURE
 
 #include "watch.c"
 

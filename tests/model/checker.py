@@ -22,6 +22,7 @@ _GENMC = (
     "--disable-load-annotation",
     "--disable-spin-assume",
     "--disable-warn-on-unfreed-memory",
+    "--print-error-trace",
 )
 
 
@@ -31,6 +32,8 @@ class Outcome:
 
     verdict: str
     detail: str = ""
+    trace: str = ""
+    """Of the execution that fails."""
 
 
 def genmc(program: str, model: str, core: Path = CORE, timeout: float | None = None) -> Outcome:
@@ -52,15 +55,16 @@ def genmc(program: str, model: str, core: Path = CORE, timeout: float | None = N
     if error is None:
         return Outcome("broken", text[-2000:])
     what = next((line for line in lines if line.startswith(("Assertion violation", "Non-terminating"))), "")
-    return Outcome("error", f"{error} {what}".strip())
+    return Outcome("error", f"{error} {what}".strip(), text)
 
 
 def spin(protocol: str, define: str = "", timeout: float | None = None) -> Outcome:
     """Explore all states of a protocol model; `define` leaves something out of it."""
     with tempfile.TemporaryDirectory() as scratch:
+        shutil.copy(HERE / f"{protocol}.pml", scratch)
         flags = [f"-D{define}"] if define else []
         steps = (
-            ["spin", *flags, "-a", str(HERE / f"{protocol}.pml")],
+            ["spin", *flags, "-a", f"{protocol}.pml"],
             ["cc", "-O2", "-DSAFETY", "-w", "-o", "pan", "pan.c"],
             ["./pan", "-m1000000"],
         )
@@ -71,12 +75,14 @@ def spin(protocol: str, define: str = "", timeout: float | None = None) -> Outco
                 return Outcome("timeout", f"no answer within {timeout:g} s")
             if done.returncode:
                 return Outcome("broken", done.stdout + done.stderr)
-    text = done.stdout
+        text = done.stdout
+        replay = ["spin", *flags, "-t", "-p", f"{protocol}.pml"]
+        trace = subprocess.run(replay, cwd=scratch, capture_output=True, text=True, check=False).stdout
     found = next((line.strip() for line in text.splitlines() if line.startswith("pan:1:")), "")
     if "errors: 0" in text and "max search depth too small" not in text:
         states = next((line.split()[0] for line in text.splitlines() if "states, stored" in line), "?")
         return Outcome("proven", f"{states} states")
-    return Outcome("error" if found else "broken", found or text)
+    return Outcome("error", found, trace) if found else Outcome("broken", text)
 
 
 def missing(*tools: str) -> list[str]:

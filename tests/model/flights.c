@@ -10,7 +10,6 @@
 #include "message_queue.c"
 
 #include "burst_wire.c"
-#undef GENERAL_FAILURE
 
 #include "watch.c"
 

@@ -46,7 +46,7 @@ int main(void)
     assert(nnb_uses_create(&writing[0], gate, NULL, 0, &buffer, 1) == 0);
     assert(nnb_uses_create(&writing[1], gate, NULL, 0, &buffer, 1) == 0);
     assert(nnb_uses_create(&reading, gate, &buffer, 1, NULL, 0) == 0);
-    nnb_uses_settle(reading, nnb_gate_moves(gate));
+    nnb_uses_settle(reading, nnb_gate_moves(gate, 0));
     pthread_t a, b, c;
     pthread_create(&a, NULL, write_first, NULL);
     pthread_create(&b, NULL, write_second, NULL);

@@ -178,7 +178,7 @@ static void send(int burst) { assert(nnb_channel_send(&senders[burst], request, 
 /* A burst of a client of its own. */
 static void join(int burst, uint32_t priority)
 {
-    assert(nnb_group_add(group, &servers[burst], (uint64_t)burst + 1, priority) == burst);
+    assert(nnb_group_add(group, &servers[burst], (uint64_t)burst + 1, priority, NULL, 0) == burst);
 }
 
 /* What has changed in the group, for its leader. */

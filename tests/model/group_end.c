@@ -22,7 +22,7 @@ static void *end_run(void *unused)
 static void *leave_and_come(void *unused)
 {
     nnb_group_leave(group, 1);
-    assert(nnb_group_add(group, &servers[1], 2, 0) >= 0);
+    assert(nnb_group_add(group, &servers[1], 2, 0, NULL, 0) >= 0);
     return unused;
 }
 

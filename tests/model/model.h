@@ -28,6 +28,8 @@
 
 #ifndef F_SEAL_SHRINK
 #define F_SEAL_SHRINK 2
+#define F_ADD_SEALS 1033
+#define F_GET_SEALS 1034
 #endif
 
 #ifndef ECANCELED

@@ -9,8 +9,6 @@
 #include "message_queue.c"
 
 #include "burst_wire.c"
-#undef GENERAL_FAILURE
-#undef LAST_STATUS
 
 #include "watch.c"
 

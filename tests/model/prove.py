@@ -1,8 +1,9 @@
 """Runs the model checkers that are on the PATH over the C core: ``make prove``.
 
 GenMC explores all executions of the programs here under two memory models, Spin all states of the protocol. Names of
-programs limit the run: ``python tests/model/prove.py channel full``. With ``--markdown FILE`` it writes a table of
-executions and seconds of processor time, too: ``docs/tables.py --store proofs FILE`` puts it into the page.
+programs limit the run: ``python tests/model/prove.py channel full``. ``--show`` prints what led to a failure. With
+``--markdown FILE`` it writes a table of executions and seconds of processor time, too:
+``docs/tables.py --store proofs FILE`` puts it into the page.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Runs the model checkers that are on the PATH over the C core.")
     parser.add_argument("names", nargs="*", help="programs; without any, all of them")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write a table of executions and seconds")
+    parser.add_argument("--show", action="store_true", help="print the trace of an execution that fails")
     options = parser.parse_args()
     names: list[str] = options.names
     cells: dict[tuple[str, str], list[str]] = {}
@@ -43,6 +45,8 @@ def main() -> int:
         seconds = os.times().children_user - before
         failed += outcome.verdict != "proven"
         print(f"{outcome.verdict:8} {what:32} {seconds:6.1f} s  {outcome.detail}", flush=True)
+        if options.show:
+            print(outcome.trace, flush=True)
         return [outcome.detail.removesuffix(" executions"), f"{seconds:.1f}"]
 
     unknown = set(names) - {*checker.PROGRAMS, *checker.PROTOCOLS}

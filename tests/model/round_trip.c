@@ -9,8 +9,6 @@
 #include "message_queue.c"
 
 #include "burst_wire.c"
-#undef GENERAL_FAILURE
-#undef LAST_STATUS
 
 #include "watch.c"
 
@@ -20,8 +18,6 @@
 #include "burst_endpoint.c"
 #undef settle
 #undef MAGIC
-#undef GENERAL_FAILURE
-#undef SPINS
 
 #include "burst_server.c"
 int nnb_uses_admit(nnb_uses *u) { return u != NULL; }

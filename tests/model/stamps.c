@@ -23,7 +23,7 @@ static const uint8_t packets[PACKETS][2 * NNB_DATUM_SIZE] = {{[8] = 2, [24] = 1}
 static void *send(void *unused)
 {
     for (uint32_t i = 1; i <= PACKETS; i++) {
-        nnb_channel_stamp(&sender, 2, 100 * i, i);
+        nnb_channel_stamp(&sender, 2, 100 * i, i, i);
         nnb_channel_set_deadline(&sender, 2, NOW + i);
         assert(nnb_channel_send(&sender, packets[i - 1], 2) == 0);
     }
@@ -40,8 +40,9 @@ static void *receive(void *unused)
             break;
         assert(nnb_channel_deadline(&receiver) == NOW + i);
         uint64_t time, lasted;
-        if (nnb_channel_is_stamped(&receiver) && nnb_channel_stamp_of(&receiver, NOW, &time, &lasted))
-            assert(time == 100 * i && lasted == i);
+        uint32_t together;
+        if (nnb_channel_is_stamped(&receiver) && nnb_channel_stamp_of(&receiver, NOW, &time, &lasted, &together))
+            assert(time == 100 * i && lasted == i && together == i);
         else
             assert(i < PACKETS); /* those of the next one took their place */
     }
