@@ -8,10 +8,14 @@ and its next request starts the service again.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
+
+import numpy as np
 
 from .._core.deadline import Deadline
 from ..errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError
@@ -22,6 +26,7 @@ from .pair import OPENING, Pair
 try:
     import ray
     from ray import serve
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 except ImportError as error:
     raise DeviceUnavailable("nnburst.scale.ray needs Ray: pip install 'nnburst[ray]'") from error
 
@@ -29,6 +34,7 @@ Inputs = Mapping[str, Array]
 T = TypeVar("T")
 
 _MOST_MODELS = 3
+_PUBLISHED = "sha256:"
 _WINDOW = 300e-6
 """Seconds. Who sleeps in a replica waits for a CPU, and for the interpreter, among Ray's own threads: that takes a
 tenth of a request's time. A service that sleeps is awake within this time, and a small model has run."""
@@ -38,8 +44,8 @@ class Replica:
     """A session, or one for each model that is asked for, as an actor or a replica holds it.
 
     Args:
-        model: The path of a model file on each node, its bytes, or with `service` the name of a model that the service
-            has. None: each request names its model (see `deployment`), found by `find`.
+        model: The path of a model file on each node, its bytes, what `publish` returned, or with `service` the name of
+            a model that the service has. None: each request names its model (see `deployment`), found by `find`.
         service: Name or address of a service that the programs of a node share, as for `nnburst.connect`; None starts
             one for each session.
         retry: Whether a request that met the death of its service is repeated: once, or with a standby twice, as it may
@@ -49,13 +55,15 @@ class Replica:
         standby: Whether a second service waits with the model, so that the death of the first costs milliseconds in
             place of a start; it takes as much memory again. If both die, requests wait for a start with `retry`, no
             longer than their ``timeout``, and get `DeadObject` at once without. Needs a `model` and no `service`.
-        spare: Whether a process without the model is kept ready for when the service of a `model` dies, if there is
-            neither a standby nor a shared `service`; as for `Session`.
+        spare: Whether a process without the model is kept ready for when the service of a `model` dies, as for
+            `Session`. None: where there can be one, which is with a `model`, and neither a standby nor a shared
+            `service`.
         trust_uid: Whose `service` is used beside that of the replica's user and of root, as for `nnburst.connect`.
         options: Of `Session`: ``device``, ``timeout``, ``cache_dir``, ``concurrency``.
 
     Raises:
-        InvalidArgument: There is nothing to run, or nothing that could stand by.
+        InvalidArgument: There is nothing to run, or nothing that could stand by or be spare; or no model of that hash
+            is published.
     """
 
     def __init__(
@@ -66,7 +74,7 @@ class Replica:
         retry: bool = False,
         find: Callable[[str], str | bytes] | None = None,
         standby: bool = False,
-        spare: bool = True,
+        spare: bool | None = None,
         trust_uid: int | Collection[int] = (),
         options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -74,6 +82,10 @@ class Replica:
             raise InvalidArgument("give a model, or find= to look one up by its name, or the service= that has them")
         if standby and (model is None or service is not None):
             raise InvalidArgument("standby=True needs a model=, and services of its own: no service=")
+        if spare and (model is None or standby or service is not None):
+            raise InvalidArgument("spare=True needs a model= on a service of its own: no service=, and no standby=True")
+        if model is not None:
+            model = _fetched(model)
         self._shared: Service | None = None if service is None else connect(service, trust_uid=trust_uid)
         self._find = find or (lambda name: name)
         self._options = {"polling_window": _WINDOW, **(options or {})}
@@ -85,14 +97,14 @@ class Replica:
             limit = self._options.get("timeout")
             self._pair = Pair(partial(Session, model, **self._options), retry=retry, timeout=limit)
         elif model is not None:
-            self._alone = self._open(model, spare=spare and self._shared is None)
+            self._alone = self._open(model, spare=spare is not False and self._shared is None)
 
     def _open(self, model: str | os.PathLike[str] | bytes, *, spare: bool = False) -> Session:
         return Session(model, service=self._shared, **{**self._restarting, "spare": spare, **self._options})
 
     def open_model(self, name: str) -> Session:
         """Return a session of a model by its name."""
-        return self._open(self._find(name))
+        return self._open(_fetched(self._find(name)))
 
     @property
     def session(self) -> Session:
@@ -151,13 +163,64 @@ class Replica:
         if self._alone is not None:
             self._alone.reopen()
         if self._shared is not None:
-            Deadline.after(OPENING).call(self._shared.revive)
+            Deadline.after(OPENING).call(self._shared._revive)
+
+    def status(self) -> dict[str, Any]:
+        """Return how the replica stands: ``spare`` as `Service.spare`, ``restarts`` of its model's service.
+
+        Both are None where the replica has no session of its own that restarts: with a standby, or without a `model`.
+        """
+        alone = self._alone
+        if alone is None:
+            return {"spare": None, "restarts": None}
+        return {"spare": alone.service.spare, "restarts": len(alone.restarts)}
 
     def close(self) -> None:
         """End the sessions and what belongs to them."""
         for held in (self._pair, self._alone, self._shared):
             if held is not None:
                 held.close()
+
+
+class _Published:
+    """Holds a model for all nodes; its place is the node of who published it, its name the hash of the model."""
+
+    def __init__(self, model: bytes) -> None:
+        self._held = [ray.put(np.frombuffer(model, np.uint8))]  # owned here, so that it outlives the publisher
+
+    def held(self) -> list[Any]:
+        return self._held
+
+
+def publish(model: str | os.PathLike[str] | bytes) -> str:
+    """Put a model into the cluster's object store under its content hash; return ``sha256:…``, a `Replica`'s model.
+
+    Ray brings it once to each node that opens it, and replicas there share the copy; each checks the hash. A model that
+    is published already is left as it is. It stays until
+    ``ray.kill(ray.get_actor(name, "nnburst"))``, or until the node of the first publisher is gone.
+
+    Args:
+        model: The path of a model file here, whole: with no weights in other files; or its bytes.
+    """
+    content = model if isinstance(model, bytes) else Path(model).read_bytes()
+    name = _PUBLISHED + hashlib.sha256(content).hexdigest()
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    options = {"name": name, "namespace": "nnburst", "lifetime": "detached", "get_if_exists": True, "num_cpus": 0}
+    holder = ray.remote(_Published).options(**options, scheduling_strategy=here).remote(content)
+    ray.get(holder.held.remote())
+    return name
+
+
+def _fetched(model: T) -> T | bytes:
+    if not isinstance(model, str) or not model.startswith(_PUBLISHED):
+        return model
+    try:
+        content = ray.get(ray.get(ray.get_actor(model, "nnburst").held.remote())[0]).tobytes()
+    except (ValueError, ray.exceptions.RayError) as error:
+        raise InvalidArgument(f"no model {model} is in this cluster; publish it (again): {error}") from error
+    if _PUBLISHED + hashlib.sha256(content).hexdigest() != model:
+        raise InvalidArgument(f"what was published as {model} has another content; end its actor, and publish it again")
+    return bytes(content)
 
 
 def actor(
@@ -186,7 +249,7 @@ def deployment(
 
     ``handle.remote(inputs)`` gives a list of arrays. Without a model the request names one:
     ``handle.options(multiplexed_model_id="detector").remote(inputs)``; a replica keeps the last `most_models` open and
-    Serve sends requests to where their model is.
+    Serve sends requests to where their model is. ``handle.status.remote()`` gives the `Replica.status` of one replica.
 
     Args:
         model: As for `Replica`.
@@ -232,6 +295,9 @@ def deployment(
         @serve.multiplexed(max_num_models_per_replica=most_models)  # type: ignore[untyped-decorator]
         async def open_model(self, name: str) -> Session:
             return await asyncio.get_running_loop().run_in_executor(None, self._replica.open_model, name)
+
+        async def status(self) -> dict[str, Any]:
+            return self._replica.status()
 
         async def check_health(self) -> None:  # which may start a service
             await asyncio.get_running_loop().run_in_executor(None, self._replica.check_health)

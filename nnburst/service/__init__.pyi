@@ -8,13 +8,14 @@ from .host.host import HostedConnection as HostedConnection
 from .host.host import ServiceHost as ServiceHost
 from .host.quotas import PER_USER as PER_USER
 from .host.quotas import Quotas as Quotas
-from .process.daemon import AccessPolicy as AccessPolicy
-from .process.daemon import Daemon as Daemon
-from .process.daemon import activated_sockets as activated_sockets
-from .process.daemon import tell_manager as tell_manager
+from .process.broker import AccessPolicy as AccessPolicy
+from .process.broker import Broker as Broker
+from .process.broker import activated_sockets as activated_sockets
+from .process.broker import tell_manager as tell_manager
 from .process.discovery import Claim as Claim
 from .process.discovery import claim as claim
 from .process.discovery import dial as dial
+from .process.discovery import listen_at as listen_at
 from .process.discovery import owner_of as owner_of
 from .process.discovery import peer_of as peer_of
 from .process.discovery import peer_pidfd as peer_pidfd
@@ -23,4 +24,5 @@ from .process.launch import safe_command as safe_command
 from .process.launch import service_environment as service_environment
 from .process.launch import start_child as start_child
 from .process.sandbox import close_door as close_door
+from .process.workers import Isolation as Isolation
 from .wire.values import Sandbox as Sandbox

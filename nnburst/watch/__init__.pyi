@@ -3,10 +3,13 @@ from .page import MOST_ROWS as MOST_ROWS
 from .page import Page as Page
 from .page import Row as Row
 from .page import private_row as private_row
+from .reader import OF_USER as OF_USER
 from .reader import FoundPage as FoundPage
 from .reader import Viewer as Viewer
 from .reader import find_services as find_services
 from .reader import look as look
+from .reader import name_of_worker as name_of_worker
+from .stats import ACCOUNT as ACCOUNT
 from .stats import COUNTERS as COUNTERS
 from .stats import Histogram as Histogram
 from .stats import Latency as Latency
@@ -14,3 +17,5 @@ from .stats import RowKind as RowKind
 from .stats import RowStats as RowStats
 from .stats import ServiceStats as ServiceStats
 from .stats import row_stats as row_stats
+from .usage import Usage as Usage
+from .usage import usage_of as usage_of

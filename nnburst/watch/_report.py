@@ -6,18 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from .stats import COUNTERS, Histogram, RowKind, RowStats, ServiceStats
+from .stats import ACCOUNT, COUNTERS, Histogram, RowKind, RowStats, ServiceStats
 
 _TIMED = ("queue_wait", "execution", "spin")
 
 
 def report(now: ServiceStats, before: ServiceStats | None = None) -> dict[str, Any]:
-    """Return what happened between two looks, or since the service began, as JSON takes it.
-
-    Args:
-        now: The later look.
-        before: The earlier one of the same service; None for its beginning.
-    """
+    """Return what happened between two looks, or since the service began, as JSON takes it."""
     began = now.since_ns if before is None else before.taken_ns
     old = () if before is None else before.rows
 
@@ -51,7 +46,24 @@ def report(now: ServiceStats, before: ServiceStats | None = None) -> dict[str, A
         "unwatched": now.unwatched,
         **_numbers(now.rows, old, now.taken_ns - began),
         "models": models,
+        "clients": _clients(now, models),
     }
+
+
+def _clients(now: ServiceStats, models: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the connections of each process hold, and how busy its bursts are."""
+    clients: dict[int, dict[str, Any]] = {}
+    for row in now.of(RowKind.CLIENT):
+        new = {"client_pid": row.client_pid, "client_uid": row.client_uid, "client_has_left": True, "connections": 0}
+        client = clients.setdefault(row.client_pid, {**new, "busy": 0.0, **dict.fromkeys(ACCOUNT, 0)})
+        client["connections"] += 1
+        client["client_has_left"] &= row.has_left
+        for name in ACCOUNT:
+            client[name] += row.counters[name]
+    for burst in (burst for model in models for burst in model["bursts"]):
+        if (pid := burst["client_pid"]) in clients:
+            clients[pid]["busy"] = round(clients[pid]["busy"] + burst["busy"], 4)
+    return list(clients.values())
 
 
 def _by_parent(rows: Iterable[RowStats]) -> Mapping[int, list[RowStats]]:

@@ -1,4 +1,4 @@
-"""The page of a service for Prometheus, over HTTP, in a process of its own that only reads it.
+"""The pages of a service's workers for Prometheus, over HTTP, in a process of its own that only reads them.
 
 Needs the extra ``metrics``. Anyone on the machine may connect: so few connections are open at once, each for a short
 time, and the oldest makes room for the next.
@@ -14,11 +14,12 @@ import signal
 import socket
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .._core.tokens import EVERYONE, Tokens
 from ..errors import NNBurstError
-from .reader import FoundPage, Viewer
+from .reader import Viewer, find_services
 from .stats import Histogram, RowKind, RowStats
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ _HELP = {
     "rejected": "Cache files that were not what had been saved.",
     "models": "Models prepared.",
     "bursts": "Bursts opened.",
+    "batched": "Requests that ran together with others.",
+    "batches": "Runs of several requests at once.",
 }
 _TIMED = {
     "queue_wait": "Time from a client's send until a thread took the request.",
@@ -60,35 +63,52 @@ _BOUNDS_NS = tuple(
 )  # 1 µs to 5 s, where the buckets of a page are not too many for a monitoring system
 
 
-class _Collector:
+class Collector:
     """Reads the rows when it is asked for metrics, and sums them by model: a label for each burst would be too many."""
 
-    def __init__(self, viewer: Viewer) -> None:
-        self._viewer = viewer
+    def __init__(self) -> None:
+        self._viewers: dict[int, Viewer] = {}
+
+    def look_at(self, pids: Sequence[int]) -> None:
+        """Show these processes from now on."""
+        for pid in self._viewers.keys() - set(pids):
+            del self._viewers[pid]
+        for pid in set(pids) - self._viewers.keys():
+            with contextlib.suppress(NNBurstError):  # it has ended
+                self._viewers.update((pid, Viewer(found)) for found in find_services(pid))
 
     def collect(self) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-        rows = self._viewer.look().rows
-        labels = {row.number: row.label for row in rows if row.kind is RowKind.MODEL}
-        by_model: dict[str, list[RowStats]] = defaultdict(list)
-        for row in rows:
-            by_model[labels.get(row.number) or labels.get(row.parent, "")].append(row)
+        by_model: dict[tuple[str, str], list[RowStats]] = defaultdict(list)
+        unreadable = 0
+        for viewer in self._viewers.values():
+            try:
+                rows = viewer.look().rows
+            except NNBurstError:  # of a user's worker, say, which a model has taken over
+                unreadable += 1
+                continue
+            labels = {row.number: row.label for row in rows if row.kind is RowKind.MODEL}
+            for row in rows:
+                by_model[labels.get(row.number) or labels.get(row.parent, ""), viewer.user].append(row)
         for name, text in _HELP.items():
-            counter = CounterMetricFamily(f"nnburst_{name}", text, labels=["model"])
-            for model, members in by_model.items():
-                counter.add_metric([model], sum(row.counters[name] for row in members))
+            counter = CounterMetricFamily(f"nnburst_{name}", text, labels=["model", "user"])
+            for labelled, members in by_model.items():
+                counter.add_metric(labelled, sum(row.counters[name] for row in members))
             yield counter
         for name, text in _TIMED.items():
-            family = HistogramMetricFamily(f"nnburst_{name}_seconds", text, labels=["model"])
-            for model, members in by_model.items():
+            family = HistogramMetricFamily(f"nnburst_{name}_seconds", text, labels=["model", "user"])
+            for labelled, members in by_model.items():
                 histogram = sum((getattr(row, name) for row in members), Histogram())
-                family.add_metric([model], list(_cumulative(histogram)), sum_value=histogram.sum_ns / 1e9)
+                family.add_metric(labelled, list(_cumulative(histogram)), sum_value=histogram.sum_ns / 1e9)
             yield family
         for kind, what in ((RowKind.MODEL, "models"), (RowKind.BURST, "bursts")):
             gauge = GaugeMetricFamily(f"nnburst_open_{what}", f"Open {what}.")
-            gauge.add_metric([], sum(row.kind is kind for row in rows))
+            gauge.add_metric([], sum(row.kind is kind for rows in by_model.values() for row in rows))
             yield gauge
+        gauge = GaugeMetricFamily("nnburst_unreadable_workers", "Workers whose statistics are not what one writes.")
+        gauge.add_metric([], unreadable)
+        yield gauge
 
 
 def _cumulative(histogram: Histogram) -> Iterator[tuple[str, float]]:
@@ -101,12 +121,12 @@ def _cumulative(histogram: Histogram) -> Iterator[tuple[str, float]]:
     yield "+Inf", total + sum(n for _, n in left)
 
 
-def application(viewer: Viewer) -> Callable[..., Any]:
+def application(shown: Collector) -> Callable[..., Any]:
     """Return what answers a request for metrics, as WSGI."""
     from prometheus_client import CollectorRegistry, make_wsgi_app
 
     registry = CollectorRegistry()
-    collector: Any = _Collector(viewer)
+    collector: Any = shown
     registry.register(collector)
     made: Callable[..., Any] = make_wsgi_app(registry)
     return made
@@ -119,19 +139,26 @@ class MetricsServer:
         application: As `application` gives it.
         most: Connections at once.
         patience: Seconds that a connection has.
+        tokens: One of which has to be shown.
     """
 
     def __init__(
-        self, application: Callable[..., Any], most: int = _MOST_CONNECTIONS, patience: float = _PATIENCE_S
+        self,
+        application: Callable[..., Any],
+        most: int = _MOST_CONNECTIONS,
+        patience: float = _PATIENCE_S,
+        tokens: Tokens = EVERYONE,
     ) -> None:
         self._application = application
+        self._tokens = tokens
         self._most = most
         self._patience = patience
         self._open: dict[asyncio.StreamWriter, None] = {}  # the oldest first
 
     async def serve(self, listener: socket.socket, ended: asyncio.Event, when_ready: Callable[[], None]) -> None:
         """Answer whoever connects to a listening socket, until the event."""
-        server = await asyncio.start_server(self._connected, sock=listener, limit=_MOST_HEAD, backlog=BACKLOG)
+        begin = asyncio.start_unix_server if listener.family == socket.AF_UNIX else asyncio.start_server
+        server = await begin(self._connected, sock=listener, limit=_MOST_HEAD, backlog=BACKLOG)
         when_ready()
         await ended.wait()
         server.close()
@@ -168,25 +195,36 @@ class MetricsServer:
         environ = {"REQUEST_METHOD": method, "PATH_INFO": path, "QUERY_STRING": query}
         for name, _, value in (line.partition(":") for line in lines):
             environ[f"HTTP_{name.upper().replace('-', '_')}"] = value.strip()
+        if not self._tokens.admit(environ.get("HTTP_AUTHORIZATION")):
+            refusal = b"HTTP/1.1 401 Unauthorized\r\nWWW-Authenticate: Bearer\r\n"
+            return refusal + b"Content-Length: 0\r\nConnection: close\r\n\r\n"
         answer: list[str] = []
 
         def start(status: str, headers: list[tuple[str, str]]) -> None:
             answer.extend([f"HTTP/1.1 {status}", *(f"{name}: {value}" for name, value in headers)])
 
-        try:
-            body = b"".join(self._application(environ, start))
-        except NNBurstError as error:
-            start("503 Service Unavailable", [("Content-Type", "text/plain")])
-            body = f"{error}\n".encode()
+        body = b"".join(self._application(environ, start))
         answer += [f"Content-Length: {len(body)}", "Connection: close", "", ""]
         return "\r\n".join(answer).encode("latin-1") + body
 
 
-async def _serve(viewer: Viewer, listener: socket.socket) -> None:
-    ended = asyncio.Event()
-    asyncio.get_running_loop().add_reader(0, ended.set)  # standard input ends with the service
-    await MetricsServer(application(viewer)).serve(
-        listener, ended, lambda: print(json.dumps({"metrics": listener.getsockname()[1]}), flush=True)
+async def _serve(pids: Sequence[int], listener: socket.socket, tokens: Tokens) -> None:
+    ended, shown, said = asyncio.Event(), Collector(), bytearray()
+    shown.look_at(pids)
+
+    def told() -> None:
+        """A line with the workers of now; standard input ends with the service."""
+        said.extend(part := os.read(0, 1 << 16))
+        *lines, rest = said.split(b"\n")
+        said[:] = rest
+        if lines:
+            shown.look_at(json.loads(lines[-1]))
+        if not part:
+            ended.set()
+
+    asyncio.get_running_loop().add_reader(0, told)
+    await MetricsServer(application(shown), tokens=tokens).serve(
+        listener, ended, lambda: print(json.dumps({"metrics": 0}), flush=True)
     )
 
 
@@ -197,7 +235,6 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):  # a service's real-time policy is not for this
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-    viewer = Viewer(FoundPage(options["pid"], options["page"]))
     with socket.socket(fileno=options["listener"]) as listener:
-        asyncio.run(_serve(viewer, listener))
+        asyncio.run(_serve(options["pids"], listener, Tokens(options["token_file"])))
     return 0

@@ -10,9 +10,11 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from .._core import check, close_fds, ffi, lib
+from .._core import ffi, lib
+from .._core.errno import check
+from .._core.fds import close_fds
 from ..errors import DeviceUnavailable
-from .stats import COUNTERS, HISTOGRAMS, RowKind, RowStats, row_stats
+from .stats import ACCOUNT, COUNTERS, HISTOGRAMS, RowKind, RowStats, row_stats
 
 if TYPE_CHECKING:
     from .._core._nnburst import CData
@@ -27,8 +29,10 @@ _MOST_BUCKETS = 1 << 18
 """That are filled in one page: a row has 2112, of which those of a real service fill a few dozen."""
 
 
+_PLACES = {**COUNTERS, **ACCOUNT}
+
+
 def stride() -> int:
-    """Bytes from one row to the next."""
     return -(-ffi.sizeof("nnb_row") // 64) * 64
 
 
@@ -40,11 +44,7 @@ def mapped(fd: int, size: int, protection: int) -> CData:
 
 
 class Row:
-    """A row that its owner writes, until `close` adds it to the one above.
-
-    Attributes:
-        pointer: The ``nnb_row *``.
-    """
+    """A row that its owner writes, until `close` adds it to the one above."""
 
     def __init__(self, pointer: CData, page: Page | None = None, parent: Row | None = None) -> None:
         """Use `Page.open` or `private_row`."""
@@ -54,11 +54,12 @@ class Row:
         self._parent = parent
 
     def count(self, name: str, n: int = 1) -> None:
-        """Add to a counter, from any thread of the service but one that serves a burst."""
+        """Add to a counter, from any thread of the service but one that serves a burst; also less than nothing."""
         page = self._page
         if page is not None:
             with page.lock:
-                lib.nnb_row_count(self.pointer, COUNTERS[name], n)
+                if self._page is not None:
+                    lib.nnb_row_count(self.pointer, _PLACES[name], n % (1 << 64))
 
     def time_execution(self, ns: int) -> None:
         """Note an execution that did not come through a burst."""
@@ -137,7 +138,6 @@ class Page:
         """Take a row; None if none is free, which is counted.
 
         Args:
-            kind: What it is about.
             label: For people; cut to 71 bytes.
             parent: The row that it is added to when it is closed.
             client: Process and user that it belongs to.

@@ -11,9 +11,17 @@ from msgspec import Struct
 from .._core import ffi, lib
 from ..errors import DeviceUnavailable
 from .page import MAGIC, MEMORY_NAME, MOST_ROWS, look_at_rows, mapped, stride
-from .stats import ServiceStats, text_of
+from .stats import RowKind, ServiceStats, text_of
 
+OF_USER = " of user "
+"""Between the name of a service and a user, in the name of that user's worker."""
 _LINK = f"/memfd:{MEMORY_NAME} (deleted)"
+
+
+def name_of_worker(service: str, uid: int) -> str:
+    """Return the name in the page of a user's worker, which fits in there with its end."""
+    end = f"{OF_USER}{uid}".encode()
+    return (service.encode(errors="replace")[: lib.NNB_LABEL - 1 - len(end)] + end).decode(errors="replace")
 
 
 class FoundPage(Struct, frozen=True):
@@ -95,17 +103,20 @@ class Viewer:
     def name(self) -> str:
         return text_of(self._header.name)
 
+    @property
+    def user(self) -> str:
+        """Of a worker that runs models of one user alone: the user's number."""
+        _, _, user = self.name.partition(OF_USER)
+        return user if user.isdecimal() else ""
+
     def look(self) -> ServiceStats:
-        """Take one look."""
-        header, rows = self._header, look_at_rows(self._mapping)
+        header, found = self._header, look_at_rows(self._mapping)
         now = lib.nnb_now_ns()
-        return ServiceStats(self.name, self.pid, self._uid, header.since_ns, now, header.unwatched, rows)
+        rows = tuple(row for row in found if row.kind < RowKind.PROCESS)
+        accounts = tuple(row for row in found if row.kind >= RowKind.PROCESS)
+        return ServiceStats(self.name, self.pid, self._uid, header.since_ns, now, header.unwatched, rows, accounts)
 
 
 def look(found: FoundPage) -> ServiceStats:
-    """Take one look at a service.
-
-    Raises:
-        DeviceUnavailable: As `Viewer`.
-    """
+    """Take one look at a service; raises as `Viewer`."""
     return Viewer(found).look()

@@ -20,9 +20,19 @@ COUNTERS: Mapping[str, int] = {
     for name in (
         "requests", "results", "failures", "sleeps", "wakes", "malformed", "dropped", "plan_hits", "plan_misses",
         "slot_misses", "fallbacks", "compiled", "restored", "saved", "rejected", "models", "bursts",
+        "batched", "batches",
     )
 }  # fmt: skip
 """Place of each counter in a row."""
+
+ACCOUNT: Mapping[str, int] = {
+    name: place
+    for place, name in enumerate(
+        ("bytes", "fds", "threads", "log_lines", "most_bytes", "most_fds", "most_threads", "most_log_lines",
+         "most_processors")
+    )
+}  # fmt: skip
+"""What the rows of processes and clients have in place of counters: what they hold, and the most that they may."""
 
 HISTOGRAMS: Mapping[str, int] = {
     name: getattr(lib, f"NNB_{name.upper()}") for name in ("queue_wait", "execution", "spin", "round_trip")
@@ -37,6 +47,10 @@ class RowKind(enum.IntEnum):
     MODEL = 2
     """A prepared model; also the sum of its bursts that have ended."""
     BURST = 3
+    PROCESS = 4
+    """A worker, in the page of its broker: `ACCOUNT`, of which it has the limits and the lines of the log."""
+    CLIENT = 5
+    """A connection: `ACCOUNT`. A thread stands for an execution without a burst."""
 
 
 @cache
@@ -180,7 +194,7 @@ class RowStats(Struct, frozen=True):
         client_uid: Its user.
         has_left: Whether the client has gone or dropped it: what still runs, nobody awaits.
         since_ns: When it began, on CLOCK_MONOTONIC.
-        counters: By name of `COUNTERS`.
+        counters: By name of `COUNTERS`, or of `ACCOUNT`.
         queue_wait: From the client's send until a thread of the service took the request.
         execution: From there until the answer.
         spin: How long the thread polled before the next request, or before it slept.
@@ -213,6 +227,7 @@ class ServiceStats(Struct, frozen=True):
         taken_ns: When this look was taken, likewise.
         unwatched: Bursts and models for which there was no row: they are in no number here.
         rows: The service first.
+        accounts: Those of processes and clients.
     """
 
     name: str
@@ -222,10 +237,11 @@ class ServiceStats(Struct, frozen=True):
     taken_ns: int
     unwatched: int
     rows: tuple[RowStats, ...]
+    accounts: tuple[RowStats, ...] = ()
 
     def of(self, kind: RowKind) -> list[RowStats]:
         """Return the rows of a kind."""
-        return [row for row in self.rows if row.kind is kind]
+        return [row for row in (*self.rows, *self.accounts) if row.kind is kind]
 
 
 def row_stats(row: CData) -> RowStats | None:
@@ -248,7 +264,7 @@ def row_stats(row: CData) -> RowStats | None:
         copy.client_uid,
         bool(copy.has_left),
         copy.since_ns,
-        {name: values[i] for name, i in COUNTERS.items()},
+        {name: values[i] for name, i in (COUNTERS if kind < RowKind.PROCESS else ACCOUNT).items()},
         **histograms,
     )
 

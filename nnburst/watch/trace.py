@@ -38,18 +38,14 @@ _ENTRY = np.dtype(
     [
         *((name, np.uint64) for name in ("sent", "taken", "answered", "received", "run", "thread")),
         ("status", np.int32),
-        ("reserved", np.uint32),
+        ("together", np.uint32),
     ]
 )
 _log = logging.getLogger("nnburst.watch")
 
 
 def begin(path: str) -> None:
-    """Make an empty trace; whatever was in the file is gone.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Make an empty trace; whatever was in the file is gone."""
     with open(path, "wb") as file:
         file.write(_HEAD + _TAIL)
 
@@ -60,12 +56,7 @@ def adopt(env: MutableMapping[str, str]) -> None:
 
 
 def append(path: str, events: list[dict[str, Any]]) -> None:
-    """Add events to a trace, between those of other processes.
-
-    Raises:
-        OSError: The file cannot be written.
-        InvalidArgument: It is not a trace.
-    """
+    """Add events to a trace, between those of other processes; `InvalidArgument` if it is none."""
     text = b",\n".join(json.dumps(event, separators=(",", ":")).encode() for event in events)
     with open(path, "r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -78,11 +69,7 @@ def append(path: str, events: list[dict[str, Any]]) -> None:
 
 
 class Recording:
-    """The runs of one burst.
-
-    Attributes:
-        pointer: The ``nnb_trace *`` that the burst's client writes.
-    """
+    """The runs of one burst."""
 
     def __init__(self, recorder: Recorder, number: int, label: str, service: tuple[int, str]) -> None:
         self._recorder = recorder
@@ -110,7 +97,7 @@ class Recording:
         if service != client:
             yield _named("process_name", service, 0, f"service {self.service_name}".rstrip())
         for entry in entries.tolist():
-            sent, taken, answered, received, run, thread, status, _ = entry
+            sent, taken, answered, received, run, thread, status, together = entry
             flow = client << 31 | (self.number * 0x10000 + run) & 0x7FFFFFFF
             about = {
                 "run": run,
@@ -118,6 +105,8 @@ class Recording:
                 "status": ErrorStatus(status).name,
                 "thread": names.get(thread, thread),
             }
+            if together:
+                about["together"] = together
             track = runs.place(sent, received)
             yield _slice(client, track, "run", sent, received, about)
             if not sent < taken < answered < received:
@@ -196,18 +185,12 @@ class Recorder:
         return self.pid * _TRACKS + self._tracks
 
     def follow(self, label: str, service: tuple[int, str]) -> Recording:
-        """Begin to record a burst.
-
-        Args:
-            label: Of its model.
-            service: Process and name of what runs it.
-        """
+        """Begin to record a burst of a model in a service (process and name)."""
         self._numbers += 1
         self._open[self._numbers] = recording = Recording(self, self._numbers, label, service)
         return recording
 
     def finish(self, recording: Recording) -> None:
-        """See `Recording.finish`."""
         if self._open.pop(recording.number, None) is None or self.pid != os.getpid():
             return
         events = list(recording.events())
@@ -218,7 +201,6 @@ class Recorder:
             _log.warning("the trace of %d runs was lost: %s", recording.pointer.noted, error)
 
     def finish_all(self) -> None:
-        """Write what is still recorded."""
         for recording in list(self._open.values()):
             self.finish(recording)
 
@@ -227,11 +209,7 @@ _recorder: Recorder | None = None
 
 
 def recorder() -> Recorder:
-    """Return the one of this process, for the file that `NNBURST_TRACE` names.
-
-    Raises:
-        InvalidArgument: The file cannot be written, or `NNBURST_TRACE_EVERY` is not a number.
-    """
+    """Return the one of this process, for the file that `NNBURST_TRACE` names."""
     global _recorder
     path = os.path.abspath(os.environ.get(FILE_VARIABLE, ""))
     if _recorder is None or (_recorder.pid, _recorder.path) != (os.getpid(), path):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -24,8 +26,10 @@ import tritonclient.grpc as triton_grpc  # noqa: E402
 import tritonclient.http as triton_http  # noqa: E402
 from tritonclient.grpc import service_pb2 as pb  # noqa: E402
 
+from nnburst.gateway.models import ModelCounts  # noqa: E402
 from nnburst.gateway.tensors import _DTYPES, ModelTensor  # noqa: E402
 from nnburst.model import Priority  # noqa: E402
+from support.processes import beside, open_files  # noqa: E402
 
 X = np.linspace(-1, 1, 16, dtype=np.float32).reshape(2, 8)
 Y = np.maximum(X, 0)
@@ -126,21 +130,44 @@ def conversions(datatype: str) -> ModelTensor:
     return ModelTensor("x", datatype, _DTYPES[datatype], (-1,))
 
 
+def both_gateways(service: int) -> list[int]:
+    """The one that works, and the one that stands by, once both listen; before, nothing."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # one of them has just ended
+        processes = sorted(beside(service), key=lambda pid: int(Path(f"/proc/{pid}/stat").read_text().split()[21]))
+        if len(processes) > 1 and all(map(listens, processes)):
+            return processes
+    return []
+
+
+def listens(pid: int) -> bool:
+    """Whether a process has a listening socket for each protocol."""
+    sockets = open_files(pid)
+    rows = [row.split() for kind in ("tcp", "tcp6") for row in Path(f"/proc/{pid}/net/{kind}").read_text().splitlines()]
+    return sum(row[3] == "0A" and f"socket:[{row[9]}]" in sockets for row in rows) >= len(PROTOCOLS)
+
+
+def ended(pid: int, number: int) -> None:
+    """Send a process a signal and wait until nothing of it is there."""
+    with open(os.pidfd_open(pid), "rb", buffering=0) as pidfd:
+        signal.pidfd_send_signal(pidfd.fileno(), number)
+        assert select.select([pidfd], [], [], 60)[0], "it does not end"
+
+
 class SlowModels:
     """One model that runs until it is told, and says how long it was given."""
 
-    names = ("slow",)
-
     def __init__(self) -> None:
-        self.model = SimpleNamespace(inputs={"x": conversions("UINT8")}, outputs={}, run=self.run)
+        self.model = SimpleNamespace(
+            version="1", inputs={"x": conversions("UINT8")}, outputs={}, run=self.run, counts=ModelCounts()
+        )
         self.runs: asyncio.Queue[float | None] = asyncio.Queue()
         self.go_on = asyncio.Event()
 
-    def ready(self, name: str, priority: Priority) -> Any:
+    def ready(self, name: str, version: str, priority: Priority) -> Any:
         self.asked = priority
         return self.model
 
-    async def take(self, name: str, priority: Priority) -> Any:
+    async def take(self, name: str, version: str, priority: Priority) -> Any:
         return self.model
 
     def give_back(self, model: Any) -> None:

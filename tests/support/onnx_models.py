@@ -25,7 +25,11 @@ Value = tuple[str, int, Sequence[int | str | None] | None]
 
 
 def graph(
-    nodes: Sequence[Any], inputs: Sequence[Value], outputs: Sequence[Value], weights: Mapping[str, np.ndarray] = {}
+    nodes: Sequence[Any],
+    inputs: Sequence[Value],
+    outputs: Sequence[Value],
+    weights: Mapping[str, np.ndarray] = {},
+    opset: int = 17,
 ) -> Any:
     """A model of one graph; inputs and outputs are (name, element type, shape)."""
 
@@ -34,11 +38,27 @@ def graph(
 
     initializers = [numpy_helper.from_array(array, name) for name, array in weights.items()]
     made = helper.make_graph(nodes, "test", values(inputs), values(outputs), initializers)
-    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("ai.onnx.ml", 1)]
+    return helper.make_model(made, opset_imports=opsets[: 1 + any(each.domain for each in nodes)], ir_version=8)
 
 
 def node(operator: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any) -> Any:
     return helper.make_node(operator, inputs, outputs, **attributes)
+
+
+def classifier() -> Any:
+    """Of rows of two numbers, as scikit-learn's are exported: a label, and a dict of scores by label, for each."""
+    labels, weights = ["cat", "dog", "é"], [1.0, 0.0, 0.0, 1.0, -1.0, -1.0]
+    options = {"coefficients": weights, "intercepts": [0.0] * 3, "post_transform": "SOFTMAX"}
+    ml = "ai.onnx.ml"
+    nodes = [
+        node("LinearClassifier", ["x"], ["label", "p"], domain=ml, classlabels_strings=labels, **options),
+        node("ZipMap", ["p"], ["scores"], domain=ml, classlabels_strings=labels),
+    ]
+    model = graph(nodes, [("x", FLOAT, ("n", 2))], [("label", TensorProto.STRING, ("n",))])
+    of = helper.make_map_type_proto(TensorProto.STRING, helper.make_tensor_type_proto(FLOAT, ()))
+    model.graph.output.append(helper.make_value_info("scores", helper.make_sequence_type_proto(of)))
+    return model
 
 
 def mlp(width: int, layers: int, batch: int | str = 1) -> Any:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec.structs import replace
 
-from nnburst.devices import ReferenceDevice
-from nnburst.errors import ErrorStatus
+from nnburst.devices import LocalDevice, ReferenceDevice
+from nnburst.errors import DeviceUnavailable, ErrorStatus, NNBurstError
 from nnburst.memory import Memory
 from nnburst.model import (
     DataLocation,
@@ -26,6 +28,9 @@ from nnburst.model import (
     operand_info,
     operand_nbytes,
 )
+
+if TYPE_CHECKING:
+    from nnburst.devices.onnxruntime import OnnxRuntimeDevice
 
 T, O = OperandType, OperationType  # noqa: E741
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -90,7 +95,57 @@ def decoded(stored: Array, scale: float, zero_point: int) -> Array:
 def run_model(
     model: Model, inputs: Sequence[Array], *, loop_timeout_ns: int = 0
 ) -> tuple[ErrorStatus, list[Array], Any]:
-    """Run a model in process; outputs have the dimensions that are reported, or those of the model."""
+    """Run a model in process; outputs have the dimensions that are reported, or those of the model.
+
+    If every operation can be lowered, ONNX Runtime must give the same, as far as the specification asks for.
+    """
+    found = run_on(ReferenceDevice(), model, inputs, loop_timeout_ns=loop_timeout_ns)
+    check_lowered(model, inputs, *found[:2])
+    return found
+
+
+@cache
+def lowering_device() -> OnnxRuntimeDevice | None:
+    """The device that lowers, if its libraries are there."""
+    with contextlib.suppress(DeviceUnavailable, ImportError):
+        from nnburst.devices.onnxruntime import OnnxRuntimeDevice
+
+        return OnnxRuntimeDevice(threads="1")
+    return None
+
+
+def check_lowered(model: Model, inputs: Sequence[Array], status: ErrorStatus, wanted: Sequence[Array]) -> bool:
+    """Compare results with those of the lowered model. Returns whether it can be lowered."""
+    device = lowering_device()
+    try:
+        if device is None or not all(device.get_supported_operations(model)):
+            return False
+    except NNBurstError:
+        assert status is not ErrorStatus.NONE
+        return False
+    if status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT:  # the reference device pads copies
+        return False
+    found, outputs, _ = run_on(device, model, inputs)
+    assert found is status or ErrorStatus.NONE not in (found, status), f"lowered: {found.name}, not {status.name}"
+    is_relaxed = model.relax_computation_float32_to_float16 or any(o.type == F16 for o in model.main.operands)
+    for index, out, want in zip(model.main.output_indexes, outputs, wanted, strict=True):
+        info = operand_info(model.main.operands[index].type)
+        assert out.shape == want.shape, "lowered"
+        half = info.type == F16 or (is_relaxed and info.is_float)
+        atol, rtol = (HALF, HALF) if half else (1e-5, 5 * 2.0**-23) if info.is_float else (int(info.type != B8), 0)
+        if model.main.operations[-1].type == O.LSTM and index == model.main.operations[-1].outputs[0]:
+            continue  # scratch
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.testing.assert_allclose(
+                out.astype(np.float64), want.astype(np.float64), atol=atol, rtol=rtol, err_msg="lowered"
+            )
+    return True
+
+
+def run_on(
+    device: LocalDevice, model: Model, inputs: Sequence[Array], *, loop_timeout_ns: int = 0
+) -> tuple[ErrorStatus, list[Array], Any]:
+    """Run a model on a device of this process; see `run_model`."""
     main = model.main
     outs = [main.operands[index] for index in main.output_indexes]
     rooms = [operand_nbytes(operand.type, operand.dimensions) or 1 << 16 for operand in outs]
@@ -105,7 +160,7 @@ def run_model(
             arguments.append(RequestArgument(False, spot, () if known else array.shape))
         arguments += [RequestArgument(True)] * (len(main.input_indexes) - len(inputs))
         results = tuple(RequestArgument(False, spot) for spot in spots[len(inputs) :])
-        prepared = ReferenceDevice().prepare_model(model)
+        prepared = device.prepare_model(model)
         request = Request(tuple(arguments), results, (memory,))
         status, shapes, _ = prepared.execute_synchronously(request, RunOptions(loop_timeout_ns=loop_timeout_ns))
         outputs = []

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import nnburst
+from nnburst.service.wire import protocol
 from support import ROOT
 from support.waiting import PATIENCE, until
 
@@ -25,8 +27,21 @@ def stop(pid: int) -> None:
 
 def all_stand_still(pid: int) -> bool:
     """Whether no thread of a process runs."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return all((task / "stat").read_text().rpartition(")")[2].split()[0] == "T" for task in tasks)
+    return stands(pid, "T")
+
+
+def stands(pid: int, how: str) -> bool:
+    """Whether all threads of a process are in a state."""
+    return all(stat.rpartition(")")[2].split()[0] == how for stat in of_threads(pid, "stat"))
+
+
+def of_threads(pid: int, file: str) -> list[str]:
+    """What the kernel says of each thread of a process in a file, without those that end meanwhile."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found.append((task / file).read_text())
+    return found
 
 
 @contextlib.contextmanager
@@ -115,14 +130,71 @@ def open_fds() -> set[int]:
     return fds
 
 
+def descriptors(pid: int) -> list[str]:
+    """What each descriptor of a process is, without those that are closed meanwhile."""
+    files = []
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            files.append(os.readlink(f"/proc/{pid}/fd/{name}"))
+    return files
+
+
+def open_files(pid: int) -> set[str]:
+    """What a process has open: paths, and sockets by number, which none gets twice."""
+    return set(descriptors(pid))
+
+
 def children(pid: int) -> set[int]:
     """Return the processes that a process has started and that are its children."""
-    return {
-        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
-    }
+    return {int(child) for listed in of_threads(pid, "children") for child in listed.split()}
 
 
-def children_of_keeper(pid: int) -> set[int]:
-    """Return the processes that run beside a shared service: its keeper has started them."""
-    (keeper,) = children(pid)
-    return children(keeper)
+def descendants(pid: int) -> set[int]:
+    """Return the processes below a process, of those that are there."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    found, below = set[int](), {pid}
+    while below := {child for child, parent in parents.items() if parent in below}:
+        found |= below
+    return found
+
+
+def worker_of(session: nnburst.Session) -> int:
+    """The process that runs a session's model."""
+    device = session.compilation.device
+    hello, _ = device.place().connection.call(protocol.Hello(version=protocol.VERSION, pid=0))  # type: ignore[attr-defined]
+    return int(hello.pid)
+
+
+def workers_of(broker: int) -> set[int]:
+    """Return the processes that run models for a shared service."""
+    found = set()
+    for pid in descendants(broker):
+        with contextlib.suppress(OSError):
+            for entry in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):  # it has just closed that one
+                    found |= {pid} if "nnburst-watch" in os.readlink(entry) else set()
+    return found
+
+
+def waiting_below(broker: int) -> set[int]:
+    """Return the processes that were forked ahead for a shared service, and are no user's yet."""
+    zygotes = {pid for pid in children(broker) if b".zygote\0" in command_of(pid)}
+    return set[int]().union(*map(children, zygotes)) - workers_of(broker)
+
+
+def beside(broker: int) -> set[int]:
+    """Return the processes that a shared service has beside its workers: gateways, and what serves metrics."""
+    neither = command_of(broker), b""  # one that has not come to run its own program, or has ended
+    commands = {pid: command_of(pid) for pid in children(broker)}
+    return {pid for pid, said in commands.items() if said not in neither and b"nnburst.service." not in said}
+
+
+def command_of(pid: int) -> bytes:
+    """The command line of a process; nothing if it has ended."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""

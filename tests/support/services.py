@@ -10,12 +10,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
+import nnburst
 from nnburst.devices import Device
 from nnburst.service import ServiceConnection, ServiceHost
 from nnburst.service.wire.protocol import VERSION, Hello, encode
@@ -183,16 +185,28 @@ class Shared:
                 text=True,
                 **{"env": {**os.environ, **own}, **more},
             )
-        line = line_of(self.process)
-        assert line, self.log.read_text()
+        try:
+            line = line_of(self.process)
+            assert line, self.log.read_text()
+        except BaseException:
+            self.process.kill()
+            self.process.communicate()
+            raise
         self.ready = json.loads(line)
 
     @property
     def pid(self) -> int:
         return self.process.pid
 
+    @cached_property
+    def worker(self) -> int:
+        """The process that runs named models; all models with ``--isolate none``."""
+        with nnburst.connect(self.address) as service:
+            return service.pid
+
     def descriptors(self) -> int:
-        return len(os.listdir(f"/proc/{self.pid}/fd"))
+        """Of the broker and of that worker."""
+        return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in (self.pid, self.worker))
 
     def gives_back(self, before: int) -> None:
         """Wait until it has no more descriptors than before. A few more are an honest client's that is coming."""
@@ -202,15 +216,16 @@ class Shared:
 
     def resident(self) -> int:
         """Bytes."""
-        status = Path(f"/proc/{self.pid}/status").read_text()
+        status = Path(f"/proc/{self.worker}/status").read_text()
         return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmRSS"))
 
     def end(self) -> None:
         """SIGTERM ends it in order."""
         try:
-            assert self.process.poll() is None, self.log.read_text()
-            self.process.send_signal(signal.SIGTERM)
-            assert self.process.wait(PATIENCE) == 0
+            if self.process.returncode is None:  # else its test has ended it
+                assert self.process.poll() is None, self.log.read_text()
+                self.process.send_signal(signal.SIGTERM)
+                assert self.process.wait(PATIENCE) == 0
         finally:
             self.process.kill()
             self.process.wait()

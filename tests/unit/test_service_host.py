@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
-import itertools
 import os
 import re
 import socket
@@ -52,6 +51,9 @@ from nnburst.model import (
 )
 from nnburst.service import PER_USER, Quotas, ServiceConnection, ServiceHost
 from nnburst.service.client import proxies
+from nnburst.service.connection import transport
+from nnburst.service.connection.pending import PendingCall
+from nnburst.service.host.host import HostedConnection
 from nnburst.service.process.discovery import Peer
 from nnburst.service.wire import protocol
 from nnburst.service.wire.marshal import memories_from_wire, model_to_wire
@@ -91,6 +93,32 @@ def configure(model: Any, callback: BurstCallback, window: float | None = None) 
     a, b = queues()
     with a, b:
         return model.configure_execution_burst(callback, a.descriptor, b.descriptor, window)
+
+
+def test_models_that_take_long_to_load_leave_the_broker_to_other_calls() -> None:
+    begun, go_on = threading.Semaphore(0), threading.Event()
+
+    def load(name: str, unload: bool) -> None:
+        begun.release()
+        go_on.wait(PATIENCE)
+
+    calls: Any = SimpleNamespace(load=load, kick=lambda *who: 7, leaving=lambda: None)
+    (ours, theirs), (a, b) = socket_pair(), socket_pair()
+    host = ServiceHost([])
+    with contextlib.closing(host), ThreadPoolExecutor(3) as threads:
+        host.serve(theirs, is_broker=True)
+        with ServiceConnection(ours, broker=calls):
+            host.serve(b)
+            with ServiceConnection(a) as client:
+                loads = [threads.submit(client.load_model, name) for name in "abc"]
+                try:
+                    assert begun.acquire(timeout=PATIENCE)
+                    assert not begun.acquire(timeout=0.2), "two at once"
+                    assert client.end_clients(1, timeout=PATIENCE) == 7
+                finally:
+                    go_on.set()
+                for each in loads:
+                    each.result(PATIENCE)
 
 
 # -- devices and models ------------------------------------------------------------------------------------------------
@@ -157,7 +185,8 @@ def test_errors_of_a_device_come_back_as_they_were(error: Exception) -> None:
 def test_a_device_that_is_not_there_is_unavailable() -> None:
     with in_process([FakeDevice()]) as (client, _):
         device: Any = client.devices[0]
-        device._index = 5
+        at = device.place()
+        device.place = lambda: at._replace(number=5)
         with pytest.raises(DeviceUnavailable, match="no device 5"):
             device.prepare_model(tiny_model())
 
@@ -485,6 +514,61 @@ def test_REQ_CLI_009_a_dead_service_gives_dead_object() -> None:
         assert client.devices[0].status is DeviceStatus.OFFLINE
 
 
+def test_call_that_a_service_gets_while_it_ends_is_told_of_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, admit, finish = threading.Event(), HostedConnection.admit, ServiceHost._finish
+
+    def admitted(hosted: HostedConnection, call: Any) -> None:
+        admit(hosted, call)
+        begun.set()
+
+    def finished(connections: Any) -> None:
+        finish(connections)
+        begun.clear()
+        late.append(thread.submit(configure, model, Callback()))
+        assert begun.wait(PATIENCE)
+
+    monkeypatch.setattr(HostedConnection, "admit", admitted)
+    monkeypatch.setattr(ServiceHost, "_finish", staticmethod(finished))
+    late: list[Any] = []
+    with in_process([FakeDevice()]) as (client, host), ThreadPoolExecutor(1) as thread:
+        model = client.devices[0].prepare_model(tiny_model())
+        host.close("it was told to")
+        with pytest.raises(DeadObject, match="the service ended: it was told to"):
+            late[0].result(PATIENCE)
+
+
+def test_call_that_a_service_gets_after_the_farewell_finds_the_connection_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    goodbye = HostedConnection.on_goodbye
+
+    def late(hosted: HostedConnection, message: Any, fds: FdBundle) -> protocol.Done:
+        done = goodbye(hosted, message, fds)
+        go_on.set()
+        assert answered.wait(PATIENCE)
+        return done
+
+    def pending(message: Any, *more: Any) -> PendingCall:
+        if isinstance(message, protocol.ConfigureBurst):
+            begun.set()
+            go_on.wait(PATIENCE)
+        return PendingCall(message, *more)
+
+    begun, go_on, answered = threading.Event(), threading.Event(), threading.Event()
+    monkeypatch.setattr(HostedConnection, "on_goodbye", late)
+    with in_process([FakeDevice()]) as (client, _), ThreadPoolExecutor(1) as thread:
+        model = client.devices[0].prepare_model(tiny_model())
+        monkeypatch.setattr(transport, "PendingCall", pending)
+        call = thread.submit(configure, model, Callback())
+        assert begun.wait(PATIENCE)
+        client._connection.hang_up(protocol.Goodbye())
+        try:
+            with pytest.raises(BadState, match="configure_execution_burst: the connection to the service is closed"):
+                call.result(PATIENCE)
+        finally:
+            answered.set()
+
+
 def test_the_service_fetches_memories_also_more_than_fit_into_a_message() -> None:
     device = FakeDevice()
     with in_process([device]) as (client, host):
@@ -636,30 +720,16 @@ def test_connection_that_does_not_say_hello_in_time_ends_and_no_other() -> None:
         host.close()
 
 
-def test_a_client_that_is_refused_leaves_no_descriptor() -> None:
-    host = ServiceHost([], user_quotas=msgspec.structs.replace(PER_USER, connections=1))
+def test_a_client_for_whom_there_are_no_descriptors_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = ServiceHost([])
     end, other = socket_pair()
-    with end, other, contextlib.closing(host):
-        host.serve(end)
+    with end, other, contextlib.closing(host), monkeypatch.context() as none_left:
         before = open_fds()
-        refused, peer = socket_pair()
-        with refused, peer, pytest.raises(ResourceExhausted, match="connections"):
-            host.serve(refused, peer_pidfd=os.pidfd_open(os.getpid()))
+        none_left.setattr(os, "eventfd", no_descriptors)
+        with pytest.raises(ResourceExhausted):
+            host.serve(end, peer_pidfd=os.pidfd_open(os.getpid()))
         gc.collect()
-        assert open_fds() == before
-
-
-def test_a_client_for_whom_there_are_no_descriptors_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    host = ServiceHost([], user_quotas=msgspec.structs.replace(PER_USER, connections=2))
-    sockets = [socket_pair() for _ in range(3)]
-    with contextlib.closing(host):
-        host.serve(sockets[0][0])  # while a connection of the user is there, so is what it has used
-        with monkeypatch.context() as none_left, pytest.raises(ResourceExhausted):
-            none_left.setattr(os, "eventfd", no_descriptors)
-            host.serve(sockets[1][0])
-        host.serve(sockets[2][0])
-    for end in itertools.chain.from_iterable(sockets):
-        end.close()
+        until(lambda: open_fds() == before, "descriptors are left")
 
 
 def no_descriptors(*_: object) -> int:
@@ -819,7 +889,7 @@ def test_quota_of_requests_counts_executions_without_a_burst_until_they_end(way:
 
 def test_quotas_are_one_value_for_all_connections_of_a_host() -> None:
     quotas = Quotas()
-    assert msgspec.structs.astuple(quotas) == (1, 64, 64, 1024, 4 << 30, 16 << 30, 1024, 64, 2 << 30)
+    assert msgspec.structs.astuple(quotas) == (1, 64, 64, 1024, 4 << 30, 16 << 30, 1024, 64, 2 << 30, *[1 << 62] * 6)
     with pytest.raises(AttributeError):
         quotas.models = 65  # type: ignore[misc]
 

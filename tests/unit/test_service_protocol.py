@@ -16,109 +16,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nnburst.devices import CacheFiles, CompileJob
 from nnburst.errors import GeneralFailure, InvalidArgument
 from nnburst.model import (
-    BufferRole,
-    Capabilities,
-    DataLocation,
-    DeviceStatus,
-    DeviceType,
-    ExecutionPreference,
-    Lifetime,
-    MeasureTiming,
     OperandDesc,
-    Operation,
-    OutputShape,
-    Priority,
-    RequestArgument,
     RunOptions,
     Subgraph,
-    SymmPerChannelQuantParams,
-    Timing,
 )
 from nnburst.service import ServiceHost
 from nnburst.service.connection import callbacks
 from nnburst.service.host import host
-from nnburst.service.wire import cache_messages, protocol, values
+from nnburst.service.wire import protocol, values
 from nnburst.service.wire.marshal import model_from_wire
 from nnburst.service.wire.packets import FdBundle
 from nnburst.service.wire.protocol import CALL_BY_REQUEST, CALLS, Malformed, Side
 from nnburst.service.wire.values import referenced_from_wire
-
-GRAPH = Subgraph(
-    operands=(
-        OperandDesc(3, (1, 2, 2, 1), 1, 0.5, 3, Lifetime.SUBGRAPH_INPUT),
-        OperandDesc(11, (2,), 1, extra_params=SymmPerChannelQuantParams((0.5, 0.25), 0)),
-        OperandDesc(0x10001, (), extra_params=b"extension", location=DataLocation(1, 2, 3)),
-    ),
-    operations=(Operation(0, (0, 1), (2,)),),
-    input_indexes=(0,),
-    output_indexes=(2,),
-)
-POOL = values.WireMemory("ashmem", 4096, 3, 0)
-CACHE_FILES = CacheFiles((0,), (1, 2), bytes(32), bytes(32))
-MODEL = values.WireModel(
-    GRAPH, (msgspec.Raw(msgspec.msgpack.encode(GRAPH)),), b"const", (POOL,), True, {"org.nnburst": 1}, ("x",), ("y",)
-)
-REQUEST = values.WireRequest(
-    (RequestArgument(False, DataLocation(0, 0, 16), (1, 2)),), (RequestArgument(has_no_value=True),), (POOL, POOL)
-)
-QUEUE = values.WireQueue(tuple(values.WireGrantor(0, 0, 128 * i, 8) for i in range(4)), 24, 1, 1)
-SHAPES = (OutputShape((1, 2)), OutputShape((0,), False))
-
-SAMPLES = (
-    (protocol.Hello((1, 0), 7, "0.1"), protocol.HelloReply((1, 0), 8)),
-    (
-        protocol.ListDevices(),
-        protocol.ListDevicesReply(
-            (protocol.DeviceInfo("a-b", "1", DeviceType.GPU, Capabilities(), (1, 2)),),
-        ),
-    ),
-    (protocol.GetDeviceStatus(0), protocol.GetDeviceStatusReply(DeviceStatus.BUSY)),
-    (protocol.GetSupportedOperations(0, MODEL), protocol.GetSupportedOperationsReply((True, False))),
-    (
-        protocol.ImportModel(1, "onnx", (POOL,)),
-        protocol.ImportModelReply(MODEL, ("", "weights.bin"), (("batch", None, 4), None), ((),)),
-    ),
-    (
-        protocol.PrepareModel(
-            1, MODEL, CompileJob(ExecutionPreference.LOW_POWER, Priority.HIGH, 2**64 - 1, CACHE_FILES)
-        ),
-        protocol.PrepareModelReply(1, cache_messages.CacheOutcome(True, "SAVED", bytes(16), 5, 0.5)),
-    ),
-    (
-        protocol.PrepareModelFromCache(1, CACHE_FILES, 7),
-        protocol.PrepareModelFromCacheReply(None, "BAD_MAC", 2, "no"),
-    ),
-    (protocol.ConfirmCache(1, bytes(32), bytes(16)), protocol.ConfirmCacheReply(True)),
-    (protocol.GetDeviceCounters(1), protocol.GetDeviceCountersReply({"loads": 3})),
-    (
-        protocol.Execute(1, REQUEST, RunOptions(MeasureTiming.YES, 5, 6)),
-        protocol.ExecuteReply(3, SHAPES, Timing(), "too small"),
-    ),
-    (
-        protocol.ExecuteFenced(1, REQUEST, RunOptions(MeasureTiming.YES, 5, 6), 3, 7),
-        protocol.ExecuteFencedReply(4),
-    ),
-    (protocol.GetFencedInfo(4), protocol.GetFencedInfoReply(2, Timing(1, 2), Timing(), "no")),
-    (protocol.CancelFenced(4), protocol.Done()),
-    (protocol.ConfigureBurst(1, 2, QUEUE, QUEUE, 0.5), protocol.ConfigureBurstReply(3)),
-    (protocol.GetMemories(2, (0, -1, 2**31 - 1)), protocol.GetMemoriesReply(0, (POOL,))),
-    (protocol.FailureReason(3), protocol.FailureReasonReply("no such frame")),
-    (protocol.EndNotice("the client takes no results", 3), protocol.Done()),
-    (protocol.FreeMemory(3, -(2**31)), protocol.Done()),
-    (
-        protocol.Allocate(0, (1, 0), (4, 5), (BufferRole(0, 1, 0.5),), (BufferRole(1, 0),)),
-        protocol.AllocateReply(6, 2**31 - 1),
-    ),
-    (protocol.CopyTo(6, POOL), protocol.CopyToReply(2**64 - 1)),
-    (protocol.CopyFrom(6, POOL, (2, 3)), protocol.Done()),
-    (protocol.CopyBuffer(6, 7), protocol.Done()),
-    (protocol.EndClients(4711), protocol.EndClientsReply(2)),
-    (protocol.Release(3), protocol.Done()),
-    (protocol.Goodbye(), protocol.Done()),
-)
+from support.messages import MODEL, QUEUE, REQUEST, SAMPLES
 
 
 def test_notice_of_the_end_of_a_service_is_what_older_clients_know() -> None:
@@ -126,6 +38,10 @@ def test_notice_of_the_end_of_a_service_is_what_older_clients_know() -> None:
         "call": "ending",
         "reason": "it was told to",
     }
+
+
+def test_order_to_end_a_process_is_what_older_services_know() -> None:
+    assert msgspec.msgpack.decode(protocol.encode(protocol.EndClients(4711))) == {"call": "end_clients", "pid": 4711}
 
 
 def test_every_call_of_the_table_has_a_sample_here() -> None:
@@ -151,6 +67,8 @@ def test_numbers_of_descriptors_follow_from_the_message() -> None:
         "configure_execution_burst": 2,
         "copy_to": 1,
         "copy_from": 1,
+        "take_client": 2,
+        "publish_model": 1,
     }
     assert counts == dict.fromkeys(counts, 0) | expected
     reply_counts = {CALL_BY_REQUEST[type(q)].name: CALL_BY_REQUEST[type(q)].reply_fds(r) for q, r in SAMPLES}

@@ -7,23 +7,22 @@ import grp
 import json
 import logging
 import os
-import pwd
+import re
 import signal
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...errors import InvalidArgument, NNBurstError, error_for
-from ..targets import whole_number
+from ...errors import InvalidArgument
+from ..targets import user_number, whole_number
 
 if TYPE_CHECKING:
-    from ...devices import Device, NamedDevice
-    from ...runtime import Service
-    from ...service import Quotas
+    from ...options import LogLevel, SandboxMode
+    from .repository import Batching
 
 _LONGEST_IDLE_S = 1_000_000
 _LEVELS = ("debug", "info", "warning", "error")
@@ -59,6 +58,15 @@ def _signals_of_the_start() -> Iterator[None]:
 @click.option("--socket", "path", default=None, metavar="PATH", help="Listen at this path instead of under a name.")
 @click.option("--device", "devices", multiple=True, metavar="NAME", help="A device that is offered; may be repeated.")
 @click.option("--model", "models", multiple=True, metavar="NAME=FILE", help="A model that is compiled once for all.")
+@click.option(
+    "--models", "directory", default=None, metavar="DIR", help="Of NAME/VERSION/FILE: models with versions, served so."
+)
+@click.option(
+    "--batch", "batches", multiple=True, metavar="[NAME=]N", help="Run up to N waiting rows of a model as one."
+)
+@click.option(
+    "--batch-wait", "waits", multiple=True, metavar="[NAME=]TIME", help="What a request may wait for others, as 1ms."
+)
 @click.option("--allow-uid", "uids", multiple=True, metavar="USER", help="Serve this user, too (name or number).")
 @click.option("--allow-gid", "gids", multiple=True, metavar="GROUP", help="Serve this group, too (name or number).")
 @click.option(
@@ -71,20 +79,46 @@ def _signals_of_the_start() -> Iterator[None]:
     metavar="S",
     help="End a run that takes longer than S seconds [default: none].",
 )
+@click.option(
+    "--max-compile",
+    type=click.FloatRange(0, 1e6, min_open=True),
+    default=600.0,
+    show_default=True,
+    metavar="S",
+    help="End the process of a client's model that takes longer than S seconds to compile.",
+)
 @click.option("--idle-exit", type=float, default=None, metavar="S", help="End after S seconds without a client.")
 @click.option(
     "--metrics",
-    type=click.IntRange(0, 65535),
     default=None,
-    metavar="PORT",
-    help="Answer Prometheus at this port of the loopback interface; needs nnburst[metrics].",
+    metavar="PORT|unix:PATH",
+    help="Answer Prometheus at this port of the loopback interface, or at a socket; needs nnburst[metrics].",
 )
 @click.option(
     "--oip",
-    metavar="HOST:PORT",
+    metavar="HOST:PORT|unix:PATH",
     help="Serve the named models by the Open Inference Protocol over gRPC; needs nnburst[oip].",
 )
-@click.option("--oip-rest", metavar="HOST:PORT", help="The same over HTTP.")
+@click.option("--oip-rest", metavar="HOST:PORT|unix:PATH", help="The same over HTTP.")
+@click.option(
+    "--token-file", metavar="FILE", help="Of NAME:TOKEN lines: who asks for metrics or the protocol shows one."
+)
+@click.option("--oip-control", is_flag=True, help="Let clients of the protocol load and unload models.")
+@click.option(
+    "--oip-canary",
+    "canaries",
+    multiple=True,
+    metavar="NAME=PERCENT",
+    help="The newest version gets this share of the requests that name none, and the version before the others.",
+)
+@click.option(
+    "--oip-drain",
+    type=click.FloatRange(0, 1e6),
+    default=20.0,
+    show_default=True,
+    metavar="S",
+    help="When the service is stopped, requests of the protocol that are under way have S seconds.",
+)
 @click.option("--oip-shared-memory", is_flag=True, help="Let clients of the protocol pass tensors in POSIX memory.")
 @click.option(
     "--scheduler", default=None, metavar="POLICY:N", help="Real-time policy and priority, such as fifo:20 or rr:1."
@@ -97,6 +131,13 @@ def _signals_of_the_start() -> Iterator[None]:
     show_default=True,
     help="Keep the service from all that models do not need: as far as this kernel can, fully or not at all, or not.",
 )
+@click.option(
+    "--isolate",
+    type=click.Choice(("user", "connection", "none")),
+    default="user",
+    show_default=True,
+    help="Who shares a process for the models that clients bring; none: all, with the named models, too.",
+)
 @click.option("--log-level", type=click.Choice(_LEVELS), default="warning", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the line that says it is ready as JSON.")
 @_signals_of_the_start()
@@ -106,19 +147,28 @@ def serve(
     path: str | None,
     devices: tuple[str, ...],
     models: tuple[str, ...],
+    directory: str | None,
+    batches: tuple[str, ...],
+    waits: tuple[str, ...],
     uids: tuple[str, ...],
     gids: tuple[str, ...],
     quotas: tuple[str, ...],
     max_run: float | None,
+    max_compile: float,
     idle_exit: float | None,
-    metrics: int | None,
+    metrics: str | None,
     oip: str | None,
     oip_rest: str | None,
+    token_file: str | None,
+    oip_control: bool,
+    canaries: tuple[str, ...],
+    oip_drain: float,
     oip_shared_memory: bool,
     scheduler: str | None,
     affinity: str | None,
-    sandbox: str,
-    log_level: str,
+    sandbox: SandboxMode,
+    isolate: str,
+    log_level: LogLevel,
     as_json: bool,
 ) -> None:
     """Run a service that programs of this machine share, until SIGTERM or Ctrl-C.
@@ -131,22 +181,17 @@ def serve(
     FILE.py:FUNCTION is a Python function that is declared with @declare; it is served by its name, as a model.
 
     Prints one line when it is ready. SIGTERM lets running executions finish; SIGHUP compiles the files of the named
-    models again and serves the new ones from then on. Also starts from a systemd socket unit (see contrib/systemd).
+    models again and serves the new ones from then on. Also starts from a systemd socket unit (see deploy/systemd).
     """
     _settle_environment()
     from ..._core.errno import name_process
-    from ...burst import ListenerGroup
-    from ...devices import Needs
-    from ...runtime import in_process
     from ...runtime.service import DEFAULT_DEVICES
-    from ...service import AccessPolicy, Daemon, ServiceHost, activated_sockets, claim, close_door
+    from ...service import AccessPolicy, Broker, Isolation, activated_sockets, claim, start_child, tell_manager
     from ...service.process.limited_log import LimitedHandler
-    from ...service.process.sandbox import log_sandbox
     from ...service.process.scheduling import Scheduling
-    from ...watch import MOST_ROWS, Page
     from .gateway import gateway
-    from .keeper import Beside, Keeper
     from .metrics import metrics as metrics_served
+    from .repository import Repository
 
     name_process("the service")
     logging.basicConfig(
@@ -154,99 +199,103 @@ def serve(
         level=log_level.upper(),
         handlers=[LimitedHandler()],
     )
-    try:
-        Scheduling.parse(scheduler, affinity).apply()  # before there are threads, which inherit it
-        address = _address(name, path)
-        policy = AccessPolicy(frozenset(map(_uid, uids)), frozenset(map(_gid, gids)))
-        limits, user_limits = _quotas(quotas)
-        files = _pairs(models, "--model")
-        if idle_exit is not None and not 0 < idle_exit <= _LONGEST_IDLE_S:
-            raise InvalidArgument(
-                f"--idle-exit {idle_exit:g}: give the seconds as a number above 0, at most {_LONGEST_IDLE_S}"
-            )
-        with contextlib.ExitStack() as stack:
-            listeners: list[socket.socket] = [stack.enter_context(sock) for sock in activated_sockets()]
-            where = "passed by the service manager"
-            claimed = None
-            if not listeners:
-                claimed = stack.enter_context(contextlib.closing(claim(address, wider=policy.wider)))
-                listeners, where = [claimed.listener], str(claimed.path)
-            local = stack.enter_context(in_process(devices=devices or DEFAULT_DEVICES))
-            owned = [*local.devices, *_function_device(functions, local)]
-            names = _names(files, owned)
-            page = Page(address, rows=MOST_ROWS)
-            own = f"unix:{listeners[0].getsockname()}"
-
-            def beside(inner: contextlib.ExitStack) -> Beside:
-                for listener in listeners:
-                    listener.close()
-                os.close(page.fd)  # else others would take that process for the service
-                url = inner.enter_context(metrics_served(page, metrics, os.getppid()))
-                running = inner.enter_context(
-                    gateway(own, names, grpc=oip, rest=oip_rest, shared_memory=oip_shared_memory)
-                )
-                said: dict[str, Any] = {} if url is None else {"metrics": url}
-                if running is None:
-                    return Beside(said, lambda: None)
-                return Beside({**said, "oip": running.ports}, running.renew)
-
-            keeper = stack.enter_context(contextlib.closing(Keeper(beside, claimed)))
-            _raise_descriptor_limit()
-            box = close_door(sandbox, owned, more=Needs(read=_places(files)))
-            log_sandbox(box)
-            if claimed is not None:
-                claimed.say(str(box))
-            named = _load(local, files)
-            group = ListenerGroup()
-            host = ServiceHost(
-                [*([named] if files else ()), *owned],
+    scheduling = Scheduling.parse(scheduler, affinity)
+    address = _address(name, path)
+    policy = AccessPolicy(frozenset(user_number(user, "--allow-uid") for user in uids), frozenset(map(_gid, gids)))
+    limits, user_limits = _quotas(quotas)
+    files = _pairs(models, "--model")
+    repository = Repository(files, directory, _batching(files, directory, batches, waits))
+    if idle_exit is not None and not 0 < idle_exit <= _LONGEST_IDLE_S:
+        raise InvalidArgument(
+            f"--idle-exit {idle_exit:g}: give the seconds as a number above 0, at most {_LONGEST_IDLE_S}"
+        )
+    with contextlib.ExitStack() as stack:
+        listeners: list[socket.socket] = [stack.enter_context(sock) for sock in activated_sockets()]
+        claimed = None
+        if not listeners:
+            claimed = stack.enter_context(contextlib.closing(claim(address, wider=policy.wider)))
+            listeners = [claimed.listener]
+        where = str(listeners[0].getsockname())
+        _raise_descriptor_limit()
+        broker = Broker(
+            partial(
+                start_child,
+                timeout=None,
+                warm=True,
                 quotas=limits,
-                user_quotas=user_limits,
-                page=page,
-                listeners=group,
                 max_run=max_run,
-                sandbox=box,
+                max_compile=max_compile,
+                log_level=log_level,
+                scheduler=(scheduling.policy, scheduling.priority) if scheduling.policy else None,
+                affinity=scheduling.cpus or None,
+                sandbox=sandbox,
+            ),
+            address,
+            listeners,
+            devices=[*(devices or DEFAULT_DEVICES), *_functions(devices, functions)],
+            named=not repository.is_empty,
+            prepare=repository.prepare,
+            policy=policy,
+            isolation=Isolation(isolate),
+            user_quotas=user_limits,
+            idle_exit=idle_exit,
+        )
+        stack.callback(broker.close)
+        beside = stack.enter_context(contextlib.ExitStack())  # clients of its own, which end first
+        watched = beside.enter_context(metrics_served(metrics, token_file))
+        running = beside.enter_context(
+            gateway(
+                {
+                    "address": f"unix:{listeners[0].getsockname()}",
+                    "grpc": oip,
+                    "rest": oip_rest,
+                    "shared_memory": oip_shared_memory,
+                    "control": oip_control,
+                    "canaries": _pairs(canaries, "--oip-canary"),
+                    "drain": oip_drain,
+                    "token_file": token_file,
+                },
+                has_models=directory is not None or bool(broker.workers.shared.list_models()),
             )
+        )
+        if claimed is not None:
+            claimed.say(str(broker.workers.shared.sandbox))
+        ready: dict[str, Any] = {
+            "name": address,
+            "socket": where,
+            "pid": os.getpid(),
+            "devices": [device.name for device in broker.workers.shared.devices],
+            "models": list(broker.workers.shared.list_models()),
+            "sandbox": str(broker.workers.shared.sandbox),
+            "accounts": str(broker.workers.groups or "counted by the service"),
+        }
+        if watched is not None:
+            ready["metrics"] = watched.url
+        if running is not None:
+            ready["oip"] = running.ports
 
-            def reload() -> None:
-                _reload(local, named, files)
-                keeper.renew()
+        def look_at(pids: Sequence[int]) -> None:
+            if watched is not None:
+                watched.look_at(pids)
 
-            daemon = Daemon(
-                host,
-                listeners,
-                policy=policy,
-                idle_exit=idle_exit,
-                reload=reload,
-                finish=keeper.close,
-            )
-            ready = {
-                "name": address,
-                "socket": where,
-                "pid": os.getpid(),
-                "devices": [device.name for device in host.offer.devices],
-                "models": names,
-                "sandbox": str(box),
-                **keeper.said,
-            }
+        def change(name: str | None, unload: bool) -> None:
+            try:
+                repository.change(broker.workers.shared, name, unload)
+            finally:
+                if running is not None:
+                    running.renew(repository.unloaded)
 
-            def announce() -> None:
-                click.echo(json.dumps(ready) if as_json else _ready_line(ready))
-                keeper.tell_ready()
+        def announce() -> None:
+            click.echo(json.dumps(ready) if as_json else _ready_line(ready))
+            logging.getLogger(__name__).info("accounts of users: %s", ready["accounts"])
+            tell_manager()
 
-            reason = daemon.run(announce)
-            logging.getLogger(__name__).info("ended: %s", reason)
-    except NNBurstError as error:
-        raise click.ClickException(f"{type(error).__name__}: {error}") from error
-    if group.threads:  # one is inside a run that does not return, and the interpreter would wait for it
-        logging.getLogger(__name__).warning("ended in the middle of a run that does not return")
-        logging.shutdown()
-        sys.stdout.flush()
-        os._exit(0)
+        reason = broker.run(announce, change=change, finish=beside.close, on_workers=look_at)
+        logging.getLogger(__name__).info("ended: %s", reason)
 
 
 def _settle_environment() -> None:
-    """Begin again with the environment of a service, since libraries read theirs when they are loaded."""
+    """Begin again with the environment of a service: NumPy's libraries start no threads, which would get signals."""
     from ...service import service_environment
 
     env = service_environment(os.environ)
@@ -284,21 +333,23 @@ def _pairs(texts: Sequence[str], option: str) -> dict[str, str]:
     return pairs
 
 
-def _quotas(texts: Sequence[str]) -> tuple[Quotas, Quotas]:
+def _quotas(texts: Sequence[str]) -> tuple[dict[str, int], dict[str, int]]:
     """Return those of a connection and those of a user, whose keys begin with ``user.``."""
     from ...service import PER_USER, Quotas
 
     given = {key: value if (n := whole_number(value)) is None else n for key, value in _pairs(texts, "--quota").items()}
     users: dict[str, Any] = {key.removeprefix("user."): n for key, n in given.items() if key.startswith("user.")}
     own: dict[str, Any] = {key: n for key, n in given.items() if not key.startswith("user.")}
-    return Quotas().changed(own, "--quota"), PER_USER.changed(users, "--quota user", of_user=True)
+    Quotas().changed(own, "--quota")
+    PER_USER.changed(users, "--quota user", of_user=True)
+    return own, users
 
 
-def _uid(user: str) -> int:
-    try:
-        return pwd.getpwnam(user).pw_uid if (uid := whole_number(user)) is None else uid
-    except KeyError:
-        raise InvalidArgument(f"--allow-uid {user}: this machine has no such user") from None
+def _functions(devices: Sequence[str], targets: Sequence[str]) -> list[str]:
+    """Return the device that runs the functions which are named, if any are."""
+    if targets and any(device.partition(":")[0] == "nnburst-function" for device in devices):
+        raise InvalidArgument(f"--device nnburst-function and {targets[0]}: give all functions as FILE.py:FUNCTION")
+    return [f"nnburst-function:call={'+'.join(targets)}"] if targets else []
 
 
 def _gid(group: str) -> int:
@@ -318,64 +369,39 @@ def _raise_descriptor_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
-# ---- named models ----------------------------------------------------------------------------------------------
+# ---- batches ---------------------------------------------------------------------------------------------------
 
 
-def _load(local: Service, files: dict[str, str]) -> NamedDevice:
-    from ...devices import NamedDevice
+def _batching(
+    files: Mapping[str, str], directory: str | None, batches: Sequence[str], waits: Sequence[str]
+) -> dict[str, Batching]:
+    """Return what ``--batch`` and ``--batch-wait`` say of each model, and under "" of all others."""
+    from ..._core import lib
+    from .repository import Batching
 
-    named = NamedDevice(local.devices)
-    for name, file in files.items():
-        _publish(local, named, name, file)
-    return named
-
-
-def _function_device(targets: Sequence[str], local: Service) -> list[Device]:
-    """Return what runs the Python functions that are named, if any are."""
-    from ...devices.function import FunctionDevice
-
-    if not targets:
-        return []
-    device = FunctionDevice(targets)
-    if device.name in (other.name for other in local.devices):
-        raise InvalidArgument(f"--device {device.name} and {targets[0]}: give all functions as FILE.py:FUNCTION")
-    return [device]
-
-
-def _places(files: Mapping[str, str]) -> list[str]:
-    """Where named models are read, also again: the directories of their files, but for a home, of which only these."""
-    home = Path("~").expanduser().resolve()
-    places = {Path(path) for file in files.values() for path in (os.path.abspath(file), os.path.realpath(file))}
-    found = {path if home.is_relative_to(path.parent) else path.parent for path in places}
-    return [str(path) for path in found if path.exists()]  # else loading says what is missing
+    most: int = lib.NNB_MOST_BATCHED
+    chosen = {"": Batching()}
+    for option, texts in (("--batch", batches), ("--batch-wait", waits)):
+        for text in sorted(texts, key=lambda text: "=" in text):  # what is said of all comes first
+            name, equals, value = text.rpartition("=")
+            if equals and name not in files and directory is None:
+                raise InvalidArgument(f"{option} {text}: no --model has the name {name!r}")
+            if option == "--batch":
+                rows = whole_number(value)
+                if rows is None or not 1 <= rows <= most:
+                    raise InvalidArgument(f"{option} {text}: give a number of rows from 1 to {most}")
+                change: dict[str, Any] = {"rows": rows}
+            else:
+                change = {"wait": _seconds(f"{option} {text}", value)}
+            for each in (name,) if equals else chosen:
+                chosen[each] = chosen.get(each, chosen[""])._replace(**change)
+    return chosen
 
 
-def _names(files: dict[str, str], devices: Sequence[Device]) -> list[str]:
-    """Return the names of all models that clients may open by name."""
-    from ...devices.function import FunctionDevice
-
-    functions = [name for device in devices if isinstance(device, FunctionDevice) for name in device.functions]
-    if both := sorted(files.keys() & set(functions)):
-        raise InvalidArgument(f"--model {both[0]}: a function has that name, too")
-    return sorted([*files, *functions])
-
-
-def _reload(local: Service, named: NamedDevice, files: dict[str, str]) -> None:
-    """Compile every file again; a model whose file is bad now is served as it was."""
-    log = logging.getLogger(__name__)
-    for name, file in files.items():
-        try:
-            _publish(local, named, name, file)
-            log.info("model %s: %s was loaded again", name, file)
-        except NNBurstError as error:
-            log.error("%s; it is served as before", error)
-
-
-def _publish(local: Service, named: NamedDevice, name: str, file: str) -> None:
-    from ...runtime.compile.model_files import imported
-
-    try:
-        with imported(local, None, file) as (device, found):
-            named.publish(name, device, found)
-    except NNBurstError as error:
-        raise error_for(error.status, f"model {name} of {file}: {error}") from error
+def _seconds(option: str, text: str) -> float:
+    """Return a time such as ``1ms``, ``200us`` or ``0.01s``, up to a second."""
+    found = re.fullmatch(r"(\d+(?:\.\d*)?)(us|ms|s)", text)
+    seconds = float(found[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[found[2]] if found else 2.0
+    if seconds > 1:
+        raise InvalidArgument(f"{option}: give a time of up to a second, such as 1ms or 200us")
+    return seconds

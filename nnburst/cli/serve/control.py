@@ -10,8 +10,9 @@ import signal
 
 import click
 
-from ..._core import Deadline
-from ...errors import DeviceUnavailable, NNBurstError
+from ..._core.deadline import Deadline
+from ...errors import DeviceUnavailable
+from ..targets import user_number
 
 
 @click.command()
@@ -23,15 +24,22 @@ def ls(as_json: bool) -> None:
     found = list(running_services())
     if as_json:
         rows = [
-            {"name": s.name, "socket": str(s.path), "pid": s.pid or None, "running": bool(s.pid), "sandbox": s.sandbox}
-            for s in found
+            {
+                "name": service.name,
+                "socket": str(service.path),
+                "pid": service.pid or None,
+                "running": None if service.pid is None else service.pid > 0,
+                "sandbox": service.sandbox,
+            }
+            for service in found
         ]
         click.echo(json.dumps(rows))
         return
     if not found:
         click.echo("no services; start one with: nnburst serve --name NAME")
     for service in found:
-        state = f"pid {service.pid}" if service.pid else "ended, left its socket"
+        states = {None: "see its service manager", 0: "ended, left its socket"}
+        state = states.get(service.pid, f"pid {service.pid}")
         click.echo(f"{service.name:20} {state:24} {service.path}")
         if service.sandbox:
             click.echo(f"{'':20} sandbox {service.sandbox}")
@@ -39,28 +47,30 @@ def ls(as_json: bool) -> None:
 
 @click.command()
 @click.argument("address", metavar="NAME|unix:PATH")
-@click.argument("pid", type=click.IntRange(1))
+@click.argument("pid", type=click.IntRange(1), required=False)
+@click.option("--user", metavar="USER", help="End all processes' connections of this user (name or number) instead.")
 @click.option(
     "--timeout", type=click.FloatRange(0, 1e6), default=30.0, show_default=True, metavar="S",
     help="Seconds that the service may take to answer.",
 )  # fmt: skip
 @click.option("--trust-uid", type=click.IntRange(0), multiple=True, metavar="UID", help="Also a service of this user.")
-def kick(address: str, pid: int, timeout: float, trust_uid: tuple[int, ...]) -> None:
-    """End the connections of one process to a service; `nnburst top` shows the processes.
+def kick(address: str, pid: int | None, user: str | None, timeout: float, trust_uid: tuple[int, ...]) -> None:
+    """End the connections of one process, or of one user, to a service; `nnburst top` shows who has some.
 
-    What runs for it ends as if it had been killed. The process itself goes on, is told why (DeadObject), and may
-    connect again. For the user who runs the service, and root.
+    What runs for them ends as if the processes had been killed; so does the process that runs a user's own models. The
+    processes go on, are told why (DeadObject), and may connect again. For the user who runs the service, and root.
     """
     from ...service import connect_to
 
-    try:
-        with connect_to(address, timeout=timeout, trust_uid=trust_uid) as service:
-            ended = service.end_clients(pid, timeout)
-    except NNBurstError as error:
-        raise click.ClickException(f"{type(error).__name__}: {error}") from error
+    if (pid is None) is (user is None):
+        raise click.UsageError("give the id of a process, or --user USER")
+    whom = f"user {user}" if pid is None else f"process {pid}"
+    uid = None if user is None else user_number(user, "--user")
+    with connect_to(address, timeout=timeout, trust_uid=trust_uid) as service:
+        ended = service.end_clients(pid or 0, timeout, uid=uid)
     if not ended:
-        raise click.ClickException(f"process {pid} is no client of {address!r}; `nnburst top` shows who is")
-    click.echo(f"ended {ended} connection{'s' if ended > 1 else ''} of process {pid} to {address}")
+        raise click.ClickException(f"{whom} is no client of {address!r}; `nnburst top` shows who is")
+    click.echo(f"ended {ended} connection{'s' if ended > 1 else ''} of {whom} to {address}")
 
 
 @click.command()
@@ -79,20 +89,15 @@ def stop(address: str, timeout: float, kill: bool, trust_uid: tuple[int, ...]) -
     from ...service import connect_to, dial, owner_of, peer_of, peer_pidfd
 
     deadline = Deadline.after(timeout)
-    try:
-        with dial(address, timeout, trust_uid) as sock:
-            pid, pidfd = peer_of(sock).pid, peer_pidfd(sock)
-        if pidfd is None:
-            raise DeviceUnavailable(f"the process behind {address!r} cannot be seen from here")
-        if owner_of(address) != pid:  # else what holds the name made the socket: one that hangs need not say so
-            with connect_to(address, timeout=deadline.left(), trust_uid=trust_uid) as service:
-                if service.pid != pid:  # what made the socket is not what serves it
-                    os.close(pidfd)
-                    raise DeviceUnavailable(
-                        f"{address!r} was started by a service manager; stop it there (systemctl stop)"
-                    )
-    except NNBurstError as error:
-        raise click.ClickException(f"{type(error).__name__}: {error}") from error
+    with dial(address, timeout, trust_uid) as sock:
+        pid, pidfd = peer_of(sock).pid, peer_pidfd(sock)
+    if pidfd is None:
+        raise DeviceUnavailable(f"the process behind {address!r} cannot be seen from here")
+    if owner_of(address) != pid:  # else what holds the name made the socket: one that hangs need not say so
+        with connect_to(address, timeout=deadline.left(), trust_uid=trust_uid) as service:
+            if service.pid != pid:  # what made the socket is not what serves it
+                os.close(pidfd)
+                raise DeviceUnavailable(f"{address!r} was started by a service manager; stop it there (systemctl stop)")
     try:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL if kill else signal.SIGTERM)

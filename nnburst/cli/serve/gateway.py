@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any
@@ -19,45 +20,55 @@ _WINDOW_US = 300
 
 
 @contextlib.contextmanager
-def gateway(
-    address: str, names: Sequence[str], *, grpc: str | None, rest: str | None, shared_memory: bool
-) -> Iterator[Gateway | None]:
+def gateway(options: dict[str, Any], *, has_models: bool) -> Iterator[Gateway | None]:
     """Start the gateway, if a protocol is wanted, and yield it.
 
     One that ends by itself is started again, at the same ports.
+
+    Args:
+        options: Of `nnburst.gateway.run.run`, as they were given: percentages are texts.
 
     Raises:
         DeviceUnavailable: The extra is not installed, or an address cannot be had.
         InvalidArgument: An address is none; or there are no models to serve.
     """
-    wanted = {"--oip": grpc, "--oip-rest": rest}
+    wanted = {"--oip": options["grpc"], "--oip-rest": options["rest"]}
     if not any(wanted.values()):
-        if shared_memory:
-            raise InvalidArgument("--oip-shared-memory needs --oip or --oip-rest")
+        if options["shared_memory"] or options["control"] or options["canaries"]:
+            raise InvalidArgument(
+                "--oip-shared-memory, --oip-control and --oip-canary are for clients of --oip or --oip-rest"
+            )
         yield None
         return
     for option, text in wanted.items():
         host, colon, port_text = (text or "localhost:0").rpartition(":")
+        if text is not None and text.startswith("unix:/"):
+            continue
+        if options["token_file"] is None and host not in ("localhost", "127.0.0.1", "[::1]"):
+            _log.warning(
+                "%s %s: other machines may reach it, and nobody is asked for a token (--token-file)", option, text
+            )
         if not host or not colon or (whole_number(port_text) or 0) > 65535 or whole_number(port_text) is None:
-            raise InvalidArgument(f"{option} {text}: give HOST:PORT, for example 127.0.0.1:8001")
-    if not names:
-        raise InvalidArgument("--oip serves named models; give --model NAME=FILE or FILE.py:FUNCTION, too")
+            raise InvalidArgument(f"{option} {text}: give HOST:PORT, for example 127.0.0.1:8001, or unix:/PATH")
+    if not has_models:
+        raise InvalidArgument(
+            "--oip serves named models; give --model NAME=FILE, --models DIR or FILE.py:FUNCTION, too"
+        )
+    for name, percent in options["canaries"].items():
+        if (share := whole_number(percent)) is None or share > 100:
+            raise InvalidArgument(f"--oip-canary {name}={percent}: give a whole number of percent, from 0 to 100")
     if not all(find_spec(module) for module in ("grpc", "tritonclient", "aiohttp")):
         raise DeviceUnavailable("--oip needs gRPC: pip install 'nnburst[oip]'")
-    options: dict[str, Any] = {"address": address, "names": names, "grpc": grpc, "rest": rest}
-    options["shared_memory"] = shared_memory
-    with contextlib.closing(Gateway(options)) as running:
+    shares = {name: int(percent) for name, percent in options["canaries"].items()}
+    with contextlib.closing(Gateway({**options, "canaries": shares, "unloaded": []})) as running:
         yield running
 
 
 class Gateway:
     """Two processes that listen at the same ports: one at work, and one that gets what comes after its end.
 
-    Args:
-        options: Of `nnburst.gateway.run.run`.
-
     Attributes:
-        ports: By protocol.
+        ports: By protocol; the address of a Unix socket, which one process alone listens at.
 
     Raises:
         DeviceUnavailable: It cannot be started.
@@ -67,6 +78,8 @@ class Gateway:
         first = _process(options)
         self._processes = [first]
         self.ports = first.ports
+        if any(isinstance(port, str) for port in self.ports.values()):  # a Unix socket has one owner
+            return
         for protocol, port in self.ports.items():  # where clients look for it
             options[protocol] = f"{options[protocol].rpartition(':')[0]}:{port}"
         try:
@@ -79,20 +92,26 @@ class Gateway:
         else:
             options["joins"] = True  # the next one stands by
 
-    def renew(self) -> None:
-        """Have it open the models again, which are new ones."""
+    def renew(self, unloaded: Sequence[str]) -> None:
+        """Have it open the models again, which are new ones; some were unloaded."""
         for process in self._processes:
+            process.options["unloaded"] = [*unloaded]  # for one that is started later
             process.tell()
 
     def close(self) -> None:
-        """End it, and wait for that."""
         for process in self._processes:
             process.dismiss()
         for process in self._processes:
             process.close()
+        for port in self.ports.values():
+            if isinstance(port, str):
+                with contextlib.suppress(OSError):
+                    os.unlink(port.removeprefix("unix:"))
 
 
 def _process(options: dict[str, Any]) -> SupervisedProcess:
     # If there is a CPU for it.
     window = {"NNBURST_POLLING_WINDOW_US": str(_WINDOW_US)} if default_polling_window() else {}
-    return SupervisedProcess("the gateway", "--oip", "nnburst.gateway.run", options, environment=window)
+    return SupervisedProcess(
+        "the gateway", "--oip", "nnburst.gateway.run", options, environment=window, patience=options["drain"]
+    )

@@ -35,6 +35,7 @@ class SupervisedProcess:
         options: Of that.
         fds: Descriptors that it inherits, under the same numbers.
         environment: Variables that are set unless they are already.
+        patience: Seconds that it may take to end what it does, when it is told to end.
 
     Attributes:
         options: As given; changes count from the next start on.
@@ -53,21 +54,23 @@ class SupervisedProcess:
         *,
         fds: Sequence[int] = (),
         environment: Mapping[str, str] | None = None,
+        patience: float = 0.0,
     ) -> None:
         self.options = options
         self._what, self._option, self._module = what, option, module
         self._fds, self._environment = fds, environment or {}
+        self._patience = patience
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self.ports = self._start()
+        self.ports: dict[str, int | str] = self._start()
         self._watcher = threading.Thread(target=self._watch, name=f"nnburst-{option.lstrip('-')}", daemon=True)
         self._watcher.start()
 
-    def tell(self) -> None:
+    def tell(self, line: str = "") -> None:
         """Send it a line: what it reads from is new."""
         with self._lock, contextlib.suppress(OSError, ValueError):  # it ends, and the next one begins with what is new;
             assert self._process.stdin is not None  # or it reads nothing and the pipe is full: then it will
-            os.write(self._process.stdin.fileno(), b"\n")
+            os.write(self._process.stdin.fileno(), f"{line}\n".encode())
 
     def dismiss(self) -> None:
         """Tell it to end, and start no other one. Idempotent."""
@@ -77,12 +80,11 @@ class SupervisedProcess:
             self._process.stdin.close()
 
     def close(self) -> None:
-        """End it, and wait for that."""
         self.dismiss()
         self._end(self._process)
         self._watcher.join()
 
-    def _start(self) -> dict[str, int]:
+    def _start(self) -> dict[str, int | str]:
         """Start a process and wait until it is ready. Returns its ports."""
         try:
             command = [*safe_command(self._module), json.dumps(self.options)]
@@ -111,7 +113,7 @@ class SupervisedProcess:
         with self._lock:  # no `tell` meanwhile
             process.stdin.close()  # with which it ends
         try:
-            process.wait(_ENDING_S)
+            process.wait(self._patience + _ENDING_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -141,7 +143,7 @@ class SupervisedProcess:
             if self._closing.is_set():
                 return
 
-    def _ports(self, process: subprocess.Popen[bytes]) -> dict[str, int]:
+    def _ports(self, process: subprocess.Popen[bytes]) -> dict[str, int | str]:
         """Wait for its first line, and return what it says."""
         assert process.stdout is not None
         overdue = threading.Event()
@@ -163,7 +165,7 @@ class SupervisedProcess:
             said = json.loads(line or b'{"error": "it ended; see what it wrote above"}')
             if "error" in said:
                 raise DeviceUnavailable(f"{self._option}: {said['error']}")
-            return {str(protocol): int(port) for protocol, port in said.items()}
+            return {str(key): port if str(port).startswith("unix:") else int(port) for key, port in said.items()}
         except (ValueError, TypeError, AttributeError, RecursionError):  # it is no such line, or `close` came first
             raise DeviceUnavailable(f"{self._option}: {self._what} said {line[:200]!r}, not its ports") from None
         finally:

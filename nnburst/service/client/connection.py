@@ -8,19 +8,24 @@ import os
 import socket
 import weakref
 from collections.abc import Callable, Collection
+from functools import partial
+from itertools import zip_longest
 
 from ..._core.deadline import Deadline
-from ..._core.leaving import LEAVING, Closing
+from ..._core.leaving import LEAVING, Closing, ProcessLock
 from ..._core.one_process import OneProcess
-from ...devices import Device
+from ...devices import Device, device_of
 from ...errors import BadState, DeadObject, DeviceUnavailable, GeneralFailure
-from ..connection.callbacks import CallbackRegistry
+from ...model import ImportedModel
+from ..connection.callbacks import CallbackRegistry, WorkerCalls
+from ..connection.owner import TOLD
 from ..connection.transport import Connection
 from ..process import forked
 from ..process.discovery import dial
 from ..wire import protocol as calls
+from ..wire.marshal import model_to_wire
 from ..wire.values import Sandbox
-from .proxies import RemoteDevice
+from .proxies import Place, RemoteDevice
 
 _open: dict[int, Connection] = {}
 
@@ -50,6 +55,50 @@ def _end_all() -> None:
     forked.end()
 
 
+class _Apart:
+    """The connection for models of one's own: made when it is needed first, and again after its end.
+
+    Args:
+        first: The connection that says which devices are reached so.
+        dial: Makes another one.
+    """
+
+    def __init__(self, first: Connection, dial: Callable[[], ServiceConnection]) -> None:
+        self._first = first
+        self._dial = dial
+        self._lock = ProcessLock()
+        self._own: ServiceConnection | None = None
+        self._closed = False
+
+    def place(self, name: str) -> Place:
+        """Return where a device is.
+
+        Raises:
+            NNBurstError: It cannot be reached.
+        """
+        with self._lock.lock:
+            self._first.check_usable()
+            if self._own is None or not self._own.alive:
+                self._own = self._dial()
+                if self._closed:  # meanwhile
+                    self._own.close()
+            for device in self._own.devices:
+                if device.name == name:
+                    assert isinstance(device, RemoteDevice)
+                    return device.place()
+        raise DeviceUnavailable(f"the service has no device {name} for models of a client's own any more")
+
+    def close(self) -> None:
+        """End it. Idempotent."""
+        self._closed = True
+        if self._own is not None:
+            self._own.close()
+
+
+def _same(place: Place) -> Place:
+    return place
+
+
 class ServiceConnection(OneProcess, Closing):
     """A service, seen from a client. Usable as a context manager, which closes it.
 
@@ -61,6 +110,9 @@ class ServiceConnection(OneProcess, Closing):
         on_end: Called once when the connection has ended, from either side, after the death listeners, with the
             seconds that it may take.
         kill: Kills the service with SIGKILL, if this process may decide that.
+        broker: Serves the calls of a worker, whose broker this process is.
+        own: It is for models of this process's own, with a service that keeps those apart.
+        dial_own: Makes such a connection to the same service.
 
     Raises:
         DeadObject: The other side closed the socket or died.
@@ -81,8 +133,11 @@ class ServiceConnection(OneProcess, Closing):
         exit_status: Callable[[], int | None] = lambda: None,
         on_end: Callable[[float], None] | None = None,
         kill: Callable[[], None] | None = None,
+        broker: WorkerCalls | None = None,
+        own: bool = False,
+        dial_own: Callable[[], ServiceConnection] | None = None,
     ) -> None:
-        callbacks = CallbackRegistry(lambda reason: connection.stop(f"the service ended: {reason}"))
+        callbacks = CallbackRegistry(lambda reason: connection.stop(TOLD + reason), broker)
 
         def ended(seconds: float) -> None:
             _open.pop(id(connection), None)
@@ -109,7 +164,7 @@ class ServiceConnection(OneProcess, Closing):
             _open[id(connection)] = connection
             connection.start()
             hello: calls.HelloReply
-            hello, _ = connection.call(calls.Hello(version=calls.VERSION, pid=os.getpid()), timeout=timeout)
+            hello, _ = connection.call(calls.Hello(version=calls.VERSION, pid=os.getpid(), own=own), timeout=timeout)
             if hello.version[0] != calls.VERSION[0]:
                 raise GeneralFailure(
                     f"the service speaks version {hello.version[0]} of the protocol, not {calls.VERSION[0]}"
@@ -125,8 +180,13 @@ class ServiceConnection(OneProcess, Closing):
         self._connection = connection
         self._pid = hello.pid
         self._sandbox = hello.sandbox
+        self._apart = None if dial_own is None else _Apart(connection, dial_own)
+        here = [Place(connection, callbacks, self._link, number) for number in range(len(listed.devices))]
         self._devices = tuple(
-            RemoteDevice(connection, callbacks, self._link, index, info) for index, info in enumerate(listed.devices)
+            RemoteDevice(info, partial(_same, place))
+            if place.number not in listed.apart or self._apart is None
+            else RemoteDevice(info, partial(self._apart.place, info.name))
+            for info, place in zip(listed.devices, here, strict=True)
         )
 
     @property
@@ -172,32 +232,100 @@ class ServiceConnection(OneProcess, Closing):
         self._kill()
         self._connection.wait_ended(LEAVING)
 
-    def end_clients(self, pid: int, timeout: float | None = None) -> int:
+    def end_clients(self, pid: int = 0, timeout: float | None = None, *, uid: int | None = None) -> int:
         """End all connections that a process has to the service, and what runs for them. Does not wait for their end.
 
         Args:
             pid: Of the process.
             timeout: Seconds that the service may take to answer; None for no limit.
+            uid: End those of a user instead, but for this process's, and the process of the user's own models.
 
         Returns:
-            How many it had.
+            How many there were.
 
         Raises:
             InvalidArgument: The service is another user's, and this process is not root's.
             GeneralFailure: The service is of a version that cannot do this.
         """
-        if self._connection.peer_version < (2, 3):
-            raise GeneralFailure(f"process {self._pid} serves with an older nnburst, which cannot end a client alone")
+        if self._connection.peer_version < ((2, 3) if uid is None else (2, 7)):
+            raise GeneralFailure(f"process {self._pid} serves with an older nnburst, which cannot end these alone")
         reply: calls.EndClientsReply
-        reply, _ = self._connection.call(calls.EndClients(pid), timeout=timeout)
+        reply, _ = self._connection.call(calls.EndClients(pid, uid), timeout=timeout)
         return reply.connections
+
+    def device(self, name: str) -> Device:
+        """Return the device of that name.
+
+        Raises:
+            DeviceUnavailable: The service has none.
+        """
+        return device_of(self._devices, name)
+
+    def list_models(self, timeout: float | None = None) -> dict[str, str]:
+        """Return the names of the models that any client may open, and SHA-256 of the files of each, if it has some."""
+        reply: calls.ListModelsReply
+        reply, _ = self._connection.call(calls.ListModels(), timeout=timeout)
+        return dict(zip_longest(reply.names, reply.digests[: len(reply.names)], fillvalue=""))
+
+    def load_model(self, name: str, *, unload: bool = False) -> None:
+        """Have the service load a named model, all versions, from its files again; or unload it.
+
+        Sessions that have it open keep what they have.
+
+        Raises:
+            InvalidArgument: It has no such files; or is another user's, and this process is not root's.
+            GeneralFailure: The service is of a version that cannot do this.
+            NNBurstError: The model cannot be compiled; what was served is still served.
+        """
+        if self._connection.peer_version < (2, 7):
+            raise GeneralFailure(f"process {self._pid} serves with an older nnburst, which loads models at SIGHUP only")
+        self._connection.call(calls.LoadModel(name, unload))
+
+    def withdraw(self, name: str) -> None:
+        """Have a worker of this process serve a model no more under its name."""
+        self._connection.call(calls.WithdrawModel(name))
+
+    def publish(
+        self,
+        name: str,
+        device: Device,
+        imported: ImportedModel,
+        digest: str = "",
+        batch: int = 1,
+        batch_wait: float = 0.0,
+    ) -> None:
+        """Have a worker of this process compile a model, and serve it under a name to all clients.
+
+        Args:
+            name: Not empty. Sessions on a model that had it keep that.
+            device: One of this connection's.
+            imported: Of the device, with its files as pools.
+            digest: Of the files.
+            batch: Rows of several requests that may run as one.
+            batch_wait: Seconds that a request waits for others, if its session's preference allows that.
+
+        Raises:
+            NNBurstError: As `Device.prepare_model`; what had the name keeps it.
+        """
+        assert isinstance(device, RemoteDevice)
+        wire, fds = model_to_wire(imported.model)
+        number = device.place().number
+        shapes = imported.input_shapes, imported.output_shapes
+        message = calls.PublishModel(name, number, wire, *shapes, digest, batch, batch_wait)
+        self._connection.call(message, fds)
 
     def close(self) -> None:
         """End the connection in order: everything that it owns in the service is released, threads and descriptors go.
 
         A child service ends and is reaped. Idempotent. In a forked child only the copies of the descriptors are closed.
         """
+        if self._apart is not None:
+            self._apart.close()
         self._link.close()
+
+    @property
+    def connection(self) -> Connection:
+        return self._connection
 
     def __repr__(self) -> str:
         return f"<ServiceConnection pid={self._pid} {'alive' if self.alive else 'ended'}>"
@@ -219,12 +347,15 @@ def connect_to(
         MissedDeadline: It did not answer in time.
     """
 
-    def connect() -> ServiceConnection:
+    def connect(own: bool = False) -> ServiceConnection:
         sock = dial(address, None, trust_uid)
         try:
             # No pidfd: with a service manager the socket was made by another process than the one that serves it.
-            return ServiceConnection(sock, timeout=None)
+            return ServiceConnection(sock, timeout=None, own=own, dial_own=None if own else dial_own)
         except DeadObject as error:
             raise DeviceUnavailable(f"the service at {address!r} closed the connection before it served") from error
+
+    def dial_own() -> ServiceConnection:
+        return Deadline.after(timeout).call(connect, own=True)
 
     return Deadline.after(timeout).call(connect)

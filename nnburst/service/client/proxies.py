@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import asdict, replace
 
@@ -66,12 +66,28 @@ _SHORT = 10.0
 """Seconds that a call may take which does no work worth speaking of."""
 
 
+class Place(NamedTuple):
+    """Where a device of a service is.
+
+    Attributes:
+        connection: To its process.
+        callbacks: Of the connection.
+        keep: Ends the connection when it is dropped.
+        number: Its own there.
+    """
+
+    connection: Connection
+    callbacks: CallbackRegistry
+    keep: object
+    number: int
+
+
 class _Remote(Closing):
     """A numbered object of the service, released with `close` or when it is garbage."""
 
-    def __init__(self, connection: Connection, keep: object, number: int, what: str) -> None:
-        self._connection = connection
-        self._keep = keep
+    def __init__(self, place: Place, number: int, what: str) -> None:
+        self._place = place
+        self._connection = connection = place.connection
         self._number = number
         self._what = what
         self._finalizer = weakref.finalize(self, connection.forget, calls.Release(number))
@@ -79,7 +95,6 @@ class _Remote(Closing):
 
     @property
     def connection(self) -> Connection:
-        """The connection that it is reached through."""
         return self._connection
 
     @property
@@ -110,16 +125,16 @@ class _Remote(Closing):
 
 
 class RemoteDevice(DescribedDevice):
-    """A `Device` in a service."""
+    """A `Device` in a service.
 
-    def __init__(
-        self, connection: Connection, callbacks: CallbackRegistry, keep: object, index: int, info: DeviceInfo
-    ) -> None:
+    Args:
+        info: What it says of itself.
+        place: Returns where it is now.
+    """
+
+    def __init__(self, info: DeviceInfo, place: Callable[[], Place]) -> None:
         super().__init__(info)
-        self._connection = connection
-        self._callbacks = callbacks
-        self._keep = keep
-        self._index = index
+        self.place = place
 
     def __repr__(self) -> str:
         return f"<RemoteDevice {self.name}>"
@@ -127,27 +142,29 @@ class RemoteDevice(DescribedDevice):
     @property
     def status(self) -> DeviceStatus:
         """Whether the device can take work now; OFFLINE once the service is gone."""
+        at = self.place()
         try:
-            reply, _ = self._connection.call(calls.GetDeviceStatus(device=self._index), timeout=_SHORT)
+            reply, _ = at.connection.call(calls.GetDeviceStatus(device=at.number), timeout=_SHORT)
         except DeadObject:
             return DeviceStatus.OFFLINE
         return DeviceStatus(reply.status)
 
     def import_model(self, source: str, pools: Sequence[Memory] = ()) -> ImportedModel:
+        at = self.place()
         handles, fds = pools_to_wire(pools)
-        reply, received = self._connection.call(
-            calls.ImportModel(device=self._index, source=source, pools=handles), fds
-        )
+        reply, received = at.connection.call(calls.ImportModel(device=at.number, source=source, pools=handles), fds)
         return ImportedModel(
             model_from_wire(reply.model, received), reply.files, reply.input_shapes, reply.output_shapes
         )
 
     def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
+        at = self.place()
         wire, fds = model_to_wire(model)
-        reply, _ = self._connection.call(calls.GetSupportedOperations(device=self._index, model=wire), fds)
+        reply, _ = at.connection.call(calls.GetSupportedOperations(device=at.number, model=wire), fds)
         return tuple(reply.supported)
 
     def prepare_model(self, model: Model, job: CompileJob = CompileJob()) -> RemotePreparedModel:
+        at = self.place()
         check_preparation(replace(job, deadline_ns=0))
         deadline = Deadline.after().sooner(Deadline(job.deadline_ns))
         job = replace(job, deadline_ns=deadline.at_ns)
@@ -157,32 +174,31 @@ class RemoteDevice(DescribedDevice):
             cache, cache_fds = cache_to_wire(job.cache)
             fds += cache_fds
             job = replace(job, cache=cache)
-        message = caching.PrepareModel(device=self._index, model=wire, job=job)
-        reply, _ = _made(self._connection, message, fds, _patience(deadline))
+        message = caching.PrepareModel(device=at.number, model=wire, job=job)
+        reply, _ = _made(at.connection, message, fds, _patience(deadline))
         result = reply.cache and SaveResult(**asdict(reply.cache) | {"reason": _reason(reply.cache.reason)})
-        return RemotePreparedModel(
-            self._connection, self._callbacks, self._keep, reply.prepared_model, result, takes_steps=reply.takes_steps
-        )
+        return RemotePreparedModel(at, reply.prepared_model, result, takes_steps=reply.takes_steps)
 
     def prepare_model_from_cache(self, cache: CacheFiles, deadline_ns: int = 0) -> RemotePreparedModel:
+        at = self.place()
         checked_token(cache.token)
         deadline = Deadline.after().sooner(Deadline(deadline_ns))
         wire, fds = cache_to_wire(cache)
-        message = caching.PrepareModelFromCache(device=self._index, cache=wire, deadline_ns=deadline.at_ns)
-        reply, _ = _made(self._connection, message, fds, _patience(deadline))
+        message = caching.PrepareModelFromCache(device=at.number, cache=wire, deadline_ns=deadline.at_ns)
+        reply, _ = _made(at.connection, message, fds, _patience(deadline))
         if reply.prepared_model is None:
             raise CacheRejected(_reason(reply.reason), _without_reason(reply.message), status=ErrorStatus(reply.status))
-        return RemotePreparedModel(
-            self._connection, self._callbacks, self._keep, reply.prepared_model, takes_steps=reply.takes_steps
-        )
+        return RemotePreparedModel(at, reply.prepared_model, takes_steps=reply.takes_steps)
 
     def confirm_cache(self, token: bytes, generation: bytes) -> bool:
-        message = caching.ConfirmCache(device=self._index, token=token, generation=generation)
-        reply, _ = self._connection.call(message, timeout=_SHORT)
+        at = self.place()
+        message = caching.ConfirmCache(device=at.number, token=token, generation=generation)
+        reply, _ = at.connection.call(message, timeout=_SHORT)
         return bool(reply.known)
 
     def counters(self) -> dict[str, int]:
-        reply, _ = self._connection.call(caching.GetDeviceCounters(device=self._index), timeout=_SHORT)
+        at = self.place()
+        reply, _ = at.connection.call(caching.GetDeviceCounters(device=at.number), timeout=_SHORT)
         return dict(reply.counters)
 
     def allocate(
@@ -193,29 +209,30 @@ class RemoteDevice(DescribedDevice):
         output_roles: Sequence[BufferRole],
     ) -> RemoteBuffer:
         """Have the service allocate a buffer; see `Device.allocate`."""
+        at = self.place()
         named = {role.model_index for role in (*input_roles, *output_roles)}
         numbers = []
         for position, prepared in enumerate(prepared_models):
-            ours = isinstance(prepared, RemotePreparedModel) and prepared.connection is self._connection
+            ours = isinstance(prepared, RemotePreparedModel) and prepared.connection is at.connection
             if position in named and not ours:
                 raise InvalidArgument(f"prepared model {position} is not one of this service")
             numbers.append(prepared.number if isinstance(prepared, RemotePreparedModel) and ours else 0)
         message = calls.Allocate(
-            device=self._index,
+            device=at.number,
             dimensions=_in_range(desc.dimensions),
             prepared_models=tuple(numbers),
             input_roles=tuple(input_roles),
             output_roles=tuple(output_roles),
         )
-        reply, _ = _made(self._connection, message)
-        return RemoteBuffer(self._connection, self._keep, reply.buffer, reply.token)
+        reply, _ = _made(at.connection, message)
+        return RemoteBuffer(at, reply.buffer, reply.token)
 
 
 class RemoteBuffer(_Remote, Buffer):
     """A driver-managed buffer in a service."""
 
-    def __init__(self, connection: Connection, keep: object, number: int, token: int) -> None:
-        super().__init__(connection, keep, number, "buffer")
+    def __init__(self, place: Place, number: int, token: int) -> None:
+        super().__init__(place, number, "buffer")
         self._token = token
 
     @property
@@ -242,17 +259,9 @@ class RemotePreparedModel(_Remote, PreparedModel):
     """A `PreparedModel` in a service."""
 
     def __init__(
-        self,
-        connection: Connection,
-        callbacks: CallbackRegistry,
-        keep: object,
-        number: int,
-        cache_result: SaveResult | None = None,
-        *,
-        takes_steps: bool = False,
+        self, place: Place, number: int, cache_result: SaveResult | None = None, *, takes_steps: bool = False
     ) -> None:
-        super().__init__(connection, keep, number, "prepared model")
-        self._callbacks = callbacks
+        super().__init__(place, number, "prepared model")
         self._cache_result = cache_result
         self._takes_steps = takes_steps
 
@@ -262,7 +271,6 @@ class RemotePreparedModel(_Remote, PreparedModel):
 
     @property
     def takes_steps(self) -> bool:
-        """As the service has told."""
         return self._takes_steps
 
     def execute_synchronously(self, request: Request, options: RunOptions = RunOptions()) -> ExecutionResult:
@@ -311,7 +319,7 @@ class RemotePreparedModel(_Remote, PreparedModel):
         fds += [fence.fileno() for fence in fences]
         reply, received = _made(self._connection, message, fds, _patience(Deadline(options.deadline_ns)))
         with received:
-            return RemoteFenced(self._connection, self._keep, reply.execution, Fence(received.fds[0]))
+            return RemoteFenced(self._place, reply.execution, Fence(received.fds[0]))
 
     def configure_execution_burst(
         self,
@@ -328,7 +336,7 @@ class RemotePreparedModel(_Remote, PreparedModel):
             BadState: The model or the connection is closed.
         """
         number = self.number
-        holder = self._callbacks.add(callback)
+        holder = self._place.callbacks.add(callback)
         requests, request_fds = queue_to_wire(request_channel)
         results, result_fds = queue_to_wire(result_channel)
         if callback.loop_timeout_ns and self._connection.peer_version < (2, 3):
@@ -346,7 +354,7 @@ class RemotePreparedModel(_Remote, PreparedModel):
             loop_timeout_ns=callback.loop_timeout_ns,
         )
         reply, _ = _made(self._connection, message, [*request_fds, *result_fds, *bells])
-        return RemoteBurstContext(self._connection, self._keep, reply, holder)
+        return RemoteBurstContext(self._place, reply, holder)
 
     def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
         """Call `on_death` once, from a thread of the connection, when the service is gone (at once if it is)."""
@@ -361,8 +369,8 @@ class RemotePreparedModel(_Remote, PreparedModel):
 class RemoteFenced(_Remote, FencedExecution):
     """A fenced execution in a service."""
 
-    def __init__(self, connection: Connection, keep: object, number: int, fence: Fence) -> None:
-        super().__init__(connection, keep, number, "fenced execution")
+    def __init__(self, place: Place, number: int, fence: Fence) -> None:
+        super().__init__(place, number, "fenced execution")
         self.fence = fence
 
     def info(self) -> FencedInfo:
@@ -376,22 +384,18 @@ class RemoteFenced(_Remote, FencedExecution):
 class RemoteBurstContext(_Remote, BurstContext):
     """The `BurstContext` of a burst that a service serves."""
 
-    def __init__(
-        self, connection: Connection, keep: object, reply: calls.ConfigureBurstReply, holder: CallbackHolder
-    ) -> None:
-        super().__init__(connection, keep, reply.burst, "burst")
+    def __init__(self, place: Place, reply: calls.ConfigureBurstReply, holder: CallbackHolder) -> None:
+        super().__init__(place, reply.burst, "burst")
         self._holder = holder
         self._cpus = frozenset(reply.cpus)
         self._pipelined = reply.pipelined
 
     @property
     def cpus(self) -> frozenset[int]:
-        """As the service has told."""
         return self._cpus
 
     @property
     def pipelined(self) -> bool:
-        """As the service has told."""
         return self._pipelined
 
     def failure_reason(self) -> str:

@@ -1,17 +1,49 @@
-"""The calls that a service makes: which memory a slot of a burst names."""
+"""The calls that a service makes: which memory a slot of a burst names; of a worker, what became of its clients."""
 
 from __future__ import annotations
 
 import itertools
 import weakref
 from collections.abc import Callable
+from typing import Protocol
 
 from ...burst import BurstCallback
 from ...errors import ErrorStatus, InvalidArgument
+from ...model import Priority
 from ..wire.marshal import pools_to_wire
 from ..wire.packets import FdBundle
-from ..wire.protocol import Done, EndNotice, GetMemories, GetMemoriesReply
+from ..wire.protocol import (
+    ClientGone,
+    Done,
+    EndClientsReply,
+    EndNotice,
+    GetMemories,
+    GetMemoriesReply,
+    KickClients,
+    Malformed,
+    OrderModel,
+    ReportPriority,
+)
 from ..wire.values import MAX_FDS
+
+
+class WorkerCalls(Protocol):
+    """What a broker does for its worker."""
+
+    def gone(self, number: int, reason: str) -> None:
+        """A client that it has handed over has gone, or is not served for a reason."""
+
+    def leaving(self) -> None:
+        """It takes no more clients."""
+
+    def prioritise(self, priority: Priority) -> None:
+        """The highest priority of the models that its clients have open is another one."""
+
+    def kick(self, pid: int, reason: str, uid: int | None) -> int:
+        """End all clients of a process, or of a user but for one process. Returns how many there were."""
+
+    def load(self, name: str, unload: bool) -> None:
+        """Load a model from its files again, or unload it; raises why it cannot."""
 
 
 class CallbackRegistry:
@@ -20,14 +52,15 @@ class CallbackRegistry:
     Holds them weakly (their `RemoteBurstContext` holds them), so that a burst that is dropped goes away.
     """
 
-    def __init__(self, on_ending: Callable[[str], None] = lambda reason: None) -> None:
-        """Args: on_ending: Called with the reason when the service says that it ends."""
+    def __init__(
+        self, on_ending: Callable[[str], None] = lambda reason: None, broker: WorkerCalls | None = None
+    ) -> None:
         self._end = on_ending
+        self._broker = broker
         self._numbers = itertools.count(1)
         self._holders: weakref.WeakValueDictionary[int, CallbackHolder] = weakref.WeakValueDictionary()
 
     def add(self, callback: BurstCallback) -> CallbackHolder:
-        """Register a callback for as long as the returned holder lives."""
         holder = CallbackHolder(next(self._numbers), callback)
         self._holders[holder.number] = holder
         return holder
@@ -35,6 +68,8 @@ class CallbackRegistry:
     def on_ending(self, message: EndNotice, fds: FdBundle) -> Done:
         """Every later call says why; of a burst, its runs."""
         if not message.callback:
+            if self._broker is not None:
+                self._broker.leaving()
             self._end(message.reason)
         elif holder := self._holders.get(message.callback):
             holder.callback.ended(message.reason)
@@ -54,6 +89,27 @@ class CallbackRegistry:
             raise InvalidArgument(f"{len(borrowed)} descriptors do not fit into one message")
         # Copies, because the memory may be closed before the reply is sent.
         return GetMemoriesReply(status=0, memories=handles), FdBundle.duplicate(borrowed)
+
+    @property
+    def broker(self) -> WorkerCalls:
+        if self._broker is None:
+            raise Malformed("the service is no worker of this process")
+        return self._broker
+
+    def on_client_gone(self, message: ClientGone, fds: FdBundle) -> Done:
+        self.broker.gone(message.number, message.reason)
+        return Done()
+
+    def on_report_priority(self, message: ReportPriority, fds: FdBundle) -> Done:
+        self.broker.prioritise(message.priority)
+        return Done()
+
+    def on_kick_clients(self, message: KickClients, fds: FdBundle) -> EndClientsReply:
+        return EndClientsReply(self.broker.kick(message.pid, message.reason, message.uid))
+
+    def on_order_model(self, message: OrderModel, fds: FdBundle) -> Done:
+        self.broker.load(message.name, message.unload)
+        return Done()
 
 
 class CallbackHolder:

@@ -50,7 +50,6 @@ class Mailbox:
                 os.eventfd_write(bell.fds[0], 1)
 
     def do_all(self) -> None:
-        """Do the posted jobs. For the owner."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.fileno())
         self._do_all()

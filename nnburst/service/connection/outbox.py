@@ -64,7 +64,6 @@ class Outbox:
         self._messages.appendleft(message)
 
     def remove(self, message: Outgoing) -> None:
-        """Drop a message, if it is still there."""
         with contextlib.suppress(ValueError):
             self._messages.remove(message)
 
@@ -88,7 +87,6 @@ class Outbox:
 
     @property
     def answers(self) -> int:
-        """How many answers wait."""
         return sum(message.kind is not Kind.REQUEST for message in self._messages)
 
     @property
@@ -97,7 +95,6 @@ class Outbox:
         return self._full_since + self.send_timeout if self.answers else math.inf
 
     def end(self) -> None:
-        """Take nothing more."""
         self._ended = True
         self.clear()
 

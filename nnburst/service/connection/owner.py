@@ -20,11 +20,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
+from msgspec.structs import replace
+
 from ..._core.deadline import Deadline
 from ..._core.errno import meaning
 from ..._core.fds import FdSet
 from ..._core.leaving import LEAVING
-from ...errors import BadState, Ending, ErrorStatus, NNBurstError, ResourceExhausted, error_for
+from ...errors import BadState, Ending, ErrorStatus, GeneralFailure, NNBurstError, ResourceExhausted, error_for
 from ..wire import protocol as calls
 from ..wire.packets import DescriptorsLost, EndOfStream, Kind, Outgoing, Packet, receive
 from ..wire.values import Message
@@ -36,6 +38,8 @@ from .workers import Workers
 
 _log = logging.getLogger(__name__)
 
+TOLD = "the service ended: "
+"""Before a reason that the other side has told; its exit status says less."""
 WORKER_PATIENCE = 1.0
 """Seconds that the end of a connection waits for handlers which are still busy."""
 
@@ -99,7 +103,6 @@ class Owner:
         return max(0.0, min(LEAVING, self._leave_by - time.monotonic()))
 
     def join_workers(self, deadline: Deadline) -> bool:
-        """Wait for the threads that serve calls."""
         return all(workers.join(deadline) for workers in self.workers)
 
     def close_copies(self) -> None:
@@ -110,7 +113,6 @@ class Owner:
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Serve until the end."""
         try:
             self._launch_peer()
             self._serve_until_end()
@@ -119,8 +121,7 @@ class Owner:
         except ConnectionError as error:
             self.note(f"the connection broke: {error.strerror}")
         except calls.Malformed as error:
-            self.note(f"malformed message: {error}")
-            _log.warning("connection closed: malformed message: %s", error)
+            self.break_off(error)
         except Exception as error:
             self.note(f"internal error: {error!r}")
             _log.exception("connection closed")
@@ -139,6 +140,12 @@ class Owner:
     def note(self, reason: str) -> None:
         """End the connection; the first reason counts."""
         self._stop_reason = self._stop_reason or reason
+
+    def break_off(self, error: calls.Malformed) -> None:
+        """End the connection with a peer that breaks the protocol, and say why: whoever wrote it has to know."""
+        self.note(f"malformed message: {error}")
+        self.serving.part(self._stop_reason)
+        _log.warning("connection closed: malformed message: %s", error)
 
     def _serve_until_end(self) -> None:
         poll = select.poll()
@@ -182,8 +189,8 @@ class Owner:
         """The end, once: in the owner, or in `close` if that never started."""
         if self.ended:
             return
-        if not self.closed:
-            self._exit = _ending(self.exit_status())
+        if not self.closed and (how := _ending(self.exit_status())):
+            self._exit = replace(how, reason=self._stop_reason) if self._stop_reason.startswith(TOLD) else how
         self.ended = True
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)  # ends it for the peer even if forked children hold copies
@@ -328,6 +335,8 @@ class Owner:
         if packet.kind is Kind.ERROR:
             answer = calls.decode_error(packet.body)
             error = error_for(ErrorStatus(answer.status), answer.message, answer.output_shapes)
+            if self.closed and isinstance(error, GeneralFailure):  # it came after the farewell
+                error = BadState(f"{pending.call.name}: the connection to the service is closed")
             wanted = 0
         else:
             reply = calls.decode_reply(pending.call, packet.body)

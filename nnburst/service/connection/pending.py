@@ -176,7 +176,6 @@ class PendingCalls:
         return pending
 
     def find(self, number: int) -> PendingCall | None:
-        """Return a call that is under way."""
         return self._by_number.get(number)
 
     def remove(self, pending: PendingCall) -> None:

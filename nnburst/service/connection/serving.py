@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from ...errors import GeneralFailure, NNBurstError, ResourceExhausted
+from ...errors import DeadObject, GeneralFailure, NNBurstError, ResourceExhausted
 from ..wire import protocol as calls
 from ..wire.packets import FdBundle, Kind, Outgoing, Packet
 from ..wire.values import Message
@@ -18,6 +18,10 @@ from .workers import Workers
 
 _log = logging.getLogger(__name__)
 _MAX_QUEUED_FDS = 2048
+
+
+class ConnectionEnds(DeadObject):
+    """What a handler raises when the connection is ending: its end, which tells why, is the answer."""
 
 
 class ServedCalls:
@@ -71,7 +75,7 @@ class Serving:
         workers: Where they are served: those that compute in the second ones, the others in the first.
         outbox: Where answers go.
         mailbox: Where the owner learns of answers that it has to send.
-        stop: Ends the connection, with the reason.
+        break_off: Ends the connection, from any thread, as its peer breaks the protocol.
     """
 
     def __init__(
@@ -81,7 +85,7 @@ class Serving:
         workers: Sequence[Workers],
         outbox: Outbox,
         mailbox: Mailbox,
-        stop: Callable[[str], None],
+        break_off: Callable[[calls.Malformed], None],
     ) -> None:
         self._side = side
         self._handlers = {call: getattr(handler, call.handler) for call in calls.CALLS if call.side is side}
@@ -90,7 +94,7 @@ class Serving:
         self._workers = workers
         self._outbox = outbox
         self._mailbox = mailbox
-        self._stop = stop
+        self._break_off = break_off
         self._served = ServedCalls()
 
     # -- the owner -----------------------------------------------------------------------------------------------------
@@ -128,6 +132,11 @@ class Serving:
         self._served.leave()
         self._outbox.put(refusal(number, error))
 
+    def part(self, reason: str) -> None:
+        """Tell a client why it is disconnected, if its socket takes that."""
+        if self._side is calls.Side.SERVICE:
+            self._outbox.send_now(Outgoing(Kind.REQUEST, 0, calls.encode(calls.EndNotice(calls.sendable(reason)))))
+
     # -- the workers ---------------------------------------------------------------------------------------------------
 
     def _serve(self, call: calls.Call, message: Message, received: FdBundle) -> tuple[Kind, bytes, FdBundle] | None:
@@ -140,7 +149,9 @@ class Serving:
             reply, fds = answer if isinstance(answer, tuple) else (answer, fds)
             return Kind.REPLY, calls.encode_reply(call, reply), fds
         except calls.Malformed as error:
-            self._stop(f"malformed message: {error}")
+            self._break_off(error)
+            return None
+        except ConnectionEnds:
             return None
         except NNBurstError as error:
             failure = error

@@ -70,7 +70,7 @@ class Connection:
         self._mailbox = Mailbox()
         self._outbox = Outbox(sock, send_timeout)
         pools = tuple(Workers(workers, f"{name}-{kind}") for kind in ("worker", "computing"))
-        self._serving = Serving(side, handler, pools, self._outbox, self._mailbox, self.stop)
+        self._serving = Serving(side, handler, pools, self._outbox, self._mailbox, self._break_off)
         hello_by = math.inf if hello_timeout is None else time.monotonic() + hello_timeout
         pidfd = peer_pidfd or FdSet()
         self._owner = Owner(
@@ -122,6 +122,9 @@ class Connection:
     def stop(self, reason: str) -> None:
         """End the connection without waiting. The first reason counts."""
         self._mailbox.post(partial(self._owner.note, reason))
+
+    def _break_off(self, error: calls.Malformed) -> None:
+        self._mailbox.post(partial(self._owner.break_off, error))
 
     def hang_up(self, farewell: Message | None = None) -> None:
         """End the connection from anywhere, without waiting; nothing can be called from now on.
@@ -252,9 +255,17 @@ class Connection:
             raise pending.missed(limit, has_room=self._owner.calls.has_room_for(pending))
         pending.result()
 
-    def forget(self, message: Message) -> None:
-        """Have the other side let go of something, without waiting. From anywhere, also a finaliser."""
+    def forget(self, message: Message, fds: Sequence[int] = ()) -> None:
+        """Make a call whose answer nobody needs, without waiting. From anywhere, without descriptors a finaliser, too.
+
+        Args:
+            message: Mostly to let go of something.
+            fds: Descriptors that go with it; they stay the caller's.
+
+        Raises:
+            ResourceExhausted: There are no copies of them to be had.
+        """
         if self.alive:
-            pending = PendingCall(message)
+            pending = PendingCall(message, FdBundle.duplicate(fds) if fds else None)
             pending.give_up()
             self._mailbox.post(partial(self._owner.begin, pending, is_attended=False))

@@ -37,7 +37,6 @@ class Workers:
         """Queue a job.
 
         Args:
-            job: What to do.
             under_way: Jobs that are queued or running, with this one.
             rank: 0 or more.
 

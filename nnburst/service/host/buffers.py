@@ -37,13 +37,11 @@ def on_allocate(client: Client, message: calls.Allocate, fds: FdBundle) -> calls
 
 
 def on_copy_to(client: Client, message: calls.CopyTo, fds: FdBundle) -> calls.CopyToReply:
-    """Copy a buffer out."""
     with _copying(client, message.buffer, message.memory, fds) as (buffer, memory):
         return calls.CopyToReply(generation=buffer.copy_to(memory))
 
 
 def on_copy_from(client: Client, message: calls.CopyFrom, fds: FdBundle) -> calls.Done:
-    """Copy into a buffer."""
     with _copying(client, message.buffer, message.memory, fds) as (buffer, memory):
         buffer.copy_from(memory, message.dimensions)
     return calls.Done()

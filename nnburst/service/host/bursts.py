@@ -69,7 +69,6 @@ class SlotMemories(BurstCallback):
 
     @property
     def cpus(self) -> frozenset[int]:
-        """As the client has told."""
         return self._cpus
 
     def ended(self, reason: str) -> None:
@@ -150,7 +149,7 @@ def on_configure_execution_burst(
         if bell is not None:
             check(lib.nnb_bell_check(bell.fds[0]), "bell")
         flow = client.flow  # once: the connection may end meanwhile
-        flow_queue = None if flow is None else FlowQueue(flow, model.priority)
+        flow_queue = None if flow is None else FlowQueue(flow, model.priority, model.prepared.batcher)
         callback = SlotMemories(client, message, row, flow_queue, None if bell is None else bell.fds[0])
         owned.callback(callback.forget_all)
         requests = call.enter_context(descriptor_from_wire(message.request_channel, fds))
@@ -168,13 +167,11 @@ def on_configure_execution_burst(
 
 
 def on_failure_reason(client: Client, message: calls.FailureReason, fds: FdBundle) -> calls.FailureReasonReply:
-    """Say why a run of a burst failed."""
     with client.objects.lease(message.burst, HostedBurst) as burst:
         return calls.FailureReasonReply(calls.sendable(burst.context.failure_reason()))
 
 
 def on_free_memory(client: Client, message: calls.FreeMemory, fds: FdBundle) -> calls.Done:
-    """Forget a slot of a burst."""
     with client.objects.lease(message.burst, HostedBurst) as burst:
         burst.context.free_memory(message.slot)
         burst.memories.forget(message.slot)

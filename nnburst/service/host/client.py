@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..._core.deadline import Deadline
 from ...devices import Device
-from ...errors import DeviceUnavailable, ResourceExhausted
+from ...devices.alarm import ALARM_CLOCK
+from ...errors import DeviceUnavailable, InvalidArgument, ResourceExhausted
 from ...memory import check_pools
 from ...model import Model, Request
 from ..connection.transport import Connection
@@ -17,7 +19,7 @@ from ..process.discovery import Peer
 from ..wire.marshal import model_from_wire, request_from_wire, total_size
 from ..wire.packets import FdBundle
 from ..wire.values import Sandbox, WireMemory, WireModel, WireRequest
-from .hosted import HostedFenced, close_all
+from .hosted import HostedFenced, OpenPriorities, close_all
 from .object_table import ObjectTable
 from .quotas import Charge, Ledger
 
@@ -35,15 +37,21 @@ class Offer:
         devices: In the order in which clients see them.
         page: Where it counts what it does; None: nowhere.
         max_run: Seconds that a run may take; None for no limit.
+        max_compile: Seconds that reading and compiling a model may take; None for no limit.
         faults: What its client may order; None for nothing.
         sandbox: What keeps the service in.
+        priorities: Of the models that clients have open.
+        apart: Numbers of the devices that only its broker uses here; others have a process of their own for them.
     """
 
     devices: tuple[Device, ...]
     page: Page | None
     max_run: float | None
+    max_compile: float | None
     faults: FaultPoints | None
     sandbox: Sandbox
+    priorities: OpenPriorities
+    apart: frozenset[int] = frozenset()
 
 
 class Client:
@@ -55,12 +63,14 @@ class Client:
         bursts: That it has open.
         fenced: Executions that have not ended.
         peer: Its process id (0 if it is in another pid namespace) and its user.
+        is_broker: Whether it is the broker whose worker this process is.
     """
 
     connection: Connection
 
-    def __init__(self, offer: Offer, ledger: Ledger, flow: Flow | None, peer: Peer) -> None:
+    def __init__(self, offer: Offer, ledger: Ledger, flow: Flow | None, peer: Peer, *, is_broker: bool = False) -> None:
         self.offer = offer
+        self.is_broker = is_broker
         self.ledger = ledger
         self.flow = flow
         self.objects = ObjectTable(self.account)
@@ -98,8 +108,27 @@ class Client:
         check_pools(request.pools, "request")
         return request
 
+    def overdue(self) -> None:
+        """End this process: a model takes too long, and nothing else ends that."""
+        raise NotImplementedError
+
+    def limited(self) -> contextlib.AbstractContextManager[None]:
+        """Limit the time of reading and compiling a model. The broker's are the operator's."""
+        if self.offer.max_compile is None or self.is_broker:
+            return contextlib.nullcontext()
+        return ALARM_CLOCK.at(Deadline.after(self.offer.max_compile).at_ns, self.overdue)
+
+    def require_broker(self) -> None:
+        """Refuse an order of another client's."""
+        if not self.is_broker:
+            raise InvalidArgument("only the broker of a service may ask that of its workers")
+
     def device(self, number: int) -> Device:
-        """Return a device by its number."""
         if number >= len(self.offer.devices):
             raise DeviceUnavailable(f"there is no device {number}: this service has {len(self.offer.devices)}")
+        if number in self.offer.apart and not self.is_broker:
+            raise DeviceUnavailable(
+                f"{self.offer.devices[number].name} runs models of a client's own in a process of its user's: run the "
+                "same nnburst on both sides"
+            )
         return self.offer.devices[number]

@@ -54,8 +54,6 @@ class Order(msgspec.Struct, frozen=True):
     """What is to happen, and when.
 
     Attributes:
-        point: Where.
-        act: What.
         skip: How often the point is passed before it happens.
         number: Seconds of a delay, an exit status, or a signal.
     """

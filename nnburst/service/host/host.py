@@ -7,8 +7,10 @@ import logging
 import os
 import socket
 import threading
+import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..._core.deadline import Deadline
@@ -16,9 +18,9 @@ from ..._core.fds import FdSet
 from ..._core.leaving import LEAVING
 from ...burst import ListenerGroup
 from ...devices import Device, check_device
-from ...errors import BadState, GeneralFailure, InvalidArgument, NNBurstError, ResourceExhausted
+from ...errors import BadState, DeadObject, GeneralFailure, InvalidArgument, NNBurstError, ResourceExhausted
 from ...model import Priority
-from ...watch import Page
+from ...watch import Page, RowKind
 from ..connection.transport import Connection
 from ..process.discovery import Peer, peer_of
 from ..wire import cache_messages as caching
@@ -27,13 +29,17 @@ from ..wire.packets import FdBundle
 from ..wire.values import Message, Sandbox
 from . import buffers, bursts, fenced, models
 from .client import Client, Offer
-from .hosted import HostedModel
-from .quotas import PER_USER, Charge, Ledger, Quotas
+from .hosted import HostedModel, OpenPriorities
+from .quotas import PER_USER, UNLIMITED, Ledger, Quotas
 
 if TYPE_CHECKING:
     from .faults import FaultPoints
 
 _log = logging.getLogger(__name__)
+_LAST_WORDS = 0.1
+"""Seconds in which clients learn why their service ends."""
+_PATIENCE = 10.0
+"""Seconds that a client of a shared service has to say hello, and that a broker has to answer."""
 
 
 class ServiceHost:
@@ -47,8 +53,10 @@ class ServiceHost:
         workers: Calls of one connection that are served at the same time, of those that compute and of the others.
         listeners: Serve the bursts of all connections, which the host closes; None for a thread for each burst.
         max_run: Seconds that a run may take; None for no limit.
+        max_compile: Seconds that reading and compiling a model of a client may take, after which this process ends.
         faults: What its client may order; None for nothing.
         sandbox: What keeps this process in, which clients are told.
+        apart: Devices that only the broker of this process uses here.
     """
 
     def __init__(
@@ -61,23 +69,37 @@ class ServiceHost:
         workers: int = 8,
         listeners: ListenerGroup | None = None,
         max_run: float | None = None,
+        max_compile: float | None = None,
         faults: FaultPoints | None = None,
         sandbox: Sandbox = Sandbox("off"),
+        apart: Collection[Device] = (),
     ) -> None:
-        self.offer = Offer(tuple(filter(_is_usable, devices)), page, max_run, faults, sandbox)
+        usable = tuple(filter(_is_usable, devices))
+        numbers = frozenset(number for number, device in enumerate(usable) if device in apart)
+        priorities = OpenPriorities(self._report_priority)
+        self.offer = Offer(usable, page, max_run, max_compile, faults, sandbox, priorities, numbers)
+        self.broker: HostedConnection | None = None
         self.listeners = listeners
         self.quotas = quotas or Quotas()
         self._user_quotas = user_quotas
         self._users: weakref.WeakValueDictionary[int, Ledger] = weakref.WeakValueDictionary()
         self._workers = workers
         self._lock = threading.Lock()
-        self._idle_listeners: set[Callable[[], None]] = set()
+        self.ordering = threading.Lock()
+        """Held while the broker loads a model: one at a time, of the few calls that it serves at once."""
         self._connections: set[HostedConnection] = set()
         self._ending: list[HostedConnection] = []  # released, but their reader thread has not returned yet
         self._closed = False
+        self._last_words = ""
 
     def serve(
-        self, sock: socket.socket, *, peer_pidfd: int | None = None, hello_timeout: float | None = None
+        self,
+        sock: socket.socket,
+        *,
+        peer_pidfd: int | None = None,
+        hello_timeout: float | None = None,
+        on_end: Callable[[], None] = lambda: None,
+        is_broker: bool = False,
     ) -> HostedConnection:
         """Serve one client, in threads of their own, until it goes.
 
@@ -85,6 +107,8 @@ class ServiceHost:
             sock: A connected SOCK_SEQPACKET socket; the host owns it.
             peer_pidfd: pidfd of the client's process, to notice its death for sure; the host owns it.
             hello_timeout: Seconds that the client has to say hello; None for no limit.
+            on_end: Called when it has gone and all that it owned is released.
+            is_broker: Whether it hands over the other clients, and has no quotas.
 
         Raises:
             BadState: The host is closed.
@@ -96,14 +120,18 @@ class ServiceHost:
                 raise BadState("the service host is closed")
             peer = peer_of(sock)
             user = self._users.setdefault(peer.uid, Ledger(self._user_quotas, f"user {peer.uid}"))
-            charge = user.charge(connections=1)
-            ledger = Ledger(self.quotas, above=user)
+            page = None if is_broker else self.offer.page
+            row = None if page is None else page.open(RowKind.CLIENT, "", client=(peer.pid, peer.uid))
+            ledger = Ledger(UNLIMITED) if is_broker else Ledger(self.quotas, above=user, row=row)
             try:
-                hosted = HostedConnection(self, sock, peer, pidfd, self._workers, ledger, charge, hello_timeout)
+                hosted = HostedConnection(
+                    self, sock, peer, pidfd, self._workers, ledger, hello_timeout, on_end, is_broker
+                )
             except BaseException:
-                charge.release()
+                ledger.close()
                 raise
             self._connections.add(hosted)
+            self.broker = hosted if is_broker else self.broker
             try:
                 hosted.connection.start()
                 return hosted
@@ -121,10 +149,6 @@ class ServiceHost:
     def end_clients(self, pid: int, reason: str) -> int:
         """End the connections of a process and what runs for it, as if it had gone. Does not wait.
 
-        Args:
-            pid: Of the process.
-            reason: What it is told.
-
         Returns:
             How many connections it has.
         """
@@ -133,21 +157,27 @@ class ServiceHost:
             hosted.end(reason)
         return len(found)
 
-    def when_idle(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener`, in some thread, each time that the last connection has ended. Returns what unlinks it."""
-        with self._lock:
-            self._idle_listeners.add(listener)
-        return lambda: self._idle_listeners.discard(listener)
+    def give_up(self, reason: str) -> None:
+        """End this process, whatever it is doing, as soon as its clients have been told. Does not return."""
+        _log.error("%s", reason)
+        self._last_words = reason
+        for is_broker in (True, False):  # who comes again meanwhile is not handed to this process
+            for hosted in self.connections:
+                if hosted.is_broker is is_broker:
+                    hosted.connection.hang_up(calls.EndNotice(reason=reason))
+            time.sleep(_LAST_WORDS)
+        os._exit(1)
+
+    def _report_priority(self, priority: Priority) -> None:
+        if self.broker is not None:
+            self.broker.connection.forget(calls.ReportPriority(priority))
 
     def forget(self, hosted: HostedConnection) -> None:
         """Called by a connection that has ended, in its reader thread."""
         with self._lock:
             self._connections.discard(hosted)
-            to_tell = () if self._connections else tuple(self._idle_listeners)
             self._ending = [other for other in self._ending if not other.wait_ended(0)]
             self._ending.append(hosted)
-        for listener in to_tell:
-            listener()
 
     def close(self, reason: str = "") -> None:
         """End all connections, release what they own, close the devices. Idempotent.
@@ -161,6 +191,7 @@ class ServiceHost:
                 return
             self._closed = True
             all_connections = [*self._connections, *self._ending]
+        reason = self._last_words or reason
         if reason:
             for hosted in all_connections:
                 hosted.objects.hang_up()
@@ -194,12 +225,14 @@ class HostedConnection(Client):
         peer_pidfd: FdSet,
         workers: int,
         ledger: Ledger,
-        charge: Charge,
         hello_timeout: float | None,
+        on_end: Callable[[], None],
+        is_broker: bool,
     ) -> None:
-        super().__init__(host.offer, ledger, None if host.listeners is None else host.listeners.flow(), peer)
+        flow = None if host.listeners is None else host.listeners.flow()
+        super().__init__(host.offer, ledger, flow, peer, is_broker=is_broker)
         self._host = host
-        self._charge = charge
+        self._on_end = on_end
         self._greeted = False
         self.connection = Connection(
             sock,
@@ -236,9 +269,10 @@ class HostedConnection(Client):
         self.objects.close()
         for hosted in self.fenced.copy():
             hosted.cancel()
-        self._charge.release()
+        self.ledger.close()
         self.flow = None
         self._host.forget(self)
+        self._on_end()
 
     # -- serving -------------------------------------------------------------------------------------------------------
 
@@ -261,7 +295,6 @@ class HostedConnection(Client):
         return Priority.HIGH + 1
 
     def on_hello(self, message: calls.Hello, fds: FdBundle) -> calls.HelloReply:
-        """Compare versions."""
         if message.version[0] != calls.VERSION[0]:
             raise GeneralFailure(
                 f"the client speaks version {_dotted(message.version)} of the control protocol and the service "
@@ -274,21 +307,64 @@ class HostedConnection(Client):
 
     def on_end_clients(self, message: calls.EndClients, fds: FdBundle) -> calls.EndClientsReply:
         """End another client, for who may end the service, too."""
-        uid = self.peer[1]
+        uid = self._check_runs_service("end clients of")
+        of_user = message.uid is not None
+        whom = f"user {message.uid}" if of_user else f"process {message.pid}"
+        reason = f"for {whom} alone, by order of user {uid} (nnburst kick)"
+        broker = self._host.broker
+        if broker is None or self.is_broker:
+            return calls.EndClientsReply(0 if of_user else self._host.end_clients(message.pid, reason))
+        order = calls.KickClients(self.client_pid if of_user else message.pid, reason, message.uid)
+        reply: calls.EndClientsReply
+        reply, _ = broker.connection.call(order, timeout=_PATIENCE)
+        return reply
+
+    def on_load_model(self, message: calls.LoadModel, fds: FdBundle) -> calls.Done:
+        """Have the broker load or unload a model."""
+        self._check_runs_service("load models of")
+        if self._host.broker is None or self.is_broker:
+            raise InvalidArgument(f"this service has no files of {message.name!r}: it was not started by nnburst serve")
+        with self._host.ordering:
+            self._host.broker.connection.call(calls.OrderModel(message.name, message.unload))
+        return calls.Done()
+
+    def _check_runs_service(self, may: str) -> int:
+        uid = int(self.peer[1])
         if uid not in (0, os.geteuid()):
             raise InvalidArgument(
-                f"user {uid} may not end clients of this service: user {os.geteuid()}, who runs it, may, and root"
+                f"user {uid} may not {may} this service: user {os.geteuid()}, who runs it, may, and root"
             )
-        reason = f"for process {message.pid} alone, by order of user {uid} (nnburst kick)"
-        return calls.EndClientsReply(self._host.end_clients(message.pid, reason))
+        return uid
+
+    def on_take_client(self, message: calls.TakeClient, fds: FdBundle) -> calls.Done:
+        """Serve another client. The broker is told of its end, and of what keeps it from being served."""
+        self.require_broker()
+        tell = partial(self._tell_gone, message.number)
+        number, *pidfd = fds.take(1 + message.has_pidfd)
+        sock = socket.socket(fileno=number)
+        try:
+            self._host.serve(sock, peer_pidfd=next(iter(pidfd), None), hello_timeout=_PATIENCE, on_end=tell)
+        except NNBurstError as error:
+            sock.close()
+            tell(str(error))
+        return calls.Done()
+
+    def _tell_gone(self, number: int, reason: str = "") -> None:
+        self.connection.forget(calls.ClientGone(number, calls.sendable(reason)))
+
+    def overdue(self) -> None:
+        self._host.give_up(
+            f"a model of process {self.client_pid} took longer than {self.offer.max_compile:g} s to compile, and only "
+            "the end of its process ends that (nnburst serve --max-compile, launch(max_compile=...))"
+        )
 
     def on_release(self, message: calls.Release, fds: FdBundle) -> calls.Done:
-        """Let go of an object."""
         self.objects.remove(message.object)
         return calls.Done()
 
     def on_goodbye(self, message: calls.Goodbye, fds: FdBundle) -> calls.Done:
         """Release everything before the client closes its end."""
+        self.objects.hang_up(DeadObject)  # what it asks for nevertheless is answered
         self.objects.close()
         return calls.Done()
 

@@ -11,11 +11,11 @@ from msgspec.structs import replace
 from ..._core.deadline import Deadline
 from ...burst import under_token
 from ...cache import CacheRejected, SaveResult, check_fd, checked_token
-from ...devices import Device, DeviceInfo, PreparedModel, checked_model
+from ...devices import Device, DeviceInfo, NamedDevice, PreparedModel, checked_model
 from ...devices.deadline import earlier
 from ...errors import ErrorStatus
 from ...memory import check_pools
-from ...model import Priority, consistent_result, reason_of, took_too_long
+from ...model import ImportedModel, Priority, consistent_result, reason_of, took_too_long
 from ...watch import RowKind
 from ..wire import cache_messages as caching
 from ..wire import protocol as calls
@@ -29,19 +29,26 @@ _MAX_MESSAGE = 4096
 
 
 def on_list_devices(client: Client, message: calls.ListDevices, fds: FdBundle) -> calls.ListDevicesReply:
-    """Describe every device."""
-    return calls.ListDevicesReply(devices=tuple(map(DeviceInfo.of, client.offer.devices)))
+    apart = tuple(sorted(client.offer.apart)) if client.connection.peer_version >= (2, 6) else ()
+    return calls.ListDevicesReply(tuple(map(DeviceInfo.of, client.offer.devices)), apart)
+
+
+def on_list_models(client: Client, message: calls.ListModels, fds: FdBundle) -> calls.ListModelsReply:
+    digests = {name: "" for device in client.offer.devices for name in device.names}
+    for device in client.offer.devices:
+        digests |= device.digests if isinstance(device, NamedDevice) else {}
+    names = tuple(sorted(digests))
+    is_new = client.connection.peer_version >= (2, 7)
+    return calls.ListModelsReply(names, tuple(digests[name] for name in names) if is_new else ())
 
 
 def on_get_device_status(client: Client, message: calls.GetDeviceStatus, fds: FdBundle) -> calls.GetDeviceStatusReply:
-    """Ask a device."""
     return calls.GetDeviceStatusReply(status=client.device(message.device).status)
 
 
 def on_get_device_counters(
     client: Client, message: caching.GetDeviceCounters, fds: FdBundle
 ) -> caching.GetDeviceCountersReply:
-    """Return a device's counters."""
     return caching.GetDeviceCountersReply(dict(client.device(message.device).counters()))
 
 
@@ -50,7 +57,7 @@ def on_get_supported_operations(
 ) -> calls.GetSupportedOperationsReply:
     """Ask a device about a model, which is forgotten afterwards."""
     device = client.device(message.device)
-    with contextlib.ExitStack() as call:
+    with client.limited(), contextlib.ExitStack() as call:
         model = client.model(call, message.model, fds)
         return calls.GetSupportedOperationsReply(supported=tuple(device.get_supported_operations(model)))
 
@@ -58,7 +65,7 @@ def on_get_supported_operations(
 def on_import_model(client: Client, message: calls.ImportModel, fds: FdBundle) -> calls.ImportModelReply:
     """Have a device read a file, which is forgotten afterwards."""
     device = client.device(message.device)
-    with contextlib.ExitStack() as call:
+    with client.limited(), contextlib.ExitStack() as call:
         call.enter_context(client.charge_for(message.pools, fds))
         pools = memories_from_wire(message.pools, fds, client.same_user)
         call.callback(close_all, pools)
@@ -72,10 +79,33 @@ def on_import_model(client: Client, message: calls.ImportModel, fds: FdBundle) -
         )
 
 
+def on_publish_model(client: Client, message: calls.PublishModel, fds: FdBundle) -> calls.Done:
+    """Serve a model under a name from now on."""
+    named = _named_device(client)
+    with contextlib.ExitStack() as call:
+        model = client.model(call, message.model, fds)
+        check_pools(model.pools, "model")
+        imported = ImportedModel(model, (), message.input_shapes, message.output_shapes)
+        batching = message.batch, message.batch_wait
+        named.publish(message.name, client.device(message.device), imported, message.digest, *batching)
+    return calls.Done()
+
+
+def on_withdraw_model(client: Client, message: calls.WithdrawModel, fds: FdBundle) -> calls.Done:
+    """Sessions that have it open keep it."""
+    _named_device(client).withdraw(message.name)
+    return calls.Done()
+
+
+def _named_device(client: Client) -> NamedDevice:
+    client.require_broker()
+    return next(device for device in client.offer.devices if isinstance(device, NamedDevice))
+
+
 def on_prepare_model(client: Client, message: caching.PrepareModel, fds: FdBundle) -> caching.PrepareModelReply:
     """Compile a model; the connection owns it and its pools."""
     device, job = client.device(message.device), message.job
-    with contextlib.ExitStack() as call, contextlib.ExitStack() as owned:
+    with client.limited(), contextlib.ExitStack() as call, contextlib.ExitStack() as owned:
         model = client.model(owned, message.model, fds, models=1)
         check_pools(model.pools, "model")
         if job.cache is not None:
@@ -98,7 +128,7 @@ def on_prepare_model_from_cache(
     device = client.device(message.device)
     checked_token(message.cache.token)
     cache = cache_from_wire(message.cache, fds)
-    with FdBundle(cache.fds), contextlib.ExitStack() as owned:
+    with client.limited(), FdBundle(cache.fds), contextlib.ExitStack() as owned:
         try:  # the private copies count like mappings
             nbytes = sum(check_fd(fd).st_size for fd in (*cache.model_fds, *cache.data_fds))
             owned.enter_context(client.ledger.charge(models=1, mapped_bytes=nbytes, fds=len(fds)))
@@ -129,6 +159,8 @@ def _own_model(
 ) -> int:
     """Have a model in the table; what it needs goes with it. Returns its number."""
     owned.callback(prepared.close)
+    client.offer.priorities.count(priority, 1)
+    owned.callback(client.offer.priorities.count, priority, -1)
     page = client.offer.page
     row = None if page is None else page.open(RowKind.MODEL, label, page.service, client.peer)
     if row is not None:

@@ -12,6 +12,7 @@ from typing import ClassVar, Protocol, TypeVar
 
 from ...burst import Account, CancelToken
 from ...errors import DeadObject, InvalidArgument
+from ..connection.serving import ConnectionEnds
 
 
 class Thing(Protocol):
@@ -49,7 +50,7 @@ class ObjectTable:
         self._lock = threading.Lock()
         self._entries: dict[int, _Entry] = {}
         self._numbers = itertools.count(1)
-        self._closed = False
+        self._closed: type[DeadObject] | None = None
         self._kept: set[_Entry] = set()  # also those that are just being disposed of
         self.token = CancelToken(account=account)
 
@@ -66,7 +67,6 @@ class ObjectTable:
         """Own an object and return its number.
 
         Args:
-            value: The object.
             dispose: Called once when it is to go.
             hang_up: Called first if the connection ends, so that threads inside the object come back.
             leave: Called first if the client awaits nothing of it any more: it has gone, or dropped the object.
@@ -82,7 +82,7 @@ class ObjectTable:
                 self._kept.add(entry)
         if closed:
             dispose()
-            raise DeadObject("the connection has ended")
+            raise closed("the connection has ended")
         return number
 
     def find(self, number: int, kind: type[T]) -> T | None:
@@ -101,7 +101,7 @@ class ObjectTable:
         with self._lock:
             entry = self._entries.get(number)
             if entry is None and self._closed:
-                raise DeadObject("the connection has ended")
+                raise self._closed("the connection has ended")
             if entry is None or not isinstance(entry.value, kind):
                 raise InvalidArgument(f"there is no {kind.what} {number} on this connection")
             entry.users += 1
@@ -126,10 +126,14 @@ class ObjectTable:
             if entry.leave is not None:
                 entry.leave()
 
-    def hang_up(self) -> None:
-        """Accept nothing more, and have the threads inside the objects come back once what they run is over."""
+    def hang_up(self, error: type[DeadObject] = ConnectionEnds) -> None:
+        """Accept nothing more, and have the threads inside the objects come back once what they run is over.
+
+        Args:
+            error: What is raised from now on; the first one counts.
+        """
         with self._lock:
-            self._closed = True
+            self._closed = self._closed or error
             entries = list(self._entries.values())
         for entry in entries:
             if entry.hang_up is not None:

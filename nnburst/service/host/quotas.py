@@ -4,11 +4,27 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
-from msgspec.structs import fields
+from msgspec.structs import asdict, fields
 
 from ...errors import InvalidArgument, ResourceExhausted
+
+if TYPE_CHECKING:
+    from ...watch import Row
+
+NO_LIMIT = 1 << 62
+_OF_USERS = (
+    *("connections", "process_bytes", "process_fds", "process_threads", "processors"),
+    *("new_connections", "log_lines"),
+)
+_SHOWN = {
+    **dict.fromkeys(("mapped_bytes", "buffer_bytes", "working_bytes"), "bytes"),
+    "fds": "fds",
+    "requests": "threads",
+}
+"""Where the row of a connection counts what it is charged."""
 
 
 class Quotas(Struct, frozen=True):
@@ -23,6 +39,12 @@ class Quotas(Struct, frozen=True):
         requests: Executions without a burst that are under way, each in a thread; a fenced one counts until its client
             has let go of it, too.
         working_bytes: What bound requests and their runs take beside the memory of the requests.
+        process_bytes, process_fds: Of a user: the private memory of the process of its own models, weights and all, and
+            its descriptors. The kernel keeps these (RLIMIT_DATA, RLIMIT_NOFILE).
+        process_threads, processors: Of a user: threads of that process, which ends if it has more; and how many it
+            keeps busy, on average: it is stopped for so long.
+        new_connections: Of a user: those that it opens in ten seconds.
+        log_lines: Of each process: lines of its log in ten seconds; the others are counted.
     """
 
     connections: int = 1
@@ -34,6 +56,12 @@ class Quotas(Struct, frozen=True):
     fds: int = 1024
     requests: int = 64
     working_bytes: int = 2 << 30
+    process_bytes: int = NO_LIMIT
+    process_fds: int = NO_LIMIT
+    process_threads: int = NO_LIMIT
+    processors: int = NO_LIMIT
+    new_connections: int = NO_LIMIT
+    log_lines: int = NO_LIMIT
 
     def changed(self, values: Mapping[str, int], option: str = "quotas", *, of_user: bool = False) -> Quotas:
         """Return these quotas with some of them replaced.
@@ -48,16 +76,23 @@ class Quotas(Struct, frozen=True):
         """
         if not isinstance(values, Mapping):
             raise InvalidArgument(f"{option}={values!r}: give a dict of numbers by the names of quotas")
-        known = {field.name: getattr(self, field.name) for field in fields(self)}
-        names = [name for name in known if of_user or name != "connections"]
+        known = asdict(self)
+        names = [name for name in known if of_user or name not in _OF_USERS]
         for name, value in values.items():
             if name not in names or not isinstance(value, int) or isinstance(value, bool) or value < 0:
                 raise InvalidArgument(f"{option}: {name}={value!r}: give a whole number for one of {', '.join(names)}")
         return Quotas(**{**known, **values})
 
 
-PER_USER = Quotas(256, 512, 1024, 8192, 8 << 30, 32 << 30, 16384, 512, 8 << 30)
+PER_USER = Quotas(
+    256, 512, 1024, 8192, 8 << 30, 32 << 30, 16384, 512, 8 << 30,
+    process_fds=65536, process_threads=8192, new_connections=5000, log_lines=100,
+)  # fmt: skip
 """Of a service that programs share, unless it was started with others."""
+
+
+UNLIMITED = Quotas(*[NO_LIMIT] * len(fields(Quotas)))
+"""Of a broker, which acts for the operator."""
 
 
 class Charge:
@@ -71,7 +106,6 @@ class Charge:
         self._above = above
 
     def release(self) -> None:
-        """Give it back."""
         amounts, self._amounts = self._amounts, {}
         self._ledger.refund(amounts)
         if self._above is not None:
@@ -88,13 +122,17 @@ class Ledger:
     """Counts against `Quotas`.
 
     Args:
-        quotas: The limits.
         owner: Whose they are, for messages.
         above: Everything counts there, too.
+        row: Where others see what is in use.
     """
 
-    def __init__(self, quotas: Quotas, owner: str = "this connection", above: Ledger | None = None) -> None:
-        self._limits = {field.name: int(getattr(quotas, field.name)) for field in fields(quotas)}
+    def __init__(
+        self, quotas: Quotas, owner: str = "this connection", above: Ledger | None = None, row: Row | None = None
+    ) -> None:
+        self._limits: dict[str, int] = asdict(quotas)
+        self._row = row
+        self._show(self._limits, "most_")
         self._used = dict.fromkeys(self._limits, 0)
         self._lock = threading.RLock()  # what is garbage gives back, which may be in the middle of a charge
         self._owner = owner
@@ -132,9 +170,22 @@ class Ledger:
                     )
             for name, amount in amounts.items():
                 self._used[name] += amount
+        self._show(amounts)
+
+    def _show(self, amounts: Mapping[str, int], prefix: str = "", sign: int = 1) -> None:
+        if self._row is not None:
+            for name, amount in amounts.items():
+                if name in _SHOWN and amount:
+                    self._row.count(prefix + _SHOWN[name], sign * amount)
 
     def refund(self, amounts: dict[str, int]) -> None:
         """Give back what `charge` took."""
         with self._lock:
             for name, amount in amounts.items():
                 self._used[name] -= amount
+        self._show(amounts, sign=-1)
+
+    def close(self) -> None:
+        """Be seen no more."""
+        if self._row is not None:
+            self._row.close()

@@ -1,4 +1,4 @@
-"""What a child service does."""
+"""What a child service does, for its parent alone or as the worker of a broker."""
 
 from __future__ import annotations
 
@@ -11,20 +11,23 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..._core._nnburst import lib
 from ..._core.errno import check, name_process
-from ...devices import LocalDevice, create_device
+from ...burst import ListenerGroup
+from ...devices import LocalDevice, NamedDevice, create_device
 from ...errors import NNBurstError
-from ...watch import Page
+from ...watch import MOST_ROWS, Page
 from ..host.host import ServiceHost
-from ..host.quotas import Quotas
+from ..host.quotas import PER_USER, Quotas
 from .limited_log import LimitedHandler
 from .sandbox import close_door, log_sandbox
 from .scheduling import Scheduling
 
 _MOST_FDS = 65536
+_OWN_FIRST, _NAMED_NEXT = 500, 200
+"""Of a thousand: how much more a worker seems to take than it does, to the kernel that is short of memory."""
 
 _PARSER = argparse.ArgumentParser(prog="nnburst service")
 _PARSER.add_argument("--socket", type=int, required=True, help="inherited end of a socketpair")
@@ -34,13 +37,21 @@ _PARSER.add_argument("--stderr", type=int, default=-1, help="becomes stdout and 
 _PARSER.add_argument("--log-level", type=int, default=logging.WARNING, help="a number of `logging`")
 _PARSER.add_argument("--quota", action="append", default=[], help="NAME=NUMBER of `Quotas`")
 _PARSER.add_argument("--max-run", type=float, default=None, help="seconds that a run may take")
+_PARSER.add_argument("--max-compile", type=float, default=None, help="seconds that compiling may take")
 _PARSER.add_argument("--path", action="append", default=[], help="where the client's program finds its modules")
 _PARSER.add_argument("--faults", type=int, default=-1, help="where orders of faults come from")
 _PARSER.add_argument("--scheduler", default=None, help="POLICY:PRIORITY")
 _PARSER.add_argument("--affinity", default=None, help="numbers of CPUs")
 _PARSER.add_argument("--sandbox", default="on", help="mode of `close_door`")
+_PARSER.add_argument("--worker", default=None, metavar="NAME", help="serve clients that the parent hands over, too")
+_PARSER.add_argument("--user-quota", action="append", default=[], help="NAME=NUMBER of `Quotas`, of a worker")
+_PARSER.add_argument("--named", action="store_true", help="serve models that the parent publishes")
+_PARSER.add_argument("--apart", action="append", default=[], metavar="DEVICE", help="for published models alone")
+_PARSER.add_argument("--state", default=None, metavar="DIR", help="of the trust store")
+_PARSER.add_argument("--own", action="store_true", help="the worker runs one user's own models, within their limits")
 _PARSER.add_argument("--warm", action="store_true", help="load at once what the first model will need")
 _PARSER.add_argument("devices", nargs="+", metavar="DEVICE")
+parse_options = _PARSER.parse_args
 
 
 def pidfd_of_parent(parent: int) -> int:
@@ -54,12 +65,15 @@ def pidfd_of_parent(parent: int) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve one client over an inherited socket until it goes.
+    """Serve a client over an inherited socket until it goes, and those that it hands over.
 
     Started by `start_child`, through `bootstrap` or the zygote; there is no use for it by hand.
     """
-    options = _PARSER.parse_args(arguments)
+    return serve(parse_options(arguments))
 
+
+def serve(options: argparse.Namespace) -> int:
+    """Do what `main` says."""
     name_process("the service")
     sock = socket.socket(fileno=options.socket)
     sock.set_inheritable(False)
@@ -79,6 +93,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the client decides what Ctrl-C ends
+    is_worker = options.worker is not None
+    if is_worker:
+        _offer_to_oom_killer(_OWN_FIRST if options.own else _NAMED_NEXT)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of a service manager, to all at once: so does the broker
+    if options.state is not None:
+        os.environ["NNBURST_STATE_DIR"] = options.state
     faulthandler.enable()
     # Each pool of a client takes a descriptor here, and the usual limit of 1024 is for programs that use select().
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -92,8 +112,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.path:
         sys.path[:] = dict.fromkeys([*options.path, *sys.path])
     try:
-        given = {name: int(number) for name, _, number in (text.partition("=") for text in options.quota)}
-        quotas = Quotas().changed(given)  # the only connection is all that its user has
+        quotas = Quotas().changed(_quotas(options.quota))
+        user_quotas = PER_USER.changed(_quotas(options.user_quota), of_user=True) if is_worker else quotas
+        if options.own:
+            quota_of = {
+                resource.RLIMIT_DATA: user_quotas.process_bytes,
+                resource.RLIMIT_NOFILE: user_quotas.process_fds,
+            }
+            for which, quota in quota_of.items():
+                _, most = resource.getrlimit(which)
+                resource.setrlimit(which, (quota if most == resource.RLIM_INFINITY else min(quota, most),) * 2)
         devices = list(map(create_device, options.devices))
         for device in devices if options.warm else ():
             if isinstance(device, LocalDevice):
@@ -103,17 +131,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from ..host.faults import FaultPoints
 
             faults = FaultPoints(socket.socket(fileno=options.faults))
-        page = Page()
+        page = Page(options.worker, MOST_ROWS) if is_worker else Page()
+        apart = [device for device, spec in zip(devices, options.devices, strict=True) if spec in options.apart]
+
+        def watch(give_up_rights: Callable[[], object]) -> None:
+            give_up_rights()
+            check(lib.nnb_exit_when_dead(pidfd, -1 if is_worker else sock.fileno()), "watching the client")
+
         box = close_door(
             options.sandbox,
             devices,
             outputs=(1, 2, options.stderr),
-            start_threads=lambda: scheduling.above(
-                lambda: check(lib.nnb_exit_when_dead(pidfd, sock.fileno()), "watching the client")
-            ),
+            may_cache=not apart,
+            start_threads=lambda give_up_rights: scheduling.above(lambda: watch(give_up_rights)),
         )
+        group = ListenerGroup() if is_worker else None
         host = ServiceHost(
-            devices, quotas=quotas, user_quotas=quotas, page=page, max_run=options.max_run, faults=faults, sandbox=box
+            [*([NamedDevice(devices)] if options.named else ()), *devices],
+            quotas=quotas,
+            user_quotas=user_quotas,
+            page=page,
+            listeners=group,
+            max_run=options.max_run,
+            max_compile=options.max_compile,
+            faults=faults,
+            sandbox=box,
+            apart=apart,
         )
     except NNBurstError as error:
         print(error, file=sys.stderr)
@@ -123,7 +166,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(options.stderr, 2)
         os.close(options.stderr)
     log_sandbox(box)
-    client = host.serve(sock, peer_pidfd=pidfd)
+    client = host.serve(sock, peer_pidfd=pidfd, is_broker=is_worker)
     client.wait_ended()
-    host.close()
+    host.close("it was told to stop" if is_worker else "")
+    if group is not None and group.threads:  # one is inside a run that does not return: the interpreter would wait
+        logging.getLogger(__name__).warning("ended in the middle of a run that does not return")
+        logging.shutdown()
+        os._exit(0)
     return 0
+
+
+def _offer_to_oom_killer(most: int) -> None:
+    """Have the kernel end this process before its broker and programs beside it, unless it would anyway."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+", encoding="utf-8") as adjustment:
+        if int(adjustment.read()) < most:
+            adjustment.write(str(most))
+
+
+def _quotas(texts: Sequence[str]) -> dict[str, int]:
+    return {name: int(number) for name, _, number in (text.partition("=") for text in texts)}

@@ -36,6 +36,8 @@ _BACKLOG = 64
 _RETRY = 0.005
 _LONGEST_LOCK = 4096
 _SO_PEERGROUPS = 59
+_LONGEST_OPTION = 1024
+"""Bytes that Python reads."""
 _SO_PEERPIDFD = 77  # Linux 6.5
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock where off_t has 64 bits
 _WHOLE_FILE = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
@@ -255,12 +257,25 @@ def _read(fd: int) -> tuple[int, str]:
     return (int(pid), said) if pid.isascii() and pid.isdigit() else (0, "")
 
 
-def _listen(path: Path, wider: bool) -> socket.socket:
+def listen_at(path: Path) -> socket.socket:
+    """Listen at a Unix stream socket of this user's own; one that nobody listens at any more is replaced.
+
+    Raises:
+        BadState: Another process listens there.
+        InvalidArgument: The path is taken by a file that is not a socket.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
+        probe.connect(os.fspath(path))
+        raise BadState(f"another process listens at {str(path)!r}: stop that one, or choose another path")
+    return _listen(path, wider=False, kind=socket.SOCK_STREAM)
+
+
+def _listen(path: Path, wider: bool, kind: int = socket.SOCK_SEQPACKET) -> socket.socket:
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise InvalidArgument(f"{str(path)!r} exists and is not a socket: choose another path")
         path.unlink()
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    listener = socket.socket(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC)
     try:
         os.fchmod(listener.fileno(), 0o600)  # so that bind creates it like that, whatever the umask
         listener.bind(os.fspath(path))
@@ -294,7 +309,7 @@ def peer_of(sock: socket.socket) -> Peer:
     """Return the credentials of the other end."""
     pid, uid, gid = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iII")))
     try:
-        packed = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * 1024)
+        packed = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _LONGEST_OPTION)
     except OSError:  # more groups than that: the first one decides
         packed = b""
     return Peer(pid, uid, frozenset({gid, *struct.unpack(f"{len(packed) // 4}I", packed)}))
@@ -401,13 +416,13 @@ class FoundService(Struct, frozen=True):
     Attributes:
         name: As given to ``nnburst serve --name``.
         path: Of its socket.
-        pid: Of its owner; 0 if that is gone.
+        pid: Of its owner; 0 if that is gone, None if it has none: a service manager keeps the socket.
         sandbox: What that says of its sandbox.
     """
 
     name: str
     path: Path
-    pid: int
+    pid: int | None
     sandbox: str
 
 
@@ -427,12 +442,14 @@ def running_services() -> Iterator[FoundService]:
 
 def owner_of(address: str) -> int:
     """Return the pid of the process that owns a name, 0 if none can be seen to do so. It is not asked itself."""
-    return _owner(_lock_path(socket_path(address)))[0]
+    return _owner(_lock_path(socket_path(address)))[0] or 0
 
 
-def _owner(lock: Path) -> tuple[int, str]:
+def _owner(lock: Path) -> tuple[int | None, str]:
     try:
         fd = _open_lock(lock, os.O_RDONLY)
+    except FileNotFoundError:
+        return None, ""
     except OSError:
         return 0, ""
     try:

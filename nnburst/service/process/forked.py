@@ -27,7 +27,7 @@ from ..._core.deadline import Deadline
 from ..._core.errno import system
 from ..._core.fds import FdSet
 from ..._core.leaving import LEAVING, ProcessLock, abandon_when_forked
-from ...errors import MissedDeadline
+from ...errors import MissedDeadline, ResourceExhausted
 
 _STATUS = ("Umask", "Uid", "Gid", "Groups", "SigIgn", "Cap", "NoNewPrivs", "Seccomp", "Mems_allowed:")
 """Beginnings of lines."""
@@ -60,7 +60,6 @@ class Forked:
         return system(os.dup, self._fds.fds[0])
 
     def kill(self) -> None:
-        """SIGKILL."""
         fds = self._fds
         if fds is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -87,8 +86,6 @@ class _Zygote:
     """The process, from its client's side.
 
     Attributes:
-        kind: Which it is.
-        control: Where it takes requests.
         is_refusing: Whether it cannot be forked: a library has started threads, as it would in the next one.
     """
 
@@ -124,13 +121,17 @@ class _Zygote:
     def _socket(self) -> socket.socket:
         return socket.socket(fileno=os.dup(self.control.fds[0]))
 
-    def fork(self, request: bytes, fds: Sequence[int], deadline: Deadline) -> Forked | None:
+    def send(self, request: Mapping[str, Sequence[str]], fds: Sequence[int] = ()) -> None:
+        with self._socket() as control:
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
+            control.sendmsg([json.dumps(request).encode()], rights, socket.MSG_DONTWAIT)
+
+    def fork(self, request: Mapping[str, Sequence[str]], fds: Sequence[int], deadline: Deadline) -> Forked | None:
         """Have a process forked; None if it cannot be, or the zygote has gone."""
         ours, theirs = system(socket.socketpair, *_SEQPACKET)
         with ours:
-            with theirs, self._socket() as control:
-                rights = socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [theirs.fileno(), *fds])
-                control.sendmsg([request], [rights], socket.MSG_DONTWAIT)
+            with theirs:
+                self.send(request, [theirs.fileno(), *fds])
             if not _readable(ours.fileno(), deadline.left()):
                 raise MissedDeadline("the zygote has not answered")
             text, received, flags, _ = ours.recvmsg(16, socket.CMSG_LEN(_INT), socket.MSG_CMSG_CLOEXEC)
@@ -180,15 +181,24 @@ def fork(
     zygote = _zygote(kind)
     if zygote.is_refusing:
         return None
-    message = json.dumps({**request, "blocked": [*map(str, blocked)], "cpus": [*map(str, cpus)]}).encode()
+    request = {**request, "blocked": [*map(str, blocked)], "cpus": [*map(str, cpus)]}
     try:
-        return zygote.fork(message, (*directory.fds, *fds), deadline)
+        return zygote.fork(request, (*directory.fds, *fds), deadline)
     except (BlockingIOError, ConnectionError, EOFError):
         _forget(zygote)
         return None
     except MissedDeadline:  # perhaps it stands still
         _forget(zygote)
         raise
+
+
+def fork_ahead(command: Sequence[str], env: dict[str, str], devices: Sequence[str]) -> None:
+    """Have the zygote fork a process in a while, which then waits for the first request for these devices.
+
+    Args: As for `fork`.
+    """
+    with contextlib.suppress(OSError, ResourceExhausted):  # then that request has one forked
+        _zygote(_Kind(command, env, _standing())).send({"devices": devices})
 
 
 def _zygote(kind: _Kind) -> _Zygote:

@@ -10,15 +10,19 @@ import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
+from typing import get_args
 
 from ... import _safe_path
 from ..._core.deadline import Deadline, checked_timeout
 from ..._core.errno import meaning, system
+from ..._core.leaving import LEAVING
 from ...devices.registry import checked_names
 from ...errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError, ResourceExhausted
+from ...options import LogLevel, SandboxMode
 from ..client.connection import ServiceConnection
+from ..connection.callbacks import WorkerCalls
 from ..host.quotas import Quotas
-from .forked import Forked, fork
+from .forked import Forked, fork, fork_ahead
 from .scheduling import Scheduling
 
 _DEFAULTS = {
@@ -28,10 +32,12 @@ _DEFAULTS = {
 }
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _BOOTSTRAP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bootstrap.py")
-SANDBOXES = ("strict", "on", "off")
+_ZYGOTE = f"{__package__}.zygote"
 _FUNCTIONS = "nnburst-function"
 _FORKED = {"nnburst-reference", "nnburst-onnxruntime", "nnburst-noop"}
 """Devices whose modules the zygote may import: those that are known to start no thread."""
+_END_OF_A_WORKER = 4 * LEAVING
+"""Seconds: it lets what runs finish, and tells its clients."""
 _EXIT_PATIENCE = 0.2
 """Seconds between the end of a child's socket, which the system closes first, and that of the child."""
 
@@ -57,15 +63,18 @@ def start_child(
     *,
     timeout: float | None = 60.0,
     env: Mapping[str, str] | None = None,
-    log_level: str | int = "warning",
+    log_level: LogLevel | int = "warning",
     log: str | os.PathLike[str] | None = None,
     quotas: Mapping[str, int] | None = None,
     max_run: float | None = None,
+    max_compile: float | None = None,
     faults: bool = False,
     scheduler: tuple[str, int] | None = None,
     affinity: Collection[int] | None = None,
     warm: bool = False,
-    sandbox: str = "on",
+    sandbox: SandboxMode = "on",
+    more: Sequence[str] = (),
+    broker: WorkerCalls | None = None,
 ) -> ServiceConnection:
     """Start a service process for this process alone and connect to it.
 
@@ -86,6 +95,8 @@ def start_child(
         timeout: Seconds that the child may take to start; None for no limit.
         env: Environment of the child, None for a copy of this one's.
         warm: Whether it loads at once what its devices would load for their first model.
+        more: Options of a worker.
+        broker: What serves its calls then.
 
     Raises:
         ResourceExhausted: There are no descriptors, processes or threads for it.
@@ -95,17 +106,18 @@ def start_child(
     quotas = {} if quotas is None else quotas
     Quotas().changed(quotas)
     options = [f"--log-level={_level(log_level)}", *(f"--quota={name}={n}" for name, n in quotas.items())]
-    if max_run is not None:
-        longest = checked_timeout(max_run)
-        if not longest:
-            raise InvalidArgument(f"max_run={max_run!r}: give the seconds that a run may take, above 0, or None")
-        options.append(f"--max-run={longest}")
-    if sandbox not in SANDBOXES:
+    for name, seconds in (("max_run", max_run), ("max_compile", max_compile)):
+        longest = checked_timeout(seconds)
+        if longest == 0:
+            raise InvalidArgument(f"{name}={seconds!r}: give the seconds that it may take, above 0, or None")
+        if longest is not None:
+            options.append(f"--{name.replace('_', '-')}={longest}")
+    if sandbox not in get_args(SandboxMode):
         raise InvalidArgument(f"sandbox={sandbox!r}; choose 'strict', 'on' or 'off'")
-    options += [*Scheduling.of(scheduler, affinity).options(), f"--sandbox={sandbox}", *["--warm"] * warm]
+    options += [*Scheduling.of(scheduler, affinity).options(), f"--sandbox={sandbox}", *["--warm"] * warm, *more]
     try:
         with _streams_taken(), _stderr(log) as stderr:
-            return _start(names, limit, env, options, stderr, faults)
+            return _start(names, limit, env, options, stderr, faults, broker)
     except NNBurstError:  # some of which are OSErrors, too
         raise
     except (OSError, MemoryError) as error:
@@ -120,6 +132,7 @@ def _start(
     options: Sequence[str],
     stderr: int,
     faults: bool,
+    broker: WorkerCalls | None,
 ) -> ServiceConnection:
     deadline = Deadline.after(timeout)
     timeout = deadline.left()
@@ -138,8 +151,9 @@ def _start(
                     launch=partial(child.start, theirs),
                     timeout=timeout,
                     exit_status=child.exit_status,
-                    on_end=child.reap,
+                    on_end=child.reap if broker is None else lambda seconds: child.reap(_END_OF_A_WORKER),
                     kill=child.kill,
+                    broker=broker,
                 )
             if faults:
                 connection.faults = orders[0]
@@ -168,20 +182,18 @@ def _spawn(
     options: Sequence[str],
     deadline: Deadline,
 ) -> subprocess.Popen[bytes] | Forked:
-    full = service_environment(os.environ if env is None else env)
-    full["PYTHONPATH"] = _safe_path.absolute_entries(full.get("PYTHONPATH", ""))
+    full = _full(os.environ if env is None else env)
     given = {name: fd for name, fd in passed.items() if fd >= 0}
-    if env is None and all(name.partition(":")[0] in _FORKED for name in names):
-        command = safe_command(f"{__package__}.zygote")
+    if env is None and _are_forked(names):
         request = {"names": [*given], "devices": names, "options": options}
-        forked = fork(command, full, request, (errors, *given.values()), deadline)
+        forked = fork(safe_command(_ZYGOTE), full, request, (errors, *given.values()), deadline)
         if forked is not None:
             return forked
     numbers = {**given, "parent": os.getpid()}
     command = [*safe_command(f"{__package__}.child"), *(f"--{name}={number}" for name, number in numbers.items())]
     command += options
-    if any(name.partition(":")[0] == _FUNCTIONS for name in names):
-        command += [f"--path={os.path.abspath(entry)}" for entry in sys.path if isinstance(entry, str)]
+    if any(map(is_of_functions, names)):
+        command += [f"--path={_safe_path.absolute(entry)}" for entry in sys.path if isinstance(entry, str)]
     return subprocess.Popen(
         [*command, *names],
         stdin=subprocess.DEVNULL,
@@ -191,6 +203,26 @@ def _spawn(
         start_new_session=True,
         env=full,
     )
+
+
+def start_ahead(devices: Sequence[str]) -> None:
+    """Have a process forked that waits, with what it takes to start one done, for the next start with these devices."""
+    if _are_forked(devices):
+        fork_ahead(safe_command(_ZYGOTE), _full(os.environ), devices)
+
+
+def _are_forked(devices: Sequence[str]) -> bool:
+    return all(name.partition(":")[0] in _FORKED for name in devices)
+
+
+def _full(env: Mapping[str, str]) -> dict[str, str]:
+    full = service_environment(env)
+    return {**full, "PYTHONPATH": _safe_path.absolute_entries(full.get("PYTHONPATH", ""))}
+
+
+def is_of_functions(device: str) -> bool:
+    """Whether a device runs functions that its name names."""
+    return device.partition(":")[0] == _FUNCTIONS
 
 
 def service_environment(env: Mapping[str, str]) -> dict[str, str]:
@@ -261,7 +293,6 @@ class _Child:
             raise
 
     def kill(self) -> None:
-        """SIGKILL."""
         if self._process is not None:
             self._process.kill()
 

@@ -19,8 +19,6 @@ class _Place:
     """Where lines come from.
 
     Attributes:
-        since: When its period began.
-        written: Lines in it.
         left_out: Lines that nobody has been told of.
     """
 
@@ -30,10 +28,15 @@ class _Place:
 
 
 class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes to stderr. Clients decide how often some things happen, but not how much is written about them."""
+    """Writes to stderr. Clients decide how often some things happen, but not how much is written about them.
 
-    def __init__(self) -> None:
+    Args:
+        lines: Of one place in a period.
+    """
+
+    def __init__(self, lines: int = LINES) -> None:
         super().__init__()
+        self._lines = lines
         self._places: dict[tuple[str, int], _Place] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -43,7 +46,7 @@ class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]
         place = self._places.setdefault((record.pathname, record.lineno), _Place(now))
         if now - place.since >= PERIOD:
             place.since, place.written = now, 0
-        if place.written < LINES:
+        if place.written < self._lines:
             place.written += 1
             super().emit(record)
         else:
@@ -67,6 +70,7 @@ class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]
         """Write how many lines were left out in periods that began by a moment."""
         for (path, line), place in self._places.items():
             if place.left_out and place.since <= ended:
-                text = f"%d lines from {os.path.basename(path)}:{line}, like those before, were left out"
+                where = f"{os.path.basename(path)}:{line}" if line else path
+                text = f"%d lines from {where}, like those before, were left out"
                 super().emit(logging.LogRecord("nnburst", logging.WARNING, path, line, text, (place.left_out,), None))
                 place.left_out = 0

@@ -19,6 +19,7 @@ from pathlib import Path
 from ..._core._nnburst import lib
 from ..._core.errno import check, explain_refusals
 from ...cache import CacheRejected, default_state_directory
+from ...cache.files import make_directories
 from ...devices import Device, Needs
 from ...errors import DeviceUnavailable
 from ..wire.values import Sandbox
@@ -54,7 +55,8 @@ def close_door(
     *,
     more: Needs = Needs(),
     outputs: Sequence[int] = (1, 2),
-    start_threads: Callable[[], object] = lambda: None,
+    may_cache: bool = True,
+    start_threads: Callable[[Callable[[], object]], object] = lambda give_up: give_up(),
 ) -> Sandbox:
     """Give up all rights that running models does not need, for ever, for all threads of this process.
 
@@ -65,14 +67,16 @@ def close_door(
         devices: Of this service: they keep what they say that they need.
         more: What the service itself needs.
         outputs: Descriptors that it only writes to: one of a terminal is opened anew, for that alone.
+        may_cache: Whether it gets the trust store, if a device caches.
         start_threads: Called in between: Landlock holds for threads that are started later, unless the kernel is new,
-            and seccomp also for those that are there, which may set their priority until then.
+            as giving up capabilities does, which it is handed, to call before it starts any; seccomp also for those
+            that are there, which may set their priority until then.
 
     Raises:
         DeviceUnavailable: A wall is missing, and the mode is strict; or what a device needs is not there.
     """
     if mode == "off":
-        start_threads()
+        start_threads(lambda: None)
         return Sandbox(mode)
     devices = tuple(devices)
     wanted = {device.name: device.needs for device in devices}
@@ -83,9 +87,11 @@ def close_door(
     _turn_terminals_outwards(outputs)
     landlock = lib.nnb_landlock_version()
     if landlock:
-        _close_files(may, needs, _state(devices), missing)
+        _close_files(may, needs, _state(devices) if may_cache else None, missing)
     missing += [f"Landlock for {what}" for version, what in _BROUGHT.items() if version > landlock]
-    start_threads()
+    if not missing:
+        may |= lib.NNB_MAY_SIGNAL  # Landlock keeps all threads from signalling other processes
+    start_threads(lambda: check(lib.nnb_capabilities_drop(), "giving up capabilities"))
     calls = lib.nnb_seccomp_close(may)
     if calls < 0:
         missing.append(f"seccomp ({os.strerror(-calls)})")
@@ -175,9 +181,7 @@ def _state(devices: Iterable[Device]) -> Path | None:
         return None
     with contextlib.suppress(OSError, CacheRejected):
         state = default_state_directory()
-        state.parent.parent.mkdir(parents=True, exist_ok=True)
-        for directory in (state.parent, state):
-            directory.mkdir(mode=0o700, exist_ok=True)
+        make_directories(state)
         return state
     return None  # then nothing is cached
 

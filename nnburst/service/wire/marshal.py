@@ -37,8 +37,6 @@ def memories_from_wire(handles: Sequence[WireMemory], fds: FdBundle, allow_direc
     """Build memories from handles; all or none. Whether they can be used turns out when they are.
 
     Args:
-        handles: What the peer said.
-        fds: What came with it.
         allow_direct: Whether the peer may ask to have memory mapped that it could truncate.
 
     Raises:

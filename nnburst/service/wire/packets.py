@@ -25,12 +25,13 @@ from ..._core.errno import system
 from ..._core.fds import FdSet, close_fds
 from ..._core.leaving import Closing
 from ...errors import GeneralFailure, InvalidArgument, ResourceExhausted
-from .protocol import Malformed
+from .protocol import Hello, Malformed, decode_hello
 from .values import MAX_BODY, MAX_FDS, MAX_INLINE
 
 _HEADER = struct.Struct("<BBHI")
 _SEND_FLAGS = socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
 _LENGTH = struct.Struct("<Q")
+_MOST_HELLO = 4096
 _SPILLED = 1
 _MAX_DATAGRAM = _HEADER.size + MAX_INLINE
 _ANCILLARY = socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
@@ -80,7 +81,6 @@ class FdBundle(FdSet, Closing):
         return self.disown(slice(count))
 
     def take_last(self) -> int:
-        """Remove and return the last descriptor."""
         return self.disown(slice(-1, None))[0]
 
 
@@ -139,9 +139,6 @@ class Outgoing:
     """A message that is ready to be sent, as often as it takes. It owns its descriptors until `close`.
 
     Args:
-        kind: What it is.
-        number: Of the call.
-        body: The encoded message.
         fds: At most 253 descriptors, 252 when the body is longer than 64 KiB.
         on_sent: For its sender, who calls it.
 
@@ -266,6 +263,20 @@ def receive_number(sock: socket.socket) -> int:
     if len(data) < _HEADER.size:
         raise Malformed(f"a datagram of {len(data)} bytes has no header")
     return int(_HEADER.unpack(data)[3])
+
+
+def peek_hello(sock: socket.socket) -> Hello:
+    """Look at a client's hello. What it has sent stays where it is.
+
+    Raises:
+        BlockingIOError: Nothing there.
+        EndOfStream: The peer closed its end.
+        Malformed: Its first message is something else.
+    """
+    data = sock.recvmsg(_MOST_HELLO, 0, socket.MSG_PEEK | socket.MSG_DONTWAIT)[0]
+    if not data:
+        raise EndOfStream("the other process closed the connection")
+    return decode_hello(data[_HEADER.size :])
 
 
 def _descriptors(ancillary: Iterable[tuple[int, int, bytes]]) -> list[int]:

@@ -18,9 +18,10 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
+from ..._core._nnburst import lib
 from ...devices import CacheFiles, DeviceInfo
 from ...errors import GeneralFailure, InvalidArgument, NNBurstError
-from ...model import MAX_OPERANDS, BufferRole, DeviceStatus, RunOptions, Timing, failure_of
+from ...model import MAX_OPERANDS, BufferRole, DeviceStatus, Priority, RunOptions, Timing, failure_of
 from .cache_messages import (
     ConfirmCache,
     ConfirmCacheReply,
@@ -52,7 +53,7 @@ from .values import (
     WireRequest,
 )
 
-VERSION = (2, 5)
+VERSION = (2, 7)
 """Version of this table. Another major number is refused at hello; the minor one counts additions."""
 
 _MAX_TEXT = 4096
@@ -84,12 +85,16 @@ class ErrorReply(Message, tag="error", frozen=True):
     output_shapes: Shapes = ()
 
 
-class Hello(Message, tag="hello", frozen=True):
-    """Opens a connection. The first call."""
+class Hello(Message, tag="hello", frozen=True, omit_defaults=True):
+    """Opens a connection. The first call.
+
+    `own` (since 2.6): for models of the client's own, on devices that `ListDevicesReply.apart` names.
+    """
 
     version: tuple[Id, Id]
     pid: Id
     package_version: Name = ""
+    own: bool = False
 
 
 class HelloReply(Message, tag="hello.reply", frozen=True, omit_defaults=True):
@@ -105,8 +110,22 @@ class ListDevices(Message, tag="list_devices", frozen=True):
     """Lists the devices of the service."""
 
 
-class ListDevicesReply(Message, tag="list_devices.reply", frozen=True):
+class ListDevicesReply(Message, tag="list_devices.reply", frozen=True, omit_defaults=True):
+    """`apart`: for clients from 2.6 on: numbers of devices that are used over a connection with `Hello.own`."""
+
     devices: Annotated[tuple[DeviceInfo, ...], msgspec.Meta(max_length=256)]
+    apart: Annotated[tuple[Id, ...], msgspec.Meta(max_length=256)] = ()
+
+
+class ListModels(Message, tag="list_models", frozen=True):
+    """Lists the models that can be opened by name, of all devices. Since 2.6."""
+
+
+class ListModelsReply(Message, tag="list_models.reply", frozen=True, omit_defaults=True):
+    """`digests` (since 2.7): of each name, SHA-256 of the files of its model; empty if it came from none."""
+
+    names: Annotated[tuple[ArgumentName, ...], msgspec.Meta(max_length=65536)]
+    digests: Annotated[tuple[ArgumentName, ...], msgspec.Meta(max_length=65536)] = ()
 
 
 class GetDeviceStatus(Message, tag="get_device_status", frozen=True):
@@ -246,8 +265,8 @@ class ConfigureBurst(Message, tag="configure_execution_burst", frozen=True, omit
     """Opens a burst. `callback` is the client's number for its `BurstCallback`; `polling_window` in seconds, None =
     default; `cpus`: where the client may run; `loop_timeout_ns`, since 2.3: of each WHILE, 0 = default.
 
-    Descriptors: those of the request channel, then those of the result channel, then the bell if there is one (since
-    2.1: a socket, see docs/internals/WIRE.md).
+    Descriptors: those of the request channel, then those of the result channel, then the bell, a socket, if there is
+    one (since 2.1).
     """
 
     prepared_model: Id
@@ -267,13 +286,15 @@ class ConfigureBurstReply(Message, tag="configure_execution_burst.reply", frozen
 
 
 class GetMemories(Message, tag="get_memories", frozen=True):
-    """Fetches the memories behind slots. The client answers all or nothing; descriptors: with the reply."""
+    """Fetches the memories behind slots."""
 
     callback: Id
     slots: Annotated[tuple[Slot, ...], msgspec.Meta(min_length=1, max_length=MAX_FDS)]
 
 
 class GetMemoriesReply(Message, tag="get_memories.reply", frozen=True):
+    """All memories, in order of the slots, or none and a status other than 0. Descriptors: those of the memories."""
+
     status: Annotated[int, msgspec.Meta(ge=0, le=8)]
     memories: Pools = ()
 
@@ -308,16 +329,87 @@ class Release(Message, tag="release", frozen=True):
     object: Id
 
 
-class EndClients(Message, tag="end_clients", frozen=True):
-    """Ends all connections of a process, and their runs. For the user who runs the service, and root."""
+class EndClients(Message, tag="end_clients", frozen=True, omit_defaults=True):
+    """Ends all connections of a process, and their runs. For the user who runs the service, and root.
 
-    pid: Id
+    `uid` (since 2.7): those of a user, but for the process that asks; and what runs the user's own models.
+    """
+
+    pid: Id = 0
+    uid: Id | None = None
 
 
 class EndClientsReply(Message, tag="end_clients.reply", frozen=True):
-    """How many connections the process had."""
+    """How many connections there were."""
 
     connections: Id
+
+
+class TakeClient(Message, tag="take_client", frozen=True):
+    """Serves a client that the broker hands over. Descriptors: its socket, and a pidfd of it if there is one."""
+
+    number: Id
+    has_pidfd: bool
+
+
+class ClientGone(Message, tag="client_gone", frozen=True, omit_defaults=True):
+    """Says that a client that was handed over has gone, or why it is not served."""
+
+    number: Id
+    reason: Text = ""
+
+
+class ReportPriority(Message, tag="report_priority", frozen=True):
+    """Says which is the highest priority of the models that clients have open."""
+
+    priority: Priority
+
+
+class KickClients(Message, tag="kick_clients", frozen=True, omit_defaults=True):
+    """Asks the broker to end all clients of a process, or of a user but for one process."""
+
+    pid: Id
+    reason: Text
+    uid: Id | None = None
+
+
+class LoadModel(Message, tag="load_model", frozen=True):
+    """Loads a named model, all versions, from its files again, or unloads it. For the user of the service, and root.
+
+    Since 2.7.
+    """
+
+    name: ArgumentName
+    unload: bool
+
+
+class OrderModel(Message, tag="order_model", frozen=True):
+    """Hands `LoadModel` on to the broker."""
+
+    name: ArgumentName
+    unload: bool
+
+
+class WithdrawModel(Message, tag="withdraw_model", frozen=True):
+    """Serves a model no more under its name. For the broker."""
+
+    name: ArgumentName
+
+
+class PublishModel(Message, tag="publish_model", frozen=True, omit_defaults=True):
+    """Compiles an imported model and serves it under a name. For the broker. Descriptors: those of the pools.
+
+    `batch`: rows that may run as one; `batch_wait`: seconds.
+    """
+
+    name: ArgumentName
+    device: Id
+    model: WireModel
+    input_shapes: OpenShapes
+    output_shapes: OpenShapes
+    digest: ArgumentName = ""
+    batch: Annotated[int, msgspec.Meta(ge=1, le=lib.NNB_MOST_BATCHED)] = 1
+    batch_wait: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
 
 
 class Goodbye(Message, tag="goodbye", frozen=True):
@@ -367,6 +459,7 @@ class Call(Struct, frozen=True):
 CALLS: tuple[Call, ...] = (
     Call(Hello, HelloReply),
     Call(ListDevices, ListDevicesReply),
+    Call(ListModels, ListModelsReply),
     Call(GetDeviceStatus, GetDeviceStatusReply),
     Call(
         GetSupportedOperations,
@@ -407,6 +500,14 @@ CALLS: tuple[Call, ...] = (
     Call(CopyFrom, Done, request_fds=lambda m: m.memory.n_fds),
     Call(CopyBuffer, Done),
     Call(EndClients, EndClientsReply),
+    Call(TakeClient, Done, request_fds=lambda m: 1 + m.has_pidfd),
+    Call(PublishModel, Done, computes=True, request_fds=lambda m: _of_pools(m.model.pools)),
+    Call(WithdrawModel, Done),
+    Call(LoadModel, Done, computes=True),
+    Call(ClientGone, Done, side=Side.CLIENT),
+    Call(ReportPriority, Done, side=Side.CLIENT),
+    Call(KickClients, EndClientsReply, side=Side.CLIENT),
+    Call(OrderModel, Done, side=Side.CLIENT, computes=True),
     Call(Release, Done),
     Call(Goodbye, Done),
 )
@@ -427,6 +528,7 @@ def _encodable(value: Any) -> Any:
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_encodable)
 _request_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Union[tuple(CALL_BY_REQUEST)])  # noqa: UP007
+_hello_decoder = msgspec.msgpack.Decoder(Hello)
 _error_decoder = msgspec.msgpack.Decoder(ErrorReply)
 _reply_decoders = {call.request: msgspec.msgpack.Decoder(call.reply) for call in CALLS}
 
@@ -488,6 +590,16 @@ def decode_request(body: bytes, side: Side) -> tuple[Call, Message]:
     if call.side is not side:
         raise Malformed(f"{call.name} is not a call to the {side.value}")
     return call, message
+
+
+def decode_hello(body: bytes) -> Hello:
+    """Decode the first request of a client, for who does not serve it.
+
+    Raises:
+        Malformed: It is something else.
+    """
+    hello: Hello = _decode(_hello_decoder, body)
+    return hello
 
 
 def decode_reply(call: Call, body: bytes) -> Message:

@@ -1,0 +1,148 @@
+"""The files of the named models of a shared service: which there are, and which are served."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ...errors import InvalidArgument, NNBurstError, error_for
+from ...memory import Memory
+from ...service import ServiceConnection
+
+_log = logging.getLogger(__name__)
+
+
+class Batching(NamedTuple):
+    """How many rows of a model run as one, and how long a request waits for others, in seconds."""
+
+    rows: int = 1
+    wait: float = 0.0
+
+
+class Repository:
+    """Publishes models to the worker that serves them to all users, and withdraws them.
+
+    Args:
+        files: Paths, by the names that models get.
+        directory: Of ``NAME/VERSION/FILE``, where a version is a whole number; such a model is served as
+            ``NAME:VERSION``. What is there is looked up whenever models are loaded. None: no such models.
+        batching: By the names of models, without versions; "" for all others.
+
+    Raises:
+        InvalidArgument: The directory is none, or a version has not just one file that a device reads.
+    """
+
+    def __init__(
+        self, files: Mapping[str, str], directory: str | None = None, batching: Mapping[str, Batching] = {}
+    ) -> None:
+        self._files, self._directory, self._batching = files, directory, batching
+        self._unloaded: set[str] = set()
+        self._was_prepared = False
+        self._found()
+
+    @property
+    def unloaded(self) -> list[str]:
+        return sorted(self._unloaded)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._files and self._directory is None
+
+    def prepare(self, worker: ServiceConnection) -> None:
+        """Publish what is there to a worker that has just started.
+
+        Raises:
+            NNBurstError: A model cannot be loaded. Only for the first worker: others serve what they can.
+        """
+        if both := sorted(self._files.keys() & worker.list_models().keys()):
+            raise InvalidArgument(f"--model {both[0]}: a function has that name, too")
+        if self._was_prepared:
+            self.change(worker, None, unload=False)
+            return
+        for name, file in self._found().items():
+            self._publish(worker, name, file)
+        self._was_prepared = True
+
+    def change(self, worker: ServiceConnection, name: str | None, unload: bool) -> None:
+        """Load all versions of a model from their files again, or unload them; without a name, all that are loaded.
+
+        Raises:
+            InvalidArgument: There is no such model.
+            NNBurstError: A model cannot be loaded; it is served as before. With a name, else this is logged.
+        """
+        found, served = self._found(), worker.list_models()
+        if name is not None:
+            if name not in map(_base, [*found, *served]):
+                raise InvalidArgument(
+                    f"there are no files of a model {name!r}; there are {sorted(set(map(_base, found)))}"
+                )
+            self._unloaded.discard(name)
+            self._unloaded |= {name} if unload else set()
+        for each in [each for each in served if _base(each) in self._unloaded or self._has_gone(each, found)]:
+            worker.withdraw(each)
+        for each, file in found.items():
+            if _base(each) not in self._unloaded and name in (None, _base(each)):
+                try:
+                    self._publish(worker, each, file)
+                except NNBurstError as error:
+                    if name is not None:
+                        raise
+                    if worker.alive:  # else its successor loads them, or the service ends
+                        _log.error("%s; what was served is served as before", error)
+        if name is None:
+            _log.info("the models were loaded again")
+
+    def _has_gone(self, name: str, found: Mapping[str, str]) -> bool:
+        """Whether it came from a version that is there no more."""
+        return name not in found and ":" in name
+
+    def _found(self) -> dict[str, str]:
+        found = dict(self._files)
+        if self._directory is None:
+            return found
+        try:
+            for model in _directories(self._directory):
+                for version in _directories(model.path):
+                    if version.name.isdecimal():
+                        found[f"{model.name}:{version.name}"] = _model_in(version.path)
+        except OSError as error:
+            raise InvalidArgument(f"--models {self._directory} cannot be read: {error}") from None
+        return found
+
+    def _publish(self, worker: ServiceConnection, name: str, file: str) -> None:
+        """Have the worker compile a model, unless it is the one that it serves."""
+        from ...runtime.compile.model_files import imported
+
+        try:
+            with imported(worker, None, file) as (device, found):
+                hashed = hashlib.sha256()
+                for pool in found.model.pools:
+                    assert isinstance(pool, Memory)
+                    hashed.update(pool.buffer)
+                digest = hashed.hexdigest()
+                if worker.list_models().get(name) != digest:
+                    batching = self._batching.get(_base(name)) or self._batching.get("", Batching())
+                    worker.publish(name, device, found, digest, *batching)
+                    _log.info("model %s: %s was loaded", name, file)
+        except NNBurstError as error:
+            raise error_for(error.status, f"model {name} of {file}: {error}") from error
+
+
+def _base(name: str) -> str:
+    return name.partition(":")[0]
+
+
+def _directories(path: str) -> Sequence[os.DirEntry[str]]:
+    with os.scandir(path) as entries:
+        return [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+
+
+def _model_in(version: str) -> str:
+    files = sorted(str(path) for path in Path(version).iterdir() if path.suffix == ".onnx")
+    if len(files) != 1:
+        raise InvalidArgument(f"{version} has {len(files)} models (.onnx); a version is a directory with one")
+    return files[0]

@@ -1,0 +1,204 @@
+"""What a worker takes that neither its own side nor the kernel limits: threads, processor time, lines of the log."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+from ..._core.errno import system
+from ..._core.fds import close_fds
+from ..._core.leaving import LEAVING
+from ..._core.threads import start
+from ...model import Priority
+from ...watch import Row, usage_of
+from ..host.quotas import NO_LIMIT, Quotas
+from .cgroup import Group
+from .limited_log import LONGEST, LimitedHandler
+
+_LOOK, _LOOK_AT_TIME = 1.0, 0.1
+"""Seconds from one look at a worker to the next; and where its processor time is limited."""
+_LEAST_STOP = 0.001
+_NICE = {Priority.LOW: 10, Priority.MEDIUM: 0, Priority.HIGH: 0}
+"""Of all threads of a worker together, by the highest priority of its clients' models. Weights that are further apart
+share worse: at 28 : 1 the kernel gave the lighter one two fifths."""
+_BYTES = 4 * LONGEST
+"""Of a line, in as many characters at least."""
+_LAST_WORDS = 1 << 16
+"""Bytes that a pipe holds."""
+
+
+class Account:
+    """Of one worker. Its log is written by a thread; all else is the main thread's.
+
+    Args:
+        pid: Of the worker.
+        what: It is, for people.
+        quotas: Of its user.
+        log: Where it can be read what the worker says; owned from now on.
+        row: Where others see lines and limits; owned from now on.
+        has_limits: Whether it is a user's own.
+        group: Where the kernel counts what it takes. What it does not count there, `look` does.
+
+    Raises:
+        ResourceExhausted: There is no thread or descriptor for it.
+    """
+
+    def __init__(
+        self,
+        pid: int,
+        what: str,
+        quotas: Quotas,
+        log: int,
+        row: Row | None,
+        *,
+        has_limits: bool,
+        group: Group | None = None,
+    ) -> None:
+        self.pid, self.group = pid, group
+        held = frozenset[str]() if group is None else group.held
+        self._what, self._row = what, row
+        limits = {"threads": quotas.process_threads, "fds": quotas.process_fds, "bytes": quotas.process_bytes}
+        for name, most in {**limits, "processors": quotas.processors}.items() if has_limits else ():
+            self._count(f"most_{name}", most if most < NO_LIMIT else 0)
+        self._count("most_log_lines", quotas.log_lines)
+        if "cpu" in held:
+            quotas = quotas.changed({"processors": NO_LIMIT}, of_user=True)
+        if "pids" in held:
+            quotas = quotas.changed({"process_threads": NO_LIMIT}, of_user=True)
+        self._quotas = quotas
+        self._interval = _LOOK if quotas.processors == NO_LIMIT else _LOOK_AT_TIME
+        usage, self._looked_at = usage_of(pid), time.monotonic()
+        self._used_ns, self._debt = 0 if usage is None else usage.processor_ns, 0.0
+        looks = has_limits and not held >= {"cpu", "pids"}
+        self._next_usage = self._looked_at + self._interval if looks else math.inf
+        self._nice, self._weighed_at, self._next_weighing = 0, 0.0, math.inf
+        fds, self._pidfd = [log], -1
+        try:
+            self._pidfd = system(os.pidfd_open, pid)
+            fds.append(system(os.dup, self._pidfd))  # the thread's own
+            self._writer = threading.Thread(target=self._write, args=fds, name="nnburst-log", daemon=True)
+            start(self._writer, "the log of a worker")
+        except BaseException:
+            self.close()
+            close_fds(fds)
+            raise
+
+    @property
+    def next_look(self) -> float:
+        """When `look` has something to do."""
+        return min(self._next_usage, self._next_weighing)
+
+    def look(self) -> str:
+        """Stop the worker while it has had more processor time than it may. Returns why it is to be ended, or nothing.
+
+        What the kernel counts: a worker that a model has taken over would not count itself.
+        """
+        now = time.monotonic()
+        if now >= self._next_weighing:
+            self._weigh(now)
+        if now < self._next_usage:
+            return ""
+        self._next_usage = now + self._interval
+        if (usage := usage_of(self.pid)) is None:  # it has gone, or there are no descriptors to look with
+            return ""
+        if usage.threads > self._quotas.process_threads:
+            return (
+                f"{self._what} has {usage.threads} threads, and may have {self._quotas.process_threads} (nnburst serve "
+                "--quota user.process_threads=N)"
+            )
+        was_stopped, used = self._debt > 0, (usage.processor_ns - self._used_ns) / 1e9
+        debt = self._debt + used - self._quotas.processors * (now - self._looked_at)
+        self._debt = debt if debt > _LEAST_STOP else 0.0
+        self._looked_at, self._used_ns = now, usage.processor_ns
+        if was_stopped != (self._debt > 0):
+            self._signal(signal.SIGCONT if was_stopped else signal.SIGSTOP)
+        self._next_usage = now + (min(_LOOK, self._debt / max(self._quotas.processors, 1)) or self._interval)
+        return ""
+
+    def weigh(self, priority: Priority) -> None:
+        """Have the kernel give the worker its share of the processors by a priority.
+
+        By its group, or the one that the kernel makes of each session's processes (sched(7), autogroup), which has one
+        weight however many threads are busy, and may be raised again. Where there is none, the worker keeps its share.
+        """
+        self._nice = _NICE[priority]
+        if self._pidfd >= 0 and self.group is not None and "cpu" in self.group.held:
+            self.group.weigh(self.pid, priority)
+        elif self._pidfd >= 0:
+            self._next_weighing = max(time.monotonic(), self._weighed_at + _LOOK_AT_TIME)
+
+    def _weigh(self, now: float) -> None:
+        self._weighed_at, self._next_weighing = now, math.inf
+        try:
+            self._set_nice(self._nice)
+        except BlockingIOError:  # the kernel takes one in a tenth of a second, of all of them together
+            self._next_weighing = now + _LOOK_AT_TIME
+        except OSError:  # there are no groups, or the worker has gone
+            pass
+
+    def _set_nice(self, nice: int) -> None:
+        with open(f"/proc/{self.pid}/autogroup", "w", encoding="ascii") as group:
+            group.write(str(nice))
+
+    def _count(self, name: str, n: int = 1) -> None:
+        if self._row is not None:
+            self._row.count(name, n)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, number)
+
+    def _write(self, log: int, pidfd: int) -> None:
+        """Write what the worker says to this process's log, as much as it may, and nothing that a terminal obeys."""
+        handler = LimitedHandler(self._quotas.log_lines)
+        with open(log, "rb", 0), open(pidfd, "rb", 0), contextlib.closing(handler):
+            for line in _lines(log, pidfd):
+                self._count("log_lines")
+                text = "".join(c if c.isprintable() else " " for c in line.decode(errors="replace"))
+                handler.handle(logging.LogRecord("nnburst", logging.WARNING, self._what, 0, "%s", (text,), None))
+
+    def close(self, *, wait: bool = False) -> None:
+        """Have the worker go on, to its end. Idempotent.
+
+        Args:
+            wait: For its last words: it has ended.
+        """
+        self._next_usage = self._next_weighing = math.inf
+        if self.group is not None:
+            self.group.leave(self.pid)
+        if self._row is not None:
+            self._row.close()
+        if self._pidfd >= 0:
+            self._signal(signal.SIGCONT)
+            os.close(self._pidfd)
+            self._pidfd = -1
+        if wait:
+            self._writer.join(LEAVING)
+
+
+def _lines(log: int, pidfd: int) -> Iterator[bytes]:
+    """Yield what comes until the process has ended: others, to whom it may have given the pipe, say nothing more."""
+    poll = select.poll()
+    for fd in (log, pidfd):
+        poll.register(fd, select.POLLIN)
+    rest, most = b"", math.inf
+    while most > 0:
+        ready = dict(poll.poll())
+        if pidfd in ready and most == math.inf:
+            most = _LAST_WORDS
+        if log not in ready or not (said := os.read(log, _BYTES)):
+            break
+        most -= len(said)
+        *lines, rest = (rest + said).split(b"\n")
+        if len(rest) >= _BYTES:
+            lines, rest = [*lines, rest], b""
+        yield from lines
+    if rest:
+        yield rest

@@ -1,0 +1,427 @@
+"""The broker of a service that programs share: takes connections from a socket, and hands them to workers."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import logging
+import math
+import os
+import select
+import signal
+import socket
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from queue import SimpleQueue
+
+from msgspec import Struct
+
+from ..._core.errno import meaning
+from ..._core.fds import close_fds
+from ..._core.leaving import LEAVING
+from ..._core.threads import start
+from ...errors import BadState, DeviceUnavailable, ResourceExhausted
+from ..client.connection import ServiceConnection
+from ..host.quotas import PER_USER, Charge, Ledger
+from ..wire.packets import EndOfStream, peek_hello
+from ..wire.protocol import Malformed
+from .discovery import Peer, peer_of
+from .workers import AcceptedClient, Isolation, WorkerPool
+
+_log = logging.getLogger(__name__)
+_FIRST_ACTIVATED_FD = 3
+_MOST_REFUSALS = 16
+"""Peers at a time that are told why they are refused; others are only disconnected."""
+_REFUSAL_PATIENCE = 2.0
+"""Seconds that a refused peer has to say hello, so that it can be answered."""
+_HELLO_PATIENCE = 10.0
+"""Seconds that a peer that is served has to say hello. How many a user may have, its quota of connections says."""
+_NEW = 10.0
+"""Seconds for which a connection counts as a new one of its user's."""
+_STARVED = 0.1
+"""Seconds without descriptors or threads before connections are taken again."""
+
+
+class AccessPolicy(Struct, frozen=True):
+    """Which users a service serves: its own, root, and those named here.
+
+    Attributes:
+        uids: Other users.
+        gids: Groups, any member of which is served.
+    """
+
+    uids: frozenset[int] = frozenset()
+    gids: frozenset[int] = frozenset()
+
+    @property
+    def wider(self) -> bool:
+        """Whether users other than the service's own may connect."""
+        return bool(self.uids or self.gids)
+
+    def admits(self, peer: Peer) -> bool:
+        """Whether a peer is served."""
+        return peer.uid in (0, os.geteuid()) or peer.uid in self.uids or not self.gids.isdisjoint(peer.groups)
+
+
+class Broker:
+    """Accepts the clients of a shared service and hands them to processes that run models: its workers.
+
+    It runs in the main thread of a process that runs no models, reads no more of a client than whether its hello asks
+    for models of its own, and sleeps without a timer between events. SIGTERM and SIGINT end `run` in order: what runs
+    is finished and clients are told. SIGHUP has the named models loaded again.
+
+    Args:
+        start: Starts a worker: `start_child` with all but the options that differ from one to another.
+        name: Of the service.
+        listeners: Listening SOCK_SEQPACKET sockets; stay the caller's.
+        devices: By name. Those of functions run what the operator has named; the others also models of clients.
+        named: Names of models; see `prepare`.
+        prepare: Called with the worker that all clients share, whenever one has started, to publish the models.
+        policy: Who is served.
+        isolation: Of models that clients bring.
+        user_quotas: What is other than in `PER_USER` for all connections of a user together, in each worker.
+        idle_exit: Seconds without any connection after which `run` returns; None never.
+
+    Attributes:
+        workers: The processes.
+
+    Raises:
+        NNBurstError: The worker that all share does not start, or a model cannot be published.
+    """
+
+    def __init__(
+        self,
+        start: Callable[..., ServiceConnection],
+        name: str,
+        listeners: Sequence[socket.socket],
+        *,
+        devices: Sequence[str],
+        named: bool = False,
+        prepare: Callable[[ServiceConnection], None] = lambda service: None,
+        policy: AccessPolicy | None = None,
+        isolation: Isolation = Isolation.USER,
+        user_quotas: Mapping[str, int] = {},
+        idle_exit: float | None = None,
+    ) -> None:
+        self._listeners = {listener.fileno(): listener for listener in listeners}
+        for listener in listeners:
+            listener.setblocking(False)  # a connection may be gone before it is taken
+        self._policy = policy or AccessPolicy()
+        self._user_quotas = PER_USER.changed(user_quotas, of_user=True)
+        self._idle_exit = idle_exit
+        self._changes: SimpleQueue[tuple[str | None, bool, Future[None]] | None] = SimpleQueue()
+        self._numbers = itertools.count(1)
+        self._users: weakref.WeakValueDictionary[int, Ledger] = weakref.WeakValueDictionary()
+        self._awaited: dict[int, AcceptedClient] = {}
+        """Those that have not said hello, or not gone, by descriptor."""
+        self._new: deque[tuple[float, Charge]] = deque()
+        """Connections of the last seconds: when each came, and what it counts for so long."""
+        self._jobs: deque[Callable[[], None]] = deque()
+        self._starved_until = 0.0
+        self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._stop_reason = ""
+        self.workers = WorkerPool(self, start, name, devices, named, prepare, isolation, user_quotas)
+
+    def stop(self, reason: str) -> None:
+        """Have `run` return. Any thread; also a signal handler."""
+        self._stop_reason = self._stop_reason or reason
+        self._poke()
+
+    def run(
+        self,
+        when_ready: Callable[[], None] = lambda: None,
+        *,
+        change: Callable[[str | None, bool], None] = lambda name, unload: None,
+        finish: Callable[[], None] = lambda: None,
+        on_workers: Callable[[Sequence[int]], object] = lambda pids: None,
+    ) -> str:
+        """Serve until stopped, then end the workers.
+
+        Args:
+            when_ready: Called once signals are handled: who hears that the service is ready may stop it at once.
+            change: Loads a named model from its files again, or unloads it if told so; all for None, after SIGHUP. In a
+                thread of its own: a worker may take its time.
+            finish: Called when no more clients are accepted, before the workers end: clients that this service runs
+                itself end first.
+            on_workers: Called with the process ids of the workers when there are others.
+
+        Returns:
+            Why it ended.
+        """
+        self.workers.on_change = on_workers
+        with contextlib.ExitStack() as ending:
+            ending.enter_context(_signals(self._woken))  # until all has ended: a second SIGTERM changes nothing
+            changing = threading.Thread(target=self._change_when_told, args=[change], name="nnburst-models")
+            start(changing, "changing models")
+            ending.callback(changing.join)
+            ending.callback(self._changes.put, None)
+            ending.callback(self.close)
+            ending.callback(finish)
+            self.workers.tell()
+            when_ready()
+            self._loop()
+        return self._stop_reason
+
+    def post(self, job: Callable[[], None]) -> None:
+        """Have the main thread do something. Any thread."""
+        self._jobs.append(job)
+        self._poke()
+
+    def _poke(self) -> None:
+        with contextlib.suppress(OSError):  # full: it will wake up anyway
+            os.write(self._woken, b"\0")
+
+    # ---- the loop --------------------------------------------------------------------------------------------
+
+    @property
+    def _is_used(self) -> bool:
+        return bool(self._awaited) or any(worker.clients for worker in self.workers)
+
+    def _loop(self) -> None:
+        idle_since = time.monotonic()
+        while not self._stop_reason:
+            if self._is_used:
+                idle_since = math.inf
+            elif idle_since == math.inf:
+                idle_since = time.monotonic()
+            moment = self._next_moment(idle_since)
+            ready = self._poll(None if moment == math.inf else max(0.0, moment - time.monotonic()))
+            self._handle_signals(ready)
+            for _ in range(len(self._jobs)):  # not those that come meanwhile: a worker could go on for ever
+                self._jobs.popleft()()
+            for fd in ready:
+                if fd in self._listeners:
+                    self._accept(self._listeners[fd])
+                elif fd in self._awaited:
+                    self._greeted(self._awaited.pop(fd))
+            self._drop_late()
+            self.workers.look()
+            if not self._is_used and self._idle_exit and time.monotonic() >= idle_since + self._idle_exit:
+                self._stop_reason = self._stop_reason or f"no client for {self._idle_exit:g} s"
+
+    def _next_moment(self, idle_since: float) -> float:
+        moments = [client.until for client in self._awaited.values()]
+        moments.append(self.workers.next_moment)
+        if self._starved_until > time.monotonic():
+            moments.append(self._starved_until)
+        if self._idle_exit is not None:
+            moments.append(idle_since + self._idle_exit)
+        return min(moments, default=math.inf)
+
+    def _poll(self, timeout: float | None) -> list[int]:
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        if time.monotonic() >= self._starved_until:
+            for fd in self._listeners:
+                poll.register(fd, select.POLLIN)
+        for fd, client in self._awaited.items():
+            # What one that is told has sent stays there: a socket in it could linger.
+            poll.register(fd, 0 if client.is_told else select.POLLIN)
+        return [fd for fd, _ in poll.poll(None if timeout is None else int(timeout * 1000) + 1)]
+
+    def _handle_signals(self, ready: list[int]) -> None:
+        if self._wake not in ready:
+            return
+        with contextlib.suppress(BlockingIOError):
+            numbers = set(os.read(self._wake, 4096))
+            if numbers & {signal.SIGTERM, signal.SIGINT}:
+                self._stop_reason = self._stop_reason or "it was told to stop"
+            if signal.SIGHUP in numbers:
+                self._changes.put((None, False, Future()))
+
+    def change_models(self, name: str, unload: bool) -> None:
+        """Load a named model from its files again, or unload it. Any thread but the main one; raises why it cannot."""
+        done: Future[None] = Future()
+        self._changes.put((name, unload, done))
+        try:
+            done.result()
+        except CancelledError:
+            raise DeviceUnavailable("the service is ending") from None
+
+    def _change_when_told(self, change: Callable[[str | None, bool], None]) -> None:
+        while (order := self._changes.get()) is not None:
+            name, unload, done = order
+            if self._stop_reason:
+                done.cancel()
+                continue
+            try:
+                change(name, unload)
+                done.set_result(None)
+            except Exception as error:
+                if name is None:
+                    _log.exception("reloading failed; what was served before is still served")
+                done.set_exception(error)
+
+    # ---- clients ---------------------------------------------------------------------------------------------
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            sock, _ = listener.accept()
+        except (BlockingIOError, ConnectionAbortedError, InterruptedError):
+            return
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
+                raise
+            _log.warning("no connection can be taken: %s", meaning(error.errno))
+            self._starved_until = time.monotonic() + _STARVED
+            return
+        sock.setblocking(False)
+        peer = peer_of(sock)
+        user = self._users.setdefault(peer.uid, Ledger(self._user_quotas, f"user {peer.uid}"))
+        client = AcceptedClient(next(self._numbers), sock, peer, user.charge())
+        if not self._policy.admits(peer):
+            self.refuse(client, f"this service does not serve user {peer.uid}: start it with --allow-uid {peer.uid}")
+            return
+        try:
+            client.charge = self._charged(user, peer.uid)
+        except ResourceExhausted as error:
+            _log.warning("process %d of user %d is refused: %s", peer.pid, peer.uid, error)
+            self.refuse(client, str(error))
+            return
+        self._await(client, _HELLO_PATIENCE)
+
+    def _charged(self, user: Ledger, uid: int) -> Charge:
+        """Count a connection, and those no more that their peers have closed, whose workers have not said so yet."""
+        now = time.monotonic()
+        while self._new and self._new[0][0] <= now - _NEW:
+            self._new.popleft()[1].release()
+        self._new.append((now, user.charge(new_connections=1)))
+        try:
+            return user.charge(connections=1)
+        except ResourceExhausted:
+            handed = (client for worker in self.workers for client in worker.clients.values())
+            for client in itertools.chain(handed, self._awaited.values()):
+                if client.peer.uid == uid and client.has_gone:
+                    client.charge.release()
+            return user.charge(connections=1)
+
+    def end_client(self, client: AcceptedClient, reason: str) -> None:
+        """Tell a client why, and disconnect it."""
+        client.notify(reason)
+        self._await(client, LEAVING)
+
+    def _await(self, client: AcceptedClient, patience: float) -> None:
+        client.until = time.monotonic() + patience
+        self._awaited[client.sock.fileno()] = client
+
+    def refuse(self, client: AcceptedClient, reason: str) -> None:
+        """Answer a client's hello with the reason, if it says hello soon."""
+        if sum(bool(other.refusal) for other in self._awaited.values()) >= _MOST_REFUSALS:
+            client.close()
+            return
+        client.refusal = reason
+        self._await(client, _REFUSAL_PATIENCE)
+
+    def _greeted(self, client: AcceptedClient) -> None:
+        """Its hello is there, or its end."""
+        if client.is_told:
+            client.close()
+            return
+        if client.refusal:
+            client.refuse()
+            return
+        try:
+            hello = peek_hello(client.sock)
+        except BlockingIOError:
+            self._awaited[client.sock.fileno()] = client
+        except Malformed as error:
+            self.end_client(client, f"malformed message: {error}")
+        except (EndOfStream, OSError):
+            client.close()
+        else:
+            if hello.own and not self.workers.runs_own:
+                self.refuse(client, "this service runs no models of its clients")
+                return
+            self.workers.take(client, own=hello.own)
+
+    def _drop_late(self) -> None:
+        now = time.monotonic()
+        for fd in [fd for fd, client in self._awaited.items() if client.until <= now]:
+            self._awaited.pop(fd).close()
+
+    def kick(self, pid: int, reason: str, uid: int | None) -> int:
+        """End the connections of a process, and what runs for it; or those of a user, but for that process.
+
+        Returns:
+            How many there were.
+        """
+        ended = 0
+        for worker in self.workers:
+            for client in list(worker.clients.values()):
+                if client.peer.pid == pid if uid is None else client.peer.uid == uid and client.peer.pid != pid:
+                    del worker.clients[client.number]
+                    worker.idle_since = time.monotonic()
+                    self.end_client(client, reason)
+                    ended += 1
+            if uid is not None and worker.uid == uid and not worker.clients:
+                self.workers.kill(worker)
+        return ended
+
+    def close(self) -> None:
+        """End the workers, which let what runs finish and tell their clients. Idempotent."""
+        for client in self._awaited.values():
+            client.close()
+        self._awaited.clear()
+        self.workers.close()
+        close_fds([self._wake, self._woken] if self._wake >= 0 else [])
+        self._wake = -1
+
+
+@contextlib.contextmanager
+def _signals(wake_fd: int) -> Iterator[None]:
+    """Have SIGTERM, SIGINT and SIGHUP written to a descriptor, by number, instead of raising; also blocked ones."""
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = {number: signal.signal(number, lambda *_: None) for number in numbers}
+    old_fd = signal.set_wakeup_fd(wake_fd, warn_on_full_buffer=False)
+    old_mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
+        signal.set_wakeup_fd(old_fd)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# ---- systemd ---------------------------------------------------------------------------------------------------
+
+
+def activated_sockets() -> list[socket.socket]:
+    """Take over the listening sockets that a service manager passed (``LISTEN_FDS``), and forget the variables.
+
+    Raises:
+        BadState: One of them is not a listening SOCK_SEQPACKET socket.
+    """
+    pid, count = os.environ.pop("LISTEN_PID", ""), os.environ.pop("LISTEN_FDS", "")
+    os.environ.pop("LISTEN_FDNAMES", None)
+    if pid != str(os.getpid()) or not count.isdigit():
+        return []
+    sockets = []
+    for fd in range(_FIRST_ACTIVATED_FD, _FIRST_ACTIVATED_FD + int(count)):
+        os.set_inheritable(fd, False)
+        sock = socket.socket(fileno=fd)
+        is_listening = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_SEQPACKET or not is_listening:
+            raise BadState(
+                f"descriptor {fd} from the service manager is not a listening Unix SOCK_SEQPACKET socket: use "
+                "ListenSequentialPacket= in the socket unit"
+            )
+        sockets.append(sock)
+    return sockets
+
+
+def tell_manager() -> None:
+    """Say ``READY=1`` to the service manager (``NOTIFY_SOCKET``), if there is one.
+
+    Not in a sandbox: a socket that takes messages for other addresses, too, would lead out of it.
+    """
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if address.startswith("@"):
+        address = "\0" + address[1:]
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+        sock.sendto(b"READY=1", address)

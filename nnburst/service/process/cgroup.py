@@ -1,0 +1,209 @@
+"""The kernel's accounts: a cgroup for each user's workers, where the service has been given a part of the hierarchy."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from pathlib import Path
+
+from ...model import Priority
+from ..host.quotas import NO_LIMIT, Quotas
+
+_log = logging.getLogger(__name__)
+_OWN = Path("/proc/self")
+_CONTROLLERS = "cpu", "memory", "pids"
+_PERIOD = 100_000
+"""Microseconds, of cpu.max."""
+_MOST_TASKS = 1 << 22
+_WEIGHTS = {Priority.LOW: 30, Priority.MEDIUM: 100, Priority.HIGH: 300}
+
+
+class Group:
+    """Of a user's workers together, or of the one for all users.
+
+    Args:
+        directory: In the kernel's hierarchy; there may be one.
+        held: Controllers that it has.
+        quotas: Of its user; None for no limits.
+
+    Attributes:
+        held: Likewise.
+        members: The highest priority of the models in each process.
+
+    Raises:
+        OSError: The kernel refuses it.
+    """
+
+    def __init__(self, directory: Path, held: frozenset[str], quotas: Quotas | None) -> None:
+        self.held, self._directory = held, directory
+        self.members: dict[int, Priority] = {}
+        directory.mkdir(exist_ok=True)
+        for name, most in () if quotas is None else _limits(quotas).items():
+            has_file = name != "memory.swap.max" or (directory / name).exists()  # it counts no swap otherwise
+            if name.partition(".")[0] in held and has_file:
+                self._write(name, most)
+        self._killed = self._events()
+
+    def _write(self, name: str, text: object) -> None:
+        (self._directory / name).write_text(str(text))
+
+    def _events(self) -> dict[str, int]:
+        with contextlib.suppress(OSError):
+            lines = (self._directory / "memory.events").read_text().splitlines()
+            return {name: int(n) for name, n in map(str.split, lines)}
+        return {}
+
+    def join(self, pid: int) -> None:
+        """Have a process in it, with all that it starts."""
+        self._write("cgroup.procs", pid)
+        self.members[pid] = Priority.MEDIUM
+
+    def weigh(self, pid: int, priority: Priority) -> None:
+        """Give the group its share of the processors, by the highest priority of its members."""
+        self.members[pid] = priority
+        with contextlib.suppress(OSError):  # it has gone
+            self._write("cpu.weight", _WEIGHTS[max([*self.members.values()])])
+
+    def why_killed(self) -> str:
+        """Return for which want of memory the kernel has ended a member since it was asked last, or nothing."""
+        before, self._killed = self._killed, self._events()
+        rose = {name for name, n in self._killed.items() if n > before.get(name, 0)}
+        if "oom_kill" not in rose:
+            return ""
+        if "oom" in rose:
+            return (
+                "the kernel ended it: the memory of its user, with shared memory that it was the first to use, went "
+                "over process_bytes (nnburst serve --quota user.process_bytes=N)"
+            )
+        return "the kernel ended it, since the machine or the service's own group is short of memory"
+
+    def leave(self, pid: int) -> None:
+        """Count a process no more, which ends. Idempotent."""
+        self.members.pop(pid, None)
+        if "cpu" in self.held:
+            for other, priority in [*self.members.items()][:1]:
+                self.weigh(other, priority)
+
+    def remove(self) -> bool:
+        """Remove it, unless a process that has left it is still there."""
+        with contextlib.suppress(OSError):
+            self._directory.rmdir()
+        return not self._directory.exists()
+
+
+class Groups:
+    """Those of one service, below its own group. Any thread.
+
+    Args:
+        directory: Of the service's own group.
+        held: Controllers that they have.
+    """
+
+    def __init__(self, directory: Path, held: frozenset[str]) -> None:
+        self._directory, self._held = directory, held
+        self._lock = threading.Lock()
+        self._groups: dict[str, Group] = {}
+
+    def __str__(self) -> str:
+        return f"{self._directory} ({', '.join(sorted(self._held)) or 'no controllers'})"
+
+    def enter(self, pid: int, uid: int | None, quotas: Quotas) -> Group | None:
+        """Have a worker of a user in a group, or one for all users (None), which has no limits.
+
+        Returns:
+            The group; None if the kernel refuses it.
+        """
+        name = "named" if uid is None else f"user-{uid}"
+        with self._lock:
+            try:
+                group = self._groups.get(name)
+                if group is None:
+                    limits = None if uid is None else quotas
+                    group = self._groups[name] = Group(self._directory / name, self._held, limits)
+                group.join(pid)
+            except OSError as error:
+                _log.warning("process %d is not in the group %s/%s: %s", pid, self._directory, name, error)
+                return None
+            return group
+
+    def sweep(self) -> bool:
+        """Remove those whose workers have ended. Returns whether some are still ending."""
+        with self._lock:
+            left = {name for name, group in self._groups.items() if not group.members}
+            removed = {name for name in left if self._groups[name].remove()}
+            for name in removed:
+                del self._groups[name]
+            return left != removed
+
+
+def own_groups(own: Path = _OWN) -> Groups | None:
+    """Return the groups of this service, which moves into one beside them; None where it has been given none.
+
+    It takes a group that it may write and has to itself: that of a container, or of a unit with ``Delegate=``. As root
+    it may write all of them, so there the mark of the service manager counts.
+
+    Args:
+        own: Where the kernel tells about this process.
+    """
+    try:
+        directory = _own_directory(own)
+        if directory is None or not _is_ours(directory):
+            return None
+        leaf = directory / "broker"  # a group that has controllers for others may have no members itself
+        leaf.mkdir(exist_ok=True)
+        (leaf / "cgroup.procs").write_text(str(os.getpid()))
+        there = (directory / "cgroup.controllers").read_text().split()
+        for controller in filter(there.__contains__, _CONTROLLERS):
+            with contextlib.suppress(OSError):  # as `held` shows
+                (directory / "cgroup.subtree_control").write_text(f"+{controller}")
+        held = (directory / "cgroup.subtree_control").read_text().replace("+", "").split()
+        return Groups(directory, frozenset(held) & frozenset(_CONTROLLERS))
+    except OSError as error:
+        _log.warning("accounts are not the kernel's: %s", error)
+        return None
+
+
+def _own_directory(own: Path) -> Path | None:
+    groups = (line.partition("::") for line in (own / "cgroup").read_text().splitlines())
+    path = next((path for number, _, path in groups if number == "0"), "")
+    for line in (own / "mountinfo").read_text().splitlines() if path else ():
+        mount, _, kind = line.partition(" - ")
+        root, place = mount.split()[3:5]
+        if kind.startswith("cgroup2 ") and Path(path).is_relative_to(root):
+            return Path(place) / Path(path).relative_to(root)
+    return None
+
+
+def _is_ours(directory: Path) -> bool:
+    if not (directory / "cgroup.events").exists():  # the machine's root
+        return False
+    if (directory / "cgroup.procs").read_text().split() != [str(os.getpid())]:
+        return False
+    is_root_of_container = os.path.ismount(directory)
+    if os.geteuid() == 0 and not is_root_of_container and not _is_marked(directory):
+        return False
+    files = (directory, directory / "cgroup.procs", directory / "cgroup.subtree_control")
+    return all(os.access(file, os.W_OK) for file in files)
+
+
+def _is_marked(directory: Path) -> bool:
+    """Whether the service manager says that a group is delegated."""
+    for name in ("user.delegate", "trusted.delegate"):
+        with contextlib.suppress(OSError):
+            if os.getxattr(directory, name) == b"1":
+                return True
+    return False
+
+
+def _limits(quotas: Quotas) -> dict[str, object]:
+    def below(number: int, no_limit: int, times: int = 1) -> object:
+        return number * times if number < no_limit else "max"
+
+    return {
+        "memory.max": below(quotas.process_bytes, NO_LIMIT),
+        "memory.swap.max": "max" if quotas.process_bytes >= NO_LIMIT else 0,
+        "pids.max": below(quotas.process_threads, _MOST_TASKS),
+        "cpu.max": f"{below(max(quotas.processors, 1), os.cpu_count() or 1, _PERIOD)} {_PERIOD}",
+    }

@@ -1,0 +1,349 @@
+"""What the process of a user's models takes is limited by the kernel, or by the broker that looks at it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nnburst
+from nnburst.errors import DeadObject, ResourceExhausted
+from nnburst.model import Priority
+from nnburst.service.host.quotas import PER_USER
+from nnburst.service.process import account
+from nnburst.service.process.account import Account
+from nnburst.watch.usage import Usage, usage_of
+from support.models import relu
+from support.processes import worker_of, workers_of
+from support.services import COMMAND, Shared, shared_service
+from support.waiting import until
+
+X = {"x": np.ones((1, 4), np.float32)}
+FUNCTIONS = """
+import os, sys
+import numpy as np
+from nnburst.devices.function import Tensor, declare
+
+@declare(inputs=[Tensor('n', 'int64', ())], outputs=[Tensor('y', 'int64', ())])
+def chatter(n):
+    os.write(2, b'\\x1b[2Jcleared\\n')
+    for number in range(int(n)):
+        print('chatter', number)
+    sys.stdout.flush()
+    return n
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Shared]]:
+    with contextlib.ExitStack() as stack:
+        yield lambda *options: stack.enter_context(shared_service(tmp_path, "--device", "nnburst-reference", *options))
+
+
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="this kernel has no groups of sessions")
+def test_process_has_the_weight_of_its_highest_priority(start: Callable[..., Shared]) -> None:
+    shared = start()
+
+    def group(pid: int) -> list[str]:
+        # Nothing for a process that has no session of its own.
+        return Path(f"/proc/{pid}/autogroup").read_text().split()
+
+    def weighs(pid: int, nice: int) -> bool:
+        return group(pid)[-1:] == [str(nice)]
+
+    broker = group(shared.pid)
+
+    with nnburst.connect(shared.address) as service, service.session(relu((1, 4)), priority="low") as session:
+        own = worker_of(session)
+        until(lambda: weighs(own, 10), "models of low priority weigh as much as others")
+        with service.session(relu((1, 4))):
+            until(lambda: weighs(own, 0), "a higher priority is not noticed")
+        until(lambda: weighs(own, 10), "a higher priority is kept")
+        assert weighs(service.pid, 0)
+        assert group(shared.pid) == broker, "the broker weighs its own session, too"
+
+
+@pytest.mark.parametrize("number", [errno.ESRCH, errno.EACCES, errno.EPERM, errno.EAGAIN])
+def test_process_that_dies_while_it_is_weighed_ends_nobody_else(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[int] = []
+
+    def refuse(account: Account, nice: int) -> None:
+        tries.append(nice)
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Account, "_set_nice", refuse)
+    reading, writing = os.pipe()
+    os.close(writing)
+    account = Account(os.getpid(), "this process", PER_USER, reading, None, has_limits=False)
+    with contextlib.closing(account):
+        account.weigh(Priority.LOW)
+        assert account.next_look < time.monotonic()
+        account.look()
+        assert tries == [10]
+        assert account.next_look > time.monotonic()
+        account.weigh(Priority.MEDIUM)
+        assert account.next_look > time.monotonic(), "a worker may have it weighed without pause"
+    account.weigh(Priority.MEDIUM)
+    assert account.next_look == math.inf, "a process id may be another one's by now"
+
+
+def test_process_of_a_users_models_may_open_so_many_descriptors(start: Callable[..., Shared]) -> None:
+    shared = start("--quota", "user.process_fds=300")
+    with nnburst.connect(shared.address) as service, service.session(relu((1, 4))) as session:
+        limits = "Max open files +300 +300 "
+        assert re.search(limits, Path(f"/proc/{worker_of(session)}/limits").read_text())
+        assert not re.search(limits, Path(f"/proc/{service.pid}/limits").read_text())
+
+
+def test_process_with_too_many_threads_ends_and_its_clients_know_why(start: Callable[..., Shared]) -> None:
+    shared = start("--quota", "user.process_threads=2")
+    with nnburst.connect(shared.address) as service, service.session(relu((1, 4))) as session:
+        ended = worker_of(session)
+        with pytest.raises(DeadObject, match=r"has \d+ threads, and may have 2 \(.*--quota user\.process_threads=N\)"):
+            until(lambda: not session.run(None, X), "it may have more")
+        nnburst.connect(shared.address).close()
+        until(lambda: not Path(f"/proc/{ended}").exists())
+    assert "and may have 2" in shared.log.read_text()
+
+
+def test_flood_of_lines_does_not_fill_the_log(start: Callable[..., Shared], tmp_path: Path) -> None:
+    (tmp_path / "functions.py").write_text(FUNCTIONS)
+    shared = start(f"{tmp_path}/functions.py:chatter", "--quota", "user.log_lines=20")
+    with nnburst.connect(shared.address) as service, service.session("chatter") as session:
+        session.run(None, {"n": np.array(30_000)})
+    shared.end()
+    log = shared.log.read_text()
+    assert "\x1b" not in log
+    assert log.splitlines().count(" [2Jcleared") == 1
+    assert 10 < log.count("chatter ") <= 40  # it may have taken longer than a period
+    left_out = re.findall(r"^(\d+) lines from the worker of all users \(process \d+\), like those before,", log, re.M)
+    assert sum(map(int, left_out)) + log.count("chatter ") >= 30_000
+
+
+def test_users_whose_process_dies_again_and_again_wait_longer_each_time(start: Callable[..., Shared]) -> None:
+    shared = start()
+    took, killed = [], time.monotonic()
+    with nnburst.connect(shared.address) as service:
+        for _ in range(5):
+            with service.session(relu((1, 4))) as session:
+                took.append(time.monotonic() - killed)
+                killed = time.monotonic()
+                os.kill(worker_of(session), signal.SIGKILL)
+                with pytest.raises(DeadObject):
+                    until(lambda: not session.run(None, X))
+    assert all(seconds > pause for seconds, pause in zip(took[2:], (0.2, 0.4, 0.8), strict=True)), took
+
+
+def test_connection_that_ends_well_does_not_spare_its_user_the_wait_for_those_that_die(
+    start: Callable[..., Shared],
+) -> None:
+    shared = start("--isolate", "connection")
+    took, killed = [], time.monotonic()
+    with nnburst.connect(shared.address) as first:
+        for _ in range(5):
+            with nnburst.connect(shared.address) as service, service.session(relu((1, 4))):
+                took.append(time.monotonic() - killed)
+            until(lambda: workers_of(shared.pid) == {first.pid})
+            with nnburst.connect(shared.address) as service, service.session(relu((1, 4))) as session:
+                killed = time.monotonic()
+                os.kill(worker_of(session), signal.SIGKILL)
+                with pytest.raises(DeadObject):
+                    until(lambda: not session.run(None, X))
+    assert all(seconds > pause for seconds, pause in zip(took[1:], (0.1, 0.2, 0.4, 0.8), strict=True)), took
+
+
+@pytest.mark.parametrize("home", ["shared", "own"])
+def test_session_that_restarts_waits_while_its_process_dies_again_and_again(
+    start: Callable[..., Shared], home: str
+) -> None:
+    opened = nnburst.connect(start().address) if home == "shared" else nnburst.launch(devices=["nnburst-reference"])
+    took = []
+    with opened as service, service.session(relu((1, 4)), on_death="restart") as session:
+        for _ in range(5):
+            killed = time.monotonic()
+            os.kill(worker_of(session), signal.SIGKILL)
+            with contextlib.suppress(DeadObject):
+                while True:
+                    session.run(None, X)
+            session.run(None, X)
+            took.append(time.monotonic() - killed)
+        assert len(session.restarts) == 5
+    assert all(seconds > pause for seconds, pause in zip(took[1:], (0.2, 0.4, 0.8, 1.6), strict=True)), took
+
+
+def test_pipe_of_the_log_that_another_process_keeps_is_read_no_more_once_the_worker_has_ended(
+    start: Callable[..., Shared],
+) -> None:
+    shared = start()
+
+    def held_by_the_broker() -> Counter[str]:
+        return Counter({kind: len(os.listdir(f"/proc/{shared.pid}/{kind}")) for kind in ("task", "fd")})
+
+    with nnburst.connect(shared.address) as service:
+        before = held_by_the_broker()
+        with service.session(relu((1, 4))) as session, contextlib.suppress(DeadObject):
+            worker = worker_of(session)
+            with open(f"/proc/{worker}/fd/2", "wb", buffering=0) as kept:  # as a client to which it was sent
+                kept.write(b"last words")
+                os.kill(worker, signal.SIGKILL)
+                until(lambda: "last words" in shared.log.read_text())
+                until(lambda: held_by_the_broker() <= before, lambda: f"{before} before, now {held_by_the_broker()}")
+                with pytest.raises(BrokenPipeError):
+                    kept.write(b"more words\n")
+
+
+# ---- nnburst top -----------------------------------------------------------------------------------------------------
+
+
+def top(*which: str) -> list[dict[str, Any]]:
+    reports: list[dict[str, Any]] = json.loads(subprocess.check_output([*COMMAND, "top", "--once", "--json", *which]))
+    return reports
+
+
+def threads_of(pid: int) -> int:
+    usage = usage_of(pid)
+    assert usage is not None
+    return usage.threads
+
+
+def test_top_shows_what_each_process_and_each_client_takes_and_may_take(start: Callable[..., Shared]) -> None:
+    shared = start("--quota", "user.process_fds=300", "--quota", "user.processors=7", "--quota", "fds=500")
+    with nnburst.connect(shared.address) as service, service.session(relu((1, 4))) as session:
+        session.run(None, X)
+        own = worker_of(session)
+        until(lambda: top(str(own))[0]["process"]["threads"] == threads_of(own), "other threads are shown")
+        reports = {each["pid"]: each for each in top(str(own), str(service.pid))}
+        assert reports.keys() == {own, service.pid}, "the broker is no service"
+        process, (client,) = reports[own]["process"], reports[own]["clients"]
+        most = {name: process[f"most_{name}"] for name in ("fds", "processors", "threads", "log_lines", "bytes")}
+        assert most == {"fds": 300, "processors": 7, "threads": 8192, "log_lines": 100, "bytes": 0}
+        assert process["bytes"] > 1 << 20
+        assert (client["client_pid"], client["client_uid"]) == (os.getpid(), os.geteuid())
+        assert 0 < client["fds"] < client["most_fds"] == 500
+        assert client["bytes"] > 0
+        assert reports[service.pid]["process"]["most_fds"] == 0, "it is not one user's"
+        session.close()
+        until(lambda: top(str(own))[0]["clients"][0]["bytes"] == 0, "what was given back counts")
+        table = subprocess.check_output([*COMMAND, "top", "--once", str(own)], text=True)
+        assert re.search(rf"of user {os.geteuid()} \({own}\) .* / 7 .* / 8,192 .* / 300 .*\(100 in 10 s\)", table), (
+            table
+        )
+    until(lambda: not top(str(own))[0]["clients"], "who has gone is shown")
+
+
+def test_lines_of_the_log_are_counted_where_a_model_cannot_change_it(
+    start: Callable[..., Shared], tmp_path: Path
+) -> None:
+    (tmp_path / "functions.py").write_text(FUNCTIONS)
+    shared = start(f"{tmp_path}/functions.py:chatter")
+    with nnburst.connect(shared.address) as service, service.session("chatter") as session:
+        session.run(None, {"n": np.array(2000)})
+        until(lambda: top(str(service.pid))[0]["process"]["log_lines"] >= 2001)
+
+
+# ---- processor time --------------------------------------------------------------------------------------------------
+
+
+class Script:
+    """What a process is said to have taken, and when."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.used = 0.0, 0.0
+        monkeypatch.setattr(account, "time", self)
+        monkeypatch.setattr(account, "usage_of", lambda pid: Usage(0, 1, 1, int(self.used * 1e9)))
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as process:
+        yield process
+        process.kill()
+
+
+def state(process: subprocess.Popen[bytes]) -> str:
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_process_that_computes_more_than_it_may_is_stopped_for_so_long(
+    sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Script(monkeypatch)
+    reading, writing = os.pipe()
+    watched = Account(
+        sleeper.pid, "it", PER_USER.changed({"processors": 2}, of_user=True), reading, None, has_limits=True
+    )
+    until(lambda: state(sleeper) != "T")
+    for used, stopped, pause in (
+        (0.2, False, 0.1),
+        (0.8, True, 0.3),
+        (0.0, False, 0.1),
+        (0.0, False, 0.1),
+        (0.3, True, 0.05),
+    ):
+        script.now, script.used = watched.next_look, script.used + used
+        assert watched.look() == ""
+        until(lambda: (state(sleeper) == "T") is stopped, f"{used}: {state(sleeper)}")  # noqa: B023
+        assert watched.next_look == pytest.approx(script.now + pause)
+    watched.close()
+    until(lambda: state(sleeper) != "T", "it stays stopped")
+    os.close(writing)
+
+
+def test_process_that_cannot_be_looked_at_is_looked_at_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script(monkeypatch)
+    monkeypatch.setattr(account, "usage_of", lambda pid: None)
+    reading, writing = os.pipe()
+    os.close(writing)
+    with contextlib.closing(Account(os.getpid(), "it", PER_USER, reading, None, has_limits=True)) as watched:
+        script.now = watched.next_look
+        assert watched.look() == ""
+        assert watched.next_look > script.now, "its broker looks without pause"
+
+
+def test_account_that_cannot_be_opened_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(fd: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "dup", refuse)
+    gone: list[Any] = []
+    group = SimpleNamespace(held=frozenset(), leave=gone.append)
+    row = SimpleNamespace(count=lambda name, n: None, close=lambda: gone.append("row"))
+    reading, writing = os.pipe()
+    os.close(writing)
+    given: Any = {"row": row, "group": group}
+    with pytest.raises(ResourceExhausted):
+        Account(os.getpid(), "it", PER_USER, reading, has_limits=True, **given)
+    assert gone == [os.getpid(), "row"]
+
+
+def test_usage_is_what_the_kernel_counts() -> None:
+    begin = usage_of(os.getpid())
+    assert begin is not None
+    held, fds = bytearray(64 << 20), [os.dup(0) for _ in range(10)]
+    until(lambda: (now := usage_of(os.getpid())) and now.processor_ns > begin.processor_ns + 20_000_000)
+    now = usage_of(os.getpid())
+    assert now is not None
+    assert len(held) // 2 < now.bytes - begin.bytes
+    assert now.fds == begin.fds + len(fds)
+    assert now.threads == len(os.listdir("/proc/self/task"))
+    for fd in fds:
+        os.close(fd)
+    assert usage_of(2**22 + 1) is None

@@ -1,0 +1,517 @@
+"""A shared service gives each user a process for the models that it brings: what one does to it, others do not feel."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+
+import nnburst
+from nnburst.errors import DeadObject, DeviceUnavailable, InvalidArgument
+from nnburst.service import ServiceConnection, connect_to, dial
+from nnburst.service.process import workers
+from nnburst.service.process.workers import Isolation, WorkerPool
+from nnburst.service.wire import protocol
+from support.intruder import attack, hostile_service
+from support.models import relu
+from support.processes import (
+    children,
+    command_of,
+    open_files,
+    stop,
+    stopped,
+    wait_gone,
+    waiting_below,
+    worker_of,
+    workers_of,
+)
+from support.services import COMMAND, RawConnection, Shared, header, save_scaling, shared_service
+from support.users import GUEST, as_root, as_user
+from support.waiting import PATIENCE, Background, until
+from support.ways_out import needs_walls
+
+X = {"x": np.ones((1, 4), np.float32)}
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Shared]]:
+    with contextlib.ExitStack() as stack:
+        yield lambda *options: stack.enter_context(shared_service(tmp_path, "--device", "nnburst-reference", *options))
+
+
+def test_models_of_a_client_run_in_another_process_than_named_ones(start: Callable[..., Shared]) -> None:
+    shared = start()
+    with nnburst.connect(shared.address) as service, nnburst.connect(shared.address) as other:
+        assert workers_of(shared.pid) == {service.pid}, "a worker was started before it is needed"
+        with service.session(relu((1, 4))) as session, other.session(relu((1, 4))) as same_user:
+            assert session.run(None, X)[0].tolist() == [[1.0] * 4]
+            own = worker_of(session)
+            assert own == worker_of(same_user) != service.pid == other.pid
+            assert workers_of(shared.pid) == {service.pid, own}
+
+
+def test_each_connection_has_a_process_of_its_own_if_that_is_asked(start: Callable[..., Shared]) -> None:
+    shared = start("--isolate", "connection")
+    with nnburst.connect(shared.address) as service, nnburst.connect(shared.address) as other:
+        with (
+            service.session(relu((1, 4))) as one,
+            service.session(relu((1, 4))) as two,
+            other.session(relu((1, 4))) as a,
+        ):
+            assert worker_of(one) == worker_of(two)
+            assert len({service.pid, worker_of(one), worker_of(a)}) == 3
+        shared_one = service.pid
+    until(lambda: workers_of(shared.pid) == {shared_one}, "a worker without its connection stays")
+
+
+@pytest.mark.parametrize("isolation", ["user", "connection"])
+def test_first_model_of_a_user_finds_a_process_that_has_been_forked(
+    start: Callable[..., Shared], isolation: str
+) -> None:
+    shared = start("--isolate", isolation)
+    (waiting,) = until(lambda: waiting_below(shared.pid), "none is forked ahead")
+    assert workers_of(shared.pid) == {shared.worker}, "it counts as a worker"
+    with nnburst.connect(shared.address) as service, service.session(relu((1, 4))) as session:
+        assert session.run(None, X)[0].tolist() == [[1.0] * 4]
+        assert worker_of(session) == waiting
+        walls = [re.findall(r"(?:Cap|NoNewPrivs|Seccomp).*", status) for status in map(_status, workers_of(shared.pid))]
+        assert walls[0] == walls[1]
+        (successor,) = until(lambda: waiting_below(shared.pid), "it is not followed")
+        assert successor != waiting
+
+
+@pytest.mark.parametrize(
+    ("isolation", "devices", "asked"),
+    [
+        (Isolation.USER, ["nnburst-noop", "nnburst-function:f.py:f"], [["nnburst-noop"]]),
+        (Isolation.USER, ["nnburst-function:f.py:f"], []),
+        (Isolation.NONE, ["nnburst-noop"], []),
+    ],
+)
+def test_process_is_forked_ahead_where_models_of_clients_have_their_own(
+    isolation: Isolation, devices: list[str], asked: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[list[str]] = []
+    monkeypatch.setattr(workers, "start_ahead", found.append)
+    monkeypatch.setattr(workers, "own_groups", lambda: None)
+    service = Mock(pid=os.getpid())
+    pool = WorkerPool(Mock(), lambda *_, **__: service, "name", devices, False, lambda _: None, isolation, {})
+    pool.close()
+    assert found == asked
+
+
+def _status(pid: int) -> str:
+    return Path(f"/proc/{pid}/status").read_text()
+
+
+def test_process_that_dies_before_it_has_a_user_is_missed_by_none_and_replaced(start: Callable[..., Shared]) -> None:
+    shared = start()
+    (waiting,) = until(lambda: waiting_below(shared.pid), "none is forked ahead")
+    os.kill(waiting, signal.SIGKILL)
+    with nnburst.connect(shared.address) as service, service.session(relu((1, 4))) as session:
+        assert session.run(None, X)[0].tolist() == [[1.0] * 4]
+        assert worker_of(session) != waiting
+        until(lambda: waiting_below(shared.pid) - {waiting}, "it is not replaced")
+
+
+def test_process_that_dies_as_it_is_given_to_a_user_is_missed_by_none(start: Callable[..., Shared]) -> None:
+    shared = start()
+    (waiting,) = until(lambda: waiting_below(shared.pid), "none is forked ahead")
+    zygote = int(_status(waiting).split("PPid:")[1].split()[0])
+    before = open_files(zygote)
+    pidfd = os.pidfd_open(waiting)
+    stop(waiting)
+    try:
+        opening = Background(lambda: own_worker(shared.address))
+        until(lambda: before - open_files(zygote), "it is given to nobody")
+    finally:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        wait_gone(pidfd)
+    assert int(opening.result()) != waiting
+
+
+def test_all_models_share_a_process_without_isolation(start: Callable[..., Shared]) -> None:
+    shared = start("--isolate", "none")
+    with nnburst.connect(shared.address) as service, service.session(relu((1, 4))) as session:
+        assert worker_of(session) == service.pid
+        assert workers_of(shared.pid) == {service.pid}
+
+
+def test_killed_worker_takes_the_models_of_its_user_alone(start: Callable[..., Shared], tmp_path: Path) -> None:
+    (tmp_path / "functions.py").write_text(
+        "from nnburst.devices.function import Tensor, declare\n"
+        "@declare(inputs=[Tensor('x', 'float32', (1, 4))], outputs=[Tensor('y', 'float32', (1, 4))])\n"
+        "def same(x): return x\n"
+    )
+    shared = start(f"{tmp_path}/functions.py:same")
+    with nnburst.connect(shared.address) as service, service.session("same") as named:
+        with service.session(relu((1, 4))) as lost, service.session(relu((1, 4)), on_death="restart", retry=3) as kept:
+            first = worker_of(lost)
+            os.kill(first, signal.SIGKILL)
+            with pytest.raises(DeadObject, match=rf"the worker of user \d+ \(process {first}\):.*SIGKILL") as death:
+                lost.run(None, X)
+            assert "the service ended: " in str(death.value)
+            assert kept.run(None, X)[0].tolist() == [[1.0] * 4]
+            assert named.run(None, X)[0].tolist() == [[1.0] * 4]
+        with service.session(relu((1, 4))) as again:
+            assert worker_of(again) != first
+    assert "was killed by SIGKILL" in shared.log.read_text()
+
+
+def test_killed_worker_of_named_models_is_started_again(start: Callable[..., Shared]) -> None:
+    shared = start()
+    with nnburst.connect(shared.address) as service:
+        first = service.pid
+        os.kill(first, signal.SIGKILL)
+        with pytest.raises(DeadObject, match=r"the worker of all users .* was killed by SIGKILL"):
+            until(lambda: not service.session(relu((1, 4))).close(), "it lives")
+    with nnburst.connect(shared.address) as service, service.session(relu((1, 4))) as session:
+        assert service.pid != first
+        session.run(None, X)
+
+
+def test_idle_worker_ends_and_another_one_serves_the_next_model(
+    start: Callable[..., Shared], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = start()
+    with nnburst.connect(shared.address) as service:
+        with nnburst.connect(shared.address) as first, first.session(relu((1, 4))) as session:
+            ended = worker_of(session)
+        until(lambda: ended not in workers_of(shared.pid), "it stays", 3 * PATIENCE)
+        with service.session(relu((1, 4))) as session:
+            assert worker_of(session) != ended
+
+
+def test_killed_broker_leaves_nothing(start: Callable[..., Shared]) -> None:
+    shared = start()
+    with nnburst.connect(shared.address) as service, service.session(relu((1, 4))) as session:
+        waiting = until(lambda: waiting_below(shared.pid), "none is forked ahead")
+        workers = {os.pidfd_open(pid) for pid in workers_of(shared.pid) | waiting}
+        assert len(workers) == 3
+        shared.process.kill()
+        shared.process.wait()
+        for pidfd in workers:
+            with open(pidfd, "rb", buffering=0) as worker:
+                until(lambda worker=worker: not _lives(worker.fileno()), "a worker survives its broker")  # type: ignore[misc]
+        with pytest.raises(DeadObject):
+            session.run(None, X)
+
+
+def _lives(pidfd: int) -> bool:
+    try:
+        signal.pidfd_send_signal(pidfd, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_client_that_does_not_ask_for_a_process_of_its_own_has_no_models_compiled(start: Callable[..., Shared]) -> None:
+    shared = start()
+    sock = dial(shared.address, PATIENCE)
+    with ServiceConnection(sock) as service, pytest.raises(DeviceUnavailable, match="in a process of its user's"):
+        service.devices[0].prepare_model(relu((1, 4)))
+
+
+def test_orders_of_a_broker_are_refused_to_clients(start: Callable[..., Shared]) -> None:
+    shared = start()
+    with connect_to(shared.address) as service:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours, theirs, pytest.raises(InvalidArgument, match="only the broker"):
+            service.connection.call(protocol.TakeClient(1, has_pidfd=False), [theirs.fileno()])
+
+
+@pytest.mark.parametrize("isolation", ["user", "none"])
+@pytest.mark.parametrize("sent", [b"", b"x", b"\0" * 8, b"\0" * 8 + b"\xff" * 4000, b"\0" * 60_000])
+def test_first_message_that_is_no_hello_costs_its_sender_the_connection_and_no_worker_anything(
+    start: Callable[..., Shared], sent: bytes, isolation: str
+) -> None:
+    shared = start("--isolate", isolation)
+    with stopped(shared.worker), dial(shared.address, PATIENCE) as sock:
+        sock.setblocking(True)
+        sock.settimeout(PATIENCE)
+        sock.send(sent)
+        with contextlib.suppress(ConnectionError):
+            while sock.recv(1 << 16):
+                pass
+    with nnburst.connect(shared.address) as service, service.session(relu((1, 4))) as session:
+        session.run(None, X)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_hello_with_descriptors_is_refused_and_they_are_kept_nowhere(start: Callable[..., Shared], own: bool) -> None:
+    shared = start()
+    with nnburst.connect(shared.address) as service, service.session(relu((1, 4))) as session:
+        session.run(None, X)
+        pids = {shared.pid, *workers_of(shared.pid)}
+        reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(reading, "rb", buffering=0) as held, RawConnection(shared) as sock:
+            sock.send(header(1, n_fds=1), protocol.encode(protocol.Hello(protocol.VERSION, 1, own=own)), [writing])
+            os.close(writing)
+            assert b"hello needs 0 descriptors, 1 came" in sock.answer()
+            assert sock.answer() == b""
+            until(lambda: held.read() == b"", "a process keeps the descriptor")
+        assert workers_of(shared.pid) | {shared.pid} == pids
+        session.run(None, X)
+
+
+def test_closed_connection_does_not_count_although_its_worker_has_not_noticed(start: Callable[..., Shared]) -> None:
+    shared = start("--quota", "user.connections=1")
+    (worker,) = workers_of(shared.pid)
+    try:
+        with RawConnection(shared) as first:
+            first.greet()
+            os.kill(worker, signal.SIGSTOP)
+            before = open_files(shared.pid)
+        with RawConnection(shared) as second:
+            until(lambda: open_files(shared.pid) - before, "it is not accepted")
+            os.kill(worker, signal.SIGCONT)
+            second.greet()
+    finally:
+        os.kill(worker, signal.SIGCONT)
+
+
+def test_client_that_says_nothing_is_disconnected(start: Callable[..., Shared]) -> None:
+    shared = start()
+    with RawConnection(shared) as silent:
+        assert silent.answer() == b""
+
+
+def test_broker_without_descriptors_serves_again_when_it_has_some(start: Callable[..., Shared]) -> None:
+    shared = start("--quota", "user.connections=100")
+    with contextlib.ExitStack() as stack:
+        open_fds = len(os.listdir(f"/proc/{shared.pid}/fd"))
+        before = resource.prlimit(shared.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(shared.pid, resource.RLIMIT_NOFILE, (open_fds + 8, before[1]))
+        waiting = [stack.enter_context(dial(shared.address, PATIENCE)) for _ in range(30)]
+        until(lambda: "no connection can be taken" in shared.log.read_text(), "it took all of them")
+        for sock in waiting:
+            sock.close()
+
+        def serves() -> bool:
+            with contextlib.suppress(nnburst.NNBurstError):  # while it has not closed those
+                nnburst.connect(shared.address).close()
+                return True
+            return False
+
+        until(serves, "it serves nobody, though it has descriptors again")
+        resource.prlimit(shared.pid, resource.RLIMIT_NOFILE, before)
+        with nnburst.connect(shared.address) as service, service.session(relu((1, 4))) as session:
+            session.run(None, X)
+
+
+def test_worker_without_descriptors_refuses_the_next_client_and_keeps_the_others(start: Callable[..., Shared]) -> None:
+    shared = start()
+    with nnburst.connect(shared.address) as service, service.session(relu((1, 4))) as session:
+        open_fds = set(map(int, os.listdir(f"/proc/{service.pid}/fd")))
+        most = min(set(range(len(open_fds) + 1)) - open_fds)
+        before = resource.prlimit(service.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(service.pid, resource.RLIMIT_NOFILE, (most, before[1]))
+        with pytest.raises(nnburst.NNBurstError):
+            nnburst.connect(shared.address).close()
+        session.run(None, X)
+        resource.prlimit(service.pid, resource.RLIMIT_NOFILE, before)
+        nnburst.connect(shared.address).close()
+
+
+def test_worker_that_does_not_answer_holds_up_neither_reloads_nor_the_end(
+    start: Callable[..., Shared], tmp_path: Path
+) -> None:
+    save_scaling(tmp_path / "scale.onnx", 2.0)
+    shared = start("--device", "nnburst-onnxruntime", "--model", f"scale={tmp_path}/scale.onnx")
+    with nnburst.connect(shared.address) as service, service.session(relu((1, 4))) as session:
+        os.kill(service.pid, signal.SIGSTOP)
+        for _ in range(3):
+            shared.process.send_signal(signal.SIGHUP)
+        with dial(shared.address, PATIENCE) as sock, ServiceConnection(sock, own=True) as own:
+            assert own.pid == worker_of(session)
+        shared.process.terminate()
+        assert shared.process.wait(3 * PATIENCE) == 0
+
+
+def test_user_whose_model_takes_too_much_memory_has_an_error_and_others_go_on(start: Callable[..., Shared]) -> None:
+    shared = start("--quota", f"user.process_bytes={512 << 20}")
+    with nnburst.connect(shared.address) as service, service.session(relu((1, 4))) as session:
+        limits = Path(f"/proc/{worker_of(session)}/limits").read_text()
+        assert re.search(rf"Max data size\s+{512 << 20}\s+{512 << 20}", limits)
+        assert re.search(r"Max data size\s+unlimited", Path(f"/proc/{service.pid}/limits").read_text())
+        b = nnburst.ModelBuilder()
+        x = b.input("x", nnburst.OperandType.TENSOR_FLOAT32, (1, 1, 1, 4))
+        b.output("y", b.reduce_sum(b.tile(x, np.array([1, 1, 1 << 13, 1 << 14], np.int32)), [1, 2, 3]))  # 2 GiB
+        with pytest.raises(nnburst.NNBurstError), service.session(b.build()) as greedy:
+            greedy.run(None, {"x": np.ones((1, 1, 1, 4), np.float32)})
+    with nnburst.connect(shared.address) as service, service.session(relu((1, 4))) as session:
+        session.run(None, X)
+
+
+# ---- two users -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def open_to_guests() -> Iterator[Path]:
+    directory = Path(tempfile.mkdtemp(prefix="nnburst-", dir="/tmp"))
+    directory.chmod(0o755)
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def for_guests(open_to_guests: Path) -> Iterator[Shared]:
+    with shared_service(open_to_guests, "--device", "nnburst-reference", "--allow-uid", str(GUEST)) as shared:
+        yield shared
+
+
+def own_worker(address: str) -> str:
+    with nnburst.connect(address) as service, service.session(relu((1, 4))) as session:
+        session.run(None, X)
+        return str(worker_of(session))
+
+
+@as_root
+def test_two_users_have_two_processes_and_two_trust_stores(for_guests: Shared) -> None:
+    ours = own_worker(for_guests.address)
+    theirs = as_user(GUEST, lambda: own_worker(for_guests.address))
+    assert theirs.isdigit(), theirs
+    assert theirs != ours
+    with nnburst.connect(for_guests.address) as service, service.session(relu((1, 4))) as session:
+        os.kill(int(theirs), signal.SIGKILL)  # as a model of theirs could
+        session.run(None, X)
+        assert str(worker_of(session)) == ours
+    assert (for_guests.path.parent / f"state-user-{GUEST}").is_dir()
+
+
+@as_root
+@needs_walls
+def test_model_of_the_operator_does_not_reach_the_trust_store_of_another_user(open_to_guests: Path) -> None:
+    def reaches(directory: str) -> list[str]:
+        with contextlib.suppress(OSError):
+            os.listdir(directory)
+            os.close(os.open(f"{directory}/forged", os.O_CREAT | os.O_WRONLY, 0o600))
+            return [directory]
+        return []
+
+    with hostile_service(open_to_guests, reaches, "--allow-uid", str(GUEST)) as shared:
+        base = str(open_to_guests / "state")
+        as_user(GUEST, lambda: str(attack(shared.address, base)))
+        (theirs,) = {str(path) for path in open_to_guests.glob(f"**/*user-{GUEST}")}
+        assert attack(shared.address, base) == [base]
+        assert attack(shared.address, theirs) == []
+
+
+@needs_walls
+def test_datagram_socket_of_a_client_sends_to_paths_alone(open_to_guests: Path) -> None:
+    def send(*addresses: str) -> list[int]:
+        errors = []
+        for address in addresses:
+            try:
+                outside.sendto(b"x", address)  # type: ignore[name-defined]  # noqa: F821
+                errors.append(0)
+            except OSError as error:
+                errors.append(error.errno or -1)
+        return errors
+
+    setup = "import socket\noutside = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)  # as one that a client sends\n"
+    path, abstract = f"{open_to_guests}/datagrams", f"\0{open_to_guests}"
+    with contextlib.ExitStack() as stack:
+        for address in (path, abstract):
+            stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)).bind(address)
+        shared = stack.enter_context(hostile_service(open_to_guests, send, setup=setup))
+        assert attack(shared.address, abstract, path) == [errno.EPERM, 0]
+
+
+def kick_user(address: str, user: str) -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, "kick", address, "--user", user]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+
+
+def test_user_who_is_kicked_loses_connections_and_process_and_may_come_again(start: Callable[..., Shared]) -> None:
+    shared, uid = start(), os.geteuid()
+    with nnburst.connect(shared.address) as service, service.session(relu((1, 4))) as session:
+        own = os.pidfd_open(worker_of(session))
+        done = kick_user(shared.address, str(uid))
+        assert done.stdout == f"ended 2 connections of user {uid} to {shared.address}\n", done.stderr
+        with open(own, "rb", buffering=0):
+            until(lambda: not _lives(own), "the process of the user's models lives on", 8.0)  # ten if idle
+        with pytest.raises(DeadObject, match=rf"for user {uid} alone, by order of user {uid}"):
+            session.run(None, X)
+        with pytest.raises(DeadObject):
+            service.session(relu((1, 4)))
+    own_worker(shared.address)
+
+
+def _kicked_while_it_starts(shared: Shared) -> bool:
+    """Whether the kick came after the process was ordered and before it was there; nothing must be left either way."""
+    with nnburst.connect(shared.address) as service:
+        (zygote,) = (pid for pid in children(shared.pid) if b".zygote\0" in command_of(pid))
+        tasks = f"/proc/{shared.pid}/task"
+        with stopped(zygote):
+            threads = set(os.listdir(tasks))
+            opening = Background(lambda: service.session(relu((1, 4))))
+            until(lambda: set(os.listdir(tasks)) - threads, "no process is started")
+            ended = kick_user(shared.address, str(os.geteuid())).stdout
+        opened = opening.result()
+        if not (was_kicked := isinstance(opened, DeadObject | DeviceUnavailable)):
+            opened.close()
+    shared_one, own = shared.worker, int(own_worker(shared.address))
+    until(lambda: workers_of(shared.pid) <= {shared_one, own}, "the one that was starting stays")
+    return was_kicked and ended.startswith("ended 2 connections")
+
+
+def test_user_who_is_kicked_while_the_process_starts_leaves_none(tmp_path: Path) -> None:
+    """Another thread of the broker may begin first, and the kick come too early: then once more."""
+    for number in range(5):
+        (tmp_path / str(number)).mkdir()
+        with shared_service(tmp_path / str(number), "--device", "nnburst-reference") as shared:
+            if _kicked_while_it_starts(shared):
+                return
+    pytest.fail("no kick came while a process started")
+
+
+def test_kick_asks_for_one_whom_it_can_find(start: Callable[..., Shared]) -> None:
+    shared = start()
+    assert "has no such user" in kick_user(shared.address, "no-such-user").stderr
+    assert "has no such user" in kick_user(shared.address, str(1 << 32)).stderr
+    assert f"user {GUEST} is no client" in kick_user(shared.address, str(GUEST)).stderr
+    for options in (), ("--user", "root", "1"):
+        done = subprocess.run([*COMMAND, "kick", "x", *options], capture_output=True, text=True, timeout=PATIENCE)
+        assert "the id of a process, or --user" in done.stderr
+
+
+@as_root
+def test_user_who_is_kicked_is_the_only_one(for_guests: Shared) -> None:
+    reading, writing = os.pipe()
+
+    def run_until_kicked() -> str:
+        with nnburst.connect(for_guests.address) as service, service.session(relu((1, 4))) as session:
+            session.run(None, X)
+            os.write(writing, b"!")
+            until(lambda: not session.run(None, X), "nobody kicks")
+        return ""
+
+    def kick() -> None:
+        os.read(reading, 1)
+        kick_user(for_guests.address, "nobody")
+
+    with nnburst.connect(for_guests.address) as service, service.session(relu((1, 4))) as session:
+        thread = threading.Thread(target=kick)
+        thread.start()
+        assert f"for user {GUEST} alone" in as_user(GUEST, run_until_kicked)
+        thread.join()
+        session.run(None, X)
+    os.close(reading)
+    os.close(writing)

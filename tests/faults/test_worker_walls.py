@@ -1,0 +1,195 @@
+"""A worker of a shared service that its models have taken over: what it holds, what it reaches, what it may tell."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import random
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec.inspect
+import numpy as np
+import pytest
+
+import nnburst
+from nnburst.model import Priority
+from nnburst.service.process.workers import Worker
+from nnburst.service.wire.protocol import CALLS, EndNotice, Side, encode
+from support import wire_page
+from support.hostile import Values, encoded
+from support.intruder import attack, attack_with, hostile_service
+from support.models import relu
+from support.processes import wait_gone, waiting_below, worker_of, workers_of
+from support.services import Shared, header, save_scaling, shared_service
+from support.waiting import until
+from support.ways_out import REFUSALS, build, names, needs_compiler, needs_walls
+
+X = {"x": np.ones((1, 4), np.float32)}
+
+
+@needs_walls
+@needs_compiler
+def test_every_way_out_is_refused_in_a_worker(tmp_path: Path) -> None:
+    def attempt(*ways: int) -> list[int]:
+        return [library.try_way(way) for way in ways]  # type: ignore[name-defined]  # noqa: F821
+
+    place = build(tmp_path)
+    setup = f"import ctypes\nlibrary = ctypes.CDLL({str(place / 'code' / 'ways_out.so')!r})\n"
+    setup += f"library.begin({str(place)!r}.encode(), {os.getpid()})\n"
+    with hostile_service(place, attempt, setup=setup) as shared:
+        found = dict(zip(names(), attack(shared.address, *range(len(names()))), strict=True))
+    assert {way: errno.errorcode.get(why, "open") for way, why in found.items() if why not in REFUSALS} == {}
+
+
+# ---- descriptors -----------------------------------------------------------------------------------------------------
+
+
+def unknown_descriptors(pid: int, model: Path, state: Path) -> list[str]:
+    """Return those of a process of which it is not known what they are for."""
+    known = {
+        r"/dev/null": os.O_RDONLY,
+        r"pipe:\[\d+\]": os.O_WRONLY,  # the log
+        r"anon_inode:\[pidfd\]": os.O_RDWR,  # of its broker and clients: no call takes one that does more than wait
+        r"anon_inode:\[eventfd\]": os.O_RDWR,
+        r"/memfd:nnburst[-\w]* \(deleted\)": os.O_RDWR,  # queues, pools, the page of statistics
+        rf"/proc/{pid}": os.O_PATH,
+        re.escape(str(model)): os.O_RDONLY,  # which its client has sent
+        re.escape(str(state)) + r"/trust\.sqlite3(-wal|-shm)?": os.O_RDWR,
+    }
+    with open("/proc/net/unix") as table:
+        rows = [row for row in map(str.split, table) if row[4] in ("0001", "0005") and row[5] == "03"]
+    connected = {row[6] for row in rows}  # streams and packets in sequence, which take no address with a message
+    found = []
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            link = os.readlink(f"/proc/{pid}/fd/{fd}")
+            flags = int(Path(f"/proc/{pid}/fdinfo/{fd}").read_text().split("flags:")[1].split()[0], 8)
+        except FileNotFoundError:  # it has just been closed
+            continue
+        mode = flags & (os.O_ACCMODE | os.O_PATH)
+        is_known = any(re.fullmatch(what, link) and mode == how for what, how in known.items())
+        if not is_known and link.removeprefix("socket:[").removesuffix("]") not in connected:
+            found.append(f"{fd}: {link} {flags:o}")
+    return found
+
+
+def test_each_descriptor_of_a_worker_is_known(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="needs the extra nnburst[onnx]")
+    model = Path(save_scaling(tmp_path / "scaling.onnx", 2.0))
+    devices = ("--device", "nnburst-reference", "--device", "nnburst-onnxruntime")
+    with shared_service(tmp_path, *devices, "--model", f"named={model}") as shared, contextlib.ExitStack() as stack:
+        service = stack.enter_context(nnburst.connect(shared.address))
+        until(lambda: waiting_below(shared.pid), "none is forked ahead")
+        cached = {"cache_dir": tmp_path / "cache", "cache_always": True}
+        sessions = [
+            stack.enter_context(service.session(what, **more))  # type: ignore[arg-type]
+            for what, more in ((relu((1, 4)), cached), (model, cached), (model, {}), ("named", {}))
+        ]
+        for session in sessions:
+            session.run(None, {session.get_inputs()[0].name: X["x"]})
+        for worker in {*map(worker_of, sessions)}:
+            unknown = partial(unknown_descriptors, worker, model, tmp_path / "state")
+            until(lambda: not unknown(), unknown)  # noqa: B023 (what is open for a moment only is none of these)
+        assert unknown_descriptors(shared.pid, model, tmp_path / "state"), "the broker's, which lead everywhere, are"
+
+
+# ---- what it tells its broker ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Shared]:
+    def send(broker: int, *messages: str) -> None:
+        for fd in range(3, 64):
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as sock:  # type: ignore[name-defined]  # noqa: F821
+                peer = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)  # type: ignore[name-defined]  # noqa: F821
+                if int.from_bytes(peer[:4], "little") == broker:
+                    for message in messages:
+                        sock.send(bytes.fromhex(message))
+
+    with tempfile.TemporaryDirectory(prefix="nnburst-") as place:
+        (Path(place) / "functions.py").write_text(
+            "from nnburst.devices.function import Tensor, declare\n"
+            "@declare(inputs=[Tensor('x', 'float32', (1, 4))], outputs=[Tensor('y', 'float32', (1, 4))])\n"
+            "def same(x): return x\n"
+        )
+        with hostile_service(Path(place), send, f"{place}/functions.py:same", setup="import socket") as shared:
+            yield shared
+
+
+def own_worker(shared: Shared, service: nnburst.Service) -> int:
+    """Return the process of this user's models, which a connection keeps."""
+    attack_with(service, 0)
+    (worker,) = until(lambda: workers_of(shared.pid) - {shared.worker})
+    return int(worker)
+
+
+WRONG = {
+    "nothing": b"",
+    "half a header": b"x" * 4,
+    "no message": header(1) + b"\xff" * 90,
+    "descriptors that do not come": header(1, n_fds=3) + encode(EndNotice(reason="x")),
+    "no kind": header(1, kind=77) + encode(EndNotice(reason="x")),
+    "a call of clients": header(1) + encoded({"call": "hello", "version": 1, "pid": 1}),
+    "its end": header(0) + encode(EndNotice(reason="x")),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_worker_that_tells_its_broker_nonsense_is_ended_and_others_go_on(shared: Shared, message: str) -> None:
+    with nnburst.connect(shared.address) as service, service.session("same") as session:
+        session.run(None, X)
+        worker = os.pidfd_open(own_worker(shared, service))
+        with contextlib.suppress(nnburst.NNBurstError, AssertionError):  # it may be ended before it answers
+            attack_with(service, shared.pid, WRONG[message].hex())
+        wait_gone(worker)
+        session.run(None, X)
+
+
+def test_worker_that_talks_without_pause_has_its_broker_keep_the_last_of_each_kind() -> None:
+    jobs: list[Callable[[], None]] = []
+    ended: dict[int, str] = {}
+    weights: list[Priority] = []
+    broker: Any = SimpleNamespace(post=jobs.append, end_client=lambda client, reason: ended.update({client: reason}))
+    worker = Worker(cast("Any", SimpleNamespace(broker=broker)), 7)
+    worker.account = cast("Any", SimpleNamespace(weigh=weights.append))
+    for _ in range(2):
+        worker.clients = cast("Any", {1: 1, 2: 2})
+        for n in range(1000):
+            worker.prioritise(Priority.LOW)
+            worker.gone(1 + n, f"reason {n}")
+            worker.gone(1, f"reason {n}")
+        worker.prioritise(Priority.HIGH)
+        assert len(jobs) == 1
+        jobs.pop()()
+    assert ended == {1: "reason 999", 2: "reason 1"}
+    assert weights == [Priority.HIGH] * 2
+    assert not worker.clients
+
+
+def test_broker_survives_whatever_a_worker_may_call(shared: Shared) -> None:
+    def served() -> bool:
+        with contextlib.suppress(nnburst.NNBurstError):  # of the last worker, which is just ending
+            attack(shared.address, 0)
+            return True
+        return False
+
+    dice = random.Random(25)
+    calls = [msgspec.inspect.type_info(wire_page.struct(call.name)) for call in CALLS if call.side is Side.CLIENT]
+    with nnburst.connect(shared.address) as service, service.session("same") as session:
+        for _ in range(3):
+            messages: list[str] = []
+            while len(messages) < 40:
+                with contextlib.suppress(OverflowError):
+                    body = encoded(Values(dice).of(dice.choice(calls)))
+                    messages += [(header(dice.choice([0, 7])) + body).hex()] * (len(body) < 150)
+            with contextlib.suppress(nnburst.NNBurstError, AssertionError):
+                attack(shared.address, shared.pid, *messages)
+            session.run(None, X)
+    until(served, "no worker serves its user again")

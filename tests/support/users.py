@@ -1,0 +1,75 @@
+"""Other users of this machine, which root can become, and what they do beside a test."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+
+import pytest
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+GUEST, OTHER_GUEST = 65534, 65532
+"""User ids that own nothing else."""
+
+
+def become(uid: int, saved: int | None = None) -> None:
+    """Be another user from now on, or until `os.seteuid` takes back the one that is saved."""
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid if saved is None else saved)
+
+
+def as_user(uid: int | None, function: Callable[[], str]) -> str:
+    """Run a function in a forked child of another user, or of this one; returns what it returns."""
+    with _child(uid, lambda tell, stay: tell(function())) as said:
+        return said()
+
+
+@contextlib.contextmanager
+def beside(uid: int | None, doing: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
+    """Have a forked child of another user, or of this one, be inside of a context while the block runs."""
+
+    def child(tell: Callable[[str], None], stay: Callable[[], None]) -> None:
+        with doing():
+            tell("there")
+            stay()
+
+    with _child(uid, child) as said:
+        assert (answer := said()) == "there", answer
+        yield
+
+
+@contextlib.contextmanager
+def _child(
+    uid: int | None, function: Callable[[Callable[[str], None], Callable[[], None]], None]
+) -> Iterator[Callable[[], str]]:
+    reading, writing = os.pipe()
+    waiting, leaving = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(leaving)
+        os.close(reading)
+
+        def tell(said: str) -> None:
+            with open(writing, "w") as answer:
+                answer.write(said)
+
+        try:
+            if uid is not None:
+                become(uid)
+            function(tell, lambda: os.read(waiting, 1) and None)
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                tell(f"{type(error).__name__}: {error}")
+        finally:
+            os._exit(0)
+    os.close(writing)
+    os.close(waiting)
+    try:
+        with open(reading) as answer:
+            yield answer.read
+    finally:
+        os.close(leaving)
+        os.waitpid(pid, 0)
