@@ -1,8 +1,8 @@
 from ..burst import WorkingMemory as WorkingMemory
-from .buffers import LocalBuffer as LocalBuffer
 from .caching import DeviceCacheHome as DeviceCacheHome
 from .caching import build_epoch as build_epoch
 from .common import check_preparation as check_preparation
+from .common import device_of as device_of
 from .described import DescribedDevice as DescribedDevice
 from .described import DeviceInfo as DeviceInfo
 from .fence import Fence as Fence
@@ -10,7 +10,6 @@ from .fence import FenceSignal as FenceSignal
 from .fence import FenceState as FenceState
 from .fenced import FencedExecution as FencedExecution
 from .fenced import FencedInfo as FencedInfo
-from .fenced import LocalFenced as LocalFenced
 from .fenced import checked_fences as checked_fences
 from .interfaces import Buffer as Buffer
 from .interfaces import CacheFiles as CacheFiles
@@ -23,7 +22,6 @@ from .local import LocalModel as LocalModel
 from .measure import measured_capabilities as measured_capabilities
 from .named import NamedDevice as NamedDevice
 from .noop import NoopDevice as NoopDevice
-from .noop import NoopPreparedModel as NoopPreparedModel
 from .partitioned import PartitionedDevice as PartitionedDevice
 from .partitioned import PartitionedModel as PartitionedModel
 from .plan import Plan as Plan

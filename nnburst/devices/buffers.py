@@ -52,7 +52,6 @@ class LocalBuffer(Buffer):
     """A buffer of a device in this process; freed with `close` or when it is garbage.
 
     Args:
-        tracker: Of the device.
         managed: The buffer; registered with the tracker by this object.
         models: Prepared models of its roles, kept alive.
     """
@@ -108,7 +107,6 @@ def allocate_buffer(
     """Check a request for a buffer and make it.
 
     Args:
-        tracker: Of the device.
         desc, prepared_models, input_roles, output_roles: As `Device.allocate`.
 
     Raises:
@@ -130,18 +128,7 @@ def allocate_buffer(
             prepared, operand, key = _looked_up(tracker, prepared_models, role, place, is_input=is_input)
             if key in roles:
                 raise InvalidArgument(f"{place} is given twice")
-            if first is not None and operand.meaning != first.meaning:
-                raise InvalidArgument(
-                    f"{place} differs from the roles before it in type, scale, zero point or extra parameters"
-                )
-            if dimensions and operand.is_scalar:
-                raise InvalidArgument(f"{place} is a scalar, which has no dimensions {list(dimensions)}")
-            try:
-                dimensions = combine_dimensions(dimensions, operand.dimensions)
-            except InvalidArgument:
-                raise InvalidArgument(
-                    f"{place} has dimensions {list(operand.dimensions)}; descriptor and other roles {list(dimensions)}"
-                ) from None
+            dimensions = with_role(place, operand, first, dimensions)
             roles.add(key)
             used.append(prepared)
             first = first or operand
@@ -151,6 +138,20 @@ def allocate_buffer(
     if math.prod(dimensions) * operand_info(first.type).element_size > _UINT32:
         raise GeneralFailure(f"a buffer of dimensions {list(dimensions)} is larger than a tensor can be")
     return LocalBuffer(tracker, ManagedBuffer(first, dimensions, frozenset(roles)), used)
+
+
+def with_role(
+    place: str, operand: OperandDesc, first: OperandDesc | None, dimensions: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Return the dimensions of a buffer with one role more, after a first one; `InvalidArgument` if it does not fit."""
+    if first is not None and operand.meaning != first.meaning:
+        raise InvalidArgument(f"{place} differs from the roles before it in type, scale, zero point or parameters")
+    if dimensions and operand.is_scalar:
+        raise InvalidArgument(f"{place} is a scalar, which has no dimensions {list(dimensions)}")
+    try:
+        return combine_dimensions(dimensions, operand.dimensions)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{place}: {error}") from None
 
 
 def _looked_up(
@@ -221,11 +222,7 @@ class BoundBuffers:
 
 
 def bind_buffers(prepared: _HasRoles, request: Request) -> BoundBuffers | None:
-    """Find the buffers of a valid request; None if it names none.
-
-    Raises:
-        InvalidArgument: A token is unknown, or a buffer may not be used so.
-    """
+    """Find the buffers of a valid request; None if it names none."""
     if not any(isinstance(pool, BufferToken) for pool in request.pools):
         return None
     return BoundBuffers(prepared, request)

@@ -41,7 +41,8 @@ def _library_digest() -> bytes:
 
 
 @cache
-def _cpu_features() -> str:
+def cpu_features() -> str:
+    """Return the line of the processor's instructions; empty if it is not known."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -53,12 +54,10 @@ def build_epoch(name: str, version: str, *parts: str) -> bytes:
     """Return 32 bytes that change with the device, its version, this package's library and the machine's instructions.
 
     Args:
-        name: Of the device.
-        version: Its version string.
         parts: Whatever else decides whether its files can be read: format versions, options.
     """
     digest = hashlib.sha256(b"nnburst-epoch-v1" + _library_digest())
-    for text in (name, version, _cpu_features(), *parts):
+    for text in (name, version, cpu_features(), *parts):
         raw = text.encode()
         digest.update(len(raw).to_bytes(8, "little") + raw)
     return digest.digest()
@@ -68,29 +67,17 @@ class DeviceCacheHome:
     """The `DeviceCache` of one device, opened when it is first needed.
 
     Args:
-        device: Name of the device.
         epoch: See `build_epoch`; called when it is first needed.
-        model_files: As `DeviceCache`.
-        data_files: As `DeviceCache`.
     """
 
     def __init__(self, device: str, epoch: Callable[[], bytes], model_files: int, data_files: int) -> None:
         self._device = device
         self._epoch = epoch
-        self._counts = model_files, data_files
+        self.counts = model_files, data_files
         self._caches: dict[tuple[int, Path], DeviceCache] = {}
 
-    @property
-    def counts(self) -> tuple[int, int]:
-        """Model and data files that an entry has."""
-        return self._counts
-
     def get(self) -> DeviceCache:
-        """Return the cache.
-
-        Raises:
-            CacheRejected: The state directory cannot be used.
-        """
+        """Return the cache; `CacheRejected` if the state directory cannot be used."""
         directory = default_state_directory()
         key = os.getpid(), directory  # a forked child must not use the database of its parent
         with _opening.lock:
@@ -99,18 +86,13 @@ class DeviceCacheHome:
                     _store(directory),
                     device=self._device,
                     epoch=self._epoch(),
-                    model_files=self._counts[0],
-                    data_files=self._counts[1],
+                    model_files=self.counts[0],
+                    data_files=self.counts[1],
                 )
             return self._caches[key]
 
     def load(self, files: CacheFiles) -> VerifiedEntry:
-        """Read an entry back; as `DeviceCache.load`.
-
-        Raises:
-            InvalidArgument: The token has not 32 bytes.
-            CacheRejected: The files are not exactly those saved last under the token.
-        """
+        """Read an entry back; raises as `DeviceCache.load`, and `InvalidArgument` if the token has not 32 bytes."""
         token = checked_token(files.token)
         return self.get().load(
             token, files.model_fds, files.data_fds, fingerprint=files.fingerprint, encrypted=files.encrypt

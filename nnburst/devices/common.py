@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, NewType, TypeVar
 
@@ -10,15 +10,17 @@ import numpy as np
 from msgspec.structs import replace
 
 from .._version import VERSION
-from ..errors import GeneralFailure, InvalidArgument, MissedDeadline
+from ..errors import DeviceUnavailable, GeneralFailure, InvalidArgument, MissedDeadline
 from ..memory import undecodable_pools
 from ..model import (
     OPERANDS,
+    Array,
     Capabilities,
     DataLocation,
     ExecutionPreference,
     Extension,
     ExtensionOperandType,
+    FusedActivation,
     Lifetime,
     Model,
     OperandDesc,
@@ -28,6 +30,7 @@ from ..model import (
     Priority,
     Subgraph,
     extension_code,
+    operand_info,
 )
 from .deadline import deadline_passed
 from .interfaces import CompileJob, Device
@@ -48,12 +51,7 @@ def build_version() -> str:
 
 
 def check_preparation(job: CompileJob) -> None:
-    """Check what every preparation is asked for.
-
-    Raises:
-        InvalidArgument: Preference or priority is unknown.
-        MissedDeadline: The deadline has passed.
-    """
+    """Check preference and priority (else `InvalidArgument`) and the deadline (else `MissedDeadline`)."""
     if job.preference not in tuple(ExecutionPreference):
         raise InvalidArgument(f"preference {job.preference} is none of {[int(p) for p in ExecutionPreference]}")
     if job.priority not in tuple(Priority):
@@ -96,11 +94,8 @@ def one_operation(
     """Return a model of one operation, which takes constants and then the inputs.
 
     Args:
-        code: Of the operation.
         constants: As they are, each for one consumer.
         inputs: Of the model; what they are there for is said here.
-        outputs: Likewise.
-        rest: Other fields of the model.
     """
     operands = (
         *(replace(each, number_of_consumers=1) for each in constants),
@@ -110,6 +105,16 @@ def one_operation(
     taken = tuple(range(len(constants) + len(inputs)))
     given = tuple(range(len(taken), len(operands)))
     return Model(Subgraph(operands, (Operation(code, taken, given),), taken[len(constants) :], given), **rest)
+
+
+def device_of(devices: Iterable[Device], name: str) -> Device:
+    """Return the device of that name; `DeviceUnavailable` if there is none."""
+    devices = tuple(devices)
+    for device in devices:
+        if device.name == name:
+            return device
+    known = ", ".join(device.name for device in devices)
+    raise DeviceUnavailable(f"no device {name!r} in this service; it has: {known}")
 
 
 def call_by_name(
@@ -127,15 +132,43 @@ def extension_of_names(name: str, *types: ExtensionOperandType) -> Extension:
 
 
 def named_in(table: Mapping[str, T], source: str, device: str, what: str) -> T:
-    """Return what a device has under a name that `Device.import_model` is asked for.
-
-    Raises:
-        InvalidArgument: Nothing.
-        GeneralFailure: The source is no name.
-    """
+    """Return what a device has under a name that `Device.import_model` is asked for."""
     kind, _, name = source.partition(":")
     if kind != "name":
         raise GeneralFailure(f"{device} has {what} by name; it does not import {source!r}")
     if name not in table:
         raise InvalidArgument(f"{device} has the {what} {sorted(table)}, not {name!r}")
     return table[name]
+
+
+_LIMITS: dict[int, tuple[float | None, float | None]] = {
+    FusedActivation.NONE: (None, None),
+    FusedActivation.RELU: (0.0, None),
+    FusedActivation.RELU1: (-1.0, 1.0),
+    FusedActivation.RELU6: (0.0, 6.0),
+}
+
+
+def round_half_away(values: Array) -> Array:
+    rounded: Array = np.trunc(values + np.copysign(0.5, values))
+    return rounded
+
+
+def activation_limits(operand: OperandDesc, code: int) -> tuple[Any, Any]:
+    """Return (lowest, highest) of a fused activation in the stored domain, None where there is no limit.
+
+    Quantised: zero point + round(limit / scale), cut to the type. A missing limit is the type's.
+    """
+    info, (low, high) = operand_info(operand.type), _LIMITS[code]
+    if info.dtype is None or not info.is_quantised:
+        kind = np.float32 if info.is_float else np.int32
+        return (None if low is None else kind(low), None if high is None else kind(high))
+    bounds = np.iinfo(info.dtype)
+
+    def stored(limit: float | None, otherwise: int) -> float:
+        if limit is None:
+            return float(otherwise)
+        steps = float(round_half_away(np.array(limit / operand.scale)))
+        return float(min(max(operand.zero_point + steps, bounds.min), bounds.max))
+
+    return stored(low, bounds.min), stored(high, bounds.max)

@@ -15,20 +15,14 @@ def is_limit(deadline_ns: int) -> bool:
 
 
 def deadline_passed(deadline_ns: int) -> bool:
-    """Whether a deadline is over."""
     return is_limit(deadline_ns) and time.monotonic_ns() >= deadline_ns
 
 
 def require_time(deadline_ns: int) -> None:
-    """Raise if a deadline is over.
-
-    Raises:
-        MissedDeadline: It is.
-    """
+    """Raise `MissedDeadline` if a deadline is over."""
     if deadline_passed(deadline_ns):
         raise MissedDeadline("the deadline has passed; give it more time")
 
 
 def earlier(one: int, other: int) -> int:
-    """Return the earlier of two deadlines."""
     return min(one, other) if one and other else one or other

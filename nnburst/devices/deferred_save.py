@@ -25,10 +25,6 @@ class DeferredSave:
     A write takes a lock of the file description, which the client opens for each call, so that two deferred writers of
     one file exclude each other and a reader is told that the entry is busy. Files that the client removed meanwhile are
     left alone. No file is opened again: what the client may not write is not written (THR-16).
-
-    Args:
-        home: The device's cache.
-        files: As the device was given them.
     """
 
     def __init__(self, home: DeviceCacheHome, files: CacheFiles) -> None:
@@ -56,12 +52,7 @@ class DeferredSave:
         payloads: Callable[[], tuple[Sequence[bytes | memoryview], Sequence[bytes | memoryview]] | None],
         compiled: Callable[[], bytes] | None = None,
     ) -> SaveResult:
-        """Write the entry in place of the old one. Nothing is raised; the result tells the outcome.
-
-        Args:
-            payloads: As `DeviceCacheHome.save`.
-            compiled: Likewise.
-        """
+        """Write the entry in place of the old one, as `DeviceCacheHome.save` does. The result tells the outcome."""
         try:
             if self.refused is not None or not self._fds:
                 return SaveResult(False, self.refused or CacheReason.IO_ERROR)
@@ -81,5 +72,4 @@ class DeferredSave:
             self.close()
 
     def close(self) -> None:
-        """Close the duplicates. Idempotent."""
         close_fds(self._fds)

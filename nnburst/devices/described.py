@@ -42,11 +42,7 @@ class DeviceInfo(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DescribedDevice(Device):
-    """A device that stands for one that was asked what it is; what it does is left to the classes below.
-
-    Args:
-        info: What it says of itself.
-    """
+    """A device that stands for one that was asked what it is; what it does is left to the classes below."""
 
     def __init__(self, info: DeviceInfo) -> None:
         self._info = info

@@ -31,6 +31,8 @@ class ElementType(Struct, frozen=True):
         tensor: NNAPI type of tensors, None for the extension's.
         scalar: NNAPI type of scalars.
         scale: Of the NNAPI tensor type.
+        bits: Of an element in ONNX, where that is less than a byte.
+        library: Name in ``ml_dtypes`` of a type that NumPy lacks.
     """
 
     number: int
@@ -39,10 +41,11 @@ class ElementType(Struct, frozen=True):
     tensor: OperandType | None = None
     scalar: OperandType | None = None
     scale: float = 0.0
+    bits: int = 0
+    library: str = ""
 
     @property
     def itemsize(self) -> int:
-        """Bytes per element."""
         return int(self.dtype[-1])
 
 
@@ -60,31 +63,32 @@ _ROWS = (
     ElementType(11, "double", "<f8"),
     ElementType(12, "uint32", "<u4", None, _T.UINT32),
     ElementType(13, "uint64", "<u8"),
-    ElementType(16, "bfloat16", "<u2"),
-    ElementType(17, "float8e4m3fn", "|u1"),
-    ElementType(18, "float8e4m3fnuz", "|u1"),
-    ElementType(19, "float8e5m2", "|u1"),
-    ElementType(20, "float8e5m2fnuz", "|u1"),
+    ElementType(16, "bfloat16", "<u2", library="bfloat16"),
+    ElementType(17, "float8e4m3fn", "|u1", library="float8_e4m3fn"),
+    ElementType(18, "float8e4m3fnuz", "|u1", library="float8_e4m3fnuz"),
+    ElementType(19, "float8e5m2", "|u1", library="float8_e5m2"),
+    ElementType(20, "float8e5m2fnuz", "|u1", library="float8_e5m2fnuz"),
+    ElementType(64, "encoded value", "|u1"),
 )
+ENCODED = _ROWS[-1]
+"""What is no array of such elements, as `devices.encoded` writes it: bytes that say themselves what they are."""
+_WITHIN = (
+    ElementType(8, "string", "|u1"),
+    ElementType(21, "uint4", "|u1", bits=4, library="uint4"),
+    ElementType(22, "int4", "|i1", bits=4, library="int4"),
+    ElementType(23, "float4e2m1", "|u1", bits=4, library="float4_e2m1fn"),
+)
+"""Elements that only encoded values have, beside all others."""
 
 _BY_NUMBER = {row.number: row for row in _ROWS}
 _BY_NAME = {row.name: row for row in _ROWS}
-_OTHERS = {
-    8: "strings",
-    14: "complex numbers",
-    15: "complex numbers",
-    21: "4-bit integers",
-    22: "4-bit integers",
-    23: "4-bit floats",
-    25: "2-bit integers",
-    26: "2-bit integers",
-}
+_OTHERS = {14: "complex numbers", 15: "complex numbers", 25: "2-bit integers", 26: "2-bit integers"}
 
 
 def element_types() -> tuple[ExtensionOperandType, ...]:
     """Return the operand types that an extension with these elements has."""
     return tuple(
-        ExtensionOperandType(row.number | flag, is_tensor=not flag, byte_size=row.itemsize, dtype=row.dtype)
+        ExtensionOperandType(row.number | flag, not flag, row.itemsize, row.dtype, row.library)
         for flag in (0, _SCALAR)
         for row in _ROWS
     )
@@ -95,7 +99,6 @@ def element_type(key: int | str, place: str) -> ElementType:
 
     Args:
         key: ``TensorProto.DataType``, or ONNX Runtime's name.
-        place: The argument, for the message.
 
     Raises:
         GeneralFailure: Elements have no size of their own (strings), or no whole number of bytes.
@@ -103,8 +106,13 @@ def element_type(key: int | str, place: str) -> ElementType:
     row = _BY_NUMBER.get(key) if isinstance(key, int) else _BY_NAME.get(key)
     if row is None:
         what = _OTHERS.get(key, f"elements of type {key}") if isinstance(key, int) else key
-        raise GeneralFailure(f"{place} holds {what}; only numbers of 1, 2, 4 or 8 bytes can be passed to a model")
+        raise GeneralFailure(f"{place} holds {what}; only strings and numbers of 4 to 64 bits can be passed")
     return row
+
+
+def element_within(key: int | str, place: str) -> ElementType:
+    """As `element_type`, also for elements that only encoded values have."""
+    return next((row for row in _WITHIN if key in (row.number, row.name)), None) or element_type(key, place)
 
 
 def element_of(dtype: np.dtype[Any], place: str) -> ElementType:
@@ -119,9 +127,7 @@ def operand_code(row: ElementType, rank: int | None, prefix: int) -> tuple[int, 
     """Return the operand type and scale of a graph's input or output.
 
     Args:
-        row: Element type.
         rank: None if unknown.
-        prefix: Of the extension in the model.
     """
     if rank == 0:
         return row.scalar if row.scalar is not None else extension_code(prefix, row.number | _SCALAR), 0.0

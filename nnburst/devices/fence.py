@@ -123,7 +123,6 @@ class Fence(Closing):
             raise GeneralFailure("the fence is in error: what it stands for has failed, or its process has ended")
 
     def close(self) -> None:
-        """Close the descriptor. Idempotent."""
         self._own.close()
 
 

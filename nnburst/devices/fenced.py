@@ -57,12 +57,7 @@ class FencedExecution(abc.ABC):
 
     @abc.abstractmethod
     def info(self) -> FencedInfo:
-        """Say how it ended.
-
-        Raises:
-            GeneralFailure: It has not ended.
-            DeadObject: The process that ran it is gone.
-        """
+        """Say how it ended; `GeneralFailure` if it has not, `DeadObject` if the process that ran it is gone."""
 
     @abc.abstractmethod
     def cancel(self) -> None:
@@ -70,11 +65,7 @@ class FencedExecution(abc.ABC):
 
 
 def checked_fences(wait_for: Sequence[Fence], duration_ns: int = 0) -> tuple[Fence, ...]:
-    """Check what an execution is to wait for, and how long it may take then.
-
-    Raises:
-        InvalidArgument: One is no fence, or in error already; the duration is negative.
-    """
+    """Check what an execution is to wait for, and how long it may take then."""
     if duration_ns < 0:
         raise InvalidArgument(f"a duration of {duration_ns} ns: give nanoseconds, 0 for no limit")
     for position, fence in enumerate(wait_for):
@@ -120,14 +111,7 @@ class LocalFenced(FencedExecution):
         self._on_end: Callable[[], None] = lambda: None
 
     def start(self, on_end: Callable[[], None] = lambda: None) -> LocalFenced:
-        """Wait for the fences, and run, in a thread of its own. To be called once.
-
-        Args:
-            on_end: Called in that thread after the end, whatever the outcome.
-
-        Raises:
-            ResourceExhausted: The system has no thread for it.
-        """
+        """Wait for the fences, and run, in a thread of its own, which calls `on_end` at last. To be called once."""
         self._on_end = on_end
         start_daemon(self._own, name="nnburst-fenced", what="a fenced execution")
         return self
@@ -174,12 +158,7 @@ class LocalFenced(FencedExecution):
         return FencedInfo(status, launched, Timing(timing.time_on_device, (ended - fenced) // 1000))
 
     def _wait(self) -> None:
-        """Wait for all fences.
-
-        Raises:
-            GeneralFailure: One is in error, or the execution was cancelled.
-            MissedDeadline: The deadline passed.
-        """
+        """Wait for all fences; `GeneralFailure` if one fails or nobody awaits the end, `MissedDeadline` if too late."""
         (cancelled,) = self._cancelled.fds
         poll, left = select.poll(), dict(zip(self._fences.fds, range(len(self._fences)), strict=True))
         for fd in (*left, cancelled):

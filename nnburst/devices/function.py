@@ -71,6 +71,11 @@ class Tensor(Struct, frozen=True):
         name: For `Session.run`.
         dtype: NumPy type of its elements: numbers of 1, 2, 4 or 8 bytes, or ``"bool"``.
         shape: Dimensions; a name or None where any size will do, None as a whole for any rank.
+
+    Example:
+        >>> from nnburst.devices.function import Tensor
+        >>> Tensor("image", "uint8", ("height", "width", 3)).dimensions
+        (0, 0, 3)
     """
 
     name: str
@@ -111,8 +116,19 @@ def declare(
         name: What clients call it; None for the function's name.
         needs: What it needs of the machine while it runs: it is refused all else but reading code.
 
+    Returns:
+        A decorator, which leaves the function as it is.
+
     Raises:
         InvalidArgument: A type cannot be passed, a name is given twice, or there is no output.
+
+    Example:
+        >>> from nnburst.devices.function import Tensor, declare
+        >>> @declare(inputs=[Tensor("x", "float32", (None,))], outputs=[Tensor("total", "float32", (1,))])
+        ... def total(x):
+        ...     return x.sum(keepdims=True)
+        >>> total(np.ones(3, np.float32))
+        array([3.], dtype=float32)
     """
     names = [tensor.name for tensor in (*inputs, *outputs)]
     if not outputs or len(set(names)) != len(names):
@@ -149,13 +165,12 @@ class FunctionDevice(LocalDevice):
                 raise InvalidArgument(f"{target}: there is a function {name!r} already; give one @declare(name=…)")
 
     @property
-    def functions(self) -> tuple[str, ...]:
-        """What clients call them."""
+    def names(self) -> tuple[str, ...]:
+        """What clients call the functions."""
         return tuple(self._functions)
 
     @property
     def name(self) -> str:
-        """``nnburst-function``."""
         return "nnburst-function"
 
     @property
@@ -164,7 +179,6 @@ class FunctionDevice(LocalDevice):
         return Needs.sum(declaration_of(function).needs for function in self._functions.values())
 
     def get_supported_extensions(self) -> tuple[Extension, ...]:
-        """``org.nnburst.function``."""
         return (_EXTENSION,)
 
     def why_not(self, model: Model, operation: Operation) -> str:
@@ -172,7 +186,6 @@ class FunctionDevice(LocalDevice):
         return "" if self._find(model) else f"models are one CALL of {sorted(self._functions)}, as imported"
 
     def import_model(self, source: str, pools: Sequence[Memory] = ()) -> ImportedModel:
-        """Describe a function; see `Device.import_model`."""
         declaration = declaration_of(named_in(self._functions, source, self.name, "functions"))
         return ImportedModel(
             _model(declaration),
@@ -182,7 +195,6 @@ class FunctionDevice(LocalDevice):
         )
 
     def compile(self, model: Model) -> FunctionModel:
-        """Find the function."""
         function = self._find(model)
         assert function is not None
         return FunctionModel(model, function, self._tracker)
@@ -275,7 +287,6 @@ class _Target:
 
 
 def _view(tensor: Tensor, argument: RequestArgument, request: Request) -> Array:
-    """Return an input as the function sees it."""
     dims = combine_dimensions(tensor.dimensions, argument.dimensions)
     if argument.has_no_value:
         if 0 not in dims:
@@ -290,11 +301,7 @@ def _view(tensor: Tensor, argument: RequestArgument, request: Request) -> Array:
 
 
 def _load(target: str) -> Callable[..., Any]:
-    """Return the function that a target names, ``file.py:function`` or ``package.module:function``.
-
-    Raises:
-        DeviceUnavailable: There is none, or it is not declared.
-    """
+    """Return the function that a target names, ``file.py:function`` or ``package.module:function``."""
     place, _, attribute = target.rpartition(":")
     if not place:
         raise DeviceUnavailable(f"{target}: give FILE.py:FUNCTION or package.module:FUNCTION")
@@ -339,19 +346,13 @@ def _file(target: str, path: str) -> ModuleType:
 
 
 def declaration_of(function: Callable[..., Any]) -> Declaration:
-    """Return what `declare` said of a function.
-
-    Raises:
-        AttributeError: Nothing.
-    """
+    """Return what `declare` said of a function; `AttributeError` if it did not."""
     declaration = function.__nnburst__  # type: ignore[attr-defined]
     assert isinstance(declaration, Declaration)
     return declaration
 
 
 def _model(declaration: Declaration) -> Model:
-    """The model of a function: one CALL of its name."""
-
     def operand(tensor: Tensor) -> OperandDesc:
         rank = None if tensor.shape is None else len(tensor.shape)
         code, scale = operand_code(element_of(tensor.element, tensor.name), rank, _PREFIX)

@@ -10,7 +10,7 @@ import abc
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Struct
@@ -38,6 +38,9 @@ from ..model import (
     RunOptions,
 )
 from .deadline import require_time
+
+if TYPE_CHECKING:
+    from ..burst import Batcher
 from .fence import Fence
 from .fenced import FencedExecution, LocalFenced, checked_fences
 
@@ -73,7 +76,6 @@ class CacheFiles(Struct, frozen=True):
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """All descriptors."""
         return *self.model_fds, *self.data_fds, *self.place_fds
 
     def with_fds(self, fds: Sequence[int]) -> CacheFiles:
@@ -118,6 +120,19 @@ class PreparedModel(abc.ABC):
     def takes_steps(self) -> bool:
         """Whether requests may have `Steps` among their pools."""
         return False
+
+    @property
+    def batcher(self) -> Batcher | None:
+        """Where requests of its bursts wait for those of others, to run as one; None if each runs alone."""
+        return None
+
+    def run_together(self, most: int) -> None:
+        """Let requests whose arguments have the same shape run as one, so many rows at most.
+
+        Raises:
+            InvalidArgument: The model has no rows, or it cannot be told.
+        """
+        raise InvalidArgument("its device runs each request by itself")
 
     @abc.abstractmethod
     def execute_synchronously(self, request: Request, options: RunOptions = RunOptions()) -> ExecutionResult:
@@ -291,6 +306,11 @@ class Needs(Struct, frozen=True):
         write: Likewise; there it may also make and remove files.
         programs: Files that it starts. They have the rights of the service and no more.
         network: Whether it uses TCP or UDP.
+
+    Example:
+        >>> from nnburst.devices.function import Needs
+        >>> print(Needs(read=["/data/words.txt"], network=True))
+        reads /data/words.txt; uses the network
     """
 
     read: Sequence[str] = ()
@@ -305,7 +325,11 @@ class Needs(Struct, frozen=True):
 
     @classmethod
     def sum(cls, needs: Iterable[Needs]) -> Needs:
-        """Return what all of them need."""
+        """Return what some needs are together.
+
+        Args:
+            needs: Of several devices or functions.
+        """
         total = cls()
         for each in needs:
             total = cls(
@@ -339,6 +363,11 @@ class Device(abc.ABC):
     def needs(self) -> Needs:
         """What the device needs of the machine, beside memory and code, when it is made: by default nothing."""
         return Needs()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the models that it opens by name: ``import_model("name:NAME")``."""
+        return ()
 
     @property
     def type(self) -> DeviceType:

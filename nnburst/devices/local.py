@@ -38,11 +38,7 @@ from .steps import SteppedKernel
 
 
 class LocalDevice(Device):
-    """A device in this process. It says what it can run and compiles; the rest is here.
-
-    Args:
-        cache: Where compilations are kept, for a device that caches.
-    """
+    """A device in this process, which keeps compilations if it has a cache. It says what it can run and compiles."""
 
     has_buffers = True
 
@@ -58,11 +54,7 @@ class LocalDevice(Device):
 
     @abc.abstractmethod
     def compile(self, model: Model) -> LocalModel:
-        """Compile a valid model of which every operation can be run.
-
-        Raises:
-            InvalidArgument, GeneralFailure: It cannot be compiled after all.
-        """
+        """Compile a valid model of which every operation can be run; it may raise nevertheless."""
 
     def load_libraries(self) -> None:
         """Load what would otherwise be loaded for the first model."""
@@ -71,8 +63,6 @@ class LocalDevice(Device):
         """Save what `compile` made; nothing is raised.
 
         Args:
-            prepared: The model.
-            files: Where.
             seconds: What preparing it took; None if the files are wanted in any case.
         """
         return None
@@ -90,16 +80,16 @@ class LocalDevice(Device):
         return cpu_capabilities()
 
     def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
-        """See `Device.get_supported_operations`."""
         validate_model(model)
         return tuple(not reason for reason in self._reasons(model))
 
+    def reasons(self, model: Model) -> Sequence[str]:
+        """Ask `why_not` of each operation of a valid model; a device may look at them together."""
+        return [self.why_not(model, operation) for operation in model.main.operations]
+
     def _reasons(self, model: Model) -> list[str]:
-        readable = readable_operations(model)
-        return [
-            self.why_not(model, operation) if can_read else "a constant of it lies in memory that cannot be read"
-            for operation, can_read in zip(model.main.operations, readable, strict=True)
-        ]
+        said = zip(self.reasons(model), readable_operations(model), strict=True)
+        return [why if can_read else "a constant of it lies in memory that cannot be read" for why, can_read in said]
 
     def prepare_model(self, model: Model, job: CompileJob = CompileJob()) -> LocalModel:
         """Check the model, compile it, and save it if there are files; see `Device.prepare_model`."""
@@ -125,11 +115,9 @@ class LocalDevice(Device):
         return prepared
 
     def get_number_of_cache_files_needed(self) -> tuple[int, int]:
-        """See `Device.get_number_of_cache_files_needed`."""
         return (0, 0) if self._cache is None else self._cache.counts
 
     def confirm_cache(self, token: bytes, generation: bytes) -> bool:
-        """See `Device.confirm_cache`."""
         return True if self._cache is None else self._cache.get().confirm(token, generation)
 
     def allocate(
@@ -149,9 +137,7 @@ class LocalModel(PreparedModel):
     """A prepared model of a device of this process: makes plans of requests. A device implements `bind`.
 
     Attributes:
-        model: The model.
         number: Of this prepared model, never used again; the roles of buffers refer to it.
-        tracker: Buffers of the device.
     """
 
     def __init__(self, model: Model, tracker: BufferTracker) -> None:
@@ -165,11 +151,7 @@ class LocalModel(PreparedModel):
 
     @abc.abstractmethod
     def bind(self, request: Request, options: RunOptions) -> Kernel:
-        """Make a kernel of a request; see `nnburst.devices.plan.Bind`.
-
-        Raises:
-            NNBurstError: The request cannot run.
-        """
+        """Make a kernel of a request; see `nnburst.devices.plan.Bind`."""
 
     def plan(self, request: Request, options: RunOptions = RunOptions(), *, fenced: bool = False) -> Plan:
         """Check a request and bind it, for as many runs as there will be; a fenced one leaves no dimensions open.
@@ -195,7 +177,6 @@ class LocalModel(PreparedModel):
         return kernel
 
     def execute_synchronously(self, request: Request, options: RunOptions = RunOptions()) -> ExecutionResult:
-        """Plan and run once; see `PreparedModel.execute_synchronously`."""
         try:
             plan = self.plan(request, options)
         except BadState:
@@ -231,7 +212,6 @@ class LocalModel(PreparedModel):
 
     @property
     def cache_result(self) -> SaveResult | None:
-        """See `PreparedModel.cache_result`."""
         return self._result
 
     def note_saved(self, result: SaveResult | None) -> None:

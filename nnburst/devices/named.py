@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from msgspec.structs import replace
+from msgspec import structs
 
+from ..burst import Batcher
 from ..errors import GeneralFailure, InvalidArgument
 from ..memory import Memory
 from ..model import (
     BufferDesc,
     BufferRole,
     Capabilities,
+    ExecutionPreference,
     Extension,
     ImportedModel,
     Model,
@@ -44,6 +46,8 @@ class _Published:
     device: Device
     prepared: PreparedModel
     name: str
+    digest: str
+    batcher: Batcher | None
     lock: threading.Lock = field(default_factory=threading.Lock)
     users: int = 1  # the name itself
 
@@ -63,6 +67,7 @@ class NamedDevice(Device):
     """Opens models by name that other devices of the process compiled; weights exist once, however many use them.
 
     A name is imported as a model of one operation, which says the name; to prepare that is to open the shared one.
+    ``NAME:2`` is version 2 of a model; ``NAME`` alone is its newest version.
 
     Args:
         devices: Compile and run what is published. They stay the caller's.
@@ -72,26 +77,47 @@ class NamedDevice(Device):
         self._devices = tuple(devices)
         self._models: dict[str, _Published] = {}
 
-    def publish(self, name: str, device: Device, imported: ImportedModel) -> None:
+    def publish(
+        self,
+        name: str,
+        device: Device,
+        imported: ImportedModel,
+        digest: str = "",
+        batch: int = 1,
+        batch_wait: float = 0.0,
+    ) -> None:
         """Compile a model and serve it under a name from now on. Sessions on one that had the name keep that.
 
         Args:
             name: Not empty.
-            device: One of this device's.
             imported: The model, with its pools, which may be closed afterwards.
+            batch: Rows of several requests that may run as one.
+            batch_wait: Seconds that a request waits for others, unless its session wants fast single answers.
 
         Raises:
+            InvalidArgument: Its requests cannot run as one.
             NNBurstError: As `Device.prepare_model`; what had the name keeps it.
         """
         prepared = device.prepare_model(imported.model)
-        handle = replace(imported, model=_handle(name, imported.model), files=())
-        old, self._models[name] = self._models.get(name), _Published(handle, device, prepared, name)
+        if batch > 1:
+            try:
+                prepared.run_together(batch)
+            except BaseException:
+                prepared.close()
+                raise
+        batcher = Batcher.make(batch, batch_wait) if batch > 1 else None
+        handle = structs.replace(imported, model=_handle(name, imported.model), files=())
+        old, self._models[name] = self._models.get(name), _Published(handle, device, prepared, name, digest, batcher)
         if old is not None:
+            old.let_go()
+
+    def withdraw(self, name: str) -> None:
+        """Serve a model no more, if it is served. Sessions that have it open keep it."""
+        if (old := self._models.pop(name, None)) is not None:
             old.let_go()
 
     @property
     def name(self) -> str:
-        """``nnburst-named``."""
         return "nnburst-named"
 
     @property
@@ -102,6 +128,15 @@ class NamedDevice(Device):
     def capabilities(self) -> Capabilities:
         return cpu_capabilities()
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._models)
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """Of the files of what is published, by name."""
+        return {name: published.digest for name, published in self._models.copy().items()}
+
     def get_supported_extensions(self) -> tuple[Extension, ...]:
         """Those of the devices that run the models, and one for names."""
         return _EXTENSION, *all_extensions(self._devices)
@@ -111,7 +146,11 @@ class NamedDevice(Device):
         return tuple(self._find(model) is not None for _ in model.main.operations)
 
     def import_model(self, source: str, pools: Sequence[Memory] = ()) -> ImportedModel:
-        return named_in(self._models, source, self.name, "models").imported
+        models, name = self._models.copy(), source.removeprefix("name:")
+        versions = [each for each in models if (parts := each.rpartition(":"))[0] == name and parts[2].isdecimal()]
+        if versions:
+            models.setdefault(name, models[max(versions, key=lambda each: int(each.rpartition(":")[2]))])
+        return named_in(models, source, self.name, "models").imported
 
     def prepare_model(self, model: Model, job: CompileJob = CompileJob()) -> SharedModel:
         validate_model(model)
@@ -121,7 +160,7 @@ class NamedDevice(Device):
             raise GeneralFailure(
                 f"{self.name} opens {sorted(self._models)}, as imported; the service may have new ones"
             )
-        return SharedModel(published)
+        return SharedModel(published, job.preference)
 
     def allocate(
         self,
@@ -155,11 +194,17 @@ class NamedDevice(Device):
 class SharedModel(WrappedModel):
     """A published model, as one client has it open."""
 
-    def __init__(self, published: _Published) -> None:
+    def __init__(self, published: _Published, preference: ExecutionPreference) -> None:
         super().__init__(published.prepared)
         published.use()
         self._published = published
         self._open = True
+        self._is_hasty = preference is ExecutionPreference.FAST_SINGLE_ANSWER
+
+    @property
+    def batcher(self) -> Batcher | None:
+        batcher = self._published.batcher
+        return replace(batcher, wait_ns=0) if batcher is not None and self._is_hasty else batcher
 
     @property
     def label(self) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from .._core._nnburst import lib
+from typing import TYPE_CHECKING
+
+from .._core._nnburst import ffi, lib
+from .._core.errno import check
 from ..burst import Kernel
 from ..errors import ErrorStatus
 from ..model import (
@@ -17,6 +20,9 @@ from ..model import (
 )
 from .local import LocalDevice, LocalModel
 
+if TYPE_CHECKING:
+    from .._core._nnburst import CData
+
 
 class NoopDevice(LocalDevice):
     """Accepts every valid model; an execution checks its request, computes nothing and succeeds."""
@@ -25,15 +31,12 @@ class NoopDevice(LocalDevice):
 
     @property
     def name(self) -> str:
-        """``nnburst-noop``."""
         return "nnburst-noop"
 
     def why_not(self, model: Model, operation: Operation) -> str:
-        """Every operation is supported."""
         return ""
 
     def compile(self, model: Model) -> NoopPreparedModel:
-        """Keep the model."""
         return NoopPreparedModel(model, self._tracker)
 
 
@@ -52,10 +55,17 @@ class NoopPreparedModel(LocalModel):
         return _NOTHING if result is None else lambda: result
 
 
+def _loops_of_nothing() -> CData:
+    out = ffi.new("nnb_kernel **")
+    check(lib.nnb_loops_create(out, ffi.new("nnb_loop[]", 0), 0), "a kernel")
+    kernel: CData = out[0]  # as long as the process lives
+    return kernel
+
+
 class _Nothing:
     """An execution of a model that does nothing, here and in C."""
 
-    c_kernel = lib.nnb_noop_kernel()
+    c_kernel = _loops_of_nothing()
 
     def __call__(self) -> None:
         """Do nothing."""

@@ -63,6 +63,9 @@ from .fenced import FencedExecution, FencedInfo
 from .interfaces import CompileJob, Device, PreparedModel
 from .local import LocalModel
 
+_HAND_OVER = 4
+"""Small operations that take as long as what is between two parts."""
+
 
 class Step(Struct, frozen=True):
     """A part of a model, and the device that runs it."""
@@ -72,18 +75,13 @@ class Step(Struct, frozen=True):
 
 
 class PartitionedDevice(Device):
-    """Several devices, each of which runs what it can of a model.
-
-    Args:
-        devices: In order of preference; they stay the caller's.
-    """
+    """Several devices, in order of preference, each of which runs what it can of a model. They stay the caller's."""
 
     def __init__(self, devices: Sequence[Device]) -> None:
         self.devices = tuple(devices)
 
     @property
     def name(self) -> str:
-        """``nnburst-partitioned``."""
         return "nnburst-partitioned"
 
     @property
@@ -97,7 +95,6 @@ class PartitionedDevice(Device):
         return self.devices[0].capabilities
 
     def get_supported_extensions(self) -> tuple[Extension, ...]:
-        """Those of all devices."""
         return all_extensions(self.devices)
 
     def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
@@ -114,7 +111,6 @@ class PartitionedDevice(Device):
         """Cut a model: each operation goes to the first device that supports it.
 
         Args:
-            model: Valid.
             supported: What each device has answered, if it was asked already.
             capabilities: Of each device: the fastest gets an operation then, the first of those that are equal.
 
@@ -137,6 +133,16 @@ class PartitionedDevice(Device):
             chosen.append(able[0])
         return tuple(Step(self.devices[part.device], part) for part in cut(model, chosen))
 
+    def cost(self, model: Model, steps: Sequence[Step], capabilities: Sequence[Capabilities]) -> float:
+        """Return the time of all parts; that a part is one of several costs as much as some small operations."""
+        total = 0.0
+        for step in steps:
+            speed = capabilities[self.devices.index(step.device)]
+            operations = (model.main.operations[n] for n in step.part.operations)
+            total += _HAND_OVER * speed.operation_time
+            total += sum(operation_cost(model, model.main, operation, speed) for operation in operations)
+        return total
+
     def prepare_model(self, model: Model, job: CompileJob = CompileJob()) -> PartitionedModel:
         """Compile every part on its device; the cache files of a job are not used."""
         validate_model(model)
@@ -155,7 +161,6 @@ class PartitionedModel(PreparedModel):
     """Prepared parts of a model, as one.
 
     Args:
-        model: The whole model.
         parts: In the order in which they run.
         prepared: One per part; they become this object's.
     """
@@ -290,7 +295,6 @@ class PartitionedModel(PreparedModel):
         )
 
     def burst_executor(self) -> BurstExecutorWithCache:
-        """Return an executor that runs every part through a burst of its own."""
         return _PartsExecutor(self)
 
     # ---- life ------------------------------------------------------------------------------------------------

@@ -25,9 +25,6 @@ class Plan:
     """One request, to be run again and again; one run at a time.
 
     Args:
-        bind: Of the prepared model.
-        request: Valid.
-        options: How it is run.
         buffers: The request's driver-managed buffers; None if it has none.
 
     Attributes:
@@ -69,15 +66,7 @@ class Plan:
         return self._kernel if direct else self
 
     def __call__(self) -> ExecutionResult | None:
-        """Run once.
-
-        Returns:
-            None for NONE without shapes and timing.
-
-        Raises:
-            NNBurstError: The run failed.
-            Exception: Likewise; whatever a kernel meets.
-        """
+        """Run once; None stands for NONE without shapes and timing. Raises whatever a kernel meets."""
         return self._run() if self._buffers is None else self._run_admitted(self._buffers)
 
     def until(self, deadline_ns: int) -> ExecutionResult | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Sequence
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 _GROUP = "nnburst.devices"
+_signature = cache(inspect.signature)
 _REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 _BUILT_IN = {
@@ -43,11 +45,7 @@ def _parse(spec: str) -> tuple[str, dict[str, str]]:
 
 
 def checked_names(devices: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the devices that a service shall have; a single one may be given as it is.
-
-    Raises:
-        InvalidArgument: There is none, or one is no name.
-    """
+    """Return the names of the devices that a service shall have; a single one may be given as it is."""
     names = (devices,) if isinstance(devices, str) else tuple(devices) if isinstance(devices, Iterable) else ()
     if not names or not all(isinstance(name, str) and name.isprintable() for name in names):
         raise InvalidArgument(f"devices={devices!r}: give at least one device by its name, such as 'nnburst-reference'")
@@ -79,7 +77,7 @@ def create_device(spec: str) -> Device:
         if entry is None:
             raise DeviceUnavailable(f"there is no device {name!r}; there are {', '.join(device_names())}")
         factory = entry.load()
-    signature = inspect.signature(factory)
+    signature = _signature(factory)
     known = [each.name for each in signature.parameters.values() if each.kind not in _REST]
     unknown = sorted(options.keys() - set(known))
     if unknown and not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in signature.parameters.values()):

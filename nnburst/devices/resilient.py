@@ -22,12 +22,7 @@ _T = TypeVar("_T")
 
 
 def check_device(device: Device) -> None:
-    """Check what a device says of itself before it is offered.
-
-    Raises:
-        GeneralFailure: The counts of its cache files are out of range, or it cannot tell them.
-        DeadObject: Its process has ended.
-    """
+    """Refuse a device, with `GeneralFailure`, that cannot tell how many cache files it needs, or needs too many."""
     try:
         counts = device.get_number_of_cache_files_needed()
     except DeadObject:
@@ -41,11 +36,7 @@ def check_device(device: Device) -> None:
 
 
 def checked_model(device: Device, prepared: PreparedModel | None) -> PreparedModel:
-    """Return what a device has prepared.
-
-    Raises:
-        GeneralFailure: There is none, although the device gave no error.
-    """
+    """Return what a device has prepared; `GeneralFailure` if that is nothing, and the device gave no error."""
     if prepared is None:
         raise GeneralFailure(f"{device.name} gave no prepared model")
     return prepared
@@ -86,12 +77,7 @@ class ResilientDevice(DescribedDevice):
 
     @property
     def current(self) -> Device:
-        """The device that answers now.
-
-        Raises:
-            GeneralFailure: It came back as another one.
-            BadState: This object is closed.
-        """
+        """The device that answers now; `GeneralFailure` if it came back as another one, `BadState` after `close`."""
         if self._closed:
             raise BadState("the device is closed")
         device = self._device
@@ -100,12 +86,7 @@ class ResilientDevice(DescribedDevice):
         return device
 
     def recover(self, failed: Device) -> Device:
-        """Replace a device whose process has died, unless that was done already.
-
-        Raises:
-            GeneralFailure: The new connection leads to another device; this object is invalid from now on.
-            NNBurstError: It cannot be connected.
-        """
+        """Replace a device whose process has died, unless that was done already; the new one must be the same."""
         replaced: list[Device] = []
         try:
             with self._lock:

@@ -55,10 +55,7 @@ class SteppedKernel:
 
     Args:
         bind: Makes the kernel of one step.
-        steps: Among the pools of the request.
         token: Cancelled once nobody awaits the answer; None: it never is.
-        request: Valid, on pools that give arrays.
-        options: How it is run.
 
     Raises:
         InvalidArgument: An output lies in memory that cannot be written.
@@ -133,12 +130,7 @@ class SteppedKernel:
         self._steps = ffi.new("nnb_steps *", {"arguments": rows, "lasted_ns": 2**64 - 1, **who, **sizes})
 
     def __call__(self) -> None:
-        """Run all steps.
-
-        Raises:
-            GeneralFailure: Between two of them, nobody awaited the answer any more.
-            NNBurstError: One failed; the message says which. Nothing is left in buffers then.
-        """
+        """Run all steps."""
         self.until(0)
 
     def until(self, deadline_ns: int) -> None:
@@ -148,7 +140,6 @@ class SteppedKernel:
 
         Raises:
             MissedDeadline: It was ended.
-            NNBurstError: As a call.
         """
         turn, steps, kernels = lib.nnb_steps_turn, self._steps, self._kernels
         steps.deadline_ns = deadline_ns if is_limit(deadline_ns) else 0

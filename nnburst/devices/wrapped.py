@@ -15,11 +15,7 @@ from .interfaces import PreparedModel
 
 
 class WrappedModel(PreparedModel):
-    """Does what another model does.
-
-    Attributes:
-        inner: The other model.
-    """
+    """Does what another model does."""
 
     def __init__(self, inner: PreparedModel) -> None:
         self.inner = inner

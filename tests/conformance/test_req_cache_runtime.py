@@ -366,7 +366,7 @@ def test_duplicates_of_descriptors_are_closed_when_they_are_not_needed_any_more(
     elif how == "replaced":
         compilation.set_caching(tmp_path / "c", TOKEN)
     else:
-        compilation.set_cache_source(None)
+        compilation._set_cache_source(None)
     assert set(os.listdir("/proc/self/fd")) == before
     compilation.close()
     for fd in fds:

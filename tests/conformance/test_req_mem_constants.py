@@ -68,7 +68,7 @@ def test_weights_in_a_read_only_file_are_never_read_by_the_client(monkeypatch: p
         file.flush()
         with open(f"/proc/self/fd/{file.fileno()}", "rb") as read_only:
             memory = Memory.mmap_fd(read_only.fileno(), 52 + NBYTES, prot=PROT_READ)
-        for name in ("copy_out", "map_for", "read", "array"):
+        for name in ("_copy_out", "_map_for", "read", "array"):
             monkeypatch.setattr(Memory, name, lambda *a, **k: pytest.fail("the client touched the weights"))
         b = ModelBuilder(inline_limit=1024)  # room for the bias
         model = layer(b, b.constant_from_memory(memory, WEIGHTS.shape, np.float32, offset=52))

@@ -86,7 +86,12 @@ def contents(buffer: Buffer) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("dimensions", "error"),
-    [((0, 2**32), InvalidArgument), ((-1, 8), InvalidArgument), ((2**31, 2**31), GeneralFailure)],
+    [
+        ((0, 2**32), InvalidArgument),
+        ((-1, 8), InvalidArgument),
+        ((2**31, 2**31), InvalidArgument),
+        ((2**31, 2**26), GeneralFailure),
+    ],
 )
 def test_REQ_MEM_001_sizes_that_no_buffer_has(device: Device, dimensions: tuple, error: type[Exception]) -> None:
     prepared = device.prepare_model(relu((0, 0)))

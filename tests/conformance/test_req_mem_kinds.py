@@ -16,8 +16,9 @@ from msgspec.structs import replace
 from nnburst.burst import ExecutionBurstController
 from nnburst.devices import Device
 from nnburst.errors import ErrorStatus, InvalidArgument
-from nnburst.memory import PROT_READ, PROT_WRITE, Memory
+from nnburst.memory import FORMATS, PROT_READ, PROT_WRITE, ImageLayout, Memory
 from nnburst.model import DataLocation, Model, ModelBuilder, Request
+from support import images
 from support.memory_kinds import ADDEND, COUNT, KINDS, NBYTES, argument, sum_model, sum_request
 from support.samples import WAYS, T, execute
 
@@ -143,31 +144,98 @@ def test_REQ_MEM_054_scratch_beyond_all_memory_fails_and_leaks_nothing(device: D
 # -- images ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pitch", [0, 37])
-@pytest.mark.parametrize(("name", "channels"), [("RGB", 3), ("BGR", 3), ("RGBA", 4), ("GRAY8", 1), ("NV12", 1)])
-def test_images_are_inputs_and_outputs_as_a_whole(
-    device: Device, way: str, name: str, channels: int, pitch: int
-) -> None:
-    height, width = 6, 8
-    shape = (2, height * 3 // 2 if name == "NV12" else height, width, channels)
+def image_model(shape: tuple[int, ...]) -> Model:
+    """y is x, but at least 100."""
     b = ModelBuilder()
     b.output("y", b.relu(b.input("x", T.TENSOR_QUANT8_ASYMM, shape, scale=0.5, zero_point=100)))
-    prepared = device.prepare_model(b.build())
-    values = np.random.default_rng(5).integers(0, 256, shape).astype(np.uint8)
+    return b.build()
+
+
+@pytest.mark.parametrize(("width", "height"), [(8, 6), (7, 5)])
+@pytest.mark.parametrize("tight", [False, True])
+@pytest.mark.parametrize("name", [name for name in FORMATS if images.BYTES.get(name, 1) == 1 or name == "RGB565"])
+def test_images_are_inputs_and_outputs_as_a_whole(
+    device: Device, way: str, name: str, tight: bool, width: int, height: int
+) -> None:
+    pitch = width * len(images.CHANNELS.get(name, "Y")) * images.BYTES.get(name, 1) if tight else 0
     with (
         Memory.hardware_buffer(width, height, name, layers=2, pitch=pitch) as frame,
-        Memory.hardware_buffer(width, height, name, layers=2) as result,
+        Memory.hardware_buffer(width, height, name, layers=2, pitch=pitch) as result,
     ):
-        frame.write(values)
+        layout = frame.image
+        assert layout is not None
+        assert layout.is_tensor is (tight and name not in ("BGR", "BGRA", "RGB565"))
+        prepared = device.prepare_model(image_model(layout.shape))
+        raw = np.random.default_rng(5).bytes(frame.span)
+        os.pwrite(frame.fds[0], raw, 0)
+        values = np.array(images.decode(name, layout, raw), np.uint8).reshape(layout.shape)
+        expected = np.maximum(values, 100)
+        if name == "RGB565":
+            expected = images.levels_of_565(expected)
         request = Request((argument(0, 0),), (argument(0, 0, 1),), (frame, result))
         assert execute(prepared, request, way).status is ErrorStatus.NONE
-        np.testing.assert_array_equal(result.read(np.uint8, shape), np.maximum(values, 100))
-        for bad in (argument(0, values.nbytes), argument(1, 0), argument(0, 0, dims=(*shape[:3], channels + 1))):
+        written = os.pread(result.fds[0], result.span, 0)
+        assert images.decode(name, layout, written) == expected.reshape(-1).tolist()
+        for bad in (argument(0, values.nbytes), argument(1, 0), argument(0, 0, dims=(*layout.shape[:3], 5))):
             outcome = execute(prepared, replace(request, inputs=(bad,)), way)
             assert outcome.status is ErrorStatus.INVALID_ARGUMENT
         with Memory.hardware_buffer(width, height + 2, name, layers=2) as larger:
             outcome = execute(prepared, replace(request, pools=(larger, result)), way)
             assert outcome.status is ErrorStatus.INVALID_ARGUMENT
+        for same in ((0, 0), (1, 1)):
+            overlapping = replace(request, pools=tuple((frame, result)[i] for i in same))
+            assert execute(prepared, overlapping, way).status is ErrorStatus.INVALID_ARGUMENT
+
+
+def test_planes_and_frames_of_one_ring_are_told_apart(device: Device, way: str) -> None:
+    """Frames of a camera lie behind each other in one object; each, and each plane of it, has its own bytes only."""
+    size = 16 * 4 * 3 // 2
+    b = ModelBuilder()
+    luma = b.input("luma", T.TENSOR_QUANT8_ASYMM, (1, 4, 16, 1), scale=1.0, zero_point=0)
+    chroma = b.input("chroma", T.TENSOR_QUANT8_ASYMM, (1, 2, 8, 2), scale=1.0, zero_point=0)
+    b.output("y", b.relu(luma))
+    b.output("c", b.relu(chroma))
+    prepared = device.prepare_model(b.build())
+    raw = np.random.default_rng(2).integers(0, 256, 3 * size, np.uint8)
+    with contextlib.ExitStack() as stack:
+        ring = stack.enter_context(Memory.ashmem(3 * size))
+        ring.write(raw)
+        frames = []
+        for slot in range(3):
+            planes = ((slot * size, 16), (slot * size + 64, 16))
+            layout = ImageLayout(16, 4, FORMATS["NV12"].fourcc, planes)
+            frames.append(stack.enter_context(Memory.from_image(ring.fds[0], layout)))
+        pools = tuple(stack.enter_context(frames[slot].plane_memory(i)) for slot in (1, 2) for i in (0, 1))
+        arguments = tuple(argument(0, 0, i) for i in range(4))
+        request = Request(arguments[:2], arguments[2:], pools)
+        assert execute(prepared, request, way).status is ErrorStatus.NONE
+        now = ring.read(np.uint8, (3, size))
+        assert now[:2].tobytes() == raw[: 2 * size].tobytes()
+        assert now[2].tobytes() == now[1].tobytes()
+        into_itself = replace(request, pools=(*pools[:2], pools[2], pools[1]))
+        assert execute(prepared, into_itself, way).status is ErrorStatus.INVALID_ARGUMENT
+
+
+def test_image_that_was_exported_for_reading_is_an_input_only(device: Device, way: str) -> None:
+    prepared = device.prepare_model(image_model((1, 4, 8, 1)))
+    for pitch in (8, 16):
+        with Memory.hardware_buffer(8, 4, "GRAY8", pitch=pitch) as frame, Memory.ashmem(32) as target:
+            assert frame.image is not None
+            values = np.arange(90, 122, dtype=np.uint8)
+            frame.write(values)
+            fd = os.open(f"/proc/self/fd/{frame.fds[0]}", os.O_RDONLY)
+            try:
+                image = Memory.from_image(fd, frame.image, prot=PROT_READ)
+            finally:
+                os.close(fd)
+            with image:
+                (pixels,) = image.planes()
+                assert not pixels.flags.writeable
+                request = Request((argument(0, 0),), (argument(0, 32, 1),), (image, target))
+                assert execute(prepared, request, way).status is ErrorStatus.NONE
+                assert target.read(np.uint8, (32,)).tolist() == np.maximum(values, 100).tolist()
+                written = Request((argument(0, 32, 1),), (argument(0, 0),), (image, target))
+                assert execute(prepared, written, way).status is ErrorStatus.INVALID_ARGUMENT
 
 
 def test_float_images_and_formats_that_nobody_knows(device: Device, way: str) -> None:
@@ -184,7 +252,7 @@ def test_float_images_and_formats_that_nobody_knows(device: Device, way: str) ->
         assert frame.image is not None
         pitch = frame.image.planes[0][1]
         beyond = {"planes": ((1 << 20, pitch),)}
-        for change in ({"fourcc": int.from_bytes(b"P010", "little")}, {"modifier": 1}, beyond):
+        for change in ({"fourcc": int.from_bytes(b"YUYV", "little")}, {"modifier": 1}, beyond):
             with Memory.from_image(frame.fds[0], replace(frame.image, **change)) as odd:
                 outcome = execute(prepared, replace(request, pools=(odd, target)), way)
                 assert outcome.status is ErrorStatus.GENERAL_FAILURE

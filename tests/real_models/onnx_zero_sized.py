@@ -3,7 +3,7 @@
 ``python onnx_zero_sized.py OUT PATTERN TRIES`` runs cases, as the device would, and writes a line for each before
 it begins and one of what came out, as a digest. Run twice under different values of ``MALLOC_PERTURB_``, which is
 what fresh memory holds, the lines are the same if all that is handed out was written. The cases are ONNX's own for its
-nodes, and guesses at the operators that ONNX Runtime adds to them, with sizes replaced by 0.
+nodes, with sizes replaced by 0, and guesses at all operators that ONNX Runtime has.
 """
 
 from __future__ import annotations
@@ -69,7 +69,10 @@ def _own_cases() -> Iterator[Case]:
     """Yield ONNX's cases for its operators."""
     import onnx.backend.test.loader as loader
 
-    for case in loader.load_model_tests(kind="node"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = loader.load_model_tests(kind="node")
+    for case in found:
         if case.model is None:
             continue
         arrays = dict(zip([value.name for value in case.model.graph.input], case.data_sets[0][0], strict=False))
@@ -152,15 +155,22 @@ def _like(value: Any, name: str) -> Any:
 
 
 def _guesses(tries: int) -> Iterator[Case]:
-    """Yield models of each operator that ONNX Runtime adds for the CPU, with random inputs; most of them do not fit."""
+    """Yield models of each operator that ONNX Runtime knows, with random inputs; most of them do not fit."""
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
     names = {TensorProto.DataType.Name(number).lower(): number for number in TensorProto.DataType.values()}
-    for schema in sorted(state.get_all_operator_schema(), key=lambda schema: schema.name):
-        if schema.domain != "com.microsoft" or not schema.inputs or not tries:
-            continue
+    newest = {(schema.domain, schema.name): schema for schema in sorted(state.get_all_operator_schema(), key=_version)}
+    for schema in sorted(newest.values(), key=lambda schema: (schema.name, schema.domain)):
         random = np.random.default_rng(sum(schema.name.encode()))
         allowed = {rule.type_param_str: list(rule.allowed_type_strs) for rule in schema.type_constraints}
+
+        def element(of: str, picked: dict[str, str]) -> int:
+            """Return the type of an element, chosen once for all that have it; 0 if it is none of numbers."""
+            text = picked.setdefault(of, str(random.choice(allowed.get(of, [of]))))  # noqa: B023
+            number = names.get(text.removeprefix("tensor(").removesuffix(")"), 0)
+            kind = helper.tensor_dtype_to_np_dtype(number).kind if number else ""
+            return number if kind and kind in "fiub" else 0
+
         for number in range(tries):
             picked: dict[str, str] = {}
             arrays: dict[str, Array] = {}
@@ -169,23 +179,37 @@ def _guesses(tries: int) -> Iterator[Case]:
             for i, formal in enumerate(schema.inputs):
                 if i >= schema.min_input and random.random() < 0.4:
                     inputs.append("")
-                    continue
-                of = formal.typeStr
-                text = picked.setdefault(of, str(random.choice(allowed.get(of, [of]))))
-                element = names.get(text.removeprefix("tensor(").removesuffix(")"))
-                if element is None or element in (TensorProto.STRING, TensorProto.UNDEFINED):
+                elif kind := element(formal.typeStr, picked):
+                    dtype = helper.tensor_dtype_to_np_dtype(kind)
+                    arrays[f"i{i}"] = np.ones(random.choice(sizes, random.integers(0, 5)), dtype)
+                    inputs.append(f"i{i}")
+                else:
                     break
-                dtype = helper.tensor_dtype_to_np_dtype(element)
-                if dtype.kind not in "fiub":
-                    break
-                arrays[f"i{i}"] = np.ones(random.choice(sizes, random.integers(0, 5)), dtype)
-                inputs.append(f"i{i}")
             else:
-                required = [name for name, attribute in schema.attributes.items() if attribute.required]
-                given = {name: int(random.choice([1, 2, 4])) for name in required}
+                given = {name: _attribute(kind, random) for name, kind in schema.attributes.items()
+                         if kind.required or random.random() < 0.2}  # fmt: skip
                 outputs = [f"o{i}" for i in range(max(1, schema.min_output))]
-                node = helper.make_node(schema.name, inputs, outputs, domain="com.microsoft", **given)
-                yield f"guess{number}:{schema.name}", made([node], arrays, outputs), [arrays]
+                node = helper.make_node(schema.name, inputs, outputs, domain=schema.domain, **given)
+                model = made([node], arrays, outputs)
+                for value, formal in zip(model.graph.output, schema.outputs, strict=False):
+                    if kind := element(formal.typeStr, picked):
+                        value.CopyFrom(helper.make_tensor_value_info(value.name, kind, None))
+                for opset in list(model.opset_import):
+                    if opset.domain == schema.domain:
+                        model.opset_import.remove(opset)
+                model.opset_import.add(domain=schema.domain, version=schema.since_version)
+                yield f"guess{number}:{schema.name}", model, [arrays]
+
+
+def _version(schema: Any) -> int:
+    return int(schema.since_version)
+
+
+def _attribute(attribute: Any, random: np.random.Generator) -> Any:
+    """Return a value that an attribute of a schema may have; None for a kind that cannot be guessed."""
+    kind = attribute.type.name
+    one = {"INT": int(random.choice([0, 1, 2, 4])), "FLOAT": 1.0, "STRING": str(random.choice(["a", "0", "1"]))}
+    return one.get(kind) if not kind.endswith("S") else [one[kind[:-1]]] * 2 if kind[:-1] in one else None
 
 
 def _open(model: Any) -> Any:
@@ -197,10 +221,11 @@ def _open(model: Any) -> Any:
     from nnburst.devices.onnxruntime.graph import SessionSettings, build_session
 
     capi.load = lambda: False
-    options = SessionSettings(1).options()
+    settings = SessionSettings(1)
+    options = settings.options()
     options.enable_cpu_mem_arena = options.enable_mem_pattern = False
     options.log_severity_level = 4
-    return build_session(model.SerializeToString(), {}, options)[0]
+    return build_session(model.SerializeToString(), {}, settings, options)[0]
 
 
 def _digest(values: list[Any]) -> str:

@@ -9,9 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from PIL import Image
 
+from nnburst import launch
 from nnburst.cli import main
-from support.onnx_models import FLOAT, RNG, TensorProto, graph, in_process, mlp, node, save
+from nnburst.cli.demo.network import build_model, load_digits
+from nnburst.cli.run.words import Box, find_boxes
+from support.onnx_models import FLOAT, RNG, TensorProto, classifier, graph, helper, in_process, mlp, node, save
 
 BITS = TensorProto.BFLOAT16
 """A type that InferenceSession.run takes no arrays of."""
@@ -144,16 +148,16 @@ def test_bench_measures_five_contenders_side_by_side(model: str, tmp_path: Path)
 def test_bench_compares_the_outputs(tmp_path: Path) -> None:
     noise = graph([node("RandomNormal", [], ["y"], shape=[4])], [("x", FLOAT, (1,))], [("y", FLOAT, (4,))])
     done = nnburst("bench", "--model", save(noise, tmp_path / "m.onnx"), "--count", "20", "--rounds", "1")
-    assert done.output.count("the outputs differ from those of InferenceSession.run") >= 3
+    assert "burst-bound, burst-run, pipe: failed: the outputs differ from those of Infer" in done.output
 
 
 def test_bench_of_a_model_that_cannot_run_says_why(tmp_path: Path) -> None:
-    strings = graph(
-        [node("Identity", ["x"], ["y"])], [("x", TensorProto.STRING, (1,))], [("y", TensorProto.STRING, (1,))]
+    pairs = graph(
+        [node("Identity", ["x"], ["y"])], [("x", TensorProto.COMPLEX64, (1,))], [("y", TensorProto.COMPLEX64, (1,))]
     )
-    done = nnburst("bench", "--model", save(strings, tmp_path / "m.onnx"))
+    done = nnburst("bench", "--model", save(pairs, tmp_path / "m.onnx"))
     assert done.exit_code == 1
-    assert "holds strings" in done.output
+    assert "complex numbers" in done.output
     assert nnburst("bench", "--model", "x.onnx", "--only", "d").exit_code == 2
     bits = graph([node("Identity", ["x"], ["y"])], [("x", BITS, (1,))], [("y", BITS, (1,))])
     done = nnburst("bench", "--model", save(bits, tmp_path / "m.onnx"))
@@ -207,3 +211,210 @@ def test_run_many_takes_no_other_inputs(model: str, options: list[str], tmp_path
     assert "--many takes its inputs from files" in done.output
     done = nnburst("run", model, "--into", str(tmp_path / "out"))
     assert "belong to --many" in done.output
+
+
+@pytest.fixture
+def toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with the models of `nnburst demo --save`, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("digits.onnx", "detector.onnx"):
+        saved = nnburst("demo", "--save", name)
+        assert saved.exit_code == 0, saved.output
+        assert f"now: nnburst run {name} --input image=" in saved.output
+    Path("names.txt").write_text("bright\ndark\n")
+    return tmp_path
+
+
+def test_saved_network_of_the_demo_answers_as_the_demo_does(toys: Path) -> None:
+    images = load_digits().images
+    (answers,) = in_process("digits.onnx", {"image": images[:, 0]})
+    with launch(devices=["nnburst-reference"]) as service, service.session(build_model()) as session:
+        expected = np.concatenate([session.run(None, {"image": image})[0] for image in images[:100]])
+    np.testing.assert_allclose(answers[:100], expected, atol=1e-5)
+    assert load_digits().accuracy(answers, held_out_only=True) > 0.95
+
+
+def test_run_tells_classes_with_their_scores(toys: Path) -> None:
+    lines = nnburst("run", "digits.onnx", "--input", "image=digits.npy").output.splitlines()
+    assert lines[0] == "probabilities: float32 [1, 10]"
+    assert lines[1].split()[0] == str(load_digits().labels[load_digits().held_out][0])
+    assert len(lines) == 6
+    Path("names.txt").write_text("\n".join("abcdefghij"))
+    assert (
+        "  g            0.9999"
+        in nnburst("run", "digits.onnx", "--input", "image=digits.npy", "--labels", "names.txt").output
+    )
+
+
+def test_run_tells_boxes_and_draws_them(toys: Path) -> None:
+    done = nnburst("run", "detector.onnx", "--input", "image=detector.npy", "--labels", "names.txt", "--draw", "o.png")
+    assert done.output.splitlines()[0] == "boxes: float32 [5, 6]"
+    assert "  bright       0.9580  (120, 24) to (136, 40)" in done.output
+    assert done.output.count("  dark  ") == 2
+    drawn = np.asarray(Image.open("o.png"))
+    assert drawn.shape == (120, 160, 3)
+    assert (drawn[24:40, 120] == (255, 0, 0)).all()  # the left edge of that box
+    np.save("empty.npy", np.full((40, 40, 3), 128, np.uint8))
+    assert nnburst("run", "detector.onnx", "--input", "image=empty.npy").output.endswith("\n  nothing found\n")
+
+
+def test_run_takes_pictures(toys: Path) -> None:
+    Image.fromarray(np.load("detector.npy")).save("frame.png")
+    by_array, by_picture = (
+        nnburst("run", "detector.onnx", "--input", f"image={file}", "--json").output
+        for file in ("detector.npy", "frame.png")
+    )
+    assert by_array == by_picture
+    eight = np.load("digits.npy")[0, :, :, 0]
+    Image.fromarray((eight * 255).round().astype(np.uint8)).resize((80, 80), Image.Resampling.NEAREST).save("digit.png")
+    assert nnburst("run", "digits.onnx", "--input", "image=digit.png").output.splitlines()[1].split()[0] == "6"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("digits.onnx", "--input", "image=no.png"), "no.png is no picture that can be read"),
+        (("digits.onnx", "--input", "image=names.png"), "names.png is no picture that can be read"),
+        (("digits.onnx", "--input", "frame=no.png"), "--input for ['frame']; the inputs are ['image']"),
+        (("digits.onnx", "--input", "image=digits.npy", "--draw", "o.png"), "no output with boxes"),
+        (("digits.onnx", "--input", "image=digits.npy", "--draw", "o.txt"), "a name of a picture"),
+        (("digits.onnx", "--random", "--labels", "no.txt"), "--labels no.txt cannot be read"),
+        (("cube.onnx", "--input", "x=frame.png"), "no place for one: x: float32 [2, 5, 7]"),
+    ],
+)
+def test_pictures_and_labels_that_cannot_be_are_refused(toys: Path, arguments: tuple[str, ...], message: str) -> None:
+    Path("names.png").write_text("text")
+    save(graph([node("Relu", ["x"], ["y"])], [("x", FLOAT, (2, 5, 7))], [("y", FLOAT, (2, 5, 7))]), toys / "cube.onnx")
+    Image.fromarray(np.zeros((4, 4), np.uint8)).save("frame.png")
+    done = nnburst("run", *arguments)
+    assert (done.exit_code, message in done.output) == (1, True), done.output
+
+
+def test_boxes_are_told_from_other_rows() -> None:
+    rows = np.array([[1, 2, 3, 4, 0.5, 1]], np.float32)
+    assert find_boxes({"found": rows}, ["a", "b"]) == {"found": [Box(1, 2, 3, 4, 0.5, "b")]}
+    for wrong in ([3, 2, 1, 4, 0.5, 1], [1, 2, 3, 4, 1.5, 1], [1, 2, 3, 4, 0.5, 1.5], [1, 2, 3, 4, np.nan, 1]):
+        assert find_boxes({"boxes": np.array([wrong], np.float32)}, []) == {}
+    parts = {"boxes": rows[None, :, :4], "scores": rows[None, :, 4], "labels": np.array([[7]])}
+    assert find_boxes(parts, []) == {"boxes": [Box(1, 2, 3, 4, 0.5, "7")]}
+    assert find_boxes({"boxes": rows[:, :4]}, []) == {}
+    assert find_boxes({"rows": rows[:0]}, []) == {}
+
+
+def test_model_that_cannot_be_saved_is_refused(tmp_path: Path) -> None:
+    done = nnburst("demo", "--save", str(tmp_path / "other.onnx"))
+    assert "the models are called digits.onnx and detector.onnx" in done.output
+    assert not list(tmp_path.iterdir())
+
+
+# ---- strings, sequences and maps -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kinds(tmp_path: Path) -> str:
+    return save(classifier(), tmp_path / "kinds.onnx")
+
+
+@pytest.fixture
+def twice(tmp_path: Path) -> str:
+    x, y = (("x", TensorProto.STRING, ("n",)), ("y", TensorProto.STRING, ("n",)))
+    return save(graph([node("StringConcat", ["x", "x"], ["y"])], [x], [y], opset=20), tmp_path / "twice.onnx")
+
+
+def test_classifier_is_told_in_words(kinds: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.array([[2, 0]], np.float32))
+    done = nnburst("run", kinds, "--input", f"x={tmp_path / 'x.npy'}")
+    assert done.exit_code == 0, done.output
+    assert done.output == (
+        "label: tensor(string) [1]\n['cat']\n"
+        "scores: seq(map(string,tensor(float))) [1]\n"
+        "  cat          0.8668\n  dog          0.1173\n  é            0.0159\n"
+    )
+    done = nnburst("run", kinds, "--random", "--shape", "x=25,2")
+    lines = done.output.splitlines()
+    assert lines[-21].startswith("  cat ")
+    assert lines[-21].count("0.") == 3
+    assert lines[-1] == "  and 5 more"
+
+
+def test_classifier_is_shown_and_told_as_json(kinds: str) -> None:
+    holds = "seq(map(string,tensor(float)))"
+    shown = nnburst("run", kinds, "--show").output
+    assert shown == f"input  x: float32 [n, 2]\noutput label: tensor(string) [n]\noutput scores: {holds}\n"
+    label, scores = json.loads(nnburst("run", kinds, "--show", "--json").output)["outputs"]
+    assert label == {"name": "label", "dtype": "tensor(string)", "shape": ["n"]}
+    assert scores == {"name": "scores", "dtype": holds, "shape": None}
+    label, scores = json.loads(nnburst("run", kinds, "--random", "--shape", "x=2,2", "--json").output)["outputs"]
+    assert label == {"name": "label", "dtype": "tensor(string)", "shape": [2], "values": ["cat", "cat"]}
+    assert (scores["dtype"], scores["shape"]) == (holds, [2])
+    assert [list(row) for row in scores["values"]] == [["cat", "dog", "é"]] * 2
+
+
+def test_strings_and_maps_are_saved_without_pickle(kinds: str, tmp_path: Path) -> None:
+    files = {name: tmp_path / f"{name}.npy" for name in ("label", "scores")}
+    options = [option for name, file in files.items() for option in ("--output", f"{name}={file}")]
+    done = nnburst("run", kinds, "--random", *options)
+    assert done.exit_code == 0, done.output
+    assert np.load(files["label"]).tolist() == ["cat"]
+    (row,) = json.loads(np.load(files["scores"]).item())
+    assert list(row) == ["cat", "dog", "é"]
+
+
+def test_strings_go_in_from_files_and_made_up(twice: str, tmp_path: Path) -> None:
+    assert nnburst("run", twice, "--random", "--shape", "x=2").output == "y: tensor(string) [2]\n['00' '00']\n"
+    np.save(tmp_path / "x.npy", np.array(["a", "é"]))
+    target = tmp_path / "y.npy"
+    assert nnburst("run", twice, "--input", f"x={tmp_path / 'x.npy'}", "--output", f"y={target}").exit_code == 0
+    assert np.load(target).tolist() == ["aa", "éé"]
+    np.save(tmp_path / "x.npy", np.zeros(2, np.float32))
+    done = nnburst("run", twice, "--input", f"x={tmp_path / 'x.npy'}")
+    assert done.exit_code == 1
+    assert "'x' holds strings: give an array of str" in done.output
+
+
+@pytest.mark.parametrize("what", ["seq", "map", "optional"])
+def test_what_is_no_array_is_made_up_empty(what: str, tmp_path: Path) -> None:
+    of = helper.make_tensor_type_proto(FLOAT, None)
+    proto = {
+        "seq": lambda: helper.make_sequence_type_proto(of),
+        "map": lambda: helper.make_map_type_proto(TensorProto.STRING, of),
+        "optional": lambda: helper.make_optional_type_proto(of),
+    }[what]()
+    values = [helper.make_value_info(name, proto) for name in "xy"]
+    made = helper.make_graph([node("Identity", ["x"], ["y"])], "same", values[:1], values[1:])
+    if what == "map":  # Identity takes none
+        made = helper.make_graph(
+            [node("DictVectorizer", ["x"], ["y"], domain="ai.onnx.ml", string_vocabulary=["a", "b"])],
+            "vector",
+            values[:1],
+            [helper.make_tensor_value_info("y", FLOAT, (1, 2))],
+        )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 1)]
+    path = save(helper.make_model(made, opset_imports=opsets, ir_version=8), tmp_path / "m.onnx")
+    done = nnburst("run", path, "--random", "--json")
+    assert done.exit_code == 0, done.output
+    (output,) = json.loads(done.output)["outputs"]
+    assert output["values"] == {"seq": [], "map": [[0, 0]], "optional": None}[what]
+    assert nnburst("run", path, "--random").exit_code == 0
+
+
+def test_run_many_takes_and_saves_strings_and_maps(kinds: str, twice: str, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for i in range(3):
+        np.save(tmp_path / "in" / f"{i}.npy", np.full((i, 2), i, np.float32))
+    many = ("--many", str(tmp_path / "in"), "--into", str(tmp_path / "out"), "--json")
+    report = json.loads(nnburst("run", kinds, *many).stdout)
+    assert report["failed"] == []
+    assert [row["outputs"][0]["shape"] for row in report["results"]] == [[0], [1], [2]]
+    assert report["results"][2]["outputs"][1]["dtype"] == "seq(map(string,tensor(float)))"
+    with np.load(report["results"][2]["saved"]) as saved:
+        assert saved["label"].tolist() == ["cat", "cat"]
+        assert len(json.loads(saved["scores"].item())) == 2
+    for i in range(3):
+        np.save(tmp_path / "in" / f"{i}.npy", np.array([f"é{i}"] * i))
+    report = json.loads(nnburst("run", twice, *many).stdout)
+    assert report["failed"] == []
+    with np.load(report["results"][2]["saved"]) as saved:
+        assert saved["y"].tolist() == ["é2é2"] * 2
+    done = nnburst("run", twice, *many, "--batch", "2")
+    assert "--batch needs inputs of numbers with a symbolic first dimension" in done.output

@@ -169,14 +169,15 @@ def test_mutated_files_are_refused_or_run(device: Device) -> None:
     assert outcomes == {"ran", "InvalidArgument", "GeneralFailure"}
 
 
-def test_model_of_other_operations_is_not_supported(device: Device) -> None:
+def test_operation_that_is_not_lowered_is_not_supported(device: Device) -> None:
     from nnburst.model import ModelBuilder
 
     builder = ModelBuilder()
-    builder.output("y", builder.relu(builder.input("x", OperandType.TENSOR_FLOAT32, (4,))))
+    h = builder.relu(builder.input("x", OperandType.TENSOR_FLOAT32, (4,)))
+    builder.output("y", builder.reduce_prod(h, [0], True))
     made = builder.build()
-    assert device.get_supported_operations(made) == (False,)
-    with pytest.raises(GeneralFailure, match="one GRAPH"):
+    assert device.get_supported_operations(made) == (True, False)
+    with pytest.raises(GeneralFailure, match=r"operation 1 \(REDUCE_PROD\): it is not lowered"):
         device.prepare_model(made)
 
 

@@ -141,7 +141,7 @@ def test_onnxruntime_itself_opens_no_file_for_a_model(
     (tmp_path / "w.bin").write_bytes(THEIRS.tobytes())
     monkeypatch.chdir(tmp_path)
     with pytest.raises(GeneralFailure, match="External data path does not exist"):
-        open_session(place(external("c")).SerializeToString(), SessionSettings(1).options())
+        open_session(place(external("c")).SerializeToString(), SessionSettings(1), SessionSettings(1).options())
 
 
 def test_two_initializers_of_one_name_are_refused(service: nnburst.Service, tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ import pytest
 from msgspec.structs import replace
 
 import nnburst
-from nnburst import GeneralFailure, InvalidArgument
+from nnburst import GeneralFailure, InvalidArgument, MissedDeadline, ResourceExhausted
 from nnburst.burst import CancelToken, under_token
-from nnburst.devices.onnxruntime import OnnxRuntimeDevice
+from nnburst.devices.onnxruntime import OnnxRuntimeDevice, kernel
 from nnburst.devices.onnxruntime.graph import SessionSettings, compile_graph
 from nnburst.devices.onnxruntime.importer import import_graph
 from nnburst.devices.onnxruntime.kernel import BoundGraph
@@ -25,7 +25,7 @@ from nnburst.devices.onnxruntime.packed import load_graph, pack, read_contents
 from nnburst.devices.onnxruntime.snapshots import exposed_arguments
 from nnburst.memory import Memory, open_request
 from nnburst.model import DataLocation, Request, RequestArgument
-from support.onnx_models import FLOAT, RNG, TensorProto, graph, helper, in_process, node, onnx, ort
+from support.onnx_models import FLOAT, RNG, TensorProto, graph, helper, in_process, node, onnx, ort, save, save_external
 
 INT64, BOOL, UINT8, INT8 = TensorProto.INT64, TensorProto.BOOL, TensorProto.UINT8, TensorProto.INT8
 N = 200_000
@@ -138,7 +138,7 @@ def bound_in_place(proto: Any) -> set[str]:
         n = len(imported.input_names)
         opened = open_request(Request(tuple(arguments[:n]), tuple(arguments[n:]), (pool,)))
         plan = BoundGraph(prepared.graph, prepared.model, opened.request, lambda outputs: None)
-        mapped = pool.map_for(writable=True).bytes()
+        mapped = pool._map_for(writable=True).bytes()
         kept = [array for array in plan._kept if array.size]
         found = {name for name, array in zip(names, kept, strict=True) if np.shares_memory(array, mapped)}
         del plan, kept, mapped
@@ -417,3 +417,82 @@ def test_name_with_a_nul_is_refused_when_the_model_is_read(kind: str) -> None:
     model = graph([node("Relu", [x], [y])], [(x, FLOAT, (4,))], [(y, FLOAT, (4,))])
     with pytest.raises(InvalidArgument, match=f"{kind} .* has a NUL in its name"):
         import_graph(model.SerializeToString())
+
+
+TRUTH = np.tile(np.uint8([0, 1, 2, 255]), 100)
+"""Bools as a client may write them. There are many, for ONNX Runtime reads few of a model one by one."""
+
+
+def of_bools(*before: Any, name: str = "c") -> list[Any]:
+    values = helper.make_tensor("v", FLOAT, TRUTH.shape, np.arange(TRUTH.size))
+    cast, compress = node("Cast", [name], ["y"], to=TensorProto.INT32), node("Compress", ["v", name], ["k"])
+    return [*before, node("Constant", [], ["v"], value=values), cast, compress]
+
+
+@pytest.mark.parametrize("way", ["input", "constant", "initializer", "external", "sequence"])
+def test_bytes_of_bools_are_0_or_1_for_onnxruntime(service: nnburst.Service, way: str, tmp_path: Path) -> None:
+    """Compress would give as many elements as they add up to, most of which it would not have written."""
+    tensor = helper.make_tensor("c", BOOL, TRUTH.shape, TRUTH.tobytes(), raw=True)
+    before = {
+        "constant": node("Constant", [], ["c"], value=tensor),
+        "sequence": node("SequenceAt", ["x", "zero"], ["c"]),
+    }
+    nodes = of_bools(*(made for name, made in before.items() if name == way), name="x" if way == "input" else "c")
+    made = graph(
+        nodes,
+        [("x", BOOL, TRUTH.shape)],
+        [("y", TensorProto.INT32, TRUTH.shape), ("k", FLOAT, ("k",))],
+        {"zero": np.int64(0)} if way == "sequence" else {},
+    )
+    if way == "sequence":
+        made.graph.input[0].CopyFrom(helper.make_tensor_sequence_value_info("x", BOOL, None))
+    if way in ("initializer", "external"):
+        made.graph.initializer.append(tensor)
+    path = tmp_path / "m.onnx"
+    save_external(made, path) if way == "external" else save(made, path)
+    with service.session(path) as session, session.bind() as bound:
+        if way == "sequence":
+            bound.inputs["x"] = [np.ones(TRUTH.shape, np.bool_)]
+            raw = bound._wired["x"]
+            raw[raw.tobytes().index(b"\1" * TRUTH.size) :][: TRUTH.size] = TRUTH
+        else:
+            bound.inputs["x"].view(np.uint8)[...] = TRUTH
+        bound.run()
+        assert bound.outputs["y"].tolist() == (TRUTH != 0).tolist()
+        assert bound.output_shapes[1].dimensions == (300,)
+
+
+def of_a_sequence() -> bytes:
+    made = graph([node("SequenceLength", ["x"], ["y"])], [], [("y", INT64, ())])
+    made.graph.input.append(helper.make_tensor_sequence_value_info("x", FLOAT, None))
+    return bytes(made.SerializeToString())
+
+
+def test_tensors_of_a_value_count_as_working_memory_before_they_are_made() -> None:
+    few, many = ([np.zeros(0, np.float32)] * n for n in (1000, 30_000))
+    quotas = {"working_bytes": 8 << 20}
+    with nnburst.launch(devices=["nnburst-onnxruntime:threads=1"], quotas=quotas) as service:
+        with service.session(of_a_sequence()) as session, session.bind(shapes={"x": (1 << 20,)}) as bound:
+            for _ in range(20):  # what a run took, the next one may take
+                bound.inputs["x"] = few
+                bound.run()
+                assert bound.outputs["y"] == 1000
+                bound.inputs["x"] = many
+                with pytest.raises(ResourceExhausted, match="working_bytes"):
+                    bound.run()
+
+
+def test_a_value_of_many_tensors_is_read_until_the_deadline_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def require_time(deadline_ns: int) -> None:
+        asked.append(deadline_ns)
+        if len(asked) == 7:
+            raise MissedDeadline("now")
+
+    monkeypatch.setattr(kernel, "require_time", require_time)
+    with nnburst.in_process(devices=["nnburst-onnxruntime:threads=1"]) as service:
+        with service.session(of_a_sequence()) as session, pytest.raises(MissedDeadline, match="now"):
+            session.run(None, {"x": [np.zeros(0, np.float32)] * 100}, timeout=100)
+    assert len(asked) == 7
+    assert min(asked) > 0

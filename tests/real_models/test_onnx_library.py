@@ -57,7 +57,7 @@ def test_library_that_fails_its_check_is_not_used(broken: str, monkeypatch: pyte
         model = graph(nodes, [("x", FLOAT, (2,))], [("y", FLOAT, (2,))])
         monkeypatch.setattr(capi, "_PROBE", model.SerializeToString())
     elif broken == "version":
-        monkeypatch.setattr(capi.metadata, "version", lambda name: "1.9.9")
+        monkeypatch.setattr(capi, "package_version", lambda: "1.9.9")
     else:
         monkeypatch.setattr(capi, "_VERSION", 10_000)
     onnxruntime.cache_clear()

@@ -13,6 +13,7 @@ import pytest
 
 import nnburst
 from nnburst import BadState, DeviceUnavailable, GeneralFailure, InvalidArgument, OutputInsufficientSize
+from support import images
 from support.onnx_models import FLOAT, RNG, TensorProto, graph, helper, in_process, mlp, node, onnx, save, save_external
 
 
@@ -20,6 +21,9 @@ from support.onnx_models import FLOAT, RNG, TensorProto, graph, helper, in_proce
 def service() -> Iterator[nnburst.Service]:
     with nnburst.launch(devices=["nnburst-reference", "nnburst-onnxruntime:threads=1"]) as service:
         yield service
+
+
+FLOATS = helper.make_tensor_type_proto(FLOAT, None)
 
 
 def rows(n: int, width: int = 16) -> np.ndarray:
@@ -38,20 +42,6 @@ def test_session_of_its_own_answers_as_onnxruntime_does(tmp_path: Path) -> None:
         assert np.array_equal(y, expected)
         assert np.array_equal(bound.outputs["y"], expected)
         assert session.stats.fallbacks == 0
-
-
-def test_classifier_with_a_map_says_how_to_export_it(service: nnburst.Service) -> None:
-    maps = helper.make_sequence_type_proto(
-        helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(FLOAT, []))
-    )
-    node_ = helper.make_node("ZipMap", ["x"], ["y"], domain="ai.onnx.ml", classlabels_int64s=[0, 1])
-    whole = helper.make_graph(
-        [node_], "classifier", [helper.make_tensor_value_info("x", FLOAT, [1, 2])], [helper.make_value_info("y", maps)]
-    )
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
-    model = helper.make_model(whole, opset_imports=opsets, ir_version=8)
-    with pytest.raises(GeneralFailure, match=r"output 'y' has type 'sequence'.*export it without ZipMap"):
-        service.session(model.SerializeToString())
 
 
 def test_service_writes_no_file_into_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,15 +193,55 @@ def test_input_that_is_an_output_too_can_be_bound_and_asked_for_alone(service: n
         assert session.run(["x"], {"x": np.float32([-1, 2])})[0].tolist() == [-1, 2]
 
 
-def test_bfloat16_is_passed_as_its_bits(service: nnburst.Service, tmp_path: Path) -> None:
-    model = graph([node("Cast", ["x"], ["y"], to=FLOAT)], [("x", TensorProto.BFLOAT16, (3,))], [("y", FLOAT, (3,))])
-    values = np.float32([1.5, -2, 0.25])
-    bits = (values.view(np.uint32) >> 16).astype(np.uint16)
-    named = bits.view(helper.tensor_dtype_to_np_dtype(TensorProto.BFLOAT16))
-    with service.session(save(model, tmp_path / "m.onnx")) as session:
-        assert session.get_inputs()[0].dtype == np.uint16
-        assert session.run(None, {"x": bits})[0].tolist() == values.tolist()
-        assert session.run(None, {"x": named})[0].tolist() == values.tolist()
+LACKING = {
+    "bfloat16": TensorProto.BFLOAT16,
+    "float8_e4m3fn": TensorProto.FLOAT8E4M3FN,
+    "float8_e4m3fnuz": TensorProto.FLOAT8E4M3FNUZ,
+    "float8_e5m2": TensorProto.FLOAT8E5M2,
+    "float8_e5m2fnuz": TensorProto.FLOAT8E5M2FNUZ,
+}
+"""Types that NumPy lacks, by their names in ml_dtypes."""
+
+
+@pytest.mark.parametrize("name", LACKING)
+def test_types_that_numpy_lacks_are_passed_as_bits_or_by_ml_dtypes(service: nnburst.Service, name: str) -> None:
+    dtype = np.dtype(getattr(pytest.importorskip("ml_dtypes"), name))
+    nodes = [node("Cast", ["x"], ["y"], to=FLOAT), node("Cast", ["y"], ["z"], to=LACKING[name])]
+    for shape in ((3,), (), ("n",)):
+        given = graph(nodes, [("x", LACKING[name], shape)], [("y", FLOAT, shape), ("z", LACKING[name], shape)])
+        given.opset_import[0].version = 19
+        values = np.float32([1.5, -2, 0.25]) if shape else np.float32(1.5)
+        named = values.astype(dtype)
+        bits = named.view(f"u{dtype.itemsize}")
+        with service.session(given.SerializeToString()) as session:
+            (x,) = session.get_inputs()
+            assert x.dtype == session.get_outputs()[1].dtype == bits.dtype
+            assert x.bits_of == name
+            assert f"bits of {name}" in repr(session)
+            for ours in (named, bits):
+                y, z = session.run(None, {"x": ours})
+                assert (y.tolist(), z.dtype, z.tolist()) == (values.tolist(), bits.dtype, bits.tolist())
+                assert z.view(dtype).tolist() == values.tolist()
+            with session.bind(shapes={"n": 3} if "n" in shape else None) as bound:
+                bound.inputs["x"].view(dtype)[...] = values
+                bound.run()
+                assert bound.outputs["z"].tolist() == bits.tolist()
+
+
+@pytest.mark.parametrize("name", [*LACKING, "uint8", "uint16", "float16"])
+def test_types_of_one_size_are_not_taken_for_each_other(service: nnburst.Service, name: str) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    numbers = {"uint8": TensorProto.UINT8, "uint16": TensorProto.UINT16, "float16": TensorProto.FLOAT16} | LACKING
+    given = graph([node("Cast", ["x"], ["y"], to=FLOAT)], [("x", numbers[name], (2,))], [("y", FLOAT, (2,))])
+    given.opset_import[0].version = 19
+    remedy = f"ml_dtypes.{name}" if name in LACKING else f"'{name}'"
+    with service.session(given.SerializeToString()) as session:
+        for other in [*LACKING, "float8_e4m3", "float32"]:
+            if other != name:
+                wrong = {"x": np.ones(2, getattr(ml_dtypes, other, other))}
+                for run in (session.run, lambda names, inputs: next(session.run_many([inputs]))):
+                    with pytest.raises(InvalidArgument, match=rf"'x' is .*, got {other}; .*astype\({remedy}\)"):
+                        run(None, wrong)
 
 
 def test_empty_array_for_open_dimensions(service: nnburst.Service, tmp_path: Path) -> None:
@@ -249,6 +279,13 @@ def test_array_without_elements_goes_every_way(service: nnburst.Service, batch: 
             if batch is not None:
                 assert bound.outputs["y"].shape == (0, 4)
             assert bound.outputs["s"] == 0
+
+
+def test_shape_that_no_array_has_is_refused_though_it_is_empty(service: nnburst.Service) -> None:
+    model = graph([node("Relu", ["x"], ["y"])], [("x", FLOAT, ("a", "b", "c"))], [("y", FLOAT, ("a", "b", "c"))])
+    with nnburst.Session(model.SerializeToString(), service=service) as session:
+        with pytest.raises(InvalidArgument, match=r"'x': dimensions .* are larger than a tensor can be"):
+            session.bind(shapes={"x": (0, 2**32 - 1, 2**32 - 1)})
 
 
 def test_inputs_of_no_rows_are_part_of_a_batch(service: nnburst.Service) -> None:
@@ -461,12 +498,17 @@ def test_unknown_operator_is_named(service: nnburst.Service, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("value", "what"),
     [
-        (helper.make_tensor_value_info("x", TensorProto.STRING, (1,)), "strings"),
-        (helper.make_tensor_sequence_value_info("x", FLOAT, None), "sequence"),
         (helper.make_tensor_value_info("x", TensorProto.COMPLEX64, (1,)), "complex"),
+        (helper.make_tensor_value_info("x", TensorProto.INT2, (1,)), "2-bit"),
+        (helper.make_sparse_tensor_value_info("x", FLOAT, (1,)), "sparse tensor"),
+        (
+            helper.make_value_info("x", helper.make_sequence_type_proto(helper.make_sequence_type_proto(FLOATS))),
+            r"seq\(seq\(tensor\(float\)\)\)",
+        ),
+        (helper.make_tensor_sequence_value_info("x", TensorProto.COMPLEX64, None), "complex"),
     ],
 )
-def test_what_is_no_tensor_of_numbers_is_refused(
+def test_what_docs_onnx_lists_is_refused_by_name(
     service: nnburst.Service, tmp_path: Path, value: object, what: str
 ) -> None:
     model = graph([node("Identity", ["x"], ["y"])], [], [("y", FLOAT, (1,))])
@@ -527,7 +569,7 @@ def test_session_keeps_executions_of_several_batches(service: nnburst.Service, t
         for n in (1, 8, 1, 8, 1, 3, 8):
             x = rows(n)
             assert np.array_equal(session.run(None, {"x": x})[0], in_process(path, {"x": x})[0])
-        assert len(session.burst.controller._slots) == 3
+        assert len(session.burst._controller._slots) == 3
         assert session.stats.fallbacks == 0
 
 
@@ -560,3 +602,24 @@ def test_shape_that_the_file_says_wrongly_is_the_real_one(service: nnburst.Servi
                     assert bound.output_shapes[0].dimensions == (4, 4)
                 y = bound.outputs["y"].view(np.float32).reshape(-1)[:16].reshape(4, 4)
                 assert np.array_equal(y, np.concatenate([x, x]))
+
+
+@pytest.mark.parametrize("pitch", [14, 20], ids=["in place", "copied"])
+def test_planes_of_a_decoder_are_inputs_where_they_lie(tmp_path: Path, service: nnburst.Service, pitch: int) -> None:
+    """P010 of an odd size: 16-bit numbers, a plane of Y and one of pairs, each frame a slot of its own."""
+    u16, shapes = TensorProto.UINT16, {"luma": (1, 5, 7, 1), "chroma": (1, 3, 4, 2)}
+    nodes = [node("Cast", [name], [f"{name} of float"], to=FLOAT) for name in shapes]
+    outputs = [(f"{name} of float", FLOAT, shape) for name, shape in shapes.items()]
+    path = save(graph(nodes, [(name, u16, shape) for name, shape in shapes.items()], outputs), tmp_path / "p010.onnx")
+    with nnburst.Memory.hardware_buffer(7, 5, "P010", pitch=pitch) as frame, service.session(path) as session:
+        layout = frame.image
+        assert layout is not None
+        assert layout.is_tensor is (pitch == 14)
+        with frame.plane_memory(0) as luma, frame.plane_memory(1) as chroma:
+            execution = session.bind(memory={"luma": luma, "chroma": chroma})
+            for seed in range(3):
+                raw = np.random.default_rng(seed).bytes(frame.span)
+                os.pwrite(frame.fds[0], raw, 0)
+                execution.run()
+                found = np.concatenate([execution.outputs[name].reshape(-1) for name, _, _ in outputs])
+                assert found.tolist() == images.decode("P010", layout, raw)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import itertools
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -24,8 +27,10 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's, as it is imported
     from ray import serve
 
-    from nnburst.errors import DeadObject, GeneralFailure, InvalidArgument, MissedDeadline
-    from nnburst.scale.ray import Replica, actor, deployment
+    import nnburst.service
+    from nnburst.errors import DeadObject, DeviceUnavailable, GeneralFailure, InvalidArgument, MissedDeadline
+    from nnburst.scale.ray import Replica, _Published, actor, deployment, publish
+    from support.waiting import PATIENCE
 
 pytestmark = [
     pytest.mark.soak,
@@ -176,6 +181,59 @@ def test_request_without_retry_gets_the_death_and_the_next_one_the_standby(relu:
 def test_standby_needs_a_model_and_services_of_its_own(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match="standby=True needs a model="):
         Replica(standby=True, **wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"service": "nowhere"}, {"standby": True}], ids=["service", "standby"])
+def test_spare_needs_a_service_of_its_own(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match="spare=True needs a model="):
+        Replica("relu.onnx", spare=True, **wrong)
+
+
+def test_replica_whose_spare_cannot_be_started_serves_and_says_so(
+    relu: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    start = nnburst.service.start_child
+    monkeypatch.setattr("nnburst.service.start_child", lambda *args, **options: starts.pop()(*args, **options))
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise DeviceUnavailable("no memory for another process")
+
+    starts = [fail, start]
+    with contextlib.closing(Replica(relu)) as replica:
+        assert replica.run(X)[0].tobytes() == Y.tobytes()
+        end = time.monotonic() + PATIENCE
+        while replica.status()["spare"] == "starting" and time.monotonic() < end:
+            time.sleep(0.01)
+        assert replica.status() == {"spare": "missing: no memory for another process", "restarts": 0}
+        assert "no spare stands by" in caplog.text
+        assert replica.run(X)[0].tobytes() == Y.tobytes()
+
+
+def test_published_model_is_named_by_its_content_and_opened_by_that_name(cluster: None, relu: str) -> None:
+    name = publish(relu)
+    assert name == publish(Path(relu).read_bytes()) == f"sha256:{hashlib.sha256(Path(relu).read_bytes()).hexdigest()}"
+    with contextlib.closing(Replica(name)) as replica:
+        assert replica.run(X)[0].tobytes() == Y.tobytes()
+    ray.kill(ray.get_actor(name, "nnburst"))
+
+
+def test_model_that_is_not_published_or_has_another_content_is_refused(cluster: None) -> None:
+    name = f"sha256:{hashlib.sha256(b'a model').hexdigest()}"
+    with pytest.raises(InvalidArgument, match=f"no model {name} is in this cluster; publish it"):
+        Replica(name)
+    wrong = ray.remote(_Published).options(name=name, namespace="nnburst", num_cpus=0).remote(b"another model")
+    with pytest.raises(InvalidArgument, match=f"what was published as {name} has another content"):
+        Replica(name)
+    ray.kill(wrong)
+
+
+def test_update_of_two_nodes_in_token_mode_loses_no_request() -> None:
+    script = Path(__file__).parents[2] / "benchmarks" / "ray_nodes.py"
+    # In a process of its own, as Ray reads the mode when it is imported. Ray's processes end with it.
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=500, check=False)
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("pass ") == 5, done.stdout
 
 
 def test_service_of_a_user_is_used_only_if_that_user_is_trusted() -> None:

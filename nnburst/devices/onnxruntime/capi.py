@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import math
 import os
+import re
 import struct
 from collections.abc import Sequence
-from functools import partial
-from importlib import metadata
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,11 +23,13 @@ from msgspec import Struct
 from ..._core._nnburst import ffi, lib
 from ..._core.errno import check
 from ...errors import ErrorStatus, GeneralFailure, MissedDeadline, NNBurstError, ResourceExhausted
-from ..elements import element_type
+from ...model import element_count
+from ..elements import element_type, element_within
+from ..encoded import STRING, EncodedMap, EncodedSequence, EncodedTensor, Value, tensor_nbytes
 
 _log = logging.getLogger(__name__)
 
-_VERSION = 12
+_VERSION = 15
 """Of the interface: the first one with all of these functions."""
 _FUNCTIONS = {
     "CreateEnv": (3, "int, const char *, void **"),
@@ -45,8 +46,12 @@ _FUNCTIONS = {
     "SessionGetOutputTypeInfo": (34, "void *, size_t, void **"),
     "SessionGetInputName": (36, "void *, size_t, void *, char **"),
     "SessionGetOutputName": (37, "void *, size_t, void *, char **"),
+    "CreateTensorAsOrtValue": (48, "void *, int64_t *, size_t, int, void **"),
     "CreateTensorWithDataAsOrtValue": (49, "void *, void *, size_t, int64_t *, size_t, int, void **"),
     "GetTensorMutableData": (51, "void *, void **"),
+    "FillStringTensor": (52, "void *, const char **, size_t"),
+    "GetStringTensorDataLength": (53, "void *, size_t *"),
+    "GetStringTensorContent": (54, "void *, void *, size_t, size_t *, size_t"),
     "CastTypeInfoToTensorInfo": (55, "void *, void **"),
     "GetOnnxTypeFromTypeInfo": (56, "void *, int *"),
     "GetTensorElementType": (60, "void *, int *"),
@@ -54,9 +59,13 @@ _FUNCTIONS = {
     "GetDimensions": (62, "void *, int64_t *, size_t"),
     "GetSymbolicDimensions": (63, "void *, const char **, size_t"),
     "GetTensorTypeAndShape": (65, "void *, void **"),
+    "GetValueType": (67, "void *, int *"),
     "CreateCpuMemoryInfo": (69, "int, int, void **"),
     "AllocatorFree": (76, "void *, void *"),
     "GetAllocatorWithDefaultOptions": (78, "void **"),
+    "GetValue": (80, "void *, int, void *, void **"),
+    "GetValueCount": (81, "void *, size_t *"),
+    "CreateValue": (82, "void **, size_t, int, void **"),
     "AddSessionConfigEntry": (130, "void *, const char *, const char *"),
     "CreateIoBinding": (134, "void *, void **"),
     "BindInput": (136, "void *, const char *, void *"),
@@ -66,6 +75,7 @@ _FUNCTIONS = {
     "AddInitializer": (150, "void *, const char *, void *"),
     "HasValue": (192, "void *, int *"),
     "AddExternalInitializers": (210, "void *, const char **, void **, size_t"),
+    "GetResizedStringTensorElementBuffer": (252, "void *, size_t, size_t, char **"),
 }
 """Position in the table, and what it takes; all return a status, NULL for success."""
 _RELEASES = {
@@ -76,6 +86,7 @@ _RELEASES = {
     "TensorTypeAndShapeInfo": 99,
     "SessionOptions": 100,
     "IoBinding": 135,
+    "BoundInputs": 141,
 }
 _ERRORS = {
     1: "FAIL",
@@ -91,7 +102,7 @@ _ERRORS = {
     11: "EP_FAIL",
 }
 """Words of the Python module, whose sentences are kept."""
-_TENSOR = 1
+_TENSOR, _SEQUENCE, _MAP = 1, 2, 3
 _KINDS = ("nothing", "tensor", "sequence", "map", "opaque", "sparse tensor", "optional")
 _ERRORS_ONLY = 3
 """Severity of messages: warnings are normal."""
@@ -151,9 +162,12 @@ class _Api:
         """Return a handle that is released with its last reference."""
         return ffi.gc(handle, self._releases[what])
 
+    def release(self, what: str, handle: Any) -> None:
+        self._releases[what](handle)
+
     def tensor(self, element: int, dims: Sequence[int], address: int) -> Any:
         """Return a value over memory, which has to outlive it."""
-        nbytes = math.prod(dims) * element_type(element, "").itemsize
+        nbytes = tensor_nbytes(element_within(element, ""), dims)
         place, shape = ffi.cast("void *", address), ffi.new("int64_t[]", dims)
         name = "CreateTensorWithDataAsOrtValue"
         return self.own("Value", self.get(name, self.memory, place, nbytes, shape, len(dims), element))
@@ -162,13 +176,24 @@ class _Api:
 _api: _Api
 
 
+def _package() -> Path:
+    spec = find_spec("onnxruntime")
+    assert spec is not None
+    return Path(next(iter(spec.submodule_search_locations or ())))
+
+
+@cache
+def package_version() -> str:
+    """Return what the package says of itself: it is installed by several names, onnxruntime-gpu is one."""
+    said = re.search(r'^__version__ = "(.+)"$', (_package() / "__init__.py").read_text(), re.MULTILINE)
+    return said[1] if said else "unknown"
+
+
 def load() -> bool:
     """Load the library, unless it is loaded; whether it is there, and computes as it should."""
     global _api
-    spec = find_spec("onnxruntime")
-    assert spec is not None
     try:
-        (path,) = Path(next(iter(spec.submodule_search_locations or ()))).glob("capi/libonnxruntime.so.*")
+        (path,) = _package().glob("capi/libonnxruntime.so.*")
         _api = _Api(path)
         _require_sums()
     except (ValueError, OSError, AttributeError, OrtError, MemoryError) as error:
@@ -178,12 +203,8 @@ def load() -> bool:
 
 
 def _require_sums() -> None:
-    """Check the library's version and a model's results, bit by bit.
-
-    Raises:
-        OrtError: They are others than expected.
-    """
-    if not metadata.version("onnxruntime").startswith(_api.version):
+    """Check the library's version and a model's results, bit by bit; `OrtError` if they are others."""
+    if not package_version().startswith(_api.version):
         raise OrtError(f"the library is of version {_api.version}")
     options = SessionOptions()
     options.intra_op_num_threads = 1
@@ -252,13 +273,96 @@ class OrtValue:
         return bool(_api.get("HasValue", self.handle, kind="int"))
 
     def shape(self) -> list[int]:
-        """Return its dimensions."""
         info = _api.own("TensorTypeAndShapeInfo", _api.get("GetTensorTypeAndShape", self.handle))
         return _dimensions(info)
 
     def data_ptr(self) -> int:
-        """Return where it lies."""
         return int(ffi.cast("uintptr_t", _api.get("GetTensorMutableData", self.handle)))
+
+    @classmethod
+    def of(cls, value: Value) -> OrtValue:
+        """Return a value of any kind but nothing; numbers in it lie where `value` has them, which has to outlive it."""
+        if isinstance(value, EncodedTensor):
+            return cls(_strings(value) if value.offsets is not None else _numbers(value))
+        if isinstance(value, EncodedSequence) and not value.items:
+            return _no_tensors(value.element)
+        if isinstance(value, EncodedSequence):
+            kind, parts = _SEQUENCE, [cls.of(item) for item in value.items]
+        else:
+            assert isinstance(value, EncodedMap)
+            kind, parts = _MAP, [cls.of(value.keys), cls.of(value.values)]
+        handles = ffi.new("void *[]", [part.handle for part in parts])
+        return cls(_api.own("Value", _api.get("CreateValue", handles, len(parts), kind)))
+
+    def value(self) -> Value:
+        """Return a copy of it; `GeneralFailure` if it is of a kind that cannot be passed on."""
+        if not self.has_value():
+            return None
+        kind = _api.get("GetValueType", self.handle, kind="int")
+        if kind == _TENSOR:
+            return self._tensor()
+        if kind not in (_SEQUENCE, _MAP):
+            raise GeneralFailure(f"a {_KINDS[kind]} cannot be passed on")
+        count = 2 if kind == _MAP else _api.get("GetValueCount", self.handle, kind="size_t")
+        items = (_api.own("Value", _api.get("GetValue", self.handle, i, _api.allocator)) for i in range(count))
+        parts: tuple[Any, ...] = tuple(OrtValue(item).value() for item in items)
+        return EncodedMap(*parts) if kind == _MAP else EncodedSequence(0, parts)
+
+    def _tensor(self) -> EncodedTensor:
+        info = _api.own("TensorTypeAndShapeInfo", _api.get("GetTensorTypeAndShape", self.handle))
+        element, shape = _api.get("GetTensorElementType", info, kind="int"), tuple(_dimensions(info))
+        if element != STRING:
+            data = np.empty(tensor_nbytes(element_within(element, "a value"), shape), np.uint8)
+            if data.size:
+                ctypes.memmove(data.ctypes.data, self.data_ptr(), data.size)
+            return EncodedTensor(element, shape, data)
+        count, nbytes = element_count(shape), _api.get("GetStringTensorDataLength", self.handle, kind="size_t")
+        text, starts = np.empty(nbytes, np.uint8), np.zeros(count + 1, np.int64)
+        if count:
+            places = (ffi.cast(f"{what} *", array.ctypes.data) for what, array in (("void", text), ("size_t", starts)))
+            content, offsets = places
+            _api.call("GetStringTensorContent", self.handle, content, nbytes, offsets, count)
+        starts[count] = nbytes
+        return EncodedTensor(STRING, shape, np.insert(text, starts[1:], 0), starts + np.arange(count + 1))
+
+
+def _numbers(tensor: EncodedTensor) -> Any:
+    return _api.tensor(tensor.element, tensor.shape, tensor.data.ctypes.data)
+
+
+def _strings(tensor: EncodedTensor) -> Any:
+    """Return a tensor of strings. The library takes all at once up to a NUL, and then those anew that go on behind."""
+    assert tensor.offsets is not None
+    offsets, data = tensor.offsets, tensor.data
+    shape = ffi.new("int64_t[]", tensor.shape)
+    made = _api.own("Value", _api.get("CreateTensorAsOrtValue", _api.allocator, shape, len(tensor.shape), STRING))
+    places = (data.ctypes.data + offsets[:-1]).astype(np.uintp)
+    _api.call("FillStringTensor", made, ffi.cast("const char **", places.ctypes.data), len(places))
+    inner = np.setdiff1d(np.flatnonzero(data == 0), offsets[1:] - 1)
+    for i in np.unique(np.searchsorted(offsets, inner, "right") - 1).tolist():
+        start, length = int(offsets[i]), int(offsets[i + 1] - offsets[i] - 1)
+        buffer = _api.get("GetResizedStringTensorElementBuffer", made, i, length, kind="char *")
+        ffi.memmove(buffer, data[start : start + length].data, length)
+    return made
+
+
+@cache
+def _no_tensors(element: int) -> OrtValue:
+    """Return a sequence without tensors, which only a model makes: one of a SequenceEmpty."""
+    element_within(element, "a sequence")
+    attribute = bytes((0x0A, 5, *b"dtype", 0x18, element, 0xA0, 1, 2))  # its value, and that it is an integer
+    node = bytes((0x12, 1, ord("y"), 0x22, 13, *b"SequenceEmpty", 0x2A, len(attribute), *attribute))
+    kind = bytes((0x0A, 1, ord("y"), 0x12, 8, 0x22, 6, 0x0A, 4, 0x0A, 2, 0x08, element))
+    graph = bytes((0x0A, len(node), *node, 0x12, 1, ord("e"), 0x62, len(kind), *kind))
+    options = SessionOptions()
+    options.intra_op_num_threads = 1
+    session = InferenceSession(bytes((8, 8, 0x3A, len(graph), *graph, 0x42, 2, 0x10, 17)), options)
+    binding = session.io_binding()
+    binding.bind_output("y", "cpu")
+    run = BoundRun(binding)
+    if status := run.run(0):
+        raise run.failure(status)
+    return binding.get_outputs()[0]
 
 
 class OrtArgument(Struct, frozen=True):
@@ -296,17 +400,7 @@ def _node(name: str, kind: Any) -> OrtArgument:
 
 
 class InferenceSession:
-    """A session, for any number of threads.
-
-    Args:
-        data: The model.
-        options: How it is made.
-        others: What only the Python module has: providers other than the processor.
-
-    Raises:
-        OrtError: It is no model, or one that ONNX Runtime cannot run.
-        MemoryError: There is no memory for it.
-    """
+    """A session on the processor, for any number of threads; `OrtError` if it is no model or one that cannot run."""
 
     def __init__(self, data: bytes, options: SessionOptions, **others: object) -> None:
         made = _api.get("CreateSessionFromArray", _api.env, data, len(data), options.handle)
@@ -327,20 +421,14 @@ class InferenceSession:
         return self._nodes("Input")
 
     def get_outputs(self) -> list[OrtArgument]:
-        """Return its outputs."""
         return self._nodes("Output")
 
     def io_binding(self) -> IOBinding:
-        """Return a binding of it to no arguments yet."""
         return IOBinding(self)
 
 
 class IOBinding:
-    """Inputs and outputs of a session by name. Not for concurrent use.
-
-    Args:
-        session: The session.
-    """
+    """Inputs and outputs of a session by name. Not for concurrent use."""
 
     def __init__(self, session: InferenceSession) -> None:
         self.handle = _api.own("IoBinding", _api.get("CreateIoBinding", session.handle))
@@ -349,6 +437,14 @@ class IOBinding:
     def bind_input(self, name: str, device: str, number: int, element: int, dims: Sequence[int], address: int) -> None:
         """Read an input from memory, which stays the caller's."""
         _api.call("BindInput", self.handle, name.encode(), _api.tensor(element, dims, address))
+
+    def bind_value(self, name: str, value: OrtValue) -> None:
+        """Read an input from a value."""
+        _api.call("BindInput", self.handle, name.encode(), value.handle)
+
+    def clear_inputs(self) -> None:
+        """Bind no input any more."""
+        _api.release("BoundInputs", self.handle)
 
     def bind_output(
         self, name: str, device: str, number: int = 0, element: int = 0, dims: Sequence[int] = (), address: int = 0
@@ -370,7 +466,7 @@ class IOBinding:
 
 
 Copies = Sequence[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
-"""Each to the first array, from the second, of as many bytes."""
+"""Each to the first array, from the second, of as many bytes; to one of bools, bytes other than 0 become 1."""
 _FAILURES: dict[int, type[NNBurstError]] = {
     ErrorStatus.MISSED_DEADLINE_TRANSIENT: MissedDeadline,
     ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT: ResourceExhausted,
@@ -382,8 +478,6 @@ class BoundRun:
 
     Args:
         binding: What to run; None for nothing.
-        before: Made before the run.
-        after: Made after it.
 
     Attributes:
         kernel: An ``nnb_kernel *``, for as long as this object is there.
@@ -397,7 +491,8 @@ class BoundRun:
 
         self._kept = binding, before, after
         session, bound = (binding.session.handle, binding.handle) if binding else (ffi.NULL, ffi.NULL)
-        copies = ffi.new("nnb_copy[]", [(place(to), place(source), to.nbytes) for to, source in (*before, *after)])
+        rows = [(place(to), place(source), to.nbytes, to.dtype == np.bool_) for to, source in (*before, *after)]
+        copies = ffi.new("nnb_copy[]", rows)
         out = ffi.new("nnb_kernel **")
         check(lib.nnb_ort_create(out, _api.table, session, bound, copies, len(before), len(after)))
         self.kernel = ffi.gc(out[0], out[0].destroy)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from functools import cache
-from importlib import metadata
 
 import numpy as np
+from msgspec.structs import replace
 
 from ...cache import CacheReason, CacheRejected, SaveResult, model_fingerprint, take
 from ...errors import GeneralFailure, InvalidArgument, MissedDeadline
 from ...memory import Memory, read_constant
 from ...model import (
+    DeviceType,
     Extension,
     ImportedModel,
     Lifetime,
@@ -27,11 +29,15 @@ from ..caching import DeviceCacheHome, build_epoch
 from ..common import build_version, extension_of_names
 from ..deadline import deadline_passed
 from ..elements import element_types, operand_code
+from ..encoded import Bytes
 from ..interfaces import CacheFiles
 from ..local import LocalDevice, LocalModel
-from .graph import Bytes, Graph, GraphStore, SessionSettings, compile_graph, content_digest
+from .capi import package_version
+from .graph import Graph, GraphStore, SessionSettings, compile_graph, content_digest
 from .importer import EXTENSION_NAME, FILE, GRAPH, GraphArgument, import_graph
-from .library import give_memory_back, onnx, onnxruntime, require_extra
+from .library import CPU, checked_providers, give_memory_back, onnx, require_extra
+from .lowering import Lowering
+from .operations import LOWERED
 from .packed import FORMAT, load_graph, pack, read_contents
 from .prepared import OnnxPreparedModel, Source
 
@@ -40,61 +46,79 @@ _log = logging.getLogger(__name__)
 EXTENSION = extension_of_names(EXTENSION_NAME, *element_types())
 _LARGEST_PROTO = 2**31 - 1
 """Bytes of a model file that protobuf can read; larger models have external data."""
+_MOST_TWICE = 64 << 20
+"""Bytes of a model that may be there twice, while it is found out whether it is to run on one thread."""
 _MOST_VERDICTS = 4096
 """Models of which a device remembers that keeping them does not pay."""
 
 
 class OnnxRuntimeDevice(LocalDevice):
-    """Runs ONNX graphs on the CPU. A model is one operation GRAPH of the extension ``org.nnburst.onnx``.
+    """Runs graphs with ONNX Runtime, on the CPU unless it is told otherwise.
+
+    A model is one operation GRAPH of the extension ``org.nnburst.onnx``, or of operations of NNAPI, which are lowered.
 
     Args:
         threads: Number of threads that work on one operation, as text; "0" for one per processor.
         spinning: "1" to have idle threads spin for work instead of sleeping.
+        providers: ONNX Runtime's names of what runs the nodes, with "+" between them, the first that can: such as
+            "CUDAExecutionProvider", or "cuda". Without it, the CPU.
 
     Raises:
-        DeviceUnavailable: The extra ``onnx`` is not installed.
+        DeviceUnavailable: The extra ``onnx`` is not installed, or ONNX Runtime has no such provider.
         InvalidArgument: An option is no such number.
     """
 
     _cache: DeviceCacheHome
 
-    def __init__(self, threads: str = "0", spinning: str = "0") -> None:
+    def __init__(self, threads: str = "0", spinning: str = "0", providers: str = "") -> None:
         require_extra()
         super().__init__(DeviceCacheHome(self.name, lambda: self.cache_epoch, 1, 1))
         if not threads.isdecimal() or int(threads) > 1024 or spinning not in ("0", "1"):
             raise InvalidArgument(
                 f"threads={threads}, spinning={spinning}: threads is 0 (one per processor) to 1024, spinning 0 or 1"
             )
-        self._settings = SessionSettings(int(threads), spinning == "1")
+        self._settings = SessionSettings(
+            int(threads), spinning == "1", checked_providers(providers) if providers else ()
+        )
         self._graphs = GraphStore()
         self._not_worth: set[bytes] = set()
 
     @property
     def name(self) -> str:
-        """``nnburst-onnxruntime``."""
         return "nnburst-onnxruntime"
 
     @property
+    def type(self) -> DeviceType:
+        """The CPU, or something else."""
+        return DeviceType.OTHER if self._settings.providers else DeviceType.CPU
+
+    @property
     def version_string(self) -> str:
-        """Versions of the package and of ONNX Runtime."""
-        return _version()
+        """Versions of the package and of ONNX Runtime, and its providers, but for the CPU alone."""
+        return "+".join([_version(), *self._settings.providers])
 
     def load_libraries(self) -> None:
         """ONNX Runtime, and what reads its models."""
-        onnxruntime()
+        _ = self._settings.runtime
         onnx()
 
     def get_supported_extensions(self) -> tuple[Extension, ...]:
-        """``org.nnburst.onnx``."""
         return (EXTENSION,)
 
     def why_not(self, model: Model, operation: Operation) -> str:
-        """A model of one GRAPH."""
+        """Whether it is a GRAPH, and all of the model."""
         alone = len(model.main.operations) == 1 and not model.referenced
-        return "" if alone and _is_graph(model, operation) else f"models are one GRAPH of {EXTENSION_NAME}"
+        return "" if alone and _is_graph(model, operation) else f"models of {EXTENSION_NAME} are one GRAPH"
+
+    def reasons(self, model: Model) -> Sequence[str]:
+        """NNAPI's own operations are lowered to ONNX, as far as they can be; other providers' rounding is not known."""
+        if extension_prefix(model, EXTENSION_NAME):
+            return super().reasons(model)
+        if self._settings.providers:
+            return [f"operations of NNAPI are lowered for {CPU} alone"] * len(model.main.operations)
+        return Lowering(model, LOWERED).reasons
 
     def import_model(self, source: str, pools: Sequence[Memory] = ()) -> ImportedModel:
-        """Read the file of an ONNX model; see `Device.import_model`."""
         if source != "onnx" or len(pools) != 1:
             raise GeneralFailure(f"{self.name} imports one 'onnx' file, not {source!r} of {len(pools)} files")
         imported = import_graph(_read_file(pools[0], 0, pools[0].size))
@@ -103,17 +127,25 @@ class OnnxRuntimeDevice(LocalDevice):
 
     def compile(self, model: Model) -> OnnxPreparedModel:
         """Compile a graph, or share the one that was made from the same files."""
-        source = _read_files(model)
+        is_file = bool(extension_prefix(model, EXTENSION_NAME))
+        source = _source_of(model)
         try:
             graph = self._graphs.get(source.digest, lambda: compile_graph(source.data, source.files, self._settings))
-            _check_arguments(model, graph)
-            return OnnxPreparedModel(model, graph, self._tracker, source)
+            if is_file:
+                _check_arguments(model, graph)
+            return OnnxPreparedModel(model, graph, self._tracker, source, self._on_one_thread)
         except BaseException:
             give_memory_back(sum(pool.size for pool in model.pools))
             raise
 
+    def _on_one_thread(self, model: Model) -> Graph | None:
+        """Compile a graph to run on one thread; None if its operator has said on how many, or it is too large."""
+        if self._settings.threads or os.cpu_count() == 1 or sum(pool.size for pool in model.pools) > _MOST_TWICE:
+            return None
+        source = _source_of(model)
+        return compile_graph(source.data, source.files, replace(self._settings, threads=1))
+
     def save(self, prepared: LocalModel, files: CacheFiles, seconds: float | None) -> SaveResult:
-        """Write the optimised graph and its weights into cache files."""
         assert isinstance(prepared, OnnxPreparedModel)
         source = prepared.source
         assert source is not None
@@ -141,7 +173,7 @@ class OnnxRuntimeDevice(LocalDevice):
         result = self._cache.save(
             files,
             payloads,
-            compiled=lambda: model_fingerprint(prepared.model, copies=source.by_operand(prepared.model)),
+            compiled=lambda: model_fingerprint(prepared.model, copies=source.copies),
         )
         if result.saved:  # a model that is loaded from it meanwhile shares its weights
             self._graphs.put(_cached_key(files.token, result.generation), prepared.graph)
@@ -149,8 +181,8 @@ class OnnxRuntimeDevice(LocalDevice):
 
     @property
     def cache_epoch(self) -> bytes:
-        """Changes with the package, its library, ONNX Runtime, its provider, the machine's instructions, the format."""
-        return build_epoch(self.name, self.version_string, "CPUExecutionProvider", f"format {FORMAT}")
+        """Changes with the package, its library, ONNX Runtime, providers, the machine's instructions, the format."""
+        return build_epoch(self.name, self.version_string, f"format {FORMAT}")
 
     def prepare_model_from_cache(self, cache: CacheFiles, deadline_ns: int = 0) -> OnnxPreparedModel:
         """Neither parse the model nor optimise it; see `Device.prepare_model_from_cache`."""
@@ -171,7 +203,7 @@ class OnnxRuntimeDevice(LocalDevice):
 
 @cache
 def _version() -> str:
-    return f"{build_version()}+onnxruntime{metadata.version('onnxruntime')}"
+    return f"{build_version()}+onnxruntime{package_version()}"
 
 
 def _cached_key(token: bytes, generation: bytes) -> bytes:
@@ -191,12 +223,7 @@ def _read_file(pool: MemoryLike, offset: int, length: int) -> bytes:
 
 
 def _read_files(model: Model) -> Source:
-    """Return private copies of the model file and of its external files by name.
-
-    Raises:
-        InvalidArgument: The operands of the operation are not its files and then the model's inputs.
-        GeneralFailure: A file cannot be read.
-    """
+    """Return private copies of the model file and of its external files by name."""
     code = extension_code(extension_prefix(model, EXTENSION_NAME), FILE)
     operation, operands = model.main.operations[0], model.main.operands
     data = b""
@@ -223,15 +250,21 @@ def _read_files(model: Model) -> Source:
         raise InvalidArgument("the operands of GRAPH after its files are the inputs of the model, in their order")
     if tuple(operation.outputs) != tuple(model.main.output_indexes):
         raise InvalidArgument("the results of GRAPH are the outputs of the model, in their order")
-    return Source(data, files, content_digest(data, files))
+    contents = (np.frombuffer(data, np.uint8), *files.values())
+    return Source(data, files, content_digest(data, files), dict(zip(operation.inputs, contents, strict=False)))
+
+
+def _source_of(model: Model) -> Source:
+    """Return a model's files, or NNAPI's operations as one."""
+    if extension_prefix(model, EXTENSION_NAME):
+        return _read_files(model)
+    lowering = Lowering(model, LOWERED)
+    data, files = lowering.graph()
+    return Source(data, files, content_digest(data, files), lowering.copies)
 
 
 def _check_arguments(model: Model, graph: Graph) -> None:
-    """Compare what a model declares with what its graph has.
-
-    Raises:
-        InvalidArgument: They differ.
-    """
+    """Raise `InvalidArgument` if a model declares other arguments than its graph has."""
     prefix = extension_prefix(model, EXTENSION_NAME)
     for kind, indexes, arguments in (
         ("input", model.main.input_indexes, graph.inputs),

@@ -19,11 +19,7 @@ _Name = tuple[str, str, str]
 
 
 def check_functions(proto: Any) -> None:
-    """Check that a ``ModelProto`` whose functions are replaced by what they consist of is no larger than may be.
-
-    Raises:
-        InvalidArgument: It is, or a function calls itself.
-    """
+    """Check that a ``ModelProto`` whose functions are replaced by what they consist of is no larger than may be."""
     if not proto.functions:
         return
     bodies = {_name_of(function.domain, function.name, function): function.node for function in proto.functions}

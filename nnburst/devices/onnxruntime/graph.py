@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,17 +17,18 @@ from msgspec import Struct
 from ...errors import GeneralFailure, InvalidArgument, ResourceExhausted
 from ...model import element_count
 from ..common import OwnBytes
-from ..elements import element_type
+from ..elements import ENCODED, element_type
+from ..encoded import Bytes, read
 from .capi import BoundRun, Copies, InferenceSession
 from .importer import GraphArgument, all_tensors, external_location, parse, serialised
-from .library import onnx, onnxruntime
+from .library import CPU, onnx, onnxruntime
 from .python_run import PythonRun
 from .snapshots import exposed_arguments
 from .unwritten import write_all
+from .zip_maps import take_out
 
 _log = logging.getLogger(__name__)
 
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 FILES_OF_MODELS = "session.model_external_initializers_file_folder_path"
 """Where ONNX Runtime looks for external data; without it, in the working directory."""
@@ -40,14 +42,20 @@ class SessionSettings(Struct, frozen=True):
     Attributes:
         threads: That work on one operation; 0 for one per processor.
         spinning: Whether idle ones spin for work.
+        providers: What runs the nodes, the first that can; none for the processor.
     """
 
     threads: int = 0
     spinning: bool = False
+    providers: tuple[str, ...] = ()
+
+    @property
+    def runtime(self) -> Any:
+        """What makes the sessions."""
+        return onnxruntime(self.providers)
 
     def options(self) -> Any:
-        """Return ``SessionOptions``."""
-        options = onnxruntime().SessionOptions()
+        options = self.runtime.SessionOptions()
         options.intra_op_num_threads = self.threads
         options.inter_op_num_threads = 1
         options.add_session_config_entry("session.intra_op.allow_spinning", "1" if self.spinning else "0")
@@ -61,42 +69,56 @@ class Graph:
     """A session, and what about it does not depend on requests. Safe for concurrent use.
 
     Attributes:
-        seconds: What making it took.
         session: The `InferenceSession`, or the Python module's.
-        inputs: In order.
-        outputs: In order.
         exposed: Names of inputs and outputs that need a copy around each run, see `exposed_arguments`.
+        keys: By name of an output, which is scores, those of the maps to be made of them; see `take_out`.
     """
 
-    __slots__ = ("__weakref__", "_kept", "exposed", "inputs", "outputs", "seconds", "session")
+    __slots__ = ("__weakref__", "_kept", "exposed", "inputs", "keys", "outputs", "seconds", "session")
 
-    def __init__(self, session: Any, exposed: frozenset[str], kept: object = None, seconds: float = 0.0) -> None:
+    def __init__(
+        self,
+        session: Any,
+        exposed: frozenset[str],
+        labels: Mapping[str, bytes],
+        *,
+        kept: object = None,
+        seconds: float = 0.0,
+    ) -> None:
         self.session = session
         self.exposed = exposed
+        self.keys = {name: read(np.frombuffer(text, np.uint8), name) for name, text in labels.items()}
         self.seconds = seconds
         self._kept = kept  # weights that the session does not own
-        self.inputs = tuple(described_by(argument, "input") for argument in session.get_inputs())
-        self.outputs = tuple(described_by(argument, "output") for argument in session.get_outputs())
+        self.inputs = tuple(described_by(argument) for argument in session.get_inputs())
+        outputs = (described_by(argument) for argument in session.get_outputs())
+        self.outputs = tuple(
+            GraphArgument(each.name, ENCODED, None, "maps of scores") if each.name in labels else each
+            for each in outputs
+        )
+        held = [argument.name for argument in (*self.inputs, *self.outputs) if argument.holds]
+        if held and not isinstance(session, InferenceSession):
+            raise GeneralFailure(
+                f"{held} hold other values than numbers; that needs the C library of ONNX Runtime 1.19, and {CPU} alone"
+            )
 
-    def bound(self, binding: Any, before: Copies, after: Copies) -> BoundRun | PythonRun:
-        """Return a run of a binding of the session, None for nothing, between copies."""
+    def bound(
+        self, binding: Any, before: Copies, after: Copies, binds: Sequence[Callable[[], None]] = ()
+    ) -> BoundRun | PythonRun:
+        """Return a run of a binding of the session, None for nothing, between copies; `binds` bind its inputs."""
         if isinstance(self.session, InferenceSession):
             return BoundRun(binding, before, after)
-        return PythonRun(self.session, binding, before, after)
+        return PythonRun(self.session, binding, before, after, binds)
 
 
-def described_by(argument: Any, kind: str) -> GraphArgument:
-    """Return an argument of a session.
-
-    Raises:
-        GeneralFailure: It is no tensor of numbers.
-    """
-    place = f"{kind} {argument.name!r}"
+def described_by(argument: Any) -> GraphArgument:
+    """Return an argument of a session; what is no tensor of numbers is encoded."""
     text: str = argument.type
-    if not text.startswith("tensor("):
-        raise GeneralFailure(f"{place} has type {text!r}; only dense tensors of numbers can be passed to a model")
     shape = tuple(size if isinstance(size, int) and size >= 0 else str(size) for size in argument.shape)
-    return GraphArgument(argument.name, element_type(text[len("tensor(") : -1], place), shape)
+    with contextlib.suppress(GeneralFailure):
+        if text.startswith("tensor("):
+            return GraphArgument(argument.name, element_type(text[len("tensor(") : -1], ""), shape)
+    return GraphArgument(argument.name, ENCODED, shape, text)
 
 
 def content_digest(data: bytes, files: Mapping[str, Bytes]) -> bytes:
@@ -144,9 +166,7 @@ def compile_graph(data: bytes, files: Mapping[str, Bytes], settings: SessionSett
     """Make a session of a model's files.
 
     Args:
-        data: The model file.
         files: Contents of its external files, by name.
-        settings: How.
 
     Raises:
         InvalidArgument: The model is malformed, or refers to a file that is not given.
@@ -156,37 +176,40 @@ def compile_graph(data: bytes, files: Mapping[str, Bytes], settings: SessionSett
     onnx()
     options = settings.options()  # by now the libraries are loaded, which is no part of compiling
     started = time.perf_counter()
-    session, exposed = build_session(data, files, options)
-    return Graph(session, exposed, seconds=time.perf_counter() - started)  # the session has copied the files
+    made = build_session(data, files, settings, options)
+    return Graph(*made, seconds=time.perf_counter() - started)  # the session has copied the files
 
 
-def build_session(data: bytes, files: Mapping[str, Bytes], options: Any) -> tuple[Any, frozenset[str]]:
-    """Return an ``InferenceSession`` of a model's files, and its `exposed_arguments`; raises as `compile_graph`."""
+def build_session(
+    data: bytes, files: Mapping[str, Bytes], settings: SessionSettings, options: Any
+) -> tuple[Any, frozenset[str], dict[str, bytes]]:
+    """Return an ``InferenceSession`` of a model's files, `exposed_arguments`, `take_out`; raises as `compile_graph`."""
     proto = parse(data)
+    labels = take_out(proto)
     write_all(proto)
     exposed = exposed_arguments(proto)
-    _place_external(proto, files, options)
+    _place_external(proto, files, settings.runtime.OrtValue, options)
     parsed = serialised(proto)
     del proto
-    return open_session(parsed, options), exposed
+    return open_session(parsed, settings, options), exposed, labels
 
 
-def open_session(data: OwnBytes, options: Any) -> Any:
-    """Return an ``InferenceSession`` of a model without external files.
-
-    Raises:
-        GeneralFailure: ONNX Runtime cannot run it.
-        ResourceExhausted: There is no memory for it.
-    """
+def open_session(data: OwnBytes, settings: SessionSettings, options: Any) -> Any:
+    """Return an ``InferenceSession`` of a model without external files; raises as `compile_graph`."""
+    providers = list(settings.providers)
+    hint = "; a provider that talks to hardware through files of /dev needs sandbox='off'" * bool(providers)
     try:
-        return onnxruntime().InferenceSession(data, options, providers=["CPUExecutionProvider"], enable_fallback=False)
+        session = settings.runtime.InferenceSession(data, options, providers=providers or [CPU], enable_fallback=False)
     except MemoryError as error:
         raise ResourceExhausted("no memory for the model") from error
     except Exception as error:  # ONNX Runtime's own classes have no common base
-        raise GeneralFailure(f"ONNX Runtime refuses the model: {error}") from None
+        raise GeneralFailure(f"ONNX Runtime refuses the model: {error}{hint}") from None
+    if providers and (missing := set(providers).difference(session.get_providers())):
+        raise GeneralFailure(f"ONNX Runtime cannot start {', '.join(sorted(missing))} here{hint}")
+    return session
 
 
-def _place_external(proto: Any, files: Mapping[str, Bytes], options: Any) -> None:
+def _place_external(proto: Any, files: Mapping[str, Bytes], make: Any, options: Any) -> None:
     """Give the session the tensors that are in external files, or put them into the model."""
     placed: dict[str, Any] = {}
     for tensor, is_initializer in all_tensors(proto):
@@ -194,7 +217,8 @@ def _place_external(proto: Any, files: Mapping[str, Bytes], options: Any) -> Non
         if not location:
             continue
         raw = _external_bytes(tensor, location, files)
-        value = _as_ort_value(tensor, raw) if is_initializer else None
+        is_bool = tensor.data_type == onnx().TensorProto.BOOL  # ONNX Runtime makes them 0 or 1 when it reads a model
+        value = _as_ort_value(tensor, raw, make) if is_initializer and not is_bool else None
         if value is not None:
             if tensor.name in placed:
                 raise InvalidArgument(f"there are two initializers with the name {tensor.name!r}")
@@ -224,7 +248,7 @@ def _external_bytes(tensor: Any, location: str, files: Mapping[str, Bytes]) -> B
     return content[offset : offset + length]
 
 
-def _as_ort_value(tensor: Any, raw: Bytes) -> Any:
+def _as_ort_value(tensor: Any, raw: Bytes, make: Any) -> Any:
     """Wrap a tensor's bytes; None for types that this cannot be done for."""
     try:
         row = element_type(int(tensor.data_type), "")
@@ -240,4 +264,4 @@ def _as_ort_value(tensor: Any, raw: Bytes) -> Any:
     if raw.ctypes.data % row.itemsize or raw.nbytes == 0:
         return None
     array = raw.view(row.dtype).reshape(shape)
-    return onnxruntime().OrtValue.ortvalue_from_numpy_with_onnx_type(array, row.number)
+    return make.ortvalue_from_numpy_with_onnx_type(array, row.number)

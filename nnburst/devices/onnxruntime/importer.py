@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import posixpath
+import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -21,7 +23,7 @@ from ...model import (
     extension_code,
 )
 from ..common import OwnBytes, one_operation
-from ..elements import ElementType, element_type, operand_code
+from ..elements import ENCODED, ElementType, element_type, element_within, operand_code
 from .functions import check_functions
 from .library import onnx
 
@@ -37,29 +39,34 @@ _LONGEST_NAME = 4096
 
 
 class GraphArgument(Struct, frozen=True):
-    """An input or output of a graph."""
+    """An input or output of a graph. One that `holds` something else than an array of numbers is an `ENCODED` one."""
 
     name: str
     element: ElementType
     shape: OpenShape
+    holds: str = ""
 
     @property
     def dimensions(self) -> tuple[int, ...]:
         """As an operand has them: 0 for an open dimension, and also for a known zero."""
+        if self.holds:
+            return (0,)
         return tuple(size if isinstance(size, int) else 0 for size in self.shape or ())
 
     @property
     def rank(self) -> int | None:
-        """Number of dimensions, None if unknown."""
+        if self.holds:
+            return 1
         return None if self.shape is None else len(self.shape)
 
 
-def parse(data: bytes) -> Any:
-    """Return the known part of a model file as a ``ModelProto``; fields that this version does not know are dropped.
+def is_bool(node: GraphArgument) -> bool:
+    """Whether ONNX Runtime counts on bytes that are 0 or 1: it adds them up to find how many are true."""
+    return node.element.dtype == "|b1"
 
-    Raises:
-        InvalidArgument: The bytes are no ONNX model, or one that its functions make too large.
-    """
+
+def parse(data: bytes) -> Any:
+    """Return the known part of a model file as a ``ModelProto``; fields that this version does not know are dropped."""
     try:
         proto = onnx().load_model_from_string(data)
     except Exception as error:  # protobuf's own exception class differs between its implementations
@@ -72,11 +79,7 @@ def parse(data: bytes) -> Any:
 
 
 def serialised(proto: Any) -> OwnBytes:
-    """Return the bytes of a ``ModelProto`` that `parse` returned.
-
-    Raises:
-        InvalidArgument: It is too large for one file.
-    """
+    """Return the bytes of a ``ModelProto`` that `parse` returned; `InvalidArgument` if it is too large for one file."""
     try:
         return OwnBytes(proto.SerializeToString())
     except Exception as error:  # likewise
@@ -84,11 +87,7 @@ def serialised(proto: Any) -> OwnBytes:
 
 
 def describe(proto: Any) -> tuple[tuple[GraphArgument, ...], tuple[GraphArgument, ...]]:
-    """Return the inputs, without those that have a default, and the outputs of a model.
-
-    Raises:
-        GeneralFailure: One of them is no tensor of numbers.
-    """
+    """Return the inputs, without those that have a default, and the outputs of a model."""
     graph = proto.graph
     defaults = {tensor.name for tensor in graph.initializer}
     defaults |= {tensor.values.name for tensor in graph.sparse_initializer}
@@ -122,16 +121,37 @@ def _argument(value: Any, kind: str) -> GraphArgument:
         raise InvalidArgument(f"the name of an {kind} has {len(name)} characters; {_LONGEST_NAME} are possible")
     if "\0" in name:
         raise InvalidArgument(f"{place} has a NUL in its name; ONNX Runtime takes names without")
-    what = value.type.WhichOneof("value")
-    if what != "tensor_type":
-        said = (what or "value without a type").removesuffix("_type").replace("_", " ")
-        hint = " (a classifier: export it without ZipMap)" if said == "sequence" else ""
-        raise GeneralFailure(f"{place} has type {said!r}; only dense tensors of numbers can be passed{hint}")
     tensor = value.type.tensor_type
     shape = _shape(tensor)
     if shape is not None and len(shape) > HIGHEST_RANK:
         raise GeneralFailure(f"{place} has {len(shape)} dimensions; at most {HIGHEST_RANK} can be passed to a model")
-    return GraphArgument(name, element_type(int(tensor.elem_type), place), shape)
+    holds = _type_text(value.type, place)
+    if not _HELD.fullmatch(holds):
+        raise GeneralFailure(f"{place} has type {holds!r}, which cannot be passed to a model")
+    with contextlib.suppress(GeneralFailure):
+        if holds.startswith("tensor("):
+            return GraphArgument(name, element_type(int(tensor.elem_type), place), shape)
+    return GraphArgument(name, ENCODED, shape, holds)
+
+
+_HELD = re.compile(
+    r"(optional\()?(seq\()?(tensor\(\w+\)|map\((string|int64),tensor\((string|int64|float|double)\)\))\)*"
+)
+
+
+def _type_text(kind: Any, place: str) -> str:
+    """Return a type as ONNX Runtime writes it; `GeneralFailure` if its elements cannot be passed to a model."""
+    what = kind.WhichOneof("value")
+    if what == "tensor_type":
+        return f"tensor({element_within(int(kind.tensor_type.elem_type), place).name})"
+    if what == "sequence_type":
+        return f"seq({_type_text(kind.sequence_type.elem_type, place)})"
+    if what == "optional_type":
+        return f"optional({_type_text(kind.optional_type.elem_type, place)})"
+    if what == "map_type":
+        key = element_within(int(kind.map_type.key_type), place).name
+        return f"map({key},{_type_text(kind.map_type.value_type, place)})"
+    return (what or "value without a type").removesuffix("_type").replace("_", " ")
 
 
 def _shape(tensor: Any) -> OpenShape:
@@ -186,11 +206,7 @@ def _containers_of_tensors() -> frozenset[str]:
 
 
 def external_location(tensor: Any) -> str:
-    """Return the name of the file that a tensor is in, empty if it is in the model.
-
-    Raises:
-        InvalidArgument: The name leads out of the directory of the model.
-    """
+    """Return the name of the file that a tensor is in, empty if it is in the model; it must be beside that."""
     if tensor.data_location != onnx().TensorProto.EXTERNAL:
         return ""
     name = _text(next((entry.value for entry in tensor.external_data if entry.key == "location"), ""))
@@ -208,12 +224,7 @@ def external_location(tensor: Any) -> str:
 
 
 def import_graph(data: bytes) -> ImportedModel:
-    """Read a model.
-
-    Raises:
-        InvalidArgument: The bytes are no ONNX model, or one that names files outside of its directory.
-        GeneralFailure: An input or output is no tensor of numbers, or there is too much of something.
-    """
+    """Read a model; `InvalidArgument` if it is none, `GeneralFailure` if its arguments cannot be passed."""
     proto = parse(data)
     inputs, outputs = describe(proto)
     if not outputs:
@@ -255,4 +266,5 @@ def _operand(argument: GraphArgument, *, is_input: bool) -> OperandDesc:
         # NNAPI's tensors are not of rank 0, but those of the extension may be.
         return OperandDesc(extension_code(_PREFIX, argument.element.number))
     code, scale = operand_code(argument.element, argument.rank, _PREFIX)
-    return OperandDesc(code, argument.dimensions, scale=scale)
+    holds = argument.holds.encode() or None
+    return OperandDesc(code, argument.dimensions, scale=scale, extra_params=holds)

@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-from ...burst import Kernel, WorkingMemory
+from ..._core import lib
+from ...burst import Kernel, WorkingMemory, present_token
 from ...errors import ErrorStatus, GeneralFailure, InvalidArgument, NNBurstError, OutputInsufficientSize
 from ...memory import BufferView
 from ...model import (
@@ -28,36 +28,43 @@ from ...model import (
     combine_dimensions,
     is_fully_specified,
 )
-from ..deadline import is_limit
+from ..deadline import is_limit, require_time
 from ..elements import is_scalar
+from ..encoded import Bytes, Value, copied, read, write
 from ..plan import pool_of
+from .batch import Batches, Place
+from .capi import OrtError, OrtValue
 from .graph import Graph
-from .importer import GraphArgument
+from .importer import GraphArgument, is_bool
 from .snapshots import copied_always
+from .zip_maps import as_maps
 
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 _CPU = "cpu"
+_PRIVATE = 4
+"""Bytes of private memory for each of an encoded input: ONNX Runtime has 32 for a string that has 9 there."""
+_TENSOR = 1024
+"""Bytes of private memory for each tensor in one, beside its elements: of this run, and of the one before."""
 
 
 @dataclass
 class _Open:
-    """An output whose dimensions are known only after a run: ONNX Runtime allocates it, and it is copied once."""
+    """An output whose size is known only after a run: ONNX Runtime allocates it, and it is copied once."""
 
     position: int
     argument: GraphArgument
     pool: MemoryLike
     offset: int
     room: int
+    keys: Value = None
 
 
 class BoundGraph:
     """A graph bound to the arrays of one request. Not for concurrent use.
 
     Args:
-        graph: The graph.
-        model: Its model.
         request: A request that `validate_request` accepted, its memory open.
         leave_open: Told the positions of outputs that have other dimensions than the model or the request says.
+        batches: Of the model, if requests of bursts may run together.
 
     Raises:
         InvalidArgument: An argument has not the bytes that its type and dimensions need, or cannot be written.
@@ -65,7 +72,12 @@ class BoundGraph:
     """
 
     def __init__(
-        self, graph: Graph, model: Model, request: Request, leave_open: Callable[[Collection[int]], None]
+        self,
+        graph: Graph,
+        model: Model,
+        request: Request,
+        leave_open: Callable[[Collection[int]], None],
+        batches: Batches | None = None,
     ) -> None:
         main = model.main
         self._graph = graph
@@ -77,7 +89,13 @@ class BoundGraph:
         self._open: list[_Open] = []
         self._said: dict[int, tuple[GraphArgument, tuple[int, ...], Bytes]] = {}
         """Outputs that ONNX Runtime writes where they belong, since model or request says their shape, by position."""
+        self._encoded: dict[str, Bytes] = {}
+        self._values: list[Value] = []
+        self._counted = 0
+        self._rebind: list[Callable[[], None]] = []
         self._inputs: dict[str, tuple[tuple[int, ...], Bytes]] = {}
+        self._places: list[list[Place]] = [[], []]
+        """Where the client has put inputs and outputs."""
         self._shapes: list[tuple[int, ...]] = [()] * len(request.outputs)
         self._has_open_shapes = False
         self._too_small: set[int] = set()
@@ -90,9 +108,15 @@ class BoundGraph:
         for position, (argument, index) in enumerate(zip(request.outputs, main.output_indexes, strict=True)):
             if not argument.has_no_value:
                 self._bind_output(position, graph.outputs[position], operands[index], request, argument)
-        if all(argument.has_no_value for argument in request.outputs):
+        if request.outputs and all(argument.has_no_value for argument in request.outputs):
             raise GeneralFailure("every output is omitted; there is nothing to run")
-        self._bound = graph.bound(self._binding if self._order else None, self._copied_in, self._copied_out)
+        binding = self._binding if self._order else None
+        self._bound = graph.bound(binding, self._copied_in, self._copied_out, self._rebind)
+        self._batch, token = None, present_token()
+        is_whole = [len(places) for places in self._places] == [len(main.input_indexes), len(main.output_indexes)]
+        if batches is not None and is_whole and token is not None and token.server:
+            inputs, outputs = self._places
+            self._batch = batches.join(self._bound.kernel, inputs, outputs, lib.nnb_server_deadline(token.server))
 
     # -- binding -------------------------------------------------------------------------------------------------------
 
@@ -101,7 +125,7 @@ class BoundGraph:
     ) -> None:
         dims = combine_dimensions(operand.dimensions, argument.dimensions)
         if argument.has_no_value:
-            if 0 not in dims:
+            if 0 not in dims or node.holds:
                 raise GeneralFailure(f"input {node.name!r} is omitted, but the graph needs it")
             self._inputs[node.name] = dims, np.empty(0, np.uint8)
             self._bind(self._binding.bind_input, node, dims, np.empty(1, np.uint8))
@@ -117,9 +141,14 @@ class BoundGraph:
                 f"{list(dims)} needs"
             )
         region = pool.array(np.uint8, (nbytes,), location.offset)
-        if self._needs_copy(node, pool, region):
+        if node.holds:
+            self._memory.take(_PRIVATE * nbytes)
+            self._inputs[node.name], self._encoded[node.name] = (dims, region), region
+            return
+        self._places[0].append((node, dims, region))
+        if is_bool(node) or self._needs_copy(node, pool, region):
             private = self._private(nbytes)
-            self._copied_in.append((private, region))
+            self._copied_in.append((private.view(np.bool_) if is_bool(node) else private, region))
             region = private
         self._inputs[node.name] = dims, region
         self._bind(self._binding.bind_input, node, dims, region)
@@ -156,11 +185,14 @@ class BoundGraph:
                 self._leave_open((position,))
             return
         self._order.append(position)
-        if nbytes is None:
-            self._open.append(_Open(position, node, pool, location.offset, room))
+        if nbytes is None or node.holds:
+            self._has_open_shapes = True
+            keys = self._graph.keys.get(node.name)
+            self._open.append(_Open(position, node, pool, location.offset, room, keys))
             self._binding.bind_output(node.name, _CPU)
             return
         region = _writable(pool, node, nbytes, location.offset)
+        self._places[1].append((node, dims, region))
         if self._needs_copy(node, pool, region):
             private = self._private(nbytes)
             self._copied_out.append((region, private))
@@ -181,12 +213,15 @@ class BoundGraph:
 
     def _bind(self, bind: Callable[..., None], node: GraphArgument, dims: tuple[int, ...], region: Bytes) -> None:
         self._kept.append(region)
-        bind(node.name, _CPU, 0, node.element.number, list(dims), region.ctypes.data)
+        bound = partial(bind, node.name, _CPU, 0, node.element.number, list(dims), region.ctypes.data)
+        bound()
+        if bind == self._binding.bind_input:
+            self._rebind.append(bound)
 
     @property
     def kernel(self) -> Kernel:
         """What runs it: the call into ONNX Runtime and copies alone, if there is nothing to tell afterwards."""
-        if self._has_open_shapes:
+        if self._has_open_shapes or self._encoded:
             return _Ending(self._at(0), self.until, self.within, self.cancel)
         run, failed, kept = self._bound.run, self._failed, self._kept
 
@@ -207,11 +242,7 @@ class BoundGraph:
         return partial(self._run_open if self._has_open_shapes else self._run_closed, deadline_ns)
 
     def until(self, deadline_ns: int) -> ExecutionResult | None:
-        """Run once.
-
-        Raises:
-            MissedDeadline: The run was ended at its deadline.
-        """
+        """Run once; `MissedDeadline` if the run was ended at its deadline."""
         return self._at(deadline_ns)()
 
     @contextmanager
@@ -227,8 +258,34 @@ class BoundGraph:
 
     def _run_closed(self, deadline_ns: int) -> None:
         """Run, with nothing to tell afterwards."""
+        if self._encoded:
+            self._feed(deadline_ns)
         if status := self._bound.run(deadline_ns):
             raise self._failed(status, deadline_ns)
+
+    def _feed(self, deadline_ns: int) -> None:
+        """Bind the inputs that are encoded; an optional without a value is not bound."""
+
+        def count() -> None:
+            require_time(deadline_ns)
+            self._memory.take(_TENSOR)
+            self._counted += _TENSOR
+
+        self._memory.give_back(self._counted)
+        self._counted = 0
+        places = {name: f"input {name!r}" for name in self._encoded}
+        values = {name: read(copied(self._encoded[name], place), place, count) for name, place in places.items()}
+        if None in values.values() or None in self._values:
+            self._binding.clear_inputs()
+            for bind in self._rebind:
+                bind()
+        for name, value in values.items():
+            if value is not None:
+                try:
+                    self._binding.bind_value(name, OrtValue.of(value))
+                except OrtError as error:
+                    raise InvalidArgument(f"{places[name]}: {error}") from None
+        self._values = list(values.values())  # ONNX Runtime gets addresses only
 
     def _run_open(self, deadline_ns: int) -> ExecutionResult:
         """Run, and tell the shapes that came out."""
@@ -258,8 +315,8 @@ class BoundGraph:
                 self._binding.bind_output(node.name, _CPU)
             if status := self._bound.run(deadline_ns):  # which is not of the shapes
                 return self._bound.failure(status)
-            values = zip(self._order, self._binding.get_outputs(), strict=True)
-            shapes = {position: tuple(value.shape()) for position, value in values}
+            values, outputs = self._computed(), self._graph.outputs
+            shapes = {i: tuple(value.shape()) for i, value in values.items() if not outputs[i].holds}
         except Exception as other:
             return GeneralFailure(f"ONNX Runtime: {other}")
         finally:
@@ -268,7 +325,8 @@ class BoundGraph:
         wrong = {i for i, (_, dims, _) in self._said.items() if shapes[i] != dims}
         if not wrong or any(len(shape) > HIGHEST_RANK for shape in shapes.values()):
             return failure
-        small = {o.position for o in self._open if math.prod(shapes[o.position]) * o.argument.element.itemsize > o.room}
+        known = [(o, math.prod(shapes[o.position])) for o in self._open if o.position in shapes]
+        small = {o.position for o, count in known if count * o.argument.element.itemsize > o.room}
         real = (OutputShape(shapes.get(i, shape), i not in wrong | small) for i, shape in enumerate(self._shapes))
         self._leave_open(wrong)
         return OutputInsufficientSize(
@@ -278,12 +336,23 @@ class BoundGraph:
     def _result_shapes(self) -> tuple[OutputShape, ...]:
         return tuple(OutputShape(shape, i not in self._insufficient) for i, shape in enumerate(self._shapes))
 
+    def _computed(self) -> dict[int, OrtValue]:
+        """Return what ONNX Runtime has for each output by its position. It has one for those of one name."""
+        names = [self._graph.outputs[position].name for position in self._order]
+        values = dict(zip(dict.fromkeys(names), self._binding.get_outputs(), strict=True))
+        return {position: values[name] for position, name in zip(self._order, names, strict=True)}
+
     def _fetch(self) -> None:
         """Copy the outputs that ONNX Runtime allocated, as far as there is room."""
-        values = dict(zip(self._order, self._binding.get_outputs(), strict=True))
+        values = self._computed()
         self._insufficient = set(self._too_small)
         for output in self._open:
             value = values[output.position]
+            if output.argument.holds:
+                held, name = value.value(), f"output {output.argument.name!r}"
+                encoded = write(as_maps(held, output.keys, name) if output.keys else held)
+                self._put(output, encoded.shape, encoded)
+                continue
             if not value.has_value():
                 raise GeneralFailure(f"output {output.argument.name!r} was not computed")
             shape = tuple(value.shape())
@@ -292,20 +361,19 @@ class BoundGraph:
                     f"output {output.argument.name!r} has {len(shape)} dimensions; {HIGHEST_RANK} are possible"
                 )
             nbytes = math.prod(shape) * output.argument.element.itemsize
-            self._shapes[output.position] = shape
-            if nbytes > output.room:
-                self._insufficient.add(output.position)
-            elif nbytes:
-                source = np.frombuffer((ctypes.c_uint8 * nbytes).from_address(value.data_ptr()), np.uint8)
-                output.pool.array(np.uint8, (nbytes,), output.offset)[...] = source
+            place = (ctypes.c_uint8 * nbytes).from_address(value.data_ptr()) if nbytes else bytearray()
+            self._put(output, shape, np.frombuffer(memoryview(place), np.uint8))
+
+    def _put(self, output: _Open, shape: tuple[int, ...], source: Bytes) -> None:
+        self._shapes[output.position] = shape
+        if source.nbytes > output.room:
+            self._insufficient.add(output.position)
+        elif source.nbytes:
+            output.pool.array(np.uint8, (source.nbytes,), output.offset)[...] = source
 
 
 def _writable(pool: MemoryLike, node: GraphArgument, nbytes: int, offset: int) -> Bytes:
-    """Return the region of an output.
-
-    Raises:
-        InvalidArgument: It cannot be written.
-    """
+    """Return the region of an output; `InvalidArgument` if it cannot be written."""
     region: Bytes = pool.array(np.uint8, (nbytes,), offset)
     if not region.flags.writeable:
         raise InvalidArgument(f"output {node.name!r} lies in read-only memory; share it for writing")

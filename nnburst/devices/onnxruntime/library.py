@@ -12,16 +12,15 @@ from typing import Any, cast
 from ...errors import DeviceUnavailable
 from . import capi
 
+CPU = "CPUExecutionProvider"
+
 _MUCH = 8 << 20
 _INSTALL = "install them with pip install 'nnburst[onnx]'"
 
 
+@cache
 def require_extra() -> None:
-    """Look whether the libraries are installed, without importing them.
-
-    Raises:
-        DeviceUnavailable: One is missing; the message names the extra.
-    """
+    """Raise `DeviceUnavailable` if a library is not installed, without importing any; the message names the extra."""
     missing = [name for name in ("onnxruntime", "onnx") if find_spec(name) is None]
     if missing:
         raise DeviceUnavailable(f"the device nnburst-onnxruntime needs {' and '.join(missing)}; {_INSTALL}")
@@ -41,15 +40,33 @@ def give_memory_back(nbytes: int) -> None:
 
 
 @cache
-def onnxruntime() -> Any:
-    """Return what makes sessions: `capi`, or the module `onnxruntime` where that is not possible.
+def onnxruntime(providers: tuple[str, ...] = ()) -> Any:
+    """Return what makes sessions: `capi`, or `python_module`, which alone has other providers than the processor."""
+    require_extra()
+    return capi if not providers and capi.load() else python_module()
+
+
+def checked_providers(text: str) -> tuple[str, ...]:
+    """Return the providers that ``A+B`` means, by their full names; none if the processor is the only one.
 
     Raises:
-        DeviceUnavailable: As `require_extra`.
+        DeviceUnavailable: As `require_extra`, or this package of ONNX Runtime has not all of them.
     """
     require_extra()
-    if capi.load():
-        return capi
+    offered = python_module().get_available_providers()
+    by_name = {each.lower(): name for name in offered for each in (name, name.removesuffix("ExecutionProvider"))}
+    asked = text.split("+")
+    if unknown := [name for name in asked if name.lower() not in by_name]:
+        raise DeviceUnavailable(
+            f"providers={text}: this package of ONNX Runtime has no {', '.join(map(repr, unknown))}; it has "
+            f"{', '.join(offered)}. Other packages have others, onnxruntime-gpu for example"
+        )
+    found = tuple(dict.fromkeys(by_name[name.lower()] for name in asked))
+    return () if found == (CPU,) else found
+
+
+@cache
+def python_module() -> Any:
     module = import_module("onnxruntime")
     module.set_default_logger_severity(3)  # its warnings are normal: initialisers it removes, shapes it infers
     return module
@@ -57,7 +74,6 @@ def onnxruntime() -> Any:
 
 @cache
 def onnx() -> Any:
-    """Return the module `onnx`; raises as `require_extra`."""
     require_extra()
     import_module("onnx.external_data_helper")
     return import_module("onnx")

@@ -30,11 +30,12 @@ from ...errors import GeneralFailure
 from ...model import Model, Subgraph
 from ..common import OwnBytes
 from ..elements import element_type
-from .graph import FILES_OF_MODELS, Bytes, Graph, SessionSettings, build_session, compile_graph, open_session
+from ..encoded import Bytes
+from .graph import FILES_OF_MODELS, Graph, SessionSettings, build_session, compile_graph, open_session
 from .importer import all_tensors, parse, serialised
-from .library import onnx, onnxruntime
+from .library import onnx
 
-FORMAT = 5
+FORMAT = 7
 """Part of the epoch: files of another format are not even opened."""
 _ALIGNMENT = 64
 _SMALLEST = 1024
@@ -82,6 +83,7 @@ class _Packed(msgspec.Struct, frozen=True):
     input_names: tuple[str, ...]
     output_names: tuple[str, ...]
     exposed: tuple[str, ...]
+    labels: dict[str, bytes]
     graph: bytes
     tensors: tuple[_Tensor, ...]
     data_size: int
@@ -93,17 +95,10 @@ _decoder = msgspec.msgpack.Decoder(_Packed)
 
 
 class Packed(Struct, frozen=True):
-    """A compiled model as two blobs.
-
-    Attributes:
-        model: The graph.
-        data: The weights; at least one byte.
-        load_seconds: What loading them took.
-    """
+    """A compiled model as two blobs: its graph, and its weights, which are at least one byte."""
 
     model: bytes
     data: Bytes
-    load_seconds: float
 
 
 class _Weights(Struct, frozen=True):
@@ -134,11 +129,7 @@ def _require_long(compile_seconds: float) -> None:
 
 
 def _require_chance(weights: _Weights, compile_seconds: float) -> None:
-    """Refuse what cannot pay before it is tried, which takes several times as long as compiling; measuring tells more.
-
-    Raises:
-        CacheRejected: Keeping the graph would not pay.
-    """
+    """Refuse what cannot pay before it is tried, which takes several times as long as compiling."""
     seconds = _HIT_SECONDS + weights.stored * seconds_per_byte()
     if seconds > _GAIN * compile_seconds:
         raise CacheRejected(
@@ -149,21 +140,13 @@ def _require_chance(weights: _Weights, compile_seconds: float) -> None:
 
 
 def _require_memory(weights: _Weights) -> None:
-    """Refuse what would need twice its memory: an ONNX Runtime that does not say which matrices it rearranges.
-
-    Raises:
-        CacheRejected: Most of the weights are large matrices.
-    """
+    """Refuse what would need twice its memory: an ONNX Runtime that does not say which matrices it rearranges."""
     if weights.matrices >= _MUCH and 2 * weights.matrices >= weights.all:
         raise CacheRejected(CacheReason.NOT_WORTH_IT, "most weights are large matrices, which would be there twice")
 
 
 def _require_room(nbytes: int) -> None:
-    """Refuse what this machine has no memory for, now.
-
-    Raises:
-        CacheRejected: It has less.
-    """
+    """Raise `CacheRejected` if this machine has not so much memory now."""
     left = _memory_left()
     if left < nbytes:
         raise CacheRejected(CacheReason.IO_ERROR, f"there is no room for {nbytes} bytes in memory: {left} are left")
@@ -205,10 +188,6 @@ def pack(
     """Optimise a model once more, take the result apart, and try it out.
 
     Args:
-        model: As it was prepared.
-        data: The model file.
-        files: Its external files.
-        settings: As it was compiled.
         compile_seconds: What that took; None to keep it even if it does not pay.
 
     Raises:
@@ -221,7 +200,7 @@ def pack(
     if compile_seconds is not None:
         _require_chance(weights, compile_seconds)
     _require_room(3 * weights.all + _SPARE)
-    exposed, graph, tensors, blob, file_size, again = _optimised(data, files, settings)
+    exposed, labels, graph, tensors, blob, file_size, again = _optimised(data, files, settings)
     if compile_seconds is not None and not any(tensor.rearranged for tensor in tensors):
         _require_memory(weights)
     packed = _Packed(
@@ -231,6 +210,7 @@ def pack(
         input_names=tuple(model.input_names),
         output_names=tuple(model.output_names),
         exposed=tuple(sorted(exposed)),
+        labels=labels,
         graph=graph,
         tensors=tensors,
         data_size=blob.nbytes,
@@ -248,7 +228,7 @@ def pack(
                 CacheReason.NOT_WORTH_IT,
                 f"loading takes {seconds * 1e3:.1f} ms, compiling took {usual * 1e3:.1f} ms",
             )
-    return Packed(encoded, blob, seconds)
+    return Packed(encoded, blob)
 
 
 def _loading(encoded: bytes, blob: Bytes, settings: SessionSettings) -> float:
@@ -260,12 +240,12 @@ def _loading(encoded: bytes, blob: Bytes, settings: SessionSettings) -> float:
 
 def _optimised(
     data: bytes, files: Mapping[str, Bytes], settings: SessionSettings
-) -> tuple[frozenset[str], OwnBytes, tuple[_Tensor, ...], Bytes, int, float]:
+) -> tuple[frozenset[str], dict[str, bytes], OwnBytes, tuple[_Tensor, ...], Bytes, int, float]:
     """Have ONNX Runtime write the graph that it made of a model, and take its large tensors out.
 
     Returns:
-        The exposed arguments, the graph, the table, the tensors, the size of the file that the graph believes them to
-        be in, and the seconds that compiling took this time.
+        The exposed arguments, labels, the graph, the table, the tensors, the size of the file that the graph believes
+        them to be in, and the seconds that compiling took this time.
     """
     with _file_in_memory() as graph, _file_in_memory() as weights:  # in one directory, as it wants them
         options = settings.options()
@@ -276,7 +256,7 @@ def _optimised(
         )
         options.add_session_config_entry(_TELL_REARRANGED, "1")
         started = time.perf_counter()
-        session, exposed = build_session(data, files, options)
+        session, exposed, labels = build_session(data, files, settings, options)
         seconds = time.perf_counter() - started
         names = {argument.name for argument in session.get_inputs()}
         del session
@@ -287,7 +267,7 @@ def _optimised(
     del proto.graph.input[:]
     proto.graph.input.extend(inputs)
     proto.ir_version = max(proto.ir_version, 4)  # from then on an initializer needs not be an input
-    return exposed, *_take_apart(proto, raw), raw.nbytes, seconds
+    return exposed, labels, *_take_apart(proto, raw), raw.nbytes, seconds
 
 
 def _take_apart(proto: Any, raw: Bytes) -> tuple[OwnBytes, tuple[_Tensor, ...], Bytes]:
@@ -342,7 +322,6 @@ class Contents(Struct, frozen=True):
 
     Attributes:
         model: As it was prepared, without its files.
-        packed: The rest.
     """
 
     model: Model
@@ -355,11 +334,7 @@ class Contents(Struct, frozen=True):
 
 
 def read_contents(model: memoryview, data: memoryview) -> Contents:
-    """Read what `pack` made. Both are trusted: the caller has verified that this device wrote them.
-
-    Raises:
-        CacheRejected: They are something else.
-    """
+    """Read what `pack` made. Both are trusted: the caller has verified that this device wrote them."""
     try:
         packed = _decoder.decode(model)
     except msgspec.MsgspecError as error:
@@ -379,9 +354,7 @@ def load_graph(contents: Contents, data: memoryview, settings: SessionSettings, 
     """Make a session of a packed graph.
 
     Args:
-        contents: The graph.
         data: The weights; kept and used where they are.
-        settings: How.
         own: Whether parts of the memory of the weights may be given back: nobody else uses it.
 
     Raises:
@@ -390,15 +363,16 @@ def load_graph(contents: Contents, data: memoryview, settings: SessionSettings, 
     """
     packed, raw = contents.packed, np.frombuffer(data, np.uint8)
     options = settings.options()
-    options.graph_optimization_level = onnxruntime().GraphOptimizationLevel.ORT_DISABLE_ALL
-    wrap = onnxruntime().OrtValue.ortvalue_from_numpy_with_onnx_type
+    options.graph_optimization_level = settings.runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    wrap = settings.runtime.OrtValue.ortvalue_from_numpy_with_onnx_type
     arrays = _arrays(packed.tensors, raw)
     values = [wrap(array, tensor.element) for tensor, array in zip(packed.tensors, arrays, strict=True)]
     for tensor, value in zip(packed.tensors, values, strict=True):
         options.add_initializer(tensor.name, value)  # used where it lies, and instead of what the graph says
     with _directory_of_holes(max(packed.file_size, 1)) as directory:
         options.add_session_config_entry(FILES_OF_MODELS, directory)
-        graph = Graph(open_session(OwnBytes(packed.graph), options), frozenset(packed.exposed), values)
+        session = open_session(OwnBytes(packed.graph), settings, options)
+    graph = Graph(session, frozenset(packed.exposed), packed.labels, kept=values)
     for tensor, array in zip(packed.tensors, arrays, strict=True):
         if tensor.rearranged and (own or tensor.runs):
             _give_back(array)
@@ -407,11 +381,7 @@ def load_graph(contents: Contents, data: memoryview, settings: SessionSettings, 
 
 @contextlib.contextmanager
 def _directory_of_holes(size: int) -> Iterator[str]:
-    """Have the file in which the graph says that its tensors are: it must be there and large enough, and is not read.
-
-    Raises:
-        CacheRejected: It cannot be made.
-    """
+    """Have the file where the graph says that its tensors are: it has to be as large, and is not read."""
     with contextlib.ExitStack() as stack:
         try:  # beside the trust store, which is what a service may write
             place = default_state_directory()

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 
-import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
 from ...burst import Kernel
 from ...errors import BadState
 from ...memory import BufferTracker
-from ...model import Model, Request, RunOptions, extension_prefix
+from ...model import Array, Model, Request, RunOptions, extension_prefix
 from ..elements import open_operand
+from ..encoded import Bytes
 from ..local import LocalModel
-from .graph import Bytes, Graph
+from .batch import Batches
+from .capi import InferenceSession
+from .graph import Graph
 from .importer import EXTENSION_NAME
 from .kernel import BoundGraph
 from .library import give_memory_back
@@ -24,47 +27,53 @@ class Source(Struct, frozen=True):
     """Private copies of a model's files.
 
     Attributes:
-        data: The model file.
         files: Its external files by name, in the order of the operands.
-        digest: Of all of them.
+        copies: Contents of the model's constants, by operand.
     """
 
     data: bytes
     files: dict[str, Bytes]
     digest: bytes
-
-    def by_operand(self, model: Model) -> dict[int, Bytes]:
-        """Return the contents of the constants of the model that refer to the files."""
-        contents = (np.frombuffer(self.data, np.uint8), *self.files.values())
-        return dict(zip(model.main.operations[0].inputs, contents, strict=False))
+    copies: Mapping[int, Array]
 
 
 class OnnxPreparedModel(LocalModel):
-    """A model with a GRAPH operation.
+    """A model that is a graph, or was lowered to one.
 
     Attributes:
         source: What it was compiled from, until the device needs it no more.
     """
 
-    def __init__(self, model: Model, graph: Graph, tracker: BufferTracker, source: Source | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        graph: Graph,
+        tracker: BufferTracker,
+        source: Source | None = None,
+        on_one_thread: Callable[[Model], Graph | None] = lambda _: None,
+    ) -> None:
         super().__init__(model, tracker)
         self._graph: Graph | None = graph
         self.source = source
+        self._on_one_thread = on_one_thread
+        self._batches: Batches | None = None
 
     @property
     def graph(self) -> Graph:
-        """The session and what belongs to it.
-
-        Raises:
-            BadState: The model is closed.
-        """
+        """The session and what belongs to it; `BadState` if the model is closed."""
         if self._graph is None:
             raise BadState("the prepared model is closed")
         return self._graph
 
     def bind(self, request: Request, options: RunOptions) -> Kernel:
-        """Bind the graph to the arrays of a request."""
-        return BoundGraph(self.graph, self.model, request, self._leave_open).kernel
+        return BoundGraph(self.graph, self.model, request, self._leave_open, self._batches).kernel
+
+    def run_together(self, most: int) -> None:
+        """See `PreparedModel.run_together`: rows of arguments whose first dimension is open, on the processor."""
+        if not isinstance(self.graph.session, InferenceSession):
+            super().run_together(most)
+        self._batches = Batches(self.graph, most, partial(self._on_one_thread, self.model))
+        self._graph = self._batches.graph
 
     def _leave_open(self, outputs: Collection[int]) -> None:
         """The file declares outputs with dimensions that they do not have: from now on, only runs tell."""
@@ -82,6 +91,5 @@ class OnnxPreparedModel(LocalModel):
         give_memory_back(sum(pool.size for pool in self.model.pools))
 
     def close(self) -> None:
-        """Let go of the graph; plans that are bound stay usable."""
         super().close()
-        self._graph = None
+        self._graph = self._batches = None

@@ -1,15 +1,18 @@
-"""A bound run through ONNX Runtime's Python module, where its package has no C library: before version 1.19."""
+"""A bound run through ONNX Runtime's Python module: of other providers than the processor, and before version 1.19."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
+
+import numpy as np
 
 from ...errors import GeneralFailure, MissedDeadline, NNBurstError, ResourceExhausted
 from ..alarm import ALARM_CLOCK
 from ..deadline import deadline_passed, is_limit
 from .capi import Copies
-from .library import onnxruntime
+from .library import python_module
 
 
 class PythonRun:
@@ -18,15 +21,22 @@ class PythonRun:
     Args:
         session: An ``InferenceSession`` of the Python module.
         binding: Its binding; None for nothing.
-        before: Copies before the run.
-        after: Copies after it.
+        binds: Bind the inputs. A provider that has memory of its own copies them to it then, and only then; outputs
+            that are bound to the processor's memory come back in the run.
     """
 
     kernel = None
 
-    def __init__(self, session: Any, binding: Any, before: Copies = (), after: Copies = ()) -> None:
+    def __init__(
+        self,
+        session: Any,
+        binding: Any,
+        before: Copies = (),
+        after: Copies = (),
+        binds: Sequence[Callable[[], None]] = (),
+    ) -> None:
         self._session, self._binding = session, binding
-        self._before, self._after = tuple(before), tuple(after)
+        self._before, self._after, self._binds = tuple(before), tuple(after), binds
         self._usual = self._options = _run_options()
         self._is_cancelled = False
         self._failure: NNBurstError = GeneralFailure()
@@ -35,11 +45,17 @@ class PythonRun:
         """Run until a deadline, 0 for none; return 0, or the status of the failure."""
         try:
             for to, source in self._before:
-                to[...] = source
+                np.copyto(to, source if to.dtype == source.dtype else source != 0)
+            if self._binding is not None:
+                for bind in self._binds:
+                    bind()
+                self._binding.synchronize_inputs()
             if self._binding is not None and is_limit(deadline_ns):
                 self._run_until(deadline_ns)
             elif self._binding is not None:
                 self._session.run_with_iobinding(self._binding, self._usual)
+            if self._binding is not None:
+                self._binding.synchronize_outputs()
             for to, source in self._after:
                 to[...] = source
         except Exception as error:
@@ -79,6 +95,6 @@ class PythonRun:
 
 def _run_options() -> Any:
     """Options of runs whose failures are told by their exceptions alone: no line on stderr for each."""
-    options = onnxruntime().RunOptions()
+    options = python_module().RunOptions()
     options.log_severity_level = 4
     return options

@@ -102,12 +102,7 @@ def _all_nodes(graph: Any) -> Iterator[Any]:
 
 
 class _Known:
-    """Shapes of the values of a graph, as far as they follow from what is sure.
-
-    Args:
-        shapes: By name.
-        outer: Of the graph around it.
-    """
+    """Shapes by name of the values of a graph and of that around it, as far as they follow from what is sure."""
 
     def __init__(self, shapes: Mapping[str, _Shape], outer: _Known | None = None) -> None:
         self._shapes, self._outer = shapes, outer
@@ -171,12 +166,17 @@ def _skeleton(proto: Any) -> Any:
     for value in proto.graph.output:
         graph.output.add(name=value.name)
     for owner in (graph, *skeleton.functions):
-        del owner.value_info[:]
-        for inner in (inner for node in _all_nodes(owner) for inner in _inner_graphs(node)):
-            del inner.value_info[:]
-            for value in (*inner.input, *inner.output):
-                if value.type.HasField("tensor_type"):
-                    value.type.tensor_type.ClearField("shape")
+        inner = [each for node in _all_nodes(owner) for each in _inner_graphs(node)]
+        for each in (owner, *inner):
+            del each.value_info[:]
+            for node in each.node:  # ONNX crashes where one of no known type is matched
+                if node.op_type == "StringSplit" and node.output:
+                    each.value_info.append(
+                        onnx().helper.make_tensor_value_info(node.output[0], onnx().TensorProto.STRING, None)
+                    )
+        for value in (value for each in inner for value in (*each.input, *each.output)):
+            if value.type.HasField("tensor_type"):
+                value.type.tensor_type.ClearField("shape")
     return skeleton
 
 
@@ -216,17 +216,14 @@ class _Rewriting:
         return made
 
     def add(self, operator: str, *inputs: str, into: str = "", label: str = "", **attributes: Any) -> str:
-        """Append a node; returns its result."""
         into = into or self.name()
         self._nodes.append(onnx().helper.make_node(operator, inputs, [into], label, **attributes))
         return into
 
     def put(self, node: Any) -> None:
-        """Append a node as it is."""
         self._nodes.append(node)
 
     def number(self, value: int) -> str:
-        """Return a constant."""
         return self.add("Constant", value=onnx().helper.make_tensor("value", onnx().TensorProto.INT64, (), [value]))
 
     def renamed(self, node: Any, position: int) -> tuple[str, str]:
@@ -245,7 +242,6 @@ class _Rewriting:
         return total
 
     def is_zero(self, number: str) -> str:
-        """Return whether a number is 0."""
         return self.add("Equal", number, self.number(0))
 
     def count(self, condition: str) -> str:

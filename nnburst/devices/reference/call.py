@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...model import (
+    Array,
     FusedActivation,
     Match,
     OperandDesc,
@@ -20,48 +21,15 @@ from ...model import (
     Signature,
     operand_info,
 )
+from ..common import activation_limits, round_half_away
 from .limits import MemoryBudget
 
-Array = np.ndarray[Any, np.dtype[Any]]
 KernelStep = Callable[[], Any]
 
 _EXACT = 2.0**24
 """Below it every integer is a float32."""
 _AT_ONCE = 1 << 13
 """Elements that are quantised at a time."""
-
-_LIMITS: dict[int, tuple[float | None, float | None]] = {
-    FusedActivation.NONE: (None, None),
-    FusedActivation.RELU: (0.0, None),
-    FusedActivation.RELU1: (-1.0, 1.0),
-    FusedActivation.RELU6: (0.0, 6.0),
-}
-
-
-def round_half_away(values: Array) -> Array:
-    """Round to the nearest integer, halves away from zero."""
-    rounded: Array = np.trunc(values + np.copysign(0.5, values))
-    return rounded
-
-
-def activation_limits(operand: OperandDesc, code: int) -> tuple[Any, Any]:
-    """Return (lowest, highest) of a fused activation in the stored domain, None where there is no limit.
-
-    Quantised: zero point + round(limit / scale), cut to the type. A missing limit is the type's.
-    """
-    info, (low, high) = operand_info(operand.type), _LIMITS[code]
-    if info.dtype is None or not info.is_quantised:
-        kind = np.float32 if info.is_float else np.int32
-        return (None if low is None else kind(low), None if high is None else kind(high))
-    bounds = np.iinfo(info.dtype)
-
-    def stored(limit: float | None, otherwise: int) -> float:
-        if limit is None:
-            return float(otherwise)
-        steps = float(round_half_away(np.array(limit / operand.scale)))
-        return float(min(max(operand.zero_point + steps, bounds.min), bounds.max))
-
-    return stored(low, bounds.min), stored(high, bounds.max)
 
 
 def clamping(values: Array, low: Any, high: Any, out: Array) -> Iterator[KernelStep]:
@@ -88,9 +56,9 @@ def decode_table(operand: OperandDesc, dtype: Any = np.float64) -> Array:
     return table
 
 
-def encode(real: Array, operand: OperandDesc, code: int = FusedActivation.NONE) -> Array:
+def encode(real: Array, operand: OperandDesc) -> Array:
     """Quantise real values to an operand's stored values: round half away from zero, then cut."""
-    low, high = activation_limits(operand, code)
+    low, high = activation_limits(operand, FusedActivation.NONE)
     stored = round_half_away(real / operand.scale) + operand.zero_point
     codes: Array = np.clip(stored, low, high).astype(operand_info(operand.type).dtype)
     return codes
@@ -161,11 +129,9 @@ class KernelCall(OperationView):
     # -- what is known ----------------------------------------------------------------------------------------
 
     def given(self, name: str) -> bool:
-        """Whether an input is in the list and has a value in this execution."""
         return self.count(name) > 0 and self.index(name) not in self._omitted
 
     def is_constant(self, name: str) -> bool:
-        """Whether an input has the same value in every execution."""
         return self._is_constant(self.index(name))
 
     def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:
@@ -173,18 +139,13 @@ class KernelCall(OperationView):
         return self._derived(key, make)
 
     def scratch(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-        """Return an array for a kernel's own use, that its steps keep.
-
-        Raises:
-            ResourceExhausted: See `MemoryBudget.take_scratch`.
-        """
+        """Return an array for a kernel's own use, that its steps keep; raises as `MemoryBudget.take_scratch`."""
         self._budget.take_scratch(shape, math.prod(shape) * np.dtype(dtype).itemsize)
         return np.empty(shape, dtype)
 
     # -- steps ------------------------------------------------------------------------------------------------
 
     def do(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """Append a call."""
         self._steps.append(partial(function, *args, **kwargs))
 
     def clamp(self, values: Array, low: Any, high: Any, out: Array) -> None:
@@ -214,7 +175,6 @@ class KernelCall(OperationView):
         return self._arrays[index]
 
     def out(self, which: int = 0) -> Array:
-        """Return an output's array of stored values."""
         return self._arrays[self.operation.outputs[which]]
 
     def place(self, which: int, dims: tuple[int, ...]) -> None:
@@ -255,12 +215,7 @@ class KernelCall(OperationView):
         return buffer
 
     def sum_dtype(self, name: str, channel_axis: int) -> type[np.floating[Any]]:
-        """In what sums of products of x with a filter are exact: float32, or float64 for quantised data that needs it.
-
-        Args:
-            name: The filter. Only that of a constant is looked at.
-            channel_axis: Its axis that is not summed over.
-        """
+        """In what sums of products of x with a filter, over all axes but one, are exact: float32, else float64."""
         if not self.info.is_quantised:
             return np.float32
         if not self.is_constant(name):
@@ -279,7 +234,6 @@ class KernelCall(OperationView):
         """Return stored value minus zero point (the value itself for floats), rearranged and dense.
 
         Args:
-            name: The input.
             arrange: Makes a view of the stored values, e.g. a transposed one.
             dtype: In what; default `real_dtype`.
         """
@@ -309,7 +263,6 @@ class KernelCall(OperationView):
         Args:
             sums: Integers [rows, channels] in floating point.
             out: Stored values [rows, channels].
-            bias: By channel.
             factor: Real value of a step of the sums, for all channels or by channel.
         """
         self._steps += self._storing(self.output(), self.integer("act"), sums, out, bias, factor)

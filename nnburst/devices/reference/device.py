@@ -33,14 +33,12 @@ class ReferenceDevice(LocalDevice):
         self._counting = threading.Lock()
 
     def count(self, **more: int) -> None:
-        """Add to the counters."""
         with self._counting:
             for name, number in more.items():
                 self._counters[name] += number
 
     @property
     def name(self) -> str:
-        """``nnburst-reference``."""
         return "nnburst-reference"
 
     def why_not(self, model: Model, operation: Operation) -> str:
@@ -54,7 +52,6 @@ class ReferenceDevice(LocalDevice):
         return f"{', '.join(sorted(map(operation_name, missing)))} in a subgraph of it is not built" if missing else ""
 
     def compile(self, model: Model) -> ReferencePreparedModel:
-        """Copy the constants and lower the graph."""
         prepared = ReferencePreparedModel.compile(model, self._tracker)
         self.count(validations=1, lowerings=1, transformations=prepared.transformations)
         return prepared
@@ -81,7 +78,6 @@ class ReferenceDevice(LocalDevice):
         return prepared
 
     def restore(self, entry: VerifiedEntry, cache: CacheFiles) -> ReferencePreparedModel:
-        """Make a prepared model of an entry that was loaded from cache files."""
         return ReferencePreparedModel.restore(entry.model[0], entry.data[0], self._tracker)
 
     def counters(self) -> dict[str, int]:

@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from ...errors import GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError
 from ...model import (
+    Array,
     DataLocation,
     Lifetime,
     Match,
@@ -31,7 +32,7 @@ from ...model import (
     operand_info,
     operation_name,
 )
-from .call import Array, KernelCall, KernelStep
+from .call import KernelCall, KernelStep
 from .kernels import KERNELS
 from .limits import PASSING, MemoryBudget, RunLimits
 
@@ -46,7 +47,6 @@ class OperationFailure(GeneralFailure):
 
     Args:
         places: The operation, after those of control flow that it is inside, from the outermost.
-        reason: Why.
     """
 
     def __init__(self, places: tuple[str, ...], reason: str) -> None:
@@ -59,7 +59,6 @@ class PreparedSubgraph(Struct, frozen=True):
     """What preparation knows of a subgraph.
 
     Attributes:
-        subgraph: Operands, operations, inputs and outputs.
         constants: Value of each constant operand, read-only.
         matches: Signature and matched inputs of each operation.
         derived: Returns what an operation made from constants, or makes it.
@@ -77,8 +76,6 @@ class Binding:
     """A subgraph whose operands have arrays, as far as it is bound. Not for concurrent use.
 
     Attributes:
-        arrays: By operand.
-        omitted: Operands without a value.
         regions: Where results go that do not get an array of their own.
         expected: What model and request say of each operand's dimensions.
         insufficient: Results that are larger than their regions, with their dimensions.
@@ -98,11 +95,7 @@ class Binding:
         self._taken: dict[int, int] = {}
 
     def run(self, start: int, limits: RunLimits) -> None:
-        """Bind and run the operations from `start` on, one after the other.
-
-        Raises:
-            NNBurstError: An operation fails, or the limits are reached.
-        """
+        """Bind and run the operations from `start` on, one after the other."""
         for position in range(start, len(self.graph.subgraph.operations)):
             limits.require_time()
             scratch = self.budget.scratch
@@ -117,11 +110,7 @@ class Binding:
                 self.budget.drop_results(self._taken.pop(index))
 
     def hand_over(self, operands: Iterable[int]) -> int:
-        """Let go of all arrays that were made, but for those of some results: the caller has them from now on.
-
-        Returns:
-            What these count in the budget.
-        """
+        """Let go of all arrays but for some results, which are the caller's from now on; return what these count."""
         handed = sum(self._taken.pop(index, 0) for index in set(operands))
         self.forget(tuple(self._taken))
         return handed
@@ -138,11 +127,7 @@ class Binding:
                 del self.arrays[index], self._taken[index]
 
     def step_through(self, position: int, steps: Sequence[KernelStep]) -> None:
-        """Make the calls of an operation.
-
-        Raises:
-            NNBurstError: One fails; the message names the operation.
-        """
+        """Make the calls of an operation; an `NNBurstError` of one names the operation."""
         try:
             for step in steps:
                 step()
@@ -163,7 +148,6 @@ class Binding:
         """Give an operation's results their arrays and return the calls that compute them.
 
         Args:
-            position: The operation.
             limits: None while only constants have values; else all inputs have theirs, and control flow is run.
 
         Raises:
@@ -226,12 +210,7 @@ class Binding:
                 raise InvalidArgument(f"input {position} has no value, but the operation needs one")
 
     def place(self, index: int, dims: tuple[int, ...]) -> None:
-        """Give a result its array, after checking that it has the dimensions that model and request say.
-
-        Raises:
-            InvalidArgument: It has others.
-            ResourceExhausted: See `MemoryBudget.take_result`.
-        """
+        """Give a result its array, after checking that it has the dimensions that model and request say."""
         operand, expected = self.graph.subgraph.operands[index], self.expected[index]
         if expected and (
             len(expected) != len(dims) or any(e not in (0, d) for e, d in zip(expected, dims, strict=True))
@@ -277,11 +256,7 @@ def _run_if(outer: Binding, operation: Operation, limits: RunLimits) -> None:
 
 
 def _run_while(outer: Binding, operation: Operation, limits: RunLimits) -> None:
-    """Run a body as long as a condition holds; its results are the first of its next inputs.
-
-    Raises:
-        MissedDeadline: The loop took longer than it may.
-    """
+    """Run a body as long as a condition holds; its results are the first of its next inputs."""
     condition, body, *indexes = operation.inputs
     values = [_value(outer, index) for index in indexes]
     spent = {} if limits.spent is None else limits.spent
@@ -333,7 +308,6 @@ def _run_subgraph(
 
 
 def _give(outer: Binding, operation: Operation, results: Sequence[_Value]) -> None:
-    """Copy results to the outputs of an operation."""
     for index, result in zip(operation.outputs, results, strict=False):
         assert result is not None  # an output of a body is a value
         outer.place(index, result.shape)

@@ -47,9 +47,6 @@ class RunLimits(Struct):
 class MemoryBudget(WorkingMemory):
     """The memory that one execution may take, with all subgraphs that it runs inside each other.
 
-    Args:
-        nbytes: Of its arguments and constants.
-
     Attributes:
         results: Bytes of the results of operations that there are now; they are limited.
         scratch: Bytes of the kernels' own arrays.
@@ -63,11 +60,7 @@ class MemoryBudget(WorkingMemory):
         self.results = self.scratch = 0
 
     def take_result(self, nbytes: int, dims: tuple[int, ...]) -> None:
-        """Count a result.
-
-        Raises:
-            ResourceExhausted: The results of the execution take too much memory, or the caller's quota is used up.
-        """
+        """Count a result; `ResourceExhausted` if there are too many, or the caller's quota is used up."""
         if self.results + nbytes > self._most:
             raise ResourceExhausted(f"results take more than {self._most} bytes; the last has dimensions {list(dims)}")
         self.take(nbytes)
@@ -79,11 +72,7 @@ class MemoryBudget(WorkingMemory):
         self.results -= nbytes
 
     def take_scratch(self, shape: tuple[int, ...], nbytes: int) -> None:
-        """Count an array of a kernel.
-
-        Raises:
-            ResourceExhausted: It is larger than all results may be, or the caller's quota is used up.
-        """
+        """Count an array of a kernel; `ResourceExhausted` if it is too large, or the caller's quota is used up."""
         if nbytes > self._most:
             raise ResourceExhausted(f"{list(shape)} elements of working memory are more than {self._most} bytes")
         self.take(nbytes)
@@ -96,7 +85,6 @@ class MemoryBudget(WorkingMemory):
 
     @contextmanager
     def for_a_run(self) -> Iterator[None]:
-        """See `WorkingMemory.for_a_run`."""
         results, scratch = self.results, self.scratch
         try:
             with super().for_a_run():

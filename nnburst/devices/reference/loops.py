@@ -15,7 +15,8 @@ import numpy as np
 
 from ..._core._nnburst import ffi, lib
 from ..._core.errno import check
-from .call import Array, KernelStep, store
+from ...model import Array
+from .call import KernelStep, store
 
 if TYPE_CHECKING:
     from ..._core._nnburst import CData
@@ -44,11 +45,7 @@ class _Walk:
 
 
 class Loops:
-    """The steps of a program as a kernel in C. Keeps their arrays.
-
-    Attributes:
-        kernel: An ``nnb_kernel *``.
-    """
+    """The steps of a program as a kernel in C. Keeps their arrays."""
 
     def __init__(self, steps: Sequence[KernelStep]) -> None:
         """Use `of`."""
@@ -58,7 +55,7 @@ class Loops:
             self._add(step)
         out = ffi.new("nnb_kernel **")
         check(lib.nnb_loops_create(out, ffi.new("nnb_loop[]", self._list), len(self._list)), "bind")
-        self.kernel: CData = ffi.gc(out[0], lib.nnb_loops_destroy)
+        self.kernel: CData = ffi.gc(out[0], out[0].destroy)
 
     @classmethod
     def of(cls, steps: Sequence[KernelStep]) -> Loops | None:

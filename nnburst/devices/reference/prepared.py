@@ -12,6 +12,7 @@ from ...burst import Kernel
 from ...cache import model_fingerprint
 from ...memory import BufferTracker, read_constant
 from ...model import (
+    Array,
     HalVersion,
     Lifetime,
     Match,
@@ -25,7 +26,6 @@ from ...model import (
     view_operation,
 )
 from ..local import LocalModel
-from .call import Array
 from .dry import bind_for_nothing
 from .fold import fold_constants
 from .graph import PreparedSubgraph
@@ -40,10 +40,6 @@ class ReferencePreparedModel(LocalModel):
 
     Constants are copied: the client may release or overwrite its pools once preparation returned. What kernels derive
     from constants (transposed filters, tables) is kept and shared by all plans.
-
-    Attributes:
-        constants: Value of each constant operand, read-only.
-        matches: Signature and matched inputs of each operation.
     """
 
     def __init__(self, compiled: Compiled, tracker: BufferTracker | None = None) -> None:
@@ -71,8 +67,6 @@ class ReferencePreparedModel(LocalModel):
         constants (transposed, decoded and centred weights, tables) is there.
 
         Args:
-            model: Valid.
-            tracker: Buffers of the device.
             lower: Whether to fold and bind now; else nothing is folded, and the rest is done with the first requests.
         """
         constants, matches = _constants(model, model.main), _matches(model.main)
@@ -87,18 +81,9 @@ class ReferencePreparedModel(LocalModel):
         """Have operations derive arrays from constants, if the first requests have not. Any thread."""
         bind_for_nothing(self.graph)
 
-    @property
-    def is_lowered(self) -> bool:
-        """Whether anything was made from constants."""
-        return bool(self._derived)
-
     @classmethod
     def restore(cls: type[_M], model: memoryview, data: memoryview, tracker: BufferTracker | None = None) -> _M:
-        """Make a prepared model from verified cache files; arrays are views of them.
-
-        Raises:
-            CacheRejected: They hold something else.
-        """
+        """Make a prepared model from verified cache files (else `CacheRejected`); arrays are views of them."""
         return cls(unpack(model, data), tracker)
 
     def packed(self) -> tuple[tuple[bytes], tuple[bytes]] | None:
@@ -129,11 +114,9 @@ class ReferencePreparedModel(LocalModel):
         return PreparedSubgraph(self.model.main, self.constants, self.matches, self.derived, self._referenced)
 
     def bind(self, request: Request, options: RunOptions) -> Kernel:
-        """Bind the operations to the arrays of a request."""
         return Program(self.graph, request, options)
 
     def close(self) -> None:
-        """Release the constants; plans that are bound stay usable."""
         super().close()
         self.constants = {}
         self._derived = {}

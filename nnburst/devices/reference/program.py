@@ -28,7 +28,6 @@ from ...model import (
     UnknownYet,
     combine_dimensions,
     is_fully_specified,
-    operand_info,
 )
 from ..deadline import earlier
 from ..plan import pool_of
@@ -45,7 +44,6 @@ class Program:
     """The calls of one request on one prepared model. Not for concurrent use: its temporaries are its own.
 
     Args:
-        graph: The main subgraph of a prepared model.
         request: A request that `validate_request` accepted.
         options: Deadline, checked between operations, and loop timeout.
 
@@ -66,7 +64,9 @@ class Program:
         self._arrays, self._insufficient = self._binding.arrays, self._binding.insufficient
         self._bind_inputs(request)
         self._bind_outputs(request)
-        self._reports_shapes = any(not self._is_complete(index) for index in main.output_indexes)
+        self._reports_shapes = not all(
+            self._operands[i].is_scalar or is_fully_specified(self._binding.expected[i]) for i in main.output_indexes
+        )
         self._steps: list[KernelStep] = []
         self._starts: list[int] = []
         self._loops: Loops | None = None
@@ -203,9 +203,6 @@ class Program:
         if not self.is_bound:
             with self._binding.for_a_run():
                 self._binding.run(self._bound, limits)
-
-    def _is_complete(self, index: int) -> bool:
-        return operand_info(self._operands[index].type).is_scalar or is_fully_specified(self._binding.expected[index])
 
     def _shapes(self) -> tuple[OutputShape, ...]:
         return tuple(

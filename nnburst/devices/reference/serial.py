@@ -56,9 +56,7 @@ class Compiled(msgspec.Struct, frozen=True):
 
     Attributes:
         model: Without pools and inline values.
-        constants: Value of each constant operand, read-only.
         derived: What operations made from constants.
-        matches: Signature and matched inputs of each operation.
     """
 
     model: Model
@@ -77,9 +75,6 @@ def pack(
     """Return (model file, data file), or None for what this format does not hold.
 
     Args:
-        model: The model.
-        matches: One per operation.
-        constants: By operand.
         derived: By (operation, kind) or (operation, (kind, operand)).
         unneeded: Operands whose values are not looked at again.
     """
@@ -129,11 +124,7 @@ _decoder = msgspec.msgpack.Decoder(_File)
 
 
 def unpack(text: memoryview, data: memoryview) -> Compiled:
-    """Read what `pack` wrote. Arrays are read-only views of `data`.
-
-    Raises:
-        CacheRejected: It is something else.
-    """
+    """Read what `pack` wrote, else raise `CacheRejected`. Arrays are read-only views of `data`."""
     try:
         return _unpacked(_decoder.decode(text), data)
     except (msgspec.MsgspecError, ValueError, KeyError, IndexError, TypeError, OverflowError) as error:

@@ -79,19 +79,13 @@ class StagedReferenceDevice(ReferenceDevice):
     def restore(self, entry: VerifiedEntry, cache: CacheFiles) -> StagedModel:
         """Go on where an earlier stage was saved."""
         prepared = StagedModel.restore(entry.model[0], entry.data[0], self._tracker)
-        if not self._is_jit and not prepared.is_lowered:
+        if not self._is_jit and not prepared.transformations:
             # What the entry was made from, not what this client believes; all zeros is a fingerprint like any other.
             self._save_later(prepared, DeferredSave(self._cache, replace(cache, fingerprint=entry.fingerprint)), None)
         return prepared
 
     def _save_later(self, prepared: StagedModel, late: DeferredSave, compiled: Callable[[], bytes] | None) -> None:
-        """Have weights transformed, and the files written with them, after some executions.
-
-        Args:
-            prepared: The model.
-            late: Its files.
-            compiled: Makes the fingerprint of the compiled contents; None if its constants come from verified files.
-        """
+        """Have weights transformed, and the files written with them, after some executions."""
         weak, checks = weakref.ref(prepared), compiled is not None
 
         def work() -> None:
@@ -150,12 +144,7 @@ class _Counted(Program):
 
 
 class LaterStage:
-    """Work that is done once, in the background, after a number of executions.
-
-    Args:
-        after: Executions until then.
-        work: What to do.
-    """
+    """Work that is done once, in the background, after a number of executions."""
 
     def __init__(self, after: int, work: Callable[[], None]) -> None:
         self._after = after

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ....model import OperandType
-from ..call import Array, KernelCall, clamping, encode_table
+from ....model import Array, OperandType
+from ..call import KernelCall, clamping, encode_table
 
 Function = Callable[[Array, Array], Any]
 """Computes from the first array into the second."""
@@ -22,12 +22,7 @@ def _call_it(function: Function, call: KernelCall, x: Array, out: Array) -> None
 def unary(
     function: Function, append: Callable[[Function, KernelCall, Array, Array], None] = _call_it
 ) -> Callable[[KernelCall], None]:
-    """Return the kernel of a function of one number. Quantised data goes through a table of 256 results.
-
-    Args:
-        function: What it is.
-        append: Appends the steps that compute it.
-    """
+    """Return the kernel of a function of one number. Quantised data goes through a table of 256 results."""
 
     def through_table(call: KernelCall) -> Array:
         def of_real(real: Array) -> Array:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from ....errors import GeneralFailure
-from ..call import Array, KernelCall, encode
+from ....model import Array
+from ..call import KernelCall, encode
 
 _HARD, _LINEAR = 0, 1
 
@@ -70,7 +71,6 @@ def _real(call: KernelCall, name: str) -> Array:
 
 
 def bbox_transform(call: KernelCall) -> None:
-    """AXIS_ALIGNED_BBOX_TRANSFORM."""
     to_regions, to_deltas, to_sizes = (real_values(call, name) for name in ("roi", "delta", "image"))
 
     def function(roi: Array, delta: Array, image: Array, batch: Array) -> Array:

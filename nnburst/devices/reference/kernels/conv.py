@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ....model import Axis, WindowGeometry, transposed_axes, window_geometry
-from ..call import Array, KernelCall
+from ....model import Array, Axis, WindowGeometry, transposed_axes, window_geometry
+from ..call import KernelCall
 from .windows import as_nhwc, inner_part, padded_shape, windows
 
 _COLUMNS_BYTES = 4 << 20

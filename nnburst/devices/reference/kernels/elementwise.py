@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ....model import OperandType
-from ..call import Array, KernelCall
+from ....model import Array, OperandType
+from ..call import KernelCall
 
 
 def binary(function: np.ufunc) -> Callable[[KernelCall], None]:
@@ -61,7 +61,6 @@ def logical(function: np.ufunc) -> Callable[[KernelCall], None]:
 
 
 def logical_not(call: KernelCall) -> None:
-    """LOGICAL_NOT."""
     call.move(np.logical_not, call.array("a"))
 
 

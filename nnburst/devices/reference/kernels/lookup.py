@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ..call import Array, KernelCall
+from ....model import Array
+from ..call import KernelCall
 from .fingerprint import fingerprint64
 from .shape import require_indexes
 

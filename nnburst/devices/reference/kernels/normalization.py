@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..call import Array, KernelCall
+from ....model import Array
+from ..call import KernelCall
 
 
 def softmax(call: KernelCall) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ....model import WindowGeometry, window_geometry
-from ..call import Array, KernelCall
+from ....model import Array, WindowGeometry, window_geometry
+from ..call import KernelCall
 from .windows import as_nhwc, inner_part, padded_shape, taps, windows
 
 _MANY_TAPS = 16

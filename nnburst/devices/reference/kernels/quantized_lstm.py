@@ -8,7 +8,8 @@ from collections.abc import Callable
 import numpy as np
 
 from ....errors import InvalidArgument
-from ..call import Array, KernelCall
+from ....model import Array
+from ..call import KernelCall
 from .fixed_point import divided, normalised, scaled, sigmoid, tanh, times, to_16_bits
 
 _GATES = ("in", "forget", "cell", "out")

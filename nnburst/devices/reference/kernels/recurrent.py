@@ -9,7 +9,8 @@ import numpy as np
 from msgspec import Struct
 
 from ....errors import InvalidArgument
-from ..call import Array, KernelCall
+from ....model import Array
+from ..call import KernelCall
 
 Function = Callable[[Array], Array]
 Inputs = Mapping[str, Array]

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..call import Array, KernelCall
+from ....model import Array
+from ..call import KernelCall
 
 
 def _reduction(

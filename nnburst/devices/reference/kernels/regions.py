@@ -8,7 +8,8 @@ from collections.abc import Callable
 import numpy as np
 
 from ....errors import GeneralFailure
-from ..call import Array, KernelCall
+from ....model import Array
+from ..call import KernelCall
 from .boxes import real_values
 from .windows import as_nhwc
 
@@ -61,12 +62,8 @@ def _bin(start: float, end: float, bins: int, which: int, count: int, size: int)
     """Return the pixels that a bin touches along one axis, and how much each of them counts in its mean.
 
     Args:
-        start: Of the region.
         end: Of the region; it is at least one pixel long.
-        bins: That the region is divided into.
-        which: Of them.
         count: Samples in a bin; 0 for one a pixel.
-        size: Of the image.
     """
     length = max(end - start, 1.0) / bins
     count = min(count or int(np.ceil(length)), _MOST_SAMPLES)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from ....errors import GeneralFailure
-from ....model import pad_widths, slice_bounds, strided_slices
-from ..call import Array, KernelCall, encode_table
+from ....model import Array, pad_widths, slice_bounds, strided_slices
+from ..call import KernelCall, encode_table
 
 
 def copy(call: KernelCall) -> None:

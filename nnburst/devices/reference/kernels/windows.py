@@ -10,18 +10,15 @@ from ....model import Array, WindowGeometry
 
 
 def as_nhwc(array: Array, nchw: bool) -> Array:
-    """Return a view in NHWC order of an image in either layout."""
     return array.transpose(0, 2, 3, 1) if nchw else array
 
 
 def padded_shape(g: WindowGeometry) -> tuple[int, int, int, int]:
-    """Return the NHWC shape of the image with its padding."""
     h, w = g.height, g.width
     return g.batch, h.head + h.size + h.tail, w.head + w.size + w.tail, g.channels
 
 
 def inner_part(padded: Array, g: WindowGeometry) -> Array:
-    """Return the view of a padded image that holds the image itself."""
     h, w = g.height, g.width
     return padded[:, h.head : h.head + h.size, w.head : w.head + w.size]
 

@@ -1,0 +1,324 @@
+"""Values that are no arrays of numbers, as bytes that say themselves what they are: the way they cross to a service.
+
+Strings, elements of less than a byte, sequences, maps, and optionals that are empty. In a pool such a value is an array
+of bytes like any other. It consists of words of eight bytes, little-endian: first how many bytes it has (those behind
+them are not looked at), then one of
+
+=====================  =================================================================================================
+0                      nothing: an optional without a value
+1 element rank size…   a tensor, and its bytes, filled up to a whole word; before those of strings, count + 1 offsets;
+                       each string is UTF-8 and a NUL
+2 element count        a sequence (of tensors of the element, if it has none), and as many tensors or maps
+3                      a map: a tensor of keys and one of values; of two dimensions, these are a sequence of maps, a row
+                       for each
+=====================  =================================================================================================
+
+Both sides read only what they have copied, and check all of it: another process may have written anything.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+
+from ..errors import GeneralFailure, InvalidArgument
+from ..model import element_count
+from .elements import ElementType, element_within
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+STRING = 8
+ROOM = 1 << 16
+"""Bytes for a value whose size is not known yet."""
+_NOTHING, _TENSOR, _SEQUENCE, _MAP = range(4)
+_WORD = 8
+
+
+class EncodedTensor(Struct, frozen=True):
+    """Elements as ONNX Runtime has them; of strings, the text with its NULs, and where each begins and the next."""
+
+    element: int
+    shape: tuple[int, ...]
+    data: Bytes
+    offsets: np.ndarray[Any, np.dtype[np.int64]] | None = None
+
+
+class EncodedMap(Struct, frozen=True):
+    """Keys and values, in the same order; rows of values are a map each."""
+
+    keys: EncodedTensor
+    values: EncodedTensor
+
+
+class EncodedSequence(Struct, frozen=True):
+    """Tensors, or maps; `element` is that of the tensors."""
+
+    element: int
+    items: tuple[EncodedTensor | EncodedMap, ...]
+
+
+Value = EncodedTensor | EncodedMap | EncodedSequence | None
+
+
+def tensor_nbytes(element: ElementType, shape: Sequence[int]) -> int:
+    """Return the bytes of numbers as ONNX Runtime has them."""
+    count = element_count(shape)
+    return -(-count * element.bits // 8) if element.bits else count * element.itemsize
+
+
+def write(value: Value) -> Bytes:
+    parts: list[bytes] = []
+    _write(value, parts)
+    nbytes = _WORD + sum(map(len, parts))
+    return np.frombuffer(b"".join([_words(nbytes), *parts]), np.uint8)
+
+
+def _words(*numbers: int) -> bytes:
+    return struct.pack(f"<{len(numbers)}q", *numbers)
+
+
+def _write(value: Value, parts: list[bytes]) -> None:
+    if isinstance(value, EncodedTensor):
+        parts.append(_words(_TENSOR, value.element, len(value.shape), *value.shape))
+        if value.offsets is not None:
+            parts.append(value.offsets.astype("<i8").tobytes())
+        parts += [value.data.tobytes(), bytes(-value.data.size % _WORD)]
+    elif isinstance(value, EncodedSequence):
+        parts.append(_words(_SEQUENCE, value.element, len(value.items)))
+        for item in value.items:
+            _write(item, parts)
+    elif isinstance(value, EncodedMap):
+        parts.append(_words(_MAP))
+        _write(value.keys, parts)
+        _write(value.values, parts)
+    else:
+        parts.append(_words(_NOTHING))
+
+
+def copied(region: Bytes, place: str) -> Bytes:
+    """Return a private copy of what a value takes of memory that is shared; `InvalidArgument` if it takes more."""
+    nbytes = int(region[:_WORD].copy().view("<i8")[0]) if region.size >= _WORD else 0
+    if not nbytes:
+        raise InvalidArgument(f"{place} has no value yet")
+    if not 2 * _WORD <= nbytes <= region.size:
+        raise InvalidArgument(f"{place} says that it has {nbytes} bytes; there are {region.size}")
+    return region[:nbytes].copy()
+
+
+def read(data: Bytes, place: str, count: Callable[[], object] = lambda: None) -> Value:
+    """Return the value of bytes that no other process can write.
+
+    Args:
+        count: Called for each tensor, before it is made: there may be one for 32 bytes. What it raises ends all.
+
+    Raises:
+        InvalidArgument: They are none.
+    """
+    reader = _Reader(data, place, count)
+    value: Value = reader.value((_NOTHING, _TENSOR, _SEQUENCE, _MAP))
+    if reader.at != data.size:
+        raise InvalidArgument(f"{place} is followed by {data.size - reader.at} bytes that mean nothing")
+    return value
+
+
+class _Reader:
+    def __init__(self, data: Bytes, place: str, count: Callable[[], object]) -> None:
+        self._data, self._place, self._count = data, place, count
+        self.at = _WORD
+
+    def _wrong(self, what: str) -> InvalidArgument:
+        return InvalidArgument(f"{self._place} is no encoded value: {what}")
+
+    def _bytes(self, count: int) -> Bytes:
+        if not 0 <= count <= self._data.size - self.at:
+            raise self._wrong(f"{count} bytes at {self.at} of {self._data.size}")
+        start, self.at = self.at, self.at + count
+        return self._data[start : self.at]
+
+    def _words(self, count: int) -> tuple[int, ...]:
+        at = self.at
+        self._bytes(count * _WORD)
+        return struct.unpack_from(f"<{count}q", self._data.data, at)
+
+    def value(self, kinds: tuple[int, ...]) -> Any:
+        (kind,) = self._words(1)
+        if kind not in kinds:
+            raise self._wrong(f"a {kind} at {self.at - _WORD}, where one of {kinds} is possible")
+        if kind == _TENSOR:
+            return self._tensor()
+        if kind == _SEQUENCE:
+            element, count = self._words(2)
+            if not 0 <= count <= self._data.size // _WORD:
+                raise self._wrong(f"a sequence of {count}")
+            return EncodedSequence(element, tuple(self.value((_TENSOR, _MAP)) for _ in range(count)))
+        if kind == _MAP:
+            keys, values = self.value((_TENSOR,)), self.value((_TENSOR,))
+            if len(keys.shape) != 1 or keys.shape != values.shape[-1:] or len(values.shape) > 2:
+                raise self._wrong(f"a map of keys of shape {keys.shape} and values of shape {values.shape}")
+            return EncodedMap(keys, values)
+        return None
+
+    def _tensor(self) -> EncodedTensor:
+        self._count()
+        number, rank = self._words(2)
+        shape = self._words(rank)
+        try:
+            count = element_count(shape)
+            element = element_within(number, self._place)
+        except (GeneralFailure, InvalidArgument) as error:
+            raise self._wrong(str(error)) from None
+        if number != STRING:
+            data = self._bytes(tensor_nbytes(element, shape))
+            self._bytes(-data.size % _WORD)
+            return EncodedTensor(number, shape, (data != 0).view(np.uint8) if element.dtype == "|b1" else data)
+        offsets = self._bytes((count + 1) * _WORD).view("<i8")
+        data = self._bytes(int(offsets[-1]))
+        self._bytes(-data.size % _WORD)
+        if offsets[0] or (offsets[1:] <= offsets[:-1]).any() or data[offsets[1:] - 1].any():
+            raise self._wrong("offsets of strings that lead elsewhere")
+        try:
+            data.tobytes().decode()
+        except UnicodeDecodeError as error:
+            raise self._wrong(f"a string is no UTF-8 ({error})") from None
+        return EncodedTensor(number, shape, data, offsets)  # between two NULs, so each of them is UTF-8, too
+
+
+# ---- Python's values ---------------------------------------------------------------------------------------------
+
+
+def string_type() -> np.dtype[Any]:
+    """NumPy's type of strings: its own from NumPy 2 on, else objects."""
+    own = getattr(getattr(np, "dtypes", None), "StringDType", None)
+    return np.dtype(object) if own is None else own()
+
+
+def inner_types(holds: str) -> tuple[str, str]:
+    """Split ``seq(tensor(float))`` into ``seq`` and ``tensor(float)``."""
+    kind, _, inner = holds.partition("(")
+    return kind, inner[:-1]
+
+
+def numpy_type(holds: str) -> np.dtype[Any]:
+    """Return the type of the arrays that a value is made of, objects for others than tensors."""
+    kind, inner = inner_types(holds)
+    if kind != "tensor":
+        return np.dtype(object)
+    return string_type() if inner == "string" else np.dtype(element_within(inner, holds).dtype)
+
+
+def from_python(value: Any, holds: str, place: str) -> Value:
+    """Return what a caller gives, as ONNX Runtime takes it.
+
+    Args:
+        value: An array or what becomes one; a list of them for a sequence, a dict for a map, None for nothing.
+        holds: Its type, as ONNX Runtime writes it.
+
+    Raises:
+        InvalidArgument: It is of another type.
+    """
+    kind, inner = inner_types(holds)
+    if kind == "optional":
+        return None if value is None else from_python(value, inner, place)
+    if kind == "seq":
+        if not isinstance(value, list | tuple):
+            raise InvalidArgument(f"{place} is a sequence: give a list, not {_kind(value)}")
+        of = inner_types(inner)
+        element = element_within(of[1], place).number if of[0] == "tensor" else 0
+        return EncodedSequence(element, tuple(from_python(v, inner, f"{place}[{i}]") for i, v in enumerate(value)))  # type: ignore[misc]
+    if kind == "map":
+        if not isinstance(value, dict):
+            raise InvalidArgument(f"{place} is a map: give a dict, not {_kind(value)}")
+        key, _, held = inner.partition(",")
+        keys = _tensor(list(value.keys()), key, f"{place}, its keys", is_list=True)
+        values = _tensor(list(value.values()), inner_types(held)[1], f"{place}, its values", is_list=True)
+        return EncodedMap(keys, values)
+    return _tensor(value, inner, place)
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else type(value).__name__
+
+
+def _tensor(value: Any, name: str, place: str, *, is_list: bool = False) -> EncodedTensor:
+    element = element_within(name, place)
+    if value is None:
+        raise InvalidArgument(f"{place} has no array, but None")
+    try:
+        array = np.asarray(value, element.dtype if is_list and element.number != STRING else None)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise InvalidArgument(f"{place} cannot be made an array: {error}") from None
+    if element.number == STRING:
+        return _strings(array, place)
+    wanted, given = np.dtype(element.dtype), array.dtype
+    if given.name == element.library:  # a library's own, by its bits
+        array = array.astype(wanted) if element.bits and wanted.kind == "i" else array.view(wanted)
+    elif given != wanted:
+        to = f"ml_dtypes.{element.library}" if element.library else repr(str(wanted))
+        raise InvalidArgument(f"{place} is {element.library or wanted}, got {given}; convert it with .astype({to})")
+    return EncodedTensor(element.number, array.shape, _packed(array, element, place))
+
+
+def _strings(array: np.ndarray[Any, Any], place: str) -> EncodedTensor:
+    if array.size and array.dtype.kind not in "UTO":
+        raise InvalidArgument(f"{place} holds strings: give an array of str, not of {array.dtype}")
+    flat = array.reshape(-1).tolist()
+    wrong = next((one for one in flat if type(one) is not str), "")
+    if wrong != "":
+        raise InvalidArgument(
+            f"{place} holds strings: give an array of str; there is {str(wrong)[:40]!r} in it, {_kind(wrong)}"
+        )
+    try:
+        texts = [one.encode() for one in flat]
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"{place}: a string that cannot be UTF-8: {error}") from None
+    offsets = np.zeros(len(texts) + 1, np.int64)
+    np.cumsum([len(text) + 1 for text in texts], out=offsets[1:])
+    data = np.frombuffer(b"\0".join([*texts, b""]), np.uint8)
+    return EncodedTensor(STRING, array.shape, data, offsets)
+
+
+def _packed(array: np.ndarray[Any, Any], element: ElementType, place: str) -> Bytes:
+    """Return the bytes of an array; elements of 4 bits lie two in a byte, the first one in its lower half."""
+    flat = np.ascontiguousarray(array).reshape(-1)
+    if not element.bits:
+        return flat.view(np.uint8)
+    least, most = (-8, 7) if flat.dtype.kind == "i" else (0, 15)
+    if flat.size and not least <= flat.min() <= flat.max() <= most:
+        raise InvalidArgument(f"{place} holds {element.name}: whole numbers from {least} to {most}, one in each byte")
+    halves = np.zeros(flat.size + flat.size % 2, np.uint8)
+    halves[: flat.size] = flat.view(np.uint8) & 15
+    packed: Bytes = halves[::2] | halves[1::2] << np.uint8(4)
+    return packed
+
+
+def to_python(value: Value) -> Any:
+    """Return a value as ONNX Runtime's Python interface does."""
+    if isinstance(value, EncodedSequence):
+        return [to_python(item) for item in value.items]
+    if isinstance(value, EncodedMap):
+        keys, values = _array(value.keys).tolist(), _array(value.values)
+        if values.ndim == 1:
+            return dict(zip(keys, values.tolist(), strict=True))
+        columns = dict(sorted(zip(keys, values.T.tolist(), strict=True), key=itemgetter(0)))  # as the library has them
+        return [dict(zip(columns, row, strict=False)) for row in zip(*columns.values(), strict=True)]
+    return None if value is None else _array(value)
+
+
+def _array(tensor: EncodedTensor) -> np.ndarray[Any, Any]:
+    if tensor.offsets is not None:
+        raw = tensor.data.tobytes()
+        texts = raw.decode().split("\0")[:-1]
+        if len(texts) + 1 != len(tensor.offsets):  # a text has a NUL in it
+            texts = [raw[start : end - 1].decode() for start, end in pairwise(tensor.offsets.tolist())]
+        return np.array(texts, string_type()).reshape(tensor.shape)
+    element = element_within(tensor.element, "")
+    if not element.bits:
+        return tensor.data.view(element.dtype).reshape(tensor.shape)
+    halves = np.stack([tensor.data & 15, tensor.data >> 4], 1).reshape(-1)[: element_count(tensor.shape)]
+    signed = (halves ^ 8) - 8 if element.dtype == "|i1" else halves
+    return signed.astype(np.uint8).view(element.dtype).reshape(tensor.shape)

@@ -1,0 +1,349 @@
+"""A model of NNAPI's operations as a graph of ONNX, as far as its operations can be lowered.
+
+Every operand is a value of the graph, stored as in NNAPI but for signed elements of 8 bits: with 128 added to them,
+they and their zero point are those of an unsigned twin, which is what all operations here are written for. Constant
+filters are signed where the processor has VNNI, with which ONNX Runtime is much faster; without, it lets sums of two
+products with signed elements saturate at 16 bits, which those with unsigned ones never do.
+
+An operation asks for real values, in float32 whatever the storage, or for stored ones, and gives either: `LoweredCall`.
+Quantised arithmetic is float32 between DequantizeLinear and QuantizeLinear, where ONNX Runtime has kernels of integers
+for many operations. They round halves to even, which NNAPI's rule has away from 0: where halves are usual, the scale of
+a result is smaller by a few units in the last place. A result may still differ by 1 from the reference device's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+
+from ...errors import GeneralFailure, InvalidArgument, NNBurstError
+from ...memory import read_constant
+from ...model import (
+    OPERATIONS,
+    Array,
+    HalVersion,
+    Lifetime,
+    Match,
+    Model,
+    OperandDesc,
+    OperandType,
+    Operation,
+    OperationView,
+    Signature,
+    combine_dimensions,
+    is_fully_specified,
+    match_signature,
+    operand_info,
+    operand_nbytes,
+    operation_name,
+)
+from ..caching import cpu_features
+from ..common import activation_limits
+from ..encoded import Bytes
+from .library import onnx
+
+OPSET = 18
+_IR_VERSION = 8
+_FILE = "weights"
+_LARGE = 1024
+"""Bytes from which on a weight is in the external file, of which no copies are made on the way."""
+_AWAY = 1 - 2.0**-21
+"""Of a scale, so that halves, which ONNX Runtime rounds to even, are more, whatever float32 makes of them."""
+_LARGEST_RESULT = 256 << 20
+_CONSTANT = (Lifetime.CONSTANT_COPY, Lifetime.CONSTANT_REFERENCE)
+_T = OperandType
+_SIGNED = (_T.TENSOR_QUANT8_ASYMM_SIGNED, _T.TENSOR_QUANT8_SYMM_PER_CHANNEL)
+
+
+class _Node(Struct, frozen=True):
+    kind: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: dict[str, Any]
+    name: str
+    """What ONNX Runtime calls it when it fails; unique."""
+
+
+class Lowering:
+    """A model on its way to a graph. Weights are read when the graph is written.
+
+    Attributes:
+        reasons: Why an operation of the main subgraph cannot be lowered, for each; empty if it can.
+        copies: Private copies of the constants that have been read, by operand.
+    """
+
+    def __init__(self, model: Model, functions: Mapping[int, Callable[[LoweredCall], None]]) -> None:
+        self.copies: dict[int, Array] = {}
+        self.operands = tuple(map(_unsigned, model.main.operands))
+        self.values: dict[int, str] = {}
+        """Where the stored elements of an operand are."""
+        self._model = model
+        self._nodes: list[_Node] = []
+        self._weights: dict[str, Callable[[], Array]] = {}
+        self._written: dict[int, tuple[int, ...]] = {}
+        self._name = ""
+        for index in model.main.input_indexes:
+            name = self.values[index] = f"x{index}"
+            if self.is_signed(index):
+                self.values[index] = self._flipped(name, np.int8, np.uint8)
+        self.reasons: list[str] = []
+        for position, each in enumerate(model.main.operations):
+            self._name = f"operation {position} ({operation_name(each.type)})"
+            self.reasons.append(self._lower(each, functions.get(each.type)))
+
+    def _lower(self, operation: Operation, function: Callable[[LoweredCall], None] | None) -> str:
+        entry = OPERATIONS.get(operation.type)
+        if function is None or entry is None or entry.signature is None:
+            return "it is not lowered to ONNX"
+        try:
+            match = match_signature(entry.signature, operation, self.operands, HalVersion.V1_3)
+            call = LoweredCall(self, operation, entry.signature, match)
+            call.require_known()
+            function(call)
+        except NNBurstError as error:
+            return str(error)
+        except (ArithmeticError, ValueError) as error:  # numbers that make no sense
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    # -- what operations append ------------------------------------------------------------------------------------
+
+    def nodes(self, count: int, kind: str, *inputs: str, **attributes: Any) -> tuple[str, ...]:
+        outputs = tuple(f"n{len(self._nodes)}_{i}" for i in range(count))
+        self._nodes.append(_Node(kind, inputs, outputs, attributes, f"{self._name}, node {len(self._nodes)}"))
+        return outputs
+
+    def weight(self, name: str, make: Callable[[], Array]) -> str:
+        """Add a weight, unless there is one of the name."""
+        self._weights.setdefault(name, make)
+        return name
+
+    def array(self, values: Any, dtype: Any = np.int64) -> str:
+        array = np.asarray(values, dtype)
+        return self.weight(f"{array.dtype}{list(array.shape)}{array.tobytes().hex()}", lambda: array)
+
+    def stored(self, index: int) -> str:
+        if self.operands[index].lifetime in _CONSTANT:
+            return self.weight(f"c{index}", lambda: self.read(index))
+        return self.values.get(index, f"x{index}")  # of an operation that another device runs
+
+    def read(self, index: int) -> Array:
+        """Return a private copy of a constant; the same each time."""
+        operand, location = self._model.main.operands[index], self._model.main.operands[index].location
+        dtype = operand_info(operand.type).dtype
+        if index not in self.copies and operand.lifetime == Lifetime.CONSTANT_COPY:
+            raw = self._model.operand_values[location.offset : location.offset + location.length]
+            self.copies[index] = np.frombuffer(raw, dtype).reshape(operand.dimensions)
+        elif index not in self.copies:
+            pool = self._model.pools[location.pool_index]
+            self.copies[index] = read_constant(pool, dtype or np.uint8, operand.dimensions, location.offset)
+        found = self.copies[index]
+        return (found ^ np.int8(-128)).view(np.uint8) if self.is_signed(index) else found
+
+    def is_signed(self, index: int) -> bool:
+        """Whether the elements of an operand have 128 added to them in the graph."""
+        return self._model.main.operands[index].type in _SIGNED
+
+    def keep(self, index: int, value: str, dims: tuple[int, ...]) -> None:
+        """Say where the stored elements of a result are, and its dimensions, which the model may leave open."""
+        self.values[index], self._written[index] = value, dims
+
+    def dims(self, index: int) -> tuple[int, ...]:
+        """Return the dimensions of an operand, as far as they are known."""
+        return self._written.get(index, self.operands[index].dimensions)
+
+    def _flipped(self, name: str, source: Any, target: Any) -> str:
+        """Elements of either 8-bit type as those of its twin."""
+        (bits,) = self.nodes(1, "BitwiseXor", name, self.array(-128 if source is np.int8 else 128, source))
+        return self.nodes(1, "Cast", bits, to=_number(target))[0]
+
+    # -- the graph -------------------------------------------------------------------------------------------------
+
+    def graph(self) -> tuple[bytes, dict[str, Bytes]]:
+        """Return the file of the graph, and its external file; `GeneralFailure` if an operation cannot be lowered."""
+        main, helper = self._model.main, onnx().helper
+        if any(self.reasons):
+            raise GeneralFailure(next(filter(None, self.reasons)))
+        outputs = []
+        for index in main.output_indexes:
+            name = self.values[index]
+            if self.is_signed(index):
+                name = self._flipped(name, np.uint8, np.int8)
+            (last,) = self.nodes(1, "Identity", name)
+            outputs.append(_argument(last, main.operands[index], self._written[index]))
+        inputs = [_argument(f"x{i}", main.operands[i], main.operands[i].dimensions) for i in main.input_indexes]
+        used = {name for node in self._nodes for name in node.inputs}
+        weights: list[Any] = []
+        pieces: list[bytes] = []
+        end = 0
+        for name, make in self._weights.items():
+            if name not in used:
+                continue
+            array = make()
+            tensor = onnx().TensorProto(name=name, dims=array.shape, data_type=_number(array.dtype))
+            if array.nbytes < _LARGE:
+                tensor.raw_data = array.tobytes()
+            else:
+                tensor.data_location = onnx().TensorProto.EXTERNAL
+                for key, value in (("location", _FILE), ("offset", end), ("length", array.nbytes)):
+                    tensor.external_data.add(key=key, value=str(value))
+                pieces += [array.tobytes(), bytes(-array.nbytes % 64)]
+                end += array.nbytes + len(pieces[-1])
+            weights.append(tensor)
+        nodes = [
+            helper.make_node(each.kind, each.inputs, each.outputs, each.name, **each.attributes) for each in self._nodes
+        ]
+        graph = helper.make_graph(nodes, "lowered", inputs, outputs, weights)
+        sets = [helper.make_opsetid("", OPSET)]
+        data: bytes = helper.make_model(graph, opset_imports=sets, ir_version=_IR_VERSION).SerializeToString()
+        return data, {_FILE: np.frombuffer(b"".join(pieces), np.uint8)} if pieces else {}
+
+
+class LoweredCall(OperationView):
+    """An operation that is being lowered: names of values in and out, nodes between them."""
+
+    def __init__(self, lowering: Lowering, operation: Operation, row: Signature, match: Match) -> None:
+        def value_of(index: int) -> Array | None:
+            return lowering.read(index) if lowering.operands[index].lifetime in _CONSTANT else None
+
+        super().__init__(
+            operation, lowering.operands, row, match, dims_of=lowering.dims, value_of=value_of, partial=False
+        )
+        self._lowering = lowering
+        self.array = lowering.array
+        self.outputs: list[tuple[int, ...]] = []
+        """Dimensions of each."""
+
+    def require_known(self) -> None:
+        """Check that all dimensions are known (else `GeneralFailure`), and fit together (else `InvalidArgument`)."""
+        for position, index in enumerate(self.operation.inputs):
+            operand, dims = self._lowering.operands[index], self._lowering.dims(index)
+            if operand.lifetime == Lifetime.NO_VALUE:
+                if position not in self.match.omittable:
+                    raise GeneralFailure(f"input {position} has no value, but the operation needs one")
+                continue
+            if operand.lifetime == Lifetime.SUBGRAPH_INPUT and position in self.match.omittable:
+                raise GeneralFailure(f"a request may omit input {position}")
+            if not (operand.is_scalar or is_fully_specified(dims)):
+                raise GeneralFailure(f"dimensions {list(dims)} of input {position} are not all known")
+        self.check_ranks()
+        for index, spec in zip(self.operation.outputs, self.infer(), strict=True):
+            operand = self._lowering.operands[index]
+            if 0 in combine_dimensions(operand.dimensions, spec.dimensions):
+                raise GeneralFailure("its result has no elements")
+            if operand_nbytes(operand.type, spec.dimensions) > _LARGEST_RESULT:
+                raise GeneralFailure(f"its result takes more than {_LARGEST_RESULT} bytes")
+            self.outputs.append(spec.dimensions)
+
+    # -- nodes -----------------------------------------------------------------------------------------------------
+
+    def node(self, kind: str, *inputs: str, **attributes: Any) -> str:
+        return self._lowering.nodes(1, kind, *inputs, **attributes)[0]
+
+    def nodes(self, count: int, kind: str, *inputs: str, **attributes: Any) -> tuple[str, ...]:
+        return self._lowering.nodes(count, kind, *inputs, **attributes)
+
+    def cast(self, value: str, dtype: Any) -> str:
+        return self.node("Cast", value, to=_number(dtype))
+
+    def reshaped(self, value: str, dims: Sequence[int]) -> str:
+        return self.node("Reshape", value, self.array(dims))
+
+    def transposed(self, value: str, axes: Sequence[int]) -> str:
+        return value if tuple(axes) == tuple(range(len(axes))) else self.node("Transpose", value, perm=list(axes))
+
+    def clipped(self, value: str, low: float | None, high: float | None, dtype: Any = np.float32) -> str:
+        """Append limits, None for none."""
+        if (low, high) == (0, None) and dtype is np.float32:
+            return self.node("Relu", value)
+        limits = ["" if limit is None else self.array(limit, dtype) for limit in (low, high)]
+        return self.node("Clip", value, *limits) if any(limits) else value
+
+    # -- values in -------------------------------------------------------------------------------------------------
+
+    def is_signed(self, name: str, which: int = 0) -> bool:
+        return self._lowering.is_signed(self.index(name, which))
+
+    def is_constant(self, name: str) -> bool:
+        return self.operand(name).lifetime in _CONSTANT
+
+    def stored(self, name: str, which: int = 0) -> str:
+        return self._lowering.stored(self.index(name, which))
+
+    def truth(self, name: str) -> str:
+        """Return the elements of a tensor of truth values."""
+        return self.cast(self.stored(name), np.bool_)
+
+    def real(self, name: str, which: int = 0, axes: Sequence[int] = ()) -> str:
+        """Return an input's real values in float32, perhaps with its axes in another order."""
+        index, operand, channels = self.index(name, which), self.operand(name, which), self.channel_scales(name)
+        info, value = operand_info(operand.type), self.stored(name, which)
+        dtype: Any = np.uint8 if self.is_signed(name, which) else info.dtype
+        turned = name == "filter" and dtype == np.uint8 and self.is_constant(name) and _multiplies_signed()
+        if (axes or turned) and self.is_constant(name):
+            read, order = self._lowering.read, axes or range(len(operand.dimensions))
+
+            def make() -> Array:
+                array = read(index).transpose(order)
+                return (array ^ np.uint8(128)).view(np.int8) if turned else array
+
+            value = self._lowering.weight(f"c{index}{list(order)}{turned}", make)
+        elif axes:
+            value = self.transposed(value, axes)
+        if not info.is_quantised and channels is None:
+            return value if dtype == np.float32 else self.cast(value, np.float32)
+        scales, axis = channels or (operand.scale, 0)
+        zero_points = np.full_like(scales, operand.zero_point if channels is None else 128, int) - 128 * turned
+        steps, zeros = self.array(scales, np.float32), self.array(zero_points, np.int8 if turned else dtype)
+        return self.node("DequantizeLinear", value, steps, zeros, axis=list(axes).index(axis) if axes else axis)
+
+    # -- values out ------------------------------------------------------------------------------------------------
+
+    def keep(self, value: str, which: int = 0) -> None:
+        """Say where the stored elements of a result are."""
+        self._lowering.keep(self.operation.outputs[which], value, self.outputs[which])
+
+    def give(self, value: str, which: int = 0, axes: Sequence[int] = (), *, halves: bool = True) -> None:
+        """Make the stored elements of a result of its real values: the fused activation, storage, an order of axes.
+
+        Without `halves` there are hardly results half-way between two stored ones, and numbers are those of the model.
+        """
+        operand, code = self.output(which), self.integer("act") if self.count("act") else 0
+        info, limits = operand_info(operand.type), activation_limits(operand, code)
+        if info.is_quantised:
+            scale = self.array(operand.scale * (_AWAY if halves else 1), np.float32)
+            value = self.node("QuantizeLinear", value, scale, self.array(operand.zero_point, info.dtype))
+            low, high = (limit if limit != bound else None for limit, bound in zip(limits, (0, 255), strict=True))
+            value = self.clipped(value, low, high, dtype=info.dtype)
+        else:
+            value = self.clipped(value, *limits)
+            value = value if info.dtype == np.float32 else self.cast(value, info.dtype)
+        self.keep(self.transposed(value, axes) if axes else value, which)
+
+
+@cache
+def _multiplies_signed() -> bool:
+    """Whether ONNX Runtime multiplies bytes by signed ones without a loss."""
+    return not {"avx_vnni", "avx512_vnni"}.isdisjoint(cpu_features().split())
+
+
+def _unsigned(operand: OperandDesc) -> OperandDesc:
+    if operand.type != _T.TENSOR_QUANT8_ASYMM_SIGNED:
+        return operand
+    return replace(operand, type=int(_T.TENSOR_QUANT8_ASYMM), zero_point=operand.zero_point + 128)
+
+
+def _number(dtype: Any) -> int:
+    return int(onnx().helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
+
+
+def _argument(name: str, operand: OperandDesc, dims: tuple[int, ...]) -> Any:
+    dtype = operand_info(operand.type).dtype
+    if dtype is None:
+        raise InvalidArgument("an argument is of a type without defined contents")
+    return onnx().helper.make_tensor_value_info(name, _number(dtype), [size or None for size in dims])

@@ -1,0 +1,216 @@
+"""Recurrent operations in those of ONNX: a sequence of plain cells is one node, a step is what it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...errors import GeneralFailure
+from .lowering import LoweredCall
+
+_GATES = ("in", "forget", "cell", "out")
+_ORDER = ("in", "out", "forget", "cell")
+"""Of the gates in ONNX."""
+_KINDS = {0: "Affine", 1: "Relu", 4: "Tanh", 6: "Sigmoid"}
+"""Activations of cells in ONNX, by their codes."""
+_LIMITS: dict[int, tuple[float, float | None]] = {1: (0, None), 2: (-1, 1), 3: (0, 6)}
+_LAYER_NORM_EPSILON = 1e-8
+
+
+def _activated(c: LoweredCall, value: str) -> str:
+    code = c.integer("activation")
+    if code in _LIMITS:
+        return c.clipped(value, *_LIMITS[code])
+    if code in (4, 6):
+        return c.node("Tanh" if code == 4 else "Sigmoid", value)
+    if code:
+        raise GeneralFailure(f"there is no activation {code}")
+    return value
+
+
+def _joined(c: LoweredCall, names: Sequence[str]) -> str:
+    return c.node("Concat", *map(c.real, names), axis=0) if len(names) > 1 else c.real(names[0])
+
+
+def _product(c: LoweredCall, x: str, weights: str, *sums: str) -> str:
+    """x weights^T + sums."""
+    return c.node("Gemm", x, weights, *sums, transB=1)
+
+
+# -- one step ---------------------------------------------------------------------------------------------------------
+
+
+def rnn(c: LoweredCall) -> None:
+    """RNN: the state is the output."""
+    sums = _product(c, c.real("prev"), c.real("r"), _product(c, c.real("x"), c.real("w"), c.real("b")))
+    found = _activated(c, sums)
+    c.give(found, 0)
+    c.give(found, 1)
+
+
+def _normalised(c: LoweredCall, x: str) -> str:
+    """Rows with mean 0 and variance 1."""
+    wide, axes = c.cast(x, np.float64), c.array([-1])
+    centred = c.node("Sub", wide, c.node("ReduceMean", wide, axes))
+    variance = c.node("ReduceMean", c.node("Mul", centred, centred), axes)
+    spread = c.node("Sqrt", c.node("Add", variance, c.array(_LAYER_NORM_EPSILON, np.float64)))
+    return c.cast(c.node("Div", centred, spread), np.float32)
+
+
+def lstm(c: LoweredCall) -> None:
+    """LSTM. The first output is scratch space of implementations that need it: zeros."""
+    gates = _GATES if c.given("w_in") else _GATES[1:]
+    cell, normalises = c.real("prev_cell"), c.given("n_out")
+    bias = [] if normalises else [_joined(c, [f"b_{gate}" for gate in gates])]
+    weights, loops = (_joined(c, [f"{kind}_{gate}" for gate in gates]) for kind in "wr")
+    sums = _product(c, c.real("prev_out"), loops, _product(c, c.real("x"), weights, *bias))
+    parts = dict(zip(gates, c.nodes(len(gates), "Split", sums, axis=1, num_outputs=len(gates)), strict=True))
+
+    def gate(name: str, seen: str = "") -> str:
+        z = parts[name]
+        if seen and c.given(f"p_{name}"):
+            z = c.node("Add", z, c.node("Mul", seen, c.real(f"p_{name}")))
+        if normalises:
+            z = c.node("Add", c.node("Mul", _normalised(c, z), c.real(f"n_{name}")), c.real(f"b_{name}"))
+        return _activated(c, z) if name == "cell" else c.node("Sigmoid", z)
+
+    def clip(value: str, name: str) -> str:
+        limit = abs(c.number(name))
+        return c.clipped(value, -limit, limit) if limit else value
+
+    forget = gate("forget", cell)
+    entering = gate("in", cell) if "in" in gates else c.node("Sub", c.array(1, np.float32), forget)
+    cell = clip(c.node("Add", c.node("Mul", forget, cell), c.node("Mul", entering, gate("cell"))), "cell_clip")
+    out = c.node("Mul", gate("out", cell), _activated(c, cell))
+    if c.given("proj"):
+        out = _product(c, out, c.real("proj"), *([c.real("proj_bias")] if c.given("proj_bias") else []))
+        out = clip(out, "proj_clip")
+    c.give(c.node("Expand", c.array(0, np.float32), c.array(c.outputs[0])))
+    for which, value in enumerate((out, cell, out), 1):
+        c.give(value, which)
+
+
+def svdf(c: LoweredCall) -> None:
+    """SVDF: each filter remembers its last results; the newest takes the last place, then all move by one."""
+    batch, rank = c.dims("x")[0], c.integer("rank")
+    filters, memory = c.dims("w_time")
+    newest = c.reshaped(_product(c, c.real("x"), c.real("w_feature")), (batch, filters, 1))
+    state = c.reshaped(c.real("prev"), (batch, filters, memory))
+    ends, axes = c.array([memory]), c.array([2])
+    if memory > 1:
+        before = c.node("Slice", state, c.array([0]), c.array([memory - 1]), axes)
+        state = c.node("Concat", before, newest, axis=2)
+        none = c.array(np.zeros((batch, filters, 1)), np.float32)
+        moved = c.node("Concat", c.node("Slice", state, c.array([1]), ends, axes), none, axis=2)
+    else:
+        state, moved = newest, c.array(np.zeros((batch, filters, 1)), np.float32)
+    seen = c.node("ReduceSum", c.node("Mul", state, c.real("w_time")), axes, keepdims=0)
+    found = c.node("ReduceSum", c.reshaped(seen, (batch, filters // rank, rank)), axes, keepdims=0)
+    c.give(c.reshaped(moved, c.outputs[0]))
+    c.give(_activated(c, c.node("Add", found, c.real("b")) if c.given("b") else found), 1)
+
+
+# -- sequences --------------------------------------------------------------------------------------------------------
+
+
+class _Sequence:
+    """A cell that is fed a sequence by one node of ONNX; a suffix tells its inputs from those of another cell."""
+
+    def __init__(self, c: LoweredCall, suffix: str) -> None:
+        self.c, self.suffix = c, suffix
+        code = c.integer("activation")
+        if code not in _KINDS:
+            raise GeneralFailure(f"a sequence of cells with activation {code} is not lowered")
+        self.activation = _KINDS[code]
+
+    def given(self, *names: str) -> bool:
+        return any(self.c.given(name + self.suffix) for name in names)
+
+    def state(self, name: str) -> str:
+        dims = self.c.dims(name + self.suffix)
+        return self.c.reshaped(self.c.real(name + self.suffix), (1, *dims))
+
+    def whole(self, names: Sequence[str]) -> str:
+        """Inputs one after the other, for one direction."""
+        value = _joined(self.c, [name + self.suffix for name in names])
+        return self.c.node("Unsqueeze", value, self.c.array([0]))
+
+    def run(self, x: str, *, backward: bool) -> tuple[str, tuple[str, ...]]:
+        """Return the outputs [t, b, u] and the last states [b, u]."""
+        raise NotImplementedError
+
+    def fed(self, kind: str, count: int, *inputs: str, kinds: list[str], units: int, backward: bool) -> tuple[str, ...]:
+        ones = kinds.count("Affine")
+        affine: dict[str, Any] = {"activation_alpha": [1.0] * ones, "activation_beta": [0.0] * ones} if ones else {}
+        direction = "reverse" if backward else "forward"
+        options = {"activations": kinds, "hidden_size": units, "direction": direction, **affine}
+        every, *states = self.c.nodes(1 + count, kind, *inputs, **options)
+        one = self.c.array([0])
+        return (
+            self.c.node("Squeeze", every, self.c.array([1])),
+            *(self.c.node("Squeeze", each, one) for each in states),
+        )
+
+
+class _Rnn(_Sequence):
+    def run(self, x: str, *, backward: bool) -> tuple[str, tuple[str, ...]]:
+        c = self.c
+        units = c.dims("w" + self.suffix)[0]
+        bias = c.node("Concat", c.real("b" + self.suffix), c.array(np.zeros(units), np.float32), axis=0)
+        inputs = (self.whole(["w"]), self.whole(["r"]), c.node("Unsqueeze", bias, c.array([0])), "", self.state("prev"))
+        every, last = self.fed("RNN", 1, x, *inputs, kinds=[self.activation], units=units, backward=backward)
+        return every, (last,)
+
+
+class _Lstm(_Sequence):
+    def run(self, x: str, *, backward: bool) -> tuple[str, tuple[str, ...]]:
+        c = self.c
+        clips = [name for name in ("cell_clip", "proj_clip") if c.number(name)]
+        if clips or self.given("proj", *(f"n_{gate}" for gate in _GATES)) or not self.given("w_in"):
+            raise GeneralFailure("a sequence of cells that clip, project, normalise or couple gates is not lowered")
+        units = c.dims("w_out" + self.suffix)[0]
+        weights, loops, bias = (self.whole([f"{kind}_{gate}" for gate in _ORDER]) for kind in "wrb")
+        both = c.node("Concat", bias, c.array(np.zeros((1, 4 * units)), np.float32), axis=1)
+        peepholes = [f"p_{gate}" for gate in _ORDER[:3]]
+        found = [self.given(name) for name in peepholes]
+        if any(found) and not all(found):
+            raise GeneralFailure("a sequence of cells with some peepholes is not lowered")
+        inputs = [x, weights, loops, both, "", self.state("prev_out"), self.state("prev_cell")]
+        inputs += [self.whole(peepholes)] if all(found) else []
+        kinds = ["Sigmoid", self.activation, self.activation]
+        every, out, cell = self.fed("LSTM", 2, *inputs, kinds=kinds, units=units, backward=backward)
+        return every, (out, cell)
+
+
+def _in_time(c: LoweredCall, value: str) -> str:
+    """With the steps first, or back."""
+    return value if c.integer("time_major") else c.transposed(value, (1, 0, 2))
+
+
+def _give(c: LoweredCall, values: Sequence[str]) -> None:
+    for which, value in enumerate(values[: len(c.operation.outputs)]):
+        c.give(value, which)
+
+
+def _one_way(kind: type[_Sequence], c: LoweredCall) -> None:
+    every, states = kind(c, "").run(_in_time(c, c.real("x")), backward=False)
+    _give(c, [_in_time(c, every), *states])
+
+
+def _both_ways(kind: type[_Sequence], c: LoweredCall) -> None:
+    """A second sequence goes to the second cell instead of x; with weights of its own it is not lowered."""
+    if any(name.startswith("aux_w") and c.given(name) for name in c.match.positions):
+        raise GeneralFailure("cells that are fed two sequences are not lowered")
+    x = _in_time(c, c.real("x"))
+    forward, states = kind(c, "_fw").run(x, backward=False)
+    fed = _in_time(c, c.real("aux")) if c.given("aux") else x
+    backward, more = kind(c, "_bw").run(fed, backward=True)
+    whole = [c.node("Concat", forward, backward, axis=2)] if c.integer("merge") else [forward, backward]
+    _give(c, [*(_in_time(c, each) for each in whole), *states, *more])
+
+
+sequence_rnn, sequence_lstm = partial(_one_way, _Rnn), partial(_one_way, _Lstm)
+both_ways_rnn, both_ways_lstm = partial(_both_ways, _Rnn), partial(_both_ways, _Lstm)

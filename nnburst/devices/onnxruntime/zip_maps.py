@@ -1,0 +1,61 @@
+"""ZipMaps at the end of a graph, taken out of it: its scores come out, and their reader makes dicts of them.
+
+ONNX Runtime makes a map of each row, and hands out keys and values one map after the other: that takes far longer than
+the rest of such a graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+
+from ...errors import GeneralFailure
+from ..encoded import EncodedMap, EncodedTensor, Value, from_python, string_type, write
+from .library import onnx
+
+
+def take_out(proto: Any) -> dict[str, bytes]:
+    """Have scores where a model gives maps of them; returns the labels by output, as `encoded` writes them.
+
+    What ONNX Runtime may refuse stays as it is. No operator reads such maps.
+    """
+    labels: dict[str, bytes] = {}
+    makers = {name: node for node in proto.graph.node if _is_zip_map(node) for name in node.output}
+    for value in proto.graph.output:
+        node = makers.pop(value.name, None)  # an output may be there twice
+        if node is not None and (found := _labels(node, value.type.sequence_type.elem_type.map_type.key_type)):
+            labels[value.name] = found
+            node.domain, node.op_type = "", "Identity"
+            del node.attribute[:]
+        if value.name in labels:
+            value.type.tensor_type.elem_type = onnx().TensorProto.FLOAT
+    return labels
+
+
+def _is_zip_map(node: Any) -> bool:
+    return (node.domain, node.op_type, len(node.attribute)) == ("ai.onnx.ml", "ZipMap", 1)
+
+
+def _labels(node: Any, key: int) -> bytes:
+    """Return the labels of a ZipMap, nothing if they are not of the type of its keys, 0 if the file does not say it."""
+    types, (attribute,) = onnx().TensorProto, node.attribute
+    if attribute.name == "classlabels_int64s" and attribute.ints and key in (0, types.INT64):
+        return write(from_python(np.array(attribute.ints, np.int64), "tensor(int64)", "")).tobytes()
+    if attribute.name == "classlabels_strings" and attribute.strings and key in (0, types.STRING):
+        with contextlib.suppress(UnicodeDecodeError):
+            texts = np.array([text.decode() for text in attribute.strings], string_type())
+            return write(from_python(texts, "tensor(string)", "")).tobytes()
+    return b""
+
+
+def as_maps(scores: Value, keys: Value, place: str) -> EncodedMap:
+    """Return scores as maps, one for each row; `GeneralFailure` unless a row has one for each key."""
+    assert isinstance(scores, EncodedTensor)
+    assert isinstance(keys, EncodedTensor)
+    rows = (1, *scores.shape) if len(scores.shape) == 1 else scores.shape
+    if len(rows) != 2 or rows[1:] != keys.shape:
+        raise GeneralFailure(f"{place} has scores of shape {scores.shape} for {keys.shape[0]} labels")
+    return EncodedMap(keys, replace(scores, shape=rows))

@@ -1,0 +1,191 @@
+"""Strings, sequences, maps and optionals as bytes: what is written is read again, and nothing else ends a reader."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nnburst import InvalidArgument
+from nnburst.devices.encoded import (
+    EncodedMap,
+    EncodedTensor,
+    copied,
+    from_python,
+    numpy_type,
+    read,
+    string_type,
+    to_python,
+    write,
+)
+
+VALUES: tuple[tuple[str, Any], ...] = (
+    ("tensor(string)", np.array([["a\0b", "é"], ["", "xy\0"]], object)),
+    ("tensor(string)", np.zeros((0, 2), object)),
+    ("tensor(string)", np.array("one")),
+    ("seq(tensor(float))", [np.float32([1, 2]), np.zeros((0, 3), np.float32), np.float32(7)]),
+    ("seq(tensor(string))", [np.array(["a", "bc"]), np.array([], str)]),
+    ("seq(tensor(int64))", []),
+    ("map(int64,tensor(float))", {3: 0.5, -1: 2.0}),
+    ("map(string,tensor(string))", {"k": "v", "": "é"}),
+    ("map(string,tensor(double))", {}),
+    ("seq(map(string,tensor(float)))", [{"a": 0.5, "b": 0.25}, {}]),
+    ("optional(seq(tensor(float16)))", [np.float16([1])]),
+    ("optional(tensor(float))", None),
+    ("tensor(int4)", np.int8([[-8, 7, -1]])),
+    ("tensor(uint4)", np.uint8([15, 0])),
+    ("tensor(float4e2m1)", np.zeros((3, 0), np.uint8)),
+)
+
+
+def alike(a: Any, b: Any) -> bool:
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(alike, a, b))
+    if isinstance(a, np.ndarray):
+        return a.shape == np.shape(b) and a.tolist() == np.asarray(b, object).tolist()
+    return bool(a == b)
+
+
+@pytest.mark.parametrize(("holds", "value"), VALUES)
+def test_a_value_is_read_as_it_was_written(holds: str, value: Any) -> None:
+    data = write(from_python(value, holds, "x"))
+    assert data.size % 8 == 0
+    behind = np.full(9, 255, np.uint8)  # of a pool with more room
+    got = to_python(read(copied(np.concatenate([data, behind]), "x"), "x"))
+    assert alike(got, value)
+    if isinstance(got, np.ndarray):
+        assert got.dtype == numpy_type(holds)
+
+
+def rows_of_maps(values: Any = ((1, 2, 3), (4, 5, 6))) -> EncodedMap:
+    keys = from_python(["b", "a", "b"], "tensor(string)", "")
+    rows = from_python(np.array(values, np.float32), "tensor(float)", "")
+    assert isinstance(keys, EncodedTensor)
+    assert isinstance(rows, EncodedTensor)
+    return EncodedMap(keys, rows)
+
+
+def test_rows_of_a_map_are_a_dict_each_in_the_order_of_their_keys() -> None:
+    maps = to_python(read(write(rows_of_maps()), "x"))
+    assert repr(maps) == repr([{"a": 2.0, "b": 3.0}, {"a": 5.0, "b": 6.0}])
+    for shape in ((2, 1), (2, 2, 3), (0, 2), ()):
+        with pytest.raises(InvalidArgument, match="a map of keys of shape"):
+            read(write(rows_of_maps(np.ones(shape))), "x")
+
+
+def test_elements_of_less_than_a_byte_are_taken_from_ml_dtypes() -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    for name, dtype, numbers in (
+        ("int4", ml_dtypes.int4, [-8, 7, 3]),
+        ("uint4", ml_dtypes.uint4, [15, 0, 3]),
+        ("float4e2m1", ml_dtypes.float4_e2m1fn, [1.5, -6, 0.5]),
+        ("float8e5m2", ml_dtypes.float8_e5m2, [1.5, -6, 0.5]),
+        ("bfloat16", ml_dtypes.bfloat16, [1.5, -6, 0.5]),
+    ):
+        array = np.array(numbers, dtype)
+        got = to_python(read(write(from_python(array, f"optional(tensor({name}))", "x")), "x"))
+        back = got.astype(dtype) if "int" in name else got.view(dtype)
+        assert back.tolist() == array.tolist(), name
+
+
+def test_elements_that_numpy_lacks_are_taken_for_no_others_of_their_size() -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    names = {
+        "bfloat16": ml_dtypes.bfloat16,
+        "float8e4m3fn": ml_dtypes.float8_e4m3fn,
+        "float8e4m3fnuz": ml_dtypes.float8_e4m3fnuz,
+        "float8e5m2": ml_dtypes.float8_e5m2,
+        "float8e5m2fnuz": ml_dtypes.float8_e5m2fnuz,
+        "int4": ml_dtypes.int4,
+        "uint4": ml_dtypes.uint4,
+        "float4e2m1": ml_dtypes.float4_e2m1fn,
+    }
+    for name in [*names, "uint16", "uint8", "float16", "int8"]:
+        for other, dtype in names.items():
+            if name == other:
+                assert from_python([np.ones(2, dtype)], f"seq(tensor({name}))", "x")
+                continue
+            with pytest.raises(InvalidArgument, match=rf"x\[0\] is .*, got {np.dtype(dtype)}"):
+                from_python([np.ones(2, dtype)], f"seq(tensor({name}))", "x")
+
+
+def test_numpys_own_strings_are_used_where_it_has_some() -> None:
+    assert string_type() == (np.dtypes.StringDType() if hasattr(np.dtypes, "StringDType") else object)
+
+
+@pytest.mark.parametrize(
+    ("holds", "value", "said"),
+    [
+        ("tensor(string)", np.zeros(2), "an array of str, not of float64"),
+        ("tensor(string)", np.array(["a", 1], object), "1' in it, int"),
+        ("tensor(string)", [b"a"], "not of"),
+        ("tensor(string)", ["\ud800"], "cannot be UTF-8"),
+        ("tensor(string)", None, "None"),
+        ("tensor(int4)", np.int8([8]), "from -8 to 7"),
+        ("seq(tensor(bfloat16))", [np.float32([1])], r"is bfloat16, got float32; convert it with .*ml_dtypes.bfloat16"),
+        ("seq(tensor(float))", np.float32([1]), "give a list, not ndarray"),
+        ("seq(tensor(float))", [np.float32([1]), np.float64([1])], r"x\[1\] is float32, got float64"),
+        ("seq(tensor(float))", [np.float32([1]), None], r"x\[1\] has no array"),
+        ("map(int64,tensor(float))", [(1, 2)], "give a dict, not list"),
+        ("map(string,tensor(float))", {1: 2.0}, "its keys holds strings"),
+        ("map(int64,tensor(float))", {"a": 2.0}, "its keys cannot be made an array"),
+        ("optional(tensor(float))", [[1.0], [1.0, 2.0]], "cannot be made an array"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_by_name(holds: str, value: Any, said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        from_python(value, holds, "x")
+
+
+def test_bytes_that_another_process_made_up_are_refused_or_read() -> None:
+    rng = random.Random(5)
+    seeds = [write(from_python(value, holds, "x")) for holds, value in VALUES] + [write(rows_of_maps())]
+    words = [0, 1, 2, 3, 8, 64, -1, 1 << 31, 1 << 32, (1 << 63) - 1, -(1 << 63)]
+    refused = 0
+    for data in seeds:
+        places = itertools.product(range(data.size // 8), words)
+        cases = [(at, word, 0) for at, word in places] + [(0, -1, rng.randrange(1, 9)) for _ in range(200)]
+        for at, word, flips in cases:
+            bad = data.copy()
+            if flips:
+                for _ in range(flips):
+                    bad[rng.randrange(bad.size)] = rng.randrange(256)
+            else:
+                bad.view("<i8")[at] = word
+            try:
+                to_python(read(copied(bad[: rng.choice((bad.size, bad.size, rng.randrange(bad.size + 1)))], "x"), "x"))
+            except InvalidArgument:
+                refused += 1
+    assert refused > 1000
+
+
+def test_offsets_that_wrap_around_are_refused() -> None:
+    data = write(from_python(["a", "b", "c", "d"], "tensor(string)", "x")).copy()
+    offsets = data.view("<i8")[5:10]
+    assert offsets.tolist() == [0, 2, 4, 6, 8]
+    offsets[1:4] = ((1 << 63) - 1, -(1 << 63), 7)
+    with pytest.raises(InvalidArgument, match="lead elsewhere"):
+        read(copied(data, "x"), "x")
+
+
+@pytest.mark.parametrize("element", [1, 8], ids=["numbers", "strings"])
+def test_shape_that_no_array_has_is_refused_though_it_is_empty(element: int) -> None:
+    data = np.array([0, 1, element, 3, 0, 2**32 - 1, 2**32 - 1, 0], "<i8").view(np.uint8)
+    with pytest.raises(InvalidArgument, match=r"x is no encoded value: dimensions .* are larger than a tensor can be"):
+        read(data, "x")
+
+
+def test_text_that_is_no_utf8_is_refused() -> None:
+    data = write(from_python(["é"], "tensor(string)", "x")).copy()
+    data[-8] = 0xFF
+    with pytest.raises(InvalidArgument, match="no UTF-8"):
+        read(data, "x")
+
+
+def test_a_region_without_a_value_says_so() -> None:
+    for nbytes in (0, 7, 8, 100):
+        with pytest.raises(InvalidArgument, match="no value yet"):
+            copied(np.zeros(nbytes, np.uint8), "x")
