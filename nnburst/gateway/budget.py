@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 
 from ..errors import DeviceUnavailable, ResourceExhausted
 
+RETRY_S = 1
+"""After which a client may try again what is refused for the moment."""
 FAREWELL_S = 0.5
 """That sending the last answers may take when the gateway is stopped."""
 
@@ -14,35 +17,30 @@ FAREWELL_S = 0.5
 class Budget:
     """Counts requests, and the bytes that were received of them, until they are answered. The loop's thread only.
 
-    Args:
-        most_requests: How many may be under way.
-        most_bytes: How many bytes they may have in all.
+    Attributes:
+        most_connections: Of each protocol: what the process itself needs is left to it.
     """
 
     def __init__(self, most_requests: int = 1024, most_bytes: int = 1 << 30) -> None:
         self.most_requests = most_requests
+        self.most_connections = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 3
         self._most_bytes = most_bytes
         self._requests = self._bytes = 0
         self._finished: asyncio.Event | None = None
 
     def request(self) -> BudgetShare:
-        """Count a request, without bytes as yet, until the context that this gives ends; raises as `begin`."""
-        self.begin(0)
-        return BudgetShare(self)
-
-    def begin(self, size: int) -> None:
-        """Count a request of so many bytes, until `end`.
+        """Count a request, without bytes as yet, until the context that this gives ends.
 
         Raises:
-            ResourceExhausted: Too much is under way.
+            ResourceExhausted: Too many are under way.
             DeviceUnavailable: Requests are not taken any more.
         """
         if self._finished is not None:
             raise DeviceUnavailable("the gateway is being stopped; send this request again later")
         if self._requests >= self.most_requests:
             raise ResourceExhausted(f"{self.most_requests} requests are under way; send this one later")
-        self._add(size)
         self._requests += 1
+        return BudgetShare(self)
 
     def _add(self, size: int) -> None:
         if self._bytes + size > self._most_bytes:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 import grpc
 import numpy as np
+from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
+from grpc_health.v1 import health
+from grpc_health.v1.health_pb2 import HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthServicer, add_HealthServicer_to_server
+from grpc_reflection.v1alpha import reflection
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc as stubs
 
 from .. import __version__
+from .._core.tokens import EVERYONE, Tokens
 from ..errors import (
     BadState,
     DeadObject,
@@ -23,30 +29,32 @@ from ..errors import (
     NNBurstError,
     ResourceExhausted,
 )
-from .budget import Budget
+from ..runtime.spans import below
+from .budget import RETRY_S, Budget
 from .inference import (
-    BRISK,
     Answers,
     Inference,
     InputTensor,
     OutputTensor,
     RegionPlace,
     Terms,
+    ask,
     elsewhere,
     extensions,
     infer,
 )
-from .models import VERSION, Models, check_version
+from .models import Models, NoSuchModel
 from .regions import Regions
-from .sharing import share_port
+from .sharing import share_port, unix_path
+from .tensors import BRISK, PIECE, as_sent, is_long
 
 _Result = TypeVar("_Result")
 _MOST_BYTES = 256 << 20
 """Of one message."""
 _SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
-_PIECE = 1 << 14
-"""Elements that are converted before another thread may have the interpreter."""
+_OPEN = (f"/{_SERVICE}/ServerLive", f"/{_SERVICE}/ServerReady", f"/{health.SERVICE_NAME}/Check")
 _CODES: tuple[tuple[type[NNBurstError], grpc.StatusCode], ...] = (
+    (NoSuchModel, grpc.StatusCode.NOT_FOUND),
     (InvalidArgument, grpc.StatusCode.INVALID_ARGUMENT),
     (BadState, grpc.StatusCode.ALREADY_EXISTS),
     (MissedDeadline, grpc.StatusCode.DEADLINE_EXCEEDED),
@@ -54,6 +62,7 @@ _CODES: tuple[tuple[type[NNBurstError], grpc.StatusCode], ...] = (
     (DeviceUnavailable, grpc.StatusCode.UNAVAILABLE),
     (DeadObject, grpc.StatusCode.UNAVAILABLE),
 )
+_TRANSIENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
 _CONTENTS = {
     "BOOL": ("bool_contents", "?"),
     **{f"INT{n}": ("int_contents", "i4") for n in (8, 16, 32)},
@@ -62,13 +71,20 @@ _CONTENTS = {
     "UINT64": ("uint64_contents", "u8"),
     "FP32": ("fp32_contents", "f4"),
     "FP64": ("fp64_contents", "f8"),
+    "BYTES": ("bytes_contents", "O"),
 }
 """The field of single elements for each datatype, and their dtype there; others come as raw bytes only."""
 
 
 def status_code(error: NNBurstError) -> grpc.StatusCode:
-    """Return what an error is to a client."""
     return next((code for kind, code in _CODES if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
+
+
+async def _abort(context: Any, error: NNBurstError) -> None:
+    """End a call with an error; one that may not come again in a moment says when to try."""
+    code = status_code(error)
+    hint = (("grpc-retry-pushback-ms", str(RETRY_S * 1000)),) if code in _TRANSIENT else ()
+    await context.abort(code, str(error), hint)
 
 
 class Servicer(stubs.GRPCInferenceServiceServicer):  # type: ignore[misc]
@@ -79,12 +95,14 @@ class Servicer(stubs.GRPCInferenceServiceServicer):  # type: ignore[misc]
         self._regions = regions
         self._budget = budget
 
-    async def _answer(self, context: Any, work: Callable[[], _Result]) -> _Result:
-        """Do something that may wait for the service; an error becomes a status."""
+    async def _answer(
+        self, context: Any, work: Callable[[], _Result], do: Callable[[Callable[[], _Result]], Awaitable[_Result]] = ask
+    ) -> _Result:
+        """Do something, which may wait for the service unless `do` says otherwise; an error becomes a status."""
         try:
-            return await elsewhere(work)
+            return await do(work)
         except NNBurstError as error:
-            await context.abort(status_code(error), str(error))
+            await _abort(context, error)
             raise
 
     # ---- health and metadata ---------------------------------------------------------------------------------
@@ -93,35 +111,52 @@ class Servicer(stubs.GRPCInferenceServiceServicer):  # type: ignore[misc]
         return pb.ServerLiveResponse(live=True)
 
     async def ServerReady(self, request: Any, context: Any) -> Any:
-        return pb.ServerReadyResponse(ready=await self._answer(context, self._models.is_ready))
+        return pb.ServerReadyResponse(ready=await self._models.once("", self._models.is_ready))
 
     async def ModelReady(self, request: Any, context: Any) -> Any:
-        if request.name not in self._models.names or request.version not in ("", VERSION):
+        try:
+            await self._models.require(request.name, request.version)
+        except NNBurstError:
             return pb.ModelReadyResponse(ready=False)
-        await self._answer(context, lambda: self._models.open(request.name))
         return pb.ModelReadyResponse(ready=True)
 
     async def ServerMetadata(self, request: Any, context: Any) -> Any:
-        return pb.ServerMetadataResponse(name="nnburst", version=__version__, extensions=extensions(self._regions))
+        return pb.ServerMetadataResponse(
+            name="nnburst", version=__version__, extensions=extensions(self._models, self._regions)
+        )
 
     async def ModelMetadata(self, request: Any, context: Any) -> Any:
-        def described() -> dict[str, Any]:
-            check_version(request.name, request.version)
-            return self._models.describe(request.name)
+        described = await self._answer(context, lambda: self._models.describe(request.name, request.version))
+        return pb.ModelMetadataResponse(**described)
 
-        return pb.ModelMetadataResponse(**await self._answer(context, described))
-
-    async def RepositoryIndex(self, request: Any, context: Any) -> Any:
-        return pb.RepositoryIndexResponse(models=self._models.index())
+    async def ModelConfig(self, request: Any, context: Any) -> Any:
+        config = await self._answer(context, lambda: self._models.configure(request.name, request.version))
+        return ParseDict({"config": config}, pb.ModelConfigResponse())
 
     async def ModelStatistics(self, request: Any, context: Any) -> Any:
-        def statistics() -> list[dict[str, Any]]:
-            found = self._models.statistics(request.name)
-            if request.name:
-                check_version(request.name, request.version)
-            return found
+        statistics = await self._answer(context, lambda: self._models.statistics(request.name, request.version))
+        return pb.ModelStatisticsResponse(model_stats=statistics)
 
-        return pb.ModelStatisticsResponse(model_stats=await self._answer(context, statistics))
+    # ---- the repository --------------------------------------------------------------------------------------
+
+    async def RepositoryIndex(self, request: Any, context: Any) -> Any:
+        index = await self._answer(context, lambda: self._models.index(only_ready=request.ready))
+        return pb.RepositoryIndexResponse(models=index)
+
+    async def RepositoryModelLoad(self, request: Any, context: Any) -> Any:
+        def load() -> None:
+            if request.parameters:
+                raise InvalidArgument(f"a model is loaded as it is, not with {sorted(request.parameters)}")
+            self._models.change(request.model_name, unload=False)
+
+        async with self._models.changing:
+            await self._answer(context, load)
+        return pb.RepositoryModelLoadResponse()
+
+    async def RepositoryModelUnload(self, request: Any, context: Any) -> Any:
+        async with self._models.changing:
+            await self._answer(context, lambda: self._models.change(request.model_name, unload=True))
+        return pb.RepositoryModelUnloadResponse()
 
     # ---- inference -------------------------------------------------------------------------------------------
 
@@ -129,7 +164,7 @@ class Servicer(stubs.GRPCInferenceServiceServicer):  # type: ignore[misc]
         try:
             return await self._infer(data, context)
         except NNBurstError as error:
-            await context.abort(status_code(error), str(error))
+            await _abort(context, error)
             raise
 
     async def ModelStreamInfer(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
@@ -145,24 +180,25 @@ class Servicer(stubs.GRPCInferenceServiceServicer):  # type: ignore[misc]
             yield answer
 
     async def _infer(self, data: bytes, context: Any) -> bytes:
-        size = len(data)
-        self._budget.begin(size)
-        try:
+        with self._budget.request() as share:
+            share.take(size := len(data))
             message = _message(data)
             if size > BRISK and not message.raw_input_contents:
                 request = await elsewhere(lambda: _request(message, size))
             else:
                 request = _request(message, size)
-            answers = await infer(self._models, self._regions, request.inference, context.time_remaining())
-            return _response(request, answers)
-        finally:
-            self._budget.end(size)
+            with below(lambda: dict(context.invocation_metadata())):
+                version, answers = await infer(self._models, self._regions, request.inference, context.time_remaining())
+            if any(is_long(array) for *_, array in answers):
+                return await elsewhere(lambda: _response(request, version, answers))
+            return _response(request, version, answers)
 
     # ---- shared memory ---------------------------------------------------------------------------------------
 
     async def SystemSharedMemoryRegister(self, request: Any, context: Any) -> Any:
         register = self._regions.register
-        await self._answer(context, lambda: register(request.name, request.key, request.offset, request.byte_size))
+        given = request.name, request.key, request.offset, request.byte_size
+        await self._answer(context, lambda: register(*given), elsewhere)
         return pb.SystemSharedMemoryRegisterResponse()
 
     async def SystemSharedMemoryUnregister(self, request: Any, context: Any) -> Any:
@@ -171,7 +207,7 @@ class Servicer(stubs.GRPCInferenceServiceServicer):  # type: ignore[misc]
 
     async def SystemSharedMemoryStatus(self, request: Any, context: Any) -> Any:
         answer = pb.SystemSharedMemoryStatusResponse()
-        for region in await self._answer(context, lambda: self._regions.status(request.name)):
+        for region in await self._answer(context, lambda: self._regions.status(request.name), elsewhere):
             status = answer.regions[region.name]
             status.name, status.key = region.name, region.key
             status.offset, status.byte_size = region.offset, region.byte_size
@@ -183,12 +219,16 @@ class Servicer(stubs.GRPCInferenceServiceServicer):  # type: ignore[misc]
     async def CudaSharedMemoryUnregister(self, request: Any, context: Any) -> Any:
         return pb.CudaSharedMemoryUnregisterResponse()
 
+    async def _unserved(self, request: Any, context: Any) -> None:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this call is not served")
+
+    CudaSharedMemoryRegister = TraceSetting = LogSettings = _unserved
+
 
 class _Request(NamedTuple):
     """A request for inference.
 
     Attributes:
-        inference: What is to be run.
         id: The client's name for it, which its answer has, too.
         is_last_told: Whether the client wants to be told that no other answer follows.
     """
@@ -212,9 +252,9 @@ def _request(message: Any, size: int) -> _Request:
 
 
 @lru_cache(maxsize=256)
-def _head(model: str, *outputs: tuple[OutputTensor, str, tuple[int, ...], int]) -> bytes:
+def _head(model: str, version: str, *outputs: tuple[OutputTensor, str, tuple[int, ...], int]) -> bytes:
     """Return an answer but for its elements, given the datatype, shape and bytes of each output."""
-    answer = pb.ModelInferResponse(model_name=model, model_version=VERSION)
+    answer = pb.ModelInferResponse(model_name=model, model_version=version)
     for (name, place), datatype, shape, nbytes in outputs:
         output = answer.outputs.add(name=name, datatype=datatype, shape=shape)
         if place is not None:
@@ -240,16 +280,17 @@ def _before_elements(nbytes: int) -> bytes:
     return _TAG_OF_ELEMENTS + bytes((*digits, nbytes))
 
 
-def _response(request: _Request, answers: Answers) -> bytes:
+def _response(request: _Request, version: str, answers: Answers) -> bytes:
     """Return an answer, which is put together from messages: one behind the other they are one with all their fields.
 
     To fill in each field of one takes longer than to run a small model.
     """
-    outputs = [(wanted, datatype, array.shape, array.nbytes) for wanted, datatype, array in answers]
-    parts: list[Any] = [_head(request.inference.model, *outputs)]
-    for wanted, _, array in answers:
+    sent = [as_sent(array) for *_, array in answers]
+    outputs = [(*about, data.nbytes) for (*about, _), data in zip(answers, sent, strict=True)]
+    parts: list[Any] = [_head(request.inference.model, version, *outputs)]
+    for (wanted, *_), data in zip(answers, sent, strict=True):
         if wanted.place is None:
-            parts += (_before_elements(array.nbytes), array)
+            parts += (_before_elements(data.nbytes), data)
     if request.id or request.is_last_told:
         own = pb.ModelInferResponse(id=request.id)
         if request.is_last_told:
@@ -281,12 +322,7 @@ def _inference(request: Any, size: int, terms: Terms) -> Inference:
         inputs.append(InputTensor(tensor.name, tensor.datatype, tuple(tensor.shape), data))
     if raw is not None and (left := sum(1 for _ in raw)):
         raise InvalidArgument(f"{left} raw_input_contents belong to no input")
-    outputs = []
-    for tensor in request.outputs:
-        parameters = _parameters(tensor)
-        if parameters.get("classification"):
-            raise InvalidArgument(f"output {tensor.name!r}: classification is not served; sort the scores yourself")
-        outputs.append(OutputTensor(tensor.name, RegionPlace.of(parameters, "output", tensor.name)))
+    outputs = [OutputTensor.of(tensor.name, _parameters(tensor)) for tensor in request.outputs]
     to_convert = size if raw is None else 0
     return Inference(request.model_name, request.model_version, inputs, outputs, to_convert, terms)
 
@@ -302,20 +338,72 @@ def _elements(tensor: Any) -> Any:
             raise InvalidArgument(f"input {tensor.name!r}: {tensor.datatype} comes in {wanted}, not in {name}")
     values = filled[0][1]
     elements = np.empty(len(values), dtype)
-    for at in range(0, len(values), _PIECE):
-        elements[at : at + _PIECE] = values[at : at + _PIECE]
+    for at in range(0, len(values), PIECE):
+        elements[at : at + PIECE] = values[at : at + PIECE]
     return elements
 
 
+class _Health(HealthServicer):  # type: ignore[misc]
+    """``grpc.health.v1``: of the server, and of a model by its name to those with a token."""
+
+    def __init__(self, models: Models, tokens: Tokens) -> None:
+        self._models = models
+        self._tokens = tokens
+
+    async def Check(self, request: Any, context: Any) -> Any:
+        name = "" if request.service == _SERVICE else request.service
+        if name and not _is_admitted(self._tokens, context.invocation_metadata()):
+            await _refuse(request, context)
+        try:
+            if name:
+                await self._models.require(name)
+            is_ready = bool(name) or await self._models.once("", self._models.is_ready)
+        except NoSuchModel as error:
+            await _abort(context, error)
+        except NNBurstError:
+            is_ready = False
+        return HealthCheckResponse(status=HealthCheckResponse.SERVING if is_ready else HealthCheckResponse.NOT_SERVING)
+
+    Watch = List = Servicer._unserved  # a client that is refused the first takes the server for healthy
+
+
+def _is_admitted(tokens: Tokens, metadata: Any) -> bool:
+    return tokens.admit({key: value for key, value in metadata if key == "authorization"}.get("authorization"))
+
+
+async def _refuse(request: Any, context: Any) -> None:
+    await context.abort(
+        grpc.StatusCode.UNAUTHENTICATED, "this gateway asks for a token: send authorization: Bearer TOKEN"
+    )
+
+
+class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Refuses calls without a token, but those after the health of the server."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens = tokens
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        if details.method in _OPEN or _is_admitted(self._tokens, details.invocation_metadata):
+            return await continuation(details)
+        return grpc.unary_unary_rpc_method_handler(_refuse)
+
+
 async def serve(
-    models: Models, regions: Regions, budget: Budget, address: str, *, joins: bool = False
-) -> tuple[Any, int]:
-    """Start to answer at ``HOST:PORT``; port 0 takes a free one.
+    models: Models,
+    regions: Regions,
+    budget: Budget,
+    address: str,
+    *,
+    tokens: Tokens = EVERYONE,
+    joins: bool = False,
+) -> tuple[Any, int | str]:
+    """Start to answer at ``HOST:PORT``, where port 0 takes a free one, or at ``unix:PATH``.
 
     With `joins` another process answers there, and this one from its end on.
 
     Returns:
-        The server and its port.
+        The server, and its port or its address.
 
     Raises:
         DeviceUnavailable: The address cannot be had.
@@ -326,10 +414,14 @@ async def serve(
             ("grpc.max_receive_message_length", _MOST_BYTES),
             ("grpc.max_send_message_length", _MOST_BYTES),
             ("grpc.so_reuseport", int(joins)),
+            ("grpc.max_allowed_incoming_connections", budget.most_connections),
         ],
+        interceptors=[_Guard(tokens)],
     )
     servicer = Servicer(models, regions, budget)
     stubs.add_GRPCInferenceServiceServicer_to_server(servicer, server)
+    add_HealthServicer_to_server(_Health(models, tokens), server)
+    reflection.enable_server_reflection((_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     as_bytes = {
         "ModelInfer": grpc.unary_unary_rpc_method_handler(servicer.ModelInfer),
         "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(
@@ -339,8 +431,10 @@ async def serve(
     server.add_registered_method_handlers(_SERVICE, as_bytes)  # in place of those with messages
     try:
         port = server.add_insecure_port(address)
-    except RuntimeError as error:
+    except (RuntimeError, UnicodeError) as error:
         raise DeviceUnavailable(f"cannot listen at {address}: {error}") from None
-    share_port(port, joins=joins)
+    is_unix = unix_path(address) is not None
+    if not is_unix:
+        share_port(port, joins=joins)
     await server.start()
-    return server, port
+    return server, address if is_unix else port

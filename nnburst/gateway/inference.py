@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from ..errors import InvalidArgument
+from .._core.deadline import Deadline
+from ..errors import DeadObject, InvalidArgument
 from ..model import Array, Priority
-from .models import Models, OpenedModel, check_version
+from .models import Models, OpenedModel
 from .regions import RegionPart, Regions
-from .tensors import bytes_of
+from .tensors import BRISK, as_sent, bytes_of, is_long
 
 _Result = TypeVar("_Result")
-BRISK = 1 << 20
-"""Bytes of JSON, or of single elements, that the loop's own thread turns into arrays."""
 
 
 class RegionPlace(NamedTuple):
@@ -55,13 +57,19 @@ class OutputTensor(NamedTuple):
     name: str
     place: RegionPlace | None = None
 
+    @classmethod
+    def of(cls, name: str, parameters: Mapping[str, Any]) -> OutputTensor:
+        """Return what the parameters of an output say; raises as `RegionPlace.of`."""
+        if parameters.get("classification"):
+            raise InvalidArgument(f"output {name!r}: classification is not served; sort the scores yourself")
+        return cls(name, RegionPlace.of(parameters, "output", name))
+
 
 class Terms(NamedTuple):
     """On which a request is run.
 
     Attributes:
         timeout: Seconds that the run may take; None if the client does not say.
-        priority: Of the run.
     """
 
     timeout: float | None = None
@@ -95,10 +103,8 @@ class Inference(NamedTuple):
     """A request to run a model.
 
     Attributes:
-        model, version: Which.
         inputs, outputs: No outputs: all.
         size: In bytes, of what has to be turned into arrays element by element.
-        terms: On which it is run.
     """
 
     model: str
@@ -109,31 +115,49 @@ class Inference(NamedTuple):
     terms: Terms = _USUAL
 
 
-def extensions(regions: Regions) -> list[str]:
+def extensions(models: Models, regions: Regions) -> list[str]:
     """Return the extensions of the protocol that every way to ask has."""
-    return ["schedule_policy", "statistics", *(["system_shared_memory"] if regions.allowed else [])]
+    optional = {"model_repository": models.may_change, "system_shared_memory": regions.allowed}
+    return [
+        "model_configuration",
+        "schedule_policy",
+        "statistics",
+        *(name for name, is_on in optional.items() if is_on),
+    ]
+
+
+_QUESTIONS = ThreadPoolExecutor(8, "nnburst-questions")
 
 
 async def elsewhere(work: Callable[[], _Result]) -> _Result:
-    """Do what takes long, or waits for the service, in another thread."""
+    """Do what takes long in another thread."""
     return await asyncio.get_running_loop().run_in_executor(None, work)
 
 
-Answers = list[tuple[OutputTensor, str, Array]]
-"""For each output what was asked, its datatype, and its elements; those with a place have been written there."""
+async def ask(work: Callable[[], _Result]) -> _Result:
+    """Do what may wait for the service, in threads of which runs have none: where it hangs, questions wait alone."""
+    return await asyncio.get_running_loop().run_in_executor(_QUESTIONS, work)
 
 
-async def infer(models: Models, regions: Regions, inference: Inference, timeout: float | None = None) -> Answers:
-    """Run a request.
+Answers = list[tuple[OutputTensor, str, tuple[int, ...], Array]]
+"""For each output what was asked, its datatype, its shape, and its elements: with a place, what was written there."""
+
+
+def _size(given: InputTensor) -> int:
+    """Return how many bytes or elements came, or lie in a region."""
+    return max(given.data.byte_size, 0) if isinstance(given.data, RegionPlace) else len(given.data)
+
+
+async def infer(
+    models: Models, regions: Regions, inference: Inference, timeout: float | None = None
+) -> tuple[str, Answers]:
+    """Run a request, and once more if the process that ran it has died.
 
     Args:
-        models: Those that there are.
-        regions: Likewise.
-        inference: The request.
         timeout: Seconds that the run may take, as its call says; the request may say less.
 
     Returns:
-        The outputs that are asked for; all, if none is.
+        The version that ran, and the outputs that are asked for; all, if none is.
 
     Raises:
         NNBurstError: It cannot be run, or failed.
@@ -141,28 +165,49 @@ async def infer(models: Models, regions: Regions, inference: Inference, timeout:
     own, priority = inference.terms
     if own is not None:
         timeout = own if timeout is None else min(own, timeout)
-    model = models.ready(inference.model, priority) or await models.take(inference.model, priority)
-    try:
-        check_version(inference.model, inference.version)
-        if inference.size > BRISK:
-            arrays, parts = await elsewhere(lambda: _arrays(model, regions, inference.inputs))
-        else:
-            arrays, parts = _arrays(model, regions, inference.inputs)
-        outputs = model.outputs
-        if inference.outputs:
-            _check_names(inference.outputs, outputs)
-        values = dict(zip(outputs, await model.run(arrays, timeout), strict=True))
-        for part in parts:
-            part.check()
-        answers = []
-        for output in inference.outputs or map(OutputTensor, outputs):
-            array = values[output.name]
-            if output.place is not None:
-                _put(regions, output.place, array)
-            answers.append((output, outputs[output.name].datatype, array))
-        return answers
-    finally:
-        models.give_back(model)
+    deadline = Deadline.after(timeout)
+    asked = inference.model, inference.version, priority
+    model = models.ready(*asked) or await models.take(*asked)
+    with model.counts.request():
+        try:
+            return model.version, await _run(model, regions, inference, timeout)
+        except DeadObject:
+            if not model.is_repeatable:
+                raise
+        finally:
+            models.give_back(model)
+        model = await models.take(*asked)  # of the process that is there now
+        try:
+            return model.version, await _run(model, regions, inference, deadline.left())
+        finally:
+            models.give_back(model)
+
+
+async def _run(model: OpenedModel, regions: Regions, inference: Inference, timeout: float | None) -> Answers:
+    began = time.monotonic_ns()
+    texts = sum(_size(given) for given in inference.inputs if given.datatype == "BYTES")
+    if inference.size + texts > BRISK:
+        arrays, parts = await elsewhere(lambda: _arrays(model, regions, inference.inputs))
+    else:
+        arrays, parts = _arrays(model, regions, inference.inputs)
+    outputs = model.outputs
+    if inference.outputs:
+        _check_names(inference.outputs, outputs)
+    given = time.monotonic_ns()
+    values = dict(zip(outputs, await model.run(arrays, timeout), strict=True))
+    ran = time.monotonic_ns()
+    for part in parts:
+        part.check()
+    answers = []
+    for output in inference.outputs or map(OutputTensor, outputs):
+        array = values[output.name]
+        shape = array.shape
+        if output.place is not None:
+            array = await elsewhere(partial(as_sent, array)) if is_long(array) else as_sent(array)
+            _put(regions, output.place, array)
+        answers.append((output, outputs[output.name].datatype, shape, array))
+    model.counts.spent(began, given, ran, time.monotonic_ns())
+    return answers
 
 
 def _check_names(wanted: Sequence[OutputTensor], outputs: Mapping[str, object]) -> None:
@@ -192,6 +237,11 @@ def _arrays(
             tensor.check_size(given.datatype, given.shape, data.byte_size)
             part = regions.part(data.region, data.offset, data.byte_size)
             parts.append(part)
+            if tensor.datatype == "BYTES":
+                text = part.bytes.tobytes()  # a private copy, before it is read
+                part.check()
+                arrays[given.name] = tensor.array_of(given.datatype, given.shape, text)
+                continue
             arrays[given.name] = part.bytes.view(tensor.dtype).reshape(given.shape)
         else:
             arrays[given.name] = tensor.array_of(given.datatype, given.shape, data)

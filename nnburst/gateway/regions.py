@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import posix_ipc
 
-from ..errors import BadState, DeviceUnavailable, InvalidArgument, NNBurstError, ResourceExhausted
+from ..errors import BadState, InvalidArgument, NNBurstError, ResourceExhausted
 from ..memory import Memory
 
 _MOST_REGIONS = 1024
@@ -29,10 +29,8 @@ class RegisteredRegion:
     """One registered region.
 
     Attributes:
-        name: What requests call it.
         key: Name of the POSIX shared memory.
         offset, byte_size: The part of it that is the region.
-        memory: That part.
     """
 
     name: str
@@ -80,12 +78,12 @@ class Regions:
 
         Raises:
             BadState: The name is taken.
-            DeviceUnavailable: The gateway takes no shared memory.
-            InvalidArgument: The name or key is none, or the memory is not there or not as large.
+            InvalidArgument: The gateway takes no shared memory; the name or key is none, or the memory is not there or
+                not as large.
             ResourceExhausted: Too many regions.
         """
         if not self.allowed:
-            raise DeviceUnavailable("this gateway takes no shared memory; start it with --oip-shared-memory")
+            raise InvalidArgument("no shared memory is taken here; start it with --oip-shared-memory")
         if not name or len(name) > _MOST_NAME:
             raise InvalidArgument(f"the name of a region has 1 to {_MOST_NAME} characters, got {len(name)}")
         if not _KEY.fullmatch(key) or key.strip("/") in (".", "..") or len(key) > _MOST_NAME:
@@ -165,7 +163,6 @@ class Regions:
         return part
 
     def close(self) -> None:
-        """Forget all."""
         self.unregister("")
 
 

@@ -14,24 +14,28 @@ from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
 from .. import __version__
+from .._core.tokens import EVERYONE, Tokens
 from ..errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError, ResourceExhausted
 from ..model import Array
-from .budget import FAREWELL_S, Budget, BudgetShare
+from ..runtime.spans import below
+from .budget import FAREWELL_S, RETRY_S, Budget, BudgetShare
 from .inference import (
-    BRISK,
+    Answers,
     Inference,
     InputTensor,
     OutputTensor,
     RegionPlace,
     Terms,
+    ask,
     elsewhere,
     extensions,
     infer,
 )
-from .models import VERSION, Models, check_version
+from .metrics import triton_metrics
+from .models import Models, NoSuchModel
 from .regions import Regions
-from .sharing import share_port
-from .tensors import bytes_of
+from .sharing import share_port, unix_path
+from .tensors import BRISK, as_sent, bytes_of, is_long
 
 _MOST_BYTES = 256 << 20
 _MOST_JSON = 16 << 20
@@ -41,12 +45,15 @@ _MOST_INFLATED = 16 << 20
 _ZLIB_OR_GZIP = zlib.MAX_WBITS | 32
 _PATIENCE_S, _LEAST_RATE = 30.0, 1 << 16
 """A body has so many seconds, and one more for each so many bytes: it counts as under way while it comes."""
+_IDLE_S = 75
+"""That a connection may be without a request whose head has come."""
 _MOST_NUMBERS = 1 << 20
 """In the JSON of an answer, for the same reason."""
 _DECODER, _ENCODER = msgspec.json.Decoder(), msgspec.json.Encoder()
 _HEADER = "Inference-Header-Content-Length"
 _MOST_DIGITS = 20
 _CODES: tuple[tuple[type[NNBurstError], int], ...] = (
+    (NoSuchModel, 404),
     (DeviceUnavailable, 503),
     (DeadObject, 503),
     (MissedDeadline, 504),
@@ -74,11 +81,28 @@ async def _errors(request: web.Request, handler: Callable[[web.Request], Awaitab
     try:
         return await handler(request)
     except NNBurstError as error:
-        return web.json_response({"error": str(error)}, status=_status(error))
+        status = _status(error)
+        hint = {"Retry-After": str(RETRY_S)} if status in (429, 503) else {}
+        return web.json_response({"error": str(error)}, status=status, headers=hint)
+    except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
+        return web.json_response({"error": f"{request.method} {request.path} is not served"}, status=error.status)
     except web.HTTPException as error:
         return web.json_response({"error": error.text or error.reason}, status=error.status)
     except (web.RequestPayloadError, ConnectionError) as error:  # what came is none, or its sender is gone
         return web.json_response({"error": f"the body cannot be read: {error}"}, status=400)
+
+
+def _guard(tokens: Tokens) -> Any:
+    """Refuse requests without a token, but those after the health of the server."""
+
+    @web.middleware
+    async def guarded(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
+        if request.path.startswith("/v2/health/") or tokens.admit(request.headers.get("Authorization")):
+            return await handler(request)
+        answer = {"error": "this gateway asks for a token: send Authorization: Bearer TOKEN"}
+        return web.json_response(answer, status=401, headers={"WWW-Authenticate": "Bearer"})
+
+    return guarded
 
 
 class Rest:
@@ -89,12 +113,12 @@ class Rest:
         self._regions = regions
         self._budget = budget
 
-    def application(self) -> web.Application:
-        """Return what aiohttp serves."""
-        application = web.Application(middlewares=[_errors], client_max_size=_MOST_BYTES)
+    def application(self, tokens: Tokens = EVERYONE) -> web.Application:
+        application = web.Application(middlewares=[_guard(tokens), _errors], client_max_size=_MOST_BYTES)
         model, memory = "/v2/models/{model}", "/v2/systemsharedmemory"
         for prefix in (model, model + "/versions/{version}"):
             application.router.add_get(prefix, self._metadata)
+            application.router.add_get(prefix + "/config", self._config)
             application.router.add_get(prefix + "/ready", self._model_ready)
             application.router.add_post(prefix + "/infer", self._infer)
             application.router.add_get(prefix + "/stats", self._statistics)
@@ -104,6 +128,8 @@ class Rest:
         application.router.add_get("/v2/health/live", self._live)
         application.router.add_get("/v2/health/ready", self._ready)
         application.router.add_post("/v2/repository/index", self._index)
+        application.router.add_post("/v2/repository/models/{model}/{change:load|unload}", self._change)
+        application.router.add_get("/metrics", self._metrics)
         for path in (memory, memory + "/region/{region}"):
             application.router.add_get(path + "/status", self._regions_status)
             application.router.add_post(path + "/unregister", self._unregister)
@@ -116,37 +142,51 @@ class Rest:
         return web.json_response({"live": True})
 
     async def _ready(self, request: web.Request) -> web.Response:
-        ready = await elsewhere(self._models.is_ready)
+        ready = await self._models.once("", self._models.is_ready)
         return web.json_response({"ready": ready}, status=200 if ready else 503)
 
     async def _server(self, request: web.Request) -> web.Response:
-        offered = ["binary_tensor_data", *extensions(self._regions)]
+        offered = ["binary_tensor_data", *extensions(self._models, self._regions)]
         return web.json_response({"name": "nnburst", "version": __version__, "extensions": offered})
 
     async def _index(self, request: web.Request) -> web.Response:
-        return web.json_response(self._models.index())
+        with self._budget.request() as share:
+            asked = await _read(await _body(request, share) or b"{}")
+        return web.json_response(await ask(lambda: self._models.index(only_ready=asked.get("ready") is True)))
 
-    def _model(self, request: web.Request) -> str:
-        check_version(request.match_info["model"], request.match_info.get("version", VERSION))
-        return request.match_info["model"]
+    async def _change(self, request: web.Request) -> web.Response:
+        name, unload = request.match_info["model"], request.match_info["change"] == "unload"
+        with self._budget.request() as share:
+            asked = await _read(await _body(request, share) or b"{}")
+        if (given := asked.get("parameters")) and not unload:
+            names = sorted(given) if isinstance(given, dict) else given
+            raise InvalidArgument(f"a model is loaded as it is, not with {names}")
+        async with self._models.changing:
+            await ask(lambda: self._models.change(name, unload=unload))
+        return web.Response()
 
     async def _model_ready(self, request: web.Request) -> web.Response:
-        name = self._model(request)
-        await elsewhere(lambda: self._models.open(name))
+        name, version = _model(request)
+        await self._models.require(name, version)
         return web.json_response({"name": name, "ready": True})
 
     async def _metadata(self, request: web.Request) -> web.Response:
-        name = self._model(request)
-        return web.json_response(await elsewhere(lambda: self._models.describe(name)))
+        return web.json_response(await ask(lambda: self._models.describe(*_model(request))))
+
+    async def _config(self, request: web.Request) -> web.Response:
+        return web.json_response(await ask(lambda: self._models.configure(*_model(request))))
 
     async def _statistics(self, request: web.Request) -> web.Response:
-        name = self._model(request) if "model" in request.match_info else ""
-        return web.json_response({"model_stats": self._models.statistics(name)})
+        asked = _model(request) if "model" in request.match_info else ("", "")
+        return web.json_response({"model_stats": await ask(lambda: self._models.statistics(*asked))})
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        return web.Response(text=triton_metrics(await ask(self._models.counts)))
 
     # ---- inference -------------------------------------------------------------------------------------------
 
     async def _infer(self, request: web.Request) -> web.Response:
-        name = self._model(request)
+        name, version = _model(request)
         with self._budget.request() as share:
             body = await _body(request, share)
             length = request.headers.get(_HEADER)
@@ -155,12 +195,13 @@ class Rest:
             number = head.get("id")
             if number is not None and type(number) not in (str, int):
                 raise InvalidArgument(f"id is a string or a whole number, got a {type(number).__name__}")
-            inference, binary = _inference(name, head, memoryview(body)[end:], end)
-            answers = await infer(self._models, self._regions, inference)
-            size = sum(array.nbytes for wanted, _, array in answers if not binary.get(wanted.name, binary[""]))
-            if size <= BRISK:
-                return _response(name, number, answers, binary)
-            return await elsewhere(lambda: _response(name, number, answers, binary))
+            inference, binary = _inference(name, version, head, memoryview(body)[end:], end)
+            with below(lambda: request.headers):
+                version, answers = await infer(self._models, self._regions, inference)
+            size = sum(array.nbytes for wanted, *_, array in answers if not binary.get(wanted.name, binary[""]))
+            if size <= BRISK and not any(is_long(array) for *_, array in answers):
+                return _response(name, version, number, answers, binary)
+            return await elsewhere(lambda: _response(name, version, number, answers, binary))
 
     # ---- shared memory ---------------------------------------------------------------------------------------
 
@@ -182,6 +223,10 @@ class Rest:
         return web.json_response(
             [{"name": r.name, "key": r.key, "offset": r.offset, "byte_size": r.byte_size} for r in regions]
         )
+
+
+def _model(request: web.Request) -> tuple[str, str]:
+    return request.match_info["model"], request.match_info.get("version", "")
 
 
 async def _body(request: web.Request, share: BudgetShare) -> bytes:
@@ -262,7 +307,9 @@ def _tensors(head: Mapping[str, Any], kind: str) -> list[dict[str, Any]]:
     return tensors
 
 
-def _inference(name: str, head: Mapping[str, Any], data: memoryview, size: int) -> tuple[Inference, dict[str, bool]]:
+def _inference(
+    name: str, version: str, head: Mapping[str, Any], data: memoryview, size: int
+) -> tuple[Inference, dict[str, bool]]:
     """Return the request, and for each output that it names whether it goes back as bytes ('' for the others)."""
     inputs = []
     for tensor in _tensors(head, "inputs"):
@@ -293,14 +340,12 @@ def _inference(name: str, head: Mapping[str, Any], data: memoryview, size: int) 
     outputs = []
     for tensor in _tensors(head, "outputs"):
         own = tensor.get("parameters", {})
-        if own.get("classification"):
-            raise InvalidArgument(f"output {tensor['name']!r}: classification is not served; sort the scores yourself")
         binary[tensor["name"]] = bool(own.get("binary_data", binary[""]))
-        outputs.append(OutputTensor(tensor["name"], RegionPlace.of(own, "output", tensor["name"])))
-    return Inference(name, "", inputs, outputs, size, Terms.of(parameters)), binary
+        outputs.append(OutputTensor.of(tensor["name"], own))
+    return Inference(name, version, inputs, outputs, size, Terms.of(parameters)), binary
 
 
-def _check_json(name: str, array: Array, left: int) -> None:
+def _check_json(name: str, datatype: str, array: Array, left: int) -> None:
     """Check that an output can go as JSON, where an answer takes so many elements more."""
     if array.size > left:
         raise InvalidArgument(
@@ -309,16 +354,16 @@ def _check_json(name: str, array: Array, left: int) -> None:
         )
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise InvalidArgument(f"output {name!r} has NaN or Infinity, which JSON has not: ask for binary data")
+    if datatype == "BF16":
+        raise InvalidArgument(f"output {name!r} is BF16, which JSON has not: ask for binary data")
 
 
-def _response(
-    name: str, request_id: object, answers: list[tuple[OutputTensor, str, Array]], binary: Any
-) -> web.Response:
+def _response(name: str, version: str, request_id: object, answers: Answers, binary: Any) -> web.Response:
     outputs: list[dict[str, Any]] = []
     parts: list[memoryview] = []
     left = _MOST_NUMBERS
-    for wanted, datatype, array in answers:
-        output: dict[str, Any] = {"name": wanted.name, "datatype": datatype, "shape": list(array.shape)}
+    for wanted, datatype, shape, array in answers:
+        output: dict[str, Any] = {"name": wanted.name, "datatype": datatype, "shape": list(shape)}
         if wanted.place is not None:
             output["parameters"] = {
                 "shared_memory_region": wanted.place.region,
@@ -326,14 +371,14 @@ def _response(
                 "shared_memory_offset": wanted.place.offset,
             }
         elif binary.get(wanted.name, binary[""]):
-            output["parameters"] = {"binary_data_size": array.nbytes}
-            parts.append(bytes_of(array))
+            parts.append(bytes_of(as_sent(array)))
+            output["parameters"] = {"binary_data_size": parts[-1].nbytes}
         else:
-            _check_json(wanted.name, array, left)
+            _check_json(wanted.name, datatype, array, left)
             left -= array.size
             output["data"] = (array.astype(bool) if datatype == "BOOL" else array).ravel().tolist()
         outputs.append(output)
-    answer: dict[str, Any] = {"model_name": name, "model_version": VERSION, "outputs": outputs}
+    answer: dict[str, Any] = {"model_name": name, "model_version": version, "outputs": outputs}
     if request_id is not None:
         answer["id"] = request_id
     head = _ENCODER.encode(answer)
@@ -346,15 +391,33 @@ def _response(
     )
 
 
+def _limit_connections(server: Any, most: int) -> None:
+    """Reset connections beyond so many: without a descriptor left, the loop would log that without end."""
+    note = server.connection_made
+
+    def connection_made(handler: object, transport: asyncio.Transport) -> None:
+        note(handler, transport)
+        if len(server.connections) > most:
+            asyncio.get_running_loop().call_soon(transport.abort)  # once aiohttp has begun with it
+
+    server.connection_made = connection_made
+
+
 async def serve(
-    models: Models, regions: Regions, budget: Budget, address: str, *, joins: bool = False
-) -> tuple[web.AppRunner, int]:
-    """Start to answer at ``HOST:PORT``; port 0 takes a free one.
+    models: Models,
+    regions: Regions,
+    budget: Budget,
+    address: str,
+    *,
+    tokens: Tokens = EVERYONE,
+    joins: bool = False,
+) -> tuple[web.AppRunner, int | str]:
+    """Start to answer at ``HOST:PORT``, where port 0 takes a free one, or at ``unix:PATH``.
 
     With `joins` another process answers there, and this one from its end on.
 
     Returns:
-        The runner and its port.
+        The runner, and its port or its address.
 
     Raises:
         DeviceUnavailable: The address cannot be had.
@@ -362,19 +425,24 @@ async def serve(
     host, _, port = address.rpartition(":")
     # Bodies that still come when it is cleaned up never get the rest: `Budget.finish` comes first.
     runner = web.AppRunner(
-        Rest(models, regions, budget).application(),
+        Rest(models, regions, budget).application(tokens),
         access_log=None,
         auto_decompress=False,  # it is inflated here, and counted
+        keepalive_timeout=_IDLE_S,
         logger=_log,
         shutdown_timeout=FAREWELL_S,
     )
     await runner.setup()
-    site = web.TCPSite(runner, host.strip("[]"), int(port), reuse_port=joins)
+    _limit_connections(runner.server, budget.most_connections)
+    path = unix_path(address)
     try:
-        await site.start()
+        if path is not None:
+            await web.UnixSite(runner, path).start()
+            return runner, address
+        await web.TCPSite(runner, host.strip("[]"), int(port), reuse_port=joins).start()
         number: int = runner.addresses[0][1]
         share_port(number, joins=joins)
-    except (OSError, DeviceUnavailable) as error:
+    except (OSError, UnicodeError, DeviceUnavailable) as error:
         await runner.cleanup()
         raise DeviceUnavailable(f"cannot listen at {address}: {getattr(error, 'strerror', error)}") from None
     return runner, number

@@ -5,26 +5,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from .._core.tokens import Tokens
 from ..errors import NNBurstError
 from .budget import FAREWELL_S, Budget
 from .inference import elsewhere
 from .models import Models
 from .regions import Regions
 
+_log = logging.getLogger(__name__)
 _THREADS = 32
 """Runs of models that may wait at once; what one run needs is short beside what it waits for."""
-_FINISHING_S = 3.0
-"""For requests that are under way when the gateway is stopped."""
 
 
-async def _serve(models: Models, regions: Regions, grpc: str | None, rest: str | None, joins: bool) -> None:
+async def _serve(
+    models: Models, regions: Regions, tokens: Tokens, grpc: str | None, rest: str | None, joins: bool, drain: float
+) -> None:
     from . import grpc as _grpc
     from . import rest as _rest
 
@@ -34,9 +36,16 @@ async def _serve(models: Models, regions: Regions, grpc: str | None, rest: str |
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
 
+    def renew() -> None:
+        try:
+            tokens.renew()
+        except NNBurstError as error:
+            _log.error("%s; those of before are still taken", error)
+        models.renew()
+
     def told() -> None:
         if os.read(0, 4096):
-            loop.run_in_executor(None, models.renew)
+            loop.run_in_executor(None, renew)
         else:
             loop.remove_reader(0)
             ended.set()
@@ -45,14 +54,18 @@ async def _serve(models: Models, regions: Regions, grpc: str | None, rest: str |
     async with contextlib.AsyncExitStack() as stack:
         ports: dict[str, Any] = {}
         if grpc is not None:
-            server, ports["grpc"] = await _grpc.serve(models, regions, budget, grpc, joins=joins)
+            server, ports["grpc"] = await _grpc.serve(models, regions, budget, grpc, tokens=tokens, joins=joins)
             stack.push_async_callback(server.stop, None)
         if rest is not None:
-            runner, ports["rest"] = await _rest.serve(models, regions, budget, rest, joins=joins)
+            runner, ports["rest"] = await _rest.serve(models, regions, budget, rest, tokens=tokens, joins=joins)
             stack.push_async_callback(runner.cleanup)
         print(json.dumps(ports), flush=True)
+        loop.run_in_executor(
+            None, models.is_ready
+        )  # so that the first request finds them open, also of one that stood by
         await ended.wait()
-        await budget.finish(_FINISHING_S)
+        models.stop()
+        await budget.finish(drain)
         await asyncio.gather(elsewhere(models.close), asyncio.sleep(FAREWELL_S))  # the last answers are sent
         # Its sockets end with the process, which clients take for UNAVAILABLE. A gRPC server that stops in order says
         # CANCELLED to what has come meanwhile, which they would take for their own doing.
@@ -60,26 +73,40 @@ async def _serve(models: Models, regions: Regions, grpc: str | None, rest: str |
 
 
 def run(
-    address: str, names: Sequence[str], *, grpc: str | None, rest: str | None, shared_memory: bool, joins: bool = False
+    address: str,
+    *,
+    grpc: str | None,
+    rest: str | None,
+    shared_memory: bool,
+    control: bool,
+    canaries: dict[str, int],
+    drain: float,
+    unloaded: list[str],
+    token_file: str | None = None,
+    joins: bool = False,
 ) -> int:
     """Serve until SIGTERM, Ctrl-C or the end of standard input. Prints the ports as JSON when it is ready.
 
     Whatever comes over standard input says that the models are new ones.
 
     Args:
-        address: Of the service.
-        names: Of its models.
-        grpc, rest: Where to listen, ``HOST:PORT``.
+        grpc, rest: Where to listen, ``HOST:PORT`` or ``unix:PATH``.
         shared_memory: Whether clients may register memory.
+        control: Whether they may load and unload models.
+        canaries, unloaded: As for `Models`.
+        drain: Seconds that requests under way have when it is stopped.
+        token_file: Of `Tokens`, one of which a client has to show; None for none.
         joins: Whether another process listens there, for which this one stands by.
 
     Returns:
         The exit status, if it could not start.
     """
-    models, regions = Models(address, names), Regions(shared_memory)
+    models = Models(address, may_change=control, canaries=canaries, unloaded=unloaded)
+    regions = Regions(shared_memory)
     with contextlib.closing(models), contextlib.closing(regions):
         try:
-            asyncio.run(_serve(models, regions, grpc, rest, joins))
+            os.umask(0o077)  # sockets are for this user, and those who are given more
+            asyncio.run(_serve(models, regions, Tokens(token_file), grpc, rest, joins, drain))
         except NNBurstError as error:
             print(json.dumps({"error": str(error)}), flush=True)
             return 1
@@ -89,4 +116,4 @@ def run(
 def main() -> int:
     """Run with the arguments of `run`, given as JSON."""
     options = json.loads(sys.argv[1])
-    return run(options.pop("address"), options.pop("names"), **options)
+    return run(options.pop("address"), **options)

@@ -23,6 +23,11 @@ _RETURN_ZERO = struct.pack("HBBI", 0x06, 0, 0, 0)
 """A filter of one instruction, BPF_RET | BPF_K."""
 
 
+def unix_path(address: str) -> str | None:
+    """Return the path of ``unix:PATH``; None for another address."""
+    return address.removeprefix("unix:") if address.startswith("unix:") else None
+
+
 def share_port(port: int, *, joins: bool) -> None:
     """Let other processes of this user listen at a port, at which this one listens.
 

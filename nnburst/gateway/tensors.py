@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import math
+import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InvalidArgument
-from ..model import Array, OperandType
+from ..model import Array, OperandType, element_count
 from ..runtime import NodeArg
 
 _MOST_DIMENSIONS = 32
@@ -20,16 +20,28 @@ _MOST_ELEMENTS = 1 << 32
 """In one dimension. Checked before any arithmetic: a product of what clients send could take hours."""
 _MOST_BYTES = 2 << 30
 """Of an input: what a sparse region of shared memory announces costs its client nothing, and the gateway memory."""
+_MOST_STRINGS, _MOST_TEXT = 1 << 20, 256 << 20
+"""Elements and bytes of an input of strings, each of which becomes an object."""
+BRISK = 1 << 20
+"""Bytes of JSON, of strings, or of single elements, that the loop's own thread converts."""
+_FEW_STRINGS = 1 << 10
+"""That it does in any case."""
+PIECE = 1 << 14
+"""Elements that are converted before another thread may have the interpreter."""
+_LENGTH = struct.Struct("<I")
+"""What stands before each string."""
 
-_DTYPES = {
+_NUMBERS = {
     "BOOL": np.dtype(np.bool_),
     **{f"UINT{8 * n}": np.dtype(f"u{n}") for n in (1, 2, 4, 8)},
     **{f"INT{8 * n}": np.dtype(f"i{n}") for n in (1, 2, 4, 8)},
     **{f"FP{8 * n}": np.dtype(f"f{n}") for n in (2, 4, 8)},
 }
-_KINDS: dict[str, set[type]] = {"b": {bool}, "u": {int}, "i": {int}, "f": {int, float}}
-"""Of Python's numbers, as JSON gives them, for each kind of dtype."""
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_NAMES = {dtype: name for name, dtype in _NUMBERS.items()}
+_DTYPES = _NUMBERS | {"BF16": np.dtype(np.uint16), "BYTES": np.dtype(object)}
+"""Of arrays for each datatype: BF16 are bits, BYTES are objects, each a string."""
+_KINDS: dict[str, set[type]] = {"b": {bool}, "u": {int}, "i": {int}, "f": {int, float}, "O": {str}}
+"""Of Python's values, as JSON gives them, for each kind of dtype."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,9 +49,7 @@ class ModelTensor:
     """An input or output of a model.
 
     Attributes:
-        name: The model's own.
         datatype: The protocol's name for its elements.
-        dtype: Of arrays.
         shape: -1 where the model leaves a dimension open.
     """
 
@@ -50,23 +60,38 @@ class ModelTensor:
 
     @classmethod
     def all_of(cls, nodes: Iterable[NodeArg]) -> dict[str, ModelTensor]:
-        """Return the tensors of a model by name, in order."""
+        """Return the tensors of a model by name, in order.
+
+        Raises:
+            InvalidArgument: The protocol has no datatype for one.
+        """
         return {node.name: cls._of(node) for node in nodes}
 
     @classmethod
     def _of(cls, node: NodeArg) -> ModelTensor:
-        datatype = "BOOL" if node.type == OperandType.TENSOR_BOOL8 else _NAMES.get(node.dtype)
+        if what := node.holds or node.bits_of:
+            datatype = {"tensor(string)": "BYTES", "bfloat16": "BF16"}.get(what)
+        else:
+            datatype = "BOOL" if node.type == OperandType.TENSOR_BOOL8 else _NAMES.get(node.dtype)
+        if datatype is None:
+            raise InvalidArgument(
+                f"{node.name!r} is {what or node.dtype}, which the Open Inference Protocol has no datatype for: only "
+                "sessions of programs on its machine run this model"
+            )
         shape = tuple(size if isinstance(size, int) else -1 for size in node.shape or ())
-        return cls(node.name, datatype or str(node.dtype).upper(), _DTYPES.get(datatype or "", node.dtype), shape)
+        return cls(node.name, datatype, _DTYPES[datatype], shape)
 
     def check_size(self, datatype: str, shape: tuple[int, ...], given: int) -> None:
-        """Refuse another number of bytes than the shape says.
+        """Refuse another number of bytes than the shape says; of strings, more than there may be.
 
         Raises:
             InvalidArgument: It is another; or the datatype is, or no array has the shape, or it is too large.
         """
         size = _count_of(self, datatype, shape) * self.dtype.itemsize
-        if given != size:
+        if self.datatype == "BYTES":
+            if given > _MOST_TEXT:
+                raise InvalidArgument(f"input {self.name!r} has {given} bytes; strings have at most {_MOST_TEXT}")
+        elif given != size:
             raise InvalidArgument(f"input {self.name!r} of shape {list(shape)} takes {size} bytes, got {given}")
 
     def array_of(
@@ -77,19 +102,23 @@ class ModelTensor:
         Args:
             datatype: As the client says.
             shape: Likewise.
-            data: Elements as Python's numbers, perhaps in lists of lists, or of the same kind as the input's in an
-                array of one dimension.
+            data: Elements as Python's numbers or strings, perhaps in lists of lists, or of the same kind as the input's
+                in an array of one dimension, where strings are bytes.
 
         Raises:
             InvalidArgument: They are not what the input takes, or not as many as the shape says.
         """
         if isinstance(data, bytes | memoryview):
             self.check_size(datatype, shape, len(data))
-            return np.frombuffer(data, self.dtype).reshape(shape)
+            if self.datatype != "BYTES":
+                return np.frombuffer(data, self.dtype).reshape(shape)
+            data = self._strings_in(data, _count_of(self, datatype, shape))
         count = _count_of(self, datatype, shape)
         flat = data if isinstance(data, np.ndarray) else self._flat(data)
         if len(flat) != count:
             raise InvalidArgument(f"input {self.name!r} of shape {list(shape)} takes {count} elements, got {len(flat)}")
+        if self.datatype == "BYTES":
+            return self._decoded(flat).reshape(shape)
         if self.dtype.kind in "iu" and count:
             least, most = (flat.min(), flat.max()) if isinstance(flat, np.ndarray) else (min(flat), max(flat))
             limits = np.iinfo(self.dtype)
@@ -113,11 +142,34 @@ class ModelTensor:
             if len({len(one) for one in flat}) > 1:
                 raise InvalidArgument(f"input {self.name!r}: lists of one level have different lengths")
             flat, depth = list(itertools.chain.from_iterable(flat)), depth + 1
+        if self.datatype == "BF16" and flat:
+            raise InvalidArgument(f"input {self.name!r} is BF16, which JSON has not: send it as binary data")
         kinds = _KINDS[self.dtype.kind]
         if not kinds.issuperset(map(type, flat)):
             wrong = next(type(one).__name__ for one in flat if type(one) not in kinds)
             raise InvalidArgument(f"input {self.name!r}: the elements are {self.datatype}, got a {wrong}")
         return flat
+
+    def _strings_in(self, data: bytes | memoryview, count: int) -> Array:
+        """Return so many strings, each of which stands behind its length."""
+        found, at, most = np.empty(count, object), 0, len(data)
+        for i in range(count):
+            start = at + _LENGTH.size
+            at = start + _LENGTH.unpack_from(data, at)[0] if start <= most else most + 1
+            if at > most:
+                break
+            found[i] = data[start:at]
+        if at != most:
+            raise InvalidArgument(
+                f"input {self.name!r}: {most} bytes are not {count} strings, each behind its length in four bytes"
+            )
+        return found
+
+    def _decoded(self, texts: Iterable[Any]) -> Array:
+        try:
+            return np.array([one if type(one) is str else str(one, "utf-8") for one in texts], object)
+        except UnicodeDecodeError as error:
+            raise InvalidArgument(f"input {self.name!r}: a string is no UTF-8 ({error})") from None
 
 
 @lru_cache(maxsize=256)
@@ -130,7 +182,12 @@ def _count_of(tensor: ModelTensor, datatype: str, shape: tuple[int, ...]) -> int
             f"input {tensor.name!r}: a shape has at most {_MOST_DIMENSIONS} dimensions, "
             f"each from 0 to {_MOST_ELEMENTS - 1}"
         )
-    count = math.prod(shape)
+    try:
+        count = element_count(shape)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"input {tensor.name!r}: {error}") from None
+    if tensor.datatype == "BYTES" and count > _MOST_STRINGS:
+        raise InvalidArgument(f"input {tensor.name!r} of shape {list(shape)} has more than {_MOST_STRINGS} strings")
     if count * tensor.dtype.itemsize > _MOST_BYTES:
         raise InvalidArgument(f"input {tensor.name!r} of shape {list(shape)} is larger than {_MOST_BYTES} bytes")
     return count
@@ -140,7 +197,26 @@ def _brief(number: int) -> str:
     return str(number) if abs(number) < 1 << 64 else "a number of more than 64 bits"
 
 
+def as_sent(array: Array) -> Array:
+    """Return an output as its bytes are sent: itself, but strings each behind its length."""
+    if array.dtype.kind not in ("O", "T"):
+        return array
+    flat = array.reshape(-1)
+    parts: list[bytes] = []
+    for at in range(0, len(flat), PIECE):
+        for text in flat[at : at + PIECE].tolist():
+            encoded = text.encode()
+            parts += (_LENGTH.pack(len(encoded)), encoded)
+    return np.frombuffer(b"".join(parts), np.uint8)
+
+
+def is_long(array: Array) -> bool:
+    """Whether an output is so many strings, or such long ones, that the loop leaves them to another thread."""
+    if array.dtype.kind not in ("O", "T"):
+        return False
+    return array.size > _FEW_STRINGS or sum(map(len, array.reshape(-1).tolist())) > BRISK
+
+
 def bytes_of(array: Array) -> memoryview:
-    """Return the bytes of a contiguous array."""
     flat: Any = array.reshape(-1).view(np.uint8)
     return memoryview(flat)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import json
 import signal
@@ -29,7 +30,7 @@ from nnburst.gateway import OutputTensor, Regions  # noqa: E402
 from nnburst.gateway import grpc as gateway_grpc  # noqa: E402
 from nnburst.gateway import rest as gateway_rest  # noqa: E402
 from nnburst.gateway.budget import Budget  # noqa: E402
-from nnburst.gateway.inference import BRISK  # noqa: E402
+from nnburst.gateway.tensors import BRISK  # noqa: E402
 from support.gateways import (  # noqa: E402
     Gateway,
     SlowModels,
@@ -38,6 +39,7 @@ from support.gateways import (  # noqa: E402
     raw,
     refused,
 )
+from support.waiting import PATIENCE  # noqa: E402
 
 pytestmark = [pytest.mark.leaks("gRPC keeps threads and descriptors"), pytest.mark.filterwarnings("ignore")]
 
@@ -101,6 +103,49 @@ def test_body_that_does_not_come_is_waited_for_no_longer_than_its_time(monkeypat
     assert b" 408 " in first_line_of_answer(cut_off)
 
 
+def test_head_that_does_not_come_is_waited_for_no_longer_than_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_rest, "_IDLE_S", 0.01)
+    assert first_line_of_answer(b"GET /v2 HT") == b""
+
+
+@pytest.mark.parametrize("kind", [gateway_grpc, gateway_rest], ids=["grpc", "rest"])
+def test_connections_beyond_the_most_are_ended_and_nothing_is_logged(
+    kind: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+    sent = preface if kind is gateway_grpc else b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+
+    async def ask(port: int) -> tuple[bytes, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        with contextlib.suppress(ConnectionError):
+            writer.write(sent)
+            return await asyncio.wait_for(reader.read(9), 60), writer
+        return b"", writer
+
+    async def main() -> None:
+        budget, models = Budget(), SlowModels()
+        budget.most_connections = 1
+        server, port = await kind.serve(models, Regions(False), budget, "127.0.0.1:0")
+        try:
+            first, kept = await ask(port)
+            second, _ = await ask(port)
+            assert (len(first), len(second)) == (9, 0)
+            kept.close()
+            while not (await ask(port))[0]:
+                pass
+        finally:
+            await (server.stop(None) if kind is gateway_grpc else server.cleanup())
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("kind", [gateway_grpc, gateway_rest], ids=["grpc", "rest"])
+def test_address_that_is_no_text_is_refused_with_a_sentence(kind: Any) -> None:
+    with pytest.raises(DeviceUnavailable, match="cannot listen at"):
+        asyncio.run(kind.serve(SlowModels(), Regions(False), Budget(), "\udcff:1"))
+
+
 @pytest.mark.parametrize("sent", [b"\x16\x03\x01 hello\r\n\r\n", b"GET / HTTP/1.1\r\nno header\r\n\r\n"])
 def test_client_that_speaks_no_http_leaves_no_traceback(sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
     assert b" 400 " in first_line_of_answer(sent)
@@ -111,13 +156,13 @@ def test_what_is_under_way_is_finished_and_nothing_else_is_begun() -> None:
     async def main() -> None:
         budget = Budget()
         with budget.request():
-            finishing = asyncio.ensure_future(budget.finish(60))
+            finishing = asyncio.ensure_future(budget.finish(10 * PATIENCE))
             await asyncio.sleep(0)
             with pytest.raises(DeviceUnavailable, match="being stopped"):
                 budget.request()
             assert not finishing.done()
-        await finishing
-        await budget.finish(60)  # nothing is under way
+        await asyncio.wait_for(finishing, PATIENCE)  # with the last one
+        await asyncio.wait_for(budget.finish(10 * PATIENCE), PATIENCE)  # nothing is under way
         slow = Budget()
         with slow.request():
             await slow.finish(0.01)
@@ -209,15 +254,16 @@ def test_request_is_answered_while_long_json_is_read(monkeypatch: pytest.MonkeyP
 def test_json_beyond_its_limits_is_refused(gateway: Gateway) -> None:
     url = f"http://{gateway.url('rest')}/v2/models/relu/infer"
     assert "send tensors as binary data" in refused(url, b'{"inputs": []}' + b" " * gateway_rest._MOST_JSON)
-    answers = [(OutputTensor("y"), "INT8", np.zeros(gateway_rest._MOST_NUMBERS + 1, np.int8))]
+    many = np.zeros(gateway_rest._MOST_NUMBERS + 1, np.int8)
+    answers = [(OutputTensor("y"), "INT8", many.shape, many)]
     with pytest.raises(InvalidArgument, match="output 'y' has 1048577 elements"):
-        gateway_rest._response("relu", None, answers, {"": False})
-    assert gateway_rest._response("relu", None, answers, {"": True}).status == 200
+        gateway_rest._response("relu", "1", None, answers, {"": False})
+    assert gateway_rest._response("relu", "1", None, answers, {"": True}).status == 200
     half = np.zeros(gateway_rest._MOST_NUMBERS // 2, np.int8)
-    several = [(OutputTensor(name), "INT8", half) for name in "abc"]
-    assert gateway_rest._response("relu", None, several[:2], {"": False}).status == 200
+    several = [(OutputTensor(name), "INT8", half.shape, half) for name in "abc"]
+    assert gateway_rest._response("relu", "1", None, several[:2], {"": False}).status == 200
     with pytest.raises(InvalidArgument, match=r"output 'c' has 524288 elements.* 0 are left"):
-        gateway_rest._response("relu", None, several, {"": False})
+        gateway_rest._response("relu", "1", None, several, {"": False})
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, zlib.compress], ids=["gzip", "deflate"])

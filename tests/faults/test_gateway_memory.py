@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,11 +22,14 @@ from tritonclient.utils import shared_memory as region  # noqa: E402
 
 from nnburst.errors import InvalidArgument  # noqa: E402
 from nnburst.gateway import Regions  # noqa: E402
+from nnburst.gateway.inference import Inference, InputTensor, RegionPlace, infer  # noqa: E402
+from nnburst.gateway.models import ModelCounts  # noqa: E402
 from support.gateways import (  # noqa: E402
     PROTOCOLS,
     Gateway,
     X,
     Y,
+    conversions,
     placed,
     tensor,
 )
@@ -148,6 +153,29 @@ def test_region_that_is_forgotten_while_requests_use_it(
     finally:
         ended.set()
         goes.join()
+
+
+def test_memory_that_is_cut_during_the_run_fails_the_request() -> None:
+    tensor, regions, key = conversions("FP32"), Regions(True), f"/nnburst-cut-{os.getpid()}"
+    shared = posix_ipc.SharedMemory(key, posix_ipc.O_CREX, size=8192)
+
+    async def run(inputs: dict[str, Any], timeout: float | None) -> list[Any]:
+        os.ftruncate(shared.fd, 4096)
+        return [inputs["x"] + 1]
+
+    model = SimpleNamespace(
+        version="1", inputs={"x": tensor}, outputs={"y": tensor}, counts=ModelCounts(), is_repeatable=False, run=run
+    )
+    models: Any = SimpleNamespace(ready=lambda *asked: model, give_back=lambda model: None)
+    given = InputTensor("x", "FP32", (1024,), RegionPlace("cut", 4096, 4096))
+    try:
+        regions.register("cut", key, 0, 8192)
+        with pytest.raises(InvalidArgument, match="its owner cut it"):
+            asyncio.run(infer(models, regions, Inference("m", "", [given])))
+    finally:
+        shared.close_fd()
+        shared.unlink()
+        regions.close()
 
 
 def test_memory_that_is_cut_while_it_is_used_voids_the_request() -> None:

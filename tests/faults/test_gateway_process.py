@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import os
 import queue
-import select
 import signal
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.processes import children_of_keeper
 from support.waiting import PATIENCE, until
 
 onnx = pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
@@ -31,7 +31,7 @@ from tritonclient.grpc import service_pb2 as pb  # noqa: E402
 from tritonclient.grpc import service_pb2_grpc as stubs  # noqa: E402
 
 from nnburst.cli.serve import supervised  # noqa: E402
-from nnburst.errors import DeadObject, DeviceUnavailable, MissedDeadline  # noqa: E402
+from nnburst.errors import BadState, DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline  # noqa: E402
 from nnburst.gateway import Models, Regions  # noqa: E402
 from nnburst.gateway import grpc as gateway_grpc  # noqa: E402
 from nnburst.gateway.budget import Budget  # noqa: E402
@@ -41,26 +41,16 @@ from support.gateways import (  # noqa: E402
     SlowModels,
     X,
     Y,
+    both_gateways,
+    ended,
     model,
     raw,
     relu,
     tensor,
 )
+from support.processes import open_files  # noqa: E402
 
 pytestmark = [pytest.mark.leaks("gRPC keeps threads and descriptors"), pytest.mark.filterwarnings("ignore")]
-
-
-def gateway_processes(gateway: Gateway) -> list[int]:
-    """The one that works, and the one that stands by."""
-    found = children_of_keeper(gateway.process.pid)
-    return sorted(found, key=lambda pid: int(Path(f"/proc/{pid}/stat").read_text().split()[21]))
-
-
-def killed(pid: int) -> None:
-    """Kill a process and wait until nothing of it is there."""
-    with open(os.pidfd_open(pid), "rb", buffering=0) as pidfd:
-        signal.pidfd_send_signal(pidfd.fileno(), signal.SIGKILL)
-        assert select.select([pidfd], [], [], 60)[0], "it does not end"
 
 
 def test_gateway_that_was_killed_has_one_that_answers_at_once_and_another_stands_by(tmp_path: Path) -> None:
@@ -72,18 +62,14 @@ def test_gateway_that_was_killed_has_one_that_answers_at_once_and_another_stands
         assert client.infer("relu", sent).as_numpy("y").tobytes() == Y.tobytes()
         client.close()
 
-    def both() -> list[int]:
-        processes = gateway_processes(gateway)
-        return processes if len(processes) > 1 and all(map(listens, processes)) else []
-
     try:
         seen: set[int] = set()
         for _ in range(2):
-            processes = until(both, "no other gateway stands by", 2 * PATIENCE)
+            processes = until(lambda: both_gateways(gateway.process.pid), "no other gateway stands by", 2 * PATIENCE)
             seen.update(processes)
             for protocol in PROTOCOLS:
                 infer(protocol)
-            killed(processes[0])
+            ended(processes[0], signal.SIGKILL)
             for protocol in PROTOCOLS:  # the first try succeeds
                 infer(protocol)
         assert len(seen) == 3
@@ -91,22 +77,13 @@ def test_gateway_that_was_killed_has_one_that_answers_at_once_and_another_stands
         gateway.close()
 
 
-def listens(pid: int) -> bool:
-    """Whether a process has a listening socket for each protocol."""
-    sockets = set()
-    for name in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(OSError):
-            sockets.add(os.readlink(f"/proc/{pid}/fd/{name}"))
-    rows = [row.split() for kind in ("tcp", "tcp6") for row in Path(f"/proc/{pid}/net/{kind}").read_text().splitlines()]
-    return sum(row[3] == "0A" and f"socket:[{row[9]}]" in sockets for row in rows) >= len(PROTOCOLS)
-
-
 def test_connections_go_to_the_gateway_that_has_listened_longer(gateway: Gateway) -> None:
-    first, second = gateway_processes(gateway)
+    first, second = until(lambda: both_gateways(gateway.process.pid), "no other gateway stands by", 2 * PATIENCE)
 
     def connections(pid: int) -> int:
-        links = (f"/proc/{pid}/fd/{name}" for name in os.listdir(f"/proc/{pid}/fd"))
-        return sum(os.readlink(link).startswith("socket:") for link in links if os.path.lexists(link))
+        listed = (Path("/proc/net", name).read_text("utf-8").splitlines()[1:] for name in ("tcp", "tcp6"))
+        clients = {f"socket:[{line.split()[9]}]" for lines in listed for line in lines}
+        return len(clients & open_files(pid))
 
     before = connections(first), connections(second)
     with contextlib.ExitStack() as stack:
@@ -165,7 +142,7 @@ def test_model_that_was_loaded_again_is_served_by_the_gateway_that_runs(tmp_path
     try:
         client = gateway.client("grpc")
         assert client.infer("relu", [tensor(triton_grpc, "x", X)]).as_numpy("y").tobytes() == Y.tobytes()
-        processes = gateway_processes(gateway)
+        processes = until(lambda: both_gateways(gateway.process.pid), "no other gateway stands by", 2 * PATIENCE)
         value = [onnx.helper.make_tensor_value_info(name, 1, ["n", 8]) for name in ("x", "y")]
         model(tmp_path / "relu.onnx", [("Abs", ["x"], ["y"])], value[:1], value[1:])
         gateway.process.send_signal(signal.SIGHUP)
@@ -175,7 +152,7 @@ def test_model_that_was_loaded_again_is_served_by_the_gateway_that_runs(tmp_path
             2 * PATIENCE,
         )
         client.close()
-        assert gateway_processes(gateway) == processes
+        assert both_gateways(gateway.process.pid) == processes
     finally:
         gateway.close()
 
@@ -275,10 +252,14 @@ class FakeService:
         self.alive = True
         self.closed = 0
         self.sessions: list[FakeSession] = []
+        self.digests = {"a": "", "b": ""}
 
     def session(self, name: str, **options: Any) -> FakeSession:
         self.sessions.append(FakeSession(self, **options))
         return self.sessions[-1]
+
+    def list_models(self) -> dict[str, str]:
+        return self.digests
 
     def close(self) -> None:
         self.closed += 1
@@ -293,12 +274,13 @@ def services(monkeypatch: pytest.MonkeyPatch) -> list[FakeService]:
         services.append(FakeService())
         return services[-1]
 
-    monkeypatch.setattr("nnburst.gateway.models.connect", connect)
+    monkeypatch.setattr("nnburst.gateway.models.connect_to", connect)
+    monkeypatch.setattr("nnburst.gateway.models.Service", lambda connection, address: connection)
     return services
 
 
 def test_each_session_of_a_dead_service_is_closed(services: list[FakeService]) -> None:
-    models = Models("there", ["a", "b"])
+    models = Models("there")
     models.open("a")
     models.open("b")
     services[0].alive = False
@@ -307,12 +289,199 @@ def test_each_session_of_a_dead_service_is_closed(services: list[FakeService]) -
     assert [service.closed for service in services] == [1, 0]
 
 
+def test_gateway_that_is_being_stopped_runs_what_it_has_and_connects_no_more(services: list[FakeService]) -> None:
+    models = Models("there")
+    models.open("a")
+    models.stop()
+    models.open("b")
+    services[0].alive = False
+    for _ in range(2):
+        with pytest.raises(DeviceUnavailable, match="the gateway is being stopped; send this request again later"):
+            models.open("a")
+    assert len(services) == 1
+    models.close()
+    assert [session.closed for session in services[0].sessions] == [1, 1]
+
+
+def test_look_that_a_later_one_has_overtaken_changes_nothing(
+    services: list[FakeService], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def overtaken(service: FakeService) -> dict[str, str]:
+        monkeypatch.setattr(FakeService, "list_models", lambda service: {"c": ""})
+        models.renew()
+        return before
+
+    models = Models("there")
+    models.open("a")
+    before = services[0].list_models()
+    monkeypatch.setattr(FakeService, "list_models", overtaken)
+    models.renew()
+    assert [name for name, _, _ in models.counts()] == ["c"]
+
+
+class Hanging:
+    """Calls of a service that take their time: each name in turn waits until it is told to go on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.calls = ThreadPoolExecutor()
+        self._session = FakeService.session
+        monkeypatch.setattr(FakeService, "session", lambda service, name, **options: self.session(service, name))
+
+    def session(self, service: FakeService, name: str) -> FakeSession:
+        if name == "a":
+            self.begun.set()
+            assert self.go_on.wait(PATIENCE)
+            if service.closed:
+                raise BadState("the service was closed")
+        return self._session(service, name)
+
+    def within_time(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        return self.calls.submit(call, *arguments).result(PATIENCE / 2)
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
+    hanging = Hanging(monkeypatch)
+    with hanging.calls:
+        yield hanging
+        hanging.go_on.set()
+
+
+def test_model_that_hangs_while_it_is_opened_holds_up_nothing_else(
+    services: list[FakeService], hanging: Hanging
+) -> None:
+    models = Models("there")
+    waits = [hanging.calls.submit(models.open, "a") for _ in range(2)]
+    assert hanging.begun.wait(PATIENCE)
+    assert hanging.within_time(models.open, "b").version == "1"
+    assert [name for name, _, _ in hanging.within_time(models.counts)] == ["a", "b"]
+    hanging.within_time(models.renew)
+    hanging.within_time(models.close)
+    assert not any(each.done() for each in waits)
+    hanging.go_on.set()
+    for each in waits:
+        with pytest.raises(BadState, match="the service was closed"):
+            each.result(PATIENCE)
+    assert [session.closed for session in services[0].sessions] == [1]
+
+
+def test_model_that_two_wait_for_is_opened_once_and_another_one_anew(
+    services: list[FakeService], hanging: Hanging
+) -> None:
+    models = Models("there")
+    waits = [hanging.calls.submit(models.open, "a") for _ in range(2)]
+    assert hanging.begun.wait(PATIENCE)
+    services[0].digests["a"] = "another"
+    hanging.within_time(models.renew)
+    hanging.go_on.set()
+    first, second = (each.result(PATIENCE) for each in waits)
+    assert first is second
+    assert first.digest == "another"
+    assert [session.closed for session in services[0].sessions] == [1, 0]
+
+
+def test_requests_that_wait_for_one_model_leave_threads_to_others(
+    services: list[FakeService], hanging: Hanging
+) -> None:
+    models = Models("there")
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(2))
+        waits = [asyncio.create_task(models.take("a")) for _ in range(4)]
+        assert await loop.run_in_executor(hanging.calls, hanging.begun.wait, PATIENCE)
+        waits.pop().cancel()
+        model = await asyncio.wait_for(models.take("b"), PATIENCE / 2)
+        models.give_back(model)
+        hanging.go_on.set()
+        assert len({await each for each in waits}) == 1
+
+    asyncio.run(main())
+    assert len(services[0].sessions) == 2
+
+
+def test_questions_that_wait_for_the_service_leave_threads_to_runs(
+    services: list[FakeService], hanging: Hanging
+) -> None:
+    models = Models("there")
+    servicer = gateway_grpc.Servicer(models, Regions(False), Budget())
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(2))
+        asked = pb.ModelMetadataRequest(name="a")
+        waits = [asyncio.create_task(servicer.ModelMetadata(asked, None)) for _ in range(20)]
+        assert await loop.run_in_executor(hanging.calls, hanging.begun.wait, PATIENCE)
+        models.give_back(await asyncio.wait_for(models.take("b"), PATIENCE / 2))
+        regions = servicer.SystemSharedMemoryStatus(pb.SystemSharedMemoryStatusRequest(), None)
+        assert not (await asyncio.wait_for(regions, PATIENCE / 2)).regions
+        hanging.go_on.set()
+        assert all([(await each).versions for each in waits])
+
+    asyncio.run(main())
+
+
+def test_probes_and_loads_that_wait_leave_threads_to_other_questions(
+    services: list[FakeService], hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(service: FakeService, name: str, unload: bool) -> None:
+        hanging.go_on.wait(PATIENCE)
+
+    monkeypatch.setattr(FakeService, "load_model", load, raising=False)
+    servicer = gateway_grpc.Servicer(Models("there", may_change=True), Regions(False), Budget())
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(3))
+        calls = (
+            (servicer.RepositoryModelLoad, pb.RepositoryModelLoadRequest(model_name="b")),
+            (servicer.ServerReady, pb.ServerReadyRequest()),
+            (servicer.ModelReady, pb.ModelReadyRequest(name="a")),
+        )
+        waits = [asyncio.create_task(call(asked, None)) for call, asked in calls for _ in range(20)]
+        assert await loop.run_in_executor(hanging.calls, hanging.begun.wait, PATIENCE)
+        for call, asked in (
+            (servicer.ModelReady, pb.ModelReadyRequest(name="b")),
+            (servicer.ModelMetadata, pb.ModelMetadataRequest(name="b")),
+        ):
+            assert await asyncio.wait_for(call(asked, None), PATIENCE / 2)
+        hanging.go_on.set()
+        for each in waits:
+            await each
+
+    asyncio.run(main())
+
+
+def test_service_that_hangs_while_it_is_connected_to_holds_up_no_end(
+    services: list[FakeService], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = Models("there")
+    listing, go_on = threading.Event(), threading.Event()
+
+    def list_models(service: FakeService) -> dict[str, str]:
+        listing.set()
+        assert go_on.wait(PATIENCE)
+        return service.digests
+
+    monkeypatch.setattr(FakeService, "list_models", list_models)
+    with ThreadPoolExecutor() as calls:
+        waits = calls.submit(models.open, "a")
+        assert listing.wait(PATIENCE)
+        calls.submit(models.close).result(PATIENCE / 2)
+        go_on.set()
+        with pytest.raises(DeviceUnavailable, match="the gateway is being stopped"):
+            waits.result(PATIENCE)
+    assert [service.closed for service in services] == [1]
+
+
 def test_old_model_is_closed_when_its_last_run_has_ended(services: list[FakeService]) -> None:
-    models = Models("there", ["a"])
+    models = Models("there")
 
     async def main() -> None:
         old, same = await models.take("a"), await models.take("a")
         assert same is old
+        services[0].digests["a"] = "another"
         models.renew()
         models.give_back(same)
         new = await models.take("a")
@@ -325,7 +494,26 @@ def test_old_model_is_closed_when_its_last_run_has_ended(services: list[FakeServ
     asyncio.run(main())
     assert [session.closed for session in services[0].sessions] == [1, 0]
     models.renew()
+    assert [session.closed for session in services[0].sessions] == [1, 0], "it is the same one"
+    del services[0].digests["a"]
+    models.renew()
     assert [session.closed for session in services[0].sessions] == [1, 1]
+
+
+def test_index_says_which_models_are_refused_also_before_they_are_asked_for(
+    services: list[FakeService], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = Models("there")
+    assert [(row["name"], row["state"]) for row in models.index()] == [("a", "READY"), ("b", "READY")]
+
+    def refuse(session: FakeSession) -> list[Any]:
+        raise InvalidArgument("no datatype")
+
+    monkeypatch.setattr(FakeSession, "get_inputs", refuse)
+    services[0].digests["a"] = "another"
+    models.renew()
+    assert [(row["name"], row["reason"]) for row in models.index()] == [("a", "no datatype"), ("b", "")]
+    assert [row["name"] for row in models.index(only_ready=True)] == ["b"]
 
 
 def test_options_that_do_not_fit_are_refused(tmp_path: Path) -> None:
@@ -333,7 +521,7 @@ def test_options_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     for options, said in (
         (["--oip", "127.0.0.1:8001"], "--model"),
         (["--oip", "8001"], "HOST:PORT"),
-        (["--oip-shared-memory"], "needs --oip"),
+        (["--oip-shared-memory"], "are for clients of --oip"),
     ):
         done = subprocess.run([*serve, *options], capture_output=True, text=True, timeout=100, check=False)
         assert done.returncode == 1
@@ -355,7 +543,7 @@ def test_time_that_a_client_gives_is_that_of_the_run(services: list[FakeService]
         async def arun(names: Any, inputs: Any) -> Any:
             await asyncio.Event().wait()
 
-        model = Models("there", ["a"]).open("a")
+        model = Models("there").open("a")
         model.session.arun = arun  # type: ignore[method-assign]
         with pytest.raises(MissedDeadline, match=r"no answer within the 0\.01 s that the client gave it"):
             await model.run({}, 0.01)

@@ -1,0 +1,48 @@
+"""Counts of inferences under the names that Triton's metrics have, for dashboards that know those."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from .models import REASONS, ModelCounts
+
+_US = 1000
+_METRICS: tuple[tuple[str, str, str, Callable[[ModelCounts], int]], ...] = (
+    ("request_success", "counter", "Requests that were answered.", lambda n: n.inferences),
+    ("count", "counter", "Inferences.", lambda n: n.inferences),
+    ("exec_count", "counter", "Runs of a model.", lambda n: n.inferences),
+    ("pending_request_count", "gauge", "Requests that are under way.", lambda n: n.pending),
+    ("request_duration_us", "counter", "Time of requests that were answered.", lambda n: n.success_ns // _US),
+    ("compute_input_duration_us", "counter", "Time of making arrays of their inputs.", lambda n: n.input_ns // _US),
+    ("compute_infer_duration_us", "counter", "Time of their runs, with waiting.", lambda n: n.run_ns // _US),
+    ("compute_output_duration_us", "counter", "Time of taking their outputs.", lambda n: n.output_ns // _US),
+)
+
+
+def triton_metrics(counts: Sequence[tuple[str, str, ModelCounts]]) -> str:
+    """Return what `Models.counts` says in Prometheus' text format: ``nv_inference_count{model="m",version="1"} 3``.
+
+    Source: https://prometheus.io/docs/instrumenting/exposition_formats/
+    """
+    lines: list[str] = []
+
+    def add(name: str, kind: str, what: str, rows: Iterable[tuple[dict[str, str], int]]) -> None:
+        lines.extend((f"# HELP nv_inference_{name} {what}", f"# TYPE nv_inference_{name} {kind}"))
+        for labels, value in rows:
+            listed = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
+            lines.append(f"nv_inference_{name}{{{listed}}} {value}")
+
+    for name, kind, what, value in _METRICS:
+        add(name, kind, what, (({"model": model, "version": v}, value(n)) for model, v, n in counts))
+    reasons = dict.fromkeys(reason for _, reason in REASONS)
+    failed = [
+        ({"model": model, "version": v, "reason": reason}, n.failures[reason])
+        for model, v, n in counts
+        for reason in reasons
+    ]
+    add("request_failure", "counter", "Requests that failed.", failed)
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -1,0 +1,98 @@
+"""What a stranger finds beside the code: each command that it names can be run, and nothing is named in vain."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from release import notes
+
+from nnburst._version import VERSION
+from nnburst.cli.serve.command import serve
+from support import ROOT
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+NAMING = [*WORKFLOWS, ROOT / "CONTRIBUTING.md", *(ROOT / ".github").glob("*.md"), ROOT / "Makefile"]
+TARGETS = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+
+
+def steps(workflow: Path) -> list[str]:
+    """The commands of a workflow: each is one line."""
+    return re.findall(r"^ +(?:- )?run: (.+)$", workflow.read_text("utf-8"), re.MULTILINE)
+
+
+@pytest.mark.parametrize("path", NAMING, ids=lambda path: path.name)
+def test_make_targets_that_are_named_exist(path: Path) -> None:
+    found = re.findall(r"(?:^#   |`|run: |^)make ([a-z][\w-]*)", path.read_text("utf-8"), re.MULTILINE)
+    assert found
+    assert set(found) <= TARGETS
+    if path.name == "Makefile":
+        assert set(found) == TARGETS  # each is explained
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
+def test_each_step_is_a_command_that_runs_on_any_machine(workflow: Path) -> None:
+    assert steps(workflow)
+    matrix = re.search(r"target: \[(.+)\]", workflow.read_text("utf-8"))
+    assert not matrix or set(matrix[1].split(", ")) <= TARGETS
+    other = [step for step in steps(workflow) if step != ".ci/run" and not step.startswith("make ")]
+    assert [step.split()[0:3] for step in other] == [["gh", "release", "create"]] * (workflow.stem == "release")
+
+
+def test_actions_of_others_are_named_by_commit() -> None:
+    used = [line for path in WORKFLOWS for line in re.findall(r"uses: (.+)$", path.read_text("utf-8"), re.MULTILINE)]
+    assert len(used) > 10
+    loose = {line for line in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v[\d.]+", line)}
+    assert loose == {"pypa/gh-action-pypi-publish@release/v1"}  # the branch that its authors keep for this
+
+
+def test_ci_runs_each_python_that_the_package_names() -> None:
+    named = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', (ROOT / "pyproject.toml").read_text("utf-8"))
+    matrix = re.search(r"python: \[(.+)\]", (ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8"))
+    assert matrix
+    assert re.findall(r'"(3\.\d+)"', matrix[1]) == named
+
+
+def test_citation_is_of_this_version() -> None:
+    assert f"\nversion: {VERSION}\n" in (ROOT / "CITATION.cff").read_text("utf-8")
+
+
+def test_interpreter_without_its_lock_is_refused_with_what_to_do() -> None:
+    program = "import sys; sys._is_gil_enabled = lambda: False; import nnburst._core"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "ImportError: nnburst needs the interpreter lock: set PYTHON_GIL=1" in done.stderr
+
+
+def test_notes_of_a_release_are_its_part_of_the_changelog() -> None:
+    log = "# Changelog\n\n## 1.2.0 (2030-01-31)\n\n### Added\n\n- This.\n\n## 1.1.0 (2029-01-31)\n\n- That.\n"
+    assert notes("v1.2.0", "1.2.0", log) == "### Added\n\n- This.\n"
+    assert notes("v1.1.0", "1.1.0", log) == "- That.\n"
+
+
+@pytest.mark.parametrize(
+    ("tag", "log", "said"),
+    [
+        ("v1.2.0", "## 1.2.0 (unreleased)\n", "no heading '## 1.2.0 (YEAR-MONTH-DAY)'"),
+        ("v1.2.0", "## 1.2.1 (2030-01-31)\n", "no heading"),
+        ("v1.3.0", "## 1.2.0 (2030-01-31)\n", "'v1.3.0' is not of version 1.2.0"),
+    ],
+)
+def test_release_that_is_not_ready_is_refused(tag: str, log: str, said: str) -> None:
+    with pytest.raises(SystemExit, match=re.escape(said)):
+        notes(tag, "1.2.0", log)
+
+
+DEPLOYED = [path for path in sorted((ROOT / "deploy").rglob("*")) if path.is_file() and path.suffix != ".socket"]
+
+
+@pytest.mark.parametrize("path", DEPLOYED, ids=lambda path: str(path.relative_to(ROOT / "deploy")))
+def test_options_of_deployed_services_exist(path: Path) -> None:
+    known = {option for parameter in serve.params for option in parameter.opts}
+    text = path.read_text("utf-8")
+    commands = re.findall(r"^(?:ENTRYPOINT|ExecStart=.*nnburst serve| +args:| +command: \[\"--).*$", text, re.MULTILINE)
+    assert commands
+    assert set(re.findall(r"--[a-z][\w-]*", "\n".join(commands))) <= known
