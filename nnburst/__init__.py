@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from . import _safe_path, errors  # noqa: F401 (`_safe_path` comes first: libraries may be imported after it)
-from ._core import lib as _lib  # noqa: F401 (here, so that no two threads are the first to take a part of it)
+from ._core import leaving as _leaving  # noqa: F401 (here, so that no two threads are the first to take a part of it)
 from ._lazy import attach
 from ._version import VERSION as __version__
 from .model import provide_pools

@@ -5,7 +5,6 @@ from .cancellation import WorkingMemory as WorkingMemory
 from .cancellation import present_token as present_token
 from .cancellation import under_token as under_token
 from .client.client_end import ClientEnd as ClientEnd
-from .client.client_end import MemoryUse as MemoryUse
 from .client.controller import ExecutionBurstController as ExecutionBurstController
 from .client.in_flight import InFlight as InFlight
 from .client.in_flight import InFlightRuns as InFlightRuns
@@ -14,13 +13,13 @@ from .client.slots import SlotTable as SlotTable
 from .interfaces import BurstCallback as BurstCallback
 from .interfaces import BurstContext as BurstContext
 from .interfaces import BurstExecutorWithCache as BurstExecutorWithCache
-from .interfaces import SupportsExecute as SupportsExecute
 from .kernel import Kernel as Kernel
 from .kernel import run_until as run_until
 from .polling import CHANNEL_LENGTH as CHANNEL_LENGTH
 from .polling import DATUM as DATUM
 from .polling import default_polling_window as default_polling_window
 from .polling import loop_timeout_ns as loop_timeout_ns
+from .server.group import Batcher as Batcher
 from .server.group import Flow as Flow
 from .server.group import FlowQueue as FlowQueue
 from .server.group import ListenerGroup as ListenerGroup

@@ -106,11 +106,7 @@ class WorkingMemory:
         self._releases: list[Callable[[], None]] = []
 
     def take(self, nbytes: int) -> None:
-        """Count so many bytes more; before they are allocated.
-
-        Raises:
-            ResourceExhausted: The client's quota of `working_bytes` is used up.
-        """
+        """Count so many bytes more before they are allocated; `ResourceExhausted` beyond the client's quota."""
         missing = self._taken + nbytes - self._charged
         if missing > 0 and self._account is not None:
             charge = max(missing, _LEAST_CHARGE)

@@ -28,31 +28,36 @@ if TYPE_CHECKING:
 _UINT32_MAX = 2**32 - 1
 
 
-def open_channel(descriptor: MQDescriptor, what: str, *, reset: bool) -> CData:
-    """Open one end of a burst channel; the endpoint that is created with it takes it over.
+def open_channels(request: MQDescriptor, result: MQDescriptor, *, reset: bool) -> tuple[CData, CData]:
+    """Open one end of both channels of a burst; the endpoint that is created with them takes them over.
 
     Args:
-        descriptor: Of a synchronized queue of 24-byte datums with an event word, in sealed memory.
-        what: Name of the channel in error messages.
-        reset: Whether to empty it: true for the server, which attaches before the client may send.
+        request, result: Of synchronized queues of 24-byte datums with an event word, in sealed memory.
+        reset: Whether to empty them: true for the server, which attaches before the client may send.
 
     Raises:
-        InvalidArgument: The descriptor describes no such queue.
+        InvalidArgument: A descriptor describes no such queue.
     """
+    request_queue = _open_channel(request, "request channel", reset)
+    try:
+        return request_queue, _open_channel(result, "result channel", reset)
+    except BaseException:
+        lib.nnb_mq_close(request_queue)
+        raise
+
+
+def _open_channel(descriptor: MQDescriptor, what: str, reset: bool) -> CData:
     if descriptor.flags != Flavour.SYNCHRONIZED:
         raise InvalidArgument(f"{what}: flavour {descriptor.flags}; burst channels are synchronized queues")
-    if len(descriptor.grantors) < 4:
+    grantors, fds, quantum = descriptor.grantors, descriptor.fds, descriptor.quantum
+    if len(grantors) < 4:
         raise InvalidArgument(f"{what}: no event word; create the queue with one")
+    if quantum != lib.NNB_DATUM_SIZE:
+        raise InvalidArgument(f"{what}: quantum {quantum}; datums are {lib.NNB_DATUM_SIZE} bytes")
     options = lib.NNB_MQ_EXCLUSIVE | lib.NNB_MQ_SEALED | (lib.NNB_MQ_RESET if reset else 0)
-    if descriptor.quantum != lib.NNB_DATUM_SIZE:
-        raise InvalidArgument(f"{what}: quantum {descriptor.quantum}; datums are {lib.NNB_DATUM_SIZE} bytes")
     out = ffi.new("nnb_mq **")
-    grantors = ffi.new("nnb_grantor[]", [tuple(g) for g in descriptor.grantors])
-    fds = ffi.new("int[]", list(descriptor.fds))
-    check(
-        lib.nnb_mq_open(out, grantors, len(grantors), fds, len(fds), descriptor.quantum, Flavour.SYNCHRONIZED, options),
-        what,
-    )
+    regions, numbers = ffi.new("nnb_grantor[]", grantors), ffi.new("int[]", fds)
+    check(lib.nnb_mq_open(out, regions, len(grantors), numbers, len(fds), quantum, Flavour.SYNCHRONIZED, options), what)
     queue: CData = out[0]
     return queue
 
@@ -70,11 +75,7 @@ def _u32(value: int, what: str, hint: str = "") -> int:
 
 
 def c_request(request: Request, slots: Sequence[int], *, measure: bool) -> tuple[CData, list[object]]:
-    """Return a C request and what must stay alive beside it.
-
-    Raises:
-        InvalidArgument: A number does not fit the wire format.
-    """
+    """Return a C request and what must stay alive beside it; `InvalidArgument` for a number that is too large."""
     arguments = (*request.inputs, *request.outputs)
     rows = ffi.new("nnb_argument[]", max(len(arguments), 1))
     dims: list[int] = []

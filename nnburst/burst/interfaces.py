@@ -36,7 +36,7 @@ class BurstCallback(abc.ABC):
         max_run: Seconds that a run may take; None for no limit. A longer one is ended, if its kernel knows how to.
         bell: A socket of the callback's, to be rung for answers that the client awaits in an event loop; None: it
             cannot. To ring is to send one byte without waiting (``MSG_DONTWAIT``) when the event word of the result
-            channel says so (docs/internals/WIRE.md).
+            channel says so (docs/WIRE.md).
         account: Where the working memory of its requests counts; None: nowhere.
     """
 

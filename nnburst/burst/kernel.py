@@ -26,11 +26,6 @@ What it keeps in memory beside the memory of the request, it takes as `WorkingMe
 
 
 def run_until(kernel: Kernel, deadline_ns: int) -> ExecutionResult | None:
-    """Call a kernel; have it end by a time of CLOCK_MONOTONIC in nanoseconds (0: none), if it knows how to.
-
-    Raises:
-        MissedDeadline: It has ended itself.
-        Exception: Whatever the kernel meets.
-    """
+    """Call a kernel; have it end by a time of CLOCK_MONOTONIC in nanoseconds (0: none), if it knows how to."""
     until: Callable[[int], ExecutionResult | None] | None = getattr(kernel, "until", None) if deadline_ns else None
     return kernel() if until is None else until(deadline_ns)

@@ -15,7 +15,7 @@ CHANNEL_LENGTH = 1024
 """Datums in each channel unless asked otherwise."""
 
 DATUM = np.dtype((np.void, 24))
-"""One element of a burst channel: a 24-byte FmqRequestDatum or FmqResultDatum (docs/internals/WIRE.md)."""
+"""One element of a burst channel: a 24-byte FmqRequestDatum or FmqResultDatum (docs/WIRE.md)."""
 
 WINDOW_VARIABLE = "NNBURST_POLLING_WINDOW_US"
 _DEFAULT_WINDOW = 50e-6
@@ -60,11 +60,7 @@ def default_polling_window(peer_cpus: Iterable[int] = ()) -> float:
 
 
 def checked_window(seconds: float) -> float:
-    """Return `seconds` if it can be a polling window.
-
-    Raises:
-        InvalidArgument: It is negative, not a number, or over a minute.
-    """
+    """Return `seconds` if it can be a polling window: 0 to 60; else raise `InvalidArgument`."""
     if not is_real(seconds) or not 0 <= seconds <= _LONGEST_WINDOW:
         raise InvalidArgument(
             f"polling_window={seconds!r}: give seconds between 0 (never poll) and {_LONGEST_WINDOW:.0f}"
@@ -73,11 +69,7 @@ def checked_window(seconds: float) -> float:
 
 
 def loop_timeout_ns(seconds: float | None) -> int:
-    """Turn the longest time of a loop into nanoseconds, 0 for the default.
-
-    Raises:
-        InvalidArgument: It is no number above 0.
-    """
+    """Turn the longest time of a loop into nanoseconds, 0 for the default; `InvalidArgument` if it is not above 0."""
     limit = checked_timeout(seconds)
     if limit == 0:
         raise InvalidArgument("a loop timeout must be above 0 s; None restores the default")

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import asdict, astuple
 
-from .._core._nnburst import ffi, lib
+from .._core._nnburst import lib
 from ..watch.html import table
 
 if TYPE_CHECKING:
-    from .._core._nnburst import CData
+    from ..watch import Row
 
 
 class BurstStats(Struct, frozen=True):
@@ -68,15 +68,14 @@ class ServerStats(Struct, frozen=True):
         return table("the server's end of a burst", asdict(self).items())
 
 
-def client_stats(endpoint: CData, fallbacks: int) -> BurstStats:
-    """Read the counters of a client's endpoint."""
-    raw = ffi.new("nnb_stats *")
-    lib.nnb_client_stats(endpoint, raw)
-    return BurstStats(raw.sent, raw.received, raw.sleeps, raw.wakes, raw.malformed, raw.dropped, fallbacks)
+def client_stats(row: Row, fallbacks: int) -> BurstStats:
+    n = row.pointer.counters
+    sent, received, sleeps, wakes = n[lib.NNB_REQUESTS], n[lib.NNB_RESULTS], n[lib.NNB_SLEEPS], n[lib.NNB_WAKES]
+    return BurstStats(sent, received, sleeps, wakes, n[lib.NNB_MALFORMED], n[lib.NNB_DROPPED], fallbacks)
 
 
-def server_stats(endpoint: CData) -> ServerStats:
-    """Read the counters of a server's endpoint."""
-    raw = ffi.new("nnb_stats *")
-    lib.nnb_server_stats(endpoint, raw)
-    return ServerStats(raw.sent, raw.received, raw.sleeps, raw.wakes, raw.malformed, raw.plan_hits, raw.plan_misses)
+def server_stats(row: Row) -> ServerStats:
+    n = row.pointer.counters
+    sent, received, sleeps, wakes = n[lib.NNB_RESULTS], n[lib.NNB_REQUESTS], n[lib.NNB_SLEEPS], n[lib.NNB_WAKES]
+    hits, misses = n[lib.NNB_PLAN_HITS], n[lib.NNB_PLAN_MISSES]
+    return ServerStats(sent, received, sleeps, wakes, n[lib.NNB_MALFORMED], hits, misses)

@@ -1,10 +1,7 @@
-from .arena import Arena as Arena
 from .backings import BACKINGS as BACKINGS
 from .image import FORMATS as FORMATS
 from .image import ImageLayout as ImageLayout
-from .image import PixelFormat as PixelFormat
 from .image import check_layout as check_layout
-from .kinds import KINDS as KINDS
 from .kinds import PROT_READ as PROT_READ
 from .kinds import PROT_WRITE as PROT_WRITE
 from .kinds import MemoryHandle as MemoryHandle

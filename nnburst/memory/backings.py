@@ -81,12 +81,7 @@ BACKINGS: dict[str, Callable[[int], int]] = {
 
 
 def allocate(size: int, backing: str | None) -> tuple[int, str]:
-    """Return a descriptor that the caller owns, and the name of its backing.
-
-    Raises:
-        InvalidArgument: The backing is unknown.
-        GeneralFailure: No backing, or not this one, can give so much.
-    """
+    """Return a descriptor that the caller owns, and the name of its backing."""
     if backing is not None and (not isinstance(backing, str) or backing not in BACKINGS):
         raise InvalidArgument(f"backing {backing!r} is unknown; {', '.join(BACKINGS)} are the ones there are")
     reasons = []

@@ -52,11 +52,7 @@ class MemoryObject(Struct, frozen=True):
 
 
 def examine(fd: int) -> MemoryObject:
-    """Tell the kind of file behind a descriptor, without touching its bytes. Its file system is known to answer.
-
-    Raises:
-        GeneralFailure: It is not one that could be mapped.
-    """
+    """Tell the kind of file behind a descriptor, without touching its bytes. Its file system is known to answer."""
     try:
         status, flags = os.fstat(fd), fcntl.fcntl(fd, fcntl.F_GETFL)
         filesystem = check(lib.nnb_fd_filesystem(fd))
@@ -88,11 +84,7 @@ def examine(fd: int) -> MemoryObject:
 
 
 def read_into(fd: int, offset: int, target: Array) -> None:
-    """Fill a dense array of bytes from a file, by copying: never a fault.
-
-    Raises:
-        GeneralFailure: The file ends before, or cannot be read.
-    """
+    """Fill a dense array of bytes from a file, by copying: never a fault. `GeneralFailure` if that ends before."""
     view = target.data.cast("B") if target.nbytes else memoryview(b"")
     while view:
         count = _retry(os.preadv, fd, [view], offset)
@@ -102,11 +94,7 @@ def read_into(fd: int, offset: int, target: Array) -> None:
 
 
 def write_from(fd: int, offset: int, source: Array) -> None:
-    """Write a dense array of bytes to a file. The caller has looked that it is long enough.
-
-    Raises:
-        GeneralFailure: The file cannot be written.
-    """
+    """Write a dense array of bytes to a file. The caller has looked that it is long enough."""
     if not source.nbytes:
         return
     view = source.data.cast("B")
@@ -124,11 +112,7 @@ def _retry(call: Any, *args: Any) -> int:
 
 
 def sync_dma_buf(fd: int, *, write: bool, end: bool) -> None:
-    """Begin or end CPU access to a dma-buf.
-
-    Raises:
-        GeneralFailure: The exporter refuses.
-    """
+    """Begin or end CPU access to a dma-buf."""
     flags = (3 if write else 1) | (_SYNC_END if end else 0)
     try:
         fcntl.ioctl(fd, _DMA_BUF_SYNC, flags.to_bytes(8, "little"))

@@ -1,12 +1,16 @@
-"""Strided images: pixel formats, layouts, and the copies between an image and an NHWC tensor."""
+"""Strided images: pixel formats, layouts, and the copies between an image and a tensor."""
 
 from __future__ import annotations
 
+import math
+from functools import cache
 from typing import Any
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, ValidationError, convert
+from msgspec.structs import asdict, replace
 
+from .._core.errno import whole
 from ..errors import GeneralFailure, InvalidArgument
 from ..model import Array
 
@@ -32,35 +36,48 @@ class PixelFormat(Struct, frozen=True):
     Attributes:
         name: What people call it.
         fourcc: The DRM code; it names the channels from the highest bits down, hence seemingly backwards.
-        dtype: Type of one channel.
-        planes: The planes.
-        order: For each channel of the tensor, its position in memory.
+        dtype: Type of one channel of the tensor.
+        order: For each channel of the tensor, its position in memory; empty if they lie as in the tensor.
+        bits: Of each channel, from the highest down, where one number in memory holds all of them; else empty.
     """
 
     name: str
     fourcc: int
     dtype: str
     planes: tuple[PlaneFormat, ...]
-    order: tuple[int, ...]
+    order: tuple[int, ...] = ()
+    bits: tuple[int, ...] = ()
 
     @property
-    def itemsize(self) -> int:
-        """Bytes of one channel of one pixel."""
-        return np.dtype(self.dtype).itemsize
+    def element(self) -> np.dtype[Any]:
+        """Type of one number in memory."""
+        return np.dtype(f"<u{sum(self.bits) // 8}" if self.bits else self.dtype)
 
 
+_SEMI_PLANAR = (PlaneFormat(1), PlaneFormat(2, 2))
+_PLANAR = (PlaneFormat(1), PlaneFormat(1, 2), PlaneFormat(1, 2))
 _ROWS = (
-    PixelFormat("RGB", fourcc("BG24"), "|u1", (PlaneFormat(3),), (0, 1, 2)),
-    PixelFormat("BGR", fourcc("RG24"), "|u1", (PlaneFormat(3),), (2, 1, 0)),
-    PixelFormat("RGBA", fourcc("AB24"), "|u1", (PlaneFormat(4),), (0, 1, 2, 3)),
-    PixelFormat("BGRA", fourcc("AR24"), "|u1", (PlaneFormat(4),), (2, 1, 0, 3)),
-    PixelFormat("GRAY8", fourcc("R8"), "|u1", (PlaneFormat(1),), (0,)),
-    PixelFormat("NV12", fourcc("NV12"), "|u1", (PlaneFormat(1), PlaneFormat(2, 2)), (0,)),
-    PixelFormat("FP16", fourcc("AB4H"), "<f2", (PlaneFormat(4),), (0, 1, 2, 3)),
+    PixelFormat("RGB", fourcc("BG24"), "|u1", (PlaneFormat(3),)),
+    PixelFormat("BGR", fourcc("RG24"), "|u1", (PlaneFormat(3),), order=(2, 1, 0)),
+    PixelFormat("RGBA", fourcc("AB24"), "|u1", (PlaneFormat(4),)),
+    PixelFormat("BGRA", fourcc("AR24"), "|u1", (PlaneFormat(4),), order=(2, 1, 0, 3)),
+    PixelFormat("RGB565", fourcc("RG16"), "|u1", (PlaneFormat(1),), bits=(5, 6, 5)),
+    PixelFormat("FP16", fourcc("AB4H"), "<f2", (PlaneFormat(4),)),
+    PixelFormat("GRAY8", fourcc("R8"), "|u1", (PlaneFormat(1),)),
+    PixelFormat("GRAY16", fourcc("R16"), "<u2", (PlaneFormat(1),)),
+    PixelFormat("R8G8", fourcc("GR88"), "|u1", (PlaneFormat(2),)),
+    PixelFormat("R16G16", fourcc("GR32"), "<u2", (PlaneFormat(2),)),
+    PixelFormat("NV12", fourcc("NV12"), "|u1", _SEMI_PLANAR),
+    PixelFormat("NV21", fourcc("NV21"), "|u1", _SEMI_PLANAR),
+    PixelFormat("P010", fourcc("P010"), "<u2", _SEMI_PLANAR),
+    PixelFormat("I420", fourcc("YU12"), "|u1", _PLANAR),
+    PixelFormat("YV12", fourcc("YV12"), "|u1", _PLANAR),
 )
 FORMATS: dict[str, PixelFormat] = {row.name: row for row in _ROWS}
-"""The formats that can be staged, by name."""
+"""The formats that can be read and written, by name."""
 _BY_FOURCC = {row.fourcc: row for row in _ROWS}
+_OF_ONE_PLANE = {(1, 1): "GRAY8", (1, 2): "R8G8", (2, 1): "GRAY16", (2, 2): "R16G16"}
+"""What one plane of an image with several is, by bytes and number of its channels."""
 
 
 class ImageLayout(Struct, frozen=True):
@@ -70,8 +87,8 @@ class ImageLayout(Struct, frozen=True):
         width: Pixels.
         height: Pixels.
         layers: Images of equal layout, one behind the other; the N of the tensor.
-        fourcc: DRM code.
-        planes: (offset of the first byte, bytes from row to row) of each plane of the first layer.
+        fourcc: DRM code; docs/memory.md lists those that can be read.
+        planes: (first byte in the object, bytes from row to row) of each plane of the first layer.
         layer_stride: Bytes from layer to layer; 0 if there is one.
         modifier: DRM modifier; 0, linear, is the one that can be read.
     """
@@ -85,16 +102,36 @@ class ImageLayout(Struct, frozen=True):
     modifier: int = 0
 
     @property
+    def start(self) -> int:
+        """First byte of the first pixel in the object."""
+        return min(offset for offset, _ in self.planes)
+
+    @property
     def span(self) -> int:
-        """Bytes from the start of the object to the end of the last pixel."""
-        return (self.layers - 1) * self.layer_stride + self._layer_end
+        """Bytes from there to the end of the last pixel."""
+        form = _BY_FOURCC.get(self.fourcc)
+        if form is None:  # nothing will be read; its part of a quota is guessed
+            end = max(offset + self.height * pitch for offset, pitch in self.planes)
+        else:
+            end = max(
+                offset + (rows - 1) * pitch + row_bytes
+                for (offset, pitch), (rows, row_bytes) in zip(self.planes, _plane_sizes(self, form), strict=True)
+            )
+        return (self.layers - 1) * self.layer_stride + end - self.start
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """Dimensions of the NHWC tensor. NV12 is one channel of height * 3 / 2 rows: Y, then U and V interleaved."""
+        """Dimensions of the NHWC tensor.
+
+        Several planes are one channel: the rows of Y, then those of the other planes, `width` elements in a row. Where
+        `width` is odd the rows of colour are longer than those of Y, and all elements are one row.
+        """
         form = format_of(self)
-        height = self.height * 3 // 2 if len(form.planes) == 2 else self.height
-        return self.layers, height, self.width, len(form.order)
+        if len(form.planes) == 1:
+            return self.layers, self.height, self.width, len(form.bits) or form.planes[0].channels
+        length = sum(rows * row_bytes for rows, row_bytes in _plane_sizes(self, form)) // form.element.itemsize
+        width = length if self.width & 1 else self.width
+        return self.layers, length // width, width, 1
 
     @property
     def known_shape(self) -> tuple[int, int, int, int] | None:
@@ -108,27 +145,19 @@ class ImageLayout(Struct, frozen=True):
 
     @property
     def tight_size(self) -> int:
-        """Bytes of the tensor: the pixels without the gaps between rows and layers."""
-        n, h, w, c = self.shape
-        return n * h * w * c * format_of(self).itemsize
+        """Bytes of the tensor: the pixels without the gaps between rows, planes and layers."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
     @property
-    def _layer_end(self) -> int:
-        form = _BY_FOURCC.get(self.fourcc)
-        if form is None:  # nothing will be read; its part of a quota is guessed
-            return max((offset + self.height * pitch for offset, pitch in self.planes), default=0)
-        return max(
-            offset + (rows - 1) * pitch + row_bytes
-            for (offset, pitch), (rows, row_bytes) in zip(self.planes, _plane_sizes(self, form), strict=True)
-        )
+    def is_tensor(self) -> bool:
+        """Whether the bytes from `start` on are the tensor as they lie: no gaps, and nothing in another order."""
+        form = format_of(self)
+        offsets = [offset for offset, _ in self.planes]
+        return not (form.order or form.bits) and offsets == sorted(offsets) and self.span == self.tight_size
 
 
 def format_of(layout: ImageLayout) -> PixelFormat:
-    """Return the format of an image.
-
-    Raises:
-        GeneralFailure: The fourcc or the modifier cannot be read here.
-    """
+    """Return the format of an image; `GeneralFailure` if its fourcc or modifier cannot be read here."""
     form = _BY_FOURCC.get(layout.fourcc)
     if form is None or layout.modifier:
         code = layout.fourcc.to_bytes(4, "little").decode("ascii", "replace")
@@ -140,21 +169,24 @@ def format_of(layout: ImageLayout) -> PixelFormat:
 
 
 def _plane_sizes(layout: ImageLayout, form: PixelFormat) -> list[tuple[int, int]]:
-    """Return (rows, bytes of the pixels of a row) of each plane."""
+    """Return (rows, bytes of the pixels of a row) of each plane. Pixels at an edge have a sample of their own."""
     return [
-        (layout.height // plane.subsampling, layout.width // plane.subsampling * plane.channels * form.itemsize)
+        (
+            -(-layout.height // plane.subsampling),
+            -(-layout.width // plane.subsampling) * plane.channels * form.element.itemsize,
+        )
         for plane in form.planes
     ]
 
 
 def check_layout(layout: ImageLayout) -> None:
-    """Refuse a layout that contradicts itself. An unknown format is not a contradiction: see `format_of`.
-
-    Raises:
-        InvalidArgument: A number is out of range, or rows, planes or layers overlap.
-    """
+    """Refuse a layout that contradicts itself. An unknown format is not a contradiction: see `format_of`."""
     if not isinstance(layout, ImageLayout):
         raise InvalidArgument(f"expected an ImageLayout, got {type(layout).__name__}")
+    try:
+        convert(asdict(layout), ImageLayout)
+    except ValidationError as error:
+        raise InvalidArgument(f"the layout of an image: {error}") from None
     for name, length in (("width", layout.width), ("height", layout.height), ("layers", layout.layers)):
         if not 1 <= length <= _MAX_LENGTH:
             raise InvalidArgument(f"{name} of an image is {length}; 1 to {_MAX_LENGTH} are possible")
@@ -169,8 +201,6 @@ def check_layout(layout: ImageLayout) -> None:
         return
     if len(layout.planes) != len(form.planes):
         raise InvalidArgument(f"{form.name} has {len(form.planes)} planes, not {len(layout.planes)}")
-    if any(plane.subsampling > 1 for plane in form.planes) and (layout.width | layout.height) & 1:
-        raise InvalidArgument(f"{form.name} needs an even width and height, not {layout.width} x {layout.height}")
     end = 0
     for (offset, pitch), (rows, row_bytes) in sorted(zip(layout.planes, _plane_sizes(layout, form), strict=True)):
         if pitch < row_bytes:
@@ -186,11 +216,9 @@ def new_layout(width: int, height: int, name: str, layers: int = 1, pitch: int =
     """Lay out an image.
 
     Args:
-        width: Pixels.
-        height: Pixels.
         name: A key of `FORMATS`.
-        layers: Number of images.
-        pitch: Bytes from row to row; 0 for rows on 64-byte boundaries.
+        pitch: Bytes from row to row of the first plane, from which V4L2 derives the others (half as many for U and V of
+            I420); 0 for rows on 64-byte boundaries.
 
     Raises:
         InvalidArgument: The format is unknown or a number is out of range.
@@ -198,12 +226,17 @@ def new_layout(width: int, height: int, name: str, layers: int = 1, pitch: int =
     form = FORMATS.get(name) if isinstance(name, str) else None
     if form is None:
         raise InvalidArgument(f"image format {name!r} is unknown; {', '.join(FORMATS)} are the formats there are")
+    width, height, layers = whole(width, "width"), whole(height, "height"), whole(layers, "layers")
+    pitch = whole(pitch, "pitch", " of bytes")
     rough = ImageLayout(width, height, form.fourcc, ((0, 0),) * len(form.planes), layers)
     if min(width, height, layers) < 1:
         raise InvalidArgument(f"an image of {width} x {height} x {layers} has no pixels")
-    planes, end = [], 0
-    for rows, row_bytes in _plane_sizes(rough, form):
-        stride = pitch or -(-row_bytes // _PITCH_ALIGNMENT) * _PITCH_ALIGNMENT
+    planes: list[tuple[int, int]] = []
+    end = 0
+    for plane, (rows, row_bytes) in zip(form.planes, _plane_sizes(rough, form), strict=True):
+        itemsize = form.element.itemsize
+        derived = -(-pitch // (plane.subsampling * itemsize)) * plane.channels * itemsize if planes else pitch
+        stride = derived or -(-row_bytes // _PITCH_ALIGNMENT) * _PITCH_ALIGNMENT
         planes.append((end, stride))
         end += rows * stride
     layout = ImageLayout(width, height, form.fourcc, tuple(planes), layers, end if layers > 1 else 0)
@@ -211,45 +244,85 @@ def new_layout(width: int, height: int, name: str, layers: int = 1, pitch: int =
     return layout
 
 
+def plane_layout(layout: ImageLayout, index: int) -> ImageLayout:
+    """Return the layout of one plane alone: an image of GRAY8, R8G8, GRAY16 or R16G16, whatever its colours mean.
+
+    Raises:
+        InvalidArgument: There is no such plane.
+        GeneralFailure: As `format_of`.
+    """
+    form = format_of(layout)
+    if whole(index, "plane") not in range(len(form.planes)):
+        raise InvalidArgument(f"plane {index} of {form.name}, which has {len(form.planes)}")
+    if len(form.planes) == 1:
+        return layout
+    itemsize, channels = form.element.itemsize, form.planes[index].channels
+    rows, row_bytes = _plane_sizes(layout, form)[index]
+    alone = FORMATS[_OF_ONE_PLANE[itemsize, channels]]
+    width, planes = row_bytes // (itemsize * channels), (layout.planes[index],)
+    return replace(layout, width=width, height=rows, fourcc=alone.fourcc, planes=planes)
+
+
 def plane_views(layout: ImageLayout, raw: Array) -> tuple[Array, ...]:
-    """View the planes of an image in the bytes that hold it.
+    """View the planes of an image in the bytes that hold it, from `ImageLayout.start` on.
 
     Returns:
         For each plane a strided view (layers, rows, samples, channels), channels as they are in memory.
     """
     form = format_of(layout)
-    return tuple(
-        np.ndarray(
-            (layout.layers, rows, row_bytes // (plane.channels * form.itemsize), plane.channels),
-            form.dtype,
-            raw,
-            offset,
-            (layout.layer_stride, pitch, plane.channels * form.itemsize, form.itemsize),
-        )
-        for plane, (offset, pitch), (rows, row_bytes) in zip(
-            form.planes, layout.planes, _plane_sizes(layout, form), strict=True
-        )
-    )
+    element, views = form.element, []
+    sizes = zip(form.planes, layout.planes, _plane_sizes(layout, form), strict=True)
+    for plane, (offset, pitch), (rows, row_bytes) in sizes:
+        sample = plane.channels * element.itemsize
+        shape = layout.layers, rows, row_bytes // sample, plane.channels
+        strides = layout.layer_stride, pitch, sample, element.itemsize
+        views.append(np.ndarray(shape, element, raw, offset - layout.start, strides))
+    return tuple(views)
 
 
 def gather(layout: ImageLayout, planes: tuple[Array, ...], tensor: Array) -> None:
-    """Copy an image into an NHWC tensor of `ImageLayout.shape`, channels as R, G, B, A."""
+    """Copy an image into a dense tensor of `ImageLayout.shape`, channels as R, G, B, A."""
+    if bits := format_of(layout).bits:
+        for row in np.ndindex(tensor.shape[:2]):  # whose indexes stay in the cache
+            np.take(_levels(bits), planes[0][(*row, ..., 0)], axis=0, out=tensor[row], mode="clip")
     for source, target in _pairs(layout, planes, tensor):
         np.copyto(target, source)
 
 
 def scatter(layout: ImageLayout, planes: tuple[Array, ...], tensor: Array) -> None:
-    """Copy an NHWC tensor into an image; what lies between the rows is left alone."""
+    """Copy a dense tensor into an image; what lies between the rows is left alone."""
+    if bits := format_of(layout).bits:
+        number: Array = np.zeros(tensor.shape[:-1], planes[0].dtype)
+        for channel, width in enumerate(bits):
+            number <<= width
+            number |= tensor[..., channel] >> 8 - width
+        planes[0][..., 0] = number
     for target, source in _pairs(layout, planes, tensor):
         np.copyto(target, source)
 
 
+@cache
+def _levels(bits: tuple[int, ...]) -> Array:
+    """Return the channels of each number that they share, their bits repeated to 8: all ones are 255."""
+    numbers = np.arange(1 << sum(bits))
+    found = np.empty((numbers.size, len(bits)), np.uint8)
+    for channel in reversed(range(len(bits))):
+        width = bits[channel]
+        value = numbers & (1 << width) - 1
+        found[:, channel] = value << 8 - width | value >> 2 * width - 8
+        numbers >>= width
+    return found
+
+
 def _pairs(layout: ImageLayout, planes: tuple[Array, ...], tensor: Array) -> list[tuple[Array, Array]]:
-    """Return views of equal shape on image and tensor."""
-    order = format_of(layout).order
-    if len(planes) == 1:
-        return [(planes[0][..., channel], tensor[..., where]) for where, channel in enumerate(order)]
-    luma, chroma = planes
-    n, rows, width, _ = luma.shape
-    below = tensor[:, rows:].reshape(n, rows // 2, width // 2, 2)  # a view: the tensor is dense
-    return [(luma, tensor[:, :rows]), (chroma, below)]
+    """Return views of equal shape on image and tensor, of all channels that are numbers of their own in memory."""
+    form = format_of(layout)
+    if form.bits:
+        return []
+    if form.order:
+        return [(planes[0][..., channel], tensor[..., where]) for where, channel in enumerate(form.order)]
+    flat, pairs, end = tensor.reshape(layout.layers, -1), [], 0
+    for plane in planes:
+        start, end = end, end + plane[0].size
+        pairs.append((plane, flat[:, start:end].reshape(plane.shape)))  # a view: the tensor is dense
+    return pairs

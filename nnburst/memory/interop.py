@@ -63,11 +63,7 @@ def locate_array(exporter: Any) -> tuple[Any, int, int, int]:
 
 
 def locate_view(array: Array) -> tuple[Any, int]:
-    """Find the open `Memory` that a dense array lies in, and where in it.
-
-    Raises:
-        InvalidArgument: It lies in none.
-    """
+    """Find the open `Memory` that a dense array lies in, and where in it; `InvalidArgument` if in none."""
     start = array.__array_interface__["data"][0]
     with _lock.lock:
         pools = list(_pools)
@@ -84,7 +80,6 @@ def locate_view(array: Array) -> tuple[Any, int]:
 
 
 def fd_of_shared_memory(shared: SharedMemory) -> int:
-    """Return a new descriptor of the object."""
     fd = getattr(shared, "_fd", -1)
     if isinstance(fd, int) and fd >= 0:
         try:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import get_args
 
 from msgspec import Struct
 
 from .._core.errno import whole
 from ..errors import InvalidArgument
+from ..options import BackingName
 from .image import ImageLayout, check_layout
 
 PROT_READ = 1
 PROT_WRITE = 2
 
 _MAX_SIZE = (1 << 63) - 1
-_BACKINGS = ("", "dma-heap", "udmabuf", "hugetlb", "memfd")
+_BACKINGS = ("", *get_args(BackingName))
 
 
 class MemoryHandle(Struct, frozen=True):
@@ -63,9 +65,9 @@ def _check_named(handle: MemoryHandle) -> None:
 
 
 def _check_image(handle: MemoryHandle) -> None:
-    _check_whole(handle)
-    if handle.size:
-        raise InvalidArgument(f"size is {handle.size}; that of a hardware_buffer is 0, its layout tells the rest")
+    check_prot(handle.prot)
+    if handle.size or handle.offset:
+        raise InvalidArgument("size and offset of a hardware_buffer are 0; its layout tells the rest")
     if handle.image is None:
         raise InvalidArgument("hardware_buffer memory needs a layout")
     check_layout(handle.image)
@@ -82,11 +84,7 @@ KINDS: dict[str, Callable[[MemoryHandle], None]] = {
 
 
 def check_handle(handle: MemoryHandle) -> MemoryHandle:
-    """Refuse a handle that contradicts itself.
-
-    Raises:
-        InvalidArgument: The kind is unknown or a number is out of range.
-    """
+    """Refuse a handle that contradicts itself, with `InvalidArgument`."""
     if not isinstance(handle, MemoryHandle):
         raise InvalidArgument(f"expected a MemoryHandle, got {handle!r}")
     check = KINDS.get(handle.kind)

@@ -63,7 +63,6 @@ class ManagedBuffer:
     Args:
         operand: Type, quantisation and extra parameters of the operands it may stand for.
         dimensions: Combined dimensions of all roles and the descriptor; 0 where open. They never change.
-        roles: Uses that are allowed.
     """
 
     def __init__(self, operand: OperandDesc, dimensions: tuple[int, ...], roles: frozenset[RoleKey]) -> None:
@@ -90,7 +89,6 @@ class ManagedBuffer:
         self._made: weakref.WeakSet[Made] = weakref.WeakSet()
 
     def nbytes(self, dimensions: tuple[int, ...]) -> int:
-        """Bytes that contents of these dimensions take."""
         return math.prod(dimensions) * self.dtype.itemsize
 
     @contextmanager
@@ -120,7 +118,6 @@ class ManagedBuffer:
 
     @property
     def closed(self) -> bool:
-        """Whether no more requests are admitted."""
         return bool(self._look().is_closed)
 
     # -- storage ----------------------------------------------------------------------------------------------
@@ -141,11 +138,7 @@ class ManagedBuffer:
         return self._storage.owners > 1
 
     def account_to(self, account: Callable[[int], None]) -> None:
-        """Have a function told of the bytes that the buffer takes, now and each time that it grows.
-
-        Args:
-            account: Gets the number of bytes that come on top; an exception of it keeps the buffer from growing.
-        """
+        """Have a function told of bytes that the buffer is going to take more; what it raises keeps it from growing."""
         self._account = account
         self._reserve(self._storage.bytes.nbytes)
 
@@ -155,11 +148,7 @@ class ManagedBuffer:
             self._accounted = nbytes
 
     def room(self, nbytes: int) -> Array:
-        """Return storage of at least that size to be overwritten as a whole. Only while writing.
-
-        Raises:
-            ResourceExhausted: There is none, or not for this client.
-        """
+        """Return storage of at least that size to be overwritten as a whole. Only while writing."""
         if self._storage.owners > 1 or self._storage.bytes.nbytes < nbytes:
             self._reserve(nbytes)
             with gate.lock:
@@ -236,10 +225,10 @@ class ManagedBuffer:
             ResourceExhausted: The buffer is in use; it stays as it is.
         """
         with self._replacing(self._writing):
-            memory.check_usable()
-            nbytes = _contents(memory)
+            memory._check_usable()
+            nbytes = memory._contents_size
             combined = self._checked(nbytes, dimensions)
-            memory.copy_out(0, self.room(nbytes)[:nbytes])
+            memory._copy_out(0, self.room(nbytes)[:nbytes])
             self.settle(combined)
 
     def _checked(self, nbytes: int, dimensions: tuple[int, ...]) -> tuple[int, ...]:
@@ -268,14 +257,14 @@ class ManagedBuffer:
             ResourceExhausted: The buffer is being written.
         """
         with self.used(write=False):
-            memory.check_usable()
+            memory._check_usable()
             state = self._look()
             size = self.nbytes(self.dimensions)
-            if (state.is_initialised or self.is_fixed) and _contents(memory) != size:
-                raise InvalidArgument(f"a memory of {_contents(memory)} bytes for contents of {size}")
+            if (state.is_initialised or self.is_fixed) and memory._contents_size != size:
+                raise InvalidArgument(f"a memory of {memory._contents_size} bytes for contents of {size}")
             if not state.is_initialised:
                 raise GeneralFailure("the buffer has no contents yet; copy to it or run an execution that writes it")
-            memory.copy_in(0, self.storage[:size])
+            memory._copy_in(0, self.storage[:size])
             return int(state.generation)
 
     def copy_buffer(self, source: ManagedBuffer) -> None:
@@ -311,8 +300,3 @@ class ManagedBuffer:
 
 _NOTHING = _Storage(0)
 """What a closed buffer has."""
-
-
-def _contents(memory: Memory) -> int:
-    """Bytes of a memory's contents; of an image, without what lies between its rows."""
-    return memory.size if memory.image is None else memory.image.tight_size

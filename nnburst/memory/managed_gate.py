@@ -48,11 +48,11 @@ class Gate(ProcessLock):
     @property
     def moves(self) -> int:
         """Changes when any buffer gets other storage, shares it, is closed, or gets contents of other dimensions."""
-        return int(lib.nnb_gate_moves(self.handle))
+        return int(lib.nnb_gate_moves(self.handle, 0))
 
     def moved(self) -> None:
         """Views of buffers that exist are to be looked at again."""
-        lib.nnb_gate_moved(self.handle)
+        lib.nnb_gate_moves(self.handle, 1)
 
     @property
     def waiting(self) -> int:
@@ -70,12 +70,7 @@ gate = Gate()
 
 
 class Uses:
-    """The buffers of one request or copy, which are taken and given back together.
-
-    Args:
-        reading: Handles of the buffers that are read, each once.
-        writing: Handles of those that are written; none is also read.
-    """
+    """The buffers of one request or copy, which are taken and given back together; none is both read and written."""
 
     __slots__ = ("handle",)
 
@@ -87,12 +82,7 @@ class Uses:
         self.handle = ffi.gc(out[0], lib.nnb_uses_destroy)
 
     def enter(self) -> None:
-        """Keep writers out of those that are read and everybody out of those that are written.
-
-        Raises:
-            InvalidArgument: One of them was closed.
-            ResourceExhausted: One of them was in use for too long.
-        """
+        """Keep writers out of those that are read and everybody out of those that are written."""
         rc = lib.nnb_uses_enter(self.handle, 0)
         if rc == -errno.EAGAIN:
             end = time.monotonic_ns() + int(_PATIENCE * 1e9)
@@ -104,7 +94,6 @@ class Uses:
             check(rc, "cannot use the buffer", {errno.ESHUTDOWN: closed, errno.EAGAIN: in_use})
 
     def leave(self, outcome: int) -> None:
-        """End what `enter` began."""
         if lib.nnb_uses_leave(self.handle, outcome):
             free_closed_buffers()
 

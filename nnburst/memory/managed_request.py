@@ -52,7 +52,6 @@ class BufferView:
         return -1, id(self._buffer), 0, self.size
 
     def array(self, dtype: Any, shape: tuple[int, ...], offset: int = 0) -> Array:
-        """View the contents, as `Memory.array`."""
         element = np.dtype(dtype)
         nbytes = math.prod(shape) * element.itemsize
         storage = self._buffer.room(offset + nbytes) if self._writing else self._buffer.storage

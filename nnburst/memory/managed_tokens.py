@@ -22,11 +22,7 @@ class _Tokens(ProcessLock):
         self._free: collections.deque[int] = collections.deque()
 
     def take(self) -> int:
-        """Return a number in 1..2**31 - 1.
-
-        Raises:
-            ResourceExhausted: Too many are in use.
-        """
+        """Return a number in 1..2**31 - 1; `ResourceExhausted` if too many are in use."""
         with self.lock:
             if len(self._free) > _RESTING or (self._free and len(self._generations) == 1 << _SLOT_BITS):
                 slot = self._free.popleft()  # freed slots rest, so that numbers come again as late as possible
@@ -54,11 +50,7 @@ class BufferTracker:
         self._buffers: dict[int, ManagedBuffer] = {}
 
     def add(self, buffer: ManagedBuffer) -> int:
-        """Register a buffer and return its token, which no other buffer of the process has.
-
-        Raises:
-            ResourceExhausted: Too many buffers are alive.
-        """
+        """Register a buffer and return its token, which no other buffer of the process has."""
         token = _tokens.take()
         self._buffers[token] = buffer
         return token
@@ -71,11 +63,7 @@ class BufferTracker:
             _tokens.give_back(token)
 
     def resolve(self, token: int) -> ManagedBuffer:
-        """Return the buffer of a token.
-
-        Raises:
-            InvalidArgument: There is none.
-        """
+        """Return the buffer of a token; `InvalidArgument` if there is none."""
         buffer = self._buffers.get(token)
         if buffer is None:
             raise InvalidArgument(f"no buffer has token {token}; it was never given out here, or its buffer is closed")

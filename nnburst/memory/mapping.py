@@ -19,7 +19,6 @@ class MemoryMapping:
     Args:
         fd: The object; not needed any more afterwards.
         offset: First byte; need not be page-aligned.
-        size: Bytes.
         prot: PROT_READ and/or PROT_WRITE.
 
     Raises:
@@ -56,11 +55,7 @@ class MemoryMapping:
 
 
 def private_bytes(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return so many zeroed bytes of this process alone.
-
-    Raises:
-        ResourceExhausted: There is no memory for them.
-    """
+    """Return so many zeroed bytes of this process alone; `ResourceExhausted` if there is no memory for them."""
     try:
         return np.zeros(nbytes, np.uint8)
     except (MemoryError, ValueError, OverflowError) as error:

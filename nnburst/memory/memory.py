@@ -6,13 +6,16 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from .._core._nnburst import lib
 from .._core.errno import check
 from .._core.fds import FdSet
 from ..errors import BadState, GeneralFailure, InvalidArgument
 from ..model import Array
+from ..options import BackingName, ImageFormat
 from . import backings, interop, named
-from .image import ImageLayout, new_layout, plane_views
+from .image import ImageLayout, new_layout, plane_layout, plane_views
 from .kinds import PROT_READ, PROT_WRITE, MemoryHandle, check_fd_count, check_handle, check_prot, check_size
 from .mapping import MemoryMapping
 from .pool import Pool
@@ -32,11 +35,18 @@ class Memory(Pool):
 
     The maker of a pool may look at it with `array`, `buffer` and the like. A device uses `read`, `write` and what
     `nnburst.memory.open_request` gives: they map what cannot be truncated, and copy the rest (`docs/memory.md`).
+
+    Example:
+        >>> with nnburst.Memory.ashmem(16) as memory:
+        ...     memory.array(np.int32, (4,))[:] = [1, 2, 3, 4]
+        ...     memory.read(np.int32, (2,), offset=8)
+        array([3, 4], dtype=int32)
     """
 
     __slots__ = ()
 
     def __init__(self, handle: MemoryHandle, fds: FdSet, map_prot: int, foreign: bool = False) -> None:
+        """Use `ashmem` and its like."""
         super().__init__(handle, fds, map_prot, foreign)
         interop.register(self)
 
@@ -44,7 +54,7 @@ class Memory(Pool):
 
     @classmethod
     def ashmem(cls, size: int, name: str = "nnburst") -> Memory:
-        """Create zeroed shared memory of a size that cannot change.
+        """Return new, zeroed shared memory of a size that cannot change.
 
         Args:
             size: Bytes, at least 1.
@@ -67,7 +77,7 @@ class Memory(Pool):
     def mmap_fd(
         cls, fd: int, size: int, *, prot: int = PROT_READ | PROT_WRITE, offset: int = 0, direct: bool = False
     ) -> Memory:
-        """Use a range of an existing file or other object. Whether it can be mapped turns out at the first look.
+        """Return a range of an existing file or other object. Whether it can be mapped turns out at the first look.
 
         Args:
             fd: The object; duplicated.
@@ -85,7 +95,7 @@ class Memory(Pool):
 
     @classmethod
     def posix_shm(cls, name: str, size: int | None = None, *, direct: bool = False) -> Memory:
-        """Create or attach to shared memory that other programs find by its name.
+        """Return new or existing shared memory that other programs find by its name.
 
         It cannot be sealed: devices copy it, or map it behind a guard if `direct` is set and they run as the same user.
         It exists until `unlink_posix_shm`.
@@ -105,7 +115,10 @@ class Memory(Pool):
 
     @staticmethod
     def unlink_posix_shm(name: str) -> None:
-        """Remove the name; processes that have the memory open keep it.
+        """Remove a name; processes that have the memory open keep it.
+
+        Args:
+            name: As for `posix_shm`.
 
         Raises:
             InvalidArgument: There is no such object.
@@ -113,8 +126,8 @@ class Memory(Pool):
         named.unlink_shared(name)
 
     @classmethod
-    def hardware_buffer_blob(cls, size: int, *, backing: str | None = None) -> Memory:
-        """Create memory that a driver could share: a dma-buf where there are any, else huge pages, else a memfd.
+    def hardware_buffer_blob(cls, size: int, *, backing: BackingName | None = None) -> Memory:
+        """Return new memory that a driver could share: a dma-buf where there are any, else huge pages, else a memfd.
 
         Args:
             size: Bytes, at least 1.
@@ -130,15 +143,18 @@ class Memory(Pool):
         return cls(handle, FdSet([fd]), PROT_READ | PROT_WRITE)
 
     @classmethod
-    def hardware_buffer(cls, width: int, height: int, format: str, *, layers: int = 1, pitch: int = 0) -> Memory:
-        """Create a strided image, to be an input or output as a whole.
+    def hardware_buffer(
+        cls, width: int, height: int, format: ImageFormat, *, layers: int = 1, pitch: int = 0
+    ) -> Memory:
+        """Return a new strided image, to be an input or output as a whole.
 
         Args:
             width: Pixels.
             height: Pixels.
             format: A key of `nnburst.memory.FORMATS`.
             layers: Number of images; the N of the NHWC tensor.
-            pitch: Bytes from row to row; 0 for rows on 64-byte boundaries.
+            pitch: Bytes from row to row of the first plane, from which V4L2 derives the others (half as many for U and
+                V of I420); 0 for rows on 64-byte boundaries.
 
         Raises:
             InvalidArgument: The format is unknown or a number is out of range.
@@ -152,22 +168,23 @@ class Memory(Pool):
         return cls(handle, FdSet([fd]), PROT_READ | PROT_WRITE)
 
     @classmethod
-    def from_image(cls, fd: int, layout: ImageLayout) -> Memory:
-        """Use an image that something else made, e.g. a camera's dma-buf.
+    def from_image(cls, fd: int, layout: ImageLayout, *, prot: int = PROT_READ | PROT_WRITE) -> Memory:
+        """Return an image that something else made, e.g. a camera's dma-buf.
 
         Args:
             fd: The object; duplicated.
             layout: Where its pixels lie.
+            prot: PROT_READ for a descriptor that was exported for reading: the image is no output.
 
         Raises:
             InvalidArgument: The layout contradicts itself, or `fd` is not open.
         """
-        handle = check_handle(MemoryHandle("hardware_buffer", 0, image=layout))
-        return cls(handle, FdSet.duplicate([fd]), PROT_READ | PROT_WRITE)
+        handle = check_handle(MemoryHandle("hardware_buffer", 0, prot, image=layout))
+        return cls(handle, FdSet.duplicate([fd]), prot)
 
     @classmethod
     def from_shared_memory(cls, shared: SharedMemory, *, direct: bool = False) -> Memory:
-        """Use the memory of a ``multiprocessing.shared_memory.SharedMemory``, without a copy.
+        """Return the memory of a ``multiprocessing.shared_memory.SharedMemory``, without a copy.
 
         Args:
             shared: Stays with the caller, which also unlinks it.
@@ -185,7 +202,7 @@ class Memory(Pool):
 
     @classmethod
     def from_mmap(cls, mapped: mmap.mmap, *, direct: bool = False) -> Memory:
-        """Use the memory behind a ``mmap.mmap`` of a file or memfd, without a copy and with its rights.
+        """Return the memory behind a ``mmap.mmap`` of a file or memfd, without a copy and with its rights.
 
         Args:
             mapped: Stays with the caller.
@@ -200,7 +217,7 @@ class Memory(Pool):
 
     @classmethod
     def from_dlpack(cls, exporter: Any) -> Memory:
-        """Use the memory of an array that lies in an open pool of this process, without a copy.
+        """Return the memory of an array that lies in an open pool of this process, without a copy.
 
         Args:
             exporter: Something with ``__dlpack__`` (an array of NumPy, PyTorch, JAX, ...), dense.
@@ -216,9 +233,9 @@ class Memory(Pool):
     def from_handle(
         cls, handle: MemoryHandle, fds: Iterable[int], *, prot: int | None = None, allow_direct: bool = False
     ) -> Memory:
-        """Take over a pool that a peer sent, trusting nothing that it says.
+        """Return a pool that a peer sent, which is taken over, trusting nothing that it says.
 
-        The file behind the descriptor is checked when the pool is used: see `check_usable`.
+        The file behind the descriptor is checked when the pool is used.
 
         Args:
             handle: The handle that the peer sent.
@@ -266,13 +283,31 @@ class Memory(Pool):
         return self._all()[offset : offset + nbytes].view(element).reshape(lengths)
 
     def planes(self) -> tuple[Array, ...]:
-        """View the planes of an image, without a copy: (layers, rows, samples, channels), channels as in memory.
+        """Return views of the planes of an image: (layers, rows, samples, channels), channels as in memory.
 
         Raises:
             InvalidArgument: The pool is no image.
             GeneralFailure: The format is not supported, or as `array`.
         """
         return plane_views(self._layout(), self._all(image=True))
+
+    def plane_memory(self, index: int) -> Memory:
+        """Use one plane of an image as an input or output of its own, without a copy where its rows have no gaps.
+
+        Args:
+            index: 0 is Y; 1 is U and V, or one of them.
+
+        Returns:
+            An image of one plane over the same bytes, to be closed like any memory. Its channels are in the order that
+            they have in memory: V comes first in NV21.
+
+        Raises:
+            InvalidArgument: The pool is no image, or has no such plane.
+            GeneralFailure: The format is not supported.
+            BadState: The pool is closed.
+        """
+        handle = replace(self._handle, image=plane_layout(self._layout(), index))
+        return Memory(handle, FdSet.duplicate(self.fds), self._map_prot, self._foreign)
 
     @property
     def buffer(self) -> memoryview:

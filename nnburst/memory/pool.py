@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._core._nnburst import lib
-from .._core.errno import check
+from .._core.errno import check, system
 from .._core.fds import FdSet
 from .._core.file_system import check_file_system
 from .._core.leaving import Closing
@@ -73,7 +73,7 @@ class Pool(Closing):
     @property
     def offset(self) -> int:
         """First byte in the object."""
-        return self._handle.offset
+        return self._handle.offset if self._handle.image is None else self._handle.image.start
 
     @property
     def backing(self) -> str:
@@ -84,6 +84,11 @@ class Pool(Closing):
     def image(self) -> ImageLayout | None:
         """Layout of a ``hardware_buffer``, else None."""
         return self._handle.image
+
+    @property
+    def _contents_size(self) -> int:
+        """Bytes of the contents; of an image, without what lies between its rows."""
+        return self.size if self.image is None else self.image.tight_size
 
     @property
     def span(self) -> int:
@@ -123,7 +128,7 @@ class Pool(Closing):
     def identity(self) -> tuple[int, int, int, int]:
         """(device, inode, offset, span): equal for pools over the same bytes. Known after `close` if asked before."""
         if self._identity is None:
-            status = os.fstat(self._file if self._foreign else self.fds[0])
+            status = system(os.fstat, self._file if self._foreign else self.fds[0])  # or another thread closes it
             self._identity = status.st_dev, status.st_ino, self.offset, self.span
         return self._identity
 
@@ -144,7 +149,7 @@ class Pool(Closing):
 
     # -- doors for devices ---------------------------------------------------------------------------------------------
 
-    def check_usable(self) -> None:
+    def _check_usable(self) -> None:
         """Look whether a device can use the pool, by mapping or copying. Touches none of its bytes.
 
         Raises:
@@ -158,9 +163,9 @@ class Pool(Closing):
         if self.offset + self.span > found.size:
             raise GeneralFailure(f"{self.span} bytes at {self.offset} exceed the object of {found.size} bytes")
 
-    def check_writable(self) -> None:
-        """As `check_usable`, and look whether the descriptor allows to write. Raises as it does."""
-        self.check_usable()
+    def _check_writable(self) -> None:
+        """As `_check_usable`, and look whether the descriptor allows to write. Raises as it does."""
+        self._check_usable()
         found = self._examined()
         if not found.writable:
             raise GeneralFailure(f"fd {self.fds[0]} is not open for reading and writing; outputs need both")
@@ -170,6 +175,11 @@ class Pool(Closing):
     def read(self, dtype: npt.DTypeLike, shape: tuple[int, ...], offset: int = 0) -> Array:
         """Return a private copy of part of the pool, whatever its kind. An image is read from offset 0, as a tensor.
 
+        Args:
+            dtype: Element type.
+            shape: Lengths of the axes, elements.
+            offset: First byte in the pool.
+
         Raises:
             InvalidArgument: The part exceeds the pool, or the pool does not allow to read it.
             GeneralFailure: The object cannot be read, or was truncated.
@@ -177,51 +187,55 @@ class Pool(Closing):
         """
         element, lengths, nbytes = self._region(dtype, shape, offset, tensor=True)
         out = private_bytes(nbytes)
-        self.copy_out(offset, out)
+        self._copy_out(offset, out)
         return out.view(element).reshape(lengths)
 
     def write(self, values: npt.ArrayLike, offset: int = 0) -> None:
         """Copy an array into the pool, whatever its kind. An image is written whole, from an NHWC tensor.
+
+        Args:
+            values: Of any dtype that the pool's bytes are to be.
+            offset: Where in the pool, in bytes.
 
         Raises:
             As `read`.
         """
         source = np.ascontiguousarray(values)
         self._region(source.dtype, source.shape, offset, tensor=True)
-        self.copy_in(offset, source.reshape(-1).view(np.uint8))
+        self._copy_in(offset, source.reshape(-1).view(np.uint8))
 
-    def copy_out(self, offset: int, target: Array) -> None:
+    def _copy_out(self, offset: int, target: Array) -> None:
         """Fill an array of bytes from the pool (an image: with its whole tensor). Raises as `read`."""
         if not self._map_prot & PROT_READ:
             raise InvalidArgument(f"the pool was shared with prot {self._map_prot}; reading needs PROT_READ (1)")
-        self.check_usable()
+        self._check_usable()
         if self.mappable:
             self._copy_mapped(offset, target, writing=False)
         elif self.image is None:
             read_into(self.fds[0], self.offset + offset, target)
         else:
             raw = private_bytes(self.span)
-            read_into(self.fds[0], 0, raw)
+            read_into(self.fds[0], self.offset, raw)
             gather(self.image, plane_views(self.image, raw), self._tensor(target))
 
-    def copy_in(self, offset: int, source: Array) -> None:
+    def _copy_in(self, offset: int, source: Array) -> None:
         """Fill the pool (an image: its whole tensor) from an array of bytes. Raises as `read`."""
         if self._map_prot != PROT_READ | PROT_WRITE:
             raise InvalidArgument(
                 f"the pool was shared with prot {self._map_prot}; writing needs PROT_READ | PROT_WRITE"
             )
-        self.check_writable()
+        self._check_writable()
         if self.mappable:
             self._copy_mapped(offset, source, writing=True)
         elif self.image is None:
             write_from(self.fds[0], self.offset + offset, source)
         else:
             raw = private_bytes(self.span)  # with what lies between the rows
-            read_into(self.fds[0], 0, raw)
+            read_into(self.fds[0], self.offset, raw)
             scatter(self.image, plane_views(self.image, raw), self._tensor(source))
-            write_from(self.fds[0], 0, raw)
+            write_from(self.fds[0], self.offset, raw)
 
-    def map_for(self, *, writable: bool) -> MemoryMapping:
+    def _map_for(self, *, writable: bool) -> MemoryMapping:
         """Map the pool for a device, with no more rights than the uses so far need.
 
         Raises:
@@ -236,13 +250,13 @@ class Pool(Closing):
             self._mapping, self._writable = mapping, writable
         return mapping
 
-    def evict(self, mapping: MemoryMapping) -> None:
+    def _evict(self, mapping: MemoryMapping) -> None:
         """Let go of a mapping, because it was truncated. The next use maps the object anew."""
         if self._mapping is mapping:
             self._mapping, self._writable, self._object = None, False, None
 
     @property
-    def fallible(self) -> bool:
+    def _fallible(self) -> bool:
         """Whether accesses to the mapping can fault, so that `MemoryMapping.faults` decides about a run."""
         found = self._examined()
         return not found.fixed or found.can_fail
@@ -253,12 +267,20 @@ class Pool(Closing):
         return self._examined().dma_buf
 
     def begin_access(self, *, write: bool) -> None:
-        """Before the CPU uses the mapping of a dma-buf; nothing for other objects."""
+        """Say that the CPU will use the mapping of a dma-buf; nothing for other objects.
+
+        Args:
+            write: Whether it will write, too.
+        """
         if self.dma_buf:
             sync_dma_buf(self.fds[0], write=write, end=False)
 
     def end_access(self, *, write: bool) -> None:
-        """After the CPU used the mapping of a dma-buf."""
+        """Say that the CPU has used the mapping of a dma-buf.
+
+        Args:
+            write: As at its beginning.
+        """
         if self.dma_buf:
             sync_dma_buf(self.fds[0], write=write, end=True)
 
@@ -322,7 +344,7 @@ class Pool(Closing):
 
     def _copy_mapped(self, offset: int, private: Array, *, writing: bool) -> None:
         """Copy between the mapping and a private array of bytes, and find out whether a fault spoilt it."""
-        mapping = self.map_for(writable=writing)
+        mapping = self._map_for(writable=writing)
         self.begin_access(write=writing)
         try:
             raw = mapping.bytes()
@@ -335,5 +357,5 @@ class Pool(Closing):
         finally:
             self.end_access(write=writing)
         if mapping.faults:
-            self.evict(mapping)
+            self._evict(mapping)
             raise GeneralFailure("the memory object was truncated while it was copied")

@@ -24,28 +24,20 @@ def undecodable_pools(pools: Iterable[MemoryLike | Named]) -> dict[int, GeneralF
     for index, pool in enumerate(pools):
         if isinstance(pool, Memory):
             try:
-                pool.check_usable()
+                pool._check_usable()
             except GeneralFailure as error:
                 failures[index] = error.with_traceback(None)  # whose frames would keep the pools until a collection
     return failures
 
 
 def check_pools(pools: Iterable[MemoryLike | Named], of_what: str) -> None:
-    """Refuse pools that a device can neither map nor copy.
-
-    Raises:
-        GeneralFailure: One of them.
-    """
+    """Refuse pools that a device can neither map nor copy, with `GeneralFailure`."""
     for index, error in undecodable_pools(pools).items():
         raise GeneralFailure(f"pool {index} of the {of_what}: {error}") from error
 
 
 def check_open(request: Request) -> None:
-    """Refuse a request one of whose memories is closed.
-
-    Raises:
-        BadState: It is the memory of that input or output.
-    """
+    """Raise `BadState` for the input or output whose memory is closed."""
     for kind, arguments in (("input", request.inputs), ("output", request.outputs)):
         for i, argument in enumerate(arguments):
             index = argument.location.pool_index
@@ -56,12 +48,7 @@ def check_open(request: Request) -> None:
 
 
 def read_constant(pool: MemoryLike, dtype: npt.DTypeLike, dims: tuple[int, ...], offset: int) -> Array:
-    """Return a private copy of a constant.
-
-    Raises:
-        InvalidArgument: The pool does not allow to read it.
-        GeneralFailure: It cannot be read.
-    """
+    """Return a private copy of a constant; `InvalidArgument` or `GeneralFailure` if it cannot be read."""
     return pool.read(dtype, dims, offset) if isinstance(pool, Memory) else pool.array(dtype, dims, offset).copy()
 
 
@@ -69,7 +56,6 @@ class Region:
     """One argument's bytes, as a pool of its own: what the plan of a device is bound to.
 
     Args:
-        raw: The bytes.
         is_private: Whether no client can change them while a kernel runs.
     """
 
@@ -81,7 +67,6 @@ class Region:
         self.is_private = is_private
 
     def array(self, dtype: npt.DTypeLike, shape: tuple[int, ...], offset: int = 0) -> Array:
-        """View part of the region."""
         element = np.dtype(dtype)
         nbytes = math.prod(shape) * element.itemsize
         if offset < 0 or offset + nbytes > self.size:
@@ -110,15 +95,11 @@ class OpenRequest:
         return not (self._inputs or self._outputs or self._fallible or self._bracketed)
 
     def before_run(self) -> None:
-        """Fetch staged inputs.
-
-        Raises:
-            GeneralFailure: One cannot be read any more.
-        """
+        """Fetch staged inputs; `GeneralFailure` if one cannot be read any more."""
         for memory, write in self._bracketed.values():
             memory.begin_access(write=write)
         for memory, offset, private in self._inputs:
-            memory.copy_out(offset, private)
+            memory._copy_out(offset, private)
 
     def after_run(self, succeeded: bool) -> None:
         """Deliver staged outputs, and find out whether anything mapped was truncated.
@@ -136,32 +117,31 @@ class OpenRequest:
         used = self._fallible.values()
         victims = [(memory, mapping) for memory, mapping in used if mapping.faults or undecodable_pools([memory])]
         for memory, mapping in victims:
-            memory.evict(mapping)
+            memory._evict(mapping)
         if victims:
             raise GeneralFailure("a memory object was truncated during the execution; its results are void")
         if succeeded:
             for memory, offset, private in self._outputs:
-                memory.copy_in(offset, private)
+                memory._copy_in(offset, private)
 
     def open_argument(self, memory: Memory, location: DataLocation, *, write: bool, rights: bool) -> Region:
         """Open one argument; `rights` tells whether the request writes to the pool anywhere."""
-        if memory.image is not None:
-            private = self._private(memory.image.tight_size)
-            (self._outputs if write else self._inputs).append((memory, 0, private))
-            return Region(private, is_private=True)
-        if memory.mappable:
-            mapping = memory.map_for(writable=rights)
-            if memory.fallible:
+        offset, length, image = location.offset, location.length, memory.image
+        if image is not None:
+            length = image.tight_size
+        if memory.mappable and (image is None or image.is_tensor):
+            mapping = memory._map_for(writable=rights)
+            if memory._fallible:
                 self._fallible[id(memory)] = memory, mapping
             if memory.dma_buf:
                 self._bracketed[id(memory)] = memory, rights
-            raw = mapping.bytes()[location.offset : location.offset + location.length]
+            raw = mapping.bytes()[offset : offset + length]
             if not write:
                 raw = raw[:]
                 raw.flags.writeable = False
             return Region(raw)
-        private = self._private(location.length)  # a short result must not carry what lay here before
-        (self._outputs if write else self._inputs).append((memory, location.offset, private))
+        private = self._private(length)  # a short result must not carry what lay here before
+        (self._outputs if write else self._inputs).append((memory, offset, private))
         return Region(private, is_private=True)
 
     def _private(self, nbytes: int) -> Array:
@@ -184,7 +164,7 @@ def open_request(request: Request, take: Callable[[int], None] = lambda nbytes: 
     for index in written:
         pool = request.pools[index]
         if isinstance(pool, Memory):
-            pool.check_writable()
+            pool._check_writable()
     pools: list[Any] = list(request.pools)
 
     def redirected(arguments: tuple[RequestArgument, ...], *, write: bool) -> tuple[RequestArgument, ...]:

@@ -24,7 +24,6 @@ from .operand_types import OperandType as OperandType
 from .operand_types import is_extension as is_extension
 from .operand_types import operand_info as operand_info
 from .operand_types import operand_nbytes as operand_nbytes
-from .operand_types import type_name as type_name
 from .operation_types import FusedActivation as FusedActivation
 from .operation_types import OperationType as OperationType
 from .operation_types import PaddingScheme as PaddingScheme
@@ -37,7 +36,6 @@ from .operation_view import Param as Param
 from .operation_view import Signature as Signature
 from .operation_view import UnknownYet as UnknownYet
 from .operations import OPERATIONS as OPERATIONS
-from .operations import OperationInfo as OperationInfo
 from .operations import view_operation as view_operation
 from .partition import Part as Part
 from .partition import cut as cut
@@ -45,7 +43,7 @@ from .partition import has_known_size as has_known_size
 from .partition import regions as regions
 from .performance import NEVER as NEVER
 from .performance import operation_cost as operation_cost
-from .pools import PoolFactory as PoolFactory
+from .performance import operation_work as operation_work
 from .pools import provide_pools as provide_pools
 from .rows.shape import pad_widths as pad_widths
 from .rows.shape import slice_bounds as slice_bounds
@@ -86,10 +84,12 @@ from .types import Steps as Steps
 from .types import Subgraph as Subgraph
 from .types import SymmPerChannelQuantParams as SymmPerChannelQuantParams
 from .types import Timing as Timing
-from .validate import POOL_KINDS as POOL_KINDS
 from .validate import validate_model as validate_model
 from .window import Axis as Axis
 from .window import WindowGeometry as WindowGeometry
-from .window import image_dims as image_dims
+from .window import block_axes as block_axes
+from .window import nearest_places as nearest_places
+from .window import neighbour_places as neighbour_places
+from .window import rows_first as rows_first
 from .window import transposed_axes as transposed_axes
 from .window import window_geometry as window_geometry

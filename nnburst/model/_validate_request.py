@@ -23,8 +23,6 @@ def validate_request(model: Model, request: Request, allow_unspecified_output: b
     used as a whole: offset and length are 0.
 
     Args:
-        model: A valid model.
-        request: The request with its pools.
         allow_unspecified_output: Whether outputs may leave dimensions open; a fenced execution may not, nor may one of
             several steps.
 

@@ -200,7 +200,11 @@ class GraphBuilder:
         self._set_value(index, _FromMemory(memory, offset, length))
 
     def set_operand_value_from_model(self, operand: int | Operand, model: Model) -> None:
-        """Make an operand of type SUBGRAPH refer to the main subgraph of another model; the model is copied in.
+        """Make an operand refer to the main subgraph of another model.
+
+        Args:
+            operand: Of type SUBGRAPH.
+            model: It is copied in.
 
         Raises:
             InvalidArgument: The operand has another type.
@@ -265,7 +269,11 @@ class GraphBuilder:
         self._operations.append(operation)
 
     def identify_inputs_and_outputs(self, inputs: Sequence[int | Operand], outputs: Sequence[int | Operand]) -> None:
-        """Say which operands the caller supplies and which it receives.
+        """Say which operands the caller supplies, and which it receives, in order.
+
+        Args:
+            inputs: Operands that the caller supplies.
+            outputs: Operands that it receives.
 
         Raises:
             InvalidArgument: An operand appears twice, or is a constant, or the call was made before.
@@ -287,7 +295,7 @@ class GraphBuilder:
         self._inputs, self._outputs = ins, outs
 
     def finish(self) -> Model:
-        """Sort the operations into execution order, gather the constants and validate.
+        """Sort the operations into execution order, gather the constants and validate; return the model.
 
         Raises:
             InvalidArgument: The operations form a cycle or a rule is violated; the builder is then of no more use.
@@ -446,12 +454,16 @@ class GraphBuilder:
             raise BadState("the model is finished; a change needs a new builder")
 
     def describe(self, index: int) -> OperandDesc:
-        """Return what is known of the operand at an index: type, dimensions, quantisation."""
+        """Return what is known of an operand: type, dimensions, quantisation.
+
+        Args:
+            index: Of the operand.
+        """
         return self._operands[self._index_of(index)]
 
     def _index_of(self, operand: int | Operand) -> int:
         if isinstance(operand, Operand):
-            return operand.index_in(self)
+            return operand._index_in(self)
         if isinstance(operand, bool) or not isinstance(operand, int | np.integer):
             raise InvalidArgument(f"expected the index of an operand, or an Operand, got {operand!r}")
         if not 0 <= operand < len(self._operands):

@@ -41,7 +41,7 @@ class ConstantBuilder(GraphBuilder):
         channel_scales: npt.ArrayLike | None = None,
         channel_dim: int = 0,
     ) -> Operand:
-        """Add a constant tensor.
+        """Add a constant tensor and return it.
 
         Args:
             value: Array of rank 1 or more, or a list of numbers. int64 becomes int32 if no number is too large. float64
@@ -84,7 +84,7 @@ class ConstantBuilder(GraphBuilder):
         channel_scales: npt.ArrayLike | None = None,
         channel_dim: int = 0,
     ) -> Operand:
-        """Add a constant tensor whose values lie in a memory, for example weights in a file.
+        """Add and return a constant tensor whose values lie in a memory, for example weights in a file.
 
         Nothing is read or copied here, and only the memory's handle crosses to a service. The device reads the values
         once, privately, when the model is prepared, so that they cannot change under it::
@@ -131,11 +131,14 @@ class ConstantBuilder(GraphBuilder):
         return self.add_operand(type, dimensions, scale=scale or 0.0, zero_point=zero_point, extra_params=extra)
 
     def scalar(self, value: bool | int | float, type: OperandType | None = None) -> Operand:
-        """Add a scalar constant; equal scalars share an operand.
+        """Add a scalar constant and return it; equal scalars share an operand.
 
         Args:
             value: A bool, int or float.
             type: Default BOOL, INT32 or FLOAT32 after the Python type.
+
+        Raises:
+            InvalidArgument: The type is none of a scalar, or the value does not fit it.
         """
         if type is None:
             kind = bool if isinstance(value, bool | np.bool_) else int if isinstance(value, int | np.integer) else float
@@ -155,13 +158,21 @@ class ConstantBuilder(GraphBuilder):
         return Operand(self, self._scalars[key])
 
     def omitted(self, type: OperandType) -> Operand:
-        """Add an optional input that has no value."""
+        """Return a new operand for an optional input that has no value.
+
+        Args:
+            type: What it would be.
+        """
         index = self.add_operand(type, scale=1.0 if operand_info(type).is_quantised else 0.0)
         self.set_operand_value(index, None)
         return Operand(self, index)
 
     def operand(self, index: int) -> Operand:
-        """Return the operand at an index, as `add_operand` returns them."""
+        """Return the operand at an index.
+
+        Args:
+            index: As `add_operand` returns them.
+        """
         return Operand(self, self._index_of(index))
 
 

@@ -12,11 +12,7 @@ from .types import Lifetime, Model, OperandDesc, Operation, Subgraph
 
 
 def check_control_flow(model: Model, subgraph: Subgraph, operation: Operation) -> None:
-    """Check the signature of an IF or WHILE against the subgraphs it refers to.
-
-    Raises:
-        InvalidArgument: Counts or operands do not agree.
-    """
+    """Check the signature of an IF or WHILE against the subgraphs it refers to, with `InvalidArgument`."""
     inputs = [subgraph.operands[index] for index in operation.inputs]
     outputs = [subgraph.operands[index] for index in operation.outputs]
     if not outputs:

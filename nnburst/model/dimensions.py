@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 
 from ..errors import InvalidArgument
@@ -10,6 +11,8 @@ from ..errors import InvalidArgument
 HIGHEST_RANK = 64
 """Of any tensor, as in NumPy."""
 _LARGEST_SIZE = 2**32 - 1
+_MOST_ELEMENTS = sys.maxsize // 16
+"""With sizes of 0 taken for 1: an array without elements has strides, too. The largest elements have 16 bytes."""
 
 
 def check_dimensions(dimensions: Sequence[int]) -> None:
@@ -18,20 +21,18 @@ def check_dimensions(dimensions: Sequence[int]) -> None:
     The product of a hundred thousand sizes takes minutes, during which the interpreter does nothing else.
 
     Raises:
-        InvalidArgument: There are more than 64 dimensions, or a size does not fit in 32 bits.
+        InvalidArgument: There are more than 64 dimensions, a size does not fit in 32 bits, or no array has the shape.
     """
     if len(dimensions) > HIGHEST_RANK:
         raise InvalidArgument(f"a rank of {len(dimensions)} is too high; a tensor has at most {HIGHEST_RANK} axes")
     if any(not 0 <= size <= _LARGEST_SIZE for size in dimensions):
         raise InvalidArgument(f"dimensions {list(dimensions)} must be 0 (not known) … 2^32-1")
+    if math.prod(size or 1 for size in dimensions) > _MOST_ELEMENTS:
+        raise InvalidArgument(f"dimensions {list(dimensions)} are larger than a tensor can be")
 
 
 def element_count(dimensions: Sequence[int]) -> int:
-    """Return the product of sizes that a peer may have chosen.
-
-    Raises:
-        InvalidArgument: As `check_dimensions`.
-    """
+    """Return the product of sizes that a peer may have chosen; raises as `check_dimensions`."""
     check_dimensions(dimensions)
     return math.prod(dimensions)
 
@@ -62,5 +63,4 @@ def combine_dimensions(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...
 
 
 def is_fully_specified(dimensions: tuple[int, ...]) -> bool:
-    """Whether the dimensions of a tensor are all known."""
     return bool(dimensions) and all(dimensions)

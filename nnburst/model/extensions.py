@@ -25,19 +25,18 @@ class ExtensionOperandType(Struct, frozen=True):
         is_tensor: Whether operands have dimensions.
         byte_size: Bytes per element, 0 if values are opaque.
         dtype: NumPy type of an element (``"<i8"``), empty if values are opaque.
+        bits_of: What these are the bits of, where NumPy itself has no such type: its name in ``ml_dtypes``
+            (``"bfloat16"``).
     """
 
     type: int
     is_tensor: bool
     byte_size: int
     dtype: str = ""
+    bits_of: str = ""
 
     def element(self) -> np.dtype[np.generic]:
-        """Return the NumPy type.
-
-        Raises:
-            InvalidArgument: Values are opaque, or the description contradicts itself.
-        """
+        """Return the NumPy type; `InvalidArgument` if values are opaque, or the description contradicts itself."""
         try:
             dtype = np.dtype(self.dtype) if self.dtype else None
         except TypeError:

@@ -14,6 +14,7 @@ import numpy as np
 from msgspec import Struct
 
 from ..errors import InvalidArgument
+from ..options import ActivationName
 from .constants import ConstantBuilder, type_of_dtype
 from .operand import Operand
 from .operand_types import OPERANDS, OperandType, operand_info
@@ -48,12 +49,8 @@ _ACTIVATIONS: dict[str | None, FusedActivation] = {
 }
 
 
-def activation_code(name: str | None) -> int:
-    """Return the code of a fused activation.
-
-    Raises:
-        InvalidArgument: There is no such function.
-    """
+def activation_code(name: ActivationName | None) -> int:
+    """Return the code of a fused activation; `InvalidArgument` if there is none of that name."""
     if not isinstance(name, str | None) or name not in _ACTIVATIONS:
         raise InvalidArgument(f"activation is {name!r}; it must be one of {list(_ACTIVATIONS)}")
     return int(_ACTIVATIONS[name])
@@ -84,7 +81,6 @@ class MethodArgument(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """Its name in Python."""
         return {"act": "activation"}.get(self.param.name, self.param.name)
 
     @property
@@ -115,7 +111,6 @@ class Method(Struct, frozen=True):
 
     @property
     def doc(self) -> str:
-        """Its docstring."""
         return f"Add a {self.operation.name}: {', '.join(argument.name for argument in self.arguments)}."
 
     def inputs(self, builder: OperationMethods, given: dict[str, Any]) -> list[Any]:
@@ -166,7 +161,7 @@ class OperationMethods(ConstantBuilder):
 
     def _type_of_value(self, value: Any) -> OperandType | None:
         if isinstance(value, Operand):
-            return _known(self._operands[value.index_in(self)].type)
+            return _known(self._operands[value._index_in(self)].type)
         return type_of_dtype(value.dtype) if isinstance(value, np.ndarray) else None
 
     def _operand_for(self, argument: MethodArgument, value: Any, data_type: OperandType | None) -> Any:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import numpy as np
 from msgspec.structs import replace
 
 from .._core.errno import whole
 from ..errors import InvalidArgument
+from ..options import ActivationName, PaddingName, TensorLayout
 from .builder import as_array
 from .methods import OperationMethods, Output, activation_code
 from .operand import Operand, Value
@@ -19,22 +20,28 @@ from .operation_view import OperationView, OutputSpec, UnknownYet
 from .operations import view_operation
 from .types import Array, Model, Operation, SymmPerChannelQuantParams
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 Pair = int | tuple[int, int]
-Padding = str | tuple[tuple[int, int], tuple[int, int]]
+Padding = PaddingName | tuple[tuple[int, int], tuple[int, int]]
 
 _SCHEMES = {"same": PaddingScheme.SAME, "valid": PaddingScheme.VALID}
+
+
+class PoolOptions(TypedDict, total=False):
+    """What is said of a pool: the size is its stride, too, unless another is given; the rest as for a convolution."""
+
+    stride: Pair | None
+    padding: Padding
+    activation: ActivationName | None
+    layout: TensorLayout
 
 
 class ModelBuilder(OperationMethods):
     """Builds a model from arrays.
 
-    Methods return operands, which are the arguments of later calls and have operators; arrays become constants::
-
-        b = ModelBuilder()
-        x = b.input("image", OperandType.TENSOR_FLOAT32, (1, 8, 8, 1))
-        y = b.conv_2d(x, weights, bias, padding="same", activation="relu")
-        b.output("features", (y + x) / 2)
-        model = b.build()
+    Methods return operands, which are the arguments of later calls and have operators; arrays become constants.
 
     There is a method for each operation; docs/operations.md lists them with the names of their arguments. Calls such as
     `add_operand` and `add_operation` work on indexes, as those of the NDK do; an operand is taken for its index there,
@@ -45,6 +52,13 @@ class ModelBuilder(OperationMethods):
         relaxed: Permit float32 computations with the range or precision of float16.
         inline_limit: Constants of up to so many bytes (0 … 65536) are copied into the model; larger ones are gathered
             in one pool, of which only the handle crosses to a service.
+
+    Example:
+        >>> b = nnburst.ModelBuilder()
+        >>> x = b.input("x", nnburst.OperandType.TENSOR_FLOAT32, (1, 3))
+        >>> b.output("y", b.softmax(2 * x + 1))
+        >>> b.build().output_names
+        ('y',)
     """
 
     # -- operands ---------------------------------------------------------------------------------------------
@@ -58,14 +72,13 @@ class ModelBuilder(OperationMethods):
         scale: float = 0.0,
         zero_point: int = 0,
     ) -> Operand:
-        """Add an input of the model.
+        """Add an input of the model and return it.
 
         Args:
             name: For people; inputs of a request are in the order of these calls.
             type: Operand type.
             dimensions: Sizes, 0 where only the request knows.
-            scale: For quantised types.
-            zero_point: For quantised types.
+            scale, zero_point: For quantised types.
 
         Raises:
             InvalidArgument: The name is taken or the operand is not legal.
@@ -81,13 +94,17 @@ class ModelBuilder(OperationMethods):
     def output(self, name: str, operand: Operand) -> None:
         """Make an operand an output of the model.
 
+        Args:
+            name: For people; outputs of a request are in the order of these calls.
+            operand: The result of an operation.
+
         Raises:
             InvalidArgument: The name is taken, or the operand is an input, a constant or an output already.
         """
         self._require_open()
         if not isinstance(operand, Operand):
             raise InvalidArgument(f"expected an Operand as output {name!r}, got {operand!r}")
-        index = operand.index_in(self)
+        index = operand._index_in(self)
         if not isinstance(name, str):
             raise InvalidArgument(f"the name of an output is text, not {name!r}")
         if name in self._named_outputs:
@@ -167,7 +184,7 @@ class ModelBuilder(OperationMethods):
         return tuple(Operand(self, index) for index in made)
 
     def branch(self, condition: Value, then: Model, otherwise: Model, values: Sequence[Value]) -> tuple[Operand, ...]:
-        """Add an IF.
+        """Add an IF and return its results.
 
         Args:
             condition: TENSOR_BOOL8 of one element.
@@ -181,7 +198,7 @@ class ModelBuilder(OperationMethods):
     def loop(
         self, condition: Model, body: Model, values: Sequence[Value], outputs: int | None = None
     ) -> tuple[Operand, ...]:
-        """Add a WHILE.
+        """Add a WHILE and return its results.
 
         Args:
             condition: Says from the values, by a TENSOR_BOOL8 of one element, whether the body runs once more.
@@ -201,24 +218,22 @@ class ModelBuilder(OperationMethods):
         padding: Padding = "valid",
         stride: Pair = 1,
         dilation: Pair = 1,
-        activation: str | None = None,
-        layout: str = "NHWC",
+        activation: ActivationName | None = None,
+        layout: TensorLayout = "NHWC",
         scale: float | None = None,
         zero_point: int | None = None,
     ) -> Operand:
-        """Add a CONV_2D.
+        """Add a CONV_2D and return its result.
 
         Args:
             x: Image [batch, height, width, depth], or [batch, depth, height, width] for ``layout="NCHW"``.
             filter: [depth out, height, width, depth in].
             bias: [depth out]; None for zeros. A float array is quantised when x is.
             padding: "same", "valid" or ((top, bottom), (left, right)).
-            stride: Steps as (vertical, horizontal) or one number.
-            dilation: Likewise.
+            stride, dilation: Steps as (vertical, horizontal) or one number.
             activation: None, "relu", "relu1" or "relu6".
             layout: "NHWC" or "NCHW", of x and of the result.
-            scale: Of a quantised result.
-            zero_point: Of a quantised result.
+            scale, zero_point: Of a quantised result.
         """
         x, filter = self._operand(x), self._operand(filter)
         inputs = [x, filter, self._bias(x, filter, bias, 0), *self._window(padding, stride)]
@@ -235,27 +250,37 @@ class ModelBuilder(OperationMethods):
         padding: Padding = "valid",
         stride: Pair = 1,
         dilation: Pair = 1,
-        activation: str | None = None,
-        layout: str = "NHWC",
+        activation: ActivationName | None = None,
+        layout: TensorLayout = "NHWC",
         scale: float | None = None,
         zero_point: int | None = None,
     ) -> Operand:
-        """Add a DEPTHWISE_CONV_2D: filter [1, height, width, depth x multiplier]; the rest as `conv_2d`."""
+        """Add a DEPTHWISE_CONV_2D and return its result. Other arguments as for `conv_2d`.
+
+        Args:
+            multiplier: `filter` is [1, height, width, depth x multiplier].
+        """
         x, filter = self._operand(x), self._operand(filter)
         inputs = [x, filter, self._bias(x, filter, bias, 3), *self._window(padding, stride), self.scalar(multiplier)]
         inputs += [self.scalar(activation_code(activation)), *self._layout(layout, dilation)]
         return self._one(OperationType.DEPTHWISE_CONV_2D, inputs, scale=scale, zero_point=zero_point)
 
-    def max_pool_2d(self, x: Value, size: Pair, **options: Any) -> Operand:
-        """Add a MAX_POOL_2D; see `_pool` for the options."""
+    def max_pool_2d(self, x: Value, size: Pair, **options: Unpack[PoolOptions]) -> Operand:
+        """Add a MAX_POOL_2D and return its result.
+
+        Args:
+            x: An image, as for `conv_2d`.
+            size: (height, width) or one number.
+            options: ``stride``, by default `size`; ``padding``, ``activation`` and ``layout`` as for `conv_2d`.
+        """
         return self._pool(OperationType.MAX_POOL_2D, x, size, **options)
 
-    def average_pool_2d(self, x: Value, size: Pair, **options: Any) -> Operand:
-        """Add an AVERAGE_POOL_2D; see `_pool` for the options."""
+    def average_pool_2d(self, x: Value, size: Pair, **options: Unpack[PoolOptions]) -> Operand:
+        """Add an AVERAGE_POOL_2D and return its result; arguments as for `max_pool_2d`."""
         return self._pool(OperationType.AVERAGE_POOL_2D, x, size, **options)
 
-    def l2_pool_2d(self, x: Value, size: Pair, **options: Any) -> Operand:
-        """Add an L2_POOL_2D; see `_pool` for the options."""
+    def l2_pool_2d(self, x: Value, size: Pair, **options: Unpack[PoolOptions]) -> Operand:
+        """Add an L2_POOL_2D and return its result; arguments as for `max_pool_2d`."""
         return self._pool(OperationType.L2_POOL_2D, x, size, **options)
 
     def _pool(
@@ -266,10 +291,9 @@ class ModelBuilder(OperationMethods):
         *,
         stride: Pair | None = None,
         padding: Padding = "valid",
-        activation: str | None = None,
-        layout: str = "NHWC",
+        activation: ActivationName | None = None,
+        layout: TensorLayout = "NHWC",
     ) -> Operand:
-        """Add a pool of `size` = (height, width) or one number; `stride` defaults to `size`."""
         inputs = [self._operand(x), *self._window(padding, size if stride is None else stride)]
         height, width = _pair(size)
         inputs += [self.scalar(number) for number in (width, height, activation_code(activation))]
@@ -281,26 +305,31 @@ class ModelBuilder(OperationMethods):
         weights: Value,
         bias: Value | None = None,
         *,
-        activation: str | None = None,
+        activation: ActivationName | None = None,
         scale: float | None = None,
         zero_point: int | None = None,
     ) -> Operand:
-        """Add a FULLY_CONNECTED.
+        """Add a FULLY_CONNECTED and return its result.
 
         Args:
             x: Rank 2 to 4, flattened to [count / inputs, inputs].
             weights: [units, inputs].
             bias: [units]; None for zeros. A float array is quantised when x is.
             activation: None, "relu", "relu1" or "relu6".
-            scale: Of a quantised result.
-            zero_point: Of a quantised result.
+            scale, zero_point: Of a quantised result.
         """
         x, weights = self._operand(x), self._operand(weights)
         inputs = [x, weights, self._bias(x, weights, bias, 0), self.scalar(activation_code(activation))]
         return self._one(OperationType.FULLY_CONNECTED, inputs, scale=scale, zero_point=zero_point)
 
     def softmax(self, x: Value, beta: float = 1.0, axis: int | None = None) -> Operand:
-        """Add a SOFTMAX over `axis` (default: the last)."""
+        """Add a SOFTMAX and return its result.
+
+        Args:
+            x: Rank 1 to 4.
+            beta: What `x` is multiplied by.
+            axis: Whose elements add up to 1; None for the last.
+        """
         x = self._operand(x)
         half = x.type == OperandType.TENSOR_FLOAT16
         inputs = [x, self.scalar(beta, OperandType.FLOAT16 if half else OperandType.FLOAT32)]
@@ -323,7 +352,7 @@ class ModelBuilder(OperationMethods):
 
     def _index(self, value: Value) -> int:
         if isinstance(value, Operand):
-            return value.index_in(self)
+            return value._index_in(self)
         if isinstance(value, np.ndarray | list | tuple):
             return self.constant(value).index
         raise InvalidArgument(
@@ -471,14 +500,10 @@ def _described(spec: OutputSpec, said: Output) -> OutputSpec:
     return replace(spec, **{name: value for name, value in said.items() if value is not None})
 
 
-def _listed(values: Any, what: str, length: int | None = None) -> tuple[Any, ...]:
-    """Return what is given in a list, of so many if that is known."""
+def _listed(values: Any, what: str) -> tuple[Any, ...]:
     if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping):
         raise InvalidArgument(f"{what}={values!r}; give a list")
-    listed = tuple(values)
-    if length is not None and len(listed) != length:
-        raise InvalidArgument(f"{what}={values!r}; give a list of {length}")
-    return listed
+    return tuple(values)
 
 
 def _numbers(values: Any, what: str) -> Array:

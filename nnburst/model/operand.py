@@ -36,12 +36,19 @@ class Operand:
     Methods of a `ModelBuilder` return operands, and take those of the same builder. ``+ - * /`` and the unary ``-`` add
     ADD, SUB, MUL, DIV and NEG; the other side may be an array, a list or a number, which then has the type of the
     operand. Quantised results need a scale, which only the methods take: ``b.add(x, y, scale=0.5)``.
+
+    Example:
+        >>> b = nnburst.ModelBuilder()
+        >>> x = b.input("x", nnburst.OperandType.TENSOR_FLOAT32, (2, 3))
+        >>> (x / 2 - 1).shape
+        (2, 3)
     """
 
     __array_ufunc__ = None  # an array on the left leaves the operator to the operand on the right
     __slots__ = ("_builder", "_index")
 
     def __init__(self, builder: _Builder, index: int) -> None:
+        """Use `ModelBuilder.input` and its like."""
         self._builder = builder
         self._index = index
 
@@ -76,7 +83,7 @@ class Operand:
         """Its place among the operands of the model, for calls such as `add_operation` and for `Model`."""
         return self._index
 
-    def index_in(self, builder: object) -> int:
+    def _index_in(self, builder: object) -> int:
         """Return its index if it belongs to a builder.
 
         Raises:

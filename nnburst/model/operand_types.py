@@ -53,7 +53,6 @@ class OperandInfo(Struct, frozen=True):
     """One row of the operand table.
 
     Attributes:
-        type: The operand type.
         short: Its name in signatures.
         since: First HAL version that knows it.
         dtype: NumPy type of an element in memory. Booleans are ``uint8``: any byte but 0 is true, which is not a
@@ -83,7 +82,6 @@ class OperandInfo(Struct, frozen=True):
 
     @property
     def is_float(self) -> bool:
-        """Whether elements are floating point numbers."""
         return self.dtype is not None and self.dtype.kind == "f"
 
 
@@ -128,7 +126,6 @@ OPERANDS: dict[int, OperandInfo] = {
 
 
 def is_extension(code: int) -> bool:
-    """Whether an operand or operation code belongs to an extension."""
     return BASE_MAXIMUM < code <= 0xFFFFFFFF
 
 
@@ -141,22 +138,14 @@ def type_name(code: int) -> str:
 
 
 def checked_type(type: int) -> int:
-    """Return an operand type; refuse what cannot be one.
-
-    Raises:
-        InvalidArgument: It is no number.
-    """
+    """Return an operand type; `InvalidArgument` if it is not even a number."""
     if not isinstance(type, int):
         raise InvalidArgument(f"type={type!r}: give a member of OperandType, such as OperandType.TENSOR_FLOAT32")
     return type
 
 
 def operand_info(code: int) -> OperandInfo:
-    """Return the row of an operand type.
-
-    Raises:
-        InvalidArgument: The code is unknown or an extension's.
-    """
+    """Return the row of an operand type; `InvalidArgument` if the code is unknown or an extension's."""
     try:
         return OPERANDS[code]
     except KeyError:
@@ -167,7 +156,6 @@ def operand_nbytes(code: int, dimensions: tuple[int, ...]) -> int:
     """Return the byte size of an operand's value.
 
     Args:
-        code: An `OperandType`.
         dimensions: ``()`` for scalars and for tensors of unknown rank; 0 is an unknown dimension.
 
     Returns:

@@ -82,8 +82,6 @@ class OperationView:
     """An operation with its operands by name.
 
     Attributes:
-        operation: The operation.
-        row: Its signature.
         match: How the inputs fill the signature.
         partial: Whether 0 in `dims` is a dimension that is not known yet, rather than a real zero size.
     """
@@ -114,11 +112,9 @@ class OperationView:
 
     @property
     def info(self) -> OperandInfo:
-        """Table row of `data_type`."""
         return OPERANDS[self.match.data_type]
 
     def index(self, name: str, which: int = 0) -> int:
-        """Return the operand index of an input."""
         return self.operation.inputs[self.match.positions[name][which]]
 
     def count(self, name: str) -> int:
@@ -126,11 +122,9 @@ class OperationView:
         return len(self.match.positions.get(name, ()))
 
     def operand(self, name: str, which: int = 0) -> OperandDesc:
-        """Return an input's operand."""
         return self._operands[self.index(name, which)]
 
     def output(self, which: int = 0) -> OperandDesc:
-        """Return an output's operand."""
         return self._operands[self.operation.outputs[which]]
 
     def given(self, name: str) -> bool:
@@ -138,11 +132,7 @@ class OperationView:
         return self.count(name) > 0 and self.operand(name).lifetime != Lifetime.NO_VALUE
 
     def dims(self, name: str, which: int = 0) -> tuple[int, ...]:
-        """Return an input's dimensions.
-
-        Raises:
-            UnknownYet: The rank is not known.
-        """
+        """Return an input's dimensions; `UnknownYet` if the rank is not known."""
         operand = self.operand(name, which)
         dims = operand.dimensions if self._dims_of is None else self._dims_of(self.index(name, which))
         if not dims and not operand.is_scalar:
@@ -150,30 +140,20 @@ class OperationView:
         return dims
 
     def value(self, name: str) -> Array:
-        """Return the stored value of an input.
-
-        Raises:
-            UnknownYet: It is computed later, or supplied by the request.
-        """
+        """Return the stored value of an input; `UnknownYet` if it is computed later, or supplied by the request."""
         value = None if self._value_of is None else self._value_of(self.index(name))
         if value is None:
             raise UnknownYet(f"the value of {name} is not known")
         return value
 
     def integer(self, name: str, default: int = 0, *, least: int | None = None) -> int:
-        """Return an integer or boolean scalar input, or the default if it is not in the list.
-
-        Raises:
-            InvalidArgument: It is smaller than `least`.
-            UnknownYet: It is not known.
-        """
+        """Return an integer or boolean scalar input, at least `least`, or the default if it is not in the list."""
         number = int(self.value(name).reshape(-1)[0]) if self.count(name) else default
         if least is not None and number < least:
             raise InvalidArgument(f"{name} is {number}; it must be at least {least}")
         return number
 
     def integers(self, name: str) -> list[int]:
-        """Return the elements of an integer tensor."""
         return [int(number) for number in self.value(name).reshape(-1)]
 
     def number(self, name: str, default: float = 0.0) -> float:
@@ -181,43 +161,26 @@ class OperationView:
         return float(self.value(name).reshape(-1)[0]) if self.count(name) else default
 
     def axes(self, name: str, rank: int) -> tuple[int, ...]:
-        """Return the elements of a tensor of axes, counted from the front, ascending, each once.
-
-        Raises:
-            InvalidArgument: One is not in [-rank, rank).
-        """
+        """Return the elements of a tensor of axes, counted from the front, ascending, each once."""
         axes = self.integers(name)
         if any(not -rank <= axis < rank for axis in axes):
             raise InvalidArgument(f"{name} {axes} are not all axes of rank {rank}")
         return tuple(sorted({axis % rank for axis in axes}))
 
-    def axis(self, name: str, rank: int, default: int = -1) -> int:
-        """Return an axis counted from the front.
-
-        Raises:
-            InvalidArgument: It is not in [-rank, rank).
-        """
-        axis = self.integer(name, default)
+    def axis(self, name: str, rank: int) -> int:
+        """Return an axis counted from the front, the last one if it is not in the list."""
+        axis = self.integer(name, -1)
         if not -rank <= axis < rank:
             raise InvalidArgument(f"{name} {axis} is not an axis of rank {rank}")
         return axis % rank
 
     def infer(self) -> tuple[OutputSpec, ...]:
-        """Compute what the operation produces.
-
-        Raises:
-            InvalidArgument: The inputs do not fit together.
-            UnknownYet: Something that decides the shape is not known.
-        """
+        """Compute what the operation produces; `UnknownYet` while something that decides the shape is not known."""
         specs, count = self.row.infer(self), len(self.operation.outputs)
         return specs[:count] if count else specs
 
     def check_ranks(self) -> None:
-        """Check the ranks of the inputs, as far as they are known, on which `infer` relies.
-
-        Raises:
-            InvalidArgument: One is another than the operation takes.
-        """
+        """Check the ranks of the inputs, as far as they are known, on which `infer` relies."""
         for name, (least, most) in self.row.ranks.items():
             for which in range(self.count(name)):
                 rank = len(self.operand(name, which).dimensions)
@@ -226,11 +189,7 @@ class OperationView:
                     raise InvalidArgument(f"{name} has rank {rank}; it must be {wanted}")
 
     def check(self, version: HalVersion) -> None:
-        """Check ranks and quantisation (the part of V8 that concerns values of operands).
-
-        Raises:
-            InvalidArgument: A constraint is violated.
-        """
+        """Check ranks and quantisation (the part of V8 that concerns values of operands)."""
         self.check_ranks()
         self._check_output_quantisation()
         if self.row.check is not None:

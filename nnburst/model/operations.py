@@ -40,20 +40,13 @@ def view_operation(
     operands: Sequence[OperandDesc],
     version: HalVersion = HalVersion.V1_3,
     *,
-    dims_of: Callable[[int], tuple[int, ...]] | None = None,
     value_of: Callable[[int], np.ndarray[Any, np.dtype[Any]] | None] | None = None,
-    partial: bool = True,
     with_outputs: bool = True,
 ) -> OperationView | None:
     """Match an operation with its signature.
 
     Args:
-        operation: The operation.
-        operands: The operands of its subgraph.
-        version: `HalVersion` of the model.
-        dims_of: Returns the known dimensions of an operand; default: those of the operand itself.
         value_of: Returns an operand's stored value if it is known.
-        partial: See `OperationView`.
         with_outputs: See `match_signature`.
 
     Returns:
@@ -66,6 +59,4 @@ def view_operation(
     if entry is None or entry.signature is None:
         return None
     match = match_signature(entry.signature, operation, operands, version, with_outputs=with_outputs)
-    return OperationView(
-        operation, operands, entry.signature, match, dims_of=dims_of, value_of=value_of, partial=partial
-    )
+    return OperationView(operation, operands, entry.signature, match, value_of=value_of)

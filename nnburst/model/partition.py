@@ -41,7 +41,6 @@ def cut(model: Model, chosen: Sequence[int]) -> tuple[Part, ...]:
     Control flow stays whole: IF and WHILE are operations like others, with the subgraphs that they refer to.
 
     Args:
-        model: Valid.
         chosen: The device of each operation of the main subgraph.
 
     Raises:
@@ -67,7 +66,6 @@ def cut(model: Model, chosen: Sequence[int]) -> tuple[Part, ...]:
 def _next_device(
     main: Subgraph, writer: dict[int, int], waiting: Sequence[int], done: set[int], chosen: Sequence[int]
 ) -> int:
-    """The device of the first operation that can run now."""
     for n in waiting:
         if all(writer[i] in done for i in main.operations[n].inputs if i in writer):
             return chosen[n]

@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
+import math
+
 from .operand_types import OperandType
 from .operation_types import OperationType
 from .types import Capabilities, Lifetime, Model, Operation, Subgraph
 
 NEVER = 3.4028234663852886e38
 """Cost of a type of which nothing is known: the largest float32."""
+_ELEMENT = 16
+"""Multiplications and additions of a matrix product that take as long as one that goes element by element."""
+_PRODUCTS = frozenset(
+    (
+        OperationType.CONV_2D,
+        OperationType.DEPTHWISE_CONV_2D,
+        OperationType.FULLY_CONNECTED,
+        OperationType.GROUPED_CONV_2D,
+        OperationType.TRANSPOSE_CONV_2D,
+    )
+)
+"""Operations of x, a filter and a bias."""
+_CELLS = frozenset(
+    (
+        OperationType.BIDIRECTIONAL_SEQUENCE_LSTM,
+        OperationType.BIDIRECTIONAL_SEQUENCE_RNN,
+        OperationType.LSTM,
+        OperationType.QUANTIZED_16BIT_LSTM,
+        OperationType.QUANTIZED_LSTM,
+        OperationType.RNN,
+        OperationType.SVDF,
+        OperationType.UNIDIRECTIONAL_SEQUENCE_LSTM,
+        OperationType.UNIDIRECTIONAL_SEQUENCE_RNN,
+    )
+)
+"""Operations that multiply a row for each step by all their matrices."""
 _FLOATS = {OperandType.TENSOR_FLOAT32: "relaxed_tensor", OperandType.FLOAT32: "relaxed_scalar"}
 
 
@@ -18,15 +46,11 @@ def operation_cost(
     capabilities: Capabilities,
     branches: dict[int, float] | None = None,
 ) -> float:
-    """Return the relative time of one operation: that of the type of its first operand.
+    """Return the time of one operation: for its work, in the type of its first operand, and for itself.
 
     An IF costs in addition the mean of its branches, a WHILE its condition and its body once.
 
     Args:
-        model: Valid.
-        graph: The subgraph of the operation.
-        operation: Which.
-        capabilities: Of the device.
         branches: Costs of referenced subgraphs that are known, by number; more are added. Each is looked at once,
             however many operations refer to it.
     """
@@ -54,7 +78,24 @@ def operation_cost(
         return 0.0
     code = graph.operands[operation.inputs[0]].type
     if model.relax_computation_float32_to_float16 and code in _FLOATS:
-        relaxed = getattr(capabilities, _FLOATS[OperandType(code)])
-        return float(relaxed.exec_time)
-    known = dict(capabilities.operand_performance)
-    return known[code].exec_time if code in known else NEVER
+        each = getattr(capabilities, _FLOATS[OperandType(code)]).exec_time
+    else:
+        known = dict(capabilities.operand_performance)
+        each = known[code].exec_time if code in known else NEVER
+    return NEVER if each >= NEVER else capabilities.operation_time + float(each) * operation_work(graph, operation)
+
+
+def operation_work(graph: Subgraph, operation: Operation) -> int:
+    """Return about how many multiplications and additions an operation is; an unknown dimension counts as 1."""
+
+    def elements(index: int) -> int:
+        return math.prod(size or 1 for size in graph.operands[index].dimensions)
+
+    result = max(operation.outputs, key=elements)
+    if operation.type in _PRODUCTS:
+        products = elements(operation.inputs[1]) * elements(result) // elements(operation.inputs[2])
+        return products * (_ELEMENT if operation.type == OperationType.DEPTHWISE_CONV_2D else 1)
+    if operation.type in _CELLS:
+        width = (graph.operands[result].dimensions or (1,))[-1] or 1
+        return sum(map(elements, operation.inputs[1:])) * elements(result) // width
+    return _ELEMENT * max(map(elements, (*operation.inputs, result)))

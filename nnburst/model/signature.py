@@ -163,10 +163,6 @@ def match_signature(
     """Find the form that an operation's inputs fill, and check count and types of its outputs.
 
     Args:
-        row: The operation's signature.
-        operation: The operation.
-        operands: The operands of its subgraph.
-        version: HAL version of the model.
         with_outputs: Whether the outputs are there already (they are not while a builder infers them).
 
     Raises:

@@ -156,9 +156,18 @@ class Subgraph(Struct, frozen=True):
 class Model(Struct, frozen=True):
     """A model as a device receives it (HAL 1.3 form).
 
-    ``pools`` hold CONSTANT_REFERENCE operands and are shared by all subgraphs, as is ``operand_values`` for
-    CONSTANT_COPY operands. ``input_names`` and ``output_names`` are for people: they name the arguments of
-    `Session.run` and are empty or one per main input/output.
+    Attributes:
+        main: What runs.
+        referenced: The subgraphs of IF and WHILE.
+        operand_values: Those of CONSTANT_COPY operands of all subgraphs.
+        pools: Those of CONSTANT_REFERENCE operands of all subgraphs.
+        relax_computation_float32_to_float16: Allows less precision.
+        extension_name_to_prefix: A number for each extension that is used.
+        input_names, output_names: For people, and `Session.run`; none, or one for each input or output of `main`.
+
+    Example:
+        >>> model.input_names, len(model.main.operations)
+        (('x',), 1)
     """
 
     main: Subgraph
@@ -257,10 +266,16 @@ class PerformanceInfo(Struct, frozen=True):
 
 
 class Capabilities(Struct, frozen=True):
-    """A device's own figures of its speed. ``operand_performance`` is sorted by operand type."""
+    """A device's own figures of its speed. ``operand_performance`` is sorted by operand type.
+
+    Attributes:
+        operation_time: What each operation takes, however small it is, in the unit in which a type's ``exec_time`` is
+            that of a multiplication and addition.
+    """
 
     relaxed_scalar: PerformanceInfo = PerformanceInfo()
     relaxed_tensor: PerformanceInfo = PerformanceInfo()
     operand_performance: tuple[tuple[int, PerformanceInfo], ...] = ()
     if_performance: PerformanceInfo = PerformanceInfo()
     while_performance: PerformanceInfo = PerformanceInfo()
+    operation_time: float = 0.0

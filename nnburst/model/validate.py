@@ -41,7 +41,6 @@ def validate_model(model: Model, version: HalVersion = HalVersion.V1_3) -> None:
     """Check a model as a device must before it says anything about it.
 
     Args:
-        model: The model.
         version: HAL version that the model is written for; anything newer in it is an error (REQ-MODEL-044).
 
     Raises:
@@ -143,11 +142,7 @@ def _check_operands(model: Model, subgraph: Subgraph, name: str, version: HalVer
 
 
 def check_operand(operand: OperandDesc, version: HalVersion = HalVersion.V1_3) -> None:
-    """Check type, rank, size, scale, zero point and extra parameters of an operand (rule V2).
-
-    Raises:
-        InvalidArgument: A rule about operands is broken.
-    """
+    """Check type, rank, size, scale, zero point and extra parameters of an operand (rule V2)."""
     check_dimensions(operand.dimensions)
     if is_extension(operand.type):
         if operand.scale != 0 or operand.zero_point != 0:

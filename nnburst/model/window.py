@@ -1,12 +1,14 @@
-"""Geometry of sliding windows: convolutions and pools."""
+"""Geometry of images: sliding windows of convolutions and pools, moved blocks, places that a resize looks at."""
 
 from __future__ import annotations
 
+import numpy as np
 from msgspec import Struct
 
 from ..errors import InvalidArgument
-from .operation_types import PaddingScheme
+from .operation_types import OperationType, PaddingScheme
 from .operation_view import OperationView
+from .types import Array
 
 
 class Axis(Struct, frozen=True):
@@ -41,11 +43,11 @@ class WindowGeometry(Struct, frozen=True):
         return (self.batch, channels, h, w) if self.nchw else (self.batch, h, w, channels)
 
 
-def image_dims(view: OperationView, name: str = "x") -> tuple[int, int, int, int, bool]:
+def image_dims(view: OperationView) -> tuple[int, int, int, int, bool]:
     """Return batch, height, width, channels and whether the layout is NCHW."""
-    dims = view.dims(name)
+    dims = view.dims("x")
     if len(dims) != 4:
-        raise InvalidArgument(f"{name} has rank {len(dims)}; it must be 4")
+        raise InvalidArgument(f"x has rank {len(dims)}; it must be 4")
     nchw = bool(view.integer("nchw", 0))
     b, h, w, c = (dims[0], dims[2], dims[3], dims[1]) if nchw else dims
     return b, h, w, c, nchw
@@ -100,11 +102,7 @@ def _transposed_axis(
 
 
 def transposed_axes(view: OperationView, filter_height: int, filter_width: int) -> WindowGeometry:
-    """Return the geometry of a transposed convolution; `tail` may be negative, where nothing reaches.
-
-    Raises:
-        InvalidArgument: A number is out of range or nothing is left of the result.
-    """
+    """Return the geometry of a transposed convolution; `tail` may be negative, where nothing reaches."""
     batch, height, width, channels, nchw = image_dims(view)
     given: tuple[int | None, int | None] = (None, None)
     if view.count("out_shape"):
@@ -122,11 +120,7 @@ def transposed_axes(view: OperationView, filter_height: int, filter_width: int) 
 
 
 def window_geometry(view: OperationView, filter_height: int, filter_width: int) -> WindowGeometry:
-    """Return the geometry of an operation with strides and padding in the usual places of its signature.
-
-    Raises:
-        InvalidArgument: A number is out of range or the window does not fit.
-    """
+    """Return the geometry of an operation with strides and padding in the usual places of its signature."""
     batch, height, width, channels, nchw = image_dims(view)
     return WindowGeometry(
         batch,
@@ -135,3 +129,45 @@ def window_geometry(view: OperationView, filter_height: int, filter_width: int) 
         _axis(view, width, filter_width, "stride_w", ("left", "right")),
         nchw,
     )
+
+
+def block_axes(view: OperationView, dims: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the six axes in which blocks of a padded NHWC image are seen to move, and their new order."""
+    (b, h, w, c), block = dims, view.integers("block")
+    down, right = block if len(block) == 2 else block * 2
+    match view.operation.type:
+        case OperationType.DEPTH_TO_SPACE:
+            return (b, h, w, down, right, c // (down * right)), (0, 1, 3, 2, 4, 5)
+        case OperationType.SPACE_TO_DEPTH:
+            return (b, h // down, down, w // right, right, c), (0, 1, 3, 2, 4, 5)
+        case OperationType.BATCH_TO_SPACE_ND:
+            return (down, right, b // (down * right), h, w, c), (2, 3, 0, 4, 1, 5)
+    return (b, h // down, down, w // right, right, c), (2, 4, 0, 1, 3, 5)
+
+
+def _resize_positions(view: OperationView, size: int, out: int, *, centred: bool) -> Array:
+    """Return where each element of the result lies in the image, in float32, perhaps without the half of a pixel."""
+    align, half = bool(view.integer("align_corners", 0)), bool(view.integer("half_pixel", 0))
+    step = np.float32(size - 1) / np.float32(out - 1) if align and out > 1 else np.float32(size) / np.float32(out)
+    offset = np.float32(0.5 if half else 0)
+    place = (np.arange(out, dtype=np.float32) + offset) * step
+    return np.asarray(place - offset if centred else place)
+
+
+def nearest_places(view: OperationView, size: int, out: int) -> Array:
+    """Return the element of an axis that each of the result is: rounded with aligned corners, else rounded down."""
+    place = _resize_positions(view, size, out, centred=False)
+    half = np.float32(0.5 if view.integer("align_corners", 0) else 0)
+    return np.minimum(np.floor(place + half).astype(np.int64), size - 1)
+
+
+def neighbour_places(view: OperationView, size: int, out: int) -> tuple[Array, Array, Array]:
+    """Return the two elements of an axis between which each of the result lies, and the part of the second."""
+    place = np.clip(_resize_positions(view, size, out, centred=True), 0, size - 1)
+    first = np.floor(place).astype(np.int64)
+    return first, np.minimum(first + 1, size - 1), place - first
+
+
+def rows_first(size: tuple[int, ...], out: tuple[int, ...]) -> bool:
+    """Whether a resize takes rows before columns: what is in between is no larger than the image or the result."""
+    return out[0] * size[1] <= size[0] * out[1]

@@ -18,7 +18,11 @@ def described(compilation: Compilation) -> str:
 
 
 def _line(nodes: Iterable[NodeArg]) -> str:
-    return ", ".join(f"{node.name} {_shape(node)} {node.dtype}" for node in nodes)
+    return ", ".join(f"{node.name} {_shape(node.shown)} {_type(node)}" for node in nodes)
+
+
+def _type(node: NodeArg) -> str:
+    return node.holds or str(node.dtype) + f", bits of {node.bits_of}" * bool(node.bits_of)
 
 
 def _shape(node: NodeArg) -> str:
@@ -28,7 +32,7 @@ def _shape(node: NodeArg) -> str:
 def nodes_table(title: str, compilation: Compilation) -> str:
     """Return the arguments of a model as a table."""
     rows = [
-        [kind, node.name, _shape(node), node.dtype]
+        [kind, node.name, _shape(node.shown), _type(node)]
         for kind, nodes in (("input", compilation.inputs), ("output", compilation.outputs))
         for node in nodes
     ]

@@ -47,17 +47,25 @@ class Execution(Computation, Closing):
     Attributes:
         inputs: Shared arrays by input name. Write into them (``x.inputs["image"][:] = frame``), not over them. An input
             that is a state, or was given by a ``set_`` method, is not among them.
+            What is no array of numbers is copied instead: ``x.inputs["words"] = ["a", "b"]``.
         outputs: Shared arrays by output name, valid from the end of a run until the next one begins, which writes over
             them: keep ``x.outputs["scores"].copy()``. An output whose shape only a run tells is flat bytes;
-            `output_shapes` tells its dimensions.
+            `output_shapes` tells its dimensions. Each look at what is no array of numbers makes a new value.
 
     Raises:
         BadState: The compilation is not finished or has failed.
         InvalidArgument: It is no `Compilation`.
+
+    Example:
+        >>> with nnburst.Session(model) as session, session.bind() as execution:
+        ...     execution.inputs["x"][:] = [[-1, 0, 1, 2]]
+        ...     execution.run()
+        ...     execution.outputs["y"].copy()
+        array([[0., 0., 1., 2.]], dtype=float32)
     """
 
-    inputs: Mapping[str, Array]
-    outputs: Mapping[str, Array]
+    inputs: Mapping[str, Any]
+    outputs: Mapping[str, Any]
     _remedies: ClassVar[Mapping[str, str]] = {
         "inputs": "write into its arrays: inputs[name][:] = …",
         "outputs": "read from its arrays, or bind outputs to memory of your own",
@@ -69,11 +77,11 @@ class Execution(Computation, Closing):
         super().__init__(compilation, reusable)
         self._show(SharedArrays(), SharedArrays())
         self._shared: SharedArguments | None = None
-        self._feeds: tuple[tuple[str, np.dtype[Any], tuple[int, ...], Array], ...] = ()
+        self._feeds: tuple[tuple[str, np.dtype[Any] | None, tuple[int, ...], Array], ...] = ()
         self._copies: tuple[Callable[[], Array], ...] | None = None
         self._keep: object = None
 
-    def _show(self, inputs: SharedArrays, outputs: SharedArrays) -> None:
+    def _show(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
         object.__setattr__(self, "inputs", inputs)
         object.__setattr__(self, "outputs", outputs)
 
@@ -84,7 +92,7 @@ class Execution(Computation, Closing):
 
     # ---- shared arrays ---------------------------------------------------------------------------------------
 
-    def share(
+    def _share(
         self, arguments: SharedArguments, burst: OpenBurst, *, measure: bool, keep: object, pool: Replacements | None
     ) -> None:
         """Take arguments that are all there, and bind the request. Called by `Burst.bind`.
@@ -100,10 +108,10 @@ class Execution(Computation, Closing):
         self._arguments = arguments
         self._route.begin(arguments, burst, pool)
         self._shared, self._feeds, self._copies = arguments, arguments.feeds, arguments.copies
-        self._show(arguments.inputs, arguments.outputs)
-        self._route.bind(self, burst.controller)
+        self._show(*arguments.shown)
+        self._route.bind(self, burst._controller)
 
-    def feed(self, inputs: object) -> bool:
+    def _feed(self, inputs: object) -> bool:
         """Copy arrays into `inputs`; False if they are not a dict with exactly these names, dtypes and shapes."""
         feeds = self._feeds
         if type(inputs) is not dict or len(inputs) != len(feeds):
@@ -115,7 +123,22 @@ class Execution(Computation, Closing):
             view[...] = array
         return True
 
-    def copied(self) -> list[Array]:
+    def _fits(self, arrays: Mapping[str, Array]) -> bool:
+        """Whether arrays that `checked_inputs` returned have the shapes of `inputs`."""
+        return all(self._wired[name].shape == array.shape for name, array in arrays.items())
+
+    def _fill(self, arrays: Mapping[str, Array]) -> None:
+        """Copy such arrays to `inputs`."""
+        for name, array in arrays.items():
+            self._wired[name][...] = array
+
+    @property
+    def _wired(self) -> dict[str, Array]:
+        """The arrays of the inputs as they cross to the service."""
+        assert self._shared is not None
+        return self._shared.inputs
+
+    def _copied(self) -> list[Array]:
         """Return copies of all outputs, of the shapes that the last run gave them."""
         if self._copies is None:
             assert self._shared is not None
@@ -125,7 +148,7 @@ class Execution(Computation, Closing):
             copies.append(copy())
         return copies
 
-    def needed_rooms(self, error: OutputInsufficientSize) -> dict[str, int]:
+    def _needed_rooms(self, error: OutputInsufficientSize) -> dict[str, int]:
         """See `SharedArguments.needed_rooms`."""
         assert self._shared is not None
         return self._shared.needed_rooms(error)
@@ -149,15 +172,15 @@ class Execution(Computation, Closing):
         self._check_not_closed()
         self._route.write_states(self, self._arguments.states.checked(values))
 
-    def start_state(self, values: Mapping[str, npt.ArrayLike] | None) -> None:
+    def _start_state(self, values: Mapping[str, npt.ArrayLike] | None) -> None:
         """As `reset_state`, and so it is again when the service has died and was started again."""
         self._reset_state(values)
         self._arguments.states.initial = {name: np.array(value) for name, value in (values or {}).items()}
 
     def get_state(self) -> dict[str, Array]:
-        """Copy the state out that the next run will read, by input name; raises as `reset_state`."""
+        """Return copies of the state that the next run will read, by input name; raises as `reset_state`."""
         self._check_not_closed()
-        return self._route.setting_up(self).call(self._arguments.states.read, self.turn)
+        return self._route.setting_up(self).call(self._arguments.states.read, self._turn)
 
     # ---- arguments, one by one -------------------------------------------------------------------------------
 
@@ -176,7 +199,7 @@ class Execution(Computation, Closing):
         self._put("input", index, self._arguments.of_array("input", index, array, dimensions))
 
     def set_output(self, index: int, array: Array | None, *, dimensions: Sequence[int] | None = None) -> None:
-        """Give the array that an output is copied to (C-contiguous, writable); as `set_input`.
+        """Give the array that an output is copied to (C-contiguous, writable); arguments as for `set_input`.
 
         Where the model leaves dimensions open the array is only room: `get_output_dimensions` tells the shape.
         """
@@ -191,9 +214,15 @@ class Execution(Computation, Closing):
         *,
         dimensions: Sequence[int] = (),
     ) -> None:
-        """Let an input lie in a pool: `length` bytes at `offset`; both 0 for an image or a `DeviceMemory`, used whole.
+        """Let an input lie in a pool.
 
         Raises as `set_input`.
+
+        Args:
+            index: Of the input.
+            memory: The pool, or memory of the device.
+            offset, length: Bytes; both 0 for an image or a `DeviceMemory`, used whole.
+            dimensions: As for `set_input`.
         """
         self._put("input", index, self._arguments.of_memory("input", index, memory, (offset, length), dimensions))
 
@@ -206,11 +235,14 @@ class Execution(Computation, Closing):
         *,
         dimensions: Sequence[int] = (),
     ) -> None:
-        """Let an output lie in a pool; as `set_input_from_memory`."""
+        """Let an output lie in a pool; arguments as for `set_input_from_memory`."""
         self._put("output", index, self._arguments.of_memory("output", index, memory, (offset, length), dimensions))
 
     def set_measure_timing(self, measure: bool) -> None:
-        """Ask for durations.
+        """Say whether to measure durations, for `get_duration` and `timing`.
+
+        Args:
+            measure: Whether.
 
         Raises:
             InvalidArgument: The compilation is not for exactly one device.
@@ -222,15 +254,22 @@ class Execution(Computation, Closing):
                 self._route.bind(self, self._burst)
 
     def set_timeout(self, seconds: float | None) -> None:
-        """Limit the time of a run; None removes the limit. Raises as `set_measure_timing`."""
+        """Limit the time of a run. Raises as `set_measure_timing`.
+
+        Args:
+            seconds: None for no limit.
+        """
         with self._changing("a timeout"):
             self.timeout = seconds
 
     def set_loop_timeout(self, seconds: float | None) -> None:
-        """Limit how long each WHILE of a run may take; None restores the default of 2 s, more than 15 s is cut to 15.
+        """Limit the time that each WHILE of a run may take.
 
         A loop that takes longer ends the run with `MissedDeadline`. The requests of a burst do not carry it: there
         ``Burst(loop_timeout=)`` applies, or ``Session(loop_timeout=)``.
+
+        Args:
+            seconds: None for the default of 2 s; more than 15 s is cut to 15.
 
         Raises:
             InvalidArgument: It is no number above 0.
@@ -246,6 +285,9 @@ class Execution(Computation, Closing):
         """As `run`, awaited in asyncio or Trio; no thread is made.
 
         A task that is cancelled gives the run up: until that has landed its arrays are in use; its answer is dropped.
+
+        Args:
+            timeout: As for `run`.
 
         Raises:
             BadState: It is in flight, also one that was given up; or there is no event loop.
@@ -272,7 +314,7 @@ class Execution(Computation, Closing):
             ResourceExhausted: The system has no thread for the first future.
             GeneralFailure: The service takes one request at a time.
         """
-        with self.limited(timeout):
+        with self._limited(timeout):
             return submit(self)
 
     # ---- life ------------------------------------------------------------------------------------------------

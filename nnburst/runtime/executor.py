@@ -64,6 +64,11 @@ class BurstExecutor(KnownNames, Executor):
 
     Raises:
         InvalidArgument: `session` is no `Session`, the depth is not 1 to 64, or the shapes contradict the model.
+
+    Example:
+        >>> with nnburst.Session(model) as session, nnburst.BurstExecutor(session) as executor:
+        ...     executor.submit(session.run, None, {"x": np.ones((1, 4), np.float32)}).result()
+        [array([[1., 1., 1., 1.]], dtype=float32)]
     """
 
     def __init__(
@@ -83,7 +88,7 @@ class BurstExecutor(KnownNames, Executor):
         self._waiting: deque[_Call] = deque()
         self._timeout = session.timeout if timeout is ... else checked_timeout(timeout)
         self._shapes = shapes or {}
-        self._takes_any = shapes is None and any(node.is_open for node in session.get_inputs())
+        self._takes_any = shapes is None and any(node.is_open for node in session.compilation.inputs)
         self._idle: list[Execution | None] = [None] * depth  # None: not bound yet
         if not self._takes_any:
             self._idle = [session._opening().call(self._bound, self._shapes) for _ in range(depth)]
@@ -98,7 +103,14 @@ class BurstExecutor(KnownNames, Executor):
         return f"<BurstExecutor of {self._depth} at once, {state}, over {self._session!r}>"
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Start ``fn(*args, **kwargs)``, where `fn` is the session's `run`.
+        """Start ``session.run(*args, **kwargs)``.
+
+        Args:
+            fn: ``session.run``.
+            args, kwargs: Its arguments.
+
+        Returns:
+            What has its outputs, or its exception.
 
         Raises:
             InvalidArgument: It is another function.
@@ -180,12 +192,12 @@ class BurstExecutor(KnownNames, Executor):
             execution = execution or self._bound(self._shapes)
             fill(execution, inputs)
             return execution
-        if execution is not None and execution.feed(inputs):
+        if execution is not None and execution._feed(inputs):
             return execution
-        arrays = checked_inputs(self._session.get_inputs(), inputs)
+        arrays = checked_inputs(self._session.compilation.inputs, inputs)
         with self._lock.lock:
             for place, other in enumerate(self._idle):
-                if other is not None and all(other.inputs[name].shape == array.shape for name, array in arrays.items()):
+                if other is not None and other._fits(arrays):
                     self._idle[place] = execution
                     found = other
                     break
@@ -195,8 +207,7 @@ class BurstExecutor(KnownNames, Executor):
             found = self._bound({name: array.shape for name, array in arrays.items()})
             if execution is not None:
                 execution.forget()
-        for name, array in arrays.items():
-            found.inputs[name][...] = array
+        found._fill(arrays)
         return found
 
     def _landed(self, done: Future[Any], call: _Call) -> None:
@@ -208,7 +219,7 @@ class BurstExecutor(KnownNames, Executor):
                 call.execution = self._session._runs.with_more_room(execution, error, self._bound)
                 return self._launch(call)
             if error is None:
-                outputs = execution.copied()
+                outputs = execution._copied()
                 outputs = outputs if call.wanted is None else [outputs[i] for i in call.wanted]
         except Exception as failure:
             error = failure
@@ -234,7 +245,12 @@ class BurstExecutor(KnownNames, Executor):
                 call.future.set_result(outputs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more; see `concurrent.futures.Executor.shutdown`."""
+        """Take no more, as any `concurrent.futures.Executor`.
+
+        Args:
+            wait: Return when what was submitted has ended.
+            cancel_futures: Cancel what has not begun.
+        """
         with self._lock.lock:
             self._closed = True
             left = list(self._pending)

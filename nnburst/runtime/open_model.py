@@ -50,7 +50,7 @@ class Settings(Struct, frozen=True):
             try:
                 compilation.set_preference(self.preference)
                 compilation.set_priority(self.priority)
-                compilation.set_cache_source(self.cache)
+                compilation._set_cache_source(self.cache)
                 compilation.finish()
             except BaseException:
                 compilation.close()
@@ -69,7 +69,7 @@ class OpenModel(OneProcess, Closing):
 
     def _open_again(self) -> str:
         """Start a service again that has died, and compile the model. Returns what caching did."""
-        self._service.revive()
+        self._service._revive()
         compilation, old = self._settings.compiled(self._service), self._compilation
         try:
             if (compilation.inputs, compilation.outputs) != (old.inputs, old.outputs):
@@ -82,12 +82,12 @@ class OpenModel(OneProcess, Closing):
         return compilation.cache_report.outcome
 
     def get_inputs(self) -> list[NodeArg]:
-        """Names, shapes and types of the inputs."""
-        return list(self._compilation.inputs)
+        """Return names, shapes and types of the inputs."""
+        return [node.shown for node in self._compilation.inputs]
 
     def get_outputs(self) -> list[NodeArg]:
-        """Names, shapes and types of the outputs."""
-        return list(self._compilation.outputs)
+        """Return names, shapes and types of the outputs."""
+        return [node.shown for node in self._compilation.outputs]
 
     @property
     def compilation(self) -> Compilation:
@@ -130,7 +130,7 @@ class OpenModel(OneProcess, Closing):
         return self._pool.stats
 
     def latency(self) -> Latency:
-        """Say how long the runs of this session took: p50, p99 and max in seconds, and where the time went.
+        """Return how long the runs of this session took: p50, p99 and max in seconds, and where the time went.
 
         Counted always, at no cost to speak of: in a fast loop one run in 256 is timed and stands for the others, and
         every run that is not answered at once. Runs without a burst are not among them.

@@ -11,6 +11,7 @@ from .._core.errno import flag
 from ..devices import create_device
 from ..devices.registry import checked_names
 from ..errors import DeviceUnavailable, MissedDeadline
+from ..options import LogLevel, RealTimePolicy, SandboxMode
 from .service import DEFAULT_DEVICES, LocalBackend, child
 from .session import Service
 
@@ -28,18 +29,19 @@ def launch(
     devices: Sequence[str] = DEFAULT_DEVICES,
     open_timeout: float | None = 60.0,
     restart: bool = False,
-    log_level: str | int = "warning",
+    log_level: LogLevel | int = "warning",
     log: str | os.PathLike[str] | None = None,
     quotas: Mapping[str, int] | None = None,
     max_run: float | None = None,
+    max_compile: float | None = None,
     faults: bool = False,
-    scheduler: tuple[str, int] | None = None,
+    scheduler: tuple[RealTimePolicy, int] | None = None,
     affinity: Collection[int] | None = None,
     spare: bool = False,
     warm: bool = False,
-    sandbox: str = "on",
+    sandbox: SandboxMode = "on",
 ) -> Service:
-    """Start a service process that belongs to this one and ends with it.
+    """Start and return a service process that belongs to this one and ends with it.
 
     Args:
         devices: Names of the devices that it offers, in order of preference.
@@ -50,6 +52,9 @@ def launch(
         quotas: What this program may have in it, such as ``{"models": 200}``; see docs/sharing.md for the names.
         max_run: Seconds that a run may take: one that takes longer is ended, if its device can be, and fails with
             `MissedDeadline`. None for no limit.
+        max_compile: Seconds that reading and compiling a model may take: the process of one that takes longer ends, and
+            what was opened on it gets `DeadObject` with the reason. None for no limit; a deadline of the caller ends
+            the wait alone.
         faults: Give it fault points, for tests: see `nnburst.testing.inject`. Each run takes a system call more.
         scheduler: Real-time policy and priority of its threads, such as ``("fifo", 20)`` or ``("rr", 1)``; None for
             the usual one. It polls for requests only if this process may use a CPU that `affinity` leaves to it.
@@ -68,6 +73,11 @@ def launch(
         InvalidArgument: No device is named, the level is unknown, the file cannot be written, the longest run is no
             time, or policy, priority or CPUs are none.
         MissedDeadline: It did not start in time.
+
+    Example:
+        >>> with nnburst.launch(devices=["nnburst-reference"]) as service:
+        ...     [device.name for device in service.devices]
+        ['nnburst-reference']
     """
     return Service(
         *child(
@@ -80,6 +90,7 @@ def launch(
             log=log,
             quotas=quotas,
             max_run=max_run,
+            max_compile=max_compile,
             faults=faults,
             scheduler=scheduler,
             affinity=affinity,
@@ -89,7 +100,7 @@ def launch(
 
 
 def connect(address: str, *, open_timeout: float | None = 10.0, trust_uid: int | Collection[int] = ()) -> Service:
-    """Connect to a service that is running (``nnburst serve``) and that other programs may use, too.
+    """Return a service that is running (``nnburst serve``) and that other programs may use, too.
 
     Closing it ends this program's connection; the service goes on.
 
@@ -104,6 +115,15 @@ def connect(address: str, *, open_timeout: float | None = 10.0, trust_uid: int |
             the message says what to do.
         InvalidArgument: The address is malformed.
         MissedDeadline: It did not answer in time.
+
+    Example:
+        >>> try:
+        ...     service = nnburst.connect("nowhere")
+        ... except nnburst.DeviceUnavailable:
+        ...     service = nnburst.launch()
+        >>> service.alive
+        True
+        >>> service.close()
     """
     from ..service import connect_to
 
@@ -122,5 +142,18 @@ def connect(address: str, *, open_timeout: float | None = 10.0, trust_uid: int |
 
 
 def in_process(*, devices: Sequence[str] = DEFAULT_DEVICES) -> Service:
-    """Run models in this process, through the same interfaces: for tests and comparisons."""
+    """Return a service that runs models in this process, through the same interfaces: for tests and comparisons.
+
+    Args:
+        devices: Names of the devices that it offers, in order of preference.
+
+    Raises:
+        DeviceUnavailable: There is no such device.
+        InvalidArgument: None is named.
+
+    Example:
+        >>> with nnburst.in_process() as service, service.session(model) as session:
+        ...     session.run(None, {"x": np.ones((1, 4), np.float32)})
+        [array([[1., 1., 1., 1.]], dtype=float32)]
+    """
     return Service(LocalBackend(tuple(create_device(name) for name in checked_names(devices))), "in process")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from .._core.backoff import LONGEST, Backoff
+from .._core.deadline import Deadline
 from .._core.leaving import Closing, Leaving, ProcessLock
 from .._core.one_process import OneProcess
-from ..devices import Device, ResilientDevice
-from ..errors import BadState, DeviceUnavailable, InvalidArgument
+from ..devices import Device, ResilientDevice, device_of
+from ..errors import BadState, InvalidArgument, MissedDeadline
 from ..watch.html import table
 from .spare import Spare
 
@@ -45,7 +48,7 @@ class Backend(Protocol):
 
 
 class _Opened(Protocol):
-    def refuse(self) -> None: ...
+    def _refuse(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -100,6 +103,7 @@ class ServiceProcess(OneProcess, Closing):
         what: str,
         again: Callable[[], Backend] | None = None,
         spare: Spare[ServiceConnection] | None = None,
+        restarts: bool = False,
     ) -> None:
         """Use `launch`, `connect` or `in_process`."""
         self._what = what
@@ -109,14 +113,27 @@ class ServiceProcess(OneProcess, Closing):
         self._closed = False
         self._opened: weakref.WeakValueDictionary[int, _Opened] = weakref.WeakValueDictionary()
         self._leaving: Leaving | None = None
+        self._given: dict[int, Backend] = {}
+        self._backend = backend
+        living = (ResilientDevice(partial(self._living, i)) for i in range(len(backend.devices)) if restarts)
+        self._restarting: tuple[Device, ...] = tuple(living)
+        """What stands for the devices if a process that has died is started again when one of them is needed."""
         self._take(backend)
 
     def _take(self, backend: Backend) -> None:
         self._backend = backend
-        for device in backend.devices:
+        for device in self._restarting or backend.devices:
             _services[device] = weakref.ref(self)
 
-    def revive(self) -> None:
+    def _living(self, index: int) -> Device:
+        with self._reviving.lock:
+            # A caller that comes again for the same process has found it dead, perhaps before others noticed.
+            if self._given.get(index) is self._backend and not self._closed:
+                self._renew()
+            self._given[index] = self._backend
+            return self._backend.devices[index]
+
+    def _revive(self) -> None:
         """Start it, or connect to it, again if it has ended. What was opened on it stays dead.
 
         Raises:
@@ -125,32 +142,39 @@ class ServiceProcess(OneProcess, Closing):
         """
         with self._reviving.lock:
             self._check_open()
-            if self._backend.alive or self._again is None:
-                return
-            dead, fresh = self._backend, self._again()
-            self._take(fresh)
-            dead.close()
-            if self._closed:  # meanwhile
-                fresh.close()
-                self._check_open()
+            if not self.alive:
+                self._renew()
+
+    def _renew(self) -> None:
+        if self._again is None:
+            return
+        dead, fresh = self._backend, self._again()
+        self._take(fresh)
+        dead.close()
+        if self._closed:  # meanwhile
+            fresh.close()
+            self._check_open()
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """The devices, in order of preference."""
+        """The devices, in order of preference.
+
+        Raises:
+            BadState: The service is closed.
+        """
         self._check_open()
-        return self._backend.devices
+        return self._restarting or self._backend.devices
 
     def device(self, name: str) -> Device:
-        """Return the device of that name.
+        """Return a device.
+
+        Args:
+            name: That of `devices`.
 
         Raises:
             DeviceUnavailable: The service has none.
         """
-        for device in self.devices:
-            if device.name == name:
-                return device
-        names = ", ".join(device.name for device in self.devices)
-        raise DeviceUnavailable(f"no device {name!r} in this service; it has: {names}")
+        return device_of(self.devices, name)
 
     @property
     def what(self) -> str:
@@ -170,17 +194,29 @@ class ServiceProcess(OneProcess, Closing):
         return self._backend.sandbox
 
     @property
+    def spare(self) -> str | None:
+        """What stands by with ``spare=True``: ``ready``, ``starting``, or ``missing: `` and why. None without."""
+        return None if self._spare is None else self._spare.state
+
+    @property
     def faults(self) -> socket.socket | None:
         """Where a service with fault points takes the orders of `nnburst.testing.inject`; None without them."""
         return self._backend.faults
 
     @property
     def alive(self) -> bool:
-        """False once the service process is gone or the service is closed."""
-        return not self._closed and self._backend.alive
+        """False once the service process is gone for good, or the service is closed."""
+        return not self._closed and (bool(self._restarting) or self._backend.alive)
 
     def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
-        """Call `on_death` once when the service process ends. Returns a function that unlinks."""
+        """Have a function called once when the service process ends; return a function that unlinks it.
+
+        Args:
+            on_death: Called without arguments.
+
+        Raises:
+            InvalidArgument: It cannot be called.
+        """
         if not callable(on_death):
             raise InvalidArgument(f"on_death is {type(on_death).__name__}; give a function without arguments")
         return self._backend.link_to_death(on_death)
@@ -202,7 +238,7 @@ class ServiceProcess(OneProcess, Closing):
         self._closed = True
         opened = list(filter(None, (ref() for ref in self._opened.valuerefs())))
         self._leaving = self._leaving or Leaving(
-            *(thing.refuse for thing in opened),
+            *(thing._refuse for thing in opened),
             self._backend.close,
             *(thing.close for thing in opened),
             *(() if self._spare is None else (self._spare.close,)),
@@ -222,69 +258,36 @@ class ServiceProcess(OneProcess, Closing):
         return f"<Service {self._what}, pid {self.pid}, {state}>"
 
     def _repr_html_(self) -> str:
-        devices = () if self._closed else self._backend.devices
+        devices = () if self._closed else self.devices
         return table(repr(self)[1:-1], ([device.name, device.version_string] for device in devices))
 
 
-class _Restarting:
-    """A service child that is started again when it is needed after it has died."""
-
-    def __init__(self, start: Callable[[], Backend]) -> None:
-        self._start = start
-        self._lock = ProcessLock()  # a signal handler may close a service that is just being started again
-        self._backend = start()
-        self._closed = False
-        self._given: dict[int, Backend] = {}
-        count = len(self._backend.devices)
-        self.devices: tuple[Device, ...] = tuple(ResilientDevice(partial(self._device, i)) for i in range(count))
-
-    def _device(self, index: int) -> Device:
-        with self._lock.lock:
-            # A caller that comes again for the same process has found it dead, perhaps before others noticed.
-            if self._given.get(index) is self._backend and not self._closed:
-                dead, self._backend = self._backend, self._start()
-                dead.close()
-                if not self.alive:  # closed meanwhile
-                    self._backend.close()
-            self._given[index] = self._backend
-            return self._backend.devices[index]
-
-    @property
-    def faults(self) -> socket.socket | None:
-        return self._backend.faults
-
-    @property
-    def pid(self) -> int:
-        return self._backend.pid
-
-    @property
-    def sandbox(self) -> Sandbox | None:
-        return self._backend.sandbox
-
-    @property
-    def alive(self) -> bool:
-        return not self._closed
-
-    def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
-        return self._backend.link_to_death(on_death)
-
-    def kill(self) -> None:
-        self._backend.kill()
-
-    def close(self) -> None:
-        self._closed = True
-        self._backend.close()
+def _wait(pause: float) -> None:
+    left = Deadline.after().left()
+    time.sleep(pause if left is None else min(pause, left))
+    if left is not None and left < pause:
+        raise MissedDeadline(f"the service has ended soon after its start; the next one is started {pause:.1f} s later")
 
 
 def child(
     devices: Sequence[str], *, restart: bool = False, spare: bool = False, warm: bool = False, **options: Any
-) -> tuple[Backend, str, Callable[[], Backend], Spare[ServiceConnection] | None]:
+) -> tuple[Backend, str, Callable[[], Backend], Spare[ServiceConnection] | None, bool]:
     """Start a service process; return what a `Service` is made of. `options` are those of `start_child`."""
     from ..service import start_child  # a program that stays in process needs no process boundary
 
+    backoff, begun = Backoff(), 0.0
+
     def start(spare: bool = False) -> ServiceConnection:
-        return start_child(devices, warm=warm or spare, **options)
+        nonlocal begun
+        lived, begun = time.monotonic() - begun, 0.0
+        if lived <= LONGEST:  # else it is not what ends again and again
+            backoff.ended(lived)
+        _wait(backoff.left)
+        try:
+            return start_child(devices, warm=warm or spare, **options)
+        finally:
+            begun = time.monotonic()
 
     kept = Spare(start) if spare else None
     again = kept or start
-    return _Restarting(again) if restart else again(), "child", again, kept
+    return again(), "child", again, kept, restart

@@ -16,13 +16,13 @@ import numpy as np
 from msgspec.structs import replace
 
 from .._core.deadline import Deadline, checked_timeout
-from .._core.errno import flag
+from .._core.errno import flag, member
 from .._core.leaving import Leaving
 from ..errors import InvalidArgument, NNBurstError, OutputInsufficientSize
 from ..memory import Memory
-from ..model import ExecutionPreference, Model, Priority
+from ..model import Array, ExecutionPreference, Model, Priority
+from ..options import OnDeath, OnError, PreferenceName, PriorityName, SandboxMode
 from .compile.cache_sources import cache_source
-from .compile.compilation import member
 from .compile.model_files import check_source, devices_for
 from .execution import Execution
 from .open_model import OpenModel, Settings, open_again
@@ -41,19 +41,24 @@ if TYPE_CHECKING:
 _OPENING = 60.0
 """Seconds for opening a session whose runs have a limit, if the caller names no other."""
 _MOST_PERMITS = 4096
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Service(ServiceProcess):
-    """Hosts devices; several sessions may share one. Made by `launch`, `connect` or `in_process`. Context manager."""
+    """Hosts devices; several sessions may share one. Made by `launch`, `connect` or `in_process`. Context manager.
+
+    Example:
+        >>> with nnburst.launch() as service, service.session(model) as session:
+        ...     session.run(None, {"x": np.ones((1, 4), np.float32)})
+        [array([[1., 1., 1., 1.]], dtype=float32)]
+    """
 
     def session(
         self,
         model: Model | str | os.PathLike[str] | bytes,
         *,
         device: str | None = None,
-        preference: str | ExecutionPreference = ExecutionPreference.FAST_SINGLE_ANSWER,
-        priority: str | Priority = Priority.MEDIUM,
+        preference: PreferenceName | ExecutionPreference = ExecutionPreference.FAST_SINGLE_ANSWER,
+        priority: PriorityName | Priority = Priority.MEDIUM,
         concurrency: int | None = None,
         polling_window: float | None = None,
         loop_timeout: float | None = None,
@@ -63,7 +68,7 @@ class Service(ServiceProcess):
         token: bytes | None = None,
         cache_always: bool = False,
         cache_encrypt: bool = False,
-        on_death: str = "raise",
+        on_death: OnDeath = "raise",
         retry: int = 0,
     ) -> Session:
         """Open a session on this service; the arguments are those of `Session`."""
@@ -132,6 +137,12 @@ class Session(OpenModel):
         DeviceUnavailable: No such device, or the service could not start.
         GeneralFailure: No device supports the model.
         MissedDeadline: Opening took too long.
+
+    Example:
+        >>> with nnburst.Session(model) as session:
+        ...     (y,) = session.run(None, {"x": np.array([[-1, 0, 1, 2]], np.float32)})
+        >>> y
+        array([[0., 0., 1., 2.]], dtype=float32)
     """
 
     _instead = "open one in each process, on a service of that process"
@@ -143,8 +154,8 @@ class Session(OpenModel):
         *,
         service: Service | None = None,
         device: str | None = None,
-        preference: str | ExecutionPreference = ExecutionPreference.FAST_SINGLE_ANSWER,
-        priority: str | Priority = Priority.MEDIUM,
+        preference: PreferenceName | ExecutionPreference = ExecutionPreference.FAST_SINGLE_ANSWER,
+        priority: PriorityName | Priority = Priority.MEDIUM,
         concurrency: int | None = None,
         polling_window: float | None = None,
         loop_timeout: float | None = None,
@@ -154,10 +165,10 @@ class Session(OpenModel):
         token: bytes | None = None,
         cache_always: bool = False,
         cache_encrypt: bool = False,
-        on_death: str = "raise",
+        on_death: OnDeath = "raise",
         retry: int = 0,
         spare: bool = False,
-        sandbox: str | None = None,
+        sandbox: SandboxMode | None = None,
     ) -> None:
         check_source(model)
         if not isinstance(service, Service | None):
@@ -193,7 +204,7 @@ class Session(OpenModel):
             this = weakref.ref(self)  # its bursts must not keep it alive
             self._pool.get_over_deaths(lambda: open_again(this()), limit or _OPENING, retry)
         self._leaving: Leaving | None = None
-        concurrency = concurrency or len(self._pool.first.controller.cpus)
+        concurrency = concurrency or len(self._pool.first._controller.cpus)
         self._runs = Runs(self._pool, self._compilation.inputs, self._timeout, concurrency)
         self._pool.most_at_home = concurrency
         self._idle, self._waiting = self._runs.permits.idle, self._runs.permits.waiting
@@ -212,7 +223,7 @@ class Session(OpenModel):
         loop_timeout: float | None,
         restarts: bool,
         spare: bool,
-        sandbox: str | None,
+        sandbox: SandboxMode | None,
     ) -> None:
         with contextlib.ExitStack() as opened:
             self._owned: Service | None = None
@@ -223,7 +234,7 @@ class Session(OpenModel):
                 service = self._owned = opened.enter_context(Service(*started))
                 settings = replace(settings, device=settings.device and settings.device.partition(":")[0])
             elif restarts:
-                Deadline.after(_OPENING).call(service.revive)
+                Deadline.after(_OPENING).call(service._revive)
             self._service, self._settings = service, settings
             self._compilation = opened.enter_context(settings.compiled(service))
             self._pool = BurstPool(self._compilation, polling_window, loop_timeout, self._open_timeout)
@@ -265,14 +276,14 @@ class Session(OpenModel):
             permit, limit = self._runs.wait_for_permit(limit, _runs_below(self))
         try:
             execution = permit.execution
-            if execution is None or not execution.feed(inputs):
+            if execution is None or not execution._feed(inputs):
                 execution = self._runs.fed(permit, inputs, limit)
             try:
                 if limit is self._timeout:
                     execution.run()
                 else:
                     execution.run(limit)
-                outputs = execution.copied()
+                outputs = execution._copied()
             except OutputInsufficientSize as error:
                 outputs = self._runs.run_again(permit, execution, error, limit)
         finally:
@@ -328,7 +339,7 @@ class Session(OpenModel):
         One thread at a time may run it: another one gets `BadState`. Executions do not wait for each other: one that
         finds its burst busy moves to another burst, which is opened if there is none.
 
-        The arguments, and what is raised, are those of `Burst.bind`; the timeout of its runs is the session's if none
+        Arguments are those of `Burst.bind`, and so is what is raised; the timeout of its runs is the session's if none
         is given. Binding itself takes `open_timeout` seconds at most.
         """
 
@@ -369,7 +380,7 @@ class Session(OpenModel):
         *,
         batch: int = 1,
         timeout: float | EllipsisType | None = ...,
-        on_error: str,
+        on_error: OnError,
     ) -> Generator[list[Array] | NNBurstError, None, None]: ...
 
     def run_many(
@@ -378,7 +389,7 @@ class Session(OpenModel):
         *,
         batch: int = 1,
         timeout: float | EllipsisType | None = ...,
-        on_error: str = "raise",
+        on_error: OnError = "raise",
     ) -> Generator[Any, None, None]:
         """Run the model on each of many inputs, several under way; yield a list of all outputs for each, in order.
 
@@ -407,7 +418,7 @@ class Session(OpenModel):
         outcomes = run_many(self, inputs, batch, limit, on_error == "return")
         return outcomes if self._spans is None else self._spans.of_many(self, outcomes)
 
-    def lent_pipeline(
+    def _lent_pipeline(
         self, depth: int, shapes: Mapping[str, tuple[int, ...]], timeout: float | None = None
     ) -> AbstractContextManager[Pipeline]:
         """As `pipeline`, but lent: it is kept for the next use like it. Called by `run_many`."""
@@ -450,7 +461,7 @@ class Session(OpenModel):
         except BaseException:
             self._pool.give_back(burst)
             raise
-        pipeline.when_closed(partial(self._pool.give_back, burst))
+        pipeline._when_closed(partial(self._pool.give_back, burst))
         return pipeline
 
     # ---- looking ---------------------------------------------------------------------------------------------

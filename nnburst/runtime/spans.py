@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -56,6 +56,25 @@ class Spans:
             "nnburst.service.pid": session._service.pid,
         }
         return {"kind": self._trace.SpanKind.CLIENT, "attributes": attributes}
+
+
+def below(headers: Callable[[], Mapping[str, str]]) -> contextlib.AbstractContextManager[None]:
+    """Have the span that a request's headers name (``traceparent``) be the current one inside.
+
+    Source: https://www.w3.org/TR/trace-context/
+    """
+    return _below(headers()) if "opentelemetry.trace" in sys.modules else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _below(headers: Mapping[str, str]) -> Iterator[None]:
+    from opentelemetry import context, propagate
+
+    token = context.attach(propagate.extract(headers))
+    try:
+        yield
+    finally:
+        context.detach(token)
 
 
 def spans() -> Spans | None:

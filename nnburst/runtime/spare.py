@@ -90,8 +90,19 @@ class Spare(Generic[B]):
         try:
             start_daemon(_start_later, self._start, spare, self._hurry, name="nnburst-spare", what="a spare service")
         except ResourceExhausted as error:
-            self._next = None
-            warn("nnburst.runtime", "%s", error)
+            _missing(spare, error)
+
+    @property
+    def state(self) -> str:
+        """``ready``, ``starting``, or ``missing: `` and why."""
+        spare = self._next
+        if spare is None or self._closed:
+            return "missing: none was asked for, or the service is closed"
+        if not spare.done():
+            return "starting"
+        if (error := spare.exception()) is not None:
+            return f"missing: {error}"
+        return "ready" if spare.result().alive else "missing: it has died"
 
     def close(self) -> None:
         """End the one that stands by; one that is just being started, when it serves. Idempotent."""
@@ -114,8 +125,13 @@ def _start_later(start: Callable[[bool], B], spare: Future[B], hurry: threading.
         return
     try:
         spare.set_result(start(True))
-    except Exception as error:  # of which the next start will tell
-        spare.set_exception(error)
+    except Exception as error:
+        _missing(spare, error)
+
+
+def _missing(spare: Future[B], error: Exception) -> None:
+    warn("nnburst.runtime", "no spare stands by, so that a restart will take longer: %s", error)
+    spare.set_exception(error)
 
 
 def _close(spare: Future[B]) -> None:

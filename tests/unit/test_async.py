@@ -304,8 +304,7 @@ def test_time_limit_of_an_awaited_run(loop: Callable[[Main], Any], service: nnbu
         with service.session("slow", timeout=0.1) as session:
             with pytest.raises(nnburst.MissedDeadline):
                 await session.arun(None, filled(0.5))
-            await sleep(0.6)
-            await session.arun(None, filled(0))
+            await session.arun(None, filled(0), timeout=PATIENCE)
 
     loop(main)
 
@@ -328,7 +327,7 @@ def test_permit_comes_back_though_the_service_takes_one_request_at_a_time(
 ) -> None:
     with service.session(relu(), concurrency=1) as session:
         with monkeypatch.context() as older:
-            older.setattr(session.burst.controller, "_flights", None)
+            older.setattr(session.burst._controller, "_flights", None)
             older.setattr(session._pool, "free", lambda: None)
             with pytest.raises(nnburst.GeneralFailure, match="one request at a time") as refused:
                 in_asyncio(lambda: session.arun(None, filled(0)))
@@ -448,6 +447,31 @@ def test_burst_that_is_closed_before_trio_watches_it_ends_its_runs(
 
     monkeypatch.setattr(event_loop._TrioLoop, "attend", closing)
     in_trio(main)
+
+
+def test_session_that_is_closed_while_a_run_begins_ends_the_run(
+    loop: Callable[[Main], Any], service: nnburst.Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Closing:
+        """What each call is made with, after the session was closed."""
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "nnb_execution_launch":
+                closer = threading.Thread(target=session.close)
+                closer.start()
+                closer.join(PATIENCE)
+            return getattr(lib, name)
+
+    lib = in_flight.lib
+    with service.session(relu()) as session:
+
+        async def main() -> None:
+            monkeypatch.setattr(in_flight, "lib", Closing())
+            with pytest.raises(nnburst.BadState, match="closed"):
+                await session.arun(None, filled(1))
+            monkeypatch.setattr(in_flight, "lib", lib)
+
+        loop(main)
 
 
 def abandoned(session: nnburst.Session, *, runs: int, seconds: float = 0.2) -> asyncio.AbstractEventLoop:

@@ -20,10 +20,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from nnburst.cli.bench import bench, clients, schedule
+from nnburst.cli import main
+from nnburst.cli.bench import clients, schedule
 from nnburst.cli.bench import server as _server
 from nnburst.cli.bench.case import Bench, Subject
-from nnburst.cli.bench.peers import MESSAGE, PEERS
+from nnburst.cli.bench.command import bench
+from nnburst.cli.bench.peers import PEER_CASES
 from nnburst.cli.bench.placement import allowed_cpus, conditions
 from nnburst.cli.bench.report import Report
 from nnburst.cli.bench.sampling import Result, Round, time_calls
@@ -132,14 +134,18 @@ def test_turn_that_a_busy_machine_takes_is_said_and_the_next_ones_follow(tmp_pat
     assert row["p50_us"] > 0
 
 
+@two_cpus
 @pytest.mark.parametrize("key", ["mmap-word", "seqpacket-poll", "simple-queue"])
 def test_peer_answers_with_what_it_was_sent(key: str, tmp_path: Path) -> None:
-    peer = next(peer for peer in PEERS if peer.key == key)
-    ours, theirs = peer.link(str(tmp_path))
-    with server_process(peer.server, theirs), peer.client(ours) as call:
-        if key == "seqpacket-poll":
-            theirs.close()
-        assert [call() for _ in range(3)] == [MESSAGE] * 3
+    result = run_rows([case for case in PEER_CASES if case.key == key], tmp_path)[key]
+    assert (result.note, len(result.rounds)) == ("", 2)
+
+
+@two_cpus
+def test_peer_with_another_answer_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nnburst.cli.bench.peers._asking", lambda send, receive: lambda: b"")
+    result = run_rows([case for case in PEER_CASES if case.key == "pipe"], tmp_path)["pipe"]
+    assert (result.note, result.rounds) == ("failed: its answer is b'', not what it was sent", [])
 
 
 def _spin(end: Any) -> Generator[None, None, None]:
@@ -200,10 +206,35 @@ def test_clients_of_a_shared_service_are_counted(tmp_path: Path) -> None:
     assert all(len(row["runs"]) == row["clients"] and min(row["runs"]) > 0 for row in rows)
 
 
+def test_rows_of_clients_are_measured_with_batches_and_without(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    from support.onnx_models import mlp, save
+
+    path, model = tmp_path / "rows.json", save(mlp(8, 1, "N"), tmp_path / "m.onnx")
+    done = CliRunner().invoke(bench, ["--clients", "3", "--model", model, "--quick", "--json", str(path)])
+    assert done.exit_code == 0, done.output
+    pairs = json.loads(path.read_text())["rows"]
+    assert [(pair["alone"]["clients"], pair["batched"]["clients"]) for pair in pairs] == [(n, n) for n in (1, 2, 3)]
+    assert all(0 < rows["p50"] <= rows["p99"] and rows["rate"] > 0 for pair in pairs for rows in pair.values())
+    said = [line.split() for line in done.output.splitlines() if re.match(" *[123] ", line)]
+    for line, pair in zip(said, pairs, strict=True):
+        assert float(line[-1]) == pytest.approx(pair["batched"]["rate"] / pair["alone"]["rate"], abs=0.006)
+
+
+def test_model_that_has_no_rows_is_not_measured_with_batches(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("onnxruntime")
+    from support.onnx_models import mlp, save
+
+    model = save(mlp(8, 1), tmp_path / "m.onnx")
+    done = CliRunner().invoke(main, ["bench", "--clients", "2", "--model", model, "--quick"])
+    assert (done.exit_code, type(done.exception)) == (1, SystemExit)
+    assert "has no open first dimension" in capfd.readouterr().err
+
+
 def test_each_number_of_clients_has_the_turn_of_its_median_rate() -> None:
     turns = [[clients.Share(k, 1, 1.0, (runs + k,) * k) for k in (1, 2)] for runs in (30, 10, 20)]
     turns[0][1] = clients.Share(2, 1, 1.0, (1, 1))  # one that the machine had disturbed
-    assert [share.runs for share in clients.medians(turns)] == [(21,), (12, 12)]
+    assert [share.runs for share in clients.medians(turns, lambda share: share.rate)] == [(21,), (12, 12)]
 
 
 @pytest.mark.parametrize("stolen", [0.0, 1e6])

@@ -380,7 +380,7 @@ def test_request_larger_than_the_channel_runs_without_the_burst(model: LocalMode
         execution = bind(controller, adder_request(memory))  # 5 datums
         execution.run()
         assert execution.result == (ErrorStatus.NONE, (), Timing())
-        assert model.executed == list(execution.requests)
+        assert model.executed == list(execution._requests)
         assert controller.stats.fallbacks == 1
 
 
@@ -393,10 +393,10 @@ def test_channel_of_a_length_that_is_no_use_is_refused(model: LocalModel, length
 def test_server_is_closed_if_the_client_s_end_cannot_be_made(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*arguments: object) -> None:
+    def fail(*arguments: object, reset: bool) -> None:
         raise ResourceExhausted("no memory")
 
-    monkeypatch.setattr(_controller, "_open_client", fail)
+    monkeypatch.setattr(_controller, "open_channels", fail)
     with pytest.raises(ResourceExhausted, match="no memory"):
         ExecutionBurstController.create(model)
     assert model.server is not None
@@ -728,7 +728,7 @@ def test_ctrl_c_interrupts_a_run_and_its_result_is_dropped(window: str) -> None:
 def test_signal_handler_that_raises_after_the_call_of_c_gives_the_run_up(
     model: LocalModel, memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A handler's turn comes with the first bytecode: here before the first line of `conclude`."""
+    """A handler's turn comes with the first bytecode: here before the first line of `_conclude`."""
 
     def interrupted(execution: BoundRequest, status: int) -> None:
         raise KeyboardInterrupt
@@ -739,7 +739,7 @@ def test_signal_handler_that_raises_after_the_call_of_c_gives_the_run_up(
         execution.run()
         model.executor.during = lambda: go.wait(PATIENCE) and None
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(BoundRequest, "conclude", interrupted)
+            patch.setattr(BoundRequest, "_conclude", interrupted)
             execution.run()  # C comes back every 100 ms
         assert controller.is_free
         go.set()

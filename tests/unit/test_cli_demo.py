@@ -78,8 +78,7 @@ def test_race_reports_an_answer_that_differs_in_one_bit(images: FloatArray) -> N
     expected = first_pixels(images)
     expected.view(np.uint32)[33, 0, 4] ^= 1
     lap = race.race({"a": Scripted([], "a")}, images, {"a": expected}, 2, lambda name, count: None)["a"]
-    assert [difference.image for difference in lap.differences] == [33, 33]
-    assert "image 33" in str(lap.differences[0])
+    assert [difference.partition(":")[0] for difference in lap.differences] == ["a, image 33"] * 2
 
 
 def test_race_tells_negative_zero_from_zero(images: FloatArray) -> None:

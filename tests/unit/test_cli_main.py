@@ -17,7 +17,8 @@ from click.testing import CliRunner
 import nnburst
 from nnburst.cli import main
 from nnburst.cli._main import COMMANDS
-from nnburst.cli.doctor import CHECKS, Finding, Level, all_checks, checks
+from nnburst.cli.doctor import checks
+from nnburst.cli.doctor.checks import CHECKS, Finding, Level, all_checks
 from nnburst.devices import device_names
 from nnburst.service.wire.values import Sandbox
 from support import ROOT
@@ -57,6 +58,16 @@ def test_a_character_that_the_terminal_has_not_is_a_question_mark() -> None:
     assert "?" in done.stdout
 
 
+@pytest.mark.parametrize("command", ["ops", "--help"])
+def test_output_without_room_is_one_sentence(command: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "nnburst", command], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert done.returncode == 1
+    assert re.fullmatch(r"Error: the system refuses .*: \[Errno 28\] No space left on device\n", done.stderr)
+
+
 def test_unknown_command_is_a_usage_error() -> None:
     result = CliRunner().invoke(main, ["no-such-command"])
     assert result.exit_code == 2
@@ -88,7 +99,7 @@ def test_doctor_opens_each_device_and_imports_each_extra(monkeypatch: pytest.Mon
     result = CliRunner().invoke(main, ["doctor", "--json"])
     found = json.loads(result.stdout)
     rows = {row["check"]: row for row in found["checks"]}
-    extras = {f"extra {name}" for name in ("onnx", "bench", "metrics", "oip")}
+    extras = {f"extra {name}" for name in ("onnx", "bench", "metrics", "oip", "pictures")}
     assert rows.keys() == {f"device {name}" for name in device_names()} | extras
     assert found["ok"] == len(rows) == sum(row["level"] == "ok" for row in rows.values())
     assert all("opens in a service" in rows[f"device {name}"]["found"] for name in device_names())

@@ -10,10 +10,12 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from importlib.metadata import metadata
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from click.testing import CliRunner
 
 import nnburst
 from nnburst.cli import main
+from nnburst.cli._main import COMMANDS
 from nnburst.devices.reference.call import KernelCall
 from nnburst.devices.reference.kernels import KERNELS
 from nnburst.model.rows import ROWS, activation
@@ -32,18 +35,7 @@ PAGES = [
     *(path for part in ("docs", "examples", "nnburst", "tests") for path in sorted((ROOT / part).rglob("*.md"))),
 ]
 WIDTH = 120
-LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
-
-
-def test_example_of_the_readme_runs_as_written() -> None:
-    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert code is not None
-    assert len([line for line in code.group(1).splitlines() if line.strip()]) <= 15
-    done = subprocess.run(
-        [sys.executable, "-c", code.group(1)], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("[[") == 2, done.stdout  # the answer of run() and that of the bound execution
+LINK = re.compile(r"\]\(([^)#]*)(?:#([^)]*))?\)")
 
 
 GIVEN = """
@@ -54,9 +46,11 @@ builder = nnburst.ModelBuilder()
 x = builder.input("x", nnburst.OperandType.TENSOR_FLOAT32, (1, 8))
 builder.output("y", builder.relu(x))
 model = model_a = model_b = builder.build()
-frame = image = np.zeros((1, 8), np.float32)
+image = np.zeros((1, 8), np.float32)
+frame = np.load("detector.npy")
 """
-"""What a page takes for granted: models and arrays. ``detector.onnx`` and the service ``vision`` are there, too."""
+"""What a page takes for granted: models and arrays. The service ``vision`` is there, and what `nnburst demo` saves."""
+SAVED = ("detector.onnx", "detector.npy", "digits.onnx", "digits.npy")
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
@@ -73,7 +67,7 @@ def commands(page: Path) -> list[list[str]]:
 
 
 GATEWAY = next(words for words in commands(ROOT / "docs" / "gateway.md") if "--oip" in words)
-"""The command that starts the service ``vision``; what other pages start is part of it."""
+"""The command that starts the service ``vision``; what other pages serve over the network is part of it."""
 ADDRESS = GATEWAY[GATEWAY.index("--oip") + 1]
 
 
@@ -91,13 +85,11 @@ def program(page: Path) -> str:
 @pytest.fixture(scope="module")
 def vision(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The service of the examples; what a program needs in its environment to find it."""
-    onnx = pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
+    pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
     folder = tmp_path_factory.mktemp("vision")
-    value = [onnx.helper.make_tensor_value_info(name, 1, ["batch", 8]) for name in ("image", "boxes")]
-    node = onnx.helper.make_node("Relu", ["image"], ["boxes"])
-    graph = onnx.helper.make_graph([node], "detector", value[:1], value[1:])
-    detector = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
-    onnx.save(detector, folder / "detector.onnx")
+    for name in SAVED[::2]:
+        done = CliRunner().invoke(main, ["demo", "--save", str(folder / name)])
+        assert done.exit_code == 0, done.output
     (folder / "run").mkdir(mode=0o700)
     command = [re.sub(r"^(127\.0\.0\.1):\d+$", r"\1:0", word) for word in GATEWAY[1:]]
     if find_spec("grpc") is None or find_spec("aiohttp") is None:
@@ -105,7 +97,7 @@ def vision(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
     environment = os.environ | {
         "XDG_RUNTIME_DIR": str(folder / "run"),
         "NNBURST_STATE_DIR": str(folder / "state"),
-        "DETECTOR": str(folder / "detector.onnx"),
+        "SAVED": str(folder),
     }
     command = [sys.executable, "-m", "nnburst", *command]
     with subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True) as service:
@@ -125,16 +117,52 @@ def vision(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
     ids=lambda page: page.name,
 )
 def test_python_of_a_page_runs_as_written(page: Path, vision: dict[str, str], tmp_path: Path) -> None:
-    text = program(page)
+    text = program(page) if page.name != "README.md" else blocks(page)[-1][1]  # which takes nothing for granted
     for module in ("ray", "tritonclient"):
         if re.search(rf"^(?:from|import) {module}\b", text, re.MULTILINE):
             pytest.importorskip(module)
-    shutil.copy(vision["DETECTOR"], tmp_path)
+    for name in SAVED:
+        shutil.copy(Path(vision["SAVED"], name), tmp_path)
     (tmp_path / "page.py").write_text(text.replace(ADDRESS, vision["ADDRESS"]), encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "page.py"], cwd=tmp_path, env=vision, capture_output=True, text=True, timeout=100, check=False
     )
     assert done.returncode == 0, done.stderr
+    if page.name == "README.md":
+        assert done.stdout == "6 6\n"
+        assert "This prints `6 6`." in page.read_text("utf-8")
+
+
+@pytest.mark.leaks("a service that this has started keeps the trust store of a process open")
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "coming").glob("*.md")), ids=lambda page: page.name)
+def test_both_sides_of_a_comparison_run_and_print_the_same(page: Path, vision: dict[str, str], tmp_path: Path) -> None:
+    for module in ("tritonclient", "onnxruntime"):
+        if f"import {module}" in page.read_text("utf-8"):
+            pytest.importorskip(module)
+    for name in SAVED:
+        shutil.copy(Path(vision["SAVED"], name), tmp_path)
+    said = []
+    for language, text in blocks(page):
+        name = re.match(r"# (\w+\.py)\n", text)
+        (tmp_path / (name.group(1) if name else "side.py")).write_text(text.replace(ADDRESS, vision["ADDRESS"]))
+        if language == "python" and not name:
+            done = subprocess.run(
+                [sys.executable, "side.py"], cwd=tmp_path, env=vision, capture_output=True, text=True, timeout=100
+            )
+            assert done.returncode == 0, f"{text}\n{done.stderr}"
+            said.append(done.stdout)
+    assert said[::2] == said[1::2]
+    assert len(said) >= 6
+    assert all(said)
+
+
+def test_readme_is_short_and_has_one_of_each() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (code,) = (block for language, block in blocks(ROOT / "README.md") if language == "python")
+    assert len(text.splitlines()) <= 150
+    assert len([line for line in code.splitlines() if line.strip()]) <= 15
+    assert len(re.findall(r"^\|-", text, re.MULTILINE)) == 1, "one table"
+    assert text.count("![") == 1, "one picture"
 
 
 def test_an_operation_is_added_as_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,8 +177,75 @@ def test_an_operation_is_added_as_the_page_says(monkeypatch: pytest.MonkeyPatch)
     assert calls.called
 
 
-AS_WRITTEN = (["run"], *(["cache", verb] for verb in ("ls", "verify", "prune", "stats", "path")))
-"""Commands that are run; of others click looks at names and options. A benchmark takes minutes."""
+AS_WRITTEN = (
+    ["run"],
+    ["demo"],
+    ["ls"],
+    ["ops"],
+    ["trace"],
+    ["explain"],
+    ["doctor"],
+    ["bench", "--list"],
+    *(["cache", verb] for verb in ("ls", "verify", "prune", "stats", "path")),
+)
+"""Commands that run beside the services and benchmarks below; of others click looks at names and options."""
+
+
+def each(verb: str) -> list[list[str]]:
+    """All commands of all pages that begin with `nnburst VERB`."""
+    found = {shlex.join(words): words for page in PAGES for words in commands(page)}
+    return [words for words in found.values() if words[:2] == ["nnburst", verb] and "--help" not in words]
+
+
+def done(*words: str) -> str:
+    """Run a command of `nnburst` that succeeds; return what it says."""
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.mark.leaks("a client keeps the trust store of a process open")
+@pytest.mark.parametrize("words", [words for words in each("serve") if "--oip" not in words], ids=shlex.join)
+def test_service_of_a_page_is_listed_watched_and_stopped(
+    words: list[str], vision: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("NNBURST_STATE_DIR", str(tmp_path / "state"))
+    tmp_path.chmod(0o700)
+    command = [re.sub(r"(^|=)/.*/", r"\1", word) for word in words]
+    for name in re.findall(r"=(\S+\.onnx)", shlex.join(command)):
+        shutil.copy(Path(vision["SAVED"], "detector.onnx"), name)
+    Path("filters.py").write_text(next(text for _, text in blocks(ROOT / "docs" / "devices.md") if "@declare" in text))
+    address = f"unix:{command[command.index('--socket') + 1]}" if "--socket" in command else "vision"
+    with subprocess.Popen([sys.executable, "-m", *command], stdout=subprocess.PIPE, text=True) as service:
+        try:
+            assert service.stdout is not None
+            assert service.stdout.readline()  # it is ready
+            assert ("vision" in done("ls")) is (address == "vision")
+            with nnburst.connect(address) as client:
+                assert str(os.getpid()) in done("top", "--once", address)
+                kick = [sys.executable, "-m", "nnburst", "kick", address, str(os.getpid())]  # which would kick itself
+                subprocess.run(kick, check=True, capture_output=True, timeout=60)
+                with pytest.raises(nnburst.DeadObject, match="kick"):
+                    client.device("nnburst-reference").status  # noqa: B018 (it asks the service)
+            done("stop", address)
+            assert service.wait(60) == 0
+        finally:
+            service.kill()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.leaks("a benchmark keeps the trust store of a process open")
+@pytest.mark.parametrize("words", each("bench"), ids=shlex.join)
+def test_benchmark_of_a_page_runs(
+    words: list[str], vision: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in SAVED:
+        shutil.copy(Path(vision["SAVED"], name), tmp_path)
+    done(*words[1:])
 
 
 @pytest.mark.leaks("the services of `nnburst run` keep the trust store of a process open")
@@ -158,18 +253,28 @@ AS_WRITTEN = (["run"], *(["cache", verb] for verb in ("ls", "verify", "prune", "
 def test_commands_of_a_page_run_as_written(
     page: Path, vision: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copy(vision["DETECTOR"], tmp_path)
-    for name in ("frames", "cache"):
+    for name in SAVED:
+        shutil.copy(Path(vision["SAVED"], name), tmp_path)
+    Image = pytest.importorskip("PIL.Image", reason="needs the extra nnburst[pictures]")
+    for name in ("frames", "images", "cache"):
         (tmp_path / name).mkdir()
-    for name in ("frame.npy", "frames/0.npy", "frames/1.npy"):
-        np.save(tmp_path / name, np.ones((1, 8), np.float32))
+    for name in ("0.npy", "1.npy"):
+        shutil.copy(tmp_path / "detector.npy", tmp_path / "frames" / name)
+        shutil.copy(tmp_path / "digits.npy", tmp_path / "images" / name)
+    Image.fromarray(np.load(tmp_path / "detector.npy")).save(tmp_path / "photo.png")
+    (tmp_path / "names.txt").write_text("bright\ndark\n", "utf-8")
+    (tmp_path / "program.py").write_text(f"{GIVEN}\nwith nnburst.Session(model) as s:\n  s.run(None, {{'x': image}})\n")
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NNBURST_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("NNBURST_CACHE_DIR", str(tmp_path / "cache"))
     for words in commands(page):
         program, *arguments = words
         for file, function in re.findall(r"(\w+\.py):(\w+)", shlex.join(arguments)):
-            assert re.search(rf"^# {file}\n[^`]*^def {function}\(", page.read_text(encoding="utf-8"), re.MULTILINE)
+            assert any(
+                re.search(rf"^# {file}\n[^`]*^def {function}\(", each.read_text("utf-8"), re.MULTILINE)
+                for each in (page, ROOT / "docs" / "devices.md")
+            )
             arguments = [*arguments, "--help"]
         if program == "nnburst" and arguments[0] == "serve" and not {"--socket", "--help"} & set(arguments):
             assert words == GATEWAY[: len(words)], "the page starts another service than the one that runs here"
@@ -177,13 +282,28 @@ def test_commands_of_a_page_run_as_written(
             run = any(arguments[: len(known)] == known for known in AS_WRITTEN)
             done = CliRunner().invoke(main, arguments if run else [*arguments, "--help"])
             assert done.exit_code == 0, f"{shlex.join(words)}\n{done.output}"
+        elif program == "pip":
+            (what,) = re.findall(r"^(?:\.|nnburst|\$\(ls nnburst-\*\.whl\))(?:\[([\w,]+)\])?$", arguments[1])
+            assert arguments[0] == "install"
+            assert set(filter(None, what.split(","))) <= set(metadata("nnburst").get_all("Provides-Extra", []))
         elif program == "make":
             subprocess.run(["make", "--dry-run", *arguments], cwd=ROOT, check=True, capture_output=True)
+        elif words[:2] == ["python", "-c"]:
+            subprocess.run([sys.executable, *arguments], env=vision, check=True, capture_output=True)
         else:
             assert program in ("python", ".venv/bin/python"), words
             named = [word for word in arguments if "/" in word]
             assert named or arguments == ["program.py"], words
             assert all((ROOT / word).exists() for word in named if not word.startswith("/tmp")), words
+
+
+def test_links_of_the_site_that_lead_nowhere_are_found(tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text('<p id="here"><a href="#here"><a href="b.html#there"><a href="https://c.d/e">')
+    (tmp_path / "b.html").write_text('<a href="a.html#here"><a href="#gone"><img src="c.svg">')
+    program = [sys.executable, str(ROOT / "docs" / "links.py"), str(tmp_path)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.splitlines() == ["a.html: b.html#there", "b.html: #gone", "b.html: c.svg"]
 
 
 def prose(page: Path) -> Iterator[tuple[int, str]]:
@@ -203,11 +323,19 @@ def test_lines_and_tables_end_before_the_margin(page: Path) -> None:
     assert wide == []
 
 
+def places(page: Path) -> list[str]:
+    """Return what links to headings of a page are called."""
+    headings = [line.lstrip("# ") for _, line in prose(page) if line.startswith("#")]
+    return [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_and_paths_of_a_page_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    for target in LINK.findall(text):
-        assert "://" in target or (page.parent / target).exists(), target
+    for target, place in LINK.findall(text):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+            assert not place or place in places(page.parent / target if target else page), f"{target}#{place}"
     for path in re.findall(r"`((?:\w+/)+\w+\.(?:py|c|h|md))[`:]", text):
         assert any((base / path).exists() for base in (ROOT, ROOT / "nnburst", page.parent)), path
 
@@ -229,9 +357,15 @@ def test_every_page_of_the_site_is_in_its_contents() -> None:
     docs = ROOT / "docs"
     contents = re.findall(r"^:::\{toctree\}\n(.*?)^:::$", (docs / "index.md").read_text(), re.DOTALL | re.MULTILINE)
     listed = [line for part in contents for line in part.splitlines() if line and not line.startswith(":")]
-    built = docs / "_build"
-    pages = [path.relative_to(docs) for path in docs.rglob("*.md") if built not in path.parents]
+    built = (docs / "_build", docs / "commands")  # the second has its own, of all
+    pages = [path.relative_to(docs) for path in docs.rglob("*.md") if not {*built} & {*path.parents}]
     assert sorted(listed) == sorted(str(page.with_suffix("")) for page in pages if page.name != "index.md")
+
+
+def test_every_command_has_a_page_and_no_other_has(tables: Any) -> None:
+    made = {name for name in tables.WHOLE if name.startswith("docs/commands/")}
+    assert made == {str(path.relative_to(ROOT)) for path in (ROOT / "docs" / "commands").iterdir()}
+    assert len(made) == len(COMMANDS)
 
 
 def test_every_public_name_is_on_the_api_page() -> None:
@@ -298,3 +432,20 @@ def test_markdown_of_a_run_is_stored_and_shown_as_it_was(tables: Any) -> None:
     (shown,) = (match.group() for match in tables.MADE.finditer(page) if match.group(3) == "round-trips")
     run = tables.stored()["round-trips"]
     assert tables.parse(shown) == {"tables": run["tables"], "conditions": run["conditions"]}
+
+
+@pytest.mark.parametrize("picture", sorted((ROOT / "docs" / "pictures").glob("*.svg")), ids=lambda path: path.stem)
+def test_texts_of_a_picture_are_inside_of_it_and_apart(picture: Path) -> None:
+    drawing = ElementTree.parse(picture).getroot()
+    size, width = float(drawing.attrib["font-size"]), float(drawing.attrib["width"])
+    left_of = {"start": 0.0, "middle": 0.5, "end": 1.0}
+    seen: list[tuple[float, float, float]] = []
+    for text in drawing.iter("{http://www.w3.org/2000/svg}text"):
+        x, y, long = float(text.attrib["x"]), float(text.attrib["y"]), len(text.text or "") * size * 0.56
+        begin = x - long * left_of[text.attrib["text-anchor"]]
+        assert begin > 0, text.text
+        assert begin + long < width, text.text
+        for other, its_begin, its_end in seen:
+            assert abs(y - other) >= size or begin > its_end or its_begin > begin + long, text.text
+        seen.append((y, begin, begin + long))
+    assert len(seen) > 5

@@ -198,7 +198,7 @@ def test_REQ_MODEL_057_079_what_is_refused_at_the_launch(execution: Make, servic
         anywhere = Execution(compilation)
         anywhere.set_input(0, np.zeros(4, np.float32))
         anywhere.set_output(0, np.zeros(4, np.float32))
-        if not compilation.has_one_device:
+        if not compilation._has_one_device:
             with pytest.raises(InvalidArgument, match="exactly one device"):
                 anywhere.start_compute_with_dependencies(duration=1.0)
         anywhere.start_compute_with_dependencies().wait(PATIENCE)

@@ -305,17 +305,17 @@ def test_run_below_a_run_of_the_same_thread_has_a_permit_of_its_own_or_is_told(
     with service.session(add_model(), concurrency=concurrency) as session:
         session.run(None, {"x": ONE, "y": ONE})
         execution: Any = session._idle[-1].execution
-        feed = execution.feed
+        feed = execution._feed
 
         def handler(inputs: object) -> bool:
-            execution.feed = feed  # once
+            execution._feed = feed  # once
             try:
                 inner.append(str(session.run(None, {"x": ONE, "y": ONE})[0].tolist()))
             except BadState as error:
                 inner.append(str(error))
             return bool(feed(inputs))
 
-        execution.feed = handler
+        execution._feed = handler
         assert session.run(None, {"x": ONE, "y": ONE})[0].tolist() == [2] * 4
     assert ("signal handler over 1 runs" if concurrency == 1 else str([2.0] * 4)) in inner[0]
 
@@ -509,7 +509,7 @@ def test_output_that_never_fits_ends(scripted: tuple[Service, Scripted]) -> None
             session.run(None, {"x": ONE})
         prepared.result = ErrorStatus.NONE, (OutputShape((4,)),), Timing()
         assert session.run(None, {"x": ONE})[0].shape == (4,)
-        assert len(session.burst.controller._slots) == 1
+        assert len(session.burst._controller._slots) == 1
     with service.session(relu()) as session:
         prepared.result = ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, (OutputShape((4,), False),), Timing()
         with pytest.raises(OutputInsufficientSize):
@@ -749,7 +749,7 @@ def test_run_keeps_an_execution_for_each_shape_and_not_for_all(named: nnburst.Se
     for n in (1, 2, 1, 3, *range(1, 30), 1, 29):
         both, rows, some = named.run(None, {"a": np.ones((n, 2), np.float32), "b": np.ones((n, 1), np.float32)})
         assert (both.shape, rows.shape, some.shape) == ((1, n), (n,), (n, 2))
-    assert len(named.burst.controller._slots) == 8
+    assert len(named.burst._controller._slots) == 8
     (rows,) = named.run(["rows"], {"a": np.ones((2, 2), np.float32), "b": np.ones((2, 1), np.float32)})
     assert rows.tolist() == [2, 2]
 
@@ -805,7 +805,7 @@ def test_state_passes_its_turn_in_every_way_and_can_be_measured(where: str) -> N
             for i, way in enumerate(ways, 1):
                 way()
                 assert step.get_state()["t"].tolist() == [i] * 4
-                assert step.turn == i % 2
+                assert step._turn == i % 2
                 assert step.timing.time_on_device < 10**9
 
 
@@ -813,11 +813,11 @@ def test_step_that_fails_keeps_its_turn() -> None:
     with nnburst.launch(devices=["nnburst-reference"]) as service, service.session(counter()) as session:
         with session.bind(state={"t_out": "t"}) as step:
             step.run()
-            tokens = step.requests[0].pools
-            session.burst.controller.free_memory(tokens[0])
+            tokens = step._requests[0].pools
+            session.burst._controller.free_memory(tokens[0])
             with pytest.raises(NNBurstError):
                 step.run()
-            assert step.turn == 1
+            assert step._turn == 1
             assert step.get_state()["t"].tolist() == [1] * 4
 
 
@@ -851,7 +851,7 @@ def test_execution_that_copies_says_how_to_run_it() -> None:
             assert y.tolist() == [1] * 4
             with pytest.raises(BadState, match="copies its arguments"):
                 step.run()
-        assert len(session.burst.controller._slots) == 0
+        assert len(session.burst._controller._slots) == 0
         step.close()
         step.close()
         for again in (step.compute, lambda: step.burst_compute(session.burst), step.run, step.get_state):
@@ -972,7 +972,7 @@ def test_output_that_needs_more_room_leaves_no_reason_for_the_next_failure(scrip
     """The client knows this one's reason, and never asks."""
     service, prepared = scripted
     with service.session(relu()) as session:
-        context = session.burst.controller._context
+        context = session.burst._controller._context
         prepared.answer = lambda request: Failure(
             ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, "an output needs more room", (OutputShape((4,), False),)
         )
@@ -985,7 +985,7 @@ def test_reason_of_a_failure_on_the_burst_is_asked_for(scripted: tuple[Service, 
     service, prepared = scripted
     prepared.result = ErrorStatus.INVALID_ARGUMENT, (), Timing()
     with service.session(relu()) as session:
-        context = session.burst.controller._context
+        context = session.burst._controller._context
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(type(context), "failure_reason", lambda self: "input 0 has no memory")
             with pytest.raises(InvalidArgument, match="INVALID_ARGUMENT: input 0 has no memory"):

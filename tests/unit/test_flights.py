@@ -143,9 +143,9 @@ def test_futures_of_a_burst_in_which_a_thread_waits_begin_when_it_has_left(slow:
         execution.inputs["x"][:] = 0.1
     thread = threading.Thread(target=waited.run)
     thread.start()
-    until(lambda: not slow.burst.controller.is_free)
+    until(lambda: not slow.burst._controller.is_free)
     futures = [execution.submit() for execution in submitted]
-    assert not slow.burst.controller.is_free  # the thread has held it all the time
+    assert not slow.burst._controller.is_free  # the thread has held it all the time
     for execution, future in zip(submitted, futures, strict=True):
         future.result(PATIENCE)
         np.testing.assert_array_equal(execution.outputs["y"], execution.inputs["x"])
@@ -315,7 +315,7 @@ def test_threads_that_run_find_another_burst_than_that_of_a_pipeline(
         made = make(burst, *args, **kwargs)  # type: ignore[arg-type]
         others.append(threading.Thread(target=slow.run, args=(None, filled(0.3))))
         others[-1].start()  # before anything of the pipeline is in flight
-        controllers = slow.burst.controller, burst.controller
+        controllers = slow.burst._controller, burst._controller
         until(lambda: not all(one.is_free for one in controllers) or not others[-1].is_alive())
         return made
 
@@ -354,7 +354,7 @@ def test_pipeline_that_is_dropped_awaits_nothing_any_more(slow: nnburst.Session)
         start_three(pipeline)
         del pipeline
         with slow.pipeline(4) as pipeline:  # on the burst that has been given back
-            assert pipeline.is_idle
+            assert pipeline._is_idle
             assert [y.tolist() for (y,) in pipeline.map(inputs)] == [[0.0] * 4] * 6
     pipeline = slow.pipeline(4)
     start_three(pipeline)
@@ -373,7 +373,7 @@ def test_pipeline_that_is_dropped_while_another_thread_waits_in_its_burst(slow: 
     waiting.join(PATIENCE)
     assert not waiting.is_alive()
     with slow.burst.bind() as execution:  # what was put off is done
-        assert slow.burst.controller.is_free
+        assert slow.burst._controller.is_free
         execution.run()
 
 
@@ -409,7 +409,7 @@ def test_burst_that_is_corrupt_is_not_lent_again(session: nnburst.Session, monke
     monkeypatch.setattr(
         ExecutionBurstController,
         "is_sound",
-        property(lambda this: this is not burst.controller and is_sound.fget(this)),  # type: ignore[attr-defined]
+        property(lambda this: this is not burst._controller and is_sound.fget(this)),  # type: ignore[attr-defined]
     )
     other = bursts.lend()
     assert other is not burst
@@ -488,7 +488,7 @@ def test_many_inputs_come_out_in_order(session: nnburst.Session) -> None:
 
 
 def test_arrays_that_are_given_back_while_the_session_is_being_closed_are_not_kept(service: nnburst.Service) -> None:
-    with service.session(relu()) as session, session.lent_pipeline(4, {}) as pipeline:
+    with service.session(relu()) as session, session._lent_pipeline(4, {}) as pipeline:
         pipeline.advance()
         session.compilation.close()
 
@@ -600,7 +600,7 @@ def test_forked_child_leaves_the_inputs_of_its_parent_alone(session: nnburst.Ses
 def test_forked_child_waits_for_no_thread_of_its_parent(service: nnburst.Service) -> None:
     with service.session(relu()) as session, session.bind() as execution:
         permits = [session._runs.permits.take(0) for _ in range(session._runs.permits.number)]
-        burst, held, release = session._pool.first.controller, threading.Event(), threading.Event()
+        burst, held, release = session._pool.first._controller, threading.Event(), threading.Event()
         locks = [burst._lock, execution._lock, session._pool._adding, service._reviving, interop._lock]
 
         def hold() -> None:

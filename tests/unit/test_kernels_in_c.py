@@ -16,6 +16,7 @@ from nnburst import MissedDeadline
 from nnburst._core._nnburst import ffi, lib
 from nnburst.burst import BurstCallback, ExecutionBurstController, FlowQueue, InFlight, Kernel, ListenerGroup
 from nnburst.devices import create_device
+from nnburst.devices.noop import _Nothing
 from nnburst.devices.plan import Plan
 from nnburst.errors import ErrorStatus, GeneralFailure
 from nnburst.memory import Memory
@@ -61,7 +62,7 @@ class InC:
 class Still:
     """A kernel that does nothing, in C only."""
 
-    c_kernel = lib.nnb_noop_kernel()
+    c_kernel = _Nothing.c_kernel
 
     def __call__(self) -> None: ...
 
@@ -160,11 +161,11 @@ def test_no_kernel_in_c_runs_with_the_interpreter_lock(memory: Memory, served: A
         in_c.run()
         in_python.run()
         for execution in (in_c, in_python):  # both answers have room, so both requests may be in the ring
-            lib.nnb_execution_set_answer(execution.pointer, 2)
+            lib.nnb_execution_set_answer(execution._pointer, 2)
         started: list[InFlight] = []
 
         def start_in_c() -> None:
-            started.append(in_c.start())
+            started.append(in_c._start())
 
         def landed() -> bool:
             controller.flights.attend()
@@ -172,7 +173,7 @@ def test_no_kernel_in_c_runs_with_the_interpreter_lock(memory: Memory, served: A
 
         executor.during = start_in_c
         for i in range(20):
-            in_python.start()
+            in_python._start()
             until(lambda i=i: len(started) > i)
             until(landed)
         assert [flight.status for flight in started] == [0] * 20

@@ -105,16 +105,15 @@ def test_burst_compute_with_arrays_waits_for_nothing_but_its_deadline(service: n
     execution = nnburst.Execution(compilation, reusable=True)
     execution.set_input(0, ONE)
     execution.set_output(0, np.zeros(4, np.float32))
-    execution.set_timeout(0.1)
     asked: list[float | None] = []
-    call = service.devices[0]._connection.call  # type: ignore[attr-defined]
+    call = service.devices[0].place().connection.call  # type: ignore[attr-defined]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(
             type(call.__self__), "call", lambda self, *a, timeout=None, **k: asked.append(timeout) or call(*a, **k)
         )
         execution.burst_compute(burst)
         with stopped(service.pid), pytest.raises(MissedDeadline):
-            execution.burst_compute(burst)
+            execution.burst_compute(burst, timeout=0.1)
     assert asked == []
     execution.burst_compute(burst)
     burst.close()
@@ -209,18 +208,15 @@ def test_forked_child_abandons_what_it_inherits() -> None:
 
 
 class Waits:
-    """How long the calls of a thread waited for answers, by what they waited for."""
+    """How long calls may wait for their answers, in turn."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.seconds: list[float] = []
+        self.seconds: list[Any] = []
         wait = PendingCall.wait
 
         def waiting(pending: PendingCall, timeout: float | None) -> bool:
-            started = time.monotonic()
-            try:
-                return wait(pending, timeout)
-            finally:
-                self.seconds.append(time.monotonic() - started)
+            self.seconds.append(timeout)
+            return wait(pending, timeout)
 
         monkeypatch.setattr(PendingCall, "wait", waiting)
 
@@ -237,13 +233,14 @@ def test_things_of_a_service_that_does_not_answer_are_closed_within_one_budget(
         waits = Waits(monkeypatch)
         for thing in (*executions, *sessions):
             thing.close()
-        waited = [seconds for seconds in waits.seconds if seconds >= 0.1]
-        assert len(waits.seconds) >= 6
-        assert len(waited) == 1
+        first, *others = waits.seconds
+        assert first > 0
+        assert len(others) >= 5
+        assert max(others) <= 0
     # It has come to all of them, and is waited for again.
     again = service.session(relu())
     waits.seconds.clear()
-    connection = service.devices[0]._connection  # type: ignore[attr-defined]
+    connection = service.devices[0].place().connection  # type: ignore[attr-defined]
     until(lambda: not connection._owner.releases)
     again.close()
     assert service.device("nnburst-reference").status is DeviceStatus.AVAILABLE
@@ -360,7 +357,7 @@ def test_memory_of_a_device_whose_close_is_interrupted_at_any_line_is_given_back
 
         lines = interrupt_everywhere(open_one, lambda memory: memory.close())
         assert lines > 10
-        wire = host_side._connection  # type: ignore[attr-defined]
+        wire = host_side.place().connection  # type: ignore[attr-defined]
         wire.call(ListDevices(), timeout=20)
         with pytest.raises(ResourceExhausted, match="1024"):  # as many as if none was ever made
             kept = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +37,7 @@ pytestmark = pytest.mark.leaks("the trust store of a process stays open")
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NNBURST_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setattr(measure, "_known", {})
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
 
 
 class Slow(Only):
@@ -249,12 +251,22 @@ def test_where_nothing_can_be_kept_it_is_measured_for_this_process(monkeypatch: 
     assert measured_capabilities(device) is measured_capabilities(device)
 
 
+def test_what_was_measured_on_a_busy_machine_is_known_to_this_process_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (1e6, 0.0, 0.0))
+    device = Only("test-busy")
+    found = measured_capabilities(device)
+    assert measured_capabilities(device) is found
+    monkeypatch.setattr(measure, "_known", {})  # as another process
+    assert measured_capabilities(device) is not found
+
+
 def test_costs_of_control_flow_are_those_of_what_is_inside() -> None:
     types = tuple((int(code), PerformanceInfo(2.0)) for code in (T.TENSOR_FLOAT32, T.TENSOR_INT32, T.TENSOR_BOOL8))
     speeds = Capabilities(
         operand_performance=types, if_performance=PerformanceInfo(10.0), while_performance=PerformanceInfo(100.0)
     )
-    for model, cost in ((if_model(), 10 + (2 + 2) / 2), (counting_model(), 100 + 2 + 2 * 2)):
+    an_element = 2 * 16  # of an operation that is no product of matrices
+    for model, cost in ((if_model(), 10 + 2 * an_element), (counting_model(), 100 + 3 * an_element)):
         assert operation_cost(model, model.main, model.main.operations[0], speeds) == cost
     flow = Capabilities(if_performance=PerformanceInfo(1.0))
     doubling = doubling_model(1000)  # each subgraph is looked at once, not 2 ** 1000 times, however deep it is

@@ -18,11 +18,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
+import nnburst
 from nnburst.errors import BadState, GeneralFailure, InvalidArgument
-from nnburst.memory import BACKINGS, FORMATS, PROT_READ, ImageLayout, Memory, backings, check_layout
+from nnburst.memory import BACKINGS, FORMATS, PROT_READ, ImageLayout, Memory, backings, check_layout, open_request
+from nnburst.memory.descriptor import examine
+from nnburst.model import DataLocation, ModelBuilder, OperandType, Request, RequestArgument
 from nnburst.testing import assert_nothing_left
+from support import images
 
 PAGE = mmap.PAGESIZE
 NAME = f"nnburst-doors-{os.getpid()}"
@@ -319,42 +325,151 @@ def test_unknown_backings_and_sizes_are_refused() -> None:
 # -- images ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("unsealed", [False, True], ids=["mapped", "staged"])
-@pytest.mark.parametrize("pitch", [0, 71])
+def stored(layout: ImageLayout, raw: bytes, unsealed: bool) -> Memory:
+    """An image in an object of those bytes, which a device maps, or copies because it could be truncated."""
+    with Memory.ashmem(len(raw)) as sealed:
+        fd = os.memfd_create("nnburst-image") if unsealed else os.dup(sealed.fds[0])
+    os.pwrite(fd, raw, 0)
+    try:
+        return Memory.from_image(fd, layout)
+    finally:
+        os.close(fd)
+
+
+unsealed_or_not = pytest.mark.parametrize("unsealed", [False, True], ids=["mapped", "staged"])
+
+
+@unsealed_or_not
 @pytest.mark.parametrize("name", FORMATS)
-def test_images_are_tensors_of_r_g_b_and_alpha(name: str, pitch: int, unsealed: bool) -> None:
-    with Memory.hardware_buffer(8, 4, name, layers=3, pitch=pitch) as memory:
-        if unsealed:
-            fd = os.memfd_create("nnburst-image")
-            os.ftruncate(fd, memory.span)
-            memory = Memory.from_image(fd, memory.image)  # type: ignore[arg-type]
-            os.close(fd)
-        with memory:
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_images_are_the_tensors_that_a_loop_over_their_pixels_gives(
+    name: str, unsealed: bool, data: st.DataObject
+) -> None:
+    layout = data.draw(images.layouts(name))
+    rng = np.random.default_rng(data.draw(st.integers(0, 9)))
+    raw = rng.bytes(layout.start + layout.span + data.draw(st.integers(0, 2)))
+    with stored(layout, raw, unsealed) as memory:
+        assert memory.mappable is not unsealed
+        tensor = memory.read(layout.dtype, layout.shape)
+        assert images.bits(tensor) == images.decode(name, layout, raw)
+        assert tensor.nbytes == layout.tight_size
+        where, step = list(images.places(name, layout)), tensor.itemsize
+        in_order = where == list(range(where[0], where[0] + len(where) * step, step)) and name != "RGB565"
+        assert layout.is_tensor is in_order
+        seen = [number for plane in memory.planes() for number in images.bits(np.ascontiguousarray(plane))]
+        assert sorted(seen) == sorted(images.numbers(name, layout, raw))
+        memory.write(tensor)
+        assert os.pread(memory.fds[0], len(raw), 0) == raw, "what was read is what is written"
+        other = np.frombuffer(rng.bytes(tensor.nbytes), tensor.dtype).reshape(tensor.shape)
+        if name == "RGB565":
+            other = images.levels_of_565(other)
+        memory.write(other)
+        now = os.pread(memory.fds[0], len(raw), 0)
+        assert images.decode(name, layout, now) == images.bits(other)
+        pixels = images.pixel_bytes(name, layout)
+        assert all(now[i] == raw[i] for i in range(len(raw)) if i not in pixels), "gaps are left alone"
+
+
+@pytest.mark.parametrize("name", images.PLANES)
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_planes_are_images_of_their_own(name: str, data: st.DataObject) -> None:
+    layout = data.draw(images.layouts(name))
+    raw = np.random.default_rng(3).bytes(layout.start + layout.span)
+    with stored(layout, raw, data.draw(st.booleans())) as memory:
+        found = []
+        for index in range(images.PLANES[name]):
+            with memory.plane_memory(index) as plane:
+                alone = plane.image
+                assert alone is not None
+                assert plane.offset == layout.planes[index][0], "the planes before it are not counted, read or mapped"
+                assert alone.shape[-1] == (2 if images.PLANES[name] == 2 and index else 1)
+                found.append(plane.read(alone.dtype, alone.shape).reshape(layout.layers, -1))
+        assert images.bits(np.concatenate(found, axis=1)) == images.decode(name, layout, raw)
+        for index in (-1, images.PLANES[name], "Y"):
+            with pytest.raises(InvalidArgument, match="plane"):
+                memory.plane_memory(index)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("side", ["input", "output"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_an_image_whose_bytes_are_the_tensor_is_no_copy(name: str, side: str) -> None:
+    """A device works on the image's own bytes if nothing lies between them and their order is that of the tensor."""
+    for width, extra in ((8, 0), (7, 0), (8, 1)):
+        row = width * len(images.CHANNELS.get(name, "Y")) * images.BYTES.get(name, 1)
+        with Memory.hardware_buffer(width, 4, name, pitch=row + extra) as memory:
+            whole = RequestArgument(location=DataLocation(0, 0, 0))
+            inputs, outputs = ((whole,), ()) if side == "input" else ((), (whole,))
+            opened = open_request(Request(inputs, outputs, (memory,)))
+            copied = extra > 0 or name in ("BGR", "BGRA", "RGB565")
+            assert opened.is_direct is not copied
             layout = memory.image
             assert layout is not None
-            assert memory.mappable is not unsealed
-            planes = memory.planes()
-            for plane in planes:
-                plane[...] = np.arange(plane.size).reshape(plane.shape) % 251
-            tensor = memory.read(layout.dtype, layout.shape)
-            if name == "NV12":
-                assert tensor.shape == (3, 6, 8, 1)
-                np.testing.assert_array_equal(tensor[:, :4], planes[0])
-                np.testing.assert_array_equal(tensor[:, 4:].reshape(3, 2, 4, 2), planes[1])
-            else:
-                order = [2, 1, 0, 3][: planes[0].shape[-1]] if name.startswith("BGR") else slice(None)
-                np.testing.assert_array_equal(tensor, planes[0][..., order])
-            gaps = memory_bytes(memory)
-            memory.write(tensor * 0)
-            assert not memory.read(layout.dtype, layout.shape).any()
-            memory.write(tensor)
-            np.testing.assert_array_equal(memory_bytes(memory), gaps)
-            assert layout.tight_size == tensor.nbytes
+            seen = opened.request.pools[1].array(layout.dtype, layout.shape)  # type: ignore[union-attr]
+            assert seen.flags.writeable is (side == "output" or copied)
+            memory.write(np.full(layout.shape, 248, layout.dtype))
+            assert (seen[0, 0, 0, 0] == 248) is not copied
 
 
-def memory_bytes(memory: Memory) -> Any:
-    raw = os.pread(memory.fds[0], memory.span, 0)
-    return np.frombuffer(raw, np.uint8)
+@pytest.mark.parametrize("pitch", [8, 16], ids=["in place", "copied"])
+def test_image_in_a_dma_buf_is_used_between_begin_and_end(monkeypatch: pytest.MonkeyPatch, pitch: int) -> None:
+    """The kernel may not make any here: a memfd that is told to be one stands for it, and says what it was asked."""
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr("nnburst.memory.pool.examine", lambda fd: replace(examine(fd), dma_buf=True))
+    monkeypatch.setattr(fcntl, "ioctl", lambda fd, code, flags: asked.append((code, int.from_bytes(flags, "little"))))
+    whole = RequestArgument(location=DataLocation(0, 0, 0))
+    begin_and_end = {True: [(0x40086200, 1), (0x40086200, 5)], False: [(0x40086200, 3), (0x40086200, 7)]}
+    for is_input, expected in begin_and_end.items():
+        with Memory.hardware_buffer(8, 4, "NV12", pitch=pitch) as memory:
+            opened = open_request(Request((whole,), (), (memory,)) if is_input else Request((), (whole,), (memory,)))
+            assert asked == []
+            opened.before_run()
+            assert asked == expected[: (2 if pitch > 8 else 1) if is_input else 0 if pitch > 8 else 1]
+            opened.after_run(True)
+            assert asked == expected
+        asked.clear()
+
+
+@pytest.mark.skipif(not AVAILABLE["udmabuf"](), reason="no /dev/udmabuf that this user may open")
+@pytest.mark.parametrize("pitch", [8, 16])
+def test_image_in_a_real_dma_buf(pitch: int) -> None:
+    b = ModelBuilder()
+    b.output("y", b.relu(b.input("x", OperandType.TENSOR_QUANT8_ASYMM, (1, 6, 8, 1), scale=1.0, zero_point=0)))
+    with Memory.hardware_buffer_blob(pitch * 6, backing="udmabuf") as blob, nnburst.Session(b.build()) as session:
+        layout = ImageLayout(8, 4, FORMATS["NV12"].fourcc, ((0, pitch), (4 * pitch, pitch)))
+        with Memory.from_image(blob.fds[0], layout) as image:
+            assert image.dma_buf
+            assert image.mappable
+            execution = session.bind(memory={"x": image})
+            for seed in range(3):
+                raw = np.random.default_rng(seed).bytes(pitch * 6)
+                image.begin_access(write=True)
+                blob.array(np.uint8, (pitch * 6,))[:] = np.frombuffer(raw, np.uint8)
+                image.end_access(write=True)
+                execution.run()
+                assert images.bits(execution.outputs["y"]) == images.decode("NV12", layout, raw)
+
+
+def test_sizes_are_those_that_v4l2_gives() -> None:
+    """(width, height, bytes per line) and what a driver answers: bytes per line of each plane, bytes of the tensor."""
+    for name, asked, pitches, nbytes in (
+        ("NV12", (640, 480, 640), (640, 640), 460800),
+        ("NV21", (642, 482, 704), (704, 704), 642 * 482 * 3 // 2),
+        ("NV12", (7, 5, 8), (8, 8), 35 + 2 * 4 * 3),
+        ("NV12", (7, 5, 7), (7, 8), 35 + 2 * 4 * 3),
+        ("I420", (640, 480, 640), (640, 320, 320), 460800),
+        ("YV12", (7, 5, 8), (8, 4, 4), 35 + 2 * 4 * 3),
+        ("P010", (640, 480, 1280), (1280, 1280), 921600),
+        ("P010", (1, 1, 2), (2, 4), 2 + 4),
+        ("RGB565", (7, 5, 14), (14,), 7 * 5 * 3),
+    ):
+        width, height, pitch = asked
+        with Memory.hardware_buffer(width, height, name, pitch=pitch) as memory:
+            layout = memory.image
+            assert layout is not None
+            assert tuple(step for _, step in layout.planes) == pitches
+            assert layout.tight_size == nbytes
 
 
 @pytest.mark.parametrize(
@@ -381,14 +496,24 @@ def test_layouts_that_contradict_themselves_are_refused(change: dict[str, Any]) 
         check_layout(replace(good, **change))
 
 
-def test_nv12_needs_even_sides_and_planes_that_do_not_overlap() -> None:
-    for width, height in ((7, 4), (8, 5), (7, 5)):
-        with pytest.raises(InvalidArgument, match="even"):
-            Memory.hardware_buffer(width, height, "NV12")
-    with pytest.raises(InvalidArgument, match="plane begins"):
-        check_layout(ImageLayout(8, 4, FORMATS["NV12"].fourcc, ((0, 8), (31, 8))))
+def test_planes_that_overlap_or_are_too_short_are_refused() -> None:
+    for name, width, height, planes in (
+        ("NV12", 8, 4, ((0, 8), (31, 8))),
+        ("NV12", 7, 4, ((0, 7), (28, 7))),  # four pairs in a row
+        ("I420", 8, 4, ((0, 8), (32, 4), (39, 4))),
+        ("I420", 8, 4, ((0, 8), (32, 4))),
+        ("P010", 8, 4, ((0, 16), (64, 15))),
+        ("P010", 8, 4, ((0, 15), (64, 16))),
+        ("RGB565", 8, 4, ((0, 15),)),
+    ):
+        with pytest.raises(InvalidArgument, match=r"plane begins|its pitch is|has 3 planes"):
+            check_layout(ImageLayout(width, height, FORMATS[name].fourcc, planes))
     with pytest.raises(InvalidArgument, match="unknown"):
         Memory.hardware_buffer(8, 4, "CMYK")
+    for wrong in ({"width": "8"}, {"planes": ((0,),)}, {"planes": 5}, {"planes": ((0.5, 8),)}, {"layers": None}):
+        good = {"width": 8, "height": 4, "fourcc": FORMATS["GRAY8"].fourcc, "planes": ((0, 8),)}
+        with pytest.raises(InvalidArgument, match="layout of an image: Expected"):
+            Memory.from_image(0, ImageLayout(**good | wrong))  # type: ignore[arg-type]
 
 
 def test_an_image_has_no_addressable_bytes_and_pickles() -> None:

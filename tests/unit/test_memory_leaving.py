@@ -70,7 +70,7 @@ def test_memory_closed_between_bind_and_the_first_run_is_named(service: nnburst.
         with pytest.raises(BadState, match="the memory of output 0 is closed"):
             burst.bind(Request(at(0), at(1), (x, y)))
     with pytest.raises(BadState, match=r"Memory\('ashmem'.*is closed; keep a memory open"):
-        y.check_usable()
+        y._check_usable()
     prepared.close()
 
 

@@ -103,3 +103,29 @@ def test_protocol_is_proven_and_needs_each_of_its_parts(protocol: str) -> None:
     assert {fault: checker.spin(protocol, fault, timeout=300).verdict for fault in faults} == dict.fromkeys(
         faults, "error"
     )
+
+
+@pytest.mark.skipif(bool(checker.missing("spin", "cc")), reason="spin is not on the PATH")
+def test_protocol_that_fails_is_told_step_by_step() -> None:
+    fault = re.findall(r"#ifdef (FAULT_\w+)", (MODEL / "burst.pml").read_text(encoding="utf-8"))[0]
+    outcome = checker.spin("burst", fault, timeout=300)
+    assert outcome.verdict == "error"
+    assert re.search(r"proc +\d+ \(\w+:\d+\) burst\.pml:\d+", outcome.trace), outcome.trace
+
+
+def test_program_that_fails_is_shown_with_its_trace_if_asked(tmp_path: Path) -> None:
+    genmc = tmp_path / "genmc"
+    genmc.write_text("#!/bin/sh\necho Error: Safety violation!\necho '<-1, 0> main:' \"$@\"\nexit 42\n")
+    genmc.chmod(0o755)
+    for show in ([], ["--show"]):
+        done = subprocess.run(
+            [sys.executable, str(MODEL / "prove.py"), *show, "channel"],
+            env={**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 1
+        assert "channel (rc11)" in done.stdout
+        assert ("<-1, 0> main:" in done.stdout) == bool(show)

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from nnburst._core import file_system
 from nnburst._core.file_system import REMOTE_FILES, check_file_system
 from nnburst.errors import BadState, GeneralFailure, InvalidArgument, ResourceExhausted
-from nnburst.memory import PROT_READ, PROT_WRITE, Arena, Memory, MemoryHandle
+from nnburst.memory import FORMATS, PROT_READ, PROT_WRITE, ImageLayout, Memory, MemoryHandle
 from support.waiting import PATIENCE
 
 F_GET_SEALS = 1034
@@ -158,6 +158,17 @@ def test_descriptor_that_is_not_open_is_refused() -> None:
         Memory.mmap_fd(3000, 10)
 
 
+def test_identity_of_memory_that_is_closed_meanwhile_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def closing(fd: int) -> os.stat_result:
+        memory.close()
+        return fstat(fd)
+
+    memory, fstat = Memory.ashmem(8), os.fstat
+    monkeypatch.setattr(os, "fstat", closing)
+    with pytest.raises(GeneralFailure, match="Bad file descriptor"):
+        memory.identity  # noqa: B018
+
+
 def test_identity_tells_pools_over_the_same_bytes() -> None:
     with Memory.ashmem(100) as a, Memory.ashmem(100) as b, Memory.mmap_fd(a.fds[0], 100) as again:
         assert a.identity == again.identity != b.identity
@@ -179,6 +190,7 @@ def test_handle_round_trip_shares_the_bytes() -> None:
 
 
 GOOD = MemoryHandle("ashmem", 100)
+PIXEL = ImageLayout(1, 1, FORMATS["GRAY8"].fourcc, ((0, 1),))
 HOSTILE = [
     replace(GOOD, kind="hardware_buffer"),
     replace(GOOD, kind="hardware_buffer", size=0),
@@ -194,6 +206,8 @@ HOSTILE = [
     replace(GOOD, prot=PROT_READ),
     replace(GOOD, offset=1, size=99),
     MemoryHandle("mmap_fd", 100, 3, -1),
+    MemoryHandle("hardware_buffer", 0, 7, image=PIXEL),
+    MemoryHandle("hardware_buffer", 0, 3, 1, image=PIXEL),
     MemoryHandle("mmap_fd", 100, 3, (1 << 64) - 50),
 ]
 
@@ -218,7 +232,7 @@ def test_wrong_number_of_descriptors_is_refused(count: int) -> None:
 def test_handle_that_promises_more_than_there_is_cannot_be_used(handle: MemoryHandle) -> None:
     with Memory.ashmem(100) as memory, Memory.from_handle(handle, fds_of(memory)) as other:
         with pytest.raises(GeneralFailure, match="exceed"):
-            other.check_usable()
+            other._check_usable()
         with pytest.raises(GeneralFailure):
             other.read("u1", (1,))
 
@@ -233,7 +247,7 @@ def test_REQ_MEM_103_object_that_its_sender_could_truncate_is_copied_and_never_m
         assert not memory.mappable
         memory.write(np.arange(3, dtype=np.int32), 50)
         assert memory.read(np.int32, (3,), 50).tolist() == [0, 1, 2]
-        for look in (lambda: memory.array("u1", (1,)), lambda: memory.buffer, lambda: memory.map_for(writable=False)):
+        for look in (lambda: memory.array("u1", (1,)), lambda: memory.buffer, lambda: memory._map_for(writable=False)):
             with pytest.raises(GeneralFailure, match="truncate"):
                 look()
         assert maps() == 0
@@ -265,7 +279,7 @@ def test_files_that_no_local_file_system_serves_are_refused_unless_asked_for(mon
         monkeypatch.setattr(file_system, "_mounted_as", lambda mount: "fuse.slow")
         with Memory.mmap_fd(file.fileno(), PAGE) as memory:
             for use in (
-                memory.check_usable,
+                memory._check_usable,
                 lambda: memory.read("u1", (1,)),
                 lambda: memory.write(np.frombuffer(b"x", np.uint8)),
             ):
@@ -321,7 +335,7 @@ def test_a_sender_may_ask_for_direct_mapping_and_is_heard_only_if_the_receiver_a
     careful, bold = Memory.from_handle(handle, [os.dup(fd)]), Memory.from_handle(handle, [fd], allow_direct=True)
     with careful, bold:
         assert (careful.mappable, bold.mappable) == (False, True)
-        bold.map_for(writable=False)
+        bold._map_for(writable=False)
         os.ftruncate(fd, PAGE)
         with pytest.raises(GeneralFailure, match="exceed"):
             bold.read("u1", (2 * PAGE,))
@@ -337,7 +351,7 @@ def test_object_that_cannot_be_mapped_is_a_general_failure() -> None:
         reader = os.open(f"/proc/self/fd/{memory.fds[0]}", os.O_RDONLY)
         with Memory.from_handle(memory.handle, [reader]) as other:
             assert other.read("u1", (2,)).tolist() == [0, 0]
-            for write in (other.check_writable, lambda: other.write(b"x"), lambda: other.array("u1", (1,))):
+            for write in (other._check_writable, lambda: other.write(b"x"), lambda: other.array("u1", (1,))):
                 with pytest.raises(GeneralFailure):
                     write()
 
@@ -468,7 +482,7 @@ def test_sigbus_that_was_sent_goes_to_whom_it_belongs(setup: str, expected: int)
     assert done.stdout == ("handled\nsurvived\n" if expected == 0 else "")
 
 
-# -- processes and arena ----------------------------------------------------------------------------------------------
+# -- processes --------------------------------------------------------------------------------------------------------
 
 
 def _increment(memory: Memory) -> None:
@@ -484,20 +498,3 @@ def test_pool_reaches_multiprocessing_children(method: str) -> None:
         assert process.exitcode == 0
         process.close()
         assert memory.array("i4", (4,)).tolist() == [1] * 4
-
-
-def test_arena_hands_out_aligned_pieces_that_do_not_overlap() -> None:
-    with Arena(1000) as arena:
-        offsets = [arena.allocate(n) for n in (1, 64, 65, 0, 10)]
-        assert offsets == [0, 64, 128, 256, 256]
-        assert arena.used == 320
-        assert arena.memory.sealed
-        with pytest.raises(ResourceExhausted, match="680 left"):
-            arena.allocate(681)
-        assert arena.allocate(680) == 320
-        with pytest.raises(ResourceExhausted):
-            arena.allocate(1)
-        arena.reset()
-        assert arena.allocate(1000) == 0
-        with pytest.raises(InvalidArgument):
-            arena.allocate(-1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -11,7 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from nnburst.cli import main
 from nnburst.errors import BadState, DeviceUnavailable, InvalidArgument, MissedDeadline
 from nnburst.service import claim, dial, owner_of, peer_of, peer_pidfd, running_services
 from nnburst.service.process import discovery as rendezvous
@@ -98,6 +101,17 @@ def test_socket_of_a_killed_owner_is_listed_as_dead_explained_and_taken_over(run
             pass
     finally:
         claimed.close()
+
+
+def test_socket_of_a_service_manager_is_not_listed_as_dead(runtime: Path) -> None:
+    runtime.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(runtime / "vision.sock"))
+        assert [(found.name, found.pid) for found in running_services()] == [("vision", None)]
+    assert "see its service manager" in CliRunner().invoke(main, ["ls"]).output
+    (row,) = json.loads(CliRunner().invoke(main, ["ls", "--json"]).output)
+    assert (row["pid"], row["running"]) == (None, None)
+    assert owner_of("vision") == 0
 
 
 def test_many_that_claim_at_once_after_a_kill_one_wins() -> None:

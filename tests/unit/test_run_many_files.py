@@ -15,6 +15,7 @@ import pytest
 
 import nnburst
 from nnburst.cli.run.many import Outcome, input_files, run_directory, run_files, targets
+from nnburst.cli.tensors import as_saved
 from nnburst.errors import DeadObject, GeneralFailure, InvalidArgument, MissedDeadline
 
 pytestmark = pytest.mark.leaks("the session of the module keeps arrays for runs that may follow")
@@ -141,6 +142,13 @@ def test_outputs_that_cannot_be_saved_end_the_command_and_what_was_done_is_said(
     report = json.loads(capsys.readouterr().out)
     assert [row["file"] for row in report["results"]] == [str(files[0])]
     assert report["missing"] == list(map(str, files[1:]))
+
+
+@pytest.mark.parametrize(("texts", "as_json"), [(["a", "é\0b"], False), (["a\0", "b"], True), ([], False)])
+def test_strings_are_saved_whole(texts: list[str], as_json: bool, tmp_path: Path) -> None:
+    np.save(tmp_path / "y.npy", as_saved(np.array([texts], object)))
+    saved = np.load(tmp_path / "y.npy")
+    assert (json.loads(saved.item()) if as_json else saved.tolist()) == [texts]
 
 
 def test_outputs_are_saved_under_their_names(

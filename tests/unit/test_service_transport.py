@@ -396,8 +396,9 @@ def test_a_malformed_message_closes_its_connection_and_nothing_else(name: str) -
         for fd in fds:
             os.close(fd)
         assert end.wait_ended(PATIENCE)
-        assert next_datagram(sock) == b""
         assert end.end_reason.startswith("malformed")
+        assert protocol.encode(protocol.EndNotice(end.end_reason)) in next_datagram(sock)
+        assert next_datagram(sock) == b""
         other.call(protocol.Goodbye())
 
 

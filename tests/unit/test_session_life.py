@@ -89,7 +89,7 @@ def test_executions_that_are_dropped_give_their_memory_back(service: nnburst.Ser
             execution.run()
             del execution
         until(lambda: fds_of(service) <= before + 2)
-        assert len(session.burst.controller._slots) <= 2
+        assert len(session.burst._controller._slots) <= 2
 
 
 def test_memory_that_was_dropped_goes_wherever_a_handler_takes_it_first(service: nnburst.Service) -> None:
@@ -112,7 +112,7 @@ def test_memory_that_was_dropped_goes_wherever_a_handler_takes_it_first(service:
                 session.bind().close()
             finally:
                 sys.settrace(None)
-            assert len(session.burst.controller._slots) == 0
+            assert len(session.burst._controller._slots) == 0
             if next(lines) <= line:
                 break
     assert line > 5
@@ -128,7 +128,7 @@ def test_states_that_are_dropped_give_their_memory_back(service: nnburst.Service
                 before = fds_of(service)
         session.bind()
         until(lambda: fds_of(service) <= before + 2)
-        assert len(session.burst.controller._slots) <= 4
+        assert len(session.burst._controller._slots) <= 4
         gc.collect()
         tracker = getattr(session.device, "_tracker", None)
         assert tracker is None or not tracker._buffers  # only in process there is one to look at

@@ -85,7 +85,7 @@ def test_two_executions_keep_states_apart(session: nnburst.Session) -> None:
 def test_no_byte_of_the_state_is_in_the_pool(session: nnburst.Session) -> None:
     with session.bind(state={"h_out": "h_in"}) as step:
         assert len(step.inputs) + len(step.outputs) == 2
-        first, second = step.requests
+        first, second = step._requests
         assert first.pools[1:] == second.pools[:0:-1]
         assert all(isinstance(pool, nnburst.model.BufferToken) for pool in first.pools[1:])
 

@@ -89,17 +89,26 @@ def test_spare_that_has_died_is_not_given(starter: Starter) -> None:
     with contextlib.closing(Spare(starter)) as spare:
         spare()
         dead = ready(spare)
+        assert spare.state == "ready"
         dead.alive = False
+        assert spare.state == "missing: it has died"
         assert not spare().is_spare
         assert dead.closed.is_set()
         ready(spare)
 
 
-def test_spare_that_cannot_be_started_costs_nothing_but_time(starter: Starter) -> None:
+def test_spare_that_cannot_be_started_says_so_and_costs_nothing_but_time(
+    starter: Starter, caplog: pytest.LogCaptureFixture
+) -> None:
     starter.error = DeviceUnavailable("no memory")
-    starter.allowed.release()
     with contextlib.closing(Spare(starter)) as spare:
         spare()
+        assert spare.state == "starting"
+        starter.allowed.release()
+        assert spare._next is not None
+        wait([spare._next], PATIENCE)
+        assert spare.state == "missing: no memory"
+        assert "no spare stands by, so that a restart will take longer: no memory" in caplog.text
         assert not spare().is_spare
         starter.error = None
         starter.allowed.release()

@@ -38,9 +38,10 @@ from nnburst.watch import (
     find_services,
     look,
 )
-from nnburst.watch.metrics import MetricsServer, application
+from nnburst.watch.metrics import Collector, MetricsServer, application
 from support.models import relu
 from support.processes import stop, stopped
+from support.waiting import Background, until
 
 RUNS = 3000
 
@@ -124,7 +125,7 @@ def test_look_into_a_pipe_is_not_cut_to_a_terminal_s_width(service: nnburst.Serv
     with service.session(b.build()) as session:
         session.run(None, {"a_long_name_of_an_input": np.zeros((1, 4), np.float32)})
         result = CliRunner().invoke(main, ["top", "--once", str(service.pid)])
-    head, total, burst = (line.split() for line in result.stdout.splitlines())
+    head, total, burst = (line.split() for line in result.stdout.splitlines()[:3])
     assert head[-3:] == ["sleeps", "hits", "failed"]
     assert total[:2] == ["child", f"({service.pid})"]
     assert " ".join(burst).startswith(f"{Path('/proc/self/comm').read_text().strip()} ({os.getpid()}) nnburst-noop: ")
@@ -232,16 +233,21 @@ def test_latency_of_a_session_is_about_all_its_runs_and_knows_the_slowest(servic
         assert repr(session.latency()) == "<Latency: no runs>"
         execution.run()
         stop(service.pid)
-        timer = threading.Timer(0.05, os.kill, (service.pid, signal.SIGCONT))
-        timer.start()
+
+        def let_it_go_on() -> None:
+            until(lambda: session.stats.sent == 2)
+            time.sleep(0.05)
+            os.kill(service.pid, signal.SIGCONT)
+
+        waiting = Background(let_it_go_on)
         execution.run()
-        timer.join()
+        waiting.result()
         for _ in range(RUNS):
             execution.run()
         latency = session.latency()
         text = repr(session)
     assert RUNS + 2 - 512 <= latency.count <= RUNS + 2
-    assert latency.max >= 0.04 > latency.p50 > 0  # a moment less than the timer, which begins first
+    assert latency.max >= 0.05 > latency.p50 > 0
     assert latency.p50 <= latency.p99 <= latency.max
     assert latency.queue_wait.max_ns >= 50e6
     assert latency.execution.sum_ns < latency.round_trip.sum_ns
@@ -332,9 +338,8 @@ def test_page_with_more_in_it_than_a_service_writes_is_refused() -> None:
     assert (asked.exit_code, "more in it than a service writes" in asked.output) == (1, True)
     assert CliRunner().invoke(main, ["top", "--once"]).exit_code == 0
     if find_spec("prometheus_client"):
-        answer = MetricsServer(application(viewer))._answer("GET /metrics HTTP/1.1\r\n\r\n").decode()
-        assert answer.startswith("HTTP/1.1 503 ")
-        assert answer.endswith("more in it than a service writes\n")
+        answer = MetricsServer(application(shown(os.getpid())))._answer("GET /metrics HTTP/1.1\r\n\r\n").decode()
+        assert "nnburst_unreadable_workers 1.0" in answer.splitlines()
     for row in rows[10:]:
         assert row is not None
         row.close()
@@ -419,6 +424,12 @@ def test_histogram_knows_percentiles_to_a_sixteenth() -> None:
     assert lib.nnb_bucket_of(2**64 - 1) == lib.NNB_BUCKETS - 1
 
 
+def shown(*pids: int) -> Collector:
+    collector = Collector()
+    collector.look_at(pids)
+    return collector
+
+
 def test_metrics_are_what_the_page_says() -> None:
     pytest.importorskip("prometheus_client", reason="needs the extra nnburst[metrics]")
     page = Page("m", rows=4)
@@ -428,13 +439,13 @@ def test_metrics_are_what_the_page_says() -> None:
     burst.count("results", 41)
     for ns in (900, 1500, 2_000_000):
         burst.time_execution(ns)
-    server = MetricsServer(application(Viewer(page_of(os.getpid()))))
+    server = MetricsServer(application(shown(os.getpid())))
     lines = server._answer("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").decode().splitlines()
     assert lines[0] == "HTTP/1.1 200 OK"
-    assert 'nnburst_results_total{model="detector"} 41.0' in lines
-    assert 'nnburst_execution_seconds_count{model="detector"} 3.0' in lines
-    assert 'nnburst_execution_seconds_bucket{le="1e-06",model="detector"} 1.0' in lines
-    assert 'nnburst_execution_seconds_bucket{le="2e-06",model="detector"} 2.0' in lines
+    assert 'nnburst_results_total{model="detector",user=""} 41.0' in lines
+    assert 'nnburst_execution_seconds_count{model="detector",user=""} 3.0' in lines
+    assert 'nnburst_execution_seconds_bucket{le="1e-06",model="detector",user=""} 1.0' in lines
+    assert 'nnburst_execution_seconds_bucket{le="2e-06",model="detector",user=""} 2.0' in lines
     assert "nnburst_open_bursts 1.0" in lines
     page.close()
 
@@ -450,15 +461,18 @@ def test_shared_service_is_watched_by_name_and_scraped(tmp_path: Path, monkeypat
             ready = json.loads(serving.stdout.readline())
             with nnburst.connect("watched") as service, service.session(relu((1, 4))) as session:
                 session.run(None, {"x": np.zeros((1, 4), np.float32)})
+                pid = service.pid
                 result = CliRunner().invoke(main, ["top", "--once", "--json", "watched"])
                 with urllib.request.urlopen(ready["metrics"], timeout=60) as answer:
                     text = answer.read().decode()
         finally:
             serving.terminate()
     assert serving.returncode == 0
-    (report,) = json.loads(result.stdout)
-    assert (report["name"], report["pid"], report["counters"]["results"]) == ("watched", ready["pid"], 1)
-    assert 'nnburst_results_total{model="nnburst-noop: x → y"} 1.0' in text.splitlines()
+    shared, own = json.loads(result.stdout)
+    assert (shared["name"], shared["pid"], shared["counters"]["results"]) == ("watched", pid, 0)
+    assert (own["name"], own["counters"]["results"]) == (f"watched of user {os.geteuid()}", 1)
+    labels = f'model="nnburst-noop: x → y",user="{os.geteuid()}"'
+    assert f"nnburst_results_total{{{labels}}} 1.0" in text.splitlines()
 
 
 def test_sum_of_histograms_is_that_of_all_their_samples() -> None:

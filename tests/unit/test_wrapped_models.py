@@ -53,5 +53,5 @@ def test_published_model_checks_a_fenced_request_before_it_waits(published: Prep
 
 def test_proxy_says_of_itself_what_the_device_says() -> None:
     info = DeviceInfo.of(ReferenceDevice())
-    proxy = RemoteDevice(None, None, None, 0, info)  # type: ignore[arg-type]
+    proxy = RemoteDevice(info, None)  # type: ignore[arg-type]
     assert DeviceInfo.of(proxy) == info

@@ -140,7 +140,7 @@ def execution(session: nnburst.Session) -> nnburst.Execution:
         (lambda s: Memory.from_handle(MEMORY.handle, None), "expected file descriptors, got None"),
         (lambda s: Memory.from_handle(MEMORY.handle, ["3"]), r"expected file descriptors, got \['3'\]"),
         (lambda s: Memory.from_handle(MEMORY.handle, [2**70]), "expected file descriptors"),
-        (lambda s: compilation(s).set_cache_source("cache"), "expected a CacheSource, got 'cache'"),
+        (lambda s: compilation(s)._set_cache_source("cache"), "expected a CacheSource, got 'cache'"),
         (lambda s: of_image("conv_2d", KERNEL, "x"), "bias='x'; give an array of numbers, or an Operand"),
         (lambda s: of_image("conv_2d", KERNEL, [[1], [1, 2]]), "bias=.*different lengths"),
         (lambda s: of_image("conv_2d", KERNEL, True), "a constant tensor has rank 1 or more"),

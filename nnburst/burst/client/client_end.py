@@ -75,13 +75,12 @@ class ClientEnd(OneProcess):
         self._row = private_row()
         lib.nnb_client_watch(endpoint, self._row.pointer)
         self._endpoint = endpoint
-        self._lock = ProcessLock()  # a signal handler may close a burst whose counters are just being read
+        self._lock = ProcessLock()  # a signal handler may drop a memory while another one is dropped
         self._closed = False
         self._fallbacks = 0
         self._dropped: deque[tuple[Memory | Named, bool]] = deque()
         self._uses: weakref.WeakValueDictionary[Memory | Steps, MemoryUse] = weakref.WeakValueDictionary()
         self._adrift: list[CData] = []
-        self._final_stats: BurstStats | None = None
         self._leaving: Leaving | None = None
         # Weakly: listeners are kept until the connection ends, and an end that is just dropped must not be.
         this = weakref.ref(self)
@@ -104,11 +103,7 @@ class ClientEnd(OneProcess):
 
     @property
     def flights(self) -> InFlightRuns:
-        """The executions that were started and are not waited for.
-
-        Raises:
-            GeneralFailure: The server of this burst takes one request at a time.
-        """
+        """The executions that were started and are not waited for; `GeneralFailure` if there can be none."""
         if self._flights is None:
             raise GeneralFailure(
                 "the service takes one request at a time (it is older, or has a server of its own); use run()"
@@ -131,11 +126,7 @@ class ClientEnd(OneProcess):
     # ---- memory and life -------------------------------------------------------------------------------------
 
     def free_memory(self, memory: Memory | Named) -> bool:
-        """Forget a memory on both sides. Executions bound to it fail with INVALID_ARGUMENT from now on.
-
-        Returns:
-            Whether the burst knew it.
-        """
+        """Forget a memory on both sides; return whether it was known. Executions bound to it fail from now on."""
         slot = self._slots.free(memory)
         if slot is None:
             return False
@@ -189,9 +180,7 @@ class ClientEnd(OneProcess):
 
     @property
     def stats(self) -> BurstStats:
-        """Counters of the client's end."""
-        with self._lock.lock:
-            return self._final_stats or client_stats(self._endpoint, self._fallbacks)
+        return client_stats(self._row, self._fallbacks)
 
     def latency(self) -> Latency:
         """Say how long the runs took."""
@@ -201,7 +190,6 @@ class ClientEnd(OneProcess):
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
         return self._closed
 
     @property
@@ -216,7 +204,6 @@ class ClientEnd(OneProcess):
 
     @property
     def ending(self) -> Ending:
-        """How the process of the server ended."""
         return self._prepared_model.ending
 
     @property
@@ -228,7 +215,6 @@ class ClientEnd(OneProcess):
         """End the burst; an execution in flight gets `BadState`, though the service finishes it. Idempotent."""
         self.refuse()
         self._leaving = self._leaving or Leaving(
-            self._keep_stats,
             self._unlink,
             self._context.leave,
             self._context.close,
@@ -236,10 +222,6 @@ class ClientEnd(OneProcess):
             self._forget_all,
         )
         self._leaving()
-
-    def _keep_stats(self) -> None:
-        with self._lock.lock:
-            self._final_stats = self._final_stats or client_stats(self._endpoint, self._fallbacks)
 
     def _close_endpoint(self) -> None:
         # EDEADLK: this is a signal handler over the execution in flight, which finds the burst closed when it goes on.

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from ..._core._nnburst import ffi, lib
 from ..._core.errno import check, system
+from ..._core.leaving import Closing
 from ...errors import InvalidArgument
 from ...fmq import Layout, MessageQueue
-from ..endpoint import open_channel
+from ..endpoint import open_channels
 from ..polling import CHANNEL_LENGTH, DATUM, loop_timeout_ns, window_ns
 from .client_end import ClientEnd
 from .in_flight import Bell, InFlightRuns
@@ -18,15 +19,11 @@ from .request import BoundRequest
 from .slots import SlotTable
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
-    from ..._core._nnburst import CData
-    from ...fmq import MQDescriptor
     from ...model import ExecutionResult, Request
     from .client_end import BurstCapable
 
 
-class ExecutionBurstController(ClientEnd):
+class ExecutionBurstController(ClientEnd, Closing):
     """One burst on a prepared model: one execution at a time, each one packet there and one back.
 
     Thread-safe in that a second concurrent execution gets `BadState`. Context manager.
@@ -74,7 +71,10 @@ class ExecutionBurstController(ClientEnd):
             try:
                 # The server has attached and emptied the queues; only from now on may anything be written.
                 window = window_ns(polling_window, context.cpus)
-                endpoint = _open_client(request, result, window)
+                ends = open_channels(request, result, reset=False)
+                out = ffi.new("nnb_client **")
+                check(lib.nnb_client_create(out, *ends, window), "burst channels")
+                endpoint = ffi.gc(out[0], lib.nnb_client_destroy)
                 flights = None
                 if context.pipelined:
                     lib.nnb_client_set_pipelined(endpoint, system(os.dup, bell.rung.fds[0]))
@@ -97,38 +97,11 @@ class ExecutionBurstController(ClientEnd):
             InvalidArgument: A number does not fit the wire format.
         """
         bound = BoundRequest()
-        bound.bind_to(self, (request,), measure=measure)
+        bound._bind_to(self, (request,), measure=measure)
         return bound
 
     def compute(self, request: Request, *, measure: bool = False, timeout: float | None = None) -> ExecutionResult:
-        """Run a request once.
-
-        Returns:
-            (status, output shapes, timing); an error of the request or of the execution is a status.
-
-        Raises:
-            MissedDeadline, DeadObject, BadState: as `BoundRequest.run`.
-        """
+        """Run a request once; as `BoundRequest.run`, but an error of the request or the execution is a status."""
         bound = self.bind(request, measure=measure)
         bound.timeout = timeout
         return bound.execute()
-
-    def __enter__(self) -> ExecutionBurstController:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def _open_client(request: MQDescriptor, result: MQDescriptor, window: int) -> CData:
-    c_request_queue = open_channel(request, "request channel", reset=False)
-    try:
-        c_result_queue = open_channel(result, "result channel", reset=False)
-    except BaseException:
-        lib.nnb_mq_close(c_request_queue)
-        raise
-    out = ffi.new("nnb_client **")
-    check(lib.nnb_client_create(out, c_request_queue, c_result_queue, window), "burst channels")
-    return ffi.gc(out[0], lib.nnb_client_destroy)

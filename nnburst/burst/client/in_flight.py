@@ -118,15 +118,10 @@ class InFlightRuns:
 
     @property
     def closed(self) -> bool:
-        """Whether the burst is closed."""
         return self._watched.closed
 
     def fileno(self) -> int:
-        """A descriptor that is readable when `attend` is to be called.
-
-        Raises:
-            BadState: The burst is closed.
-        """
+        """A descriptor that is readable when `attend` is to be called; `BadState` if the burst is closed."""
         return self._watched.fds[0]
 
     def start(self, request: Startable, *, look_until: int = 0) -> InFlight:
@@ -148,7 +143,7 @@ class InFlightRuns:
         elif status == _BUSY:
             self._keep_out(flight)
         elif status != _AGAIN:
-            del self._flying[tag]
+            self._flying.pop(tag, None)  # the burst may have been closed meanwhile
             flight.status = status
         return flight
 
@@ -199,7 +194,6 @@ class InFlightRuns:
             flight.land(status)
 
     def _take(self) -> None:
-        """Take what has landed."""
         if self._kept_out:
             self._start_kept_out()
         tag, flying = _AGAIN, self._flying
@@ -222,11 +216,7 @@ class InFlightRuns:
         return False
 
     def attend(self, watched: int | None = None) -> bool:
-        """Take what has landed, after the bell has rung, and have it rung again; False if nothing is in flight.
-
-        Args:
-            watched: The caller's own duplicate of `fileno`, if it has one.
-        """
+        """Take what has landed, after the bell has rung, and have it rung again; False if nothing is in flight."""
         if watched is None:
             with contextlib.suppress(BadState):  # closed, meanwhile or before
                 watched = self.fileno()
@@ -235,6 +225,5 @@ class InFlightRuns:
         return self.arm()
 
     def close(self) -> None:
-        """The burst is closed."""
         self._take()
         self._watched.close()

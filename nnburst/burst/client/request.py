@@ -92,31 +92,31 @@ class BoundRequest(Runnable, OneProcess):
     """A request that is bound to a burst; `run` as often as you like. Made by `ExecutionBurstController.bind`."""
 
     __slots__ = (
+        "_allowed",
         "_burst",
+        "_concluding",
         "_elsewhere",
         "_measure",
+        "_requests",
         "_route",
         "_run",
         "_timeout",
-        "concluding",
-        "limit",
-        "requests",
     )
 
     def __init__(self) -> None:
-        """Bound to nothing yet; see `bind_to`."""
+        """Bound to nothing yet; see `_bind_to`."""
         self._run: Callable[[CData], int] = _not_bound
         self._attach(ffi.NULL, 0)
         self._burst: ClientEnd | None = None
         self._route: Elsewhere | None = None  # none: a run that is refused, or fails, has ended
         self._elsewhere: ExecutionResult | None = None  # of the last run, if that did not go through the channel
         self._timeout: float | None = None
-        self.limit: float | None = None  # seconds that a run which begins now may take
+        self._allowed: float | None = None  # seconds that a run which begins now may take
         self._measure = False
-        self.concluding = False  # a thread looks at what a run came to, see `runtime.run.event_loop`
-        self.requests: tuple[Request, ...] = ()
+        self._concluding = False  # a thread looks at what a run came to, see `runtime.run.event_loop`
+        self._requests: tuple[Request, ...] = ()
 
-    def bind_to(
+    def _bind_to(
         self,
         burst: ClientEnd,
         requests: tuple[Request, ...],
@@ -124,7 +124,7 @@ class BoundRequest(Runnable, OneProcess):
         measure: bool,
         answer_length: int | None = None,
     ) -> None:
-        """Serialise one request, or two that take turns (`turn`), for a burst.
+        """Serialise one request, or two that take turns (`_turn`), for a burst.
 
         Args:
             burst: The burst.
@@ -137,7 +137,7 @@ class BoundRequest(Runnable, OneProcess):
             BadState: The burst is closed, or a memory.
             InvalidArgument: A number does not fit the wire format.
         """
-        out, turn = ffi.new("nnb_execution **"), self.turn
+        out, turn = ffi.new("nnb_execution **"), self._turn
         for i, request in enumerate(requests):
             check_open(request)
             raw, keep_alive = c_request(request, burst.slots_for(request.pools), measure=measure)  # type: ignore[arg-type]
@@ -153,9 +153,9 @@ class BoundRequest(Runnable, OneProcess):
             del keep_alive
         if turn:
             lib.nnb_execution_ran_elsewhere(pointer, 0)
-        self.requests, self._measure, self._burst, self._run = requests, measure, burst, lib.nnb_execution_run
+        self._requests, self._measure, self._burst, self._run = requests, measure, burst, lib.nnb_execution_run
         self._attach(pointer, int(ffi.cast("uintptr_t", pointer)))
-        self._allow(self.limit)
+        self._allow(self._allowed)
 
     def _refuse(self, run: Callable[[CData], int]) -> None:
         """Have runs raise what this raises."""
@@ -163,13 +163,13 @@ class BoundRequest(Runnable, OneProcess):
         self._attach(self._pointer, 0)
 
     @property
-    def turn(self) -> int:
+    def _turn(self) -> int:
         """Index of the request that the next run sends. A run that ends with NONE passes the turn."""
         return lib.nnb_execution_turn(self._pointer) if self._burst is not None else 0
 
     def _run_at_length(self, timeout: float | EllipsisType | None = ...) -> None:
         """What `run` does with an argument, or if this is not bound; else it is one call of C."""
-        with self.limited(timeout):
+        with self._limited(timeout):
             try:
                 if status := self._run(self._pointer):
                     self._settle(status)
@@ -180,8 +180,8 @@ class BoundRequest(Runnable, OneProcess):
                 lib.nnb_execution_abandon(self._pointer)
                 raise
 
-    def start(self, *, look_until: int = 0) -> InFlight:
-        """Start a run that is not waited for here; `conclude` tells how it ended. Arguments as `InFlightRuns.start`.
+    def _start(self, *, look_until: int = 0) -> InFlight:
+        """Start a run that is not waited for here; `_conclude` tells how it ended. Arguments as `InFlightRuns.start`.
 
         Raises:
             BadState: It is closed, or not bound to a burst.
@@ -189,11 +189,11 @@ class BoundRequest(Runnable, OneProcess):
         """
         if self._run is not lib.nnb_execution_run:
             self._run(self._pointer)
-        while (flight := self.flights.start(self, look_until=look_until)).status == _LEFT:
+        while (flight := self._flights.start(self, look_until=look_until)).status == _LEFT:
             pass  # another thread has moved it to another burst
         return flight
 
-    def conclude(self, status: int) -> None:
+    def _conclude(self, status: int) -> None:
         """Raise what `run` would have raised.
 
         Args:
@@ -209,17 +209,7 @@ class BoundRequest(Runnable, OneProcess):
             raise
 
     @property
-    def measures(self) -> bool:
-        """Whether results carry `Timing`."""
-        return self._measure
-
-    @property
-    def pointer(self) -> CData:
-        """The execution in the C core."""
-        return self._pointer
-
-    @property
-    def controller(self) -> ClientEnd:
+    def _controller(self) -> ClientEnd:
         """This end of its burst.
 
         Raises:
@@ -231,17 +221,17 @@ class BoundRequest(Runnable, OneProcess):
         return self._burst
 
     @property
-    def flights(self) -> InFlightRuns:
+    def _flights(self) -> InFlightRuns:
         """Those of its burst.
 
         Raises:
             BadState: It is bound to none.
             GeneralFailure: The server of the burst takes one request at a time.
         """
-        return self.controller.flights
+        return self._controller.flights
 
     @property
-    def burst_is_free(self) -> bool:
+    def _burst_is_free(self) -> bool:
         """Whether its burst runs nothing now. It may be otherwise a moment later."""
         return self._burst is not None and self._burst.is_free
 
@@ -269,11 +259,11 @@ class BoundRequest(Runnable, OneProcess):
                 status = lib.nnb_execution_resume(self._pointer)
             elif status == _NO_ROOM:
                 assert self._burst is not None
-                request = self.requests[self.turn]
-                return self._ran_elsewhere(self._burst._run_without_burst(request, self._measure, self.limit))
+                request = self._requests[self._turn]
+                return self._ran_elsewhere(self._burst._run_without_burst(request, self._measure, self._allowed))
             elif route and (status in _NOT_BEGUN or (status == _DIED and repeats < route.retries)):
                 repeats += status == _DIED
-                begun = self.deadline if status == _DIED else Deadline.after(self.limit)
+                begun = self._deadline if status == _DIED else Deadline.after(self._allowed)
                 deadline = route.again(self, -status, deadline or begun)
                 if deadline is None:
                     self._fail(-status)
@@ -289,7 +279,7 @@ class BoundRequest(Runnable, OneProcess):
             self._limit(deadline.left())
             return self._run(self._pointer)
         finally:
-            self._limit(self.limit)
+            self._limit(self._allowed)
 
     def _ran_elsewhere(self, result: ExecutionResult) -> int:
         """Take the result of a run that did not go through the channel for that of the last run."""
@@ -311,7 +301,7 @@ class BoundRequest(Runnable, OneProcess):
     def _check_ended_well(self, status: int) -> None:
         if not status:
             return
-        for request in self.requests:
+        for request in self._requests:
             check_open(request)  # the service could not fetch what was closed before the first run
         result = self.result
         if result[0] != status:  # of another run, by a thread or a signal handler that came in between
@@ -320,7 +310,7 @@ class BoundRequest(Runnable, OneProcess):
         final, shapes, _ = result
         reason = reason_of(result)
         refusal = "the execution failed with {name}; launch(log_level='info') logs why"
-        message = _REFUSALS.get(final, refusal).format(name=final.name, in_time=self.in_time)
+        message = _REFUSALS.get(final, refusal).format(name=final.name, in_time=self._in_time)
         if reason and final is not ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
             message = f"the execution failed with {final.name}: {reason}"
         raise error_for(final, message, shapes)
@@ -331,7 +321,7 @@ class BoundRequest(Runnable, OneProcess):
         told = status in (ErrorStatus.NONE, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE) or result is self._elsewhere
         if told or self._burst is None:
             return result
-        limit = _LONGEST_ASKING if self.limit is None else min(self.limit, _LONGEST_ASKING)
+        limit = _LONGEST_ASKING if self._allowed is None else min(self._allowed, _LONGEST_ASKING)
         try:
             return Failure(status, Deadline.after(limit).call(self._burst._context.failure_reason), shapes)
         except NNBurstError:  # the status has to do
@@ -344,13 +334,13 @@ class BoundRequest(Runnable, OneProcess):
 
     def _ended(self, meanwhile: str) -> NNBurstError:
         """Return the exception for a burst that has ended; `meanwhile`: what it is if this side has closed it."""
-        if self.controller.closed:
+        if self._controller.closed:
             return BadState(meanwhile)
-        if self.controller.told:
-            told = self.controller.told
+        if self._controller.told:
+            told = self._controller.told
             return DeadObject(f"the service has ended the burst: {told}; a session's next run opens another one")
         again = self._route is not None and self._route.restarts
-        ending = self.controller.ending
+        ending = self._controller.ending
         how = ending.reason or "the other process has ended"
         then = "the next run opens the session again" if again else "open another session"
         return ending.error(f"the service that holds the model is gone: {how}; {then}")
@@ -380,16 +370,16 @@ class BoundRequest(Runnable, OneProcess):
         return self.result[2] if self._measure else NO_TIMING
 
     @property
-    def in_time(self) -> str:
+    def _in_time(self) -> str:
         """How long a run may take that begins now, in words."""
-        return "in time" if self.limit is None else f"within {self.limit:.3g} s"
+        return "in time" if self._allowed is None else f"within {self._allowed:.3g} s"
 
-    def missed(self) -> MissedDeadline:
+    def _missed(self) -> MissedDeadline:
         """Return the exception for a run that has not ended in time."""
-        return MissedDeadline(f"no answer {self.in_time}; a late one will be dropped. {_REMEDY}")
+        return MissedDeadline(f"no answer {self._in_time}; a late one will be dropped. {_REMEDY}")
 
     @contextlib.contextmanager
-    def limited(self, timeout: float | EllipsisType | None) -> Iterator[None]:
+    def _limited(self, timeout: float | EllipsisType | None) -> Iterator[None]:
         """Let runs that begin meanwhile take so many seconds; ``...`` for `timeout`."""
         if timeout is ...:
             yield
@@ -411,12 +401,12 @@ class BoundRequest(Runnable, OneProcess):
         self._allow(self._timeout)
 
     @property
-    def deadline(self) -> Deadline:
+    def _deadline(self) -> Deadline:
         """Of the run that was started last."""
         return Deadline(lib.nnb_execution_deadline(self._pointer) if self._burst is not None else 0)
 
     def _allow(self, seconds: float | None) -> None:
-        self.limit = seconds
+        self._allowed = seconds
         self._limit(seconds)
 
     def _limit(self, seconds: float | None) -> None:
@@ -426,9 +416,9 @@ class BoundRequest(Runnable, OneProcess):
 
 _CLOSED = "the burst is closed; open another session"
 _FAILURES: dict[int, Callable[[BoundRequest], NNBurstError]] = {
-    errno.ETIMEDOUT: BoundRequest.missed,
+    errno.ETIMEDOUT: BoundRequest._missed,
     errno.ECANCELED: lambda bound: MissedDeadline(
-        f"not started {bound.in_time}: the service has not come yet to the runs that were given up before. {_REMEDY}"
+        f"not started {bound._in_time}: the service has not come yet to the runs that were given up before. {_REMEDY}"
     ),
     errno.EPIPE: lambda bound: bound._ended("the burst was closed while this execution ran"),
     errno.ENOTCONN: lambda bound: bound._ended(_CLOSED),

@@ -56,7 +56,6 @@ class SlotTable(BurstCallback):
         return slot
 
     def clear(self) -> None:
-        """Forget everything."""
         self._slots.clear()
         self._memories.clear()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import errno
 import itertools
 import logging
@@ -18,7 +17,7 @@ from ..._core.threads import start
 from ...errors import BadState, ResourceExhausted
 from ...model import Priority
 from ..polling import allowed_cpus
-from .loop import Answering, serve
+from .loop import SERVING, Answering, serve
 
 if TYPE_CHECKING:
     from ..._core._nnburst import CData
@@ -66,23 +65,21 @@ class ListenerGroup:
         self._bursts: list[Member | None] = []
         self._threads: set[threading.Thread] = set()
         self._numbers = itertools.count(1)
+        self._batchers: set[CData] = set()  # the leader may still know those of models that are gone
         self._closed = False
-        _GROUPS.add(self)
+        SERVING[id(self)] = self
 
     def add(self, burst: Member, queue: FlowQueue, endpoint: CData) -> None:
-        """Serve one more burst.
-
-        Raises:
-            BadState: The group is closed.
-            ResourceExhausted: The system has no thread for it.
-        """
+        """Serve one more burst; `BadState` if the group is closed, `ResourceExhausted` if there is no thread for it."""
         with self._lock:  # before this is released, no worker finds the burst of a number
             if self._closed:
                 raise BadState("the listener group is closed")
             self._ensure_threads()
-            flow, rank = queue.flow.number, _RANKS[queue.priority]
+            batcher = queue.batcher or Batcher(ffi.NULL, 0)
+            self._batchers.add(batcher.pointer)
+            seat = queue.flow.number, _RANKS[queue.priority], batcher.pointer, batcher.wait_ns
             full = {errno.EMFILE: ResourceExhausted(f"a service has {lib.NNB_MAX_BURSTS:,} bursts at most")}
-            number = check(lib.nnb_group_add(self._handle, endpoint, flow, rank), "burst", full)
+            number = check(lib.nnb_group_add(self._handle, endpoint, *seat), "burst", full)
             while len(self._bursts) <= number:
                 self._bursts.append(None)
             self._bursts[number] = burst
@@ -153,11 +150,9 @@ class ListenerGroup:
 
     @property
     def threads(self) -> int:
-        """How many there are now."""
         return len(self._threads)
 
     def serves_here(self) -> bool:
-        """Whether the calling thread is one of the group's."""
         return threading.current_thread() in self._threads
 
     def wake_all(self) -> None:
@@ -196,14 +191,30 @@ class Flow:
     """The requests of one client to a group: all count together, also those of bursts that it has closed.
 
     Forgotten with this object.
-
-    Attributes:
-        group: Serves its bursts.
-        number: Of this flow in the group.
     """
 
     group: ListenerGroup
     number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batcher:
+    """Where requests of one model wait for each other, to run as one.
+
+    Attributes:
+        pointer: The ``nnb_batcher *``, of all that may.
+        wait_ns: That a request waits for others that may come. 0: it wants a fast answer, and does not wait for those
+            that run, either.
+    """
+
+    pointer: CData
+    wait_ns: int
+
+    @classmethod
+    def make(cls, most: int, wait: float) -> Batcher:
+        """For runs of so many requests, which wait so many seconds."""
+        wait_ns = max(1, int(wait * 1e9))
+        return cls(ffi.new("nnb_batcher *", (most, wait_ns)), wait_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,20 +224,9 @@ class FlowQueue:
     Attributes:
         flow: All queues of one flow share what it gets.
         priority: Of its requests among those that wait.
+        batcher: Where they wait for those of others, or None.
     """
 
     flow: Flow
     priority: Priority = Priority.MEDIUM
-
-
-_GROUPS: weakref.WeakSet[ListenerGroup] = weakref.WeakSet()
-
-
-def _close_all() -> None:
-    """At interpreter exit: a listener must not be inside C while the interpreter is taken down."""
-    for group in tuple(_GROUPS):
-        group.leave()
-        group.close()
-
-
-atexit.register(_close_all)
+    batcher: Batcher | None = None

@@ -6,7 +6,7 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
-from ..._core._nnburst import ffi, lib
+from ..._core._nnburst import ffi
 from ..._core.deadline import Deadline
 from ...errors import BadState
 from ..interfaces import BurstCallback, BurstExecutorWithCache
@@ -20,11 +20,7 @@ _log = logging.getLogger("nnburst.burst")
 
 
 class GroupServer(ServerEnd):
-    """A burst that a `ListenerGroup` serves.
-
-    Raises:
-        BadState, ResourceExhausted: As `ListenerGroup.add`.
-    """
+    """A burst that a `ListenerGroup` serves; raises as `ListenerGroup.add`."""
 
     def __init__(
         self, queue: FlowQueue, callback: BurstCallback, executor: BurstExecutorWithCache, endpoint: CData
@@ -48,10 +44,8 @@ class GroupServer(ServerEnd):
             self._ended.set()
 
     def hang_up(self) -> None:
-        endpoint = self._endpoint
-        if endpoint:
-            lib.nnb_server_hang_up(endpoint)
-            self._group.wake_all()
+        super().hang_up()
+        self._group.wake_all()
 
     def close(self) -> None:
         if self._group.serves_here():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import logging
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
@@ -59,3 +61,23 @@ def serve(
         except BaseException as error:  # also SystemExit: a client must not wait for a thread that has left
             _log.exception("an execution failed")
             burst_of(plan & (new - 1)).answer(failure_of(error))
+
+
+class _Serving(Protocol):
+    def leave(self) -> None: ...
+    def close(self) -> None: ...
+
+
+SERVING: weakref.WeakValueDictionary[int, _Serving] = weakref.WeakValueDictionary()
+"""What has threads in this loop, by id."""
+
+
+def _close_all() -> None:
+    """At interpreter exit: a listener must not be inside C while the interpreter is taken down."""
+    for reference in SERVING.valuerefs():  # a list at once: other threads may add to it meanwhile
+        if (each := reference()) is not None:
+            each.leave()
+            each.close()
+
+
+atexit.register(_close_all)

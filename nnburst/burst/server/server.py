@@ -11,7 +11,7 @@ from ..._core.errno import check, system
 from ...errors import InvalidArgument
 from ...model import ExecutionResult, Request, RunOptions
 from ..cancellation import present_token, under_token
-from ..endpoint import open_channel
+from ..endpoint import open_channels
 from ..interfaces import BurstCallback, BurstContext, BurstExecutorWithCache, implements
 from ..kernel import Kernel
 from ..polling import window_ns
@@ -67,14 +67,9 @@ class ExecutionBurstServer(BurstContext):
             raise InvalidArgument(f"{type(executor).__name__} implements neither bind nor execute; a burst needs one")
         executor.loop_timeout_ns = callback.loop_timeout_ns
         window = window_ns(polling_window, callback.cpus)
-        request = open_channel(request_channel, "request channel", reset=True)
-        try:
-            result = open_channel(result_channel, "result channel", reset=True)
-        except BaseException:
-            lib.nnb_mq_close(request)
-            raise
+        ends = open_channels(request_channel, result_channel, reset=True)
         out = ffi.new("nnb_server **")
-        check(lib.nnb_server_create(out, request, result, window, MAX_PLANS), "burst channels")
+        check(lib.nnb_server_create(out, *ends, window, MAX_PLANS), "burst channels")
         endpoint, flow_queue = ffi.gc(out[0], lib.nnb_server_destroy), callback.flow_queue
         if callback.max_run is not None:
             lib.nnb_server_limit_runs(endpoint, max(1, int(callback.max_run * 1e9)))
@@ -121,18 +116,14 @@ class ExecutionBurstServer(BurstContext):
 
     @property
     def stats(self) -> ServerStats:
-        """Counters since `create`."""
         return self._end.stats
 
     @property
     def alive(self) -> bool:
-        """Whether requests are still served."""
         return self._end.alive
 
 
 def executor_of(prepared_model: SupportsExecute) -> SlotExecutor:
-    """Return an executor that has each request run by `execute_synchronously`."""
-
     def bind(request: Request, options: RunOptions) -> Kernel:
         token = present_token()
 

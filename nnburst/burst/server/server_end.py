@@ -98,16 +98,12 @@ class ServerEnd(abc.ABC):
             raise error_for(ErrorStatus(status[0]), said)
 
     def end(self, number: int) -> None:
-        """Give everything back; nothing runs any more.
-
-        Args:
-            number: What has ended the burst, a negative errno.
-        """
+        """Give everything back; nothing runs any more. `number` is what has ended the burst, a negative errno."""
         if number != -errno.EPIPE:
             reason = _ENDINGS.get(-number, errno.errorcode.get(-number, str(number)))
             _log.error("burst ended: %s", reason)
             self._callback.ended(reason)
-        self._final_stats = server_stats(self._endpoint)
+        self._final_stats = server_stats(self._row)
         self.forget_plans()  # so that one who drops plans later finds none: the next burst may have the places
         self._endpoint = self._token.server = ffi.NULL  # destroyed with the last reference
         self._plans[self._base : self._base + MAX_PLANS] = [_nothing] * MAX_PLANS
@@ -223,7 +219,7 @@ class ServerEnd(abc.ABC):
             unknown = sorted(slot for slot in set(slots) if not self._executor.is_cache_entry_present(slot))
             if not unknown:
                 return
-            lib.nnb_server_count(self._endpoint, lib.NNB_SLOT_MISSES, len(unknown))
+            lib.nnb_row_count(self._row.pointer, lib.NNB_SLOT_MISSES, len(unknown))
             status, memories = self._callback.get_memories(unknown)
             if status is not ErrorStatus.NONE:
                 raise NNBurstError(f"the client has freed a memory of the request (slots {unknown})", status=status)
@@ -267,9 +263,11 @@ class ServerEnd(abc.ABC):
         """Its answers are not awaited any more. Takes no lock."""
         self._token.cancel()
 
-    @abc.abstractmethod
     def hang_up(self) -> None:
         """Take no more requests, and wait for nothing. Takes no lock of Python's, for finalisers."""
+        endpoint = self._endpoint
+        if endpoint:
+            lib.nnb_server_hang_up(endpoint)
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -282,8 +280,8 @@ class ServerEnd(abc.ABC):
 
     @property
     def stats(self) -> ServerStats:
-        endpoint = self._endpoint
-        return self._final_stats or server_stats(endpoint)
+        now = server_stats(self._row)
+        return self._final_stats or now
 
 
 def _nothing() -> None:

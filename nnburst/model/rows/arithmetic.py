@@ -84,9 +84,6 @@ def _check_mul(view: OperationView, version: HalVersion) -> None:
             raise InvalidArgument(f"the output's scale {view.output().scale:g} must be above {product:g} = a x b")
 
 
-_RANKS = {"a": (1, 4), "b": (1, 4)}
-
-
 def _fused(types: str, check: Callable[[OperationView, HalVersion], None] | None = None) -> Signature:
     return signature("a/1-4:T b/1-4:T act:i32", types, _infer_fused, check=check, zero_sized=True)
 

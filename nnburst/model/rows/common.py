@@ -40,7 +40,6 @@ def added(view: OperationView, size: int, more: int) -> int:
 
 
 def check_activation(view: OperationView) -> None:
-    """Check the code of the fused activation."""
     code = view.integer("act")
     if code not in tuple(FusedActivation):
         raise InvalidArgument(f"act is {code}; it must be 0 (NONE), 1 (RELU), 2 (RELU1) or 3 (RELU6)")

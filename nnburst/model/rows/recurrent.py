@@ -91,10 +91,7 @@ def _both_ways(view: OperationView, forward: int, backward: int, states: list[tu
 
 def _infer_both_lstm(view: OperationView) -> Outputs:
     _, batch = _steps_and_batch(view)
-    (fw_units, fw_outputs), (bw_units, bw_outputs) = (
-        _cell_sizes(view, "_fw"),
-        view.dims("r_out_bw"),
-    )
+    (fw_units, fw_outputs), (bw_units, bw_outputs) = _cell_sizes(view, "_fw"), view.dims("r_out_bw")
     _check_gates(view, "_bw")
     states = [(batch, fw_outputs), (batch, fw_units), (batch, bw_outputs), (batch, bw_units)]
     return _both_ways(view, fw_outputs, bw_outputs, states)
@@ -189,12 +186,7 @@ ROWS: dict[OperationType, Signature] = {
         _infer_quantized_lstm,
         "out_state:Q8S cell:Q16S out:Q8S",
     ),
-    _O.RNN: signature(
-        "x/2:T w/2:T r:T b:T prev:T activation:i32",
-        FLOAT,
-        _infer_rnn,
-        "state:T out:T",
-    ),
+    _O.RNN: signature("x/2:T w/2:T r:T b:T prev:T activation:i32", FLOAT, _infer_rnn, "state:T out:T"),
     _O.SVDF: signature(
         "x/2:T w_feature/2:T w_time/2:T b:T? prev:T rank:i32 activation:i32",
         FLOAT,

@@ -139,11 +139,11 @@ def _infer_expand_dims(view: OperationView) -> Outputs:
     return like_data(view, (*dims[:axis], 1, *dims[axis:]))
 
 
-def pad_widths(view: OperationView, rank: int, name: str = "pads") -> list[tuple[int, int]]:
-    """Return (before, after) for each axis of a [rank, 2] tensor."""
-    numbers = view.integers(name)
+def pad_widths(view: OperationView, rank: int) -> list[tuple[int, int]]:
+    """Return (before, after) for each axis."""
+    numbers = view.integers("pads")
     if len(numbers) != 2 * rank or any(number < 0 for number in numbers):
-        raise InvalidArgument(f"{name} {numbers} must be {2 * rank} numbers that are not negative")
+        raise InvalidArgument(f"pads {numbers} must be {2 * rank} numbers that are not negative")
     return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 

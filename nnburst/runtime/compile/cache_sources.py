@@ -45,9 +45,7 @@ class Job(Struct, frozen=True):
     """One compilation for one device.
 
     Attributes:
-        device: Which.
         model: A whole model, or the part of one that the device runs.
-        asked: How to compile.
         part: Operations of such a part in the whole model: (subgraph, index).
     """
 
@@ -70,7 +68,6 @@ class Entry(Struct, frozen=True):
     """Files of an earlier compilation.
 
     Attributes:
-        files: Open files.
         generation: Which save wrote them, if the source knows.
         close: Closes them before the source does.
     """
@@ -103,18 +100,13 @@ class CacheSource(Protocol):
     """Where the files of compilations are."""
 
     def offers(self, job: Job) -> Generator[Entry | Room, None, None]:
-        """Offer entries to be restored, the newest first, then room for a new one.
-
-        Raises:
-            CacheRejected: There is no room: compile without files.
-        """
+        """Offer entries to be restored, the newest first, then room for a new one; `CacheRejected` if there is none."""
 
     def note(self, reason: CacheReason, entry: Entry, nbytes: int = 0, hit_ms: float = 0.0) -> None:
         """Count what came of an entry; forget one that is spoilt.
 
         Args:
             reason: HIT, or why it was refused.
-            entry: Which.
             nbytes: Of its files, after a hit.
             hit_ms: Milliseconds that restoring it took, after a hit.
         """
@@ -124,7 +116,6 @@ class DirectoryCache:
     """Files in a `Cache` directory.
 
     Args:
-        cache: The directory.
         token: Of the application, 32 bytes; None: from the model itself, constants included.
         always: Save also what compiles faster than it would be verified.
         encrypt: Have the device encrypt what it saves.
@@ -343,8 +334,6 @@ class DescriptorCache:
     """Files that the caller has open. They are duplicated here, and closed by `close`.
 
     Args:
-        model_fds: One per model file of the device.
-        data_fds: One per data file.
         token: 32 bytes; used as it is.
 
     Raises:
@@ -362,7 +351,6 @@ class DescriptorCache:
             raise InvalidArgument(f"a cache file descriptor cannot be used: {error}") from error
 
     def close(self) -> None:
-        """Close the duplicates. Idempotent."""
         for fds in self._fds:
             while fds:
                 os.close(fds.pop())
@@ -391,11 +379,7 @@ def _patience(deadline: Deadline) -> float:
 def cache_source(
     directory: str | os.PathLike[str] | None, token: bytes | None, always: bool, encrypt: bool
 ) -> CacheSource | None:
-    """Return where a session caches, or None.
-
-    Raises:
-        InvalidArgument: The directory is no path; the token has not 32 bytes.
-    """
+    """Return where a session caches, or None; `InvalidArgument` if the directory is no path or the token no token."""
     if directory is None and token is None:
         for name, given in (("cache_always", always), ("cache_encrypt", encrypt)):
             if given:
@@ -408,6 +392,6 @@ def cache_source(
 
 
 def _all_encrypted(fds: Sequence[int]) -> bool:
-    from ...cache import is_encrypted
+    from ...cache import is_encrypted  # with what it needs, which few clients do
 
     return all(map(is_encrypted, fds))

@@ -147,11 +147,7 @@ class _Attempt:
 
 
 def compile_with_cache(job: Job, source: CacheSource | None) -> tuple[PreparedModel, CacheReport]:
-    """Restore a compilation if that works, else compile and save if that works.
-
-    Raises:
-        NNBurstError: Compiling failed, or the process of the device ended.
-    """
+    """Restore a compilation if that works, else compile and save if that works."""
     if source is None:
         return job.device.prepare_model(job.model, job.asked), NO_CACHE
     if not 0 < sum(job.counts) or max(job.counts) > _MOST_COUNT:

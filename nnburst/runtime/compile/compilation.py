@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import enum
+import math
 import os
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
 
 from ..._core.deadline import Deadline, checked_timeout
+from ..._core.errno import member
 from ..._core.leaving import Closing, ProcessLock
 from ..._core.one_process import OneProcess
 from ...cache import checked_token
@@ -26,6 +27,7 @@ from ...model import (
     Request,
     RunOptions,
 )
+from ...options import CacheLayout, PreferenceName, PriorityName
 from ..request.node_args import NodeArg, imported_arguments, model_arguments
 from ..service import ServiceProcess, closes_with
 from .cache_sources import CacheSource, DescriptorCache, DirectoryCache, FlatCache, Job
@@ -33,6 +35,7 @@ from .caching import CacheReport, combined_report, compile_with_cache
 
 if TYPE_CHECKING:
     from ...cache import Limits
+    from ...devices.partitioned import Step
     from ...model import Part
 
 
@@ -78,6 +81,13 @@ class Compilation(OneProcess, Closing):
 
     Raises:
         InvalidArgument: The model is no `Model`; no device is given, or one twice.
+
+    Example:
+        >>> with nnburst.launch() as service, nnburst.Compilation(model, service) as compilation:
+        ...     compilation.set_preference("sustained_speed")
+        ...     compilation.finish()
+        ...     [node.name for node in compilation.inputs]
+        ['x']
     """
 
     model: Model
@@ -116,11 +126,14 @@ class Compilation(OneProcess, Closing):
         self._lock = ProcessLock()
         self._lacks: list[str] = []
 
-    def set_preference(self, preference: str | ExecutionPreference) -> None:
-        """Say what to optimise for, by member or name.
+    def set_preference(self, preference: PreferenceName | ExecutionPreference) -> None:
+        """Say what to optimise for.
 
         ``LOW_POWER`` keeps both ends of a `Burst` from polling, unless it is given a window. It does nothing else, and
         the other two do nothing yet but reach the device and the name of a cache entry.
+
+        Args:
+            preference: A member, or its name.
 
         Raises:
             InvalidArgument: No such preference.
@@ -134,23 +147,29 @@ class Compilation(OneProcess, Closing):
         """What `set_preference` said."""
         return self._preference
 
-    def set_priority(self, priority: str | Priority) -> None:
+    def set_priority(self, priority: PriorityName | Priority) -> None:
         """Say how important executions are: a shared service takes those that wait in this order.
 
         Raises as `set_preference`.
+
+        Args:
+            priority: A member, or its name.
         """
         self._check_open()
         self._priority = member(Priority, priority, "priority")
 
     def set_timeout(self, seconds: float | None) -> None:
-        """Limit the time that `finish` may take; None removes the limit.
+        """Limit the time that `finish` may take.
+
+        Args:
+            seconds: None for no limit.
 
         Raises:
             InvalidArgument: The compilation is not for exactly one device, or the number is negative.
             BadState: The compilation is finished.
         """
         self._check_open()
-        if not self.has_one_device:
+        if not self._has_one_device:
             raise InvalidArgument("a timeout needs a compilation for exactly one device")
         self._timeout = checked_timeout(seconds)
 
@@ -221,27 +240,19 @@ class Compilation(OneProcess, Closing):
             answers.append((device, supported))
         return answers
 
-    def _steps(self, able: Sequence[tuple[Device, Sequence[bool]]]) -> list[tuple[Device, Model, tuple[int, ...]]]:
-        """Give the model to the first device that supports all of it, else to several.
+    def _steps(self, able: _Able) -> list[tuple[Device, Model, tuple[int, ...]]]:
+        """Give the model to the first device that supports all of it; to several if none does, or if that is faster.
 
         Raises:
             GeneralFailure: They cannot run it together, either.
         """
-        operations = self.model.main.operations
         chosen = self._names_devices or self._imported is not None  # then there is nothing to measure for
         speeds = None if chosen else _speeds(able)
-        alone = [k for k, (_, supported) in enumerate(able) if all(supported)]
-        self._others = []
-        if speeds is not None:
-            costs, never = _costs(self.model, speeds)
-            alone.sort(key=costs.__getitem__)
-            self._others = [able[k][0] for k in alone[1:] if costs[k] < never]
-        if alone:
-            return [(able[alone[0]][0], self.model, tuple(range(len(operations))))]
-        from ...devices import PartitionedDevice
-
-        together = PartitionedDevice([device for device, _ in able])
-        steps = together.plan(self.model, [supported for _, supported in able], speeds)
+        alone = _alone(self.model, able, speeds)
+        steps = _parts(self.model, able, speeds, alone)
+        self._others = [device for cost, device in alone[not steps :] if speeds is not None and cost < math.inf]
+        if not steps:
+            return [(alone[0][1], self.model, tuple(range(len(self.model.main.operations))))]
         self._parts = tuple(step.part for step in steps)
         return [(step.device, step.part.model, step.part.operations) for step in steps]
 
@@ -262,7 +273,7 @@ class Compilation(OneProcess, Closing):
         self._report = report
         closes_with(self._used, self)
 
-    def run_elsewhere(self, request: Request, options: RunOptions, failure: NNBurstError) -> ExecutionResult | None:
+    def _run_elsewhere(self, request: Request, options: RunOptions, failure: NNBurstError) -> ExecutionResult | None:
         """Run a request that has failed on the next device that can run the model; None if there is none.
 
         Args:
@@ -287,7 +298,7 @@ class Compilation(OneProcess, Closing):
         return None if second is None else second.execute_synchronously(request, options)
 
     @property
-    def has_one_device(self) -> bool:
+    def _has_one_device(self) -> bool:
         """Whether it is for exactly one device, as timing and deadlines require."""
         return len(self._devices) == 1
 
@@ -296,7 +307,7 @@ class Compilation(OneProcess, Closing):
         directory: str | os.PathLike[str] | int,
         token: bytes,
         *,
-        layout: str = "native",
+        layout: CacheLayout = "native",
         limits: Limits | None = None,
         always: bool = False,
         encrypt: bool = False,
@@ -326,9 +337,9 @@ class Compilation(OneProcess, Closing):
             if encrypt:
                 raise InvalidArgument("encrypt=True, but the flat layout is as NNAPI has it: use layout='native'")
             place = f"/proc/self/fd/{directory}" if isinstance(directory, int) else os.fspath(directory)
-            self.set_cache_source(FlatCache(place, checked))
+            self._set_cache_source(FlatCache(place, checked))
         else:
-            self.set_cache_source(DirectoryCache.at(directory, checked, limits=limits, always=always, encrypt=encrypt))
+            self._set_cache_source(DirectoryCache.at(directory, checked, limits=limits, always=always, encrypt=encrypt))
 
     def set_caching_auto(
         self,
@@ -345,9 +356,9 @@ class Compilation(OneProcess, Closing):
             limits, always, encrypt: As `set_caching`.
         """
         self._check_open()
-        self.set_cache_source(DirectoryCache.at(directory, None, limits=limits, always=always, encrypt=encrypt))
+        self._set_cache_source(DirectoryCache.at(directory, None, limits=limits, always=always, encrypt=encrypt))
 
-    def set_cache_source(self, source: CacheSource | None) -> None:
+    def _set_cache_source(self, source: CacheSource | None) -> None:
         """As `set_caching`, with a source that is made already; None: no caching."""
         if not isinstance(source, CacheSource | None):
             raise InvalidArgument(f"expected a CacheSource, got {source!r}; set_caching() takes a directory")
@@ -369,7 +380,7 @@ class Compilation(OneProcess, Closing):
         """
         checked = checked_token(token)
         self._check_open()
-        self.set_cache_source(DescriptorCache(model_fds, data_fds, checked))
+        self._set_cache_source(DescriptorCache(model_fds, data_fds, checked))
 
     @property
     def cache_report(self) -> CacheReport:
@@ -419,11 +430,6 @@ class Compilation(OneProcess, Closing):
         return self._nodes[1]
 
     @property
-    def names_devices(self) -> bool:
-        """Whether the caller chose the devices, rather than a service."""
-        return self._names_devices
-
-    @property
     def prepared_model(self) -> PreparedModel:
         """The result of `finish`.
 
@@ -441,7 +447,7 @@ class Compilation(OneProcess, Closing):
             raise BadState("the compilation is not finished or has failed")
         return self._device
 
-    def refuse(self) -> None:
+    def _refuse(self) -> None:
         """Begin nothing any more. Waits for nothing."""
         self._refuses = True
 
@@ -460,31 +466,42 @@ class Compilation(OneProcess, Closing):
             raise BadState("the compilation is finished; make another one")
 
 
-_Member = TypeVar("_Member", bound=enum.IntEnum)
+_Able = Sequence[tuple[Device, Sequence[bool]]]
+"""Devices, with what each can run."""
 
 
-def member(kind: type[_Member], value: object, what: str) -> _Member:
-    """Return a member of an enumeration that is given as such, by its number, or by its name in any case.
-
-    Raises:
-        InvalidArgument: There is none; the message lists the choices.
-    """
-    try:
-        return kind[value.upper()] if isinstance(value, str) else kind(value)  # type: ignore[arg-type]
-    except (KeyError, ValueError):
-        choices = ", ".join(repr(each.name.lower()) for each in kind)
-        raise InvalidArgument(f"{what}={value!r}; choose one of {choices}") from None
-
-
-def _costs(model: Model, speeds: Sequence[Capabilities]) -> tuple[list[float], float]:
-    """Return what a model costs on each of several devices, and what it costs where it cannot run."""
+def _alone(model: Model, able: _Able, speeds: Sequence[Capabilities] | None) -> list[tuple[float, Device]]:
+    """Return the devices that can run all of a model, the fastest first if that is known, with the time they take."""
     from ...model import NEVER, operation_cost
 
-    main = model.main
-    return [sum(operation_cost(model, main, each, speed) for each in main.operations) for speed in speeds], NEVER
+    def time_on(k: int) -> float:
+        main = model.main
+        found = sum(operation_cost(model, main, each, speeds[k]) for each in main.operations) if speeds else 0.0
+        return found if found < NEVER else math.inf
+
+    found = [(time_on(k), device) for k, (device, supported) in enumerate(able) if all(supported)]
+    return sorted(found, key=lambda pair: pair[0])
 
 
-def _speeds(able: Sequence[tuple[Device, Sequence[bool]]]) -> list[Capabilities] | None:
+def _parts(
+    model: Model, able: _Able, speeds: Sequence[Capabilities] | None, alone: Sequence[tuple[float, Device]]
+) -> Sequence[Step]:
+    """Cut a model if no device can run all of it, or if several are faster together; else return nothing."""
+    if alone and (speeds is None or len(alone) == len(able)):
+        return ()
+    from ...devices import PartitionedDevice
+
+    together = PartitionedDevice([device for device, _ in able])
+    try:
+        steps = together.plan(model, [supported for _, supported in able], speeds)
+    except GeneralFailure:
+        if alone:
+            return ()
+        raise
+    return () if alone and speeds and together.cost(model, steps, speeds) >= alone[0][0] else steps
+
+
+def _speeds(able: _Able) -> list[Capabilities] | None:
     """Measure devices if there is a choice between them."""
     answers = zip(*(supported for _, supported in able), strict=True)
     if not any(sum(said) > 1 for said in answers):

@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -14,7 +15,7 @@ from ...devices import Device
 from ...errors import DeviceUnavailable, GeneralFailure, InvalidArgument
 from ...memory import PROT_READ, Memory
 from ...model import DataLocation, ImportedModel, Lifetime, Model
-from ..service import DEFAULT_DEVICES, ServiceProcess
+from ..service import DEFAULT_DEVICES
 
 _FORMATS = {".onnx": ("onnx", "nnburst-onnxruntime")}
 """Suffix of a file: its format, and the device that reads it."""
@@ -54,12 +55,17 @@ def _format(source: str | bytes) -> tuple[str, str]:
         ) from None
 
 
+class _Service(Protocol):
+    @property
+    def devices(self) -> Sequence[Device]: ...
+    def device(self, name: str) -> Device: ...
+
+
 @contextlib.contextmanager
-def imported(service: ServiceProcess, name: str | None, source: str | bytes) -> Iterator[tuple[Device, ImportedModel]]:
+def imported(service: _Service, name: str | None, source: str | bytes) -> Iterator[tuple[Device, ImportedModel]]:
     """Have a device of a service read a model. Its files are open until the end of the ``with`` block.
 
     Args:
-        service: The service.
         name: Of the device, None for the one that reads such files (or has a model of that name).
         source: Path of a file, if it has a suffix that says so, or its bytes; else a name.
 
@@ -90,11 +96,7 @@ def imported(service: ServiceProcess, name: str | None, source: str | bytes) -> 
 
 
 def check_source(model: object) -> None:
-    """Check what a session is asked to run.
-
-    Raises:
-        InvalidArgument: It is of another type.
-    """
+    """Raise `InvalidArgument` for what is none of the types that a session can run."""
     if isinstance(model, Model | str | os.PathLike | bytes):
         return
     kind = type(model).__name__
@@ -113,7 +115,7 @@ def _in_memory(data: bytes) -> Memory:
     return memory
 
 
-def _reader(service: ServiceProcess, name: str, source: str) -> Device:
+def _reader(service: _Service, name: str, source: str) -> Device:
     try:
         return service.device(name)
     except DeviceUnavailable as error:
@@ -122,7 +124,7 @@ def _reader(service: ServiceProcess, name: str, source: str) -> Device:
         raise DeviceUnavailable(f"{source!r} needs the device {name}: {hint} ({error})") from None
 
 
-def _by_name(service: ServiceProcess, device: str | None, name: str) -> tuple[Device, ImportedModel]:
+def _by_name(service: _Service, device: str | None, name: str) -> tuple[Device, ImportedModel]:
     candidates = service.devices if device is None else (service.device(device),)
     known = []
     for candidate in candidates:

@@ -12,13 +12,13 @@ from ..._core.errno import is_real, whole
 from ...errors import BadState, GeneralFailure, InvalidArgument
 from ...memory import Memory
 from ...model import (
-    HIGHEST_RANK,
     Array,
     OperandDesc,
     OutputShape,
     Request,
     Steps,
     combine_dimensions,
+    element_count,
     is_fully_specified,
     operand_info,
     operand_nbytes,
@@ -40,9 +40,6 @@ def _sizes(what: str, dimensions: Sequence[int]) -> tuple[int, ...]:
 
 class Arguments:
     """Arguments that are given one by one; those of `SharedArguments` are all there from the beginning.
-
-    Args:
-        compilation: Finished.
 
     Attributes:
         compilation: Of which they are; another one with the same arguments when the model was compiled anew.
@@ -67,11 +64,7 @@ class Arguments:
     # ---- one by one ------------------------------------------------------------------------------------------
 
     def operand(self, kind: str, index: int) -> OperandDesc:
-        """Return the operand of an argument.
-
-        Raises:
-            InvalidArgument: There is none of that index.
-        """
+        """Return the operand of an argument; `InvalidArgument` if there is none of that index."""
         operands = self._operands[kind]
         if not is_real(index) or not 0 <= index < len(operands):
             raise InvalidArgument(f"{kind} {index!r}: the model has {len(operands)} {kind}s")
@@ -115,7 +108,7 @@ class Arguments:
         offset, length = (whole(n, f"{what}: {name}") for n, name in zip(region, ("offset", "length"), strict=True))
         if isinstance(memory, DeviceMemory):
             combined = _combined(what, operand, given)
-            memory.check_use(self.compilation, kind, index, (offset, length), combined)
+            memory._check_use(self.compilation, kind, index, (offset, length), combined)
         elif not isinstance(memory, Memory):
             raise InvalidArgument(f"{what}: give a Memory, not {type(memory).__name__}")
         elif memory.image is not None:
@@ -131,32 +124,20 @@ class Arguments:
         return Argument(memories=(memory,), offset=offset, length=length, dimensions=given)
 
     def put(self, kind: str, index: int, argument: Argument) -> None:
-        """Take an argument.
-
-        Raises:
-            BadState: There is one already.
-        """
+        """Take an argument; `BadState` if there is one already."""
         if index in self._given[kind]:
             raise BadState(f"{kind} {index} has a value already; make another execution")
         self._given[kind][index] = argument
 
     def check_complete(self) -> None:
-        """Check that nothing is missing.
-
-        Raises:
-            InvalidArgument: Something is.
-        """
+        """Raise `InvalidArgument` if an argument is missing."""
         for kind, operands in self._operands.items():
             missing = sorted(set(range(len(operands))) - self._given[kind].keys())
             if missing:
                 raise InvalidArgument(f"{kind}s {missing} are not set; None omits an optional one")
 
     def check_outputs_are_known(self) -> None:
-        """Check that the model says all dimensions of the outputs, as an execution that waits for fences needs.
-
-        Raises:
-            InvalidArgument: It leaves some open.
-        """
+        """Check that the model says all dimensions of the outputs, as an execution that waits for fences needs."""
         for index, operand in enumerate(self._operands["output"]):
             if not operand.is_scalar and not is_fully_specified(operand.dimensions):
                 raise InvalidArgument(
@@ -172,7 +153,6 @@ class Arguments:
 
     @property
     def all(self) -> list[Argument]:
-        """Inputs and outputs."""
         return [*self.in_order("input"), *self.in_order("output")]
 
     @property
@@ -188,7 +168,6 @@ class Arguments:
         return None if self._layout is None else self._layout.memory
 
     def request(self, turn: int) -> Request:
-        """Return the request of a turn."""
         return self.layout.requests[turn]
 
     def drop_layout(self) -> Memory | None:
@@ -210,19 +189,14 @@ class Arguments:
     # ---- a run -----------------------------------------------------------------------------------------------
 
     def copy_in(self) -> None:
-        """Copy the arrays of inputs to where the service reads them.
-
-        Raises:
-            GeneralFailure: A device memory among them has no contents, or others.
-        """
+        """Copy the arrays of inputs to where the service reads them; device memories must have their contents."""
         for index, memory in self._device_memories("input"):
-            memory.check_readable(index, self.known_dimensions("input", index))
+            memory._check_readable(index, self.known_dimensions("input", index))
         for argument, view in zip(self.in_order("input"), self.layout.inputs, strict=True):
             if argument.array is not None and view is not None:
                 view[:] = np.ascontiguousarray(argument.array).reshape(-1).view(np.uint8)
 
     def copy_out(self) -> None:
-        """Copy outputs to the arrays that were given for them."""
         for argument, view in zip(self.in_order("output"), self.layout.outputs, strict=True):
             if argument.array is not None and view is not None:
                 argument.array.reshape(-1).view(np.uint8)[:] = view
@@ -231,13 +205,13 @@ class Arguments:
         """Tell the device memories among the outputs their contents now; None: none."""
         for index, memory in self._device_memories("output"):
             known = shapes and shapes[index].dimensions
-            memory.written(None if shapes is None else known or self.known_dimensions("output", index))
+            memory._written(None if shapes is None else known or self.known_dimensions("output", index))
 
     def note_burst(self, burst: Any) -> None:
         """Tell the device memories that a burst has slots for them."""
         for kind in ("input", "output"):
             for _, memory in self._device_memories(kind):
-                memory.seen_by(burst)
+                memory._seen_by(burst)
 
     def _device_memories(self, kind: str) -> Iterator[tuple[int, DeviceMemory]]:
         for index, argument in self._given[kind].items():
@@ -250,18 +224,17 @@ class Arguments:
         return combine_dimensions(self.operand(kind, index).dimensions, self._given[kind][index].dimensions)
 
     def check_shapes(self, shapes: Sequence[OutputShape]) -> None:
-        """Check what a service told of its outputs.
-
-        Raises:
-            GeneralFailure: It contradicts the model or the request.
-        """
+        """Raise `GeneralFailure` if what a service told of its outputs contradicts the model or the request."""
         nodes = self.compilation.outputs
         if len(shapes) != len(nodes):
             raise GeneralFailure(f"the service told {len(shapes)} shapes for {len(nodes)} outputs")
         for node, argument, shape in zip(nodes, self.in_order("output"), shapes, strict=True):
             dims, room = shape.dimensions, UINT32
             declared = argument.dimensions or self._declared(node)
-            fits = len(dims) <= HIGHEST_RANK
+            try:
+                fits = element_count(dims) >= 0
+            except InvalidArgument:
+                fits = False
             if shape.is_sufficient:
                 room = argument.room or argument.length or UINT32
                 fits = fits and (

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from ...errors import GeneralFailure, InvalidArgument
@@ -20,6 +18,9 @@ def copy_memory(source: Memory | DeviceMemory, target: Memory | DeviceMemory) ->
     Whatever fails leaves a target that a `MemoryDesc` describes without contents. Between two buffers of one device no
     byte moves: they share until one of them is written.
 
+    Args:
+        source, target: Of the same size, dimensions, type and quantisation.
+
     Raises:
         InvalidArgument: An argument is no memory; the source has no contents; sizes, dimensions, types or
             quantisations do not fit; the target may not be written.
@@ -27,6 +28,13 @@ def copy_memory(source: Memory | DeviceMemory, target: Memory | DeviceMemory) ->
         ResourceExhausted: A buffer is in use.
         BadState: A memory is closed.
         DeadObject: The service that holds a buffer has ended.
+
+    Example:
+        >>> with nnburst.Memory.ashmem(4) as here, nnburst.Memory.ashmem(4) as there:
+        ...     here.write(np.array([1, 2, 3, 4], np.uint8))
+        ...     nnburst.copy_memory(here, there)
+        ...     there.read(np.uint8, (4,))
+        array([1, 2, 3, 4], dtype=uint8)
     """
     for what, memory in (("source", source), ("target", target)):
         if not isinstance(memory, Memory | DeviceMemory):
@@ -35,7 +43,7 @@ def copy_memory(source: Memory | DeviceMemory, target: Memory | DeviceMemory) ->
         return
     if not isinstance(target, DeviceMemory):
         _check_source(source)
-        _require_size(source, _contents(target))
+        _require_size(source, target._contents_size)
         _move(source, target)
         return
     dimensions: tuple[int, ...] | None = None
@@ -43,8 +51,8 @@ def copy_memory(source: Memory | DeviceMemory, target: Memory | DeviceMemory) ->
         _check_source(source)
         wanted = source.dimensions if isinstance(source, DeviceMemory) else ()
         if isinstance(source, DeviceMemory):
-            target.check_source(source)
-        needed = target.nbytes_of(wanted)
+            target._check_source(source)
+        needed = target._nbytes_of(wanted)
         if not needed:
             raise InvalidArgument("the target's dimensions are open and the source does not know its own")
         _require_size(source, needed)
@@ -52,7 +60,7 @@ def copy_memory(source: Memory | DeviceMemory, target: Memory | DeviceMemory) ->
         _to_device(source, target, wanted)
         dimensions = wanted
     finally:
-        target.written(dimensions)
+        target._written(dimensions)
 
 
 def _check_source(source: Memory | DeviceMemory) -> None:
@@ -62,16 +70,10 @@ def _check_source(source: Memory | DeviceMemory) -> None:
             raise InvalidArgument("the source has no contents; copy to it or run what writes it")
 
 
-def _contents(memory: Memory | DeviceMemory) -> int:
-    """Bytes of the contents; of an image, without what lies between its rows."""
-    if isinstance(memory, DeviceMemory):
-        return memory.size
-    return memory.size if memory.image is None else memory.image.tight_size
-
-
 def _require_size(source: Memory | DeviceMemory, needed: int) -> None:
-    if _contents(source) != needed:
-        raise InvalidArgument(f"the source has {_contents(source)} bytes, the target takes {needed}")
+    size = source.size if isinstance(source, DeviceMemory) else source._contents_size
+    if size != needed:
+        raise InvalidArgument(f"the source has {size} bytes, the target takes {needed}")
 
 
 def _move(source: Memory | DeviceMemory, target: Memory) -> None:
@@ -82,15 +84,15 @@ def _move(source: Memory | DeviceMemory, target: Memory) -> None:
         assert source.memory is not None
         source = source.memory
     if source.image is not None or target.image is not None:
-        whole = np.empty(_contents(source), np.uint8)
-        source.copy_out(0, whole)
-        target.copy_in(0, whole)
+        whole = np.empty(source._contents_size, np.uint8)
+        source._copy_out(0, whole)
+        target._copy_in(0, whole)
         return
     buffer = np.empty(min(source.size, _CHUNK), np.uint8)
     for start in range(0, source.size, _CHUNK):
         part = buffer[: min(_CHUNK, source.size - start)]
-        source.copy_out(start, part)
-        target.copy_in(start, part)
+        source._copy_out(start, part)
+        target._copy_in(start, part)
 
 
 def _to_device(source: Memory | DeviceMemory, target: DeviceMemory, dimensions: tuple[int, ...]) -> None:
@@ -105,19 +107,10 @@ def _to_device(source: Memory | DeviceMemory, target: DeviceMemory, dimensions: 
         buffer.copy_from(source.memory, dimensions)
     else:
         assert source.buffer is not None
-        given = source.buffer
-        _first_that_works(
-            lambda: buffer.copy_buffer(given),
-            lambda: _through_shared_memory(source, target, dimensions),
-        )
-
-
-def _first_that_works(inside: Callable[[], None], around: Callable[[], None]) -> None:
-    """Within one device, else around it: only the device knows which buffers are its own."""
-    try:
-        inside()
-    except (InvalidArgument, GeneralFailure):
-        around()
+        try:  # within one device, else around it: only the device knows which buffers are its own
+            buffer.copy_buffer(source.buffer)
+        except (InvalidArgument, GeneralFailure):
+            _through_shared_memory(source, target, dimensions)
 
 
 def _through_shared_memory(source: DeviceMemory, target: DeviceMemory, dimensions: tuple[int, ...]) -> None:

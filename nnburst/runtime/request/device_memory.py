@@ -15,6 +15,7 @@ from ..._core.errno import is_real
 from ..._core.leaving import Closing, Leaving
 from ..._core.one_process import OneProcess
 from ...devices import Buffer, Device
+from ...devices.buffers import with_role
 from ...errors import BadState, DeadObject, GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError
 from ...memory import Memory
 from ...model import (
@@ -34,7 +35,7 @@ _UINT32 = 2**32 - 1
 
 
 class _Burst(Protocol):
-    def forget(self, pool: Memory | Named) -> object: ...
+    def _forget(self, pool: Memory | Named) -> object: ...
 
 
 class _Role(Struct, frozen=True):
@@ -43,9 +44,6 @@ class _Role(Struct, frozen=True):
     """``input`` or ``output``."""
     index: int
     frequency: float
-
-    def same_use(self, other: _Role) -> bool:
-        return self.is_use(other.compilation, other.kind, other.index)
 
     def is_use(self, compilation: Compilation, kind: str, index: int) -> bool:
         return self.compilation is compilation and (self.kind, self.index) == (kind, index)
@@ -56,6 +54,16 @@ class MemoryDesc:
 
     Add roles and perhaps dimensions, `finish`, then `create_memory` as often as you like. Not for several threads at
     once while it is being built.
+
+    Example:
+        >>> with nnburst.launch() as service, nnburst.Compilation(model, service) as compilation:
+        ...     compilation.finish()
+        ...     description = nnburst.MemoryDesc()
+        ...     description.add_input_role(compilation, 0)
+        ...     description.finish()
+        ...     with description.create_memory() as memory:
+        ...         memory.size
+        16
     """
 
     def __init__(self) -> None:
@@ -80,7 +88,7 @@ class MemoryDesc:
         self._add("input", compilation, index, frequency)
 
     def add_output_role(self, compilation: Compilation, index: int, frequency: float = 1.0) -> None:
-        """The memory may be an output of executions of a compilation; as `add_input_role`."""
+        """The memory may be an output of executions of a compilation; arguments as for `add_input_role`."""
         self._add("output", compilation, index, frequency)
 
     def _add(self, kind: str, compilation: Compilation, index: int, frequency: float) -> None:
@@ -92,20 +100,21 @@ class MemoryDesc:
         except TypeError:
             raise InvalidArgument(f"the position of an {kind} is a whole number, not {index!r}") from None
         place = f"{kind} {index}"
-        if any(role.same_use(other) for other in self._roles):
+        if any(other.is_use(compilation, kind, role.index) for other in self._roles):
             raise InvalidArgument(f"{place} of this compilation is among the roles already")
         operand = _operand_of(role)
         if not is_real(frequency) or not 0 < frequency <= 1:  # also refuses NaN
             raise InvalidArgument(f"{place}: frequency {frequency} is not in (0, 1]")
-        if self._operand is not None and operand.meaning != self._operand.meaning:
-            raise InvalidArgument(f"{place} differs from the roles before it in type, scale, zero point or parameters")
-        dimensions = _combined(place, operand, self._dimensions)
+        dimensions = with_role(place, operand, self._operand, self._dimensions)
         self._roles.append(role)
         self._operand = operand if self._operand is None else self._operand
         self._dimensions = dimensions
 
     def set_dimensions(self, dimensions: Sequence[int]) -> None:
-        """Say dimensions that the roles leave open; 0 leaves one open. May be called again for others.
+        """Say dimensions that the roles leave open. May be called again for others.
+
+        Args:
+            dimensions: One leaves open where it is 0.
 
         Raises:
             BadState: The description is finished.
@@ -135,7 +144,7 @@ class MemoryDesc:
         self._finished = True
 
     def create_memory(self) -> DeviceMemory:
-        """Allocate a memory for these roles.
+        """Return a new memory for these roles.
 
         A device allocates it if all compilations are for that device. If it refuses, or there are several, shared
         memory takes its place, provided that no compilation names its devices and all dimensions are known.
@@ -177,7 +186,7 @@ class MemoryDesc:
 
     def _shared(self, refusal: NNBurstError) -> Memory:
         nbytes = _nbytes(self._operand, self._dimensions)
-        if nbytes == 0 or any(role.compilation.names_devices for role in self._roles):
+        if nbytes == 0 or any(role.compilation._names_devices for role in self._roles):
             raise refusal
         return Memory.hardware_buffer_blob(nbytes)
 
@@ -191,6 +200,20 @@ class DeviceMemory(OneProcess, Closing):
 
     It is used whole, and only in the roles that it was described for. Its contents are undefined until `copy_memory`
     or an execution has filled it.
+
+    Example:
+        >>> with nnburst.launch() as service, nnburst.Compilation(model, service) as compilation:
+        ...     compilation.finish()
+        ...     description = nnburst.MemoryDesc()
+        ...     description.add_output_role(compilation, 0)
+        ...     description.finish()
+        ...     x, execution = np.ones((1, 4), np.float32), nnburst.Execution(compilation)
+        ...     with description.create_memory() as memory:
+        ...         execution.set_input(0, x)
+        ...         execution.set_output_from_memory(0, memory)
+        ...         execution.compute()
+        ...         memory.initialised, memory.dimensions
+        (True, (1, 4))
     """
 
     operand: OperandDesc
@@ -257,7 +280,7 @@ class DeviceMemory(OneProcess, Closing):
 
     # ---- rules of executions ---------------------------------------------------
 
-    def check_use(
+    def _check_use(
         self, compilation: Compilation, kind: str, index: int, region: tuple[int, int], dimensions: tuple[int, ...]
     ) -> None:
         """Check a use when it is set.
@@ -276,7 +299,7 @@ class DeviceMemory(OneProcess, Closing):
         except InvalidArgument as error:
             raise InvalidArgument(f"{kind} {index}: the memory has other dimensions: {error}") from None
 
-    def check_readable(self, index: int, dimensions: tuple[int, ...]) -> None:
+    def _check_readable(self, index: int, dimensions: tuple[int, ...]) -> None:
         """Check an input when its execution starts.
 
         Raises:
@@ -291,7 +314,7 @@ class DeviceMemory(OneProcess, Closing):
         except InvalidArgument as error:
             raise GeneralFailure(f"input {index}: the memory's contents have other dimensions: {error}") from None
 
-    def written(self, dimensions: tuple[int, ...] | None) -> None:
+    def _written(self, dimensions: tuple[int, ...] | None) -> None:
         """An execution or a copy that wrote it has ended, with these dimensions or (None) in vain.
 
         Raises:
@@ -306,7 +329,7 @@ class DeviceMemory(OneProcess, Closing):
             raise GeneralFailure(f"the output does not fit the memory's description: {error}") from None
         self._initialised = True
 
-    def check_source(self, other: DeviceMemory) -> None:
+    def _check_source(self, other: DeviceMemory) -> None:
         """Check that another memory's contents may be copied here.
 
         Raises:
@@ -316,11 +339,11 @@ class DeviceMemory(OneProcess, Closing):
             raise InvalidArgument("the memories differ in type, scale, zero point or parameters")
         combine_dimensions(self._initial, other.dimensions)
 
-    def nbytes_of(self, dimensions: tuple[int, ...]) -> int:
+    def _nbytes_of(self, dimensions: tuple[int, ...]) -> int:
         """Bytes that contents of these dimensions, which may be () for the described ones, would take; 0 if unknown."""
         return _nbytes(self.operand, combine_dimensions(self._initial, dimensions))
 
-    def seen_by(self, burst: _Burst) -> None:
+    def _seen_by(self, burst: _Burst) -> None:
         """The burst remembers the memory from now on, until one of the two is closed."""
         self._bursts.add(burst)
 
@@ -335,7 +358,7 @@ class DeviceMemory(OneProcess, Closing):
         if not self._closed:
             pool, own = self.pool, self._buffer or self._memory
             assert own is not None
-            self._leaving = Leaving(*(partial(burst.forget, pool) for burst in list(self._bursts)), own.close)
+            self._leaving = Leaving(*(partial(burst._forget, pool) for burst in list(self._bursts)), own.close)
             self._closed, self._initialised = True, False
         self._leaving()
 
@@ -357,15 +380,6 @@ def _one_device(compilations: Sequence[Compilation]) -> Device:
     if len(devices) != 1:
         raise GeneralFailure("the roles are of several devices, none of which can allocate for the others")
     return devices[0]
-
-
-def _combined(place: str, operand: OperandDesc, dimensions: tuple[int, ...]) -> tuple[int, ...]:
-    if dimensions and operand.is_scalar:
-        raise InvalidArgument(f"{place} is a scalar, which has no dimensions {list(dimensions)}")
-    try:
-        return combine_dimensions(dimensions, operand.dimensions)
-    except InvalidArgument as error:
-        raise InvalidArgument(f"{place}: {error}") from None
 
 
 def _nbytes(operand: OperandDesc | None, dimensions: tuple[int, ...]) -> int:

@@ -18,7 +18,6 @@ class ExternalBuffer(Struct, eq=False):
     """Where one argument lies.
 
     Attributes:
-        memory: The pool.
         offset: First byte in it.
         nbytes: From there to the end, or of the view.
         shape: Of the view; None if a pool was given.
@@ -42,11 +41,7 @@ def find_buffers(
     given: Mapping[str, Memory | Array],
     state: Mapping[str, str],
 ) -> dict[str, ExternalBuffer]:
-    """Find the pools behind what `Burst.bind` was given.
-
-    Raises:
-        InvalidArgument: A name is unknown or a state's, or what was given cannot be used as it lies.
-    """
+    """Find the pools behind what `Burst.bind` was given."""
     nodes = {node.name: node for node in (*inputs, *outputs)}
     written = {node.name for node in outputs}
     places = {}
@@ -64,6 +59,8 @@ def find_buffers(
 
 
 def _place(node: NodeArg, value: Memory | Array) -> ExternalBuffer:
+    if node.holds:
+        raise InvalidArgument(f"{node.name!r} is of type {node.holds}, which is copied; give it no memory")
     if isinstance(value, Memory):
         return ExternalBuffer(value, 0, value.size, None, None)
     if not isinstance(value, np.ndarray):
@@ -90,11 +87,7 @@ def _place(node: NodeArg, value: Memory | Array) -> ExternalBuffer:
 def merged(
     shapes: Mapping[str, int | Sequence[int]], viewed: Mapping[str, tuple[int, ...]]
 ) -> dict[str, int | Sequence[int]]:
-    """Return the given shapes with those of views.
-
-    Raises:
-        InvalidArgument: They differ for one argument.
-    """
+    """Return the given shapes with those of views; `InvalidArgument` if they differ for one argument."""
     for name in shapes.keys() & viewed.keys():
         given = shapes[name]
         if not isinstance(given, Sequence) or tuple(given) != viewed[name]:
@@ -103,11 +96,7 @@ def merged(
 
 
 def of_one_step(places: Mapping[str, ExternalBuffer], steps: int | None) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of views, without their leading dimension if they hold the arguments of several steps.
-
-    Raises:
-        InvalidArgument: One of them holds another number of steps, or an image is to hold several.
-    """
+    """Return the shapes of views, without their leading dimension if they hold the arguments of several steps."""
     shapes = {}
     for name, place in places.items():
         if steps is not None and place.memory.image is not None:

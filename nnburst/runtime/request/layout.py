@@ -57,8 +57,6 @@ def lay_out(
     """Give each argument its place; those in the execution's own memory begin at multiples of 64 bytes.
 
     Args:
-        inputs: In order.
-        outputs: In order.
         memory: Of an earlier layout of as much room; None to make it.
         steps: If the requests have several.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -11,17 +11,24 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ...burst import CHANNEL_LENGTH
-from ...errors import InvalidArgument
+from ...devices import encoded
+from ...errors import GeneralFailure, InvalidArgument
 from ...model import Extension, ImportedModel, Model, OpenShape, extension_operand_type, is_extension, operand_info
 from ...model.dimensions import HIGHEST_RANK
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_BITS = {"bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"}
-"""Types that NumPy knows through a library only; their arrays are taken as the bits of numbers."""
 _MOST_DATUMS = 1 << 16
 """Of a channel."""
+
+
+_LEAST_ROOM = 8
+"""Bytes that an input takes which is no array of numbers, as a power of two."""
+
+
+class Encoded(np.ndarray[Any, np.dtype[np.uint8]]):
+    """The bytes of a value, which are not to be made bytes once more."""
 
 
 class NodeArg(Struct, frozen=True):
@@ -31,10 +38,15 @@ class NodeArg(Struct, frozen=True):
         name: As given by the builder, else ``input0``, ``output0`` …
         shape: Dimensions; where the model leaves one open, its symbolic name or None; None as a whole if it leaves
             the rank open.
-        dtype: NumPy type of its elements.
+        dtype: NumPy type of its elements; where it lacks them, of their bits.
+        bits_of: What these are then, by the name in ``ml_dtypes``, whose arrays are taken as well.
         type: `OperandType` value.
         scale, zero_point: Quantisation: real value = (stored - zero_point) * scale.
         may_be_empty: Whether an array without elements may be passed.
+        holds: The type as ONNX Runtime writes it, of what is no array of numbers: ``tensor(string)``,
+            ``seq(map(int64,tensor(float)))``. What a session shows then has the `shape` and `dtype` of its elements; in
+            a compilation it is an array of bytes, which a value is copied to.
+        said: In a compilation, the shape of its elements.
     """
 
     name: str
@@ -44,6 +56,30 @@ class NodeArg(Struct, frozen=True):
     scale: float = 0.0
     zero_point: int = 0
     may_be_empty: bool = False
+    holds: str = ""
+    said: OpenShape = None
+    bits_of: str = ""
+
+    @property
+    def shown(self) -> NodeArg:
+        """What a session shows of it."""
+        return replace(self, shape=self.said, dtype=encoded.numpy_type(self.holds), said=None) if self.holds else self
+
+    def encode(self, value: object) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Return the bytes of a value that is no array of numbers; raises as `check`."""
+        place = f"input {self.name!r}"
+        made = encoded.from_python(value, self.holds, place)
+        if isinstance(made, encoded.EncodedTensor) and not self.shown.admits(made.shape):
+            raise InvalidArgument(f"{place} has shape {self.said}, got {made.shape}; reshape it")
+        return encoded.write(made)
+
+    def decode(self, region: np.ndarray[Any, np.dtype[np.uint8]]) -> Any:
+        """Return the value of such bytes, which another process may still change; `GeneralFailure` if they are none."""
+        place = repr(self.name)
+        try:
+            return encoded.to_python(encoded.read(encoded.copied(region, place), place))
+        except InvalidArgument as error:
+            raise GeneralFailure(f"the service did not give a value: {error}") from None
 
     @property
     def is_open(self) -> bool:
@@ -58,11 +94,7 @@ class NodeArg(Struct, frozen=True):
         )
 
     def is_empty(self, shape: Sequence[int]) -> bool:
-        """Whether arrays of a shape that fits have no elements, and may be passed so.
-
-        Raises:
-            InvalidArgument: They have none, and may not.
-        """
+        """Whether arrays of a shape that fits have no elements, and may be passed so."""
         if 0 not in shape:
             return False
         if not self.may_be_empty:
@@ -72,13 +104,16 @@ class NodeArg(Struct, frozen=True):
         return True
 
     def check(self, value: npt.ArrayLike) -> np.ndarray[Any, np.dtype[Any]]:
-        """Return `value` as an array that fits this argument.
-
-        Raises:
-            InvalidArgument: Its dtype or shape differs; the message names the operand and the remedy.
-        """
+        """Return `value` as an array that fits this argument; `InvalidArgument` says what does not, and the remedy."""
         if type(value) is np.ndarray and value.shape == self.shape and value.dtype == self.dtype:
             return value  # the usual case
+        if type(value) is Encoded:
+            return value
+        if self.holds:
+            bytes_of = self.encode(value)
+            room = np.zeros(1 << max(_LEAST_ROOM, (bytes_of.size - 1).bit_length()), np.uint8)
+            room[: bytes_of.size] = bytes_of  # of few sizes, so that few executions are bound
+            return room.view(Encoded)
         if value is None:
             raise InvalidArgument(f"input {self.name!r} has no array, but None; give one of {self.dtype}")
         try:
@@ -86,14 +121,16 @@ class NodeArg(Struct, frozen=True):
         except (TypeError, ValueError) as error:
             raise InvalidArgument(f"input {self.name!r} cannot be made an array: {error}") from None
         boolean = self.dtype == np.uint8 and array.dtype == np.bool_
-        if array.dtype.name in _BITS and array.dtype.itemsize == self.dtype.itemsize:
+        if array.dtype.name == self.bits_of:
             array = array.view(self.dtype)
         elif array.dtype != self.dtype and not boolean:
-            got, remedy = str(array.dtype), f"convert it with .astype({str(self.dtype)!r})"
+            wanted = f"ml_dtypes.{self.bits_of}" if self.bits_of else repr(str(self.dtype))
+            got, remedy = str(array.dtype), f"convert it with .astype({wanted})"
             if not isinstance(value, np.ndarray | np.generic):
                 got = f"a {type(value).__name__}, which becomes an array of {got}"
-                remedy = f"give numpy.array(…, {str(self.dtype)!r})"
-            raise InvalidArgument(f"input {self.name!r} is {self.dtype}, got {got}; {remedy}")
+                remedy = f"give numpy.array(…, {wanted})"
+            bits = f", the bits of {self.bits_of}" * bool(self.bits_of)
+            raise InvalidArgument(f"input {self.name!r} is {self.dtype}{bits}, got {got}; {remedy}")
         if not self.admits(array.shape):
             raise InvalidArgument(f"input {self.name!r} has shape {self.shape}, got {array.shape}; reshape it")
         self.is_empty(array.shape)
@@ -101,10 +138,10 @@ class NodeArg(Struct, frozen=True):
 
 
 def _argument(model: Model, index: int, name: str, extensions: Sequence[Extension]) -> NodeArg:
-    operand = model.main.operands[index]
+    operand, bits_of = model.main.operands[index], ""
     if is_extension(operand.type):
         described = extension_operand_type(model, operand.type, extensions)
-        dtype, is_scalar = described.element(), not described.is_tensor
+        dtype, is_scalar, bits_of = described.element(), not described.is_tensor, described.bits_of
     else:
         info = operand_info(operand.type)
         if info.dtype is None:
@@ -113,21 +150,13 @@ def _argument(model: Model, index: int, name: str, extensions: Sequence[Extensio
     shape: OpenShape = tuple(d or None for d in operand.dimensions)
     if not shape and not is_scalar:
         shape = None
-    return NodeArg(name, shape, dtype, int(operand.type), operand.scale, operand.zero_point)
+    return NodeArg(name, shape, dtype, int(operand.type), operand.scale, operand.zero_point, bits_of=bits_of)
 
 
 def model_arguments(
     model: Model, extensions: Sequence[Extension] = ()
 ) -> tuple[tuple[NodeArg, ...], tuple[NodeArg, ...]]:
-    """Return (inputs, outputs) of a model's main subgraph.
-
-    Args:
-        model: The model.
-        extensions: Those of the device, if the model uses some.
-
-    Raises:
-        InvalidArgument: An argument's type has no NumPy type.
-    """
+    """Return (inputs, outputs) of a model's main subgraph, whose types may be those of extensions."""
 
     def listed(indexes: Sequence[int], names: Sequence[str], kind: str) -> tuple[NodeArg, ...]:
         chosen = names or [f"{kind}{i}" for i in range(len(indexes))]
@@ -142,20 +171,25 @@ def imported_arguments(
 ) -> tuple[tuple[NodeArg, ...], tuple[NodeArg, ...]]:
     """As `model_arguments`, with the symbolic dimensions that the file has."""
 
-    def completed(arguments: Sequence[NodeArg], shapes: Sequence[OpenShape]) -> tuple[NodeArg, ...]:
-        rows = zip(arguments, shapes, strict=True)
-        return tuple(replace(argument, shape=shape, may_be_empty=True) for argument, shape in rows)
+    def completed(
+        arguments: Sequence[NodeArg], indexes: Sequence[int], shapes: Sequence[OpenShape]
+    ) -> tuple[NodeArg, ...]:
+        rows = (replace(each, shape=shape, may_be_empty=True) for each, shape in zip(arguments, shapes, strict=True))
+        held = (imported.model.main.operands[i].extra_params for i in indexes)
+        return tuple(
+            replace(row, shape=(None,), holds=bytes(text).decode(), said=row.shape) if text else row  # type: ignore[arg-type]
+            for row, text in zip(rows, held, strict=True)
+        )
 
-    inputs, outputs = model_arguments(imported.model, extensions)
-    return completed(inputs, imported.input_shapes), completed(outputs, imported.output_shapes)
+    main, (inputs, outputs) = imported.model.main, model_arguments(imported.model, extensions)
+    return (
+        completed(inputs, main.input_indexes, imported.input_shapes),
+        completed(outputs, main.output_indexes, imported.output_shapes),
+    )
 
 
 def checked_inputs(nodes: Sequence[NodeArg], inputs: object) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
-    """Return what a caller gives as a dict of arrays, one for each input.
-
-    Raises:
-        InvalidArgument: It is no dict, or a name, dtype or shape is wrong.
-    """
+    """Return what a caller gives as a dict of arrays, one for each input; `InvalidArgument` if it is not that."""
     if not isinstance(inputs, Mapping):
         raise InvalidArgument(f"inputs are a dict of arrays by name, not {type(inputs).__name__}")
     by_name = {node.name: node for node in nodes}
@@ -190,6 +224,41 @@ class SharedArrays(dict[str, np.ndarray[Any, np.dtype[Any]]]):
         raise InvalidArgument("these arrays are shared with the service; none can be added, replaced or removed")
 
     __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
+
+
+class SharedValues(Mapping[str, Any]):
+    """Shared arrays by name, some of which hold the bytes of values: those are copied when they are set, or looked at.
+
+    Args:
+        arrays: All of them.
+        nodes: The arguments that are such values, by name.
+    """
+
+    def __init__(self, arrays: SharedArrays, nodes: Mapping[str, NodeArg]) -> None:
+        self._arrays, self._nodes = arrays, nodes
+
+    def __getitem__(self, name: str) -> Any:
+        array, node = self._arrays[name], self._nodes.get(name)
+        return array if node is None else node.decode(array)
+
+    def __setitem__(self, name: str, value: object) -> None:
+        node = self._nodes.get(name)
+        if node is None:
+            SharedArrays.__setitem__(self._arrays, name, value)
+        assert node is not None
+        data, view = node.encode(value), self._arrays[name]
+        if data.size > view.size:
+            raise InvalidArgument(
+                f"{name!r} takes {data.size} bytes, and there are {view.size}; say how many there shall be with "
+                f"bind(shapes={{{name!r}: ({2 * data.size},)}})"
+            )
+        view[: data.size] = data
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
 
 
 def answer_length(outputs: Sequence[NodeArg]) -> int:
@@ -228,8 +297,6 @@ def solve_shapes(
     as files often use one name for two things: then the name says nothing about other arguments.
 
     Args:
-        inputs: Arguments of the model.
-        outputs: Likewise.
         given: Complete shapes by name of an argument, sizes by name of a dimension.
 
     Raises:
@@ -252,8 +319,8 @@ def solve_shapes(
                 sizes[name] = size if sizes.get(name, size) == size else None
 
     def known(argument: NodeArg) -> tuple[int, ...] | None:
-        if argument.name in shapes or argument.shape is None:
-            return shapes.get(argument.name)
+        if argument.name in shapes or argument.shape is None or argument.holds:
+            return shapes.get(argument.name, (encoded.ROOM,) if argument.holds and argument in inputs else None)
         found = [size if isinstance(size, int) else sizes.get(size or "") for size in argument.shape]
         return None if None in found else tuple(size for size in found if size is not None)
 
@@ -274,7 +341,9 @@ def _sorted_out(
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
     """Split the given values into those for arguments and those for dimensions."""
     names = {argument.name for argument in arguments}
-    dimensions = {size for argument in arguments for size in argument.shape or () if isinstance(size, str)}
+    dimensions = {
+        size for node in arguments for size in (*(node.shape or ()), *(node.said or ())) if isinstance(size, str)
+    }
     shapes: dict[str, tuple[int, ...]] = {}
     sizes: dict[str, int] = {}
     for name, value in given.items():

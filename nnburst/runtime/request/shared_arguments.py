@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from ...devices.encoded import ROOM
 from ...errors import GeneralFailure, InvalidArgument, OutputInsufficientSize
-from ...model import Array, OutputShape, Steps
+from ...model import Array, OutputShape, Steps, element_count
 from ..compile.compilation import Compilation
 from .arguments import UINT32, Arguments
 from .external_buffers import ExternalBuffer
 from .layout import ALIGNMENT, Argument
-from .node_args import NodeArg, SharedArrays, Sizes
+from .node_args import NodeArg, SharedArrays, SharedValues, Sizes
 from .state import States
 
 _FIRST_GUESS = 4096
@@ -25,9 +26,7 @@ class SharedArguments(Arguments):
     """Arguments that are states, lie in external buffers, or in arrays of their own.
 
     Args:
-        compilation: Finished.
         sizes: Shapes of all arguments, of one step.
-        states: Those that there are.
         buffers: Memory of the caller's, by the name of the argument that lies there.
         rooms: Bytes by name of an output of which only a run tells the shape, whatever the model says; 4096 for others
             whose shape is not known.
@@ -36,7 +35,8 @@ class SharedArguments(Arguments):
     Attributes:
         inputs: Arrays by input name.
         outputs: Arrays by output name, flat bytes where the shape is not known.
-        feeds: Of each input array: name, dtype, shape and itself.
+        shown: Both, as callers have them.
+        feeds: Of each input array: name, dtype, shape and itself; no dtype for what is not copied as it is.
         copies: What copies each output array; None if that takes the shapes that a run has told.
 
     Raises:
@@ -69,16 +69,21 @@ class SharedArguments(Arguments):
                 elif node.name in tokens:
                     argument = Argument(memories=tokens[node.name])
                 else:
-                    least = 0 if kind == "input" else rooms.get(node.name, _FIRST_GUESS) if shape is None else 1
+                    guess = ROOM if node.holds else _FIRST_GUESS
+                    least = 0 if kind == "input" else rooms.get(node.name, guess) if shape is None else 1
                     argument = self._in_room(node, shape, least)
                 self.put(kind, i, argument)
         self._check_total()
         views = {name: buffer.view for name, buffer in buffers.items()}
         self.inputs = SharedArrays(self._arrays("input", views))
         self.outputs = SharedArrays(self._arrays("output", views))
-        self.feeds = tuple((name, view.dtype, view.shape, view) for name, view in self.inputs.items())
+        held = {node.name: node for node in (*inputs, *outputs) if node.holds}
+        self.shown = tuple(SharedValues(each, held) if held else each for each in (self.inputs, self.outputs))
+        self.feeds = tuple(
+            (name, None if name in held else view.dtype, view.shape, view) for name, view in self.inputs.items()
+        )
         self.copies: tuple[Callable[[], Array], ...] | None = None
-        if all(shape is not None and 0 not in shape for shape in self._sizes.outputs):
+        if not held and all(shape is not None and 0 not in shape for shape in self._sizes.outputs):
             self.copies = tuple(self.outputs[node.name].copy for node in outputs if node.name in self.outputs)
 
     def _stepped(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -86,11 +91,14 @@ class SharedArguments(Arguments):
 
     def _in_room(self, node: NodeArg, shape: tuple[int, ...] | None, least: int) -> Argument:
         """An argument with room of its own; `least` is 0 for an input, which may be empty."""
-        nbytes = 0 if shape is None else math.prod(shape) * node.dtype.itemsize
+        try:
+            nbytes = 0 if shape is None else element_count(self._stepped(shape)) * node.dtype.itemsize
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{node.name!r}: {error}") from None
         if least and not nbytes:
             return Argument(room=max(least, node.dtype.itemsize))
-        nbytes *= 1 if self.steps is None else self.steps.count
-        return Argument(room=nbytes, dimensions=shape if node.is_open and shape else ())
+        is_room = least and node.holds  # and no shape, of an output
+        return Argument(room=nbytes, dimensions=shape if node.is_open and shape and not is_room else ())
 
     def _in_buffer(
         self, kind: str, index: int, node: NodeArg, shape: tuple[int, ...] | None, buffer: ExternalBuffer
@@ -121,7 +129,6 @@ class SharedArguments(Arguments):
             )
 
     def _arrays(self, kind: str, given: Mapping[str, Array | None]) -> dict[str, Array]:
-        """Return arrays by name."""
         rows: tuple[Sequence[NodeArg], Sequence[tuple[int, ...] | None], Sequence[Array | None]]
         if kind == "input":
             rows = self.compilation.inputs, self._sizes.inputs, self.layout.inputs
@@ -149,6 +156,8 @@ class SharedArguments(Arguments):
 
     def _copy(self, index: int, node: NodeArg, shapes: Sequence[OutputShape]) -> Array:
         view, known, room = self.outputs[node.name], self._sizes.outputs[index], self.layout.outputs[index]
+        if node.holds:
+            return node.decode(view)  # type: ignore[no-any-return]
         if known is not None and 0 not in known:
             return view.copy()
         view = view if room is None else room

@@ -56,7 +56,6 @@ class State(Struct, frozen=True):
             return self._view(memory).copy()
 
     def close(self) -> None:
-        """Give the buffers back."""
         for buffer in self.buffers:
             buffer.close()
 
@@ -69,9 +68,6 @@ class State(Struct, frozen=True):
 
 class States:
     """The states of one execution, by the name of their inputs.
-
-    Args:
-        states: Checked, see `make_states`.
 
     Attributes:
         initial: What they were given at first.
@@ -93,15 +89,10 @@ class States:
 
     @property
     def pools(self) -> list[BufferToken]:
-        """All buffers."""
         return [token for state in self.all.values() for token in state.tokens]
 
     def checked(self, values: object) -> dict[str, Array]:
-        """Return values by input name that `write` takes.
-
-        Raises:
-            InvalidArgument: A name, dtype or shape is wrong.
-        """
+        """Return values by input name that `write` takes; `InvalidArgument` if a name, dtype or shape is wrong."""
         if not isinstance(values, Mapping | None):
             raise InvalidArgument(f"the values of a state are a dict of arrays, not {type(values).__name__}")
         given = dict(values or {})
@@ -131,7 +122,6 @@ class States:
         return states
 
     def close(self) -> None:
-        """Give all buffers back."""
         for state in self.all.values():
             state.close()
 
@@ -141,12 +131,7 @@ def _shape(node: NodeArg) -> tuple[int, ...]:
 
 
 def make_states(compilation: Compilation, state: Mapping[str, str]) -> dict[str, State]:
-    """Check ``{output: input}``, and allocate the buffers of each; by name of the input.
-
-    Raises:
-        InvalidArgument: A name is unknown or given twice, or the two differ in type, shape or quantisation.
-        GeneralFailure: The device cannot keep state.
-    """
+    """Check ``{output: input}``, and allocate the buffers of each; by name of the input."""
     inputs = {node.name: (i, node) for i, node in enumerate(compilation.inputs)}
     outputs = {node.name: (i, node) for i, node in enumerate(compilation.outputs)}
     for output, target in state.items():
@@ -177,12 +162,7 @@ def make_states(compilation: Compilation, state: Mapping[str, str]) -> dict[str,
 
 
 def check_steps(compilation: Compilation, count: object) -> None:
-    """Check that a model can be bound with so many steps.
-
-    Raises:
-        InvalidArgument: It is no number of steps.
-        GeneralFailure: The device takes no requests of steps.
-    """
+    """Check that a model can be bound with so many steps, and that its device takes them."""
     whole = isinstance(count, int | np.integer) and not isinstance(count, bool)
     if not whole or not 1 <= count <= MOST_STEPS:  # type: ignore[operator]
         raise InvalidArgument(f"steps={count!r}; give a number from 1 to {MOST_STEPS}")
@@ -204,18 +184,17 @@ def steps_of(
     """Return what a request says of its steps.
 
     Args:
-        compilation: Of the model.
-        sizes: Of one step.
-        states: By the name of their inputs.
         places: Names of arguments that lie in memory of the caller's.
         rooms: Names of outputs that have other shapes than the model says.
-        count: Of the steps.
 
     Raises:
         InvalidArgument: The shape of an output is not known before it is run, or the arguments are too large.
     """
     inputs = [node.name for node in compilation.inputs]
     outputs = [node.name for node in compilation.outputs]
+    held = [node.name for node in compilation.inputs if node.holds]
+    if held:
+        raise InvalidArgument(f"inputs {held} are copied in each run; bind without steps= and run in a loop")
     for name, shape in zip(outputs, sizes.outputs, strict=True):
         if shape is None or 0 in shape or name in rooms:
             raise InvalidArgument(

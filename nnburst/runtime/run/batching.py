@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ...errors import BadState, DeadObject, GeneralFailure, InvalidArgument, NNBurstError
-from ..request.node_args import NodeArg, checked_inputs
+from ...model import Array
+from ..request.node_args import Encoded, NodeArg, checked_inputs
 from .pipeline import LASTING
 
 if TYPE_CHECKING:
@@ -20,10 +21,10 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from ..compile.compilation import Compilation
     from ..execution import Execution
     from .pipeline import Pipeline
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Inputs = Mapping[str, "npt.ArrayLike"]
 Outcome = list[Array] | Exception
 Row = int | NNBurstError
@@ -31,9 +32,10 @@ Row = int | NNBurstError
 
 
 class _Session(Protocol):
-    def get_inputs(self) -> list[NodeArg]: ...
+    @property
+    def compilation(self) -> Compilation: ...
     def run(self, output_names: Sequence[str] | None, inputs: Inputs, timeout: float | None = ...) -> list[Array]: ...
-    def lent_pipeline(
+    def _lent_pipeline(
         self, depth: int, shapes: Mapping[str, tuple[int, ...]], timeout: float | None
     ) -> AbstractContextManager[Pipeline]: ...
 
@@ -71,8 +73,13 @@ def _parts(
     """Yield what comes of some inputs at a time, which costs few steps of Python's; or an error of `inputs`."""
     if not isinstance(inputs, Iterable):
         raise InvalidArgument(f"run_many takes an iterable of dicts of arrays, got {type(inputs).__name__}")
-    nodes, rest = session.get_inputs(), _Rest(inputs)
+    nodes = session.compilation.inputs
+    rest = _Rest((_encoded(nodes, item) for item in inputs) if any(node.holds for node in nodes) else inputs)
     fixed = [node.name for node in nodes if not _is_batched(node)]
+
+    def again(execution: Execution) -> list[Array]:
+        return session.run(None, {name: view.view(Encoded) for name, view in execution._wired.items()}, timeout)
+
     while (first := rest.first()) is not None:
         if batch > 1 and (fixed or not nodes):
             raise InvalidArgument(f"batch={batch} needs a symbolic first dimension of every input, also of {fixed}")
@@ -84,12 +91,12 @@ def _parts(
             continue
         if batch == 1:
             shapes = {node.name: arrays[node.name].shape for node in nodes if node.is_open}
-            with session.lent_pipeline(16, shapes, timeout) as pipeline:
-                for outcome in pipeline._outcomes(rest.alike(shapes) if shapes else rest):
+            with session._lent_pipeline(16, shapes, timeout) as pipeline:
+                for outcome in pipeline._outcomes(rest.alike(shapes) if shapes else rest, again):
                     yield (outcome,)
             continue
         shapes = {node.name: (batch, *arrays[node.name].shape[1:]) for node in nodes}
-        with session.lent_pipeline(_DEPTH, shapes, timeout) as pipeline:
+        with session._lent_pipeline(_DEPTH, shapes, timeout) as pipeline:
             yield from _Batches(session, pipeline, shapes, timeout).outcomes(rest)
     if rest.error is not None:
         yield rest.error
@@ -155,8 +162,16 @@ class _Rest:
             yield arrays
 
 
+def _encoded(nodes: Sequence[NodeArg], inputs: Inputs) -> Inputs:
+    """Return inputs with the bytes of what is no array of numbers, unless they are wrong, which is told later."""
+    try:
+        return {**inputs, **{node.name: node.check(inputs[node.name]) for node in nodes if node.holds}}
+    except (InvalidArgument, KeyError, TypeError):
+        return inputs
+
+
 def _is_batched(node: NodeArg) -> bool:
-    return node.shape is not None and len(node.shape) > 0 and not isinstance(node.shape[0], int)
+    return not node.holds and node.shape is not None and len(node.shape) > 0 and not isinstance(node.shape[0], int)
 
 
 class _Batches:
@@ -164,8 +179,6 @@ class _Batches:
 
     Args:
         session: Runs what fills no batch, and the rows of a batch that has failed.
-        pipeline: For the batches.
-        shapes: Of a batch.
         timeout: As for `Session.run`.
     """
 
@@ -223,7 +236,7 @@ class _Batches:
         Raises:
             InvalidArgument: It is wrong.
         """
-        checked = checked_inputs(self._session.get_inputs(), arrays)
+        checked = checked_inputs(self._session.compilation.inputs, arrays)
         count = _rows(checked, self._batch)
         if any(array.shape[1:] != self._shapes[name][1:] for name, array in checked.items()):
             return None
@@ -270,13 +283,13 @@ class _Batches:
             execution, rows = self._waiting.popleft()
             error: NNBurstError | None = None
             try:
-                self._pipeline.land(execution)
+                self._pipeline._land(execution)
             except NNBurstError as failure:
                 error = failure
             yield self._ended(execution, rows, error)
 
     def _ended(self, execution: Execution, rows: list[Row], error: NNBurstError | None) -> Iterable[Outcome]:
-        return _split(execution.copied(), rows) if error is None else self._alone(execution, rows, error)
+        return _split(execution._copied(), rows) if error is None else self._alone(execution, rows, error)
 
     def _alone(self, execution: Execution, rows: list[Row], error: NNBurstError) -> Iterator[Outcome]:
         """Yield what comes of each input of a batch that has failed: which it was shows when each runs alone."""
@@ -349,12 +362,18 @@ def _split(outputs: list[Array], rows: list[Row]) -> Iterable[Outcome]:
     return parts if len(good) == len(rows) else [next(parts) if isinstance(row, int) else row for row in rows]
 
 
+def _length(output: object) -> int:
+    return len(output) if isinstance(output, list) else -1
+
+
 def _split_good(outputs: list[Array], rows: list[int]) -> Iterable[list[Array]]:
     total = sum(rows)
-    if any(output.ndim == 0 or output.shape[0] != total for output in outputs):
+    if any(
+        (output.shape[:1] if isinstance(output, np.ndarray) else (_length(output),)) != (total,) for output in outputs
+    ):
         raise GeneralFailure(f"an output has not one row for each of {total}; this model cannot be run in batches")
-    count = rows[0]
-    if rows.count(count) == len(rows):  # no step of Python's for each
+    count, held = rows[0], [output for output in outputs if not isinstance(output, np.ndarray)]
+    if not held and rows.count(count) == len(rows):  # no step of Python's for each
         parts = [output.reshape(len(rows), count, *output.shape[1:]) for output in outputs]
         return map(list, zip(*parts, strict=True))
     ends = list(accumulate(rows))

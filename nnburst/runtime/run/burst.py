@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..._core.errno import is_real, whole
+from ..._core.leaving import Closing
 from ..._core.one_process import OneProcess
 from ...burst import BurstStats, ExecutionBurstController
 from ...errors import InvalidArgument
@@ -24,8 +25,6 @@ from ..service import closes_with, service_of
 from .pipeline import Pipeline
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     import numpy.typing as npt
 
     from ...model import Named
@@ -38,7 +37,7 @@ DEEPEST = 64
 """As many requests as a server keeps bound."""
 
 
-class Burst(OneProcess):
+class Burst(OneProcess, Closing):
     """Announces that executions will come in rapid succession. One runs at a time. Context manager.
 
     Args:
@@ -51,6 +50,15 @@ class Burst(OneProcess):
     Raises:
         InvalidArgument: `compilation` is not a `Compilation`, or the window or the time of a loop is out of range.
         BadState: It is not finished or has failed.
+
+    Example:
+        >>> with nnburst.launch() as service, nnburst.Compilation(model, service) as compilation:
+        ...     compilation.finish()
+        ...     with nnburst.Burst(compilation) as burst, burst.bind() as execution:
+        ...         execution.inputs["x"][:] = 2
+        ...         execution.run()
+        ...         execution.outputs["y"].copy()
+        array([[2., 2., 2., 2.]], dtype=float32)
     """
 
     compilation: Compilation
@@ -86,11 +94,6 @@ class Burst(OneProcess):
             label, (os.getpid(), "") if service is None else (service.pid, service.what)
         )
         self._controller.record(self._recording.pointer, of_process.every)
-
-    @property
-    def controller(self) -> ExecutionBurstController:
-        """The client's end."""
-        return self._controller
 
     def bind(
         self,
@@ -161,9 +164,9 @@ class Burst(OneProcess):
         try:
             stepped = None if steps is None else steps_of(compilation, sizes, states.all, buffers, rooms, steps)
             arguments = SharedArguments(compilation, sizes, states, buffers, rooms, stepped)
-            execution.share(arguments, self, measure=measure, keep=keep, pool=pool)
+            execution._share(arguments, self, measure=measure, keep=keep, pool=pool)
             if states.all:
-                execution.start_state(initial_state)
+                execution._start_state(initial_state)
         except BaseException:
             execution.forget()
             states.close()  # which are not the execution's before it has shared arguments
@@ -179,7 +182,13 @@ class Burst(OneProcess):
         rooms: Mapping[str, int] | None = None,
         keep: object = None,
     ) -> Pipeline:
-        """Return `depth` executions that take turns, so that several are in flight; arguments and errors as `bind`."""
+        """Return `depth` executions that take turns, so that several are in flight.
+
+        Other arguments are those of `bind`, and so is what is raised.
+
+        Args:
+            depth: How many, 2 to 64.
+        """
         if not is_real(depth) or not 2 <= depth <= DEEPEST:
             raise InvalidArgument(f"a pipeline has a depth of 2 to {DEEPEST}, not {depth!r}")
         executions: list[Execution] = []
@@ -198,17 +207,24 @@ class Burst(OneProcess):
         return self._controller.stats
 
     def free_memory(self, memory: Memory | DeviceMemory) -> bool:
-        """Forget a memory on both sides. Returns whether the burst knew it."""
+        """Forget a memory on both sides. Returns whether the burst knew it.
+
+        Args:
+            memory: One that its requests have named.
+
+        Raises:
+            InvalidArgument: It is no memory.
+        """
         pool = memory if isinstance(memory, Memory) else getattr(memory, "pool", None)
         if pool is None:
             raise InvalidArgument(f"expected a Memory, got {memory!r}")
-        return self.forget(pool)
+        return self._forget(pool)
 
-    def forget(self, pool: Memory | Named) -> bool:
+    def _forget(self, pool: Memory | Named) -> bool:
         """As `free_memory`, for what stands in requests; after `close` there is nothing to forget."""
         return not self._controller.closed and self._controller.free_memory(pool)
 
-    def refuse(self) -> None:
+    def _refuse(self) -> None:
         """Run nothing any more; an execution in flight gets `BadState`. Waits for nothing."""
         self._controller.refuse()
 
@@ -219,14 +235,6 @@ class Burst(OneProcess):
         finally:
             if self._recording is not None:
                 self._recording.finish()
-
-    def __enter__(self) -> Burst:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _room(name: str, nbytes: object) -> int:

@@ -51,12 +51,10 @@ class BurstPool:
     A pipeline cannot move: it is lent a burst that nothing else uses meanwhile.
 
     Args:
-        compilation: Finished.
         polling_window, loop_timeout: As for `Burst`.
         open_timeout: Seconds that a run may take to set up what it needs first; None: see `setting_up`.
 
     Attributes:
-        open_timeout: As given.
         retry: How often a run that a death has ended is repeated.
         most_at_home: So many of those that were lent and given back are kept; the others are ended.
         restarts: The deaths that it has got over.
@@ -116,8 +114,6 @@ class BurstPool:
 
         Args:
             open_again: Calls `begin_again`, and returns the outcome of caching.
-            timeout: Seconds that it may take; None for no limit.
-            retry: How often a run is repeated.
         """
         self._open_again, self._restart_timeout, self.retry = open_again, timeout, retry
 
@@ -127,11 +123,7 @@ class BurstPool:
         return self._open_again is not None
 
     def replacement(self, burst: OpenBurst, *, died: bool) -> Burst | None:
-        """Return a burst in place of one that is busy, or has died; None if there is none after a death.
-
-        Raises:
-            NNBurstError: As `spare`, and as `recover`.
-        """
+        """Return a burst for one that is busy, or has died; None if there is none after a death. Raises as `living`."""
         return None if died and not self.recover(burst) else self.spare()
 
     def recover(self, dead: OpenBurst) -> bool:
@@ -144,10 +136,10 @@ class BurstPool:
             MissedDeadline: It takes longer than the caller may wait, and goes on.
             BadState: The session is closed.
         """
-        open_again, ending = self._open_again, dead.controller.ending
+        open_again, ending = self._open_again, dead._controller.ending
         if self._refuses:
             return False
-        if dead.controller.told and not ending.reason:  # the burst alone has ended
+        if dead._controller.told and not ending.reason:  # the burst alone has ended
             return True
         if open_again is None:
             return False
@@ -201,20 +193,16 @@ class BurstPool:
         return self._bursts[0]
 
     def living(self) -> Burst:
-        """As `spare`, after a death that is to be got over first: for what is bound to stay where it is.
-
-        Raises:
-            NNBurstError: As `spare`, and as `recover`.
-        """
+        """As `spare`, after a death that is to be got over first (`recover`): for what is bound to stay where it is."""
         first = self.first
-        if first.controller.ending.reason:
+        if first._controller.ending.reason:
             self.recover(first)
         return self.spare()
 
     def free(self) -> Burst | None:
         """Return one that runs nothing now, if there is one."""
         for burst in self._bursts:
-            if burst.controller.is_free and burst.controller.is_sound:
+            if burst._controller.is_free and burst._controller.is_sound:
                 return burst
         return None
 
@@ -242,16 +230,12 @@ class BurstPool:
         return self._accepted(burst)
 
     def lend(self) -> Burst:
-        """Return one that nothing else uses until `give_back`.
-
-        Raises:
-            NNBurstError: As `living`.
-        """
+        """Return one that nothing else uses until `give_back`; raises as `living`."""
         first = self.first
-        if first.controller.ending.reason:
+        if first._controller.ending.reason:
             self.recover(first)
         with contextlib.suppress(IndexError):
-            while not (burst := self._at_home.pop()).controller.is_sound:
+            while not (burst := self._at_home.pop())._controller.is_sound:
                 self._end(burst)
             return burst
         return self._another(lambda: self._lendable)
@@ -268,7 +252,7 @@ class BurstPool:
         at_home = self._at_home  # before the look: `begin_again` may come in between
         if burst not in self._lendable:
             return False
-        if len(at_home) < self.most_at_home and burst.controller.is_sound:
+        if len(at_home) < self.most_at_home and burst._controller.is_sound:
             at_home.append(burst)
             return True
         self._end(burst)
@@ -278,18 +262,12 @@ class BurstPool:
         """Use it no more. Also in a finaliser, so it is closed later."""
         with contextlib.suppress(ValueError):  # `begin_again` came in between
             self._lendable.remove(burst)
-        burst.controller.hang_up()
+        burst._controller.hang_up()
         self._ended.append(burst)
 
     @contextlib.contextmanager
     def lend_pipeline(self, key: Hashable, make: Callable[[Burst], Pipeline], deadline: Deadline) -> Iterator[Pipeline]:
-        """Lend one of those that were used last, as making one costs more than many of its runs.
-
-        Args:
-            key: What it has to be like.
-            make: Makes it for a burst if there is none.
-            deadline: For making it.
-        """
+        """Lend one of those that were used last, as making one costs more than many of its runs."""
         found = self._taken(key)
         burst = found[1] if found else deadline.call(self.lend)
         try:
@@ -301,9 +279,9 @@ class BurstPool:
             yield pipeline
         finally:
             try:
-                pipeline.settle()
+                pipeline._settle()
             finally:
-                is_idle = pipeline.is_idle and not burst.controller.ending.reason
+                is_idle = pipeline._is_idle and not burst._controller.ending.reason
                 if self.give_back(burst) and is_idle:
                     self._kept.append((key, burst, pipeline))
                 else:
@@ -335,7 +313,7 @@ class BurstPool:
             while True:
                 burst = self._ended.popleft()
                 burst.close()
-                stats, latency = burst.stats, burst.controller.latency()
+                stats, latency = burst.stats, burst._controller.latency()
                 with self._adding.lock:
                     if self._past is not None:
                         stats, latency = stats + self._past[0], latency + self._past[1]
@@ -343,7 +321,6 @@ class BurstPool:
 
     @property
     def stats(self) -> BurstStats:
-        """Sums of the counters of the clients' ends."""
         self._bury()
         past = () if self._past is None else (self._past[0],)
         return sum((*past, *(burst.stats for burst in self._others)), self.first.stats)
@@ -352,7 +329,7 @@ class BurstPool:
         """Say how long the runs of all took."""
         self._bury()
         past = () if self._past is None else (self._past[1],)
-        return sum((*past, *(burst.controller.latency() for burst in self._others)), self.first.controller.latency())
+        return sum((*past, *(burst._controller.latency() for burst in self._others)), self.first._controller.latency())
 
     @property
     def _others(self) -> tuple[Burst, ...]:
@@ -362,14 +339,13 @@ class BurstPool:
         """Run nothing any more; executions in flight get `BadState`. Waits for nothing."""
         self._refuses = True
         for burst in (self.first, *self._others):
-            burst.refuse()
+            burst._refuse()
 
     def hang_up(self) -> None:
         """End all without waiting, from any thread, also in a finaliser."""
         for burst in (self.first, *self._others):
-            burst.controller.hang_up()
+            burst._controller.hang_up()
 
     def close(self) -> None:
-        """End all of them. Idempotent."""
         for burst in (self.first, *self._others):
             burst.close()

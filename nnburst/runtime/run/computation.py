@@ -10,6 +10,7 @@ from types import EllipsisType
 from typing import TYPE_CHECKING
 
 from ..._core.deadline import Deadline, checked_timeout, limit_ns
+from ..._core.errno import member
 from ..._core.leaving import ProcessLock
 from ...burst import BoundRequest
 from ...burst.client.client_end import ClientEnd
@@ -17,7 +18,7 @@ from ...devices import Fence, FencedExecution
 from ...errors import BadState, ErrorStatus, InvalidArgument, OutputInsufficientSize, ResourceExhausted
 from ...memory import Memory, check_open
 from ...model import ExecutionResult, Failure, Named, OutputShape, RunOptions, Timing, operand_info
-from ..compile.compilation import Compilation, member
+from ..compile.compilation import Compilation
 from ..request.arguments import Arguments
 from .event import Event
 from .route import OpenBurst, Route
@@ -91,10 +92,10 @@ class Computation(BoundRequest):
             self._arguments.put(kind, index, argument)
 
     def _check_one_device(self, what: str) -> None:
-        if not self._arguments.compilation.has_one_device:
+        if not self._arguments.compilation._has_one_device:
             raise InvalidArgument(f"{what} needs a compilation for exactly one device")
 
-    def move(self, number: int, deadline: Deadline) -> None:
+    def _move(self, number: int, deadline: Deadline) -> None:
         """Move to another burst before a run, for an errno; see `Route.again`."""
         self._route.again(self, number, deadline)
 
@@ -115,7 +116,14 @@ class Computation(BoundRequest):
         self._finish(self._begin(timeout), self._without_burst, timeout)
 
     def start_compute(self, timeout: float | EllipsisType | None = ...) -> Event:
-        """Run without a burst, in the background. Raises as `compute`, the outcome comes with `Event.wait`."""
+        """Run without a burst, in the background. Raises as `compute`, the outcome comes with `Event.wait`.
+
+        Args:
+            timeout: As for `compute`.
+
+        Returns:
+            What the run signals when it has ended.
+        """
         before = self._begin(timeout)
         try:
             return Event.start(lambda: self._finish(before, self._without_burst, timeout))
@@ -161,11 +169,11 @@ class Computation(BoundRequest):
             duration_ns = limit_ns(duration)
         self._arguments.check_outputs_are_known()
         before = self._begin(timeout)
-        with self.limited(timeout):
+        with self._limited(timeout):
             options = self._options()
         with contextlib.ExitStack() as running:
             running.enter_context(self._running(before))
-            request = self._arguments.request(self.turn)
+            request = self._arguments.request(self._turn)
             check_open(request)
             run = self._route.prepared.execute_fenced(request, fences, options, duration_ns)
             self._arguments.note_outputs(())  # what depends on them may be launched
@@ -184,14 +192,14 @@ class Computation(BoundRequest):
             BadState: The burst is in use, or as `compute`.
             NNBurstError: The execution failed; the status says how.
         """
-        if isinstance(burst, BoundRequest) or not isinstance(getattr(burst, "controller", None), ClientEnd):
+        if isinstance(burst, BoundRequest) or not isinstance(getattr(burst, "_controller", None), ClientEnd):
             raise InvalidArgument("burst_compute needs a Burst")
         if burst.compilation is not self._arguments.compilation:
             raise InvalidArgument("the burst belongs to another compilation")
 
         def run() -> None:
             self._arguments.note_burst(burst)
-            self._route.bind(self, burst.controller)  # each time: the burst may have been told to free a memory
+            self._route.bind(self, burst._controller)  # each time: the burst may have been told to free a memory
             self.run()
 
         self._finish(self._begin(timeout), run, timeout)
@@ -222,7 +230,7 @@ class Computation(BoundRequest):
             return before
 
     def _finish(self, before: _Progress, run: Callable[[], None], timeout: Timeout) -> None:
-        with self._running(before), self.limited(timeout):
+        with self._running(before), self._limited(timeout):
             run()
 
     @contextlib.contextmanager
@@ -252,7 +260,7 @@ class Computation(BoundRequest):
             self._progress = after
 
     def _without_burst(self) -> None:
-        request = self._arguments.request(self.turn)
+        request = self._arguments.request(self._turn)
         check_open(request)
         options = self._route.begun = self._options()
         status = self._ran_elsewhere(self._route.prepared.execute_synchronously(request, options))
@@ -260,7 +268,7 @@ class Computation(BoundRequest):
             self._settle(status)
 
     def _options(self) -> RunOptions:
-        return self._route.options(self, Deadline.after(self.limit))
+        return self._route.options(self, Deadline.after(self._allowed))
 
     # ---- results ---------------------------------------------------------------------------------------------
 
@@ -286,6 +294,9 @@ class Computation(BoundRequest):
     def get_output_dimensions(self, index: int) -> tuple[int, ...]:
         """Return the dimensions of an output after a run.
 
+        Args:
+            index: Of the output.
+
         Raises:
             BadState: No run has ended, or it failed otherwise than for lack of room.
             InvalidArgument: No such output, or it is a scalar.
@@ -303,11 +314,18 @@ class Computation(BoundRequest):
         return shape.dimensions
 
     def get_output_rank(self, index: int) -> int:
-        """Return the number of dimensions of an output after a run; raises as `get_output_dimensions`."""
+        """Return the number of dimensions of an output after a run; raises as `get_output_dimensions`.
+
+        Args:
+            index: Of the output.
+        """
         return len(self.get_output_dimensions(index))
 
     def get_duration(self, code: Duration) -> int | None:
         """Return a duration of the last run in nanoseconds, None if the device does not know it.
+
+        Args:
+            code: Which: on the device, in the driver, and from when.
 
         Raises:
             InvalidArgument: Unknown code.

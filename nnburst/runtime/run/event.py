@@ -33,11 +33,7 @@ class Event:
 
     @classmethod
     def start(cls, work: Callable[[], None]) -> Event:
-        """Do something in a thread of its own, and return its end.
-
-        Raises:
-            ResourceExhausted: The system has no thread or no descriptors for it.
-        """
+        """Do something in a thread of its own, and return its end; `ResourceExhausted` if there is no thread for it."""
         signal = FenceSignal()
         failures: list[BaseException] = []
 

@@ -71,11 +71,7 @@ class Loop(Protocol):
 
 
 def current_loop() -> Loop:
-    """Return the loop that runs the calling task.
-
-    Raises:
-        BadState: There is none.
-    """
+    """Return the loop that runs the calling task; `BadState` if there is none."""
     if "trio" in sys.modules:
         sniffio = sys.modules["sniffio"]  # Trio has imported it
         with contextlib.suppress(sniffio.AsyncLibraryNotFoundError):
@@ -101,21 +97,19 @@ async def run(
     """Run an execution as `BoundRequest.run` does, without blocking the event loop.
 
     Args:
-        execution: Bound to a burst.
-        timeout: As for `BoundRequest.run`.
         late: Called when a run that was given up has landed, or will not be made, in the thread that finds it.
 
     Raises:
         NNBurstError: As `BoundRequest.run`; `BadState` also if it is in flight.
     """
     if timeout is not ...:
-        with execution.limited(timeout):
+        with execution._limited(timeout):
             return await run(execution, ..., late)
     loop = current_loop()
-    if execution.concluding:
+    if execution._concluding:
         raise BadState("the execution is running: what a run came to that was given up is still being looked at")
-    flights = execution.flights
-    flight = execution.start(look_until=loop.look_until() if flights.polls else 0)
+    flights = execution._flights
+    flight = execution._start(look_until=loop.look_until() if flights.polls else 0)
     if flight.status is not None:
         checkpoint = loop.checkpoint()
         if checkpoint is not None:
@@ -127,25 +121,25 @@ async def run(
                 await loop.pause()
                 flights.look(flight, loop.look_until())
             if flight.status is None:
-                in_time = await _landed(flight, flights, loop, execution.deadline.left())
+                in_time = await _landed(flight, flights, loop, execution._deadline.left())
         except BaseException:
             _give_up(flight, flights, late)
             raise
         if not in_time:
             _give_up(flight, flights, late)
-            raise execution.missed()
+            raise execution._missed()
     if flight.status == 0:
         return
     if flight.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:  # nothing has to be asked for
-        execution.conclude(flight.status)
+        execution._conclude(flight.status)
         return
-    execution.concluding = True
+    execution._concluding = True
 
     def conclude() -> None:
         try:
-            execution.conclude(flight.status or 0)
+            execution._conclude(flight.status or 0)
         finally:
-            execution.concluding = False
+            execution._concluding = False
 
     _, error = await aside(flights, conclude, late)
     if error is not None:
@@ -162,7 +156,7 @@ def _landed(flight: InFlight, flights: InFlightRuns, loop: Loop, timeout: float 
 
 def is_busy(execution: BoundRequest) -> bool:
     """Whether a run of an execution that was given up has not come to its end."""
-    return execution.is_in_flight or execution.concluding
+    return execution.is_in_flight or execution._concluding
 
 
 async def aside(
@@ -171,7 +165,6 @@ async def aside(
     """Take a step that may wait for the service, or for another one, in the burst's thread for such steps.
 
     Args:
-        flights: Of the burst.
         step: Goes on if the task is cancelled.
         late: Called at its end in some thread, if the task was cancelled and so does not get the outcome.
 

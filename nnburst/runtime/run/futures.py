@@ -36,15 +36,10 @@ def _future_type() -> type[Future[Any]]:
 
 
 def submit(execution: E) -> Future[E]:
-    """Start an execution. The future's result is the execution itself, whose outputs are then those of the run.
-
-    Raises:
-        ResourceExhausted: The system has no thread for the first one of a burst.
-        NNBurstError: As `BoundRequest.start`.
-    """
+    """Start an execution. The future's result is the execution itself, whose outputs are then those of the run."""
     future: Future[E] = _future_type()()
-    flight = execution.start()
-    flights = execution.flights
+    flight = execution._start()
+    flights = execution._flights
     try:
         attend_to(flights, flight)
     except ResourceExhausted:
@@ -59,7 +54,7 @@ def submit(execution: E) -> Future[E]:
         for forget in limits:
             forget()
         try:
-            execution.conclude(flight.status or 0)
+            execution._conclude(flight.status or 0)
         except BaseException as error:
             future.set_exception(error)
         else:
@@ -69,7 +64,7 @@ def submit(execution: E) -> Future[E]:
         if not flights.give_up(flight) and once.take():  # else it has landed
             future.set_exception(missed)
 
-    due, missed = execution.deadline, execution.missed()
+    due, missed = execution._deadline, execution._missed()
     if due.at_ns and flight.status is None:
         limits.append(jobs_of(flights).do(expire, due))
     flight.when_landed(landed)
@@ -82,11 +77,7 @@ _threads: weakref.WeakKeyDictionary[InFlightRuns, threading.Thread] = weakref.We
 
 
 def attend_to(flights: InFlightRuns, flight: InFlight) -> None:
-    """See to it that a thread attends to these flights until this one has landed.
-
-    Raises:
-        ResourceExhausted: The system has no thread for it.
-    """
+    """See to it that a thread attends to these flights until this one has landed."""
     if not flights.leave_to_thread(flight):
         return
     with _attendants.lock:

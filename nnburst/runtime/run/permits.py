@@ -109,7 +109,6 @@ class Permits:
         return self._end(waiter)
 
     async def atake(self, timeout: float | None) -> Permit | None:
-        """As `take`, awaited."""
         with contextlib.suppress(IndexError):
             return self.idle.pop()
         arrival = current_loop().waiter()
@@ -139,7 +138,6 @@ class Permits:
             self.give(permit)
 
     def give(self, permit: Permit) -> None:
-        """Give a permit back."""
         self.idle.append(permit)
         if self.waiting:
             self.hand_over()

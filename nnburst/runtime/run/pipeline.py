@@ -7,32 +7,29 @@ import errno
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from ..._core._nnburst import ffi, lib
+from ..._core.leaving import Closing
 from ..._core.one_process import OneProcess
-from ...errors import BadState, DeadObject, InvalidArgument, MissedDeadline, NNBurstError
+from ...errors import BadState, DeadObject, InvalidArgument, MissedDeadline, NNBurstError, OutputInsufficientSize
+from ...model import Array
 from ..execution import Execution
 from ..request.node_args import checked_inputs
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     import numpy.typing as npt
 
     from ..._core._nnburst import CData
     from ...burst import ClientEnd
 
-Array = np.ndarray[Any, np.dtype[Any]]
 
 _EALREADY = -errno.EALREADY
 LASTING = (MissedDeadline, DeadObject, BadState)
 """Errors after which a pipeline runs nothing more."""
 
 
-class Pipeline(OneProcess):
+class Pipeline(OneProcess, Closing):
     """Executions that take turns on one burst, so that the service always finds the next request.
 
     Made by `Session.pipeline` and `Burst.pipeline`. Fill `current` and call `advance`, which starts it and returns the
@@ -47,6 +44,12 @@ class Pipeline(OneProcess):
 
     Raises:
         InvalidArgument: There are fewer than two.
+
+    Example:
+        >>> inputs = [{"x": np.full((1, 4), i, np.float32)} for i in range(3)]
+        >>> with nnburst.Session(model) as session, session.pipeline(2) as pipeline:
+        ...     [float(y[0, 0]) for (y,) in pipeline.map(inputs)]
+        [0.0, 1.0, 2.0]
     """
 
     __slots__ = ("__weakref__", "_advance", "_at", "_executions", "_finalizer", "_pointers", "_then", "depth")
@@ -58,16 +61,16 @@ class Pipeline(OneProcess):
         if len(executions) < 2:
             raise InvalidArgument(f"a pipeline needs a depth of 2 or more, not {len(executions)}")
         self._executions = tuple(executions)
-        self._pointers = tuple(execution.pointer for execution in executions)
+        self._pointers = tuple(execution._pointer for execution in executions)
         self._at = 0  # place of `current`
         self._advance = lib.nnb_execution_advance
         self._then: list[Callable[[], object]] = []
         # It must not keep the executions, which may keep what keeps the pipeline.
-        self._finalizer = weakref.finalize(self, _end, executions[0].controller, self._pointers, self._then)
+        self._finalizer = weakref.finalize(self, _end, executions[0]._controller, self._pointers, self._then)
         self._finalizer.atexit = False
         self.depth = len(executions)
 
-    def when_closed(self, call: Callable[[], object]) -> None:
+    def _when_closed(self, call: Callable[[], object]) -> None:
         """Have a function called once, when the pipeline is closed or dropped."""
         self._then.append(call)
 
@@ -93,10 +96,10 @@ class Pipeline(OneProcess):
             status = self._advance(pointers[at], pointers[following])
             if status:
                 if status == _EALREADY or not lib.nnb_execution_flies(pointers[at]):
-                    self._executions[at].conclude(status)  # it was not started, or has run elsewhere
+                    self._executions[at]._conclude(status)  # it was not started, or has run elsewhere
                 else:
                     self._at = following
-                    current.conclude(status)
+                    current._conclude(status)
         except BaseException:
             lib.nnb_execution_abandon(pointers[following])  # a signal handler raised
             if status != _EALREADY and lib.nnb_execution_flies(pointers[at]):  # perhaps as soon as it was started
@@ -114,19 +117,19 @@ class Pipeline(OneProcess):
         for ahead in range(1, self.depth + 1):
             execution = self._executions[(self._at + ahead) % self.depth]
             if execution.is_in_flight:
-                self.land(execution)
+                self._land(execution)
                 yield execution
 
-    def land(self, execution: Execution) -> None:
+    def _land(self, execution: Execution) -> None:
         """Wait for the run of one of its executions, if that is in flight.
 
         Raises:
             NNBurstError: As `drain`.
         """
         try:
-            execution.conclude(self._advance(ffi.NULL, execution.pointer))
+            execution._conclude(self._advance(ffi.NULL, execution._pointer))
         except BaseException:
-            lib.nnb_execution_abandon(execution.pointer)
+            lib.nnb_execution_abandon(execution._pointer)
             raise
 
     def map(self, inputs: Iterable[Mapping[str, npt.ArrayLike]]) -> Iterator[list[Array]]:
@@ -145,8 +148,12 @@ class Pipeline(OneProcess):
                 raise outcome
             yield outcome
 
-    def _outcomes(self, inputs: Iterable[Mapping[str, npt.ArrayLike]]) -> Iterator[list[Array] | Exception]:
+    def _outcomes(
+        self, inputs: Iterable[Mapping[str, npt.ArrayLike]], again: Callable[[Execution], list[Array]] | None = None
+    ) -> Iterator[list[Array] | Exception]:
         """As `map`, but yield an error in place of the outputs that it has prevented.
+
+        What had too little room for its outputs is given to `again`, which runs it elsewhere.
 
         The last one is that of `inputs` itself, or one after which nothing runs here: a `MissedDeadline`, whose run may
         still use its arrays, a `DeadObject` or a `BadState`.
@@ -165,6 +172,7 @@ class Pipeline(OneProcess):
                     order.append(failure)
                     break
                 error, outcome = self._start(arrays, flying + 1 == self.depth)
+                outcome = self._settled(outcome, self.current, again)
                 order.append(error)
                 flying += error is None
                 if outcome is not None:
@@ -178,11 +186,27 @@ class Pipeline(OneProcess):
             for wrong in order:
                 if wrong is None:
                     flying -= 1
-                    yield self._outcome(self._executions[(self._at - flying - 1) % self.depth])
+                    execution = self._executions[(self._at - flying - 1) % self.depth]
+                    outcome = self._settled(self._outcome(execution), execution, again)
+                    assert outcome is not None
+                    yield outcome
                 else:
                     yield wrong
         finally:
-            self.settle()
+            self._settle()
+
+    def _settled(
+        self,
+        outcome: list[Array] | Exception | None,
+        execution: Execution,
+        again: Callable[[Execution], list[Array]] | None,
+    ) -> list[Array] | Exception | None:
+        if again is None or not isinstance(outcome, OutputInsufficientSize):
+            return outcome
+        try:
+            return again(execution)
+        except NNBurstError as error:
+            return error
 
     def _start(
         self, arrays: Mapping[str, npt.ArrayLike], is_full: bool
@@ -192,28 +216,28 @@ class Pipeline(OneProcess):
         try:
             fill(self.current, arrays)
             ended = self.advance()
-            return None, ended.copied() if is_full else None
+            return None, ended._copied() if is_full else None
         except NNBurstError as error:
             return (error, None) if self._at == at else (None, error)
 
     def _outcome(self, execution: Execution) -> list[Array] | Exception:
         try:
-            self.land(execution)
-            return execution.copied()
+            self._land(execution)
+            return execution._copied()
         except NNBurstError as error:
             return error
 
     @property
-    def is_idle(self) -> bool:
+    def _is_idle(self) -> bool:
         """Whether nothing is in flight on its burst, which is open."""
-        return self._executions[0].burst_is_free
+        return self._executions[0]._burst_is_free
 
-    def settle(self) -> None:
+    def _settle(self) -> None:
         """Wait for what is in flight, whatever comes of it, and begin at the first execution again."""
         for execution in self._executions:
             if execution.is_in_flight:
                 with contextlib.suppress(NNBurstError):
-                    execution.conclude(self._advance(ffi.NULL, execution.pointer))
+                    execution._conclude(self._advance(ffi.NULL, execution._pointer))
         if not any(execution.is_in_flight for execution in self._executions):
             self._at = 0
 
@@ -225,18 +249,10 @@ class Pipeline(OneProcess):
 
     def close(self) -> None:
         """Wait for what is in flight and give the memory back. Idempotent."""
-        self.settle()
+        self._settle()
         for execution in self._executions:
             execution.close()
         self._finalizer()
-
-    def __enter__(self) -> Pipeline:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _end(controller: ClientEnd, executions: Sequence[CData], then: Sequence[Callable[[], object]]) -> None:
@@ -247,15 +263,11 @@ def _end(controller: ClientEnd, executions: Sequence[CData], then: Sequence[Call
 
 
 def fill(execution: Execution, inputs: Mapping[str, npt.ArrayLike]) -> None:
-    """Copy arrays into the inputs of an execution.
-
-    Raises:
-        InvalidArgument: A name, dtype or shape is wrong.
-    """
-    if execution.feed(inputs):
+    """Copy arrays into the inputs of an execution; `InvalidArgument` if a name, dtype or shape is wrong."""
+    if execution._feed(inputs):
         return
     for name, array in checked_inputs(execution.compilation.inputs, inputs).items():
-        view = execution.inputs[name]
+        view = execution._wired[name]
         if array.shape != view.shape:
             raise InvalidArgument(f"input {name!r} has shape {array.shape}; what is bound here runs {view.shape}")
         view[...] = array

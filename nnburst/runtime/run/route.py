@@ -39,7 +39,7 @@ class OpenBurst(Protocol):
     @property
     def compilation(self) -> Compilation: ...
     @property
-    def controller(self) -> ClientEnd: ...
+    def _controller(self) -> ClientEnd: ...
 
 
 class Replacements(Protocol):
@@ -76,10 +76,6 @@ def setting_up(open_timeout: float | None, timeout: float | None) -> Deadline:
 class Route:
     """The way of the requests of one execution.
 
-    Args:
-        arguments: Its own.
-        lock: That of the execution.
-
     Attributes:
         begun: How a run that is not through a burst was begun; None if none is under way.
         loop_timeout_ns: Nanoseconds that each WHILE of a run without a burst may take; 0: the default.
@@ -105,7 +101,6 @@ class Route:
         """Begin at a burst, with other arguments.
 
         Args:
-            arguments: All of them.
             burst: Where the request is going to be bound first.
             pool: Where it finds another burst; None: nowhere, so that a run is refused if this one is busy.
         """
@@ -122,7 +117,7 @@ class Route:
         own = [] if layout.memory is None else [layout.memory]
         self._known[controller] = [*own, *arguments.states.pools]
         longest = answer_length(arguments.compilation.outputs)
-        request.bind_to(controller, layout.requests, measure=request.measures, answer_length=longest)
+        request._bind_to(controller, layout.requests, measure=request._measure, answer_length=longest)
 
     @property
     def retries(self) -> int:
@@ -131,7 +126,6 @@ class Route:
 
     @property
     def restarts(self) -> bool:
-        """See `Elsewhere`."""
         return self._pool is not None and self._pool.restarts_service
 
     def again(self, request: BoundRequest, number: int, deadline: Deadline) -> Deadline | None:
@@ -153,7 +147,7 @@ class Route:
         if moved == -errno.EAGAIN:  # a run that was given up comes first, on its burst
             if deadline.left() == 0:
                 raise MissedDeadline(
-                    f"not started {request.in_time}: the run before, which was given up, has not ended"
+                    f"not started {request._in_time}: the run before, which was given up, has not ended"
                 )
             time.sleep(_A_MOMENT)
             return deadline
@@ -161,11 +155,11 @@ class Route:
 
     def setting_up(self, request: BoundRequest) -> Deadline:
         """Return the deadline for what a run that begins now needs first."""
-        return setting_up(None if self._pool is None else self._pool.open_timeout, request.limit)
+        return setting_up(None if self._pool is None else self._pool.open_timeout, request._allowed)
 
     def _move(self, request: BoundRequest, number: int) -> int | None:
         """Move to another burst: 0, or -EAGAIN if it has to stay for the moment, None if there is no other."""
-        pointer, here, arguments = request.pointer, self._burst, self._arguments
+        pointer, here, arguments = request._pointer, self._burst, self._arguments
         if self._pool is None or here is None or self._leaving is not None:
             return None
         burst = self._pool.replacement(here, died=number not in (errno.EBUSY, errno.ESTALE))
@@ -176,9 +170,9 @@ class Route:
             if arguments.steps is not None:
                 check_steps(burst.compilation, arguments.steps.count)
             if states.all:
-                states = states.renewed(burst.compilation, request.turn)
+                states = states.renewed(burst.compilation, request._turn)
         with self._lock.lock:
-            if request.pointer is not pointer:  # another thread has moved it
+            if request._pointer is not pointer:  # another thread has moved it
                 return 0
             left = lib.nnb_execution_leave(pointer)
             if left == 0:
@@ -199,37 +193,36 @@ class Route:
             self._uses.clear()
             self._arguments.compilation, self.prepared = burst.compilation, burst.compilation.prepared_model
         self._burst = burst
-        self.bind(request, burst.controller)
+        self.bind(request, burst._controller)
 
     def write_states(self, request: BoundRequest, values: Mapping[str, Array]) -> None:
         """Set the state for the next run, on a service that has come back if it has died; raises as `reset_state`."""
         try:
-            self._arguments.states.write(request.turn, values)
+            self._arguments.states.write(request._turn, values)
         except DeadObject:
             if self._move(request, errno.ENOTCONN) is None:
                 raise
-            self._arguments.states.write(request.turn, values)
+            self._arguments.states.write(request._turn, values)
 
     # ---- around it -------------------------------------------------------------------------------------------
 
     def options(self, request: BoundRequest, deadline: Deadline) -> RunOptions:
         """Return those of a run without a burst."""
-        measure = MeasureTiming.YES if request.measures else MeasureTiming.NO
+        measure = MeasureTiming.YES if request._measure else MeasureTiming.NO
         return RunOptions(measure, deadline.at_ns, self.loop_timeout_ns)
 
     def on_another_device(self, request: BoundRequest, failure: NNBurstError) -> ExecutionResult | None:
         """See `Elsewhere`; if the choice of the device was not the caller's."""
-        asked = self._arguments.request(request.turn)
+        asked = self._arguments.request(request._turn)
         if any(isinstance(pool, BufferToken) for pool in asked.pools):
             return None  # they are the first device's
-        options = self.begun or self.options(request, request.deadline)
-        return self._arguments.compilation.run_elsewhere(asked, options, failure)
+        options = self.begun or self.options(request, request._deadline)
+        return self._arguments.compilation._run_elsewhere(asked, options, failure)
 
     # ---- life ------------------------------------------------------------------------------------------------
 
     @property
     def closed(self) -> bool:
-        """Whether `end` was called."""
         return not self._finalizer.alive
 
     def end(self, give_back: Callable[[ClientEnd, Memory | Named], object]) -> None:

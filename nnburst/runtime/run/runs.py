@@ -10,11 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ..._core.deadline import Deadline
 from ..._core.once import Once
 from ...errors import BadState, GeneralFailure, MissedDeadline, OutputInsufficientSize, ResourceExhausted
+from ...model import Array
 from ..execution import Execution
 from ..request.node_args import NodeArg, checked_inputs
 from . import event_loop
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 _KEPT = 8
 """Executions for different shapes that a permit keeps."""
 _MOST_RERUNS = 8
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def _too_often() -> GeneralFailure:
@@ -39,9 +37,7 @@ class Runs:
 
     Args:
         pool: Where they find bursts.
-        nodes: The inputs of the model.
         timeout: Seconds of an execution's run that is given no others.
-        concurrency: How many there may be at once.
 
     Attributes:
         permits: Leave to run, with the executions of earlier runs.
@@ -61,7 +57,6 @@ class Runs:
         """Wait for a permit. Returns it and the seconds that are then left for the run.
 
         Args:
-            limit: Of the run, with this wait.
             below: How many runs this thread is in already, below a signal handler.
 
         Raises:
@@ -95,17 +90,16 @@ class Runs:
     ) -> list[Array]:
         """Go on after a first attempt; the limit is that of the run, without what is set up meanwhile."""
         for _ in range(_MOST_RERUNS):
-            left = failed.deadline.left()
+            left = failed._deadline.left()
             larger = self._setting_up(limit).call(self._larger, permit, failed, error)
             try:
                 larger.run(left)
-                return larger.copied()
+                return larger._copied()
             except OutputInsufficientSize as more:
                 failed, error = larger, more
         raise _too_often()
 
     async def arun(self, inputs: object, limit: float | None) -> list[Array]:
-        """See `Session.arun`."""
         deadline, once, aside = Deadline.after(limit), Once(), False
         permit = await self.permits.atake(deadline.left())
         if permit is None:
@@ -119,7 +113,7 @@ class Runs:
         async def set_up(step: Callable[[], Any]) -> Any:
             """Take a step that waits for the service if no burst is free, for another service if this one has died."""
             nonlocal deadline, aside
-            first, begin = self._pool.first.controller, time.monotonic_ns()
+            first, begin = self._pool.first._controller, time.monotonic_ns()
             opening = self._setting_up(limit)
             if not first.ending.reason and self._pool.free():
                 made = opening.call(step)
@@ -135,15 +129,15 @@ class Runs:
 
         execution = permit.execution
         try:
-            if execution is None or not execution.feed(inputs):
+            if execution is None or not execution._feed(inputs):
                 execution = await set_up(partial(self._fed, permit, inputs))
             for _ in range(_MOST_RERUNS):
-                if not execution.burst_is_free:
+                if not execution._burst_is_free:
                     with contextlib.suppress(ResourceExhausted):  # then it shares the burst
-                        await set_up(partial(execution.move, errno.EBUSY, deadline))
+                        await set_up(partial(execution._move, errno.EBUSY, deadline))
                 try:
                     await event_loop.run(execution, ... if limit is self._timeout is None else deadline.left(), give)
-                    return execution.copied()
+                    return execution._copied()
                 except OutputInsufficientSize as error:
                     execution = await set_up(partial(self._larger, permit, execution, error))
             raise _too_often()
@@ -167,7 +161,7 @@ class Runs:
             permit.others.append(permit.execution)
             permit.execution = None
         for execution in reversed(permit.others):
-            if all(execution.inputs[name].shape == array.shape for name, array in arrays.items()):
+            if execution._fits(arrays):
                 permit.others.remove(execution)
                 break
         else:
@@ -175,8 +169,7 @@ class Runs:
                 permit.others.pop(0).forget()
             execution = self._bound({node.name: arrays[node.name].shape for node in self._nodes if node.is_open})
         permit.execution = execution
-        for name, array in arrays.items():
-            execution.inputs[name][...] = array
+        execution._fill(arrays)
         return execution
 
     def _bound(self, shapes: Mapping[str, Sequence[int]]) -> Execution:
@@ -195,10 +188,9 @@ class Runs:
         bind: Callable[[Mapping[str, Sequence[int]]], Execution],
     ) -> Execution:
         """Return an execution with the room that the last run of another one needed, filled as that; end that one."""
-        for name, nbytes in small.needed_rooms(error).items():
+        for name, nbytes in small._needed_rooms(error).items():
             self.rooms[name] = max(nbytes, self.rooms.get(name, 0))
-        larger = bind({name: view.shape for name, view in small.inputs.items()})
-        for name, view in small.inputs.items():
-            larger.inputs[name][...] = view
+        larger = bind({name: view.shape for name, view in small._wired.items()})
+        larger._fill(small._wired)
         small.forget()
         return larger
