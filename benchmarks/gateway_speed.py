@@ -11,15 +11,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import gc
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +30,7 @@ from onnx_speed import mlp
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc as stubs
 from tritonclient.utils import shared_memory
+from turns import in_turns
 
 MOST_OF_ECHO = 1.3
 LEAST_OF_BYTES = 5.0
@@ -101,26 +100,6 @@ def echo_server() -> Iterator[int]:
         assert process.stdin is not None
         process.stdin.close()
         process.wait(60)
-
-
-def in_turns(calls: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
-    """Return the median time of each call, in seconds; twenty turns each."""
-    laps: dict[str, list[float]] = {name: [] for name in calls}
-    for call in calls.values():
-        for _ in range(20):
-            call()
-    gc.disable()
-    for _ in range(20):
-        for name, call in calls.items():
-            end = time.perf_counter() + seconds / 20
-            call()
-            began = time.perf_counter()
-            while began < end or not laps[name]:
-                call()
-                began, before = time.perf_counter(), began
-                laps[name].append(began - before)
-    gc.enable()
-    return {name: float(np.median(times)) for name, times in laps.items()}
 
 
 def small(port: int, echo_port: int, seconds: float) -> dict[str, float]:

@@ -86,9 +86,7 @@ def main() -> int:
     console, reports, missed = Console(), {}, 0
     with tempfile.TemporaryDirectory(prefix="nnburst-speed-") as directory:
         for name, limits in LIMITS.items():
-            report = reports[name] = run_contest(
-                Contest(str(model_file(name, Path(directory)))), plan, 50e-6, Console(stderr=True)
-            )
+            report = reports[name] = run_contest(Contest(str(model_file(name, Path(directory)))), plan, 50e-6)
             report.show(console)
             for key, limit in limits.items():
                 ratio = report.ratios()[key]

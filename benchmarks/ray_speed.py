@@ -15,13 +15,13 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx_speed import mlp
+from turns import in_turns
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's, as it is imported
@@ -50,23 +50,6 @@ def rows_model(path: Path) -> None:
     x, y = (onnx.helper.make_tensor_value_info(name, 1, ["n", WIDTH]) for name in "xy")
     graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "rows", [x], [y])
     onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), path)
-
-
-def in_turns(calls: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
-    """Return the median time of each call, in seconds; twenty turns each."""
-    laps: dict[str, list[float]] = {name: [] for name in calls}
-    for call in calls.values():
-        for _ in range(50):
-            call()
-    for _ in range(20):
-        for name, call in calls.items():
-            began = time.perf_counter()
-            end = began + seconds / 20
-            while began < end:
-                call()
-                began, before = time.perf_counter(), began
-                laps[name].append(began - before)
-    return {name: float(np.median(times)) for name, times in laps.items()}
 
 
 def services() -> list[int]:
@@ -136,9 +119,8 @@ def main() -> int:
         ray.init(num_cpus=8, include_dashboard=False, logging_level="error", log_to_driver=False)
         echo = serve.run(Echo.bind(), name="echo", route_prefix="/echo")
         ours = serve.run(deployment(str(path), retry=True, standby=True), name="ours", route_prefix="/ours")
-        laps = in_turns(
-            {"echo": lambda: echo.remote(X).result(), "ours": lambda: ours.remote(X).result()}, options.seconds
-        )
+        calls = {"echo": lambda: echo.remote(X).result(), "ours": lambda: ours.remote(X).result()}
+        laps = in_turns(calls, options.seconds, warm_up=50)
         ratio = laps["ours"] / laps["echo"]
         figures = f"echo {laps['echo'] * 1e6:,.0f} us, an MLP {laps['ours'] * 1e6:,.0f} us"
         judge(ratio <= MOST_OF_ECHO, f"{figures}: {ratio:.3f}, at most {MOST_OF_ECHO}")

@@ -19,14 +19,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
-import json
-import multiprocessing
 import os
-import signal
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -34,11 +29,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from programs import PATIENCE, Program, shared_service
+from turns import Verdicts
 
 import nnburst
 from nnburst.devices.function import Tensor, declare
 
-PATIENCE = 60.0
 PAUSE = 0.002
 HANG = 2.0
 _BYTES = bytes(2_000_000)
@@ -71,33 +67,20 @@ Runs = np.ndarray[Any, np.dtype[np.float64]]
 BEGUN, TOOK, RETURNED = range(3)
 
 
-class Client:
-    """A program that uses the service."""
+class Client(Program):
+    """A program that runs a function whenever it is told to."""
 
     def __init__(self, stack: contextlib.ExitStack, address: str, function: str, priority: str = "medium") -> None:
-        context = multiprocessing.get_context("fork")
-        self._end, theirs = context.Pipe()
-        process = context.Process(target=_program, args=(address, function, priority, theirs), daemon=True)
-        process.start()
-        theirs.close()
-        stack.callback(process.join)
-        stack.callback(process.terminate)
-        stack.callback(self._end.close)
-        self._receive()
+        super().__init__(stack, _program, address, function, priority)
 
-    def begin(self, start: float, seconds: float, pause: float = 0.0, value: float = 0.0) -> None:
+    def run(self, start: float, seconds: float, pause: float = 0.0, value: float = 0.0) -> None:
         """Have it run from a moment of the monotonic clock on, at least once."""
-        self._end.send((start, start + seconds, pause, value))
+        self.begin(start, start + seconds, pause, value)
 
     def runs(self) -> Runs:
         """Return what it did: when each run began, what it took, and what it returned, in seconds."""
-        runs: Runs = self._receive()
+        runs: Runs = self.receive()
         return runs
-
-    def _receive(self) -> Any:
-        if not self._end.poll(PATIENCE):
-            raise TimeoutError("a client has said nothing")
-        return self._end.recv()
 
 
 def _program(address: str, function: str, priority: str, end: Connection) -> None:
@@ -128,7 +111,7 @@ def together(seconds: float, *clients: Client, pause: float = 0.0) -> list[Runs]
     """Have clients run at the same time; the first of them pauses after each run."""
     start = time.monotonic() + 0.05
     for client in clients:
-        client.begin(start, seconds, pause if client is clients[0] else 0.0)
+        client.run(start, seconds, pause if client is clients[0] else 0.0)
     return [client.runs() for client in clients]
 
 
@@ -197,9 +180,9 @@ def hang(address: str, rounds: int) -> dict[str, float]:
         for _ in range(rounds):
             alone += together(HANG / 2, other)
             start = time.monotonic() + 0.05
-            other.begin(start, HANG)
+            other.run(start, HANG)
             for client in bad:
-                client.begin(start + HANG / 4, 0.0, value=HANG)
+                client.run(start + HANG / 4, 0.0, value=HANG)
             runs = other.runs()
             hung = max(float(client.runs()[0, BEGUN]) for client in bad)
             ends = runs[:, BEGUN] + runs[:, TOOK]
@@ -223,22 +206,10 @@ def service() -> Iterator[str]:
     """Start ``nnburst serve`` with the functions of this file."""
     here = Path(__file__).resolve()
     functions = "+".join(f"{here.stem}:{name}" for name in ("quick", "slow", "hanging"))
-    with tempfile.TemporaryDirectory(prefix="nnburst-sharing-") as directory:
-        path = Path(directory, "shared.sock")
-        command = [sys.executable, "-m", "nnburst", "serve", "--socket", str(path), "--json"]
-        python_path = os.pathsep.join(filter(None, (str(here.parent), os.environ.get("PYTHONPATH"))))
-        with subprocess.Popen(
-            [*command, "--device", f"nnburst-function:call={functions}"],
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": python_path},
-        ) as process:
-            assert process.stdout is not None
-            try:
-                if not process.stdout.readline():
-                    raise RuntimeError(f"nnburst serve ended with status {process.wait()}")
-                yield f"unix:{path}"
-            finally:
-                process.send_signal(signal.SIGTERM)
+    python_path = os.pathsep.join(filter(None, (str(here.parent), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": python_path}
+    with shared_service("--device", f"nnburst-function:call={functions}", env=environment) as address:
+        yield address
 
 
 def main() -> int:
@@ -248,19 +219,13 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
     options = parser.parse_args()
     rounds = 1 if options.quick else 5
+    verdicts = Verdicts()
     with service() as address:
-        figures = {
-            "priority": priority(address, rounds),
-            "share quick": share(address, "quick", rounds),
-            "share slow": share(address, "slow", rounds),
-            "hang": hang(address, rounds),
-        }
-    for row, values in figures.items():
-        numbers = ", ".join(f"{name} {value:,.1f}" for name, value in values.items() if name != "kept")
-        print(f"{row}: {numbers}: {'kept' if values['kept'] else 'MISSED'}")
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    return int(not all(values["kept"] for values in figures.values()))
+        verdicts.show("priority", priority(address, rounds))
+        verdicts.show("share quick", share(address, "quick", rounds))
+        verdicts.show("share slow", share(address, "slow", rounds))
+        verdicts.show("hang", hang(address, rounds))
+    return verdicts.finish(options.json)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,8 +9,10 @@ import numpy as np
 import pytest
 
 from nnburst._core._nnburst import ffi, lib
-from nnburst._core.errno import check
+from nnburst.cli.bench.placement import allowed_cpus
 from nnburst.fmq import EventFlag, MessageQueue
+
+from .record.queues import queue_samples
 
 DATUM = np.dtype("V24")
 
@@ -36,11 +37,7 @@ def test_bench_c_queue_write_and_read_of_a_packet(benchmark: Any) -> None:
 
 @pytest.mark.usefixtures("two_cpus")
 def test_bench_c_queue_round_trip_between_two_threads(benchmark: Any) -> None:
-    cpus = sorted(os.sched_getaffinity(0))
-    samples = np.zeros(1000, dtype=np.uint32)
-    out = ffi.from_buffer("uint32_t[]", samples)
-    benchmark(lambda: check(lib.nnb_bench_queue(cpus[0], cpus[1], 7, 4, 1100, len(samples), out)))
-    assert (samples > 0).all()
+    assert (benchmark(lambda: queue_samples(allowed_cpus(), 7, 4, 1000)) > 0).all()
 
 
 def test_bench_message_queue_write_and_read(benchmark: Any, queue: MessageQueue, words: Any) -> None:

@@ -19,11 +19,7 @@ _LINE = re.compile(r"^from (\S+) import (\w+) as \2$", re.MULTILINE)
 
 
 def attach(room: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
-    """Return `__getattr__`, `__dir__` and `__all__` of the package `room`; modules themselves are not in the last.
-
-    Args:
-        room: Its `__name__`.
-    """
+    """Return `__getattr__`, `__dir__` and `__all__` of the package `room`; modules themselves are not in the last."""
     package = sys.modules[room]
     path = os.path.join(package.__path__[0], "__init__.pyi")
     try:

@@ -17,6 +17,14 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _PROGRAMS = ("nnburst", os.path.join(_ROOT, "nnburst", "service", "process", "bootstrap.py"))
 
 
+def absolute(entry: str) -> str:
+    """Return a path as it is without the working directory; an entry of a directory that is gone names nothing."""
+    try:
+        return os.path.abspath(entry)
+    except FileNotFoundError:
+        return entry
+
+
 def absolute_entries(path: str) -> str:
     """Return a PYTHONPATH without the entries that depend on the working directory."""
     return os.pathsep.join(filter(os.path.isabs, path.split(os.pathsep)))
@@ -33,12 +41,12 @@ def _protect() -> None:
 
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     given = os.environ.get("PYTHONPATH", "")
-    unsafe = {os.path.abspath(entry) for entry in given.split(os.pathsep) if given and not os.path.isabs(entry)}
+    unsafe = {absolute(entry) for entry in given.split(os.pathsep) if given and not os.path.isabs(entry)}
     if as_module and not getattr(sys.flags, "safe_path", False):
         unsafe.add(sys.path[0])
     unsafe.difference_update(absolute_entries(given).split(os.pathsep))  # written out in full, it is meant
     # Libraries that were installed into the directory of the package are found, after all others.
-    sys.path[:] = dict.fromkeys([*(entry for entry in sys.path if os.path.abspath(entry) not in unsafe), _ROOT])
+    sys.path[:] = dict.fromkeys([*(entry for entry in sys.path if absolute(entry) not in unsafe), _ROOT])
 
 
 _protect()

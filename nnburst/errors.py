@@ -2,6 +2,13 @@
 
 Every failure that a caller can see is an `NNBurstError` with a `.status`. The second
 base class of each exception is the builtin that describes the situation, so ``except ValueError`` works too.
+
+Example:
+    >>> try:
+    ...     nnburst.Memory.ashmem(-1)
+    ... except ValueError as error:
+    ...     type(error).__name__, error.status.name
+    ('InvalidArgument', 'INVALID_ARGUMENT')
 """
 
 from __future__ import annotations
@@ -75,7 +82,16 @@ class GeneralFailure(NNBurstError, RuntimeError):
 
 
 class OutputShape(Struct, frozen=True):
-    """True (or so far known) dimensions of an output and whether its buffer was large enough."""
+    """True (or so far known) dimensions of an output and whether its buffer was large enough.
+
+    Attributes:
+        dimensions: 0 for unknown ones.
+        is_sufficient: Whether the buffer was large enough.
+
+    Example:
+        >>> nnburst.errors.OutputShape((0, 6), is_sufficient=False).dimensions
+        (0, 6)
+    """
 
     dimensions: Annotated[tuple[int, ...], msgspec.Meta(max_length=64)]
     is_sufficient: bool = True
@@ -173,6 +189,10 @@ def error_for(status: ErrorStatus, message: str, output_shapes: Sequence[OutputS
         status: Any status but ``NONE``.
         message: What happened, to what, and which knob helps.
         output_shapes: Needed shapes, used only for ``OUTPUT_INSUFFICIENT_SIZE``.
+
+    Example:
+        >>> nnburst.errors.error_for(nnburst.ErrorStatus.BAD_STATE, "it is closed")
+        BadState('it is closed')
     """
     if status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
         return OutputInsufficientSize(message, output_shapes=output_shapes)

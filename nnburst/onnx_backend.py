@@ -55,7 +55,7 @@ class BurstRep(Closing):
         self.session = session
         self._dtypes = tuple(dtypes)
 
-    def run(self, inputs: Any, **options: Any) -> tuple[np.ndarray[Any, np.dtype[Any]], ...]:
+    def run(self, inputs: Any, **options: Any) -> tuple[Any, ...]:
         """Run once.
 
         Args:
@@ -70,12 +70,8 @@ class BurstRep(Closing):
         if len(values) != len(names):
             raise InvalidArgument(f"the model has {len(names)} inputs {names}, not {len(values)}")
         outputs = self.session.run(None, dict(zip(names, values, strict=True)))
-        if not self._dtypes:
-            return tuple(outputs)
-        return tuple(
-            output if dtype is None or dtype == output.dtype else output.view(dtype)
-            for output, dtype in zip(outputs, self._dtypes, strict=True)
-        )
+        dtypes = self._dtypes or (None,) * len(outputs)
+        return tuple(_as_onnx(output, dtype) for output, dtype in zip(outputs, dtypes, strict=True))
 
     def close(self) -> None:
         """Release the model in the service. Idempotent."""
@@ -123,12 +119,19 @@ class BurstBackend:
 
     @classmethod
     def run_node(cls, node: Any, inputs: Any, device: str = "CPU", **options: Any) -> tuple[Any, ...]:
-        """Not implemented: a node alone says nothing about its types.
-
-        Raises:
-            NotImplementedError: Always.
-        """
+        """Not implemented: a node alone says nothing about its types."""
         raise NotImplementedError("make a model of the node and use run_model")
+
+
+def _as_onnx(output: Any, dtype: Any) -> Any:
+    """Return an output with the types of arrays that the onnx package has: strings are objects."""
+    if isinstance(output, list):
+        return [_as_onnx(item, None) for item in output]
+    if not isinstance(output, np.ndarray) or output.dtype.kind == "T":
+        return output.astype(object) if isinstance(output, np.ndarray) else output
+    if dtype is None or dtype == output.dtype:
+        return output
+    return output.astype(dtype) if "int" in dtype.name else output.view(dtype)
 
 
 def _dtype(value: Any) -> Any:

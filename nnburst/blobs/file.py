@@ -83,11 +83,7 @@ def unpack_blobs(
 
 
 def write_blob_file(path: str | os.PathLike[str], data: bytes) -> None:
-    """Replace a file as a whole: readers see the old one or the new one, whatever ends meanwhile.
-
-    Raises:
-        OSError: It could not be written; the old one is still there.
-    """
+    """Replace a file as a whole: readers see the old one or the new one, whatever ends meanwhile."""
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.{os.urandom(4).hex()}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -112,12 +108,7 @@ def write_blob_file(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def read_blob_file(path: str | os.PathLike[str], most: int) -> bytes:
-    """Return the bytes of a file, read once.
-
-    Raises:
-        FileNotFoundError: There is none.
-        BlobFileError: It is no private file of this user, larger than allowed, or cannot be read.
-    """
+    """Return the bytes of a file, read once; `BlobFileError` if it is not this user's alone, or too large."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:

@@ -29,6 +29,16 @@ class NNCache:
         build: Text that differs for builds of the device that do not understand each other's blobs.
         key: Secret of the device; with it no other program can make a file that is accepted. Empty: damage is noticed,
             intent is not, so the file belongs where only the device can write.
+
+    Example:
+        >>> from nnburst.blobs import NNCache
+        >>> cache = NNCache()
+        >>> cache.initialize(max_key=64, max_value=1024, max_total=4096)
+        >>> cache.set_blob(b"key", b"value")
+        >>> value = bytearray(5)
+        >>> cache.get_blob(b"key", value), bytes(value)
+        (5, b'value')
+        >>> cache.terminate()
     """
 
     _instance: NNCache | None = None
@@ -60,18 +70,32 @@ class NNCache:
         """Set limits and policy; they count from the first use on, and until `terminate`.
 
         A second call without `terminate` keeps the limits that are in use.
+
+        Args:
+            max_key: Bytes that a key may have.
+            max_value: Bytes that a value may have.
+            max_total: Bytes of all keys and values.
+            policy: What goes when they are too many.
         """
         with self._lock:
             if self._cache is None:
                 self._limits = max_key, max_value, max_total, policy or Policy()
 
     def set_cache_filename(self, name: str | os.PathLike[str]) -> None:
-        """Say where to keep it; empty: only in memory. The file is read at the first use."""
+        """Say which file to keep it in. The file is read at the first use.
+
+        Args:
+            name: Empty: it is kept in memory alone.
+        """
         with self._lock:
             self._filename = os.fspath(name)
 
     def set_blob(self, key: bytes, value: bytes) -> None:
-        """Store a value; see `BlobCache.set`. It is saved within seconds, or with `flush`."""
+        """Store a value. It is saved within seconds, or with `flush`.
+
+        Args:
+            key, value: An old value stays if the new one is too large; later ones may push it out.
+        """
         with self._lock:
             cache = self._used()
             if cache is None:
@@ -81,13 +105,29 @@ class NNCache:
             self._start_timer()
 
     def get_blob(self, key: bytes, out: Writable | None = None) -> int:
-        """Copy a value out; see `BlobCache.get`."""
+        """Copy a value into a buffer, if it fits there.
+
+        Args:
+            key: Which.
+            out: Where to; None to learn the size.
+
+        Returns:
+            Size of the value, whether it was copied or not; 0 if there is none.
+        """
         with self._lock:
             cache = self._used()
             return 0 if cache is None else cache.get(key, out)
 
     def get_blob_with(self, key: bytes, allocate: Allocator) -> tuple[int, Writable | None]:
-        """Copy a value out; see `BlobCache.get_with`."""
+        """Copy a value into a buffer of its size that the caller makes.
+
+        Args:
+            key: Which.
+            allocate: Called with the size, if there is a value; None: it could not.
+
+        Returns:
+            Size and buffer; 0 and None if there is no value.
+        """
         with self._lock:
             cache = self._used()
             return (0, None) if cache is None else cache.get_with(key, allocate)

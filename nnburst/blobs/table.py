@@ -46,8 +46,6 @@ class BlobCache:
         max_key: Bytes that a key may have.
         max_value: Bytes that a value may have.
         max_total: Bytes of all keys and values together.
-        policy: How to evict.
-        seed: For random eviction.
     """
 
     def __init__(
@@ -89,7 +87,6 @@ class BlobCache:
         """Copy a value into a buffer, if it fits there.
 
         Args:
-            key: Which.
             out: Where to; None to learn the size.
 
         Returns:
@@ -107,7 +104,6 @@ class BlobCache:
         """Copy a value into a buffer of its size that the caller makes.
 
         Args:
-            key: Which.
             allocate: Called with the size, if there is a value; None: it could not.
 
         Returns:
@@ -138,7 +134,6 @@ class BlobCache:
         return self._total
 
     def clear(self) -> None:
-        """Forget everything."""
         self._values.clear()
         self._order.clear()
         self._place.clear()
@@ -151,11 +146,7 @@ class BlobCache:
         return len(pack_blobs(self._values.items(), device_version=0, build="", key=b""))
 
     def flatten(self, out: Writable, *, device_version: int = 1, build: str = "", key: bytes = b"") -> None:
-        """Write everything, in the order of use, into a buffer.
-
-        Raises:
-            BlobFileError: The buffer is too small; nothing was written.
-        """
+        """Write everything, in the order of use, into a buffer; `BlobFileError` and nothing if it is too small."""
         data = pack_blobs(self._values.items(), device_version=device_version, build=build, key=key)
         if len(out) < len(data):
             raise BlobFileError(f"{len(out)} bytes for a cache that takes {len(data)}")

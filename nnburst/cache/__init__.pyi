@@ -3,12 +3,9 @@ from .device_cache import DeviceCache as DeviceCache
 from .device_cache import VerifiedEntry as VerifiedEntry
 from .device_cache import check_entry as check_entry
 from .directory import Cache as Cache
-from .directory import OpenedEntry as OpenedEntry
 from .directory import StagedEntry as StagedEntry
-from .eviction import Pruned as Pruned
 from .eviction import prune as prune
 from .index import EntryInfo as EntryInfo
-from .limits import SIZES as SIZES
 from .limits import Limits as Limits
 from .limits import amount as amount
 from .places import default_cache_directory as default_cache_directory
@@ -23,7 +20,6 @@ from .sealed_copy import place_of as place_of
 from .sealed_copy import seconds_per_byte as seconds_per_byte
 from .sealed_copy import take as take
 from .token import PRIORITY_CODE as PRIORITY_CODE
-from .token import TOKEN_SIZE as TOKEN_SIZE
 from .token import checked_token as checked_token
 from .token import device_token_v1 as device_token_v1
 from .token import device_token_v2 as device_token_v2

@@ -74,11 +74,7 @@ class Header(Struct, frozen=True):
 
     @classmethod
     def decode(cls, raw: bytes, size: int) -> Header:
-        """Read a header of a file of that size.
-
-        Raises:
-            CacheRejected: It is none, of another version, cut off, or does not match the size.
-        """
+        """Read a header of a file of that size; `CacheRejected` if it is none, cut off, or of another version."""
         if size < overhead() or len(raw) < HEADER_SIZE:
             raise CacheRejected(CacheReason.BAD_LENGTH if size else CacheReason.DIRTY, f"a file of {size} bytes")
         (magic, version, state, kind, index, count, cipher, length, payload, stored, *rest) = _FORMAT.unpack(
@@ -119,12 +115,7 @@ def sealed(header: Header, payload: memoryview, master: MasterKey) -> Iterator[b
 
 
 class Opening:
-    """A payload that is being read back.
-
-    Args:
-        header: Of the file.
-        master: What its key is derived from.
-    """
+    """A payload that is being read back, with a key that is derived from a master."""
 
     def __init__(self, header: Header, master: MasterKey) -> None:
         self._encrypted = header.encrypted
@@ -139,11 +130,7 @@ class Opening:
             self._context.authenticate_additional_data(chunk)
 
     def finish(self, code: bytes) -> None:
-        """Compare codes; before that, nothing of the payload is believed.
-
-        Raises:
-            CacheRejected: The file is not what was written with the key.
-        """
+        """Compare codes; before that, nothing of the payload is believed. `CacheRejected` if they differ."""
         from cryptography.exceptions import InvalidTag
 
         try:

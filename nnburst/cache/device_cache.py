@@ -15,10 +15,9 @@ from .container import Header, overhead, sealed
 from .index import EntryInfo
 from .reasons import CacheReason, CacheRejected, SaveResult
 from .sealed_copy import SealedCopies, check_fd, check_not_locked, read_header, seconds_per_byte
-from .token import entry_name
+from .token import TOKEN_SIZE, entry_name
 from .trust_store import EntryRecord, FileRecord, TrustStore
 
-TOKEN_SIZE = 32
 _MODEL, _DATA = 1, 2
 _NO_FINGERPRINT = bytes(32)
 _MOST_BYTES = 2 << 30
@@ -54,7 +53,6 @@ class DeviceCache:
 
     Args:
         store: Remembers the trusted generations; shared by all devices of a service.
-        device: Name of the device.
         epoch: 32 bytes that differ between any two builds of the device that do not read each other's files.
         model_files: Files with the executable part, 0 … 32.
         data_files: Files that hold constants, 0 … 32.
@@ -115,8 +113,6 @@ class DeviceCache:
 
         Args:
             token: 32 bytes that name the entry.
-            model: Payload of each model file.
-            data: Payload of each data file.
             model_fds: Files, open for reading and writing; offsets are neither used nor moved.
             data_fds: Likewise.
             fingerprint: Of the model, 32 bytes or empty.
@@ -221,9 +217,6 @@ class DeviceCache:
         Who loads what another still uses gets the same memory, without another copy or check.
 
         Args:
-            token: As at the save.
-            model_fds: As at the save, in the same order.
-            data_fds: Likewise.
             fingerprint: What the client believes the entry is for, or empty.
             encrypted: Whether the entry has to be encrypted; else it must not be.
 
@@ -317,11 +310,6 @@ def check_entry(store: TrustStore | None, epochs: Mapping[str, str], info: Entry
     Args:
         store: Key and rows of the service; None: only headers and lengths are looked at.
         epochs: Hex epoch of each device that is here.
-        info: What the entry says of itself.
-        fds: All its files, models first.
-
-    Raises:
-        CacheRejected: They are not good.
     """
     headers = [read_header(fd, _MOST_BYTES) for fd in fds]
     counts = [sum(header.kind == kind for header in headers) for kind in (_MODEL, _DATA)]

@@ -88,7 +88,6 @@ class StagedEntry:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the files."""
         return sum(os.fstat(fd).st_size for fd in (*self.model_fds, *self.data_fds))
 
     def publish(self, generation: bytes, info: EntryInfo) -> None:
@@ -130,7 +129,6 @@ class Cache:
 
     Args:
         root: The directory; made with mode 0700 when something is saved. Or a descriptor of it.
-        limits: How much it may take.
         hook: Called with the name of each step of a publication, for tests of what happens if it ends there.
 
     Raises:
@@ -162,11 +160,7 @@ class Cache:
 
     @property
     def path(self) -> str:
-        """The directory.
-
-        Raises:
-            CacheRejected: There is none: see `default_cache_directory`.
-        """
+        """The directory; `CacheRejected` if there is none (see `default_cache_directory`)."""
         if self._nowhere is not None:
             raise self._nowhere
         return self._root
@@ -192,11 +186,7 @@ class Cache:
 
     @contextmanager
     def place(self) -> Iterator[int]:
-        """Open the directory, by which a device tells it from others (see `place_of`).
-
-        Raises:
-            CacheRejected: It cannot be opened.
-        """
+        """Open the directory, by which a device tells it from others (see `place_of`)."""
         with ExitStack() as stack:
             try:
                 root = stack.enter_context(self._tree())
@@ -282,7 +272,6 @@ class Cache:
         """Make empty files for an entry.
 
         Args:
-            entry: Its name.
             counts: Of model and data files.
             patience: Seconds to wait for another process that is writing it.
             always: Also if it was not worth it three times.
@@ -357,9 +346,9 @@ class Cache:
         with suppress(OSError, CacheRejected), self._tree("staging") as staging:
             remove_tree(staging, name)
 
-    def remove(self, entry: str, generation: str, *, patience: float = 0.0) -> int:
+    def remove(self, entry: str, generation: str) -> int:
         """Remove a generation that is not in use. Returns the bytes, or -1 if it is."""
-        held = self._lock(entry, "pub", shared=False, patience=patience)
+        held = self._lock(entry, "pub", shared=False)
         if held is None:
             return -1
         try:
@@ -387,12 +376,7 @@ class Cache:
             _log.warning("%s: the limits of the cache were not enforced: %s", self._root, error)
 
     def pin(self, entries: Iterable[str], pinned: bool) -> int:
-        """Keep entries from being evicted, or not any more; returns how many.
-
-        Raises:
-            CacheRejected: The directory cannot be used.
-            OSError: It cannot be written.
-        """
+        """Keep entries from being evicted, or not any more; returns how many."""
         chosen = list(entries)
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         with self._tree("pins", create=True) as pins:
@@ -459,13 +443,12 @@ class Cache:
                     nbytes = _size(place, name)
                     yield info if info.nbytes == nbytes else replace(info, nbytes=nbytes)
 
-    def files_of(self, info: EntryInfo, counts: Sequence[int] | None = None) -> OpenedEntry:
+    def files_of(self, info: EntryInfo) -> OpenedEntry:
         """Open the files of an entry, as many as there are; raises as `look_up`."""
-        if counts is None:
-            with self._tree("objects", info.entry[:2], f"{info.entry}.{info.generation}") as place:
-                names = os.listdir(place)
-            counts = [sum(name.startswith(kind) for name in names) for kind in ("model.", "data.")]
-        return self._open(info.entry, f"{info.entry}.{info.generation}", (counts[0], counts[1]))
+        with self._tree("objects", info.entry[:2], f"{info.entry}.{info.generation}") as place:
+            names = os.listdir(place)
+        models, data = (sum(name.startswith(kind) for name in names) for kind in ("model.", "data."))
+        return self._open(info.entry, f"{info.entry}.{info.generation}", (models, data))
 
     def stats(self) -> dict[str, int]:
         """Return how often each outcome came about, by reason."""
@@ -493,7 +476,6 @@ class Cache:
 
 
 def _generations(shard: int, entry: str) -> list[str]:
-    """Names of the generations of an entry."""
     return [name for name in os.listdir(shard) if name.startswith(entry + ".")]
 
 

@@ -35,7 +35,6 @@ class Pruned:
     busy: int = 0
 
     def add(self, kind: str, nbytes: int) -> None:
-        """Count one."""
         self.entries[kind] = self.entries.get(kind, 0) + 1
         self.nbytes[kind] = self.nbytes.get(kind, 0) + nbytes
 
@@ -62,21 +61,16 @@ def prune(
     everything: bool = False,
     force: bool = False,
     dry_run: bool = False,
-    remove: Callable[[EntryInfo], int] | None = None,
 ) -> Pruned:
     """Remove stale, leftover and expired entries, then the least valuable ones until the rest fits.
 
     Args:
-        cache: The directory.
         max_bytes: Instead of its limit; entries go until 80 % of it are left. 0: as many as are not in use.
         max_age: Seconds since the last use, instead of its limit.
         epochs: Hex epoch by device name; entries of another epoch are stale.
-        everything: Remove all.
         force: Pinned entries, too.
         dry_run: Only say what would go.
-        remove: Does it; returns the bytes or -1 if an entry is in use.
     """
-    take = remove or (lambda info: cache.remove(info.entry, info.generation))
     limits, now, done = cache.limits, time.time(), Pruned()
     most = limits.max_bytes if max_bytes is None else max_bytes
     age = limits.max_age if max_age is None else max_age
@@ -91,7 +85,7 @@ def prune(
 
     def go(kind: str, info: EntryInfo) -> None:
         nonlocal total, count
-        freed = info.nbytes if dry_run else take(info)
+        freed = info.nbytes if dry_run else cache.remove(info.entry, info.generation)
         if freed < 0:
             done.busy += 1
             return

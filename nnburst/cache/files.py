@@ -33,12 +33,7 @@ def reason_of(error: OSError) -> CacheReason:
 
 
 def directory(path: str | os.PathLike[str], *, create: bool) -> int:
-    """Open a directory of this user's own.
-
-    Raises:
-        CacheRejected: It belongs to another user, or others may write to it.
-        OSError: It cannot be opened or made.
-    """
+    """Open a directory of this user's own; `CacheRejected` if others may write to it."""
     if create:
         make_directories(path)
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -76,12 +71,7 @@ def _checked(fd: int, name: str) -> int:
 
 
 def open_file(parent: int, name: str) -> int:
-    """Open an existing file for reading and writing.
-
-    Raises:
-        CacheRejected: A link, a file with other names, or one that others may write to.
-        OSError: It cannot be opened.
-    """
+    """Open an existing file for reading and writing; `CacheRejected` if it is a link, or not this user's alone."""
     fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=parent)
     status = os.fstat(fd)
     ours = status.st_uid == os.geteuid() and not status.st_mode & 0o022
@@ -113,7 +103,6 @@ def lock(parent: int, name: str, *, shared: bool, patience: float = 0.0) -> File
     """Take a lock, or return None if another holder has it all the time.
 
     Args:
-        parent: Directory of the lock files.
         name: Of the file; it is made if need be.
         shared: Whether others may share it.
         patience: Seconds to wait.

@@ -67,12 +67,7 @@ class EntryInfo(Struct, frozen=True):
 
     @classmethod
     def from_values(cls, values: Mapping[str, object], **known: Any) -> EntryInfo:
-        """Take from a file or a row what makes sense.
-
-        Args:
-            values: By attribute.
-            known: Certain values, or better defaults than the usual.
-        """
+        """Take from a file or a row what makes sense; `known` are certain values, or better defaults than the usual."""
         given = {name: values[name] for name in _COLUMNS if name in values and _is_sound(name, values[name])}
         return cls(**{**known, **given})
 
@@ -104,11 +99,7 @@ class _Unusable(Exception):
 
 
 class Index:
-    """The database beside the entries. No call raises: what cannot be noted is not noted.
-
-    Args:
-        directory: Opens the cache directory and checks that it is this user's own; the database is only touched there.
-    """
+    """The database beside the entries. No call raises: what cannot be noted is not noted."""
 
     def __init__(self, directory: Callable[[], AbstractContextManager[int]]) -> None:
         self._directory = directory
@@ -157,7 +148,6 @@ class Index:
         self._use(work, None)
 
     def remove(self, entry: str, generation: str) -> None:
-        """Forget a generation."""
         self._write(("DELETE FROM entry WHERE entry = ? AND generation = ?", (entry, generation)))
 
     def all(self) -> dict[tuple[str, str], EntryInfo]:
@@ -210,12 +200,10 @@ class Index:
         self._write((used, (now, hit_ms, entry, now - _HIT_SECONDS)), (grown, (nbytes, entry, nbytes)))
 
     def count(self, reason: CacheReason) -> None:
-        """Count an outcome."""
         statement = "INSERT INTO counter VALUES (?, 1) ON CONFLICT (reason) DO UPDATE SET count = count + 1"
         self._write((statement, (reason.value,)))
 
     def counters(self) -> dict[str, int]:
-        """Return the outcomes so far."""
         return self._use(lambda database: dict(database.execute("SELECT reason, count FROM counter").fetchall()), {})
 
     def decline(self, entry: str, reason: CacheReason) -> None:
@@ -237,12 +225,7 @@ class Index:
 
 
 def _connected(place: int) -> sqlite3.Connection:
-    """Open the database of a directory, or make it; never through a link (THR-14).
-
-    Raises:
-        _Unusable: The file is something else.
-        OSError: It cannot be made.
-    """
+    """Open the database of a directory, or make it; never through a link (THR-14)."""
     try:
         # An existing one must not be opened and closed: that would undo the locks of other threads.
         os.close(os.open(_NAME, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=place))

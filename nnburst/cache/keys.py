@@ -20,14 +20,7 @@ class MasterKey:
 
     @classmethod
     def open(cls, directory: int) -> MasterKey:
-        """Read the key of a directory, or make one.
-
-        Args:
-            directory: Descriptor of the service's state directory.
-
-        Raises:
-            CacheRejected: The file is a link, another user's, or open to others; or it cannot be made.
-        """
+        """Read the key of a state directory, or make one; `CacheRejected` if the file is not the user's alone."""
         try:
             try:
                 fd = os.open("key", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)

@@ -11,6 +11,8 @@ from functools import cache
 
 from msgspec import Struct
 
+from ..options import EvictionPolicy
+
 _log = logging.getLogger("nnburst.cache")
 SIZES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 """Units of sizes."""
@@ -40,7 +42,7 @@ class Limits(Struct, frozen=True):
     max_entries: int = 10_000
     max_age: float = 90 * 86400.0
     min_free: int = 256 << 20
-    policy: str = "value"
+    policy: EvictionPolicy = "value"
 
     @classmethod
     def from_environment(cls) -> Limits:

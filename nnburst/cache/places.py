@@ -10,20 +10,12 @@ from .reasons import CacheReason, CacheRejected
 
 
 def default_cache_directory() -> Path:
-    """Where compilations are cached: ``NNBURST_CACHE_DIR``, else the user's cache home.
-
-    Raises:
-        CacheRejected: Reason NO_STORE: this user has no home directory.
-    """
+    """Where compilations are cached: ``NNBURST_CACHE_DIR``, else the user's cache home, else `CacheRejected`."""
     return _given("NNBURST_CACHE_DIR") or _base("XDG_CACHE_HOME", ".cache") / "nnburst" / "v1"
 
 
 def default_state_directory() -> Path:
-    """Where a service keeps key and trust store: ``NNBURST_STATE_DIR``, else the user's state home.
-
-    Raises:
-        CacheRejected: Reason NO_STORE: this user has no home directory.
-    """
+    """Where key and trust store are: ``NNBURST_STATE_DIR``, else the user's state home, else `CacheRejected`."""
     return _given("NNBURST_STATE_DIR") or _base("XDG_STATE_HOME", ".local/state") / "nnburst" / "v1"
 
 

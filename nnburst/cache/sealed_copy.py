@@ -29,11 +29,7 @@ _PATH_ONLY = getattr(os, "O_PATH", 0o10000000)
 
 
 def check_fd(fd: int) -> os.stat_result:
-    """Check that a descriptor is a plain file that can be read and written anywhere (THR-16).
-
-    Raises:
-        CacheRejected: It is something else, or on a file system that could block this process for ever.
-    """
+    """Check that a descriptor is a plain file that can be read and written anywhere (THR-16)."""
     try:
         check_file_system(fd)  # before anything is asked of the file, which could wait for ever for its server
         status, flags, seals = os.fstat(fd), fcntl.fcntl(fd, fcntl.F_GETFL), check(lib.nnb_seals(fd))
@@ -72,11 +68,7 @@ def place_of(fd: int) -> bytes:
 
 
 def check_not_locked(fd: int) -> None:
-    """Find out whether a deferred save is writing to a file just now.
-
-    Raises:
-        CacheRejected: Reason BUSY.
-    """
+    """Raise `CacheRejected` (BUSY) if a deferred save is writing to a file just now."""
     try:
         found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _LOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
     except OSError:
@@ -125,7 +117,6 @@ class SealedCopies:
         Args:
             fd: The file; its offset is neither used nor moved.
             header: What `read_header` has read; no more is copied than it says.
-            key: Of the service.
 
         Raises:
             CacheRejected: The file changed meanwhile, cannot be read, or is not what was written with the key.
@@ -189,11 +180,7 @@ def seconds_per_byte() -> float:
 
 
 def _copied(fd: int, header: Header, key: MasterKey) -> tuple[_Copy, Opening]:
-    """Read a payload into memory of this process alone, each byte once, and make it read-only.
-
-    Returns:
-        The memory, at least one byte, and what compares its code.
-    """
+    """Read a payload into memory of this process alone, each byte once; it is read-only then."""
     memory = anonymous_memory(header.payload)
     opening = Opening(header, key)
     end = HEADER_SIZE

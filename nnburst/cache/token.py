@@ -19,11 +19,7 @@ _PIECE = 4 << 20
 
 
 def checked_token(token: object) -> bytes:
-    """Return a token as bytes.
-
-    Raises:
-        InvalidArgument: It is none. All zeros is a token like any other.
-    """
+    """Return a token as bytes, `InvalidArgument` if it is none. All zeros is a token like any other."""
     if not isinstance(token, bytes | bytearray | memoryview) or len(bytes(token)) != TOKEN_SIZE:
         what = f"{len(token)} bytes" if isinstance(token, bytes | bytearray) else type(token).__name__
         raise InvalidArgument(
@@ -44,8 +40,6 @@ def device_token_v1(
 
     Args:
         token: Of the application, 32 bytes.
-        device: Name of the device.
-        version: Its version string.
         preference: 0, 1 or 2.
         priority: 90, 100 or 110; see `PRIORITY_CODE`.
         part: Operations (subgraph, index) of a part of a model, in order; empty for a model in one piece.
@@ -112,7 +106,6 @@ def model_fingerprint(
     finds out with `copies` which contents it has really compiled.
 
     Args:
-        model: The model.
         constants: Whether the values of constants count. Without them two models that differ only in weights are alike.
         copies: Values by operand of the main subgraph, used in place of what a constant refers to.
 

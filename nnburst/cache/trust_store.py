@@ -241,11 +241,7 @@ class TrustStore:
         )  # fmt: skip
 
     def get(self, token: bytes, device: str, generation: bytes) -> EntryRecord | None:
-        """Return the record of a generation that counts, or None.
-
-        Raises:
-            CacheRejected: The row was changed, or the store cannot be read.
-        """
+        """Return the record of a generation that counts, or None; `CacheRejected` if the row was changed."""
         with self._using() as database:
             return self._got(database, token, device, generation)
 
@@ -296,7 +292,6 @@ class TrustStore:
                 )
 
     def close(self) -> None:
-        """Close the database. Idempotent."""
         with self._lock:
             self._closed = True
             self._database.close()

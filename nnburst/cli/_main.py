@@ -6,41 +6,56 @@ import importlib
 import io
 import os
 import sys
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
 from .._version import VERSION
+from ..errors import NNBurstError
 
 
 class CommandRow(NamedTuple):
-    """Where a command is, and its line in the help (so that help imports nothing)."""
+    """The module that has a command under its name, and its line in the help (so that help imports nothing)."""
 
     module: str
-    attribute: str
     help: str
 
 
 COMMANDS: dict[str, CommandRow] = {
     "bench": CommandRow(
-        "nnburst.cli.bench", "bench", "Measure latencies side by side with other ways to call a process."
+        "nnburst.cli.bench.command", "Measure latencies side by side with other ways to call a process."
     ),
-    "cache": CommandRow("nnburst.cli.cache", "cache", "Look after compilations that are kept in files."),
-    "demo": CommandRow("nnburst.cli.demo", "demo", "Classify real handwritten digits in an isolated service process."),
-    "kick": CommandRow("nnburst.cli.serve", "kick", "End a client of a shared service, and what runs for it."),
-    "ops": CommandRow("nnburst.cli.ops", "ops", "List the operations that models are made of."),
-    "ls": CommandRow("nnburst.cli.serve", "ls", "List the shared services of this machine."),
-    "run": CommandRow("nnburst.cli.run", "run", "Run a model file in a service process, once or for many inputs."),
-    "doctor": CommandRow("nnburst.cli.doctor", "doctor", "Check this machine, the devices and the extras."),
-    "serve": CommandRow("nnburst.cli.serve", "serve", "Run a service that programs of this machine share."),
-    "stop": CommandRow("nnburst.cli.serve", "stop", "End a shared service."),
-    "trace": CommandRow("nnburst.cli.trace", "trace", "Run a program and record its executions for Perfetto."),
-    "top": CommandRow("nnburst.cli.top", "top", "Show what services do, without disturbing them."),
+    "cache": CommandRow("nnburst.cli.cache", "Look after compilations that are kept in files."),
+    "demo": CommandRow("nnburst.cli.demo.command", "Classify real handwritten digits in an isolated service process."),
+    "explain": CommandRow("nnburst.cli.explain", "Say where the time of slow runs in a trace went."),
+    "kick": CommandRow("nnburst.cli.serve.control", "End a client of a shared service, and what runs for it."),
+    "ops": CommandRow("nnburst.cli.ops", "List the operations that models are made of."),
+    "ls": CommandRow("nnburst.cli.serve.control", "List the shared services of this machine."),
+    "run": CommandRow("nnburst.cli.run.command", "Run a model file in a service process, once or for many inputs."),
+    "doctor": CommandRow("nnburst.cli.doctor.command", "Check this machine, the devices and the extras."),
+    "serve": CommandRow("nnburst.cli.serve.command", "Run a service that programs of this machine share."),
+    "stop": CommandRow("nnburst.cli.serve.control", "End a shared service."),
+    "trace": CommandRow("nnburst.cli.trace", "Run a program and record its executions for Perfetto."),
+    "top": CommandRow("nnburst.cli.top", "Show what services do, without disturbing them."),
 }
 
 
 class _LazyGroup(click.Group):
-    """Looks commands up in `COMMANDS`."""
+    """Looks commands up in `COMMANDS`, and says their errors as sentences."""
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super().main(*args, **options)
+        except OSError as error:
+            sys.stdout = io.StringIO()  # else Python tries to write what is left when it ends
+            click.echo(f"Error: the system refuses what this command needs: {error}", err=True)
+            sys.exit(1)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except NNBurstError as error:
+            raise click.ClickException(f"{type(error).__name__}: {error}") from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(COMMANDS)
@@ -49,8 +64,8 @@ class _LazyGroup(click.Group):
         row = COMMANDS.get(cmd_name)
         if row is None:
             return None
-        command = getattr(importlib.import_module(row.module), row.attribute)
-        assert isinstance(command, click.Command), f"{row.module}.{row.attribute} is not a click command"
+        command = getattr(importlib.import_module(row.module), cmd_name)
+        assert isinstance(command, click.Command), f"{row.module}.{cmd_name} is not a click command"
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

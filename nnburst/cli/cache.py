@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .targets import size
+
 if TYPE_CHECKING:
     from ..cache import Cache, EntryInfo
 
@@ -103,14 +105,6 @@ def _when(seconds: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds)) if seconds else "never"
 
 
-def _size(nbytes: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.1f} GiB"
-
-
 def _worth(row: dict[str, Any]) -> str:
     """Say what compiling took and, once an entry was restored, what a hit saves of it."""
     saves = "never restored" if row["saves_ms"] is None else f"a hit saves {row['saves_ms']:.0f}"
@@ -145,13 +139,13 @@ def ls(directory: Cache, as_json: bool, device: str | None, sort: str, stale: bo
         shown = (("*", row["pinned"]), ("!", row["stale"]), ("?", not row["indexed"]))
         marks = "".join(mark for mark, on in shown if on)
         click.echo(
-            f"{row['entry'][:12]}{marks:3} {row['device']:24} {row['files']:2} files {_size(row['nbytes']):>10}  "
+            f"{row['entry'][:12]}{marks:3} {row['device']:24} {row['files']:2} files {size(row['nbytes']):>10}  "
             f"created {_when(row['created'])}  last hit {_when(row['last_hit'])}  hits {row['hits']:5}  "
             f"{_worth(row)}  {row['version']}"
         )
     limit = directory.limits
     click.echo(
-        f"{len(rows)} entries, {_size(total)} of {_size(limit.max_bytes)}   (* pinned, ! stale, ? not in the index)"
+        f"{len(rows)} entries, {size(total)} of {size(limit.max_bytes)}   (* pinned, ! stale, ? not in the index)"
     )
 
 
@@ -246,7 +240,7 @@ def prune_command(
             dry_run=dry_run,
         )
     for kind, count in sorted(done.entries.items()):
-        click.echo(f"{kind}: {count} entries, {_size(done.nbytes[kind])}{' would go' if dry_run else ''}")
+        click.echo(f"{kind}: {count} entries, {size(done.nbytes[kind])}{' would go' if dry_run else ''}")
     if not done.entries:
         click.echo("nothing to remove")
     if done.busy:

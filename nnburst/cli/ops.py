@@ -44,12 +44,13 @@ class OperationRow:
 
 def operation_rows() -> list[OperationRow]:
     """Return a row for every operation of the table, by name."""
-    from ..devices.reference import RUNS, ReferenceDevice
+    from ..devices.onnxruntime.operations import LOWERED
+    from ..devices.reference import RUNS
     from ..model import METHODS, OPERANDS, OPERATIONS, ModelBuilder, OperationType
 
     methods = {method.operation: method.name for method in METHODS}
     methods |= {OperationType.IF: "branch", OperationType.WHILE: "loop"}
-    device, rows = ReferenceDevice().name, []
+    devices, rows = {"nnburst-reference": RUNS, "nnburst-onnxruntime": LOWERED.keys()}, []
     for operation, entry in OPERATIONS.items():
         row = entry.signature
         if row is None:
@@ -70,7 +71,7 @@ def operation_rows() -> list[OperationRow]:
                 tuple(" ".join(map(_text, form)) for form in row.outputs),
                 row.zero_sized,
                 made if hasattr(ModelBuilder, made) else "",
-                (device,) if operation in RUNS else (),
+                tuple(device for device, runs in devices.items() if operation in runs),
             )
         )
     return sorted(rows, key=lambda row: row.name)
@@ -90,8 +91,9 @@ _PAGE = """# Operations
 
 Made by `make tables` from the operation table in `nnburst/model/rows/`; a test compares the two.
 
-Every operation below runs on the reference device, `nnburst-reference`. The ONNX Runtime device takes whole graphs
-(see [onnx.md](onnx.md)).
+Every operation below runs on the reference device, `nnburst-reference`. Those with a dot under "ONNX" are also run by
+`nnburst-onnxruntime`, in the same data types, where all dimensions and parameters are known: see
+[devices.md](devices.md#nnapis-operations-on-onnx-runtime).
 
 Types are written short: F32, F16, I32 and B8 are tensors of floats, halves, integers and truth values; Q8 and Q8S are
 bytes with scale and zero point, unsigned and signed; Q8Y, Q8C, Q16S and Q16A are the symmetric, per-channel and 16-bit
@@ -130,8 +132,8 @@ model = b.build()
 "method" is that of `ModelBuilder`, whose arguments have the names of the list below. A dot under "0" says that inputs
 may have a dimension of size 0.
 
-| operation | code | since | data types | 0 | method |
-|---|---|---|---|---|---|
+| operation | code | since | data types | 0 | ONNX | method |
+|---|---|---|---|---|---|---|
 """
 
 _LISTS = """
@@ -149,8 +151,8 @@ def render_page() -> str:
     """Return the text of `docs/operations.md`."""
     lines, lists = [_PAGE], [_LISTS]
     for row in operation_rows():
-        types, zero = ", ".join(row.types), "·" if row.zero_sized else ""
-        lines.append(f"| {row.name} | {row.code} | {row.since} | {types} | {zero} | {row.method} |\n")
+        types, zero, lowered = ", ".join(row.types), "·" if row.zero_sized else "", "·" if row.devices[1:] else ""
+        lines.append(f"| {row.name} | {row.code} | {row.since} | {types} | {zero} | {lowered} | {row.method} |\n")
         longest = [form for form in row.inputs if not any(other.startswith(form + " ") for other in row.inputs)]
         for form in longest:
             text = f"{row.name}: {form} → {max(row.outputs, key=len)}"

@@ -1,4 +1,4 @@
-"""What people give to commands: whole numbers, and files that are written at the end.
+"""What people give to commands: whole numbers, users, and files that are written at the end.
 
 Files are looked at before a command begins, so that no work is lost over a name.
 """
@@ -6,11 +6,14 @@ Files are looked at before a command begins, so that no work is lost over a name
 from __future__ import annotations
 
 import os
+import pwd
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import click
+
+from ..errors import InvalidArgument
 
 _DIGITS = 18
 
@@ -18,6 +21,30 @@ _DIGITS = 18
 def whole_number(text: str) -> int | None:
     """Return the number that a text is, None if it is none or has more digits than anything here is counted with."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS else None
+
+
+def size(nbytes: float) -> str:
+    """Return a number of bytes for people."""
+    for unit in ("B", "KiB", "MiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} GiB"
+
+
+def user_number(user: str, option: str) -> int:
+    """Return the number of a user who is given by name or number.
+
+    Raises:
+        InvalidArgument: There is none of the name, or no user has such a number.
+    """
+    uid = whole_number(user)
+    try:
+        if (uid := pwd.getpwnam(user).pw_uid if uid is None else uid) < 1 << 32:
+            return uid
+    except (KeyError, ValueError):  # a name with NUL
+        pass
+    raise InvalidArgument(f"{option} {user}: this machine has no such user")
 
 
 def why_not(path: Path) -> str:

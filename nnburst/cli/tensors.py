@@ -1,7 +1,8 @@
-"""Arrays for the inputs of a model: from files, or made up."""
+"""Values for the inputs of a model, from files or made up, and what outputs look like in words, JSON and files."""
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..devices import encoded
 from ..errors import InvalidArgument
 from ..runtime import NodeArg
 
@@ -16,18 +18,51 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 _LARGEST = 2**32 - 1
 """Bytes of a tensor."""
+_EMPTY: dict[str, Any] = {"seq": [], "map": {}, "optional": None}
 
 
 def describe(argument: NodeArg) -> str:
-    """An argument in one line: name, type and shape."""
+    if not _is_array(argument):
+        return f"{argument.name}: {argument.holds}"
     shape = "any shape" if argument.shape is None else f"[{', '.join(str(d or '?') for d in argument.shape)}]"
-    return f"{argument.name}: {argument.dtype.name} {shape}"
+    return f"{argument.name}: {argument.holds or argument.dtype.name} {shape}"
 
 
 def as_row(argument: NodeArg) -> dict[str, Any]:
     """An argument as JSON has it; the shape is null where any rank will do."""
     shape = None if argument.shape is None else list(argument.shape)
-    return {"name": argument.name, "dtype": argument.dtype.name, "shape": shape}
+    return {"name": argument.name, "dtype": argument.holds or argument.dtype.name, "shape": shape}
+
+
+def _is_array(argument: NodeArg) -> bool:
+    return not argument.holds or encoded.inner_types(argument.holds)[0] == "tensor"
+
+
+def as_result(argument: NodeArg, value: Any) -> dict[str, Any]:
+    """A value of an output as JSON has it, but for what is in it; a list has its length as its shape, a dict none."""
+    shape = [len(value)] if isinstance(value, list) else list(value.shape) if isinstance(value, np.ndarray) else None
+    return {"name": argument.name, "dtype": argument.holds or value.dtype.name, "shape": shape}
+
+
+def plain(value: Any) -> Any:
+    """Return a value of an output as JSON has it: lists for arrays."""
+    if isinstance(value, list):
+        return list(map(plain, value))
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+def as_saved(value: Any) -> Array:
+    """Return a value as an array that any NumPy reads without pickle: strings of one width, what is none as JSON.
+
+    Strings of which one ends with NUL are JSON, too: an array of one width would lose it.
+    """
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind not in ("O", "T"):
+            return value
+        texts = value.reshape(-1).tolist()
+        if not any(text.endswith("\0") for text in texts):
+            return np.array(texts, "U").reshape(value.shape)
+    return np.array(json.dumps(plain(value)))
 
 
 def parse_pairs(pairs: Sequence[str], option: str) -> dict[str, str]:
@@ -56,14 +91,14 @@ def parse_shapes(pairs: Sequence[str]) -> dict[str, tuple[int, ...]]:
         raise InvalidArgument(f"--shape: {error}") from None
 
 
-def load_arrays(pairs: Sequence[str]) -> dict[str, Array]:
-    """Read the arrays of ``NAME=FILE.npy`` options.
+def load_arrays(files: Mapping[str, str]) -> dict[str, Array]:
+    """Read the arrays of ``.npy`` files, by name of the input.
 
     Raises:
         InvalidArgument: A file cannot be read, or holds no array of numbers.
     """
     out: dict[str, Array] = {}
-    for name, file in parse_pairs(pairs, "--input").items():
+    for name, file in files.items():
         try:
             array = load_array(file)
         except InvalidArgument as error:
@@ -91,8 +126,10 @@ def load_array(file: str | os.PathLike[str]) -> Array | dict[str, Array]:
         raise InvalidArgument(f"{file} is no .npy or .npz file that can be read: {error}") from None
 
 
-def made_up(arguments: Sequence[NodeArg], shapes: Mapping[str, Sequence[int]], seed: int = 0) -> dict[str, Array]:
-    """Return reproducible arrays for arguments: numbers in [0, 1) for floats, zeros for the others.
+def made_up(arguments: Sequence[NodeArg], shapes: Mapping[str, Sequence[int]], seed: int = 0) -> dict[str, Any]:
+    """Return reproducible values for arguments: numbers in [0, 1) for floats, zeros for the others, "0" for strings.
+
+    What is no array is empty.
 
     Args:
         arguments: Open dimensions become 1.
@@ -107,8 +144,11 @@ def made_up(arguments: Sequence[NodeArg], shapes: Mapping[str, Sequence[int]], s
         names = [argument.name for argument in arguments]
         raise InvalidArgument(f"--shape for {unknown}; the inputs that are made up are {names}")
     rng = np.random.default_rng(seed)
-    out: dict[str, Array] = {}
+    out: dict[str, Any] = {}
     for argument in arguments:
+        if not _is_array(argument):
+            out[argument.name] = _EMPTY[encoded.inner_types(argument.holds)[0]]
+            continue
         shape = shapes.get(argument.name)
         if shape is None:
             if argument.shape is None:
@@ -119,8 +159,8 @@ def made_up(arguments: Sequence[NodeArg], shapes: Mapping[str, Sequence[int]], s
         if math.prod(shape) * argument.dtype.itemsize > _LARGEST:
             raise InvalidArgument(f"{argument.name!r} of shape {tuple(shape)} is larger than {_LARGEST} bytes")
         try:
-            array = rng.random(tuple(shape)) if argument.dtype.kind == "f" else np.zeros(tuple(shape))
-            out[argument.name] = array.astype(argument.dtype)
+            array = rng.random(tuple(shape)) if argument.dtype.kind == "f" else np.zeros(tuple(shape), np.int8)
+            out[argument.name] = array.astype("U1" if argument.dtype.kind in ("O", "T") else argument.dtype)
         except (MemoryError, ValueError) as error:  # the latter for more dimensions than NumPy has
             raise InvalidArgument(f"{argument.name!r} of shape {tuple(shape)} cannot be made up: {error}") from None
     return out

@@ -6,13 +6,13 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from .targets import whole_number
+from .targets import size, whole_number
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -35,7 +35,7 @@ _UNLIMITED = 100_000
 )  # fmt: skip
 @click.option("--every-user", is_flag=True, help="Also those of other users, which root may watch.")
 def top(services: tuple[str, ...], once: bool, as_json: bool, interval: float, every_user: bool) -> None:
-    """Show services that run, child services too, with their models and bursts.
+    """Show services that run, child services too, with their models and bursts, and what they take and may take.
 
     Nothing is asked of a service and nothing waits for it: it writes its numbers into memory that this command reads.
     Without arguments: all services of this user. Those that are named are looked for among every user's.
@@ -80,14 +80,17 @@ class _Watched:
         self._pids = [pid for pid in map(whole_number, wanted) if pid is not None]
         self._viewers: dict[str, Viewer] = {}
         self._last: dict[str, ServiceStats] = {}
+        self._used: dict[int, tuple[float, int]] = {}
+        """By process: when it was looked at, and the processor time that it had had."""
 
     def look(self, *, rates: bool = True) -> list[dict[str, Any]]:
         """Return a report of each service; with `rates` of the time since the last look."""
         from ..errors import DeviceUnavailable
-        from ..watch import Viewer, find_services, report
+        from ..watch import OF_USER, RowKind, Viewer, find_services, report
 
         found = {f"{page.pid} {page.path}": page for page in find_services(every_user=self._every_user)}
         reports = []
+        limits: dict[int, Mapping[str, int]] = {}
         for key in list(self._viewers):
             if key not in found:
                 del self._viewers[key]
@@ -95,20 +98,38 @@ class _Watched:
         for key, page in found.items():
             try:
                 viewer = self._viewers.get(key) or Viewer(page)
-                if self._wanted and viewer.name not in self._wanted and page.pid not in self._pids:
-                    continue
                 stats = viewer.look()
             except DeviceUnavailable as error:
                 if page.pid in self._pids:
                     raise click.ClickException(f"{page.pid}: {error}") from error
                 continue  # gone meanwhile, or of another version, or it lies
             self._viewers[key] = viewer
+            if workers := stats.of(RowKind.PROCESS):  # the broker's page
+                limits.update((row.client_pid, row.counters) for row in workers)
+                continue
+            if self._wanted and stats.name.partition(OF_USER)[0] not in self._wanted and page.pid not in self._pids:
+                continue
             reports.append(report(stats, self._last.get(key) if rates else None))
             self._last[key] = stats
+        for each in reports:
+            each["process"] = self._process(each, limits.get(each["pid"], {}), rates=rates)
         return reports
+
+    def _process(self, service: dict[str, Any], limits: Mapping[str, int], *, rates: bool) -> dict[str, Any]:
+        """Return what the process takes, as the kernel counts it, and what it may, as the page of its broker says."""
+        from ..watch import ACCOUNT, Usage, usage_of
+
+        pid, now = service["pid"], time.monotonic()
+        usage = usage_of(pid) or Usage(0, 0, 0, 0)
+        since, before = self._used.get(pid, (now - service["age_s"], 0)) if rates else (now - service["age_s"], 0)
+        self._used[pid] = now, usage.processor_ns
+        busy = (usage.processor_ns - before) / 1e9 / max(now - since, 1e-3)
+        taken = {"bytes": usage.bytes, "threads": usage.threads, "fds": usage.fds, "busy": round(max(0.0, busy), 4)}
+        return {**dict.fromkeys(ACCOUNT, 0), **limits, **taken}
 
 
 def _table(reports: Sequence[dict[str, Any]]) -> RenderableType:
+    from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
@@ -128,7 +149,30 @@ def _table(reports: Sequence[dict[str, Any]]) -> RenderableType:
                 table.add_row("", _client(burst), label, *_cells(burst))
             if not model["bursts"]:
                 table.add_row("", _client(model), label, *_cells(model), style="dim")
-    return table
+    accounts = Table("account of", "client", box=None, pad_edge=False, header_style="bold")
+    for heading in ("memory", "processors", "threads", "descriptors", "log lines"):
+        accounts.add_column(heading, justify="right")
+    for service in reports:
+        who = f"{service['name'] or 'child'} ({service['pid']})"
+        accounts.add_row(Text(who), "", *_account(service["process"]), style="bold")
+        for client in service["clients"]:
+            accounts.add_row("", _client(client), *_account(client))
+    return Group(table, "", accounts)
+
+
+def _account(part: dict[str, Any]) -> list[str]:
+    def of(name: str, show: Callable[[int], str] = "{:,}".format) -> str:
+        most = part[f"most_{name}"]
+        return show(part[name]) + (f" / {show(most)}" if most else "")
+
+    processors, lines = part["most_processors"], part["most_log_lines"]
+    return [
+        of("bytes", size),
+        f"{part['busy']:.2f}" + (f" / {processors}" if processors else ""),
+        of("threads"),
+        of("fds"),
+        f"{part['log_lines']:,}" + (f" ({lines:,} in 10 s)" if lines else ""),
+    ]
 
 
 def _count(models: int) -> str:

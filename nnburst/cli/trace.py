@@ -40,7 +40,7 @@ def trace(output: Path, every: int, command: tuple[str, ...]) -> None:
 
     \b
     nnburst trace -o trace.json python program.py
-    then open trace.json at https://ui.perfetto.dev
+    # then open trace.json at https://ui.perfetto.dev
 
     The last 65,536 runs of each burst are kept. The status is that of COMMAND.
     """

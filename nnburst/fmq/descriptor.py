@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from .._core._nnburst import ffi, lib
+from .._core._nnburst import lib
 from .._core.fds import FdSet
 from .._core.leaving import Closing
 from ..errors import InvalidArgument
@@ -49,6 +49,11 @@ class Grantor(NamedTuple):
         fd_index: Which descriptor of the queue.
         offset: Bytes from the beginning of the file.
         extent: Bytes.
+
+    Example:
+        >>> from nnburst.fmq import Grantor
+        >>> Grantor(flags=0, fd_index=0, offset=0, extent=8).extent
+        8
     """
 
     flags: int
@@ -80,10 +85,19 @@ def _grantor(index: int, parts: Sequence[int]) -> Grantor:
 
 
 def unpack_grantors(data: bytes, dialect: Dialect) -> tuple[Grantor, ...]:
-    """Read grantors from their binary form, the reverse of `MQDescriptor.pack_grantors`.
+    """Return grantors from their binary form, the reverse of `MQDescriptor.pack_grantors`.
+
+    Args:
+        data: One after the other.
+        dialect: Their form.
 
     Raises:
         InvalidArgument: The length is not a multiple of a grantor's, or a field is negative.
+
+    Example:
+        >>> from nnburst.fmq import Dialect, unpack_grantors
+        >>> unpack_grantors(bytes(16), Dialect.AIDL)
+        (Grantor(flags=0, fd_index=0, offset=0, extent=0),)
     """
     size = struct.calcsize(dialect.value)
     if len(data) % size:
@@ -107,6 +121,12 @@ class MQDescriptor(Closing):
 
     Raises:
         InvalidArgument: A number is negative or too large for the format.
+
+    Example:
+        >>> from nnburst.fmq import MessageQueue
+        >>> with MessageQueue(np.float32, 8) as queue, queue.descriptor as descriptor:
+        ...     descriptor.quantum, len(descriptor.grantors)
+        (4, 4)
     """
 
     __slots__ = ("_fds", "dtype", "flags", "grantors", "quantum")
@@ -170,6 +190,9 @@ class MQDescriptor(Closing):
     def pack_grantors(self, dialect: Dialect) -> bytes:
         """Return the grantors in a binary form that libfmq understands.
 
+        Args:
+            dialect: That of HIDL or of AIDL.
+
         Raises:
             InvalidArgument: A number does not fit the dialect (AIDL is signed: offsets end at 2**31 - 1).
         """
@@ -204,11 +227,3 @@ def _rebuild(
     grantors: tuple[tuple[int, ...], ...], fds: FdSet, quantum: int, flags: int, dtype: np.dtype[Any] | None
 ) -> MQDescriptor:
     return MQDescriptor(grantors, fds, quantum, flags, dtype=dtype)
-
-
-def c_grantors(grantors: Sequence[Grantor]) -> Any:
-    """The grantors as a C array."""
-    array = ffi.new("nnb_grantor[]", max(len(grantors), 1))
-    for i, g in enumerate(grantors):
-        array[i] = tuple(g)
-    return array

@@ -36,6 +36,13 @@ class EventFlag(Closing):
 
     Raises:
         InvalidArgument: The queue has no event word, or the buffer is read-only, too small or misaligned.
+
+    Example:
+        >>> from nnburst.fmq import NOT_EMPTY, EventFlag, MessageQueue
+        >>> with MessageQueue(np.uint8, 4) as queue, EventFlag(queue) as flag:
+        ...     flag.wake(NOT_EMPTY)
+        ...     flag.wait(NOT_EMPTY) == NOT_EMPTY
+        True
     """
 
     __slots__ = ("_owner", "_word")
@@ -48,6 +55,10 @@ class EventFlag(Closing):
 
         Args:
             mask: Bits; 0 does nothing.
+
+        Raises:
+            InvalidArgument: It is no mask of 32 bits.
+            BadState: The flag is closed.
         """
         check(lib.nnb_event_wake(self._live(), _bits(mask)), "EventFlag.wake")
 

@@ -48,11 +48,7 @@ class Handle:
             lib.nnb_mq_inherit(self.pointer)
 
     def live(self) -> Any:
-        """The pointer.
-
-        Raises:
-            BadState: The queue is closed.
-        """
+        """The pointer; `BadState` if the queue is closed."""
         if self.pointer is None:
             raise BadState("the queue is closed")
         return self.pointer
@@ -72,14 +68,7 @@ class _RingMemory:
 
 
 def ring_array(handle: Handle, start: Any, dtype: np.dtype[Any], read_only: bool) -> np.ndarray[Any, np.dtype[Any]]:
-    """The whole ring as an array of elements that keeps the handle alive.
-
-    Args:
-        handle: The handle.
-        start: ``uint8_t *`` to the first byte of the ring.
-        dtype: Element type.
-        read_only: Whether the mapping is.
-    """
+    """The whole ring, from a ``uint8_t *`` on, as an array of elements that keeps the handle alive."""
     pointer = handle.live()
     size = lib.nnb_mq_capacity(pointer) * lib.nnb_mq_quantum(pointer)
     address = int(ffi.cast("uintptr_t", start))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import enum
 import errno
 import fcntl
-from typing import TypeVar
 
 from .._core._nnburst import ffi, lib
 from .._core.errno import check
@@ -13,8 +11,6 @@ from .._core.fds import FdSet
 from ..errors import InvalidArgument
 from .descriptor import Flavour, Grantor, Layout
 from .elements import MAX_COUNT
-
-E = TypeVar("E", bound=enum.Enum)
 
 
 def options(*, reset: bool, exclusive: bool, sealed: bool) -> int:
@@ -24,16 +20,6 @@ def options(*, reset: bool, exclusive: bool, sealed: bool) -> int:
         | (lib.NNB_MQ_EXCLUSIVE if exclusive else 0)
         | (lib.NNB_MQ_SEALED if sealed else 0)
     )
-
-
-def member(kind: type[E], value: E | str | int, what: str) -> E:
-    """An enum member given as itself, by its value, or by its name in any case."""
-    wanted = value.upper() if isinstance(value, str) else value
-    for candidate in kind:
-        if wanted in (candidate.name, candidate.value):
-            return candidate
-    names = ", ".join(repr(candidate.name.lower()) for candidate in kind)
-    raise InvalidArgument(f"{what} is {value!r}; one of {names} is needed")
 
 
 def create_memory(

@@ -10,13 +10,15 @@ import numpy as np
 
 from .._core._nnburst import ffi, lib
 from .._core.deadline import Deadline
+from .._core.errno import member
 from .._core.fds import FdSet
 from ..errors import InvalidArgument
+from ..options import FlavourName, QueueLayout
 from .descriptor import Flavour, Layout, MQDescriptor
 from .elements import Elements, as_elements, element_count, element_type, readable, writable
 from .event_flag import NOT_EMPTY, NOT_FULL, EventFlag
 from .handle import CLOSED, ring_array
-from .layout import create_memory, member
+from .layout import create_memory
 from .layout import options as open_options
 from .queue_end import QueueEnd
 from .transaction import MemTransaction
@@ -46,6 +48,14 @@ class MessageQueue(QueueEnd):
     Raises:
         InvalidArgument: The element type, the count or the memory object cannot be used.
         ResourceExhausted: Out of memory or file descriptors.
+
+    Example:
+        >>> from nnburst.fmq import MessageQueue
+        >>> with MessageQueue(np.int32, 8) as writer, MessageQueue.attach(writer.descriptor) as reader:
+        ...     writer.write(np.array([1, 2, 3], np.int32))
+        ...     reader.read(3)
+        True
+        array([1, 2, 3], dtype=int32)
     """
 
     __slots__ = ()
@@ -55,9 +65,9 @@ class MessageQueue(QueueEnd):
         dtype: npt.DTypeLike,
         count: int,
         *,
-        flavour: Flavour | str = Flavour.SYNCHRONIZED,
+        flavour: Flavour | FlavourName = Flavour.SYNCHRONIZED,
         event_flag: bool = True,
-        layout: Layout | str = Layout.LINES,
+        layout: Layout | QueueLayout = Layout.LINES,
         ring_fd: int | None = None,
         exclusive: bool = True,
     ) -> None:
@@ -79,12 +89,12 @@ class MessageQueue(QueueEnd):
         descriptor: MQDescriptor,
         dtype: npt.DTypeLike | None = None,
         *,
-        flavour: Flavour | str | None = None,
+        flavour: Flavour | FlavourName | None = None,
         reset: bool = False,
         exclusive: bool = True,
         sealed: bool = False,
     ) -> MessageQueue:
-        """Join a queue that another object or process made.
+        """Return another end of a queue that another object or process made.
 
         Args:
             descriptor: Its descriptor; stays with the caller.
@@ -183,7 +193,10 @@ class MessageQueue(QueueEnd):
         return array if rc == 0 or self._explain(rc, f"read of {array.size} elements") else None
 
     def begin_write(self, count: int) -> MemTransaction | None:
-        """Lend `count` free elements of the ring, to be filled in place; nothing is published before `commit`.
+        """Lend free elements of the ring, to be filled in place; nothing is published before `commit`.
+
+        Args:
+            count: Elements.
 
         Returns:
             None if there is not enough room.
@@ -198,7 +211,10 @@ class MessageQueue(QueueEnd):
         return MemTransaction(*self._views(writable=True), self._commit_write)
 
     def begin_read(self, count: int) -> MemTransaction | None:
-        """Lend the next `count` elements for reading in place; they stay in the ring until `commit`.
+        """Lend the next elements for reading in place; they stay in the ring until `commit`.
+
+        Args:
+            count: Elements.
 
         Returns:
             None if there are not enough, or the reader was overtaken (see `read`).

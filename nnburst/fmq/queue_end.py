@@ -14,7 +14,7 @@ from .._core.errno import check
 from .._core.fds import FdSet
 from .._core.leaving import Closing
 from ..errors import GeneralFailure, InvalidArgument, NNBurstError
-from .descriptor import Flavour, Grantor, c_grantors
+from .descriptor import Flavour, Grantor
 from .elements import Elements
 from .handle import CLOSED, Handle
 
@@ -52,10 +52,8 @@ class QueueEnd(Closing):
         self, grantors: tuple[Grantor, ...], fds: FdSet, dtype: np.dtype[Any], flavour: Flavour, options: int
     ) -> None:
         out = ffi.new("nnb_mq **")
-        numbers = ffi.new("int[]", [*fds.fds, -1])
-        rc = lib.nnb_mq_open(
-            out, c_grantors(grantors), len(grantors), numbers, len(fds), dtype.itemsize, flavour, options
-        )
+        regions, numbers = ffi.new("nnb_grantor[]", [*grantors] or 1), ffi.new("int[]", [*fds.fds, -1])
+        rc = lib.nnb_mq_open(out, regions, len(grantors), numbers, len(fds), dtype.itemsize, flavour, options)
         if rc < 0:
             fds.close()
             check(rc, f"cannot attach to a queue of {len(grantors)} regions in {len(numbers) - 1} memory objects")
@@ -144,7 +142,11 @@ class QueueEnd(Closing):
         return check(rc, "MessageQueue")
 
     def set_error_handler(self, handler: ErrorHandler | None) -> None:
-        """Call `handler(QueueError, message)` whenever the shared counters are found corrupt; None removes it."""
+        """Have a function called whenever the shared counters are found corrupt.
+
+        Args:
+            handler: Called with the `QueueError` and a message; None removes it.
+        """
         self._on_error = handler
 
     def close(self) -> None:

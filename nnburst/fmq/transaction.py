@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import BadState, InvalidArgument
+from .elements import Elements
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-
-Elements = np.ndarray[Any, np.dtype[Any]]
 
 
 class MemTransaction:
@@ -23,6 +22,14 @@ class MemTransaction:
     Attributes:
         first: View of the elements up to the end of the ring.
         second: View of those that continue at its beginning; empty unless the transaction wraps.
+
+    Example:
+        >>> from nnburst.fmq import MessageQueue
+        >>> with MessageQueue(np.uint8, 4) as queue:
+        ...     with queue.begin_write(2) as room:
+        ...         room.first[:] = [7, 8]
+        ...     queue.read(2)
+        array([7, 8], dtype=uint8)
     """
 
     __slots__ = ("_commit", "first", "second")
@@ -31,6 +38,7 @@ class MemTransaction:
     second: Elements
 
     def __init__(self, first: Elements, second: Elements, commit: Callable[[int], bool]) -> None:
+        """Use `MessageQueue.begin_write` or `begin_read`."""
         self.first = first
         self.second = second
         self._commit: Callable[[int], bool] | None = commit

@@ -38,6 +38,15 @@ class Fault:
 
     Attributes:
         service: Where it is.
+
+    Example:
+        >>> from nnburst.testing import inject
+        >>> with nnburst.launch(faults=True) as service, service.session(model) as session:
+        ...     with inject(service, delay=0.01) as fault:
+        ...         _ = session.run(None, {"x": np.ones((1, 4), np.float32)})
+        ...         fault.wait(10)
+        ...         fault.times
+        1
     """
 
     def __init__(self, service: ServiceProcess | ServiceConnection, order: bytes, *, stops: bool) -> None:
@@ -66,6 +75,9 @@ class Fault:
 
     def wait(self, timeout: float = _PATIENCE) -> None:
         """Wait until it happens, or has happened since the last `wait`. A process that it stops is stopped then.
+
+        Args:
+            timeout: Seconds.
 
         Raises:
             BadState: It is withdrawn.
@@ -157,7 +169,7 @@ def inject(
     corrupt_answer: Corruption | None = None,
     drop_wakeup: bool = False,
 ) -> Fault:
-    """Order a fault of a service. It is in force for everything that is asked of the service from now on.
+    """Order a fault of a service and return it. It is in force for everything that is asked of the service from now on.
 
     One fault a call; several may be in force, and happen in the order of the calls.
 
@@ -180,6 +192,16 @@ def inject(
     Raises:
         BadState: The service has no fault points, or has ended.
         InvalidArgument: `service` is none, not exactly one fault is given, or a number is out of range.
+
+    Example:
+        >>> from nnburst.testing import inject
+        >>> with nnburst.launch(faults=True) as service, service.session(model) as session:
+        ...     with inject(service, crash_on=1):
+        ...         try:
+        ...             session.run(None, {"x": np.ones((1, 4), np.float32)})
+        ...         except nnburst.DeadObject as death:
+        ...             death.signal
+        9
     """
     if not hasattr(service, "faults"):
         raise InvalidArgument(f"expected a service, got {service!r}; give what launch(faults=True) returns")

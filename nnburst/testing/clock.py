@@ -23,6 +23,14 @@ class FakeClock(Closing):
     It is the clock of ``timeout=`` for the runs of this process through bursts: also for those that wait already, which
     notice it within a tenth of a second. All else goes on by the real one: how long a service may take to start, waits
     for a free lane, tasks that await a run.
+
+    Example:
+        >>> from nnburst.testing import FakeClock
+        >>> with FakeClock() as clock:
+        ...     before = clock.monotonic()
+        ...     clock.advance(3600)
+        ...     clock.monotonic() - before >= 3600
+        True
     """
 
     def __init__(self) -> None:

@@ -23,6 +23,13 @@ class Snapshot:
 
     Args:
         directories: Whose entries count, too.
+
+    Example:
+        >>> from nnburst.testing import Snapshot
+        >>> before = Snapshot()
+        >>> with open("/dev/null"):
+        ...     len(Snapshot().extra(before))
+        1
     """
 
     def __init__(self, directories: Iterable[str | os.PathLike[str]] = ()) -> None:
@@ -33,7 +40,11 @@ class Snapshot:
         self.files = _files(directories)
 
     def extra(self, before: Snapshot) -> list[str]:
-        """Name the things that are new since another snapshot."""
+        """Return the names of things that are new since a snapshot.
+
+        Args:
+            before: An earlier one.
+        """
         out: list[str] = []
         if len(self.fds) > len(before.fds):  # a number that names something else than before is no leak by itself
             out += [f"fd {fd} -> {what}" for fd, what in self.fds.items() if before.fds.get(fd) != what]
@@ -52,7 +63,7 @@ class Snapshot:
 def assert_nothing_left(
     directories: Iterable[str | os.PathLike[str]] = (), *, timeout: float = _PATIENCE
 ) -> Iterator[None]:
-    """Fail if the block leaves something behind: compare before and after.
+    """Return a context manager that fails if its block leaves something behind: it compares before and after.
 
     Descriptors, threads, child processes (also ended ones that were not waited for), and what nnburst shares: mappings
     of its memory, and names in ``/dev/shm`` that this process has made with it. What leaves by itself is given time:
@@ -67,6 +78,11 @@ def assert_nothing_left(
 
     Raises:
         AssertionError: It names the leaks.
+
+    Example:
+        >>> from nnburst.testing import assert_nothing_left
+        >>> with assert_nothing_left():
+        ...     nnburst.Memory.ashmem(16).close()
     """
     given = tuple(directories)
     before = Snapshot(given)

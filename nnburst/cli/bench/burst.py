@@ -50,7 +50,7 @@ def _run_on(service: Any, nbytes: int, window: float, in_c: bool = False) -> Ite
 
 
 def _c_samples(bound: Any, count: int) -> Samples:
-    return from_c(count, "runs", lambda out: lib.nnb_bench_runs(bound.pointer, count, out))
+    return from_c(count, "runs", lambda out: lib.nnb_bench_runs(bound._pointer, count, out))
 
 
 def _sink_server(connection: Any) -> Generator[None, None, None]:

@@ -30,13 +30,7 @@ class Subject:
 
 
 class Bench:
-    """What the rows of one run share.
-
-    Attributes:
-        cpus: Where to run.
-        directory: Private directory for socket files.
-        polling_window: Seconds, for the polling burst rows.
-    """
+    """What the rows of one run share."""
 
     def __init__(self, cpus: Cpus, directory: str, polling_window: float, stack: ExitStack) -> None:
         self.cpus = cpus

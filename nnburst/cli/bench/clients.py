@@ -14,16 +14,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ...errors import DeviceUnavailable
 
+T = TypeVar("T")
+
 _DEVICE = "nnburst-noop"
-_PATIENCE = 120.0
+PATIENCE = 120.0
 """Seconds for a client to come up, many of which do so at once."""
-_WARM_UP = 0.2
+WARM_UP = 0.2
 """Seconds that all run before they are counted."""
 
 
@@ -61,16 +64,22 @@ def measure_shares(most: int, seconds: float, bursts: int = 1) -> Iterator[Share
         DeviceUnavailable: The service could not be started.
     """
     with shared_service() as (address, _):
-        count = 1
-        while count < most:
+        for count in numbers_up_to(most):
             yield measure_share(address, count, seconds, bursts)
-            count *= 2
-        yield measure_share(address, most, seconds, bursts)
 
 
-def medians(turns: list[list[Share]]) -> list[Share]:
-    """Of each number of clients the turn with the median rate."""
-    return [sorted(shares, key=lambda share: share.rate)[len(shares) // 2] for shares in zip(*turns, strict=True)]
+def numbers_up_to(most: int) -> Iterator[int]:
+    """Yield 1, 2, 4 … and the last one."""
+    count = 1
+    while count < most:
+        yield count
+        count *= 2
+    yield most
+
+
+def medians(turns: list[list[T]], figure: Callable[[T], float]) -> list[T]:
+    """Of each number of clients the turn with the median of a figure."""
+    return [sorted(found, key=figure)[len(found) // 2] for found in zip(*turns, strict=True)]
 
 
 def stolen_seconds() -> float:
@@ -88,6 +97,20 @@ def measure_share(address: str, count: int, seconds: float, bursts: int = 1) -> 
     Raises:
         DeviceUnavailable: A client has ended, or says nothing.
     """
+    return Share(count, bursts, seconds, tuple(together(count, seconds, partial(_client, address, bursts))))
+
+
+def together(count: int, seconds: float, client: Callable[[Connection], None]) -> list[Any]:
+    """Have so many programs run at the same time, and return what they say afterwards.
+
+    Args:
+        count: Programs, which are forks of this one.
+        seconds: How long they are to run.
+        client: Says None once it is ready, is told when to begin and to end, and says what it has done.
+
+    Raises:
+        DeviceUnavailable: A client has ended, or says nothing.
+    """
     from ... import runtime  # once for all clients, which are forks of this process  # noqa: F401
 
     context = multiprocessing.get_context("fork")
@@ -95,23 +118,23 @@ def measure_share(address: str, count: int, seconds: float, bursts: int = 1) -> 
         ends: list[Connection] = []
         for _ in range(count):
             ours, theirs = context.Pipe()
-            client = context.Process(target=_client, args=(address, bursts, theirs), daemon=True)
-            client.start()
+            process = context.Process(target=client, args=(theirs,), daemon=True)
+            process.start()
             theirs.close()
-            stack.callback(client.join)
-            stack.callback(client.terminate)
+            stack.callback(process.join)
+            stack.callback(process.terminate)
             ends.append(stack.enter_context(ours))
         for end in ends:
             _receive(end)
-        start = time.monotonic() + 0.1 + _WARM_UP
+        start = time.monotonic() + 0.1 + WARM_UP
         for end in ends:
             end.send((start, start + seconds))
-        return Share(count, bursts, seconds, tuple(_receive(end, seconds) for end in ends))
+        return [_receive(end, seconds) for end in ends]
 
 
 def _receive(end: Connection, seconds: float = 0.0) -> Any:
-    if not end.poll(_PATIENCE + seconds):
-        raise DeviceUnavailable(f"a client of the benchmark has said nothing for {_PATIENCE + seconds:g} s")
+    if not end.poll(PATIENCE + seconds):
+        raise DeviceUnavailable(f"a client of the benchmark has said nothing for {PATIENCE + seconds:g} s")
     try:
         return end.recv()
     except EOFError:
@@ -122,13 +145,13 @@ def _client(address: str, bursts: int, end: Connection) -> None:
     from ...runtime import connect
     from .models import step_model
 
-    with connect(address, open_timeout=_PATIENCE) as service, contextlib.ExitStack() as stack:
+    with connect(address, open_timeout=PATIENCE) as service, contextlib.ExitStack() as stack:
         runs = [stack.enter_context(service.session(step_model(1024))).bind().run for _ in range(bursts)]
         for run in runs:
             run()
         end.send(None)
         start, stop = end.recv()
-        time.sleep(max(0.0, start - _WARM_UP - time.monotonic()))
+        time.sleep(max(0.0, start - WARM_UP - time.monotonic()))
         if bursts == 1:
             _run_until(start, runs[0])
             end.send(_run_until(stop, runs[0]))
@@ -158,15 +181,21 @@ def _run_until(stop: float, run: Callable[[], Any]) -> int:
 
 
 @contextlib.contextmanager
-def shared_service() -> Iterator[tuple[str, int]]:
-    """Start ``nnburst serve``, and return its address and process id.
+def shared_service(*options: str) -> Iterator[tuple[str, int]]:
+    """Start ``nnburst serve``, and return its address and the id of the process that runs the models.
+
+    Args:
+        options: Without any, it has models that do nothing.
 
     Raises:
         DeviceUnavailable: It could not be started.
     """
+    from ...runtime import connect
+
     with tempfile.TemporaryDirectory(prefix="nnburst-bench-") as directory:
         path = Path(directory, "shared.sock")
-        command = [sys.executable, "-m", "nnburst", "serve", "--socket", str(path), "--device", _DEVICE, "--json"]
+        chosen = options or ("--device", _DEVICE, "--isolate", "none")
+        command = [sys.executable, "-m", "nnburst", "serve", "--socket", str(path), "--json", *chosen]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             try:
                 assert process.stdout is not None
@@ -174,14 +203,15 @@ def shared_service() -> Iterator[tuple[str, int]]:
                 if not line:
                     raise DeviceUnavailable(f"nnburst serve ended with status {process.wait()} before it was ready")
                 json.loads(line)
-                yield f"unix:{path}", process.pid
+                with connect(f"unix:{path}") as service:
+                    worker = service.pid
+                yield f"unix:{path}", worker
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGTERM)
 
 
 def show(share: Share) -> str:
-    """One line of the table."""
     return f"{share.clients:7} {share.rate:12,.0f} {share.ratio:18.2f}"
 
 
@@ -189,5 +219,4 @@ HEAD = "clients       runs/s   most/least runs"
 
 
 def as_json(shares: list[Share]) -> str:
-    """The numbers for a file."""
     return json.dumps({"clients": [asdict(share) for share in shares]}, indent=1)

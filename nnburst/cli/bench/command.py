@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
     from .sampling import Result
 
 R = TypeVar("R", bound="Report")
+
+_Writer = Callable[[Path], object]
 
 FILE = click.Path(path_type=Path)
 _MUCH_STOLEN = 0.01
@@ -82,6 +83,13 @@ def row_options(command: Callable[..., None]) -> Callable[..., None]:
     help="Measure what 1, 2, 4 … N programs get of one service that they share, instead.",
 )  # fmt: skip
 @click.option("--bursts", type=click.IntRange(1, 16), default=1, show_default=True, help="Of each program (--clients).")
+@click.option(
+    "--batch", type=click.IntRange(2, 128), default=32, show_default=True, metavar="N",
+    help="Rows that run as one (--clients --model: what programs get of the model with batches and without).",
+)  # fmt: skip
+@click.option(
+    "--batch-wait", "wait", default="1ms", show_default=True, metavar="TIME", help="What a row waits, as 1ms."
+)
 @leaving_when_told()
 def bench(
     quick: bool,
@@ -95,6 +103,8 @@ def bench(
     shapes: tuple[str, ...],
     clients: int | None,
     bursts: int,
+    batch: int,
+    wait: str,
     json_path: Path | None,
 ) -> None:
     """Measure latencies side by side with other ways to call a process.
@@ -104,28 +114,30 @@ def bench(
     """
     if bursts != 1 and clients is None:
         raise click.UsageError("--bursts goes with --clients")
-    if model is not None:
+    turns, seconds = (1, 0.5) if quick else (5, 1.0)
+    if model is not None and clients is not None:
+        if only or list_rows or bursts != 1:
+            raise click.UsageError("--clients --model goes with --quick, --shape, --batch, --batch-wait and --json")
+        writer: _Writer | None = _bench_rows(model, shapes, clients, batch, wait, seconds, turns)
+    elif model is not None:
         if only or list_rows:
             raise click.UsageError("--model goes with --quick, --count, --rounds, --threads, --shape and --json")
-        _bench_model(model, threads, shapes, _plan(quick, count, rounds), polling_window / 1e6, json_path)
-        return
-
-    if clients is not None:
+        writer = _bench_model(model, threads, shapes, _plan(quick, count, rounds), polling_window / 1e6)
+    elif clients is not None:
         if only or list_rows:
             raise click.UsageError("--clients goes with --quick, --bursts and --json")
-        _bench_clients(clients, bursts, 1 if quick else 5, 0.5 if quick else 1.0, json_path)
-        return
+        writer = _bench_clients(clients, bursts, turns, seconds)
+    else:
+        from .report import Report
+        from .rows import all_cases
 
-    from .report import Report
-    from .rows import all_cases
-
-    report = measure(all_cases(), Report, only, list_rows, quick, count, rounds, polling_window)
-    if report is not None and json_path:
-        write(json_path, report.write_json)
+        report = measure(all_cases(), Report, only, list_rows, quick, count, rounds, polling_window)
+        writer = None if report is None else report.write_json
+    if writer is not None and json_path:
+        write(json_path, writer)
 
 
-def write(path: Path, writer: Callable[[Path], object]) -> None:
-    """Write a file, and say so."""
+def write(path: Path, writer: _Writer) -> None:
     with writing(path):
         writer(path)
     click.echo(f"wrote {path}", err=True)
@@ -146,8 +158,6 @@ def measure(
     Raises:
         click.BadParameter: There is no such row.
     """
-    from rich.console import Console
-
     from .rows import select
 
     chosen = select(cases, only)
@@ -157,11 +167,16 @@ def measure(
         for case in chosen:
             click.echo(f"{case.key:20} ({case.group}) {case.title}, {case.wait}, {case.placement}")
         return None
-    report = kind(*_measured(chosen, _plan(quick, count, rounds), polling_window / 1e6, Console(stderr=True)))
-    console = Console()
-    # A pipe or a file has no width: it gets every column.
-    report.show(console if console.is_terminal else Console(width=120))
+    report = kind(*_measured(chosen, _plan(quick, count, rounds), polling_window / 1e6))
+    report.show(_console())
     return report
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=120)  # a pipe or a file has no width: every column
 
 
 def _plan(quick: bool, count: int | None, rounds: int | None) -> Any:
@@ -170,78 +185,68 @@ def _plan(quick: bool, count: int | None, rounds: int | None) -> Any:
     return Plan(rounds or (3 if quick else 20), count or (2_000 if quick else 20_000), 0.04 if quick else 0.12)
 
 
-def _bench_clients(most: int, bursts: int, turns: int, seconds: float, json_path: Path | None) -> None:
-    from ...errors import NNBurstError
+def _bench_clients(most: int, bursts: int, turns: int, seconds: float) -> _Writer:
     from .clients import HEAD, as_json, measure_shares, medians, show, stolen_seconds
 
     stolen, start = stolen_seconds(), time.monotonic()
     measured = []
-    try:
-        for turn in range(turns):
-            click.echo(f"turn {turn + 1} of {turns}", err=True)
-            measured.append(list(measure_shares(most, seconds, bursts)))
-    except NNBurstError as error:
-        raise click.ClickException(f"{type(error).__name__}: {error}") from error
-    shares = medians(measured)
+    for turn in range(turns):
+        click.echo(f"turn {turn + 1} of {turns}", err=True)
+        measured.append(list(measure_shares(most, seconds, bursts)))
+    shares = medians(measured, lambda share: share.rate)
     click.echo(HEAD)
     for share in shares:
         click.echo(show(share))
     part = (stolen_seconds() - stolen) / (time.monotonic() - start) / (os.cpu_count() or 1)
     if part > _MUCH_STOLEN:
         click.echo(f"the host took {part:.1%} of the processors' time for others: the figures are too low", err=True)
-    if json_path:
-        write(json_path, lambda path: path.write_text(as_json(shares) + "\n", encoding="utf-8"))
+    return lambda path: path.write_text(as_json(shares) + "\n", encoding="utf-8")
 
 
-def _bench_model(
-    model: str, threads: int, shapes: tuple[str, ...], plan: Any, polling_window: float, json_path: Path | None
-) -> None:
-    from rich.console import Console
+def _bench_rows(
+    model: str, shapes: tuple[str, ...], most: int, batch: int, wait: str, seconds: float, turns: int
+) -> _Writer:
+    from ..tensors import parse_shapes
+    from .batched import HEAD, as_json, gain, measure_rows, show
+    from .clients import medians, numbers_up_to
 
-    from ...errors import NNBurstError
+    measured = []
+    numbers = list(numbers_up_to(most))
+    for pairs in measure_rows(model, parse_shapes(shapes), numbers, batch, wait, seconds, turns):
+        measured.append(pairs)
+        click.echo(f"turn {len(measured)} of {turns}", err=True)
+    click.echo(HEAD)
+    for pair in medians(measured, gain):
+        click.echo(show(pair))
+    return lambda path: path.write_text(as_json(measured) + "\n", encoding="utf-8")
+
+
+def _bench_model(model: str, threads: int, shapes: tuple[str, ...], plan: Any, polling_window: float) -> _Writer:
     from ..tensors import parse_shapes
     from .model import Contest, run_contest
 
-    try:
-        contest = Contest(model, threads, parse_shapes(shapes))
-        report = run_contest(contest, plan, polling_window, Console(stderr=True))
-    except NNBurstError as error:
-        raise click.ClickException(f"{type(error).__name__}: {error}") from error
-    console = Console()
-    report.show(console if console.is_terminal else Console(width=120))
-    if json_path:
-        write(json_path, report.write_json)
+    report = run_contest(Contest(model, threads, parse_shapes(shapes)), plan, polling_window)
+    report.show(_console())
+    return report.write_json
 
 
 def _measured(
-    cases: tuple[Case, ...], plan: Any, polling_window: float, progress_console: Any
+    cases: tuple[Case, ...], plan: Any, polling_window: float
 ) -> tuple[dict[str, Any], tuple[Case, ...], dict[str, Result]]:
-    """Run the rows with a progress bar, and return everything that is known."""
-    from rich.progress import Progress
-
-    from .case import Bench
-    from .placement import allowed_cpus, busy_seconds, conditions, keep_affinity, own_seconds
+    """Run the rows, and return everything that is known."""
+    from .placement import allowed_cpus, busy_seconds, conditions, own_seconds
     from .sampling import c_clock_overhead, time_calls
-    from .schedule import run
+    from .schedule import run_all
 
     cpus = allowed_cpus()
     known = conditions(cpus, polling_window)
     known |= {"rounds": plan.rounds, "count": plan.count, "turn_seconds": plan.turn_seconds}
-    # The bar draws between turns only: a refreshing thread would disturb the rows.
-    bar = Progress(console=progress_console, transient=True, auto_refresh=False)
-    with keep_affinity(), tempfile.TemporaryDirectory(prefix="nnburst-bench-") as directory, bar:
-        task = bar.add_task("", total=len(cases) * (plan.rounds + 1))
-
-        def progress(what: str) -> None:
-            bar.update(task, advance=1, description=what, refresh=True)
-
-        known["c_clock_ns"] = c_clock_overhead()
-        known["python_timer_ns"] = float(sorted(time_calls(lambda: None, 2001))[1000])
-        start, busy = time.monotonic(), busy_seconds(cpus) - own_seconds()
-        with ExitStack() as stack:
-            results = run(cases, Bench(cpus, directory, polling_window, stack), plan, stack, progress)
-        # The servers have ended, so that their time is known.
-        busy = busy_seconds(cpus) - own_seconds() - busy
+    known["c_clock_ns"] = c_clock_overhead()
+    known["python_timer_ns"] = float(sorted(time_calls(lambda: None, 2001))[1000])
+    start, busy = time.monotonic(), busy_seconds(cpus) - own_seconds()
+    results = run_all(cases, cpus, plan, polling_window)
+    # The servers have ended, so that their time is known.
+    busy = busy_seconds(cpus) - own_seconds() - busy
     known["others"] = max(0.0, busy / (time.monotonic() - start) / len({cpus.client, cpus.server}))
     turns = [turn for result in results.values() for turn in result.rounds]
     known |= {"turns": len(turns), "unsettled_turns": sum(not turn.settled for turn in turns)}

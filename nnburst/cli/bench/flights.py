@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import socket
 import time
-from collections.abc import Awaitable, Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -15,21 +14,12 @@ import numpy as np
 
 from .case import Bench, Case, Subject
 from .models import bytes_in_bytes_out
-from .peers import MESSAGE
-from .sampling import Samples, time_calls
+from .peers import MESSAGE, socket_server
+from .sampling import Samples, no_collector, time_calls
 from .server import server_process
 
 _DEPTH = 16
 _NBYTES = len(MESSAGE)
-
-
-@contextmanager
-def _own_loop() -> Iterator[asyncio.AbstractEventLoop]:
-    loop = asyncio.new_event_loop()
-    try:
-        yield loop
-    finally:
-        loop.close()
 
 
 def _time_awaits(loop: asyncio.AbstractEventLoop, call: Callable[[], Awaitable[object]], count: int) -> Samples:
@@ -41,24 +31,20 @@ def _time_awaits(loop: asyncio.AbstractEventLoop, call: Callable[[], Awaitable[o
         for i in range(1, count + 1):
             await call()
             stamps[i] = now()
-        times = np.array(stamps, np.int64)
-        return times[1:] - times[:-1]
+        return np.diff(stamps)
 
-    was_enabled = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
+    with no_collector():
         return loop.run_until_complete(timed())
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 @contextmanager
 def _open_awaited(polls: bool, copies: bool, bench: Bench) -> Iterator[Subject]:
     service = bench.service()
     window = bench.polling_window if polls else 0.0
-    with service.session(bytes_in_bytes_out(_NBYTES), polling_window=window) as session, _own_loop() as loop:
+    with (
+        service.session(bytes_in_bytes_out(_NBYTES), polling_window=window) as session,
+        closing(asyncio.new_event_loop()) as loop,
+    ):
         inputs = {"x": np.ones((1, _NBYTES), np.uint8)}
         call = partial(session.arun, None, inputs) if copies else session.bind().arun
         loop.run_until_complete(call())
@@ -82,17 +68,10 @@ class _Echo(asyncio.Protocol):
         return self.answer
 
 
-def _echo_server(sock: socket.socket) -> Generator[None, None, None]:
-    send, recv = sock.sendall, sock.recv
-    yield
-    while message := recv(64):
-        send(message)
-
-
 @contextmanager
 def _open_echo(bench: Bench) -> Iterator[Subject]:
     ours, theirs = socket.socketpair()
-    with _own_loop() as loop, server_process(_echo_server, theirs) as process:
+    with closing(asyncio.new_event_loop()) as loop, server_process(socket_server, theirs) as process:
         theirs.close()
         ours.setblocking(False)
         transport, echo = loop.run_until_complete(loop.create_connection(_Echo, sock=ours))

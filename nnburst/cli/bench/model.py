@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,21 +16,14 @@ import numpy as np
 from ...errors import InvalidArgument
 from ..tensors import made_up
 from .case import Bench, Case, Subject
-from .placement import APART, ONE_CORE, pin_process
-from .report import finite
+from .placement import APART, ONE_CORE, allowed_cpus, conditions, pin_process
+from .report import finite, machine, show_notes, write_document
 from .sampling import Result, Samples, time_calls
+from .schedule import Plan, run_all
 from .server import server_process
 
 _DEVICE = "nnburst-onnxruntime"
 _REFERENCE = "inprocess-run"
-_TITLES = {
-    _REFERENCE: "in process, InferenceSession.run",
-    "inprocess-binding": "in process, run_with_iobinding",
-    "burst-bound": "burst, bind().run()",
-    "burst-run": "burst, Session.run (copies)",
-    "pipe": "Pipe, pickled arrays",
-}
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -175,22 +167,21 @@ def _open_pipe(contest: Contest, bench: Bench) -> Iterator[Subject]:
         yield Subject(partial(time_calls, call), process.pid if contest.threads == 1 else None)
 
 
-_OPENERS: dict[str, Callable[..., Any]] = {
-    _REFERENCE: _open_run,
-    "inprocess-binding": _open_binding,
-    "burst-bound": lambda contest, bench: _open_burst(contest, True, bench),
-    "burst-run": lambda contest, bench: _open_burst(contest, False, bench),
-    "pipe": _open_pipe,
+_CONTENDERS: dict[str, tuple[str, Callable[..., Any]]] = {
+    _REFERENCE: ("in process, InferenceSession.run", _open_run),
+    "inprocess-binding": ("in process, run_with_iobinding", _open_binding),
+    "burst-bound": ("burst, bind().run()", lambda contest, bench: _open_burst(contest, True, bench)),
+    "burst-run": ("burst, Session.run (copies)", lambda contest, bench: _open_burst(contest, False, bench)),
+    "pipe": ("Pipe, pickled arrays", _open_pipe),
 }
 
 
 def model_cases(contest: Contest, two_cpus: bool) -> tuple[Case, ...]:
-    """Return one row per contender."""
     payload = sum(array.nbytes for array in (*contest.inputs.values(), *contest.expected))
     placement = APART if two_cpus else ONE_CORE
     return tuple(
-        Case(key, "m", title, "block" if key == "pipe" else "poll", payload, partial(_OPENERS[key], contest), placement)
-        for key, title in _TITLES.items()
+        Case(key, "m", title, "block" if key == "pipe" else "poll", payload, partial(opener, contest), placement)
+        for key, (title, opener) in _CONTENDERS.items()
     )
 
 
@@ -208,12 +199,11 @@ class ModelReport:
         return {key: finite(result.ratio_to(reference)) for key, result in self.results.items()}
 
     def rows(self) -> list[dict[str, Any]]:
-        """One per contender, in microseconds."""
         ratios = self.ratios()
         return [
             {
                 "name": key,
-                "title": _TITLES[key],
+                "title": _CONTENDERS[key][0],
                 "ratio": ratios[key],
                 "count": sum(len(r.samples) for r in result.rounds),
                 **(result.percentiles_us() if result.rounds else {}),
@@ -223,7 +213,6 @@ class ModelReport:
         ]
 
     def words(self) -> list[str]:
-        """The conditions."""
         c = self.conditions
         where = (
             f"client on CPU {c['client_cpu']}, service on CPU {c['server_cpu']}"
@@ -232,16 +221,14 @@ class ModelReport:
         )
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in self.contest.inputs.items())
         return [
-            f"{c['cpu']}, {c['cores']} cores{', virtual machine' if c['virtual_machine'] else ''}, "
-            f"Linux {c['kernel']}, {c['python']}, ONNX Runtime {c['onnxruntime']}",
+            f"{machine(c)}, ONNX Runtime {c['onnxruntime']}",
             f"{self.contest.threads} ONNX Runtime thread(s), {where}, polling window {c['polling_window_us']:g} µs",
-            f"inputs {shapes}; all outputs are the same in every bit; {c['rounds']} rounds in turns",
+            f"inputs {shapes}; outputs of rows with figures are the same to the bit; {c['rounds']} rounds in turns",
             f"bytecode: {c['bytecode']}",
             f"load average at the start {c['load_average_at_start']}",
         ]
 
     def show(self, console: Any) -> None:
-        """Print the table."""
         from rich.table import Table
 
         table = Table(title=f"{Path(self.contest.path).name}, one run in µs", title_justify="left")
@@ -255,38 +242,18 @@ class ModelReport:
             else:
                 table.add_row(row["title"], "-", "-", "-", "-", "-", style="dim")
         console.print(table)
-        for row in self.rows():
-            if row["note"]:
-                console.print(f"{row['name']}: {row['note']}", style="yellow", markup=False, highlight=False)
+        show_notes(console, self.results)
         for line in self.words():
             console.print("  " + line, markup=False, highlight=False, soft_wrap=True)
 
     def write_json(self, path: Path) -> None:
-        """Write rows and conditions."""
         document = {"model": self.contest.path, "conditions": dict(self.conditions), "rows": self.rows()}
-        path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        write_document(path, document)
 
 
-def run_contest(contest: Contest, plan: Any, polling_window: float, progress_console: Any) -> ModelReport:
-    """Measure all contenders with a progress bar."""
-    import tempfile
-
-    from rich.progress import Progress
-
-    from .placement import allowed_cpus, conditions, keep_affinity
-    from .schedule import run
-
+def run_contest(contest: Contest, plan: Plan, polling_window: float) -> ModelReport:
     cpus = allowed_cpus()
     contest.prepare()
     known: dict[str, Any] = {**conditions(cpus, polling_window), "onnxruntime": _library().__version__}
     known |= {"rounds": plan.rounds, "count": plan.count, "threads": contest.threads}
-    cases = model_cases(contest, cpus.two)
-    bar = Progress(console=progress_console, transient=True, auto_refresh=False)
-    with keep_affinity(), tempfile.TemporaryDirectory(prefix="nnburst-bench-") as directory, bar, ExitStack() as stack:
-        task = bar.add_task("", total=len(cases) * (plan.rounds + 1))
-
-        def progress(what: str) -> None:
-            bar.update(task, advance=1, description=what, refresh=True)
-
-        results = run(cases, Bench(cpus, directory, polling_window, stack), plan, stack, progress)
-    return ModelReport(contest, known, results)
+    return ModelReport(contest, known, run_all(model_cases(contest, cpus.two), cpus, plan, polling_window))

@@ -25,4 +25,7 @@ def step_model(nbytes: int) -> Model:
 
 def size_name(nbytes: int) -> str:
     """As in ``64 KiB``."""
-    return f"{nbytes >> 20} MiB" if nbytes >= 1 << 20 else f"{nbytes >> 10} KiB"
+    for shift, unit in ((20, "MiB"), (10, "KiB")):
+        if nbytes >= 1 << shift:
+            return f"{nbytes >> shift} {unit}"
+    return f"{nbytes} B"

@@ -13,12 +13,15 @@ import multiprocessing
 import os
 import socket
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
 from queue import Empty
-from typing import Any
+from typing import Any, NoReturn
 
-from .placement import APART, ONE_CORE
+from .case import Bench, Case, Subject
+from .placement import ONE_CORE
+from .sampling import time_calls
+from .server import Serve, server_process
 
 MESSAGE = bytes(range(32))
 _WAKE_SECONDS = 1.0  # servers of libraries that swallow signals look up this often to see whether they must end
@@ -26,33 +29,36 @@ _WAKE_SECONDS = 1.0  # servers of libraries that swallow signals look up this of
 Call = Callable[[], object]
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """One way to echo.
+def _asking(send: Callable[[bytes], object], receive: Call) -> Call:
+    def echo() -> object:
+        send(MESSAGE)
+        return receive()
 
-    Attributes:
-        key: Name for ``--only`` and in the JSON file.
-        title: Name in the table.
-        wait: ``poll`` or ``block``.
-        link: Makes the two ends from a private directory; the second is pickled into the server process.
-        client: Context that turns the client's end into a callable which makes one round trip.
-        server: Generator on the server's end: prepares, yields once, then serves for ever.
-        module: What must be importable, or None for the standard library.
-        distribution: What pip must install for it.
-        placement: Where the two processes run.
-        payload_bytes: Size of the request.
-    """
+    return echo
 
-    key: str
-    title: str
-    wait: str
-    link: Callable[[str], tuple[Any, Any]]
-    client: Callable[[Any], Any]
-    server: Callable[[Any], Generator[None, None, None]]
-    module: str | None = None
-    distribution: str | None = None
-    placement: str = APART
-    payload_bytes: int = len(MESSAGE)
+
+def _answer(send: Callable[[Any], object], receive: Call) -> NoReturn:
+    while True:
+        send(receive())
+
+
+@contextmanager
+def _open(
+    link: Callable[[str], tuple[Any, Any]], client: Callable[[Any], Any], serve: Serve, bench: Bench
+) -> Iterator[Subject]:
+    with ExitStack() as stack:
+        ours, theirs = link(bench.directory)
+        process = stack.enter_context(server_process(serve, theirs))
+        if theirs is not ours and hasattr(theirs, "close"):
+            theirs.close()
+        call = stack.enter_context(client(ours))
+        answer = call()
+        if isinstance(answer, bytes) and answer != MESSAGE:
+            raise RuntimeError(f"its answer is {answer!r}, not what it was sent")
+        process.park()
+        # Unparked before the client lets go: closing may need an answer.
+        stack.callback(process.unpark)
+        yield Subject(partial(time_calls, call), process.pid, process.park, process.unpark)
 
 
 # ---- Unix domain socket
@@ -64,17 +70,11 @@ def _socket_link(directory: str) -> tuple[Any, Any]:
 
 @contextmanager
 def _socket_client(sock: socket.socket) -> Iterator[Call]:
-    send, recv = sock.send, sock.recv
-
-    def echo() -> bytes:
-        send(MESSAGE)
-        return recv(64)
-
     with sock:
-        yield echo
+        yield _asking(sock.send, partial(sock.recv, 64))
 
 
-def _socket_server(sock: socket.socket) -> Generator[None, None, None]:
+def socket_server(sock: socket.socket) -> Generator[None, None, None]:
     send, recv = sock.send, sock.recv
     yield
     while message := recv(64):
@@ -163,41 +163,27 @@ def _pipe_link(directory: str) -> tuple[Any, Any]:
 
 @contextmanager
 def _pipe_client(connection: Any) -> Iterator[Call]:
-    send, recv = connection.send_bytes, connection.recv_bytes
-
-    def echo() -> object:
-        send(MESSAGE)
-        return recv()
-
     with connection:
-        yield echo
+        yield _asking(connection.send_bytes, connection.recv_bytes)
 
 
 def _pipe_server(connection: Any) -> Generator[None, None, None]:
-    send, recv = connection.send_bytes, connection.recv_bytes
     yield
     with suppress(EOFError):
-        while True:
-            send(recv())
+        _answer(connection.send_bytes, connection.recv_bytes)
 
 
-def _queue_link(directory: str) -> tuple[Any, Any]:
-    spawn = multiprocessing.get_context("spawn")
-    ends = spawn.Queue(), spawn.Queue()
+def _queue_link(kind: str, directory: str) -> tuple[Any, Any]:
+    made = getattr(multiprocessing.get_context("spawn"), kind)
+    ends = made(), made()
     return ends, ends
 
 
 @contextmanager
 def _queue_client(queues: Any) -> Iterator[Call]:
     there, back = queues
-    put, get = there.put, back.get
-
-    def echo() -> object:
-        put(MESSAGE)
-        return get()
-
     try:
-        yield echo
+        yield _asking(there.put, back.get)
     finally:
         for queue in queues:
             queue.close()
@@ -205,39 +191,21 @@ def _queue_client(queues: Any) -> Iterator[Call]:
 
 
 def _queue_server(queues: Any) -> Generator[None, None, None]:
-    there, back = queues
-    put, get = back.put, there.get
-    back.cancel_join_thread()
-    yield
-    while True:
-        put(get())
-
-
-def _simple_queue_link(directory: str) -> tuple[Any, Any]:
-    spawn = multiprocessing.get_context("spawn")
-    ends = spawn.SimpleQueue(), spawn.SimpleQueue()
-    return ends, ends
+    queues[1].cancel_join_thread()
+    yield from _simple_queue_server(queues)
 
 
 @contextmanager
 def _simple_queue_client(queues: Any) -> Iterator[Call]:
     there, back = queues
-    put, get = there.put, back.get
-
-    def echo() -> object:
-        put(MESSAGE)
-        return get()
-
     with closing(there), closing(back):
-        yield echo
+        yield _asking(there.put, back.get)
 
 
 def _simple_queue_server(queues: Any) -> Generator[None, None, None]:
     there, back = queues
-    put, get = back.put, there.get
     yield
-    while True:
-        put(get())
+    _answer(back.put, there.get)
 
 
 # ---- pyzmq, pynng
@@ -254,13 +222,7 @@ def _zmq_client(address: str) -> Iterator[Call]:
     with zmq.Context() as context, context.socket(zmq.REQ) as sock:
         sock.linger = 0
         sock.connect(address)
-        send, recv = sock.send, sock.recv
-
-        def echo() -> object:
-            send(MESSAGE)
-            return recv()
-
-        yield echo
+        yield _asking(sock.send, sock.recv)
 
 
 def _zmq_server(address: str) -> Generator[None, None, None]:
@@ -268,34 +230,24 @@ def _zmq_server(address: str) -> Generator[None, None, None]:
     with zmq.Context() as context, context.socket(zmq.REP) as sock:
         sock.linger = 0
         sock.bind(address)
-        send, recv = sock.send, sock.recv
         yield
-        while True:
-            send(recv())
+        _answer(sock.send, sock.recv)
 
 
 @contextmanager
 def _nng_client(address: str) -> Iterator[Call]:
     pynng: Any = importlib.import_module("pynng")
     with pynng.Req0(dial=address, recv_timeout=10_000) as sock:
-        send, recv = sock.send, sock.recv
-
-        def echo() -> object:
-            send(MESSAGE)
-            return recv()
-
-        yield echo
+        yield _asking(sock.send, sock.recv)
 
 
 def _nng_server(address: str) -> Generator[None, None, None]:
     pynng: Any = importlib.import_module("pynng")
     with pynng.Rep0(listen=address, recv_timeout=int(_WAKE_SECONDS * 1000)) as sock:
-        send, recv = sock.send, sock.recv
         yield
         while True:
             with suppress(pynng.Timeout):
-                while True:
-                    send(recv())
+                _answer(sock.send, sock.recv)
 
 
 # ---- iceoryx2: request-response on fixed-size payloads, both sides polling
@@ -403,55 +355,61 @@ def _fifo_poll_server(queues: Any) -> Generator[None, None, None]:
 @contextmanager
 def _fifo_block_client(queues: Any) -> Iterator[Call]:
     there, back = queues
-    put, get = there.put, back.get
-
-    def echo() -> object:
-        put(MESSAGE)
-        return get(timeout=10.0)
-
-    yield echo
+    yield _asking(there.put, partial(back.get, timeout=10.0))
 
 
 def _fifo_block_server(queues: Any) -> Generator[None, None, None]:
     there, back = queues
-    put, get = back.put, there.get
     yield
     while True:
         with suppress(Empty):
-            while True:
-                put(get(timeout=_WAKE_SECONDS))
+            _answer(back.put, partial(there.get, timeout=_WAKE_SECONDS))
 
 
-PEERS: tuple[Peer, ...] = (
-    Peer(
+def _case(
+    key: str, title: str, wait: str, link: Callable[[str], tuple[Any, Any]], client: Callable[[Any], Any], serve: Serve,
+    **more: Any,
+) -> Case:  # fmt: skip
+    """A row: how the two ends are made, and what each does with its own; the second is pickled into the server."""
+    return Case(key, "e", title, wait, len(MESSAGE), partial(_open, link, client, serve), **more)
+
+
+PEER_CASES: tuple[Case, ...] = (
+    _case(
         "iceoryx2", "iceoryx2 request-response", "poll", _iceoryx_link, _iceoryx_client, _iceoryx_server,
-        "iceoryx2", "iceoryx2",
+        module="iceoryx2", distribution="iceoryx2",
     ),
-    Peer("mmap-word", "a word in an mmap, nothing checked", "poll", _word_link, _word_client, _word_server),
-    Peer(
+    _case("mmap-word", "a word in an mmap, nothing checked", "poll", _word_link, _word_client, _word_server),
+    _case(
         "seqpacket-poll", "Unix SOCK_SEQPACKET, MSG_DONTWAIT", "poll", _socket_link, _spun_socket_client,
         _spun_socket_server,
     ),
-    Peer("seqpacket", "Unix SOCK_SEQPACKET", "block", _socket_link, _socket_client, _socket_server),
-    Peer(
-        "seqpacket-1core", "Unix SOCK_SEQPACKET", "block", _socket_link, _socket_client, _socket_server,
+    _case("seqpacket", "Unix SOCK_SEQPACKET", "block", _socket_link, _socket_client, socket_server),
+    _case(
+        "seqpacket-1core", "Unix SOCK_SEQPACKET", "block", _socket_link, _socket_client, socket_server,
         placement=ONE_CORE,
     ),
-    Peer("pipe", "multiprocessing.Pipe, bytes", "block", _pipe_link, _pipe_client, _pipe_server),
-    Peer(
-        "simple-queue", "multiprocessing.SimpleQueue", "block", _simple_queue_link, _simple_queue_client,
-        _simple_queue_server,
+    _case("pipe", "multiprocessing.Pipe, bytes", "block", _pipe_link, _pipe_client, _pipe_server),
+    _case(
+        "simple-queue", "multiprocessing.SimpleQueue", "block", partial(_queue_link, "SimpleQueue"),
+        _simple_queue_client, _simple_queue_server,
     ),
-    Peer("mp-queue", "multiprocessing.Queue", "block", _queue_link, _queue_client, _queue_server),
-    Peer("zmq", "pyzmq ipc:// REQ/REP", "block", _ipc_link, _zmq_client, _zmq_server, "zmq", "pyzmq"),
-    Peer("nng", "pynng ipc:// req/rep", "block", _ipc_link, _nng_client, _nng_server, "pynng", "pynng"),
-    Peer(
+    _case("mp-queue", "multiprocessing.Queue", "block", partial(_queue_link, "Queue"), _queue_client, _queue_server),
+    _case(
+        "zmq", "pyzmq ipc:// REQ/REP", "block", _ipc_link, _zmq_client, _zmq_server,
+        module="zmq", distribution="pyzmq",
+    ),
+    _case(
+        "nng", "pynng ipc:// req/rep", "block", _ipc_link, _nng_client, _nng_server,
+        module="pynng", distribution="pynng",
+    ),
+    _case(
         "faster-fifo-poll", "faster-fifo, bytes", "poll", _fifo_link, _fifo_poll_client, _fifo_poll_server,
-        "faster_fifo", "faster-fifo",
+        module="faster_fifo", distribution="faster-fifo",
     ),
-    Peer(
+    _case(
         "faster-fifo", "faster-fifo, bytes", "block", _fifo_link, _fifo_block_client, _fifo_block_server,
-        "faster_fifo", "faster-fifo",
+        module="faster_fifo", distribution="faster-fifo",
     ),
 )  # fmt: skip
 """The order is that of the table."""

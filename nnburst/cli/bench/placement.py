@@ -31,7 +31,6 @@ class Cpus:
 
     @property
     def two(self) -> bool:
-        """Whether the rows that need two CPUs can run."""
         return self.client != self.server
 
     def of_server(self, placement: str) -> int:
@@ -66,12 +65,7 @@ def _threads(pid: int) -> set[int]:
 
 
 def pin_process(pid: int, cpus: set[int]) -> None:
-    """Pin every thread of a process, including those that appear meanwhile.
-
-    Args:
-        pid: The process.
-        cpus: CPU numbers.
-    """
+    """Pin every thread of a process, including those that appear meanwhile."""
     pinned: set[int] = set()
     while new := _threads(pid) - pinned:
         for thread in new:
@@ -121,12 +115,7 @@ def _bytecode() -> str:
 
 
 def conditions(cpus: Cpus, polling_window: float) -> dict[str, str | int | float | list[int]]:
-    """Describe the machine and the placement of a run.
-
-    Args:
-        cpus: The pair in use.
-        polling_window: Seconds that the polling burst rows look before they sleep.
-    """
+    """Describe the machine and the placement of a run."""
     return {
         "cpu": _cpu_model(),
         "cores": os.cpu_count() or 1,

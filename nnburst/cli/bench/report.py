@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .case import Case
+from .models import size_name
 from .placement import ONE_CORE
 from .sampling import Result
 
@@ -57,11 +58,25 @@ FIGURES: dict[str, Callable[[Result], str]] = {
 _NARROW_FIGURES = ("p50", "p99", "max", "p50/L")
 
 
-def size(nbytes: int) -> str:
-    for shift, unit in ((20, "MiB"), (10, "KiB")):
-        if nbytes >= 1 << shift:
-            return f"{nbytes >> shift} {unit}"
-    return f"{nbytes} B"
+def machine(conditions: Mapping[str, Any]) -> str:
+    """Say where it was measured."""
+    c = conditions
+    virtual = ", virtual machine" if c["virtual_machine"] else ""
+    return f"{c['cpu']}, {c['cores']} cores{virtual}, Linux {c['kernel']}, {c['python']}"
+
+
+def show_notes(console: Console, results: Mapping[str, Result]) -> None:
+    """Print why rows have no figures, or fewer."""
+    notes: dict[str, list[str]] = {}
+    for key, result in results.items():
+        if result.note:
+            notes.setdefault(result.note, []).append(key)
+    for note, keys in notes.items():
+        console.print(f"{', '.join(keys)}: {note}", style="yellow", markup=False, highlight=False)
+
+
+def write_document(path: Path, document: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +85,6 @@ class Report:
 
     Attributes:
         conditions: Machine, placement and amount, by name.
-        cases: The rows in order.
-        results: Measurements, by key.
         groups: Titles of the paragraphs of the table, by letter.
     """
 
@@ -87,11 +100,9 @@ class Report:
                 yield title, rows
 
     def words(self) -> list[str]:
-        """The conditions."""
         c = self.conditions
         return [
-            f"{c['cpu']}, {c['cores']} cores{', virtual machine' if c['virtual_machine'] else ''}, "
-            f"Linux {c['kernel']}, {c['python']}",
+            machine(c),
             f"client on CPU {c['client_cpu']}, server on CPU {c['server_cpu']} (one core: both on the client's); "
             "every thread of both processes pinned",
             f"polling window {c['polling_window_us']:g} µs; block means window 0, so every wait is a system call",
@@ -121,14 +132,9 @@ class Report:
                 where = ", one core" if case.placement == ONE_CORE else ""
                 values = [text(result) for text in figures.values()] if result.rounds else ["-"]
                 style = None if result.rounds else "dim"
-                table.add_row(f"  {case.title}{where}", case.wait, size(case.payload_bytes), *values, style=style)
+                table.add_row(f"  {case.title}{where}", case.wait, size_name(case.payload_bytes), *values, style=style)
         console.print(table)
-        notes: dict[str, list[str]] = {}
-        for case in self.cases:
-            if note := self.results[case.key].note:
-                notes.setdefault(note, []).append(case.key)
-        for note, keys in notes.items():
-            console.print(f"{', '.join(keys)}: {note}", style="yellow", markup=False, highlight=False)
+        show_notes(console, self.results)
         console.print("[bold]Conditions[/bold]")
         for line in self.words():
             console.print("  " + line, markup=False, highlight=False)
@@ -163,9 +169,7 @@ class Report:
         }
 
     def document(self) -> dict[str, Any]:
-        """Return what the JSON file holds."""
         return {"conditions": dict(self.conditions), "rows": [self.row(c) for c in self.cases]}
 
     def write_json(self, path: Path) -> None:
-        """Write the document."""
-        path.write_text(json.dumps(self.document(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        write_document(path, self.document())

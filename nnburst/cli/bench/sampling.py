@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,28 +29,30 @@ def time_calls(call: Callable[[], object], count: int) -> Samples:
     One clock reading per iteration, chained: sample i is the time between the readings i and i+1, so nothing that
     happens between two calls is lost, and every sample contains one clock reading. The garbage collector is off.
 
-    Args:
-        call: What to measure; takes nothing.
-        count: How many samples.
-
     Returns:
         int64[count], nanoseconds.
     """
     now = time.perf_counter_ns
     stamps = [0] * (count + 1)
-    was_enabled = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
+    with no_collector():
         stamps[0] = now()
         for i in range(1, count + 1):
             call()
             stamps[i] = now()
+    return np.diff(stamps)
+
+
+@contextmanager
+def no_collector() -> Iterator[None]:
+    """Collect garbage, and then none until the end."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
     finally:
         if was_enabled:
             gc.enable()
-    times = np.array(stamps, dtype=np.int64)
-    return times[1:] - times[:-1]
 
 
 def from_c(count: int, what: str, run: Callable[[Any], int]) -> Samples:
@@ -68,7 +71,7 @@ def line_samples(cpus: Cpus, count: int, warmup: int = 100) -> Samples:
 
 def c_clock_overhead(count: int = 2000) -> float:
     """Return the median cost of one clock reading in C, nanoseconds (mean of the middle half: the clock is coarse)."""
-    samples = np.sort(from_c(count, "clock", lambda out: lib.nnb_bench_clock(count, out)))
+    samples = np.sort(from_c(count, "clock", lambda out: lib.nnb_bench_runs(ffi.NULL, count, out)))
     return float(samples[count // 4 : -count // 4].mean())
 
 

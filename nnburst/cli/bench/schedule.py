@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import numpy as np
 
 from ...errors import MissedDeadline
 from .case import Bench, Case, Subject
-from .placement import pin_process
+from .placement import Cpus, keep_affinity, pin_process
 from .sampling import Result, Round, line_samples
 
 _WATCHDOG_SECONDS = 60.0
@@ -91,6 +92,22 @@ def _turn(case: Case, subject: Subject, bench: Bench, plan: Plan) -> Round:
     return Round(samples, before, _line(bench))
 
 
+def run_all(cases: Sequence[Case], cpus: Cpus, plan: Plan, polling_window: float) -> dict[str, Result]:
+    """As `run`, with a progress bar; all that was set up is undone at the end."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    # The bar draws between turns only: a refreshing thread would disturb the rows.
+    bar = Progress(console=Console(stderr=True), transient=True, auto_refresh=False)
+    with keep_affinity(), tempfile.TemporaryDirectory(prefix="nnburst-bench-") as directory, bar, ExitStack() as stack:
+        task = bar.add_task("", total=len(cases) * (plan.rounds + 1))
+
+        def progress(what: str) -> None:
+            bar.update(task, advance=1, description=what, refresh=True)
+
+        return run(cases, Bench(cpus, directory, polling_window, stack), plan, stack, progress)
+
+
 def run(
     cases: Sequence[Case], bench: Bench, plan: Plan, stack: ExitStack, progress: Callable[[str], None]
 ) -> dict[str, Result]:
@@ -100,9 +117,6 @@ def run(
     machine is too busy has no samples.
 
     Args:
-        cases: The rows.
-        bench: Shared by all rows.
-        plan: How much to measure.
         stack: What has been set up is undone with it.
         progress: Called with the name of what comes next, once per row set up and once per turn.
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
+from ...errors import DeviceUnavailable
+
 _START_SECONDS = 30.0
 _STOP_SECONDS = 3.0
 _PR_SET_PDEATHSIG = 1
@@ -54,7 +56,6 @@ class ServerProcess:
         os.kill(self.pid, signal.SIGSTOP)
 
     def unpark(self) -> None:
-        """Let the process go on."""
         os.kill(self.pid, signal.SIGCONT)
 
     def stop(self) -> None:
@@ -78,7 +79,7 @@ def server_process(serve: Serve, end: Any) -> Iterator[ServerProcess]:
         end: Its argument, pickled into the child.
 
     Raises:
-        RuntimeError: The server did not become ready.
+        DeviceUnavailable: The server did not become ready.
     """
     spawn = multiprocessing.get_context("spawn")
     ready, theirs = spawn.Pipe(duplex=False)
@@ -89,11 +90,11 @@ def server_process(serve: Serve, end: Any) -> Iterator[ServerProcess]:
     try:
         with ready:
             if not ready.poll(_START_SECONDS):
-                raise RuntimeError(f"its server was not ready within {_START_SECONDS:.0f} s")
+                raise DeviceUnavailable(f"its server was not ready within {_START_SECONDS:.0f} s")
             try:
                 ready.recv()
             except EOFError:
-                raise RuntimeError("its server ended while it started") from None
+                raise DeviceUnavailable("its server ended while it started") from None
         yield server
     finally:
         server.stop()

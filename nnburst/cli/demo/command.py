@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
 
 import click
 import numpy as np
@@ -13,8 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from ...burst import default_polling_window
-from ...errors import NNBurstError
 from ...runtime import launch
+from ..targets import checked
 from .contenders import BurstContender, Contender, InProcessContender, PipeContender
 from .network import Digits, build_model, load_digits
 from .race import PERCENTILES, WARM_UP, Lap, race
@@ -33,17 +34,29 @@ BURST_ALONE, PIPE_ALONE = "burst, no-op device", "Pipe, no-op device"
     metavar="SECONDS",
     help="How long a burst polls before it sleeps; 0 never polls.  [default: 50e-6 with two CPUs or more, else 0]",
 )
-def demo(passes: int, device: str, polling_window: float | None) -> None:
+@click.option(
+    "--save",
+    "file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    callback=checked,
+    metavar="FILE",
+    help="Write a model to try things with instead, digits.onnx or detector.onnx, and an input for it (.npy).",
+)
+def demo(passes: int, device: str, polling_window: float | None, file: Path | None) -> None:
     """Classify 1,797 real handwritten digits in an isolated service process, one image per execution.
 
     Compares the burst with multiprocessing.Pipe and with in-process execution. Exits with 1 if any answer differs,
     in any bit, from in-process execution of the same model.
+
+    \b
+    nnburst demo --save digits.onnx
+    nnburst run digits.onnx --input image=digits.npy
     """
+    if file is not None:
+        _save(file)
+        return
     digits = load_digits()
-    try:
-        laps = _run(digits, passes, device, polling_window)
-    except NNBurstError as error:
-        raise click.ClickException(f"{type(error).__name__}: {error}") from error
+    laps = _run(digits, passes, device, polling_window)
     _report(digits, laps, passes, device, polling_window)
     differences = [difference for lap in laps.values() for difference in lap.differences]
     if differences:
@@ -58,45 +71,38 @@ def demo(passes: int, device: str, polling_window: float | None) -> None:
     )
 
 
+def _save(file: Path) -> None:
+    from .save import save  # which needs ONNX
+
+    beside = save(file)
+    click.echo(f"{file} is written, with an input; now: nnburst run {file} --input image={beside}")
+
+
 def _run(digits: Digits, passes: int, device: str, polling_window: float | None) -> dict[str, Lap]:
     model = build_model()
     with ExitStack() as stack:
-
-        def started(contender: Contender) -> Contender:
-            stack.callback(contender.close)
-            return contender
-
-        local = InProcessContender(device, model)
-        started(local)
+        local = stack.enter_context(closing(InProcessContender(device, model)))
         expected = np.stack([local.classify_unbound(image) for image in digits.images])
         service = stack.enter_context(launch(devices=tuple(dict.fromkeys((device, NOOP)))))
-        contenders = {
-            BURST: started(BurstContender(service, model, device, polling_window)),
-            PIPE: started(PipeContender(device)),
+        contenders: dict[str, Contender] = {
+            BURST: stack.enter_context(closing(BurstContender(service, model, device, polling_window))),
+            PIPE: stack.enter_context(closing(PipeContender(device))),
             LOCAL: local,
-            BURST_ALONE: started(BurstContender(service, model, NOOP, polling_window)),
-            PIPE_ALONE: started(PipeContender(NOOP)),
+            BURST_ALONE: stack.enter_context(closing(BurstContender(service, model, NOOP, polling_window))),
+            PIPE_ALONE: stack.enter_context(closing(PipeContender(NOOP))),
         }
         with _progress(len(contenders) * passes * len(digits.images)) as advance:
             return race(contenders, digits.images, dict.fromkeys((BURST, PIPE, LOCAL), expected), passes, advance)
 
 
-class _Advance:
-    """Draws the bar when asked: a drawing thread would disturb the measurement."""
-
-    def __init__(self, progress: Progress, total: int) -> None:
-        self._progress, self._task = progress, progress.add_task("", total=total)
-
-    def __call__(self, name: str, count: int) -> None:
-        self._progress.update(self._task, advance=count, description=name, refresh=True)
-
-
 @contextmanager
-def _progress(total: int) -> Iterator[_Advance]:
+def _progress(total: int) -> Iterator[Callable[[str, int], None]]:
+    """Give what draws the bar when asked: a drawing thread would disturb the measurement."""
     console = Console(stderr=True)
     columns = TextColumn("{task.description:<21}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, auto_refresh=False, disable=not console.is_terminal) as progress:
-        yield _Advance(progress, total)
+        task = progress.add_task("", total=total)
+        yield lambda name, count: progress.update(task, advance=count, description=name, refresh=True)
 
 
 def _report(digits: Digits, laps: dict[str, Lap], passes: int, device: str, polling_window: float | None) -> None:

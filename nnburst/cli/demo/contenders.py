@@ -8,6 +8,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import multiprocessing
+from collections.abc import Generator
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
@@ -16,9 +17,10 @@ import numpy.typing as npt
 
 from ...burst import Kernel
 from ...devices import create_device
-from ...errors import ErrorStatus, GeneralFailure, NNBurstError, error_for
+from ...errors import ErrorStatus, GeneralFailure, error_for
 from ...memory import Memory
 from ...model import DataLocation, MeasureTiming, Model, Request, RequestArgument
+from ..bench.server import server_process
 from .network import IMAGE_SHAPE, INPUT, OUTPUT, PROBABILITIES_SHAPE, build_model
 
 if TYPE_CHECKING:
@@ -47,7 +49,8 @@ class BurstContender(Contender):
         self._session = service.session(model, device=device, polling_window=polling_window)
         try:
             bound = self._session.bind()
-            self._image, self._probabilities = bound.inputs[INPUT], bound.outputs[OUTPUT]
+            self._image: FloatArray = bound.inputs[INPUT]
+            self._probabilities: FloatArray = bound.outputs[OUTPUT]
             self._run = bound.run
         except BaseException:
             self._session.close()
@@ -105,58 +108,32 @@ class InProcessContender(Contender):
         self._memory.close()
 
 
-def _serve_pipe(connection: Connection, device: str) -> None:
-    """Main function of the `multiprocessing` child: the same prepared model behind a Pipe."""
-    try:
-        try:
-            contender = InProcessContender(device, build_model())
-        except NNBurstError as error:
-            connection.send(str(error))
-            return
-        with contextlib.closing(contender):
-            connection.send(None)
-            while (image := connection.recv()) is not None:
-                connection.send(contender.classify(image))
-    except (EOFError, ConnectionError, KeyboardInterrupt):
-        pass  # the parent is gone, or Ctrl-C reached the whole process group
+def _serve(end: tuple[Connection, str]) -> Generator[None, None, None]:
+    connection, device = end
+    with contextlib.closing(InProcessContender(device, build_model())) as contender:
+        yield
+        while True:
+            connection.send(contender.classify(connection.recv()))
 
 
 class PipeContender(Contender):
     """A `multiprocessing.Pipe` to a child (start method spawn)."""
 
     def __init__(self, device: str) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve_pipe, args=(theirs, device), daemon=True)
-        self._process.start()
-        theirs.close()
-        try:
-            failure = self._receive()
-            if failure is not None:
-                raise GeneralFailure(f"the multiprocessing child: {failure}")
-        except BaseException:
-            self.close()
-            raise
-
-    def _receive(self) -> object:
-        try:
-            return self._connection.recv()
-        except (EOFError, ConnectionResetError):
-            raise GeneralFailure("the multiprocessing child has ended; its message is above") from None
+        self._connection, theirs = multiprocessing.Pipe()
+        self._stack = contextlib.ExitStack()
+        self._stack.enter_context(self._connection)
+        with theirs:
+            self._stack.enter_context(server_process(_serve, (theirs, device)))
 
     def classify(self, image: FloatArray) -> FloatArray:
-        self._connection.send(image)
-        answer = self._receive()
+        try:
+            self._connection.send(image)
+            answer = self._connection.recv()
+        except (EOFError, ConnectionError):
+            raise GeneralFailure("the multiprocessing child has ended; its message is above") from None
         assert isinstance(answer, np.ndarray)
         return answer
 
     def close(self) -> None:
-        if self._connection.closed:
-            return
-        try:
-            self._connection.send(None)
-        except (BrokenPipeError, ConnectionResetError):
-            pass
-        self._connection.close()
-        self._process.join()
-        self._process.close()
+        self._stack.close()

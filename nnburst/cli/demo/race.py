@@ -18,32 +18,18 @@ CHUNK = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """An answer whose bits are not those of the in-process execution."""
-
-    contender: str
-    image: int
-    expected: npt.NDArray[np.float32]
-    got: npt.NDArray[np.float32]
-
-    def __str__(self) -> str:
-        largest = np.abs(self.expected - self.got).max()
-        return f"{self.contender}, image {self.image}: probabilities differ by up to {largest:.3g}"
-
-
-@dataclass(frozen=True, slots=True)
 class Lap:
     """What one contender did.
 
     Attributes:
         nanoseconds: int64, duration of each call, in order.
         answers: float32 [n, 1, 10] of the last pass.
-        differences: Answers of any pass that differ from the expected ones.
+        differences: Answers of any pass whose bits are not those of the expected ones, in words.
     """
 
     nanoseconds: npt.NDArray[np.int64]
     answers: npt.NDArray[np.float32]
-    differences: tuple[Difference, ...]
+    differences: tuple[str, ...]
 
     def percentiles_us(self) -> tuple[float, ...]:
         """Return the `PERCENTILES` of the durations in microseconds."""
@@ -63,14 +49,13 @@ def race(
 
     Args:
         contenders: Name → contender.
-        images: float32 [n, 1, 8, 8, 1].
         expected: Name → right answers [n, 1, 10], for the contenders whose answers are to be checked.
         passes: How often each contender sees all images.
         advance: Called with a contender's name and a number of finished calls, outside the timed part.
     """
     durations: dict[str, list[npt.NDArray[np.int64]]] = {name: [] for name in contenders}
     answers: dict[str, npt.NDArray[np.float32]] = {}
-    differences: dict[str, list[Difference]] = {name: [] for name in contenders}
+    differences: dict[str, list[str]] = {name: [] for name in contenders}
     for contender in contenders.values():
         for image in images[:WARM_UP]:
             contender.classify(image)
@@ -103,6 +88,7 @@ def _timed(
     return taken, answers
 
 
-def _compare(name: str, expected: npt.NDArray[np.float32], got: npt.NDArray[np.float32]) -> list[Difference]:
+def _compare(name: str, expected: npt.NDArray[np.float32], got: npt.NDArray[np.float32]) -> list[str]:
     different = (expected.view(np.uint32) != got.view(np.uint32)).reshape(len(expected), -1).any(axis=1)
-    return [Difference(name, int(i), expected[i], got[i]) for i in np.flatnonzero(different)]
+    far = np.abs(expected - got).reshape(len(expected), -1).max(axis=1)
+    return [f"{name}, image {i}: probabilities differ by up to {far[i]:.3g}" for i in np.flatnonzero(different)]

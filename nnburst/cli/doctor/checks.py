@@ -17,8 +17,7 @@ import resource
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,6 +27,7 @@ EXTRAS = {
     "onnx": ("onnxruntime", "onnx"),
     "metrics": ("prometheus_client",),
     "oip": ("grpc", "tritonclient", "aiohttp"),
+    "pictures": ("PIL",),
     "bench": ("zmq", "pynng", "iceoryx2", "faster_fifo", "matplotlib"),
 }
 ENOUGH_SHM = 64 << 20
@@ -114,12 +114,17 @@ def check_device(name: str) -> Finding:
 
 
 def check_extra(extra: str) -> Finding:
-    """The modules of an extra can be imported: in a process of their own, since a broken one may end it."""
+    """The modules of an extra can be imported: in a process of their own, since a broken one may end it.
+
+    Of ONNX Runtime, also the providers that it has.
+    """
     code = (
         f"import sys; sys.path[:] = {sys.path!r}; from importlib import import_module\n"
         f"for name in {EXTRAS[extra]}:\n"
         "    print(name, end=' ', flush=True)\n"
-        "    try: print(getattr(import_module(name), '__version__', ''))\n"
+        "    try:\n"
+        "        module = import_module(name)\n"
+        "        print(getattr(module, '__version__', ''), *getattr(module, 'get_available_providers', tuple)())\n"
         "    except ModuleNotFoundError as error:\n"
         "        if error.name != name: raise\n"
         "        print('missing')\n"
@@ -190,22 +195,13 @@ def check_window() -> Finding:
     return _ok(f"{window * 1e6:g} µs ({source})")
 
 
-@contextmanager
-def _memfd(flags: int) -> Iterator[int]:
-    fd = os.memfd_create("nnburst-doctor", os.MFD_CLOEXEC | flags)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
 def check_memfd() -> Finding:
     """Anonymous shared memory that a peer cannot truncate."""
-    with _memfd(os.MFD_ALLOW_SEALING) as fd:
-        os.ftruncate(fd, mmap.PAGESIZE)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    with open(os.memfd_create("nnburst-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "wb") as memory:
+        memory.truncate(mmap.PAGESIZE)
+        fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         try:
-            os.ftruncate(fd, 0)
+            memory.truncate(0)
         except PermissionError:
             return _ok("memfd_create works and seals hold")
     return Finding(Level.FAIL, "a sealed memfd could be truncated", "Use a kernel ≥ 3.17 without emulation of memfd.")
@@ -231,10 +227,10 @@ def check_futex() -> Finding:
 def check_sockets() -> Finding:
     """The control plane: packets with descriptors over a Unix socket, peer identity, a handle on a process."""
     left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with left, right, _memfd(0) as fd:
-        socket.send_fds(left, [b"x"], [fd])
+    with left, right, open(os.memfd_create("nnburst-doctor"), "wb") as memory:
+        socket.send_fds(left, [b"x"], [memory.fileno()])
         _, fds, _, _ = socket.recv_fds(right, 1, 1)
-        same = len(fds) == 1 and os.path.sameopenfile(fd, fds[0])
+        same = len(fds) == 1 and os.path.sameopenfile(memory.fileno(), fds[0])
         for received in fds:
             os.close(received)
     if not same:

@@ -21,8 +21,8 @@ def doctor(devices: tuple[str, ...], as_json: bool) -> None:
     """Check whether this machine suits bursts, and recommend remedies.
 
     Opens each device in a service, with those that are named, such as nnburst-function:call=FILE.py:NAME, and says what
-    they need beyond the sandbox; imports each extra. Exits with 1 if nnburst cannot work here. The last line reads
-    "doctor: ok=… warn=… fail=…".
+    they need beyond the sandbox; imports each extra, and lists ONNX Runtime's execution providers. Exits with 1 if
+    nnburst cannot work here. The last line reads "doctor: ok=… warn=… fail=…".
     """
     findings = {name: run_check(check) for name, check in all_checks(devices).items()}
     counts = {level.name.lower(): 0 for level in Level}

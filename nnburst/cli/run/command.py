@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -9,16 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...errors import InvalidArgument, NNBurstError
-from ..targets import why_not, writing
+from ...errors import InvalidArgument
+from ..targets import checked, why_not, writing
 
 if TYPE_CHECKING:
     from ...runtime import Session
+    from .words import Box
 
 
 @click.command()
 @click.argument("model", type=click.Path(dir_okay=False))
-@click.option("--input", "inputs", multiple=True, metavar="NAME=FILE.npy", help="An input; may be repeated.")
+@click.option(
+    "--input",
+    "inputs",
+    multiple=True,
+    metavar="NAME=FILE.npy",
+    help="An input; may be repeated. Also a picture, with nnburst[pictures].",
+)
 @click.option("--output", "outputs", multiple=True, metavar="NAME=FILE.npy", help="Save an output; may be repeated.")
 @click.option("--random", "fill", is_flag=True, help="Make up the inputs that are not given.")
 @click.option("--shape", "shapes", multiple=True, metavar="NAME=1,3,…", help="Shape of an input that is made up.")
@@ -38,6 +46,14 @@ if TYPE_CHECKING:
     metavar="N",
     help="Rows of such files that are run at once.",
 )
+@click.option("--labels", type=click.Path(path_type=Path), metavar="FILE", help="Names of the classes, one a line.")
+@click.option(
+    "--draw",
+    type=click.Path(path_type=Path, dir_okay=False),
+    callback=checked,
+    metavar="FILE.png",
+    help="Save the input as a picture with the boxes that were found; needs nnburst[pictures].",
+)
 @click.option("--show", is_flag=True, help="Only print what the model takes and gives.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def run(
@@ -50,6 +66,8 @@ def run(
     many: Path | None,
     into: Path | None,
     batch: int,
+    labels: Path | None,
+    draw: Path | None,
     show: bool,
     as_json: bool,
 ) -> None:
@@ -57,32 +75,43 @@ def run(
 
     \b
     nnburst run detector.onnx --show
-    nnburst run detector.onnx --input image=frame.npy --output boxes=boxes.npy
-    nnburst run detector.onnx --many frames --into boxes --batch 64
+    nnburst run detector.onnx --input image=detector.npy --output boxes=boxes.npy
+    nnburst run detector.onnx --input image=photo.png --labels names.txt --draw found.png
+    nnburst run digits.onnx --many images --into answers --batch 64
+
+    Outputs that are probabilities or boxes are told in words. Files of strings have NumPy's type U; sequences, maps and
+    optionals, which are no arrays, are saved as JSON, in an array of one string.
 
     A file of --many is one input: a .npy file for a model with one, else a .npz file with an array for each. One that
     fails is named, the others run; then the status is 1. If the service dies of three files in a row, or outputs cannot
     be saved, the rest is not run: --json names it as "missing".
     """
     from ...runtime import Session
-    from ..tensors import load_arrays, parse_pairs
+    from ..tensors import load_arrays, parse_pairs, parse_shapes
+    from .pictures import is_picture
+    from .words import find_boxes, read_labels
 
-    try:
-        if many is not None:
-            if inputs or outputs or fill or shapes or show:
-                raise InvalidArgument("--many takes its inputs from files; give --into for what comes out")
-            _run_many(model, device, many, into, batch, as_json)
+    if many is not None:
+        if inputs or outputs or fill or shapes or labels or draw or show:
+            raise InvalidArgument("--many takes its inputs from files; give --into for what comes out")
+        _run_many(model, device, many, into, batch, as_json)
+        return
+    if into is not None or batch != 1:
+        raise InvalidArgument("--into and --batch belong to --many DIR")
+    given = parse_pairs(inputs, "--input")
+    if draw is not None and not is_picture(draw.name):
+        raise InvalidArgument(f"--draw {draw}: give a name of a picture, such as found.png")
+    arrays = load_arrays({name: file for name, file in given.items() if not is_picture(file)})
+    pictures = {name: file for name, file in given.items() if name not in arrays}
+    files, names = _targets(parse_pairs(outputs, "--output")), read_labels(labels)
+    with Session(model, device=device) as session:
+        if show:
+            _show(session, as_json)
             return
-        if into is not None or batch != 1:
-            raise InvalidArgument("--into and --batch belong to --many DIR")
-        arrays, files = load_arrays(inputs), _targets(parse_pairs(outputs, "--output"))
-        with Session(model, device=device) as session:
-            if show:
-                _show(session, as_json)
-            else:
-                _run(session, arrays, files, fill, shapes, as_json)
-    except NNBurstError as error:
-        raise click.ClickException(f"{type(error).__name__}: {error}") from error
+        arrays = _inputs(session, arrays, pictures, fill, parse_shapes(shapes))
+        found = _run(session, arrays, files, names, as_json)
+    if draw is not None:
+        _draw(arrays, find_boxes(found, names), draw)
 
 
 def _run_many(model: str, device: str | None, many: Path, into: Path | None, batch: int, as_json: bool) -> None:
@@ -126,42 +155,68 @@ def _targets(files: dict[str, str]) -> dict[str, Path]:
     return targets
 
 
-def _run(
+def _inputs(
     session: Session,
     arrays: dict[str, Any],
-    files: dict[str, Path],
+    pictures: dict[str, str],
     fill: bool,
-    shapes: tuple[str, ...],
-    as_json: bool,
-) -> None:
-    import numpy as np
+    shapes: dict[str, tuple[int, ...]],
+) -> dict[str, Any]:
+    from ..tensors import describe, made_up
+    from .pictures import load_picture
 
-    from ..tensors import describe, made_up, parse_shapes
-
-    names = [argument.name for argument in session.get_outputs()]
-    takes = [argument.name for argument in session.get_inputs()]
-    for option, given, known in (("--input", arrays, takes), ("--output", files, names)):
-        unknown = sorted(given.keys() - set(known))
-        if unknown:
-            raise InvalidArgument(f"{option} for {unknown}; the {option[2:]}s are {known}")
-    missing = [argument for argument in session.get_inputs() if argument.name not in arrays]
+    arguments = {argument.name: argument for argument in session.get_inputs()}
+    _check_known("--input", {**arrays, **pictures}, list(arguments))
+    arrays = {**arrays, **{name: load_picture(file, arguments[name]) for name, file in pictures.items()}}
+    missing = [argument for name, argument in arguments.items() if name not in arrays]
     if missing and not fill:
         wanted = "; ".join(describe(argument) for argument in missing)
         raise InvalidArgument(f"give --input NAME=FILE.npy for each of: {wanted}; or make them up with --random")
-    arrays |= made_up(missing, parse_shapes(shapes))
+    return {**arrays, **made_up(missing, shapes)}
+
+
+def _check_known(option: str, given: dict[str, Any], known: list[str]) -> None:
+    if unknown := sorted(given.keys() - set(known)):
+        raise InvalidArgument(f"{option} for {unknown}; the {option[2:]}s are {known}")
+
+
+def _run(
+    session: Session, arrays: dict[str, Any], files: dict[str, Path], labels: list[str], as_json: bool
+) -> dict[str, Any]:
+    """Run once, print and save; return the outputs by name."""
+    import numpy as np
+
+    from ..tensors import as_result, as_saved, plain
+    from .words import in_words, shortened
+
+    arguments = {argument.name: argument for argument in session.get_outputs()}
+    _check_known("--output", files, list(arguments))
+    found = dict(zip(arguments, session.run(None, arrays), strict=True))
     rows = []
-    for name, array in zip(names, session.run(None, arrays), strict=True):
-        row = {"name": name, "dtype": array.dtype.name, "shape": list(array.shape)}
+    for name, value in found.items():
+        row = as_result(arguments[name], value)
         if name in files:
             with writing(files[name]), open(files[name], "wb") as file:
-                np.save(file, array)  # into exactly this file, whatever its name ends with
+                np.save(file, as_saved(value))  # into exactly this file, whatever its name ends with
             rows.append(row | {"file": str(files[name])})
         else:
-            rows.append(row | {"values": array.tolist()})
+            rows.append(row | {"values": plain(value)})
         if not as_json:
+            shape = "" if row["shape"] is None else f" {row['shape']}"
             saved = f" saved to {files[name]}" if name in files else ""
-            click.echo(f"{name}: {row['dtype']} {row['shape']}{saved}")
-            if name not in files:
-                click.echo(np.array2string(array, threshold=40, precision=6))
+            click.echo(f"{name}: {row['dtype']}{shape}{saved}")
+            words = in_words(name, found, labels)
+            if words or name not in files:
+                click.echo("\n".join(words or shortened(value)))
     if as_json:
         click.echo(json.dumps({"outputs": rows}))
+    return found
+
+
+def _draw(arrays: dict[str, Any], boxes: dict[str, list[Box]], file: Path) -> None:
+    from .pictures import draw
+
+    if not boxes or len(arrays) != 1:
+        raise InvalidArgument("--draw: the model has no output with boxes, or more inputs than a picture")
+    with writing(file):
+        draw(next(iter(arrays.values())), itertools.chain(*boxes.values()), file)

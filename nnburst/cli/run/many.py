@@ -20,13 +20,13 @@ from ...errors import DeadObject, InvalidArgument, NNBurstError
 from ...runtime import NodeArg
 from ...runtime.request.node_args import checked_inputs
 from ..targets import why_not, writing
-from ..tensors import Array, describe, load_array
+from ..tensors import Array, as_result, as_saved, describe, load_array
 
 if TYPE_CHECKING:
     from ...runtime import Session
 
 Loaded = tuple[Path, "dict[str, Array] | NNBurstError"]
-Outcome = tuple[Path, "list[Array] | NNBurstError"]
+Outcome = tuple[Path, "list[Any] | NNBurstError"]
 
 _ENDINGS = (".npy", ".npz")
 _MOST_DEATHS = 3
@@ -88,9 +88,11 @@ def run_files(session: Session, files: Iterable[Path], batch: int) -> Iterator[O
         InvalidArgument: The model takes no batches.
     """
     nodes = session.get_inputs()
-    fixed = [describe(node) for node in nodes if not node.shape or isinstance(node.shape[0], int)]
+    fixed = [describe(node) for node in nodes if not node.shape or isinstance(node.shape[0], int) or node.holds]
     if batch > 1 and fixed:
-        raise InvalidArgument(f"--batch needs a symbolic first dimension of every input; here is {'; '.join(fixed)}")
+        raise InvalidArgument(
+            f"--batch needs inputs of numbers with a symbolic first dimension; here is {'; '.join(fixed)}"
+        )
 
     def kind(loaded: Loaded) -> object:
         """What may run together: inputs of the same shapes, but for the rows of a batch."""
@@ -166,7 +168,7 @@ def run_directory(
         click.ClickException: Results cannot be written, or the service dies of every input. What was done before is
             said all the same, and what was not.
     """
-    names = [node.name for node in session.get_outputs()]
+    nodes = session.get_outputs()
     rows: list[dict[str, Any]] = []
     failed: list[dict[str, Any]] = []
     deaths = 0
@@ -183,10 +185,9 @@ def run_directory(
                     raise click.ClickException(f"{file}: the service died {deaths} times in a row: {outcome}")
                 continue
             deaths = 0
-            outputs = dict(zip(names, outcome, strict=True))
-            row: dict[str, Any] = {"file": str(file), "outputs": list(map(_about, outputs, outputs.values()))}
+            row: dict[str, Any] = {"file": str(file), "outputs": list(map(as_result, nodes, outcome))}
             if file in places:
-                _save(places[file], outputs)
+                _save(places[file], {node.name: as_saved(value) for node, value in zip(nodes, outcome, strict=True)})
                 row["saved"] = str(places[file])
             rows.append(row)
     except click.ClickException as error:
@@ -203,10 +204,6 @@ def run_directory(
     if stopped is not None:
         raise stopped
     return len(rows) == len(files)
-
-
-def _about(name: str, array: Array) -> dict[str, Any]:
-    return {"name": name, "dtype": array.dtype.name, "shape": list(array.shape)}
 
 
 def _save(target: Path, outputs: Mapping[str, Array]) -> None:

@@ -1,0 +1,280 @@
+"""What a user of a shared service feels of another one: equal shares, priority, and four kinds of hostile clients.
+
+``python benchmarks/users.py [--seconds S] [--rounds N] [--json FILE]`` is for root, who can become two users. It starts
+``nnburst serve``; each client is a process of its user and brings a model of its own, so that each user has a worker.
+It exits with 1 if a limit is missed:
+
+* ``share``, ``share bursts``: what each of two equal users gets, and four bursts beside twelve: 45 to 55 % of the runs.
+* ``priority``: what a user of HIGH keeps of its runs beside one of LOW: at least 60 %.
+* ``greedy`` (eight bursts that never rest), ``endless`` (loops that never end), ``crashing`` (a worker that dies as
+  often as it starts), ``flooding`` (connections, messages and log lines without pause): the runs of an honest client,
+  one every 5 ms, beside it. Their 99th percentile is at most twice that without it, no run fails, and its worker lives.
+
+What is compared is measured in turns; the percentiles are those of all turns together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from programs import PATIENCE, Program, shared_service
+from turns import Verdicts
+
+import nnburst
+from nnburst.model import Model, ModelBuilder, OperandType
+from nnburst.service.wire import protocol
+
+ONE, OTHER = 65534, 65532
+"""Two users that own nothing else."""
+PAUSE = 0.005
+_WORK = 600
+"""Rows and columns of a matrix product that takes about a millisecond."""
+
+
+def working_model() -> Model:
+    """A product of matrices."""
+    b = ModelBuilder()
+    x = b.input("x", OperandType.TENSOR_FLOAT32, (_WORK // 8, _WORK))
+    b.output("y", b.fully_connected(x, np.eye(_WORK, dtype=np.float32)))
+    return b.build()
+
+
+def endless_model() -> Model:
+    """A loop whose condition is its input."""
+    condition = ModelBuilder()
+    going = condition.input("going", OperandType.TENSOR_BOOL8, (1,))
+    condition.output("again", condition.logical_or(going, going))
+    body = ModelBuilder()
+    state = body.input("going", OperandType.TENSOR_BOOL8, (1,))
+    body.output("still", body.logical_and(state, state))
+    b = ModelBuilder()
+    x = b.input("x", OperandType.TENSOR_BOOL8, (1,))
+    b.output("y", b.loop(condition.build(), body.build(), [x])[0])
+    return b.build()
+
+
+def client(stack: contextlib.ExitStack, uid: int, does: Callable[..., None], *arguments: Any) -> Program:
+    """Start a process of a user, which does something for as many seconds as it is told."""
+    return Program(stack, _program, uid, does, *arguments)
+
+
+def _program(uid: int, does: Callable[..., None], address: str, *arguments: Any) -> None:
+    with nnburst.connect(address, open_timeout=PATIENCE) as service, service.session(working_model()) as session:
+        session.run(None, {"x": np.zeros((_WORK // 8, _WORK), np.float32)})  # reads all modules, while it may
+        session.bind().run()
+    os.setsid()  # as a user's own, whose threads share the processors with those of other users as one
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, 0)  # a way back, for the one that kills its worker
+    does(address, *arguments)
+
+
+def worker_of(session: nnburst.Session) -> int:
+    """Return the process that runs a session's model."""
+    device: Any = session.compilation.device
+    hello, _ = device.place().connection.call(protocol.Hello(version=protocol.VERSION, pid=0))
+    return int(hello.pid)
+
+
+def works(address: str, bursts: int, pause: float, priority: str, end: Connection) -> None:
+    """Run the model in so many bursts, with a pause after each run; send the seconds of each run, errors and worker."""
+    with (
+        nnburst.connect(address, open_timeout=PATIENCE, trust_uid=0) as service,
+        service.session(working_model(), priority=priority) as session,
+    ):
+        executions = [session.bind() for _ in range(bursts)]
+        for execution in executions:
+            execution.run()
+        end.send(None)
+        while True:
+            stop = end.recv()[0] + time.monotonic()
+            took: list[float] = []
+            failures: list[str] = []
+
+            def loop(run: Callable[[], None], stop: float = stop, took: Any = took, failures: Any = failures) -> None:
+                while (begun := time.monotonic()) < stop:
+                    try:
+                        run()
+                    except nnburst.NNBurstError as error:
+                        failures.append(str(error))
+                    took.append(time.monotonic() - begun)
+                    if pause:
+                        time.sleep(pause)
+
+            threads = [threading.Thread(target=loop, args=(execution.run,)) for execution in executions]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            end.send((took, failures))
+
+
+def greedy(address: str, end: Connection) -> None:
+    """Run in eight bursts without pause."""
+    works(address, 8, 0.0, "medium", end)
+
+
+def loops(address: str, end: Connection) -> None:
+    """Launch runs that never end, and drop them; open anew when the service ends one."""
+    end.send(None)
+    while True:
+        stop = end.recv()[0] + time.monotonic()
+        while time.monotonic() < stop:
+            with contextlib.suppress(nnburst.NNBurstError), contextlib.ExitStack() as stack:
+                service = stack.enter_context(nnburst.connect(address, open_timeout=PATIENCE, trust_uid=0))
+                session = stack.enter_context(service.session(endless_model(), timeout=2.0))
+                for _ in range(4):
+                    execution = session.bind()
+                    execution.inputs["x"][:] = True
+                    execution.submit()
+                time.sleep(min(1.0, max(0.0, stop - time.monotonic())))
+        end.send(None)
+
+
+def crashes(address: str, end: Connection) -> None:
+    """Kill the worker as soon as it has run something, as a model could by a defect of its runtime."""
+    end.send(None)
+    x = {"x": np.zeros((_WORK // 8, _WORK), np.float32)}
+    while True:
+        stop = end.recv()[0] + time.monotonic()
+        while time.monotonic() < stop:
+            with (
+                contextlib.suppress(nnburst.NNBurstError),
+                nnburst.connect(address, open_timeout=PATIENCE, trust_uid=0) as service,
+                service.session(working_model()) as session,
+            ):
+                session.run(None, x)
+                os.seteuid(0)
+                os.kill(worker_of(session), signal.SIGKILL)
+                os.seteuid(OTHER)
+                session.run(None, x)
+        end.send(None)
+
+
+def floods(address: str, end: Connection) -> None:
+    """Connect, send rubbish, and leave, in four threads without pause."""
+    path = address.removeprefix("unix:")
+
+    def flood(stop: float) -> None:
+        while time.monotonic() < stop:
+            socks = []
+            for n in range(32):
+                with contextlib.suppress(OSError):
+                    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+                    socks.append(sock)
+                    sock.connect(path)
+                    for _ in range(20):
+                        sock.send(bytes([0, 0, 0, 0, n, 0, 0, 0]) + b"\x81\xa4call\xa5hello")
+            for sock in socks:
+                sock.close()
+
+    end.send(None)
+    while True:
+        stop = end.recv()[0] + time.monotonic()
+        threads = [threading.Thread(target=flood, args=(stop,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        end.send(None)
+
+
+def share(address: str, seconds: float, rounds: int, bursts: tuple[int, int]) -> float:
+    """Return which percentage of the runs the second of two users gets, who have so many bursts."""
+    with contextlib.ExitStack() as stack:
+        pair = [
+            client(stack, uid, works, address, n, 0.0, "medium") for uid, n in zip((ONE, OTHER), bursts, strict=True)
+        ]
+        counts = [0, 0]
+        for _ in range(rounds):
+            for each in pair:
+                each.begin(seconds)
+            for i, each in enumerate(pair):
+                counts[i] += len(each.receive()[0])
+    return 100 * counts[1] / sum(counts)
+
+
+def kept(address: str, seconds: float, rounds: int) -> float:
+    """Return which percentage of its runs a user of HIGH keeps beside one of LOW."""
+    with contextlib.ExitStack() as stack:
+        high = client(stack, ONE, works, address, 4, 0.0, "high")
+        low = client(stack, OTHER, works, address, 4, 0.0, "low")
+        counts = [0, 0]
+        for turn in range(2 * rounds):
+            for each in (high, low)[: 1 + turn % 2]:
+                each.begin(seconds)
+            counts[turn % 2] += len(high.receive()[0])
+            if turn % 2:
+                low.receive()
+    return 100 * counts[1] / counts[0]
+
+
+def beside(address: str, does: Callable[..., None], seconds: float, rounds: int) -> dict[str, Any]:
+    """Have an honest client of one user run alone and beside a hostile one of another, in turns."""
+    with contextlib.ExitStack() as stack:
+        honest = client(stack, ONE, works, address, 1, PAUSE, "medium")
+        hostile = client(stack, OTHER, does, address)
+        took: dict[bool, list[float]] = {False: [], True: []}
+        failures: list[str] = []
+        for turn in range(2 * rounds):
+            is_beside = bool(turn % 2)
+            if is_beside:
+                hostile.begin(seconds / rounds)
+            honest.begin(seconds / rounds)
+            runs, failed = honest.receive()
+            took[is_beside] += runs
+            failures += failed
+            if is_beside:
+                hostile.receive()
+    alone, together = (np.percentile(took[key], (50, 99)) * 1e6 for key in (False, True))
+    return {
+        "alone_p50_us": alone[0],
+        "alone_p99_us": alone[1],
+        "p50_us": together[0],
+        "p99_us": together[1],
+        "ratio": together[1] / alone[1],
+        "runs": len(took[True]),
+        "failures": sorted(set(failures)),
+        "kept": bool(together[1] <= 2 * alone[1] and not failures),
+    }
+
+
+def main() -> int:
+    """Measure and judge."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60.0, help="beside each hostile client")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
+    options = parser.parse_args()
+    seconds, rounds = options.seconds, options.rounds
+    verdicts = Verdicts()
+    users = [f"--allow-uid={uid}" for uid in (ONE, OTHER)]
+    with (
+        tempfile.TemporaryFile() as log,
+        shared_service("--device", "nnburst-reference", *users, stderr=log, start_new_session=True) as address,
+    ):
+        for row, bursts in (("share", (4, 4)), ("share bursts", (4, 12))):
+            percent = share(address, seconds / 20, rounds, bursts)
+            verdicts.show(row, {"percent": percent, "kept": 45 <= percent <= 55})
+        percent = kept(address, seconds / 20, rounds)
+        verdicts.show("priority", {"percent": percent, "kept": percent >= 60})
+        for row, does in (("greedy", greedy), ("endless", loops), ("crashing", crashes), ("flooding", floods)):
+            verdicts.show(row, beside(address, does, seconds, rounds))
+    return verdicts.finish(options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
