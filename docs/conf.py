@@ -35,3 +35,4 @@ napoleon_use_ivar = True
 # In docstrings a single pair of backquotes names something of this package; most of these are plain words to a reader.
 default_role = "code"
 nitpicky = False
+suppress_warnings = ["misc.highlighting_failure"]  # a language without colours, such as HAProxy's, is no error

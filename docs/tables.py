@@ -4,7 +4,8 @@
     python docs/tables.py --check                        # fail if one is not up to date
     python docs/tables.py --store round-trips table.md   # what `make bench ARGS="--markdown table.md"` wrote
 
-A page says where a table goes: `<!-- made: NAME -->`, the table, `<!-- end -->`. Two files are made as a whole.
+A page says where a table goes: `<!-- made: NAME -->`, the table, `<!-- end -->`. Files of `WHOLE` are made as a whole,
+the pictures (docs/pictures.py) among them.
 
 Figures that were measured are in `docs/figures.json`: for each run its command, its conditions, and its figures. A
 paragraph, list or table that quotes a run says which, on the line before: `<!-- figures: ENTRY -->`.
@@ -13,19 +14,23 @@ paragraph, list or table that quotes a run says which, on the line before: `<!--
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import re
 import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
 import click  # noqa: E402
+import messages  # noqa: E402
+from pictures import PICTURES  # noqa: E402
 
 from nnburst.cli import main as nnburst  # noqa: E402
 from nnburst.cli.ops import render_page  # noqa: E402
@@ -58,7 +63,7 @@ def annotation(argument: Any) -> str:
     if argument.param.variadic:
         return "Sequence[Value]"
     if argument.param.name == "act":
-        return "str | None"
+        return "ActivationName | None"
     plain = f"{SCALARS[argument.kind]} | Operand" if argument.kind in SCALARS else "Value"
     return plain + (" | None" if argument.param.may_be_omitted else "")
 
@@ -85,7 +90,10 @@ def render_stub() -> str:
     return "".join(lines)
 
 
-WHOLE: dict[str, Callable[[], str]] = {"docs/operations.md": render_page, "nnburst/model/methods.pyi": render_stub}
+WHOLE: dict[str, Callable[[], str]] = {
+    "docs/operations.md": render_page,
+    "nnburst/model/methods.pyi": render_stub,
+} | PICTURES
 REQUIREMENT = re.compile(r"^- \*\*(REQ-[A-Z]+)-\d{3}\*\* (?:\*(\w+)\.\*)?", re.MULTILINE)
 
 
@@ -116,23 +124,49 @@ def calls() -> str:
 
 
 def commands() -> str:
-    """The commands, their arguments and their options."""
-    context = click.Context(nnburst, info_name="nnburst")
-    parts = []
-    for path, command, inner in walk(nnburst, context):
-        if isinstance(command, click.Group):
+    """The commands, each with a link to its page."""
+    lines = (f"[`nnburst {path}`]({page(path)}): {first_sentence(each.help)}" for path, each, _ in every_command())
+    return "".join(map(item, lines)).rstrip()
+
+
+def page(path: str) -> str:
+    """Return where the page of a command is; a group and its commands share one."""
+    first, _, rest = path.partition(" ")
+    return f"commands/{first}.md" + (f"#nnburst-{first}-{rest}" if rest else "")
+
+
+def command_page(name: str) -> str:
+    """Return the page of a command, or of a group: what it does, how it is called, its options."""
+    text = ""
+    for path, command, inner in every_command():
+        if path.partition(" ")[0] != name:
             continue
         usage = " ".join(command.collect_usage_pieces(inner)).replace("[OPTIONS]", "").strip()
-        call = f"nnburst {path} {usage}".strip()
-        parts.append(f"## {path}\n\n" + textwrap.fill(f"`{call}`: {first_sentence(command.help)}", WIDTH) + "\n")
+        text += f"{'##' if ' ' in path else '#'} nnburst {path}\n\n"
+        text += "\n\n".join(map(paragraph, inspect.cleandoc(command.help or "").split("\n\n"))) + "\n\n"
+        if isinstance(command, click.Group):
+            continue
+        text += f"Usage: `nnburst {f'{path} {usage}'.strip()}`\n\n"
         records = [option.get_help_record(inner) for option in command.params if isinstance(option, click.Option)]
-        parts.append("".join(item(f"`{names}`: {text}") for names, text in filter(None, records)))
-    return "\n".join(filter(None, parts)).rstrip()
+        text += "".join(item(f"`{names}`: {words}") for names, words in filter(None, records)) + "\n" * any(records)
+    return text.rstrip() + "\n"
+
+
+def paragraph(text: str) -> str:
+    """Return a paragraph of a command's help; one that click does not wrap is commands for a shell."""
+    if text.startswith("\b"):
+        return f"```sh\n{inspect.cleandoc(text.removeprefix(chr(8)))}\n```"
+    return textwrap.fill(" ".join(text.split()), WIDTH)
 
 
 def item(text: str) -> str:
     """Return an item of a list, in lines that end before the margin."""
     return textwrap.fill(" ".join(text.split()), WIDTH, initial_indent="- ", subsequent_indent="  ") + "\n"
+
+
+def every_command() -> list[tuple[str, click.Command, click.Context]]:
+    """Return all commands, and groups of commands: name, command, context."""
+    return list(walk(nnburst, click.Context(nnburst, info_name="nnburst")))
 
 
 def walk(
@@ -170,6 +204,9 @@ def mutants() -> str:
     return table(("file", "caught:", "survived:"), [*rows, ("**all**", *sums)])
 
 
+WHOLE |= {f"docs/{page(path)}": partial(command_page, path) for path, _, _ in every_command() if " " not in path}
+
+
 # -- from stored runs --------------------------------------------------------------------------------------------------
 
 
@@ -205,14 +242,11 @@ ROUND_TRIPS = (
     ("burst, 16 MiB tensor in a pool", "burst, pool, 16 MiB", "poll", "apart"),
     ("iceoryx2 request-response", "iceoryx2 request-response", "poll", "apart"),
     ("faster-fifo", "faster-fifo, bytes", "poll", "apart"),
-    ("**burst `Execution.run()`**, both on one core", "burst Execution.run()", "block", "one core"),
-    ("Unix `SOCK_SEQPACKET`, both on one core", "Unix SOCK_SEQPACKET", "block", "one core"),
     ("**burst `Execution.run()`**, a core each", "burst Execution.run()", "block", "apart"),
     ("Unix `SOCK_SEQPACKET`, a core each", "Unix SOCK_SEQPACKET", "block", "apart"),
     ("`multiprocessing.Pipe`, bytes", "multiprocessing.Pipe, bytes", "block", "apart"),
     ("`multiprocessing.Queue`", "multiprocessing.Queue", "block", "apart"),
     ("pyzmq `ipc://`", "pyzmq ipc:// REQ/REP", "block", "apart"),
-    ("pynng `ipc://`", "pynng ipc:// req/rep", "block", "apart"),
     ("`Pipe.send_bytes`, 16 MiB", "Pipe.send_bytes, 16 MiB", "block", "apart"),
 )
 """The rows of a run of `make bench` that the README shows: its words, and the row's title, wait and placement."""
@@ -266,6 +300,9 @@ def quoted(path: Path) -> Iterator[str]:
 
 MAKERS: dict[str, Callable[..., str]] = {
     "calls": calls,
+    "messages": messages.messages,
+    "types": messages.types,
+    "codes": messages.codes,
     "commands": commands,
     "requirements": requirements,
     "mutants": mutants,
@@ -309,9 +346,10 @@ def main() -> int:
     late = []
     for path in [*pages(), *(ROOT / name for name in WHOLE)]:
         text = made(path)
-        if text != path.read_text("utf-8"):
+        if not path.exists() or text != path.read_text("utf-8"):
             late.append(str(path.relative_to(ROOT)))
             if not options.check:
+                path.parent.mkdir(exist_ok=True)
                 path.write_text(text, "utf-8")
     wrong = [f"{path.relative_to(ROOT)}: {problem}" for path in pages() for problem in quoted(path)]
     print("\n".join(late + wrong))

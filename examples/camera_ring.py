@@ -1,7 +1,7 @@
 """Camera-like frames from a memory ring that another process writes.
 
 The "camera" process draws a bright spot into the slots of one shared memory pool, in turn, and says through a message
-queue which slot has a new frame. It does not wait, as a camera does not. Here each slot has a request that was bound
+queue which slot has a new frame. It does not wait, as a camera does not. Here each slot has an execution that was bound
 once; the service reads the pixels where the camera put them, and nothing is copied on the way. Every slot begins with
 a number that is odd while the camera draws: a frame that was overwritten meanwhile is noticed and not counted.
 
@@ -20,7 +20,6 @@ import numpy as np
 import nnburst
 from nnburst import OperandType
 from nnburst.fmq import MessageQueue, MQDescriptor
-from nnburst.model import DataLocation, Request, RequestArgument
 
 SIDE = 64
 HEADER = 64
@@ -79,45 +78,31 @@ def look(
     """Classify frames until the camera says that it was the last."""
     seen = torn = wrong = 0
     newest = -1
-    with (
-        nnburst.Compilation(build(), service) as compilation,
-        nnburst.Memory.ashmem(64 * slots) as answers,
-    ):
-        compilation.finish()
-        with nnburst.Burst(compilation) as burst:
-            numbers = [ring.array(np.uint64, (1,), slot * SLOT) for slot in range(slots)]
-            results = [answers.array(np.uint8, (4,), 64 * slot) for slot in range(slots)]
-            bound = [
-                burst.controller.bind(
-                    Request(
-                        (RequestArgument(location=DataLocation(0, slot * SLOT + HEADER, SIDE * SIDE)),),
-                        (RequestArgument(location=DataLocation(1, 64 * slot, 4)),),
-                        (ring, answers),
-                    )
-                )
-                for slot in range(slots)
-            ]
-            started = time.perf_counter()
-            while True:
-                try:
-                    news = ready.read_blocking(1, timeout=2)
-                except nnburst.MissedDeadline:
-                    if camera_runs():
-                        continue
-                    raise SystemExit("the camera process has ended without a last frame") from None
-                while (more := ready.read(1)) is not None:
-                    news = more  # only the newest frame is worth looking at
-                slot, frame = news[0].tolist()
-                if frame == LAST:
-                    break
-                bound[slot].run()
-                newest = frame
-                if int(numbers[slot][0]) != 2 * frame + 2:
-                    torn += 1  # the camera came around while the service looked
+    with service.session(build()) as session:
+        numbers = [ring.array(np.uint64, (1,), slot * SLOT) for slot in range(slots)]
+        frames = [ring.array(np.uint8, (1, SIDE, SIDE, 1), slot * SLOT + HEADER) for slot in range(slots)]
+        bound = [session.bind(memory={"image": frame}) for frame in frames]
+        started = time.perf_counter()
+        while True:
+            try:
+                news = ready.read_blocking(1, timeout=2)
+            except nnburst.MissedDeadline:
+                if camera_runs():
                     continue
-                seen += 1
-                wrong += int(np.argmax(results[slot])) != corner_of(frame)
-            seconds = time.perf_counter() - started
+                raise SystemExit("the camera process has ended without a last frame") from None
+            while (more := ready.read(1)) is not None:
+                news = more  # only the newest frame is worth looking at
+            slot, frame = news[0].tolist()
+            if frame == LAST:
+                break
+            bound[slot].run()
+            newest = frame
+            if int(numbers[slot][0]) != 2 * frame + 2:
+                torn += 1  # the camera came around while the service looked
+                continue
+            seen += 1
+            wrong += int(np.argmax(bound[slot].outputs["brightness"])) != corner_of(frame)
+        seconds = time.perf_counter() - started
     return {"seen": seen, "torn": torn, "wrong": wrong, "lost": newest + 1 - seen - torn, "fps": seen / seconds}
 
 

@@ -141,7 +141,7 @@ def main() -> int:
             for program in ([*serve, "--device", "nnburst-reference"], [*command, "--role", "camera", *rate]):
                 started.append(subprocess.Popen(program, stdout=subprocess.PIPE, text=True))
             said = [process.stdout.readline() for process in started if process.stdout is not None]
-            print(f"service: process {json.loads(said[0])['pid']}; camera: process {started[1].pid}")
+            print(f"broker of the service: process {json.loads(said[0])['pid']}; camera: process {started[1].pid}")
             done = subprocess.run([*command, "--role", "viewer"], stdout=subprocess.PIPE, text=True, check=False)
         finally:
             for process in started:

@@ -1,0 +1,217 @@
+"""Draws the pictures of the pages as SVG; `make tables` writes them to docs/pictures."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from html import escape
+from pathlib import Path
+
+FIGURES = Path(__file__).with_name("figures.json")
+COLOURS = {
+    "program": ("#e3edfb", "#2f5f9e"),
+    "service": ("#e5f4e8", "#2e7d43"),
+    "shared": ("#fff3d6", "#a87406"),
+    "plain": ("#ffffff", "#667085"),
+    "danger": ("#fdeaea", "#b3261e"),
+    "grid": ("#ffffff", "#dfe3ea"),
+}
+"""What a box is of: its inside, and its border or the colour of an arrow."""
+SIZE, LEADING = 14, 19
+"""Of text, in pixels; a line's height."""
+
+
+class Picture:
+    """Boxes, texts and arrows in a frame; lengths are in pixels, from the upper left corner."""
+
+    def __init__(self, width: int, height: int, says: str) -> None:
+        self._parts = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+            f' font-family="Helvetica, Arial, sans-serif" font-size="{SIZE}" role="img">',
+            f"<title>{escape(says)}</title>",
+            f'<rect width="{width}" height="{height}" rx="8" fill="#fcfcfd"/>',
+        ]
+
+    def text(self, x: float, y: float, *lines: str, anchor: str = "middle", bold: str = "", colour: str = "") -> None:
+        """Write lines below each other, centred about `y`; `bold` is the one before them."""
+        written = [line for line in (bold, *lines) if line]
+        for number, line in enumerate(written):
+            at = y + (number - (len(written) - 1) / 2) * LEADING + SIZE * 0.36
+            weight = ' font-weight="bold"' if bold and not number else ""
+            fill = COLOURS[colour][1] if colour else "#1d2430"
+            self._parts.append(
+                f'<text x="{x:g}" y="{at:.1f}" text-anchor="{anchor}" fill="{fill}"{weight}>{escape(line)}</text>'
+            )
+
+    def box(self, x: float, y: float, width: float, height: float, kind: str, name: str = "", *lines: str) -> None:
+        """Draw a box with a name and lines in its middle."""
+        fill, border = COLOURS[kind]
+        self._parts.append(
+            f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="6" fill="{fill}" stroke="{border}"/>'
+        )
+        self.text(x + width / 2, y + height / 2, *lines, bold=name)
+
+    def frame(self, x: float, y: float, width: float, height: float, kind: str, name: str) -> None:
+        """Draw a box for other boxes, with its name at its top."""
+        self.box(x, y, width, height, kind)
+        self.text(x + width / 2, y + 18, bold=name)
+
+    def arrow(
+        self, *points: tuple[float, float], kind: str = "plain", dashed: bool = False, both: bool = False
+    ) -> None:
+        """Draw a line through points, with a head at its end, or at both."""
+        colour = COLOURS[kind][1]
+        path = " ".join(f"{x:g},{y:g}" for x, y in points)
+        dash = ' stroke-dasharray="6 4"' if dashed else ""
+        self._parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>')
+        for (x0, y0), (x, y) in [points[-2:], *([points[1::-1]] if both else [])]:
+            a = math.atan2(y - y0, x - x0)
+            wings = [(x - 10 * math.cos(a + side), y - 10 * math.sin(a + side)) for side in (-0.45, 0.45)]
+            head = " ".join(f"{px:.1f},{py:.1f}" for px, py in [(x, y), *wings])
+            self._parts.append(f'<polygon points="{head}" fill="{colour}"/>')
+
+    def bar(self, x: float, y: float, width: float, height: float, kind: str) -> None:
+        """Draw a bar of a chart; one that is thin is a line."""
+        self._parts.append(
+            f'<rect x="{x:.1f}" y="{y:g}" width="{width:.1f}" height="{height:g}" fill="{COLOURS[kind][1]}"/>'
+        )
+
+    def svg(self) -> str:
+        """Return the file."""
+        return "\n".join([*self._parts, "</svg>", ""])
+
+
+def architecture() -> str:
+    """Return the picture of the two processes and what is between them."""
+    p = Picture(760, 300, "Your program and the service share two queues and the tensors; a socket carries the rest.")
+    p.frame(20, 20, 200, 215, "program", "your program")
+    p.frame(540, 20, 200, 215, "service", "service: a sandbox")
+    p.box(40, 60, 160, 90, "plain", "Session", "run(), arun()", "bind(): Execution")
+    p.box(560, 60, 160, 90, "plain", "listener thread", "known packet:", "one call of the model")
+    p.box(290, 56, 180, 40, "shared", "request queue")
+    p.box(290, 112, 180, 40, "shared", "result queue")
+    p.arrow((200, 76), (290, 76))
+    p.arrow((470, 76), (560, 76))
+    p.arrow((560, 132), (470, 132))
+    p.arrow((290, 132), (200, 132))
+    p.box(40, 172, 680, 44, "shared", "tensors: shared memory that both processes map; nothing is copied")
+    p.arrow((120, 235), (120, 264), (640, 264), (640, 235), dashed=True, both=True)
+    p.text(380, 281, "control socket: opening, memories, death, and never a run")
+    return p.svg()
+
+
+def request() -> str:
+    """Return the picture of one run, from top to bottom."""
+    p = Picture(800, 400, "The life of a request: a packet there, a packet back, and tensors that stay where they are.")
+    program, memory, service, bottom = 110, 400, 690, 350
+    for x, kind, name in ((program, "program", "your program"), (memory, "shared", "shared memory")):
+        p.box(x - 80, 20, 160, 36, kind, name)
+    p.box(service - 80, 20, 160, 36, "service", "service")
+    for x in (program, memory, service):
+        p.bar(x - 0.5, 56, 1, bottom - 56, "plain")
+    steps = (
+        (program, memory, "program", "1  write the inputs"),
+        (program, memory, "program", "2  run(): a packet to the request queue"),
+        (memory, service, "service", "3  a packet that it knows: a bound plan"),
+        (memory, service, "service", "4  the model reads the inputs"),
+        (service, memory, "service", "5  … and writes the outputs"),
+        (service, memory, "service", "6  a packet to the result queue"),
+        (memory, program, "program", "7  run() returns"),
+        (memory, program, "program", "8  read the outputs"),
+    )
+    for number, (start, end, kind, words) in enumerate(steps):
+        y = 92 + number * 34
+        p.arrow((start, y), (end, y), kind=kind)
+        p.text((start + end) / 2, y - 11, words)
+    p.text(400, 376, "No system call while both sides are awake; one that sleeps is woken by a futex.")
+    return p.svg()
+
+
+LATENCY = (
+    ("a cache line there and back, in C", "L: one cache line, C", "poll", "apart"),
+    ("nnburst", "burst Execution.run()", "poll", "apart"),
+    ("nnburst, tensor of 16 MiB", "burst, pool, 16 MiB", "poll", "apart"),
+    ("iceoryx2", "iceoryx2 request-response", "poll", "apart"),
+    ("faster-fifo", "faster-fifo, bytes", "poll", "apart"),
+    ("multiprocessing.Pipe", "multiprocessing.Pipe, bytes", "block", "apart"),
+    ("multiprocessing.Queue", "multiprocessing.Queue", "block", "apart"),
+    ("pyzmq", "pyzmq ipc:// REQ/REP", "block", "apart"),
+    ("Pipe, 16 MiB", "Pipe.send_bytes, 16 MiB", "block", "apart"),
+)
+"""The rows of the stored run of `make bench`: words; title, wait, placement. Ends that do not sleep poll."""
+
+
+def latency() -> str:
+    """Return the chart of round trips, from the stored run."""
+    tables = json.loads(FIGURES.read_text("utf-8"))["round-trips"]["tables"]
+    found = {tuple(row[:3]): row for part in tables for row in part["rows"]}
+    left, top, step, decade = 290, 56, 34, 65
+    bottom = top + step * len(LATENCY)
+    p = Picture(
+        760, bottom + 46, "Round trips of a call between two processes, in microseconds, on a logarithmic scale."
+    )
+    p.text(380, 26, bold="µs for one call and its answer: bar to the median, line to the 99th percentile")
+    for power in range(-1, 6):
+        x = left + (power + 1) * decade
+        p.bar(x - 0.5, top - 6, 1, bottom - top + 10, "grid")
+        p.text(x, bottom + 16, f"{10**power:g} µs" if power < 3 else f"{10 ** (power - 3):g} ms")
+    for number, (words, *key) in enumerate(LATENCY):
+        row, y = found[tuple(key)], top + number * step
+        median, high = (left + (math.log10(float(row[column].replace(",", ""))) + 1) * decade for column in (4, 6))
+        ours = words.startswith("nnburst")
+        words += " (sleeps)" * (key[1] == "block")
+        p.text(left - 12, y + 11, "" if ours else words, anchor="end", bold=words if ours else "")
+        p.bar(left, y, median - left, 22, "service" if ours else "program")
+        p.bar(median, y + 10, high - median, 2, "plain")
+        p.text(high + 8, y + 11, row[4], anchor="start")
+    return p.svg()
+
+
+def sharing() -> str:
+    """Return the picture of a shared service: broker, workers, gateway."""
+    p = Picture(
+        760, 430, "Programs reach the workers of a shared service by bursts of their own; a broker hands them over."
+    )
+    p.frame(20, 100, 180, 230, "program", "programs")
+    for y, lines in ((138, ("with a model", "of its own")), (202, ("web worker",)), (262, ("robot",))):
+        p.box(38, y, 144, 48, "plain", "", *lines)
+    p.box(260, 20, 240, 56, "service", "broker", "nnburst serve --name vision")
+    p.box(560, 118, 180, 88, "service", "worker of one user", "the models that", "its programs bring")
+    p.box(560, 224, 180, 88, "service", "worker of all", "named models:", "loaded once")
+    for start, end in ((162, 162), (226, 248), (286, 286)):
+        p.arrow((182, start), (560, end), kind="shared", both=True)
+    p.text(380, 146, "bursts: shared memory", colour="shared")
+    p.arrow((110, 100), (110, 48), (260, 48), dashed=True)
+    p.text(185, 32, "connect")
+    p.arrow((500, 48), (650, 48), (650, 118), dashed=True)
+    p.text(580, 32, "hands them over")
+    p.box(20, 360, 180, 50, "plain", "other machines")
+    p.box(290, 360, 180, 50, "service", "gateway", "gRPC, HTTP")
+    p.arrow((200, 385), (290, 385), both=True)
+    p.arrow((470, 385), (650, 385), (650, 312), kind="shared", both=True)
+    return p.svg()
+
+
+def walls() -> str:
+    """Return the picture of what surrounds a model in a service."""
+    p = Picture(760, 400, "The walls around a model: a process, Landlock, seccomp; only a burst goes through.")
+    for inset, name in enumerate(
+        ("a process of its own: a crash ends it alone", "Landlock: no file but code", "seccomp")
+    ):
+        p.frame(270 + 50 * inset, 20 + 36 * inset, 470 - 75 * inset, 360 - 54 * inset, "service", name)
+    p.box(470, 130, 170, 190, "danger", "the model", "and the libraries", "that run it")
+    for y, name, wall in ((154, "your files", 320), (202, "the network", 370), (250, "other processes", 370)):
+        p.box(20, y - 18, 180, 36, "program", name)
+        p.arrow((470, y), (wall, y), kind="danger")
+        p.text(wall - 14, y, bold="✕", colour="danger")
+    p.box(20, 280, 180, 36, "program", "your program")
+    p.arrow((200, 298), (470, 298), kind="shared", both=True)
+    p.text(20, 334, "by a burst: queues and tensors", anchor="start", colour="shared")
+    return p.svg()
+
+
+PICTURES: dict[str, Callable[[], str]] = {
+    f"docs/pictures/{drawn.__name__}.svg": drawn for drawn in (architecture, request, latency, sharing, walls)
+}
+"""The pictures by file."""
