@@ -41,18 +41,13 @@ def _without_comments(text: str) -> str:
 def header_to_cdef(text: str) -> str:
     """Turn the text of a header into what cffi's ``cdef`` reads.
 
-    Comments, includes, guards, function-like macros and ``__cplusplus`` blocks are dropped; constants are kept (a plain
-    number with its value, so that the compiler checks it).
+    Comments, includes, guards and function-like macros are dropped; constants are kept (a plain number with its value,
+    so that the compiler checks it).
     """
     lines: list[str] = []
-    skipping = 0
     for line in _without_comments(text).replace("\\\n", " ").splitlines():
         stripped = line.strip()
-        if skipping:
-            skipping += stripped.startswith("#if") - stripped.startswith("#endif")
-        elif re.match(r"#\s*ifdef\s+__cplusplus", stripped):
-            skipping = 1
-        elif not stripped.startswith("#"):
+        if not stripped.startswith("#"):
             lines.append(line.rstrip())
         elif match := _DEFINE.match(stripped):
             name, value = match.group(1), match.group(2).strip()

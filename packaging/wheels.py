@@ -2,7 +2,8 @@
 
 Zig compiles for every platform on any one, against the oldest C library that the name of the wheel promises; patchelf
 gives musl its own name; auditwheel says whether each wheel is what its name says. The same sources give the same bytes:
-times come from the last commit (`SOURCE_DATE_EPOCH`, if it is set), paths are left out.
+times come from the last commit (`SOURCE_DATE_EPOCH`, if it is set), paths are left out. twine says whether a registry
+takes them, with their page.
 
     python packaging/wheels.py --out dist
 """
@@ -10,8 +11,10 @@ times come from the last commit (`SOURCE_DATE_EPOCH`, if it is set), paths are l
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -148,16 +151,21 @@ def build_wheel(platform: Platform, sdist: Path, work: Path, env: dict[str, str]
 
 
 def build_sbom(work: Path, env: dict[str, str]) -> Path:
-    """Write what an installation consists of, as CycloneDX: this package and what it depends on."""
-    file = work / "nnburst.cdx.json"
-    wanted = work / "dependencies.txt"
+    """Write what an installation of today consists of, as CycloneDX: this package and what pip adds, with versions."""
+    file, home = work / "nnburst.cdx.json", work / "installation"
+    python = home / "bin" / "python"
+    run(sys.executable, "-m", "venv", "--without-pip", home)
     shown = "import tomllib, sys; print(*tomllib.load(open(sys.argv[1], 'rb'))['project']['dependencies'], sep='\\n')"
-    wanted.write_text(run(sys.executable, "-c", shown, ROOT / "pyproject.toml"))
+    wanted = run(sys.executable, "-c", shown, ROOT / "pyproject.toml").splitlines()
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", *wanted)
     run(
-        *(tool("cyclonedx-py"), "requirements", "--pyproject", ROOT / "pyproject.toml", "--output-reproducible"),
-        *("--mc-type", "library", "--output-file", file, wanted),
+        *(tool("cyclonedx-py"), "environment", python, "--pyproject", ROOT / "pyproject.toml"),
+        *("--output-reproducible", "--mc-type", "library", "--output-file", file),
         env=env,
     )
+    parts = json.loads(file.read_text())
+    parts["metadata"]["component"]["version"] = runpy.run_path(str(ROOT / "nnburst" / "_version.py"))["VERSION"]
+    file.write_text(json.dumps(parts, indent=2, sort_keys=True) + "\n")
     return file
 
 
@@ -172,7 +180,9 @@ def main() -> None:
         work = Path(folder)
         sdist = build_sdist(work, env)
         chosen = [platform for platform in PLATFORMS if (options.only or "") in platform.tag]
-        files = [sdist, *(build_wheel(platform, sdist, work, env) for platform in chosen), build_sbom(work, env)]
+        files = [sdist, *(build_wheel(platform, sdist, work, env) for platform in chosen)]
+        run(tool("twine"), "check", "--strict", *files)
+        files.append(build_sbom(work, env))
         options.out.mkdir(parents=True, exist_ok=True)
         for file in files:
             shutil.copyfile(file, options.out / file.name)

@@ -38,6 +38,7 @@ from nnburst.gateway import grpc as gateway_grpc  # noqa: E402
 from nnburst.gateway import rest as gateway_rest  # noqa: E402
 from nnburst.gateway.budget import Budget  # noqa: E402
 from nnburst.gateway.inference import Inference, InputTensor, Terms, extensions, infer  # noqa: E402
+from nnburst.gateway.models import Models  # noqa: E402
 from nnburst.model import Priority  # noqa: E402
 from support.gateways import (  # noqa: E402
     PROTOCOLS,
@@ -201,7 +202,6 @@ CLIENTS = [triton_grpc, triton_http, triton_aio, triton_http_aio]
 OF_THE_CLIENT = {"plugin", "register_plugin", "unregister_plugin"}
 """Calls that ask no server."""
 REFUSED: dict[str, Callable[[Any], Any]] = {
-    "get_model_config": lambda client: client.get_model_config("relu"),
     "load_model": lambda client: client.load_model("relu"),
     "unload_model": lambda client: client.unload_model("relu"),
     "get_trace_settings": lambda client: client.get_trace_settings(),
@@ -233,7 +233,7 @@ def test_every_call_of_the_client(gateway: Gateway, memory: Any, kind: Any) -> N
         assert await ask("is_model_ready", "relu")
         for name in ("get_server_metadata", "get_model_repository_index"):
             assert await ask(name)
-        for name in ("get_model_metadata", "get_inference_statistics"):
+        for name in ("get_model_metadata", "get_model_config", "get_inference_statistics"):
             assert await ask(name, "relu")
         await ask("register_system_shared_memory", "all", f"/nnburst-test-{os.getpid()}", 4096)
         assert await ask("get_system_shared_memory_status", "all")
@@ -325,13 +325,15 @@ def test_shared_memory_is_an_extension_only_where_it_is_allowed(client: Any, pro
     metadata = client.get_server_metadata()
     said = metadata["extensions"] if protocol == "rest" else metadata.extensions
     assert {"system_shared_memory", "schedule_policy", "statistics"} <= set(said)
-    assert extensions(Regions(False)) == ["schedule_policy", "statistics"]
+    assert extensions(Models("there"), Regions(False)) == ["model_configuration", "schedule_policy", "statistics"]
+    more = {"model_repository", "system_shared_memory"}
+    assert more < set(extensions(Models("there", may_change=True), Regions(True)))
 
 
 def test_version_that_a_model_has_not_is_refused(client: Any) -> None:
     for ask in (client.get_model_metadata, client.get_inference_statistics):
         assert ask("relu", "1")
-        with pytest.raises(InferenceServerException, match="model 'relu' has the version 1, not '2'"):
+        with pytest.raises(InferenceServerException, match=r"model 'relu' has the versions .'1'., not '2'"):
             ask("relu", "2")
 
 

@@ -13,15 +13,16 @@ import numpy as np
 import pytest
 
 import nnburst
-from nnburst import BadState, DeadObject, GeneralFailure, InvalidArgument, MissedDeadline, Service, Session
+from nnburst import BadState, DeadObject, Execution, GeneralFailure, InvalidArgument, MissedDeadline, Service, Session
 from nnburst.burst import BurstCallback, ExecutionBurstController
 from nnburst.devices import create_device
 from nnburst.errors import ErrorStatus
 from nnburst.memory import Memory
+from nnburst.model import OutputShape
 from nnburst.service.host.faults import FaultPoints
 from nnburst.testing import assert_nothing_left, inject
 from support.models import relu, request_on
-from support.waiting import PATIENCE, Background
+from support.waiting import PATIENCE, Background, until
 
 ONES = {"x": np.ones((1, 4), np.float32)}
 Launch = Callable[..., Service]
@@ -41,6 +42,13 @@ def session(service: Service) -> Iterator[Session]:
 
 def assert_right(session: Session) -> None:
     assert session.run(None, ONES)[0].tolist() == [[1, 1, 1, 1]]
+
+
+def is_late(execution: Execution) -> bool:
+    """Run, and find that the time is over."""
+    with pytest.raises(MissedDeadline):
+        execution.run(timeout=0.05)
+    return True
 
 
 def test_crash_comes_with_the_run_that_was_named(service: Service, session: Session) -> None:
@@ -83,29 +91,23 @@ def test_delay_lasts_until_it_is_withdrawn(service: Service, session: Session) -
 
 
 def test_delay_beyond_the_timeout_is_a_missed_deadline_and_the_late_answer_is_dropped(service: Service) -> None:
-    with service.session(relu((1, 4)), timeout=0.05) as session, session.bind() as execution:
+    with service.session(relu((1, 4))) as session, session.bind() as execution:
         execution.run()
         with inject(service, delay=PATIENCE) as fault:
-            with pytest.raises(MissedDeadline):
-                execution.run()
-            fault.wait()
-        execution.timeout = None
+            until(lambda: is_late(execution) and fault.times, "no run comes to the fault in its time")
         execution.run()
 
 
 @pytest.mark.parametrize("freeze", ["process", "call"])
 def test_frozen_service_is_a_missed_deadline_and_goes_on_when_it_is_released(service: Service, freeze: Any) -> None:
-    with service.session(relu((1, 4)), timeout=0.05) as session, session.bind() as execution:
+    with service.session(relu((1, 4))) as session, session.bind() as execution:
         execution.run()
         with inject(service, freeze=freeze) as fault:
-            with pytest.raises(MissedDeadline):
-                execution.run()
-            fault.wait()
+            until(lambda: is_late(execution) and fault.times, "no run comes to the fault in its time")
             others = Background(lambda: service.devices[0].get_supported_operations(relu((1, 4))))
             if freeze == "call":  # which alone stands still
                 assert others.result() == (True,)
         assert others.result() == (True,)
-        execution.timeout = None
         execution.run()
 
 
@@ -113,11 +115,11 @@ def test_interpreter_that_is_frozen_serves_nothing_and_is_killed_by_close(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nnburst.service.connection.owner.LEAVING", 0.05)
-    with service.session(relu((1, 4)), timeout=0.05) as session:
+    with service.session(relu((1, 4))) as session:
         session.run(None, ONES)
         inject(service, freeze="interpreter")
         with pytest.raises(MissedDeadline):
-            session.run(None, ONES)
+            session.run(None, ONES, 0.05)
         with pytest.raises(MissedDeadline):
             service.session(relu((1, 4)), open_timeout=0.05)
         service.close()
@@ -148,6 +150,13 @@ def test_shapes_that_contradict_the_model_are_refused_where_they_count(service: 
         with pytest.raises(GeneralFailure, match=r"told shape \(7, 7, 7, 7, 7\)"):
             open_shape.run(None, ONES)
         assert_right(open_shape)
+
+
+def test_shape_that_no_array_has_is_refused_though_it_is_empty(service: Service) -> None:
+    with service.session(relu((0, 0, 0))) as session, session.bind(shapes={"x": (1, 1, 1)}) as bound:
+        bound._arguments.check_shapes([OutputShape((0, 1, 2**32 - 1))])
+        with pytest.raises(GeneralFailure, match="told shape"):
+            bound._arguments.check_shapes([OutputShape((0, 2**32 - 1, 2**32 - 1))])
 
 
 def test_client_whose_wakeup_is_lost_finds_its_answer_all_the_same(service: Service) -> None:

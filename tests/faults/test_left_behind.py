@@ -119,12 +119,12 @@ def says(client: subprocess.Popen[str], order: str) -> str:
 
 
 def rows_of(shared: Shared, pid: int) -> list[RowStats]:
-    (page,) = find_services(shared.pid)
+    (page,) = find_services(shared.worker)
     return [row for row in look(page).rows if row.client_pid == pid]
 
 
 def threads(shared: Shared) -> int:
-    return len(os.listdir(f"/proc/{shared.pid}/task"))
+    return len(os.listdir(f"/proc/{shared.worker}/task"))
 
 
 def run_once(shared: Shared) -> None:
@@ -138,7 +138,7 @@ def is_busy(shared: Shared) -> bool:
     """Whether it uses more than a little processor time."""
 
     def ticks() -> int:
-        return sum(map(int, Path(f"/proc/{shared.pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+        return sum(map(int, Path(f"/proc/{shared.worker}/stat").read_text().rpartition(")")[2].split()[11:13]))
 
     before = ticks()
     time.sleep(0.2)
@@ -147,7 +147,7 @@ def is_busy(shared: Shared) -> bool:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
-    devices = ["--device", "nnburst-reference"]
+    devices = ["--isolate", "none", "--device", "nnburst-reference"]
     with contextlib.suppress(ImportError):
         import onnxruntime  # noqa: F401
 
@@ -275,10 +275,11 @@ def test_top_shows_a_run_without_a_client_until_it_ends(tmp_path: Path) -> None:
             lambda: [row.has_left for row in rows_of(shared, client.pid)] == [True, True],  # of the model and the burst
             lambda: rows_of(shared, client.pid),
         )
-        shown: list[Any] = json.loads(subprocess.check_output([*COMMAND, "top", str(shared.pid), "--once", "--json"]))
+        top = [*COMMAND, "top", str(shared.worker), "--once"]
+        shown: list[Any] = json.loads(subprocess.check_output([*top, "--json"]))
         left = [burst["client_has_left"] for model in shown[0]["models"] for burst in model["bursts"]]
         assert left == [True], shown
-        table = subprocess.check_output([*COMMAND, "top", str(shared.pid), "--once"], text=True)
+        table = subprocess.check_output(top, text=True)
         assert f"({client.pid}) has left" in table
         (tmp_path / "told").touch()
         until(lambda: not rows_of(shared, client.pid), lambda: rows_of(shared, client.pid))

@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
+from nnburst._core.fds import FdSet
 from nnburst.burst import ExecutionBurstController
 from nnburst.devices import Device, create_device
 from nnburst.errors import BadState, ErrorStatus, NNBurstError
-from nnburst.memory import Memory
+from nnburst.memory import FORMATS, ImageLayout, Memory, MemoryHandle
 from nnburst.model import DataLocation, Model, ModelBuilder, OperandType, OperationType, Request, RequestArgument
 from nnburst.service import ServiceConnection, start_child
 from support.waiting import PATIENCE, until
@@ -232,6 +234,75 @@ def test_the_service_maps_inputs_read_only_and_unsealed_files_not_at_all(service
                 assert maps_of_service(service, "nnburst-staged") == ["rw-s"]
 
 
+# -- images -----------------------------------------------------------------------------------------------------------
+
+I420 = ImageLayout(8, 4, FORMATS["I420"].fourcc, ((0, 8), (32, 4), (40, 4)))
+NEITHER_IMAGE_NOR_CRASH = {
+    "one plane": {"planes": ((0, 8),)},
+    "five planes": {"planes": ((0, 8),) * 5},
+    "no plane": {"planes": ()},
+    "negative offset": {"planes": ((-1, 8), (32, 4), (40, 4))},
+    "pitch of none": {"planes": ((0, 0), (32, 4), (40, 4))},
+    "negative pitch": {"planes": ((64, -8), (32, 4), (40, 4))},
+    "colour in brightness": {"planes": ((0, 8), (31, 4), (40, 4))},
+    "one colour in the other": {"planes": ((0, 8), (32, 4), (35, 4))},
+    "pitch that wraps": {"planes": ((0, 1 << 62), (32, 4), (40, 4))},
+    "offset that wraps": {"planes": ((0, 8), (2**64 - 8, 4), (40, 4))},
+    "no pixels": {"width": 0},
+    "negative height": {"height": -4},
+    "too wide": {"width": 1 << 31},
+    "layers over each other": {"layers": 2},
+    "stride that wraps": {"layers": 2, "layer_stride": 2**63},
+    "odd width, rows of colour too short": {"width": 9, "planes": ((0, 9), (36, 4), (44, 4))},
+}
+BEYOND_ITS_OBJECT = {
+    "far offset": {"planes": ((0, 8), (32, 4), ((1 << 47) - 1, 4))},
+    "long pitch": {"planes": ((64, (1 << 47) - 1), (32, 4), (40, 4))},
+    "many layers": {"layers": 1 << 16, "layer_stride": (1 << 47) - 1},
+    "last byte": {"planes": ((0, 8), (32, 4), (49, 4))},
+    "tiles": {"modifier": 1},
+    "unknown": {"fourcc": 0},
+}
+
+
+@pytest.mark.parametrize("unsealed", [False, True], ids=["mapped", "staged"])
+@pytest.mark.parametrize("case", [*NEITHER_IMAGE_NOR_CRASH, *BEYOND_ITS_OBJECT])
+def test_layout_of_an_image_that_lies_fails_alone(service: ServiceConnection, case: str, unsealed: bool) -> None:
+    """The client's own checks are left out: the service has to find it."""
+    b = ModelBuilder()
+    b.output("y", b.relu(b.input("x", T.TENSOR_QUANT8_ASYMM, (1, 6, 8, 1), scale=1.0, zero_point=0)))
+    prepared = service.devices[0].prepare_model(b.build())
+    sealed = Memory.ashmem(48)
+    fds = FdSet([os.memfd_create("nnburst-lie")] if unsealed else [os.dup(sealed.fds[0])])
+    sealed.close()
+    os.pwrite(fds.fds[0], bytes(range(48)), 0)
+    changes = (NEITHER_IMAGE_NOR_CRASH | BEYOND_ITS_OBJECT)[case]
+    lie = Memory(MemoryHandle("hardware_buffer", 0, image=replace(I420, **changes)), fds, 3)
+    with lie, Memory.from_image(fds.fds[0], I420) as good, Memory.ashmem(48) as target:
+
+        def statuses(image: Memory) -> set[ErrorStatus]:
+            """As an input, then as an output; alone and in a burst."""
+            found = set()
+            for pools in ((image, target), (target, image)):
+                ends = tuple(argument(0, 0 if pool is image else 48, i) for i, pool in enumerate(pools))
+                request = Request(ends[:1], ends[1:], pools)
+                with ExecutionBurstController.create(prepared) as burst:
+                    for run in (prepared.execute_synchronously, burst.compute):
+                        try:
+                            found.add(run(request)[0])
+                        except NNBurstError as error:
+                            found.add(error.status)
+            return found
+
+        expected = {ErrorStatus.INVALID_ARGUMENT}
+        if case in BEYOND_ITS_OBJECT:
+            expected = {ErrorStatus.GENERAL_FAILURE, ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT}
+        assert statuses(lie) <= expected
+        assert os.pread(fds.fds[0], 64, 0) == bytes(range(48))
+        assert statuses(good) == {ErrorStatus.NONE}
+        assert target.read(np.uint8, (48,)).tolist() == list(range(48))
+
+
 # -- leaks ------------------------------------------------------------------------------------------------------------
 
 
@@ -254,8 +325,9 @@ def _of_file(**options: Any) -> Memory:
 
 
 def _named() -> Memory:
-    memory = Memory.posix_shm("nnburst-leak", 512)
-    Memory.unlink_posix_shm("nnburst-leak")
+    name = f"nnburst-leak-{os.getpid()}"
+    memory = Memory.posix_shm(name, 512)
+    Memory.unlink_posix_shm(name)
     return memory
 
 

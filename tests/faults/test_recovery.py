@@ -28,6 +28,7 @@ from nnburst.model import Model, ModelBuilder, OperandType
 from nnburst.runtime.run.burst_pool import BurstPool
 from support import ROOT
 from support.models import relu
+from support.processes import workers_of
 from support.waiting import PATIENCE, Background, until
 
 F = OperandType.TENSOR_FLOAT32
@@ -106,7 +107,7 @@ def test_death_tells_its_signal_or_status(service: nnburst.Service) -> None:
         with pytest.raises(DeadObject, match="open another session") as caught:
             session.run(None, full(666))
     assert (caught.value.signal, caught.value.exit_status) == (signal.SIGKILL, None)
-    service.revive()
+    service._revive()
     with service.session("fragile") as session:
         with pytest.raises(DeadObject) as caught:
             session.run(None, full(3))
@@ -250,13 +251,13 @@ def test_what_is_bound_after_a_death_is_bound_to_a_service_that_lives(what: str)
 
 
 def test_caller_with_little_time_does_not_wait_for_the_start(service: nnburst.Service, place: Path) -> None:
-    with service.session("fragile", on_death="restart", timeout=0.05) as session:
+    with service.session("fragile", on_death="restart") as session:
         session.run(None, full(1))
         (place / "slow").touch()
         service.kill()
         for _ in range(3):
             with pytest.raises(MissedDeadline, match="started again"):
-                session.run(None, full(1))
+                session.run(None, full(1), 0.05)
         (place / "slow").unlink()
         until(lambda: session.restarts, "the service is not started again")
         assert session.run(None, full(1))[0].tolist() == [2] * 4
@@ -367,7 +368,7 @@ def test_session_on_a_shared_service_connects_again(serve: Callable[[], subproce
             run = Background(lambda: session.run(None, {"t": ONE}))  # waits until there is one
             second = serve()
             assert run.result()[0].tolist() == [2] * 4
-            assert service.pid == second.pid
+            assert service.pid in workers_of(second.pid)
             assert len(session.restarts) == 1
 
 
@@ -385,7 +386,7 @@ def test_session_opened_on_a_shared_service_that_has_died_connects_again(
         second = serve()
         with service.session(counter(), on_death="restart") as session:
             assert session.run(None, {"t": ONE})[0].tolist() == [2] * 4
-            assert service.pid == second.pid
+            assert service.pid in workers_of(second.pid)
         with service.session(counter()) as session:
             assert session.run(None, {"t": ONE})[0].tolist() == [2] * 4
 
@@ -422,7 +423,7 @@ def test_burst_that_the_service_has_ended_is_replaced_and_the_service_goes_on(
         session.bind() as execution,
     ):
         ending.set()
-        until(lambda: not session.burst.controller.is_sound, "the burst did not end")
+        until(lambda: not session.burst._controller.is_sound, "the burst did not end")
         execution.inputs["x"][:] = ONE
         execution.run()
         assert session.run(None, {"x": ONE})[0].tolist() == execution.outputs["y"].tolist() == ONE.tolist()
@@ -442,7 +443,7 @@ def recovered_with_a_handler_at(wanted: int) -> bool:
     """Interrupt a wait for a restart at one of its lines; whether it has so many."""
     go = threading.Event()
     pool = object.__new__(BurstPool)
-    dead = SimpleNamespace(controller=SimpleNamespace(ending=Ending("gone"), told=""))
+    dead = SimpleNamespace(_controller=SimpleNamespace(ending=Ending("gone"), told=""))
     pool._bursts, pool._refuses, pool._attempt, pool.restarts = [dead], False, None, ()  # type: ignore[list-item]
     pool._restarting = ProcessLock()
 
@@ -464,7 +465,7 @@ def recovered_with_a_handler_at(wanted: int) -> bool:
                 assert Deadline.after(PATIENCE).call(pool.recover, dead)  # type: ignore[arg-type]
         return trace
 
-    timer = threading.Timer(0.2, go.set)  # where there is no such line
+    timer = threading.Timer(1.0, go.set)  # where there is no such line
     timer.start()
     sys.settrace(trace)
     try:

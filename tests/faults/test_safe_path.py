@@ -145,10 +145,28 @@ def test_other_devices_do_not_get_the_path_of_the_program() -> None:
         assert any(word.startswith("--path") for word in command) is given
 
 
+def test_directory_that_is_gone_harms_no_program_and_no_service(tmp_path: Path) -> None:
+    (tmp_path / "functions.py").write_text(FUNCTIONS)
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, subprocess, sys\n"
+        "import nnburst\n"
+        "os.mkdir('gone')\n"
+        "os.chdir('gone')\n"
+        "os.rmdir('../gone')\n"
+        "sys.path.append('')\n"
+        "with nnburst.launch(devices=['nnburst-function:call=functions:places']) as service:\n"
+        "    assert service.alive\n"
+        "sys.exit(subprocess.call([sys.executable, '-m', 'nnburst', 'ops'], stdout=subprocess.DEVNULL))\n"
+    )
+    assert run(tmp_path, str(program)) == set()
+
+
 @everything
 def test_gateway_runs_nothing_of_the_working_directory(hostile: Path) -> None:
     pytest.importorskip("tritonclient", reason="needs the extra nnburst[oip]")
-    options = {"address": "unix:/nowhere", "names": ["x"], "shared_memory": False}
+    options = {"address": "unix:/nowhere", "shared_memory": False, "control": False, "canaries": {}}
+    options |= {"drain": 0, "unloaded": []}
     options |= dict.fromkeys(("grpc", "rest"), "127.0.0.1:0")
     command = [*safe_command("nnburst.gateway.run"), json.dumps(options)]
     assert run(hostile, *command[1:]) == set()

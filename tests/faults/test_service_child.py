@@ -33,7 +33,7 @@ from nnburst.service.process import launch
 from nnburst.testing import inject
 from support import ROOT
 from support.models import request_on, tiny_model
-from support.processes import Client, stop, wait_gone
+from support.processes import Client, descriptors, stop, wait_gone
 from support.waiting import PATIENCE
 
 
@@ -173,7 +173,7 @@ def test_the_child_inherits_nothing_but_its_socket() -> None:
     secret = os.open("/dev/null", os.O_RDONLY)
     os.set_inheritable(secret, True)
     with start_child(["nnburst-noop"]) as service:
-        links = [os.readlink(f"/proc/{service.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{service.pid}/fd")]
+        links = descriptors(service.pid)
     os.close(secret)
     assert links.count("/dev/null") <= 3  # stdin, and stdout and stderr under some test runners
     assert not any("child-stderr" in link for link in links)

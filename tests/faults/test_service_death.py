@@ -95,7 +95,7 @@ def test_REQ_MODEL_078_a_killed_service_ends_every_wait(
 def test_a_service_killed_while_it_asks_for_memories() -> None:
     with start_child() as service, Memory.ashmem(512) as pool:
         with ExecutionBurstController.create(prepare(service, pool)) as controller:
-            holders = service.devices[0]._callbacks._holders  # type: ignore[attr-defined]
+            holders = service.devices[0].place().callbacks._holders  # type: ignore[attr-defined]
             (holder,) = holders.values()
             original = holder.callback
 

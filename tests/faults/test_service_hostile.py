@@ -29,7 +29,7 @@ from nnburst.service.wire.values import Message, WireMemory, WireRequest
 from nnburst.testing import inject
 from support.models import request_on, tiny_model
 from support.processes import stopped
-from support.waiting import PATIENCE, Background
+from support.waiting import PATIENCE, Background, until
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
@@ -99,6 +99,7 @@ def test_a_malformed_message_releases_what_its_client_owned_and_disturbs_no_othe
         client.prepare()
         assert hosted.ledger.used["models"] == 1
         client.send(b"\xc1")
+        assert b"malformed message" in client.receive()
         assert client.receive() == b""
         assert hosted.wait_ended(PATIENCE)
         assert hosted.ledger.used == dict.fromkeys(hosted.ledger.used, 0)
@@ -158,15 +159,15 @@ def test_a_client_that_never_reads_its_replies_is_dropped(host: ServiceHost, mon
 def test_descriptors_that_the_service_cannot_take_are_refused() -> None:
     """That it may open no more is not its client's doing; what it already serves goes on."""
     with start_child(["nnburst-noop"]) as service, Memory.ashmem(64) as pool:
-        limit = len(os.listdir(f"/proc/{service.pid}/fd")) + 4
+        before = len(os.listdir(f"/proc/{service.pid}/fd"))
+        limit = before + 4
         resource.prlimit(service.pid, resource.RLIMIT_NOFILE, (limit, limit))
         message = Execute(1, WireRequest((), (), (WireMemory("ashmem", 64, 3, 0),) * 200), RunOptions())
-        before = limit - 4
         for _ in range(3):
             with pytest.raises(ResourceExhausted, match="ulimit"):
                 service._connection.call(message, pool.fds * 200, timeout=PATIENCE)
         assert service.devices[0].status is DeviceStatus.AVAILABLE
-        assert len(os.listdir(f"/proc/{service.pid}/fd")) <= before
+        until(lambda: len(os.listdir(f"/proc/{service.pid}/fd")) <= before, "descriptors are kept")
 
 
 def state_model() -> nnburst.Model:
@@ -215,14 +216,14 @@ def test_runs_that_need_another_burst_of_a_stopped_service_do_not_outlast_their_
     with nnburst.launch(devices=["nnburst-reference"]) as service:
         for use in ("threads", "tasks"):
             with service.session(state_model(), timeout=0.5, concurrency=2) as session:
-                session.run(None, {"t": x})
+                session.run(None, {"t": x}, PATIENCE)
                 with stopped(service.pid):
                     if use == "tasks":
                         assert asyncio.run(miss_two(session))
                     else:
                         runs = [Background(lambda: session.run(None, {"t": x})) for _ in range(2)]
                         assert [type(run.result()) for run in runs] == [nnburst.MissedDeadline] * 2
-                assert session.run(None, {"t": x})[0].tolist() == x.tolist()
+                assert session.run(None, {"t": x}, PATIENCE)[0].tolist() == x.tolist()
 
 
 def test_session_of_short_runs_gets_another_burst(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +238,7 @@ def test_session_of_short_runs_gets_another_burst(monkeypatch: pytest.MonkeyPatc
 def test_copies_of_a_state_do_not_outlast_their_timeout_in_a_stopped_service() -> None:
     with nnburst.launch(devices=["nnburst-reference"]) as service:
         with service.session(state_model(), timeout=0.2) as session, session.bind(state={"t_out": "t"}) as execution:
-            execution.run()
+            execution.run(timeout=PATIENCE)
             with stopped(service.pid):
                 for attempt in (execution.run, execution.get_state, execution.reset_state):
                     started = time.monotonic()

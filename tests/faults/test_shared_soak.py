@@ -48,7 +48,7 @@ def test_many_clients_share_a_service_that_does_not_grow(clients: int, bursts: i
     done = threading.Event()
     with shared_service() as (address, pid):
         idle = footprint(pid)
-        measure_share(address, clients, 0.1, bursts)  # until allocators and threads have what they need
+        measure_share(address, clients, 1.0, bursts)  # until allocators and threads have what they need
 
         def sample() -> None:
             while not done.wait(seconds / 50):

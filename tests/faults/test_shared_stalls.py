@@ -14,13 +14,15 @@ from pathlib import Path
 
 import pytest
 
+import nnburst
+from nnburst.errors import DeviceUnavailable
 from nnburst.service.process.limited_log import LINES
 from nnburst.service.wire.protocol import ListDevices, encode
 from support import ROOT
 from support.hostile import Descriptors
 from support.processes import line_of, stopped
 from support.services import Honest, RawConnection, Shared, header, shared_service
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, until
 
 PROGRAM = """
 import itertools, os, signal, sys
@@ -163,10 +165,10 @@ def test_flood_of_calls_delays_nobody(shared: Shared, honest: Honest, gives_all_
     attacker.start()
     try:
         honest.goes_on()
+        until(lambda: sent[0] > 100, "it is no flood")
     finally:
         over.set()
         attacker.join()
-    assert sent[0] > 100
 
 
 def test_more_sockets_that_linger_than_there_are_threads_to_close_them_delay_nobody(
@@ -205,11 +207,49 @@ def test_sockets_that_linger_in_connections_that_are_refused_keep_nobody_out(tmp
             descriptors.close()
 
 
+def test_sockets_that_linger_in_connections_that_say_no_hello_keep_nobody_out(
+    shared: Shared, honest: Honest, gives_all_back: None, tmp_path: Path
+) -> None:
+    descriptors = Descriptors(random.Random(1), tmp_path)
+    try:
+        with contextlib.ExitStack() as stack:
+            for _ in range(20):
+                connection = stack.enter_context(RawConnection(shared))
+                with stopped(shared.pid):
+                    for _ in range(2):
+                        fds = [descriptors.lingering() for _ in range(10)]
+                        connection.send(header(1), b"rubbish", fds)
+                        descriptors.forget(fds)
+                assert b"malformed message" in connection.answer()
+            honest.goes_on()
+    finally:
+        descriptors.close()
+
+
+def test_user_whose_connections_come_too_fast_is_refused_for_some_seconds(tmp_path: Path) -> None:
+    with shared_service(tmp_path, "--device", "nnburst-noop", "--quota", "user.new_connections=3") as shared:
+        for _ in range(3):
+            nnburst.connect(shared.address).close()
+        refusal = r"user \d+ may have 3 new_connections.*--quota user\.new_connections=N"
+        for _ in range(3):
+            with pytest.raises(DeviceUnavailable, match=refusal):
+                nnburst.connect(shared.address)
+
+        def is_served() -> bool:
+            with contextlib.suppress(DeviceUnavailable), nnburst.connect(shared.address):
+                return True
+            return False
+
+        until(is_served, "it is refused for ever")
+
+
 def test_clients_that_send_rubbish_fill_no_log(tmp_path: Path) -> None:
     with shared_service(tmp_path, "--device", "nnburst-noop") as shared:
         for _ in range(100):
             with RawConnection(shared) as connection:
-                connection.send(header(1), b"rubbish", [])
+                connection.greet()
+                connection.send(header(2), b"rubbish", [])
+                assert b"malformed message" in connection.answer()
                 assert not connection.answer()
     lines = shared.log.read_text().splitlines()
     assert sum("malformed message" in line for line in lines) == LINES

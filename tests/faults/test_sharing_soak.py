@@ -1,4 +1,4 @@
-"""The limits of a shared service that are times: priority, equal shares, and runs that hang."""
+"""The limits of a shared service that are times: priority, equal shares, runs that hang, and users beside others."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from support import ROOT
+from support.users import as_root
 
 
 @pytest.mark.soak
@@ -25,3 +26,20 @@ def test_priority_and_shares_hold_and_runs_that_hang_delay_no_other_client(tmp_p
     for name in ("share quick", "share slow"):
         assert 45 <= rows[name]["percent"] <= 55
     assert max(rows["hang"]["p99_us"], rows["hang"]["next_us"]) <= rows["hang"]["limit_us"]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+@as_root
+def test_user_feels_little_of_a_greedy_endless_crashing_or_flooding_one(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    command = [sys.executable, str(ROOT / "benchmarks" / "users.py"), "--json", str(figures)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(figures.read_text())
+    for name in ("share", "share bursts"):
+        assert 45 <= rows[name]["percent"] <= 55
+    assert rows["priority"]["percent"] >= 60
+    for name in ("greedy", "endless", "crashing", "flooding"):
+        assert rows[name]["p99_us"] <= 2 * rows[name]["alone_p99_us"]
+        assert not rows[name]["failures"]

@@ -1,4 +1,4 @@
-"""The units of `contrib/systemd`: what they deny, and that a service works with what is left to it."""
+"""The units of `deploy/systemd`: what they deny, and that a service works with what is left to it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support import ROOT
 from support.services import save_scaling, shared_service
 from support.waiting import PATIENCE
 
-UNITS = ROOT / "contrib" / "systemd"
+UNITS = ROOT / "deploy" / "systemd"
 SERVICE, NETWORK = UNITS / "nnburst.service", UNITS / "network.conf"
 MOST = {(SERVICE,): 1.5, (SERVICE, NETWORK): 2.0}
 
@@ -36,7 +36,7 @@ DENIED = {
     "UMask": "0077",
     **dict.fromkeys(("DynamicUser", "LockPersonality", "MemoryDenyWriteExecute", "NoNewPrivileges"), "yes"),
     **dict.fromkeys(("PrivateDevices", "PrivateMounts", "PrivateNetwork"), "yes"),
-    **dict.fromkeys(("ProtectClock", "ProtectControlGroups", "ProtectHome", "ProtectHostname"), "yes"),
+    **dict.fromkeys(("ProtectClock", "ProtectHome", "ProtectHostname"), "yes"),
     **dict.fromkeys(("ProtectKernelLogs", "ProtectKernelModules", "ProtectKernelTunables"), "yes"),
     **dict.fromkeys(("RestrictNamespaces", "RestrictRealtime"), "yes"),
 }
@@ -56,6 +56,19 @@ def test_unit_denies_what_the_service_does_not_need() -> None:
     assert first == "@system-service"  # so it is a list of what is allowed
     assert any(line.startswith("~") and "@privileged" in line for line in rest)
     assert unit["SystemCallErrorNumber"] == ["EPERM"]  # a library that tries something else is told, not killed
+
+
+def test_unit_has_groups_of_its_own_which_nothing_hides() -> None:
+    unit = settings(SERVICE)
+    assert set(unit["Delegate"][-1].split()) == {"cpu", "memory", "pids"}
+    assert unit["OOMPolicy"] == ["continue"]  # one worker's end is not the unit's
+    assert "ProtectControlGroups" not in unit
+
+
+def test_account_of_the_unit_has_another_name_than_the_group_of_its_clients() -> None:
+    unit = settings(SERVICE)
+    group = unit["ExecStart"][-1].partition("--allow-gid ")[2].split()[0]
+    assert unit.get("User", [SERVICE.stem])[-1] != group  # which is there: systemd makes no account of its name
 
 
 def test_network_is_the_loopback_interface_alone() -> None:

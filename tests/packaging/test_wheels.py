@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -12,6 +14,7 @@ import pytest
 from installed import PYTHONS, interpreter
 from wheels import EXTENSION
 
+from nnburst._version import VERSION
 from support import ROOT
 
 pytest.importorskip("ziglang", reason="needs what `make wheels` installs")
@@ -62,6 +65,28 @@ def test_wheel_holds_the_package_and_its_module_and_nothing_that_builds_it(platf
     with zipfile.ZipFile(wheel_for(platform, built)) as wheel:
         held = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert held == package | {EXTENSION}
+
+
+@pytest.mark.parametrize("url", ["", "https://host.test/nnburst"])
+def test_page_is_one_that_a_registry_takes(url: str, tmp_path: Path) -> None:
+    command = [sys.executable, ROOT / "packaging" / "wheels.py", "--only", "none", "--out", tmp_path]
+    subprocess.run(command, check=True, env=os.environ | {"NNBURST_URL": url})
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    twine = [Path(sys.executable).with_name("twine"), "check", "--strict", sdist]
+    assert b"PASSED" in subprocess.run(twine, check=True, capture_output=True).stdout
+    shown = subprocess.run(["tar", "-xOf", sdist, "--wildcards", "nnburst-*/PKG-INFO"], check=True, capture_output=True)
+    metadata = shown.stdout.decode()
+    assert ("Project-URL: Source, https://host.test/nnburst\n" in metadata) == bool(url)
+    assert not re.findall(r"\]\((?!https://host\.test/nnburst/)", metadata)
+
+
+def test_parts_of_an_installation_have_versions(built: Path) -> None:
+    parts = json.loads((built / "nnburst.cdx.json").read_text())
+    components = [parts["metadata"]["component"], *parts["components"]]
+    versions = {part["name"].lower(): part.get("version", "") for part in components}
+    assert versions["nnburst"] == VERSION
+    assert {"cffi", "numpy", "msgspec", "pycparser"} <= versions.keys()
+    assert all(re.match(r"\d+\.", version) for version in versions.values()), versions
 
 
 def test_same_sources_give_the_same_bytes(built: Path, tmp_path: Path) -> None:
