@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import math
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,6 @@ import pytest
 
 import nnburst
 from nnburst.errors import DeadObject, ResourceExhausted
-from nnburst.model import Priority
 from nnburst.service.host.quotas import PER_USER
 from nnburst.service.process import account
 from nnburst.service.process.account import Account
@@ -78,28 +78,34 @@ def test_process_has_the_weight_of_its_highest_priority(start: Callable[..., Sha
         assert group(shared.pid) == broker, "the broker weighs its own session, too"
 
 
-@pytest.mark.parametrize("number", [errno.ESRCH, errno.EACCES, errno.EPERM, errno.EAGAIN])
-def test_process_that_dies_while_it_is_weighed_ends_nobody_else(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    tries: list[int] = []
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="this kernel has no groups of sessions")
+def test_process_that_computes_all_the_time_gives_way_to_one_that_computes_little(start: Callable[..., Shared]) -> None:
+    shared = start("--isolate", "connection")
+    done = threading.Event()
 
-    def refuse(account: Account, nice: int) -> None:
-        tries.append(nice)
-        raise OSError(number, os.strerror(number))
+    def nice(pid: int) -> int:
+        return int(Path(f"/proc/{pid}/autogroup").read_text().split()[-1])
 
-    monkeypatch.setattr(Account, "_set_nice", refuse)
-    reading, writing = os.pipe()
-    os.close(writing)
-    account = Account(os.getpid(), "this process", PER_USER, reading, None, has_limits=False)
-    with contextlib.closing(account):
-        account.weigh(Priority.LOW)
-        assert account.next_look < time.monotonic()
-        account.look()
-        assert tries == [10]
-        assert account.next_look > time.monotonic()
-        account.weigh(Priority.MEDIUM)
-        assert account.next_look > time.monotonic(), "a worker may have it weighed without pause"
-    account.weigh(Priority.MEDIUM)
-    assert account.next_look == math.inf, "a process id may be another one's by now"
+    def compute(session: nnburst.Session, pause: float) -> None:
+        execution = session.bind()
+        while not done.wait(pause):
+            execution.run()
+
+    with (
+        nnburst.connect(shared.address) as one,
+        nnburst.connect(shared.address) as other,
+        one.session(relu((1000, 1000))) as heavy,
+        other.session(relu((1, 4))) as light,
+        ThreadPoolExecutor(3) as pool,
+    ):
+        try:
+            working = [pool.submit(compute, *each) for each in ((heavy, 0), (heavy, 0), (light, 0.002))]
+            until(lambda: (nice(worker_of(heavy)), nice(worker_of(light))) == (9, 0), "who computes little waits")
+        finally:
+            done.set()
+        for each in working:
+            each.result()
+        until(lambda: nice(worker_of(heavy)) == 0, "a process gives way to nobody")
 
 
 def test_process_of_a_users_models_may_open_so_many_descriptors(start: Callable[..., Shared]) -> None:

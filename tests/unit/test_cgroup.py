@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from nnburst.model import Priority
 from nnburst.service.host.quotas import PER_USER
 from nnburst.service.process.cgroup import Groups, own_groups
 
@@ -129,13 +128,13 @@ def test_controller_that_the_groups_lack_is_not_used(tmp_path: Path) -> None:
     assert {file.name for file in (tmp_path / "user-7").iterdir()} == {"pids.max", "cgroup.procs"}
 
 
-def test_group_weighs_as_the_highest_priority_of_its_members(groups: Groups, tmp_path: Path) -> None:
+def test_group_weighs_as_the_heaviest_of_its_members(groups: Groups, tmp_path: Path) -> None:
     for pid in (12, 13):
         group = groups.enter(pid, 7, PER_USER)
     assert group is not None
     weights = []
-    for pid, priority in ((12, Priority.LOW), (13, Priority.LOW), (13, Priority.HIGH), (12, Priority.MEDIUM)):
-        group.weigh(pid, priority)
+    for pid, weight in ((12, 30), (13, 30), (13, 300), (12, 100)):
+        group.weigh(pid, weight)
         weights.append((tmp_path / "user-7" / "cpu.weight").read_text())
     group.leave(13)
     assert [*weights, (tmp_path / "user-7" / "cpu.weight").read_text()] == ["100", "30", "300", "300", "100"]

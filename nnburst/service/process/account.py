@@ -16,18 +16,15 @@ from ..._core.errno import system
 from ..._core.fds import close_fds
 from ..._core.leaving import LEAVING
 from ..._core.threads import start
-from ...model import Priority
 from ...watch import Row, usage_of
 from ..host.quotas import NO_LIMIT, Quotas
 from .cgroup import Group
 from .limited_log import LONGEST, LimitedHandler
+from .share import Share
 
 _LOOK, _LOOK_AT_TIME = 1.0, 0.1
 """Seconds from one look at a worker to the next; and where its processor time is limited."""
 _LEAST_STOP = 0.001
-_NICE = {Priority.LOW: 10, Priority.MEDIUM: 0, Priority.HIGH: 0}
-"""Of all threads of a worker together, by the highest priority of its clients' models. Weights that are further apart
-share worse: at 28 : 1 the kernel gave the lighter one two fifths."""
 _BYTES = 4 * LONGEST
 """Of a line, in as many characters at least."""
 _LAST_WORDS = 1 << 16
@@ -45,6 +42,10 @@ class Account:
         row: Where others see lines and limits; owned from now on.
         has_limits: Whether it is a user's own.
         group: Where the kernel counts what it takes. What it does not count there, `look` does.
+
+    Attributes:
+        share: Its part of the processors.
+        next_look: When `look` has something to do.
 
     Raises:
         ResourceExhausted: There is no thread or descriptor for it.
@@ -77,8 +78,8 @@ class Account:
         usage, self._looked_at = usage_of(pid), time.monotonic()
         self._used_ns, self._debt = 0 if usage is None else usage.processor_ns, 0.0
         looks = has_limits and not held >= {"cpu", "pids"}
-        self._next_usage = self._looked_at + self._interval if looks else math.inf
-        self._nice, self._weighed_at, self._next_weighing = 0, 0.0, math.inf
+        self.next_look = self._looked_at + self._interval if looks else math.inf
+        self.share = Share(pid, group if "cpu" in held else None)
         fds, self._pidfd = [log], -1
         try:
             self._pidfd = system(os.pidfd_open, pid)
@@ -90,22 +91,15 @@ class Account:
             close_fds(fds)
             raise
 
-    @property
-    def next_look(self) -> float:
-        """When `look` has something to do."""
-        return min(self._next_usage, self._next_weighing)
-
     def look(self) -> str:
         """Stop the worker while it has had more processor time than it may. Returns why it is to be ended, or nothing.
 
         What the kernel counts: a worker that a model has taken over would not count itself.
         """
         now = time.monotonic()
-        if now >= self._next_weighing:
-            self._weigh(now)
-        if now < self._next_usage:
+        if now < self.next_look:
             return ""
-        self._next_usage = now + self._interval
+        self.next_look = now + self._interval
         if (usage := usage_of(self.pid)) is None:  # it has gone, or there are no descriptors to look with
             return ""
         if usage.threads > self._quotas.process_threads:
@@ -119,33 +113,8 @@ class Account:
         self._looked_at, self._used_ns = now, usage.processor_ns
         if was_stopped != (self._debt > 0):
             self._signal(signal.SIGCONT if was_stopped else signal.SIGSTOP)
-        self._next_usage = now + (min(_LOOK, self._debt / max(self._quotas.processors, 1)) or self._interval)
+        self.next_look = now + (min(_LOOK, self._debt / max(self._quotas.processors, 1)) or self._interval)
         return ""
-
-    def weigh(self, priority: Priority) -> None:
-        """Have the kernel give the worker its share of the processors by a priority.
-
-        By its group, or the one that the kernel makes of each session's processes (sched(7), autogroup), which has one
-        weight however many threads are busy, and may be raised again. Where there is none, the worker keeps its share.
-        """
-        self._nice = _NICE[priority]
-        if self._pidfd >= 0 and self.group is not None and "cpu" in self.group.held:
-            self.group.weigh(self.pid, priority)
-        elif self._pidfd >= 0:
-            self._next_weighing = max(time.monotonic(), self._weighed_at + _LOOK_AT_TIME)
-
-    def _weigh(self, now: float) -> None:
-        self._weighed_at, self._next_weighing = now, math.inf
-        try:
-            self._set_nice(self._nice)
-        except BlockingIOError:  # the kernel takes one in a tenth of a second, of all of them together
-            self._next_weighing = now + _LOOK_AT_TIME
-        except OSError:  # there are no groups, or the worker has gone
-            pass
-
-    def _set_nice(self, nice: int) -> None:
-        with open(f"/proc/{self.pid}/autogroup", "w", encoding="ascii") as group:
-            group.write(str(nice))
 
     def _count(self, name: str, n: int = 1) -> None:
         if self._row is not None:
@@ -170,7 +139,7 @@ class Account:
         Args:
             wait: For its last words: it has ended.
         """
-        self._next_usage = self._next_weighing = math.inf
+        self.next_look = math.inf
         if self.group is not None:
             self.group.leave(self.pid)
         if self._row is not None:

@@ -8,7 +8,6 @@ import os
 import threading
 from pathlib import Path
 
-from ...model import Priority
 from ..host.quotas import NO_LIMIT, Quotas
 
 _log = logging.getLogger(__name__)
@@ -17,7 +16,8 @@ _CONTROLLERS = "cpu", "memory", "pids"
 _PERIOD = 100_000
 """Microseconds, of cpu.max."""
 _MOST_TASKS = 1 << 22
-_WEIGHTS = {Priority.LOW: 30, Priority.MEDIUM: 100, Priority.HIGH: 300}
+_WEIGHT = 100
+"""Of a group that was given none."""
 
 
 class Group:
@@ -30,7 +30,7 @@ class Group:
 
     Attributes:
         held: Likewise.
-        members: The highest priority of the models in each process.
+        members: What each process would weigh alone.
 
     Raises:
         OSError: The kernel refuses it.
@@ -38,7 +38,7 @@ class Group:
 
     def __init__(self, directory: Path, held: frozenset[str], quotas: Quotas | None) -> None:
         self.held, self._directory = held, directory
-        self.members: dict[int, Priority] = {}
+        self.members: dict[int, int] = {}
         directory.mkdir(exist_ok=True)
         for name, most in () if quotas is None else _limits(quotas).items():
             has_file = name != "memory.swap.max" or (directory / name).exists()  # it counts no swap otherwise
@@ -58,13 +58,13 @@ class Group:
     def join(self, pid: int) -> None:
         """Have a process in it, with all that it starts."""
         self._write("cgroup.procs", pid)
-        self.members[pid] = Priority.MEDIUM
+        self.members[pid] = _WEIGHT
 
-    def weigh(self, pid: int, priority: Priority) -> None:
-        """Give the group its share of the processors, by the highest priority of its members."""
-        self.members[pid] = priority
+    def weigh(self, pid: int, weight: int) -> None:
+        """Give the group its share of the processors, which is the largest of its members'."""
+        self.members[pid] = weight
         with contextlib.suppress(OSError):  # it has gone
-            self._write("cpu.weight", _WEIGHTS[max([*self.members.values()])])
+            self._write("cpu.weight", max([*self.members.values()]))
 
     def why_killed(self) -> str:
         """Return for which want of memory the kernel has ended a member since it was asked last, or nothing."""
@@ -83,8 +83,8 @@ class Group:
         """Count a process no more, which ends. Idempotent."""
         self.members.pop(pid, None)
         if "cpu" in self.held:
-            for other, priority in [*self.members.items()][:1]:
-                self.weigh(other, priority)
+            for other, weight in [*self.members.items()][:1]:
+                self.weigh(other, weight)
 
     def remove(self) -> bool:
         """Remove it, unless a process that has left it is still there."""

@@ -35,6 +35,7 @@ from .account import Account
 from .cgroup import own_groups
 from .discovery import Peer, peer_pidfd
 from .launch import is_of_functions, start_ahead
+from .share import Balance, Share
 
 _log = logging.getLogger(__name__)
 _ENDING = 0.1
@@ -185,7 +186,7 @@ class Worker:
         self._broker.post(partial(self._workers.bury, self))
 
     def prioritise(self, priority: Priority) -> None:
-        self._report(0, lambda: None if self.account is None else self.account.weigh(priority))
+        self._report(0, partial(self._workers.prioritise, self, priority))
 
     def kick(self, pid: int, reason: str, uid: int | None) -> int:
         if self.key is not None:  # a model of a client's own may have taken it over
@@ -269,6 +270,9 @@ class WorkerPool:
         self._options = [f"--user-quota={name}={number}" for name, number in user_quotas.items()]
         self._page = Page(name)
         self.groups, self._are_ending = own_groups(), False
+        self._balance = Balance()
+        # Another leader's session has programs that are not this service's, such as those of a terminal.
+        self._own_shares = [Share(os.getpid())] if os.getsid(0) == os.getpid() else []
         self._all: dict[_Key, Worker] = {}
         self._pauses: dict[int | None, Backoff] = {}
         """By user."""
@@ -291,14 +295,23 @@ class WorkerPool:
         """When `look` has something to do."""
         moments = [worker.idle_since + _IDLE for worker in self if self._is_idle(worker)]
         moments += [worker.account.next_look for worker in self if worker.account is not None]
+        moments.append(self._balance.next_look)
         if self._are_ending:
             moments.append(time.monotonic() + _ENDING)
         return min(moments, default=math.inf)
+
+    def prioritise(self, worker: Worker, priority: Priority) -> None:
+        """Have a worker weigh as much as a priority does."""
+        if worker.account is not None:
+            worker.account.share.priority = priority
+            self._balance.change()
 
     def look(self) -> None:
         """End those that take more than they may, and those that nobody needs."""
         self._end_greedy()
         self._end_idle()
+        shares = [worker.account.share for worker in self if worker.account is not None]
+        self._balance.look([*self._own_shares, *shares], is_shared=len(shares) > 1)
         self._are_ending = self.groups is not None and self.groups.sweep()
 
     def _worker(self, key: _Key) -> Worker:
