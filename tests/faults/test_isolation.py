@@ -15,6 +15,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from unittest.mock import Mock
 
 import numpy as np
@@ -112,6 +113,19 @@ def test_process_is_forked_ahead_where_models_of_clients_have_their_own(
     pool = WorkerPool(Mock(), lambda *_, **__: service, "name", devices, False, lambda _: None, isolation, {})
     pool.close()
     assert found == asked
+
+
+def test_files_that_change_while_a_successor_reads_them_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "own_groups", lambda: None)
+    broker, service, jobs = Mock(), Mock(pid=os.getpid()), SimpleQueue[Callable[[], None]]()
+    broker.post = jobs.put
+    pool = WorkerPool(broker, lambda *_, **__: service, "name", [], True, lambda _: None, Isolation.NONE, {})
+    (first,) = pool
+    assert not broker.reload_models.called
+    pool.bury(first)
+    jobs.get(timeout=PATIENCE)()
+    assert broker.reload_models.call_count == 1
+    pool.close()
 
 
 def _status(pid: int) -> str:

@@ -23,7 +23,7 @@ from .row_trial import ROWS_KEPT, Rows, require_rows_apart, run_rows
 _log = logging.getLogger(__name__)
 
 Shapes = tuple[tuple[int, ...], ...]
-Place = tuple[GraphArgument, tuple[int, ...], np.ndarray[Any, Any]]
+BoundArgument = tuple[GraphArgument, tuple[int, ...], np.ndarray[Any, Any]]
 """An argument of a request, its dimensions and where it lies."""
 _MOST_BYTES = 64 << 20
 """Of the arguments of a model's batches. Large requests run alone: copying them costs more than a batch gains."""
@@ -46,18 +46,20 @@ _SIZES = (3, 8, 1, 16, 32, 64, 128, 224)
 class Batch:
     """Runs some of at most so many requests of one shape at a time, on arrays of its own."""
 
-    def __init__(self, graph: Graph, inputs: Sequence[Place], outputs: Sequence[Place], most: int) -> None:
-        places = (*inputs, *outputs)
-        self._stacks = [np.zeros((most, region.nbytes), np.uint8) for _, _, region in places]
+    def __init__(
+        self, graph: Graph, inputs: Sequence[BoundArgument], outputs: Sequence[BoundArgument], most: int
+    ) -> None:
+        bound = (*inputs, *outputs)
+        self._stacks = [np.zeros((most, region.nbytes), np.uint8) for _, _, region in bound]
         self.nbytes = sum(stack.nbytes for stack in self._stacks)
         self._runs = [self._run(graph, inputs, outputs, n) for n in range(2, most + 1)]
         stacks = ffi.new("uint8_t *[]", [ffi.from_buffer("uint8_t[]", stack) for stack in self._stacks])
-        nbytes = ffi.new("uint64_t[]", [region.nbytes for _, _, region in places])
+        nbytes = ffi.new("uint64_t[]", [region.nbytes for _, _, region in bound])
         runs = ffi.new("nnb_kernel *[]", [ffi.NULL, ffi.NULL, *(run.kernel for run in self._runs)])
         self._kept = stacks, nbytes, runs
-        self.pointer = ffi.new("nnb_batch *", (most, len(inputs), len(places), nbytes, stacks, runs))
+        self.pointer = ffi.new("nnb_batch *", (most, len(inputs), len(bound), nbytes, stacks, runs))
 
-    def _run(self, graph: Graph, inputs: Sequence[Place], outputs: Sequence[Place], n: int) -> Any:
+    def _run(self, graph: Graph, inputs: Sequence[BoundArgument], outputs: Sequence[BoundArgument], n: int) -> Any:
         binding = graph.session.io_binding()
         binds = [binding.bind_input] * len(inputs) + [binding.bind_output] * len(outputs)
         pairs = zip(inputs, self._stacks[: len(inputs)], strict=True)
@@ -128,7 +130,7 @@ class Batches:
             raise InvalidArgument(f"its rows could not be tried: {failure}")
         return []
 
-    def _may_join(self, inputs: Sequence[Place], nbytes: int, deadline_ns: int) -> bool:
+    def _may_join(self, inputs: Sequence[BoundArgument], nbytes: int, deadline_ns: int) -> bool:
         """Whether rows of these inner dimensions may run together; they are tried if they have not been."""
         shapes = tuple(dims[1:] for _, dims, _ in inputs)
         now = time.monotonic_ns()
@@ -152,7 +154,9 @@ class Batches:
             self._trial.release()
         return self._tried[shapes]
 
-    def join(self, kernel: Any, inputs: Sequence[Place], outputs: Sequence[Place], deadline_ns: int = 0) -> object:
+    def join(
+        self, kernel: Any, inputs: Sequence[BoundArgument], outputs: Sequence[BoundArgument], deadline_ns: int = 0
+    ) -> object:
         """Let the ``nnb_kernel *`` of a request run together with others of its shapes, if it has rows and is small.
 
         Its deadline, 0 for none, limits the trial of rows like its own.
@@ -160,12 +164,12 @@ class Batches:
         Returns:
             What has to live as long as the kernel.
         """
-        places = (*inputs, *outputs)
-        shapes = tuple(dims for _, dims, _ in places)
+        bound = (*inputs, *outputs)
+        shapes = tuple(dims for _, dims, _ in bound)
         rows = {dims[0] if dims else 0 for dims in shapes}
         if len(rows) != 1 or any(not math.prod(dims) for dims in shapes):
             return None
-        most, nbytes = self._most // max(rows), sum(region.nbytes for _, _, region in places)
+        most, nbytes = self._most // max(rows), sum(region.nbytes for _, _, region in bound)
         if min(most, _MOST_BYTES // nbytes) < 2 or not self._may_join(inputs, nbytes // max(rows), deadline_ns):
             return None
         with self._lock:
@@ -177,6 +181,6 @@ class Batches:
                 if most < 2 or len(others) >= _MOST_SHAPES:
                     return None
                 batch = self._batches[shapes] = Batch(self.graph, inputs, outputs, most)
-        arguments = ffi.new("void *[]", [ffi.cast("void *", region.ctypes.data) for _, _, region in places])
+        arguments = ffi.new("void *[]", [ffi.cast("void *", region.ctypes.data) for _, _, region in bound])
         kernel.batch, kernel.arguments = batch.pointer, arguments
         return batch, arguments

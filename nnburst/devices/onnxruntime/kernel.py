@@ -32,7 +32,7 @@ from ..deadline import is_limit, require_time
 from ..elements import is_scalar
 from ..encoded import Bytes, Value, copied, read, write
 from ..plan import pool_of
-from .batch import Batches, Place
+from .batch import Batches, BoundArgument
 from .capi import OrtError, OrtValue
 from .graph import Graph
 from .importer import GraphArgument, is_bool
@@ -94,7 +94,7 @@ class BoundGraph:
         self._counted = 0
         self._rebind: list[Callable[[], None]] = []
         self._inputs: dict[str, tuple[tuple[int, ...], Bytes]] = {}
-        self._places: list[list[Place]] = [[], []]
+        self._places: list[list[BoundArgument]] = [[], []]
         """Where the client has put inputs and outputs."""
         self._shapes: list[tuple[int, ...]] = [()] * len(request.outputs)
         self._has_open_shapes = False

@@ -232,7 +232,11 @@ class Broker:
             if numbers & {signal.SIGTERM, signal.SIGINT}:
                 self._stop_reason = self._stop_reason or "it was told to stop"
             if signal.SIGHUP in numbers:
-                self._changes.put((None, False, Future()))
+                self.reload_models()
+
+    def reload_models(self) -> None:
+        """Load all named models again whose files have changed. Any thread; does not wait."""
+        self._changes.put((None, False, Future()))
 
     def change_models(self, name: str, unload: bool) -> None:
         """Load a named model from its files again, or unload it. Any thread but the main one; raises why it cannot."""

@@ -70,6 +70,9 @@ class _Broker(Protocol):
     def change_models(self, name: str, unload: bool) -> None:
         """Load a named model again, or unload it. Any thread but the main one."""
 
+    def reload_models(self) -> None:
+        """Load all named models again whose files have changed. Any thread; does not wait."""
+
 
 @dataclass(eq=False)
 class AcceptedClient:
@@ -388,6 +391,7 @@ class WorkerPool:
     def _has_started(self, worker: Worker, service: ServiceConnection) -> None:
         if worker.key is None:
             self.shared = service
+            self.broker.reload_models()  # files may have changed while it read them
         worker.service = service
         self.tell()
         worker.started(service)
