@@ -25,7 +25,7 @@ from ..._core.errno import meaning
 from ..._core.fds import close_fds
 from ..._core.leaving import LEAVING
 from ..._core.threads import start
-from ...errors import BadState, DeviceUnavailable, ResourceExhausted
+from ...errors import BadState, DeadObject, DeviceUnavailable, ResourceExhausted
 from ..client.connection import ServiceConnection
 from ..host.quotas import PER_USER, Charge, Ledger
 from ..wire.packets import EndOfStream, peek_hello
@@ -257,7 +257,7 @@ class Broker:
                 change(name, unload)
                 done.set_result(None)
             except Exception as error:
-                if name is None:
+                if name is None and not isinstance(error, DeadObject):  # whose successor has them loaded again
                     _log.exception("reloading failed; what was served before is still served")
                 done.set_exception(error)
 
