@@ -157,8 +157,8 @@ def test_worker_that_talks_without_pause_has_its_broker_keep_the_last_of_each_ki
     ended: dict[int, str] = {}
     weights: list[Priority] = []
     broker: Any = SimpleNamespace(post=jobs.append, end_client=lambda client, reason: ended.update({client: reason}))
-    worker = Worker(cast("Any", SimpleNamespace(broker=broker)), 7)
-    worker.account = cast("Any", SimpleNamespace(weigh=weights.append))
+    pool = SimpleNamespace(broker=broker, prioritise=lambda worker, priority: weights.append(priority))
+    worker = Worker(cast("Any", pool), 7)
     for _ in range(2):
         worker.clients = cast("Any", {1: 1, 2: 2})
         for n in range(1000):
