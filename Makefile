@@ -38,7 +38,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no
 demo: $(VENV)/.stamp-ext
 	$(BIN)/nnburst demo $(ARGS)
 
-# Other programs of the machine may make a test of processes and deadlines fail. A defect fails it again.
+# Other programs of the machine may make a test of processes and deadlines fail. Most defects fail it again.
 test: $(VENV)/.stamp-ext $(VENV)/.stamp-test
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS) || { status=$$?; \
 	  test $$status -eq 1 || exit $$status; \

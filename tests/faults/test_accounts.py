@@ -10,11 +10,9 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -76,36 +74,6 @@ def test_process_has_the_weight_of_its_highest_priority(start: Callable[..., Sha
         until(lambda: weighs(own, 10), "a higher priority is kept")
         assert weighs(service.pid, 0)
         assert group(shared.pid) == broker, "the broker weighs its own session, too"
-
-
-@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="this kernel has no groups of sessions")
-def test_process_that_computes_all_the_time_gives_way_to_one_that_computes_little(start: Callable[..., Shared]) -> None:
-    shared = start("--isolate", "connection")
-    done = threading.Event()
-
-    def nice(pid: int) -> int:
-        return int(Path(f"/proc/{pid}/autogroup").read_text().split()[-1])
-
-    def compute(session: nnburst.Session, pause: float) -> None:
-        execution = session.bind()
-        while not done.wait(pause):
-            execution.run()
-
-    with (
-        nnburst.connect(shared.address) as one,
-        nnburst.connect(shared.address) as other,
-        one.session(relu((1000, 1000))) as heavy,
-        other.session(relu((1, 4))) as light,
-        ThreadPoolExecutor(3) as pool,
-    ):
-        try:
-            working = [pool.submit(compute, *each) for each in ((heavy, 0), (heavy, 0), (light, 0.002))]
-            until(lambda: (nice(worker_of(heavy)), nice(worker_of(light))) == (9, 0), "who computes little waits")
-        finally:
-            done.set()
-        for each in working:
-            each.result()
-        until(lambda: nice(worker_of(heavy)) == 0, "a process gives way to nobody")
 
 
 def test_process_of_a_users_models_may_open_so_many_descriptors(start: Callable[..., Shared]) -> None:

@@ -20,7 +20,6 @@ from ...watch import Row, usage_of
 from ..host.quotas import NO_LIMIT, Quotas
 from .cgroup import Group
 from .limited_log import LONGEST, LimitedHandler
-from .share import Share
 
 _LOOK, _LOOK_AT_TIME = 1.0, 0.1
 """Seconds from one look at a worker to the next; and where its processor time is limited."""
@@ -44,7 +43,6 @@ class Account:
         group: Where the kernel counts what it takes. What it does not count there, `look` does.
 
     Attributes:
-        share: Its part of the processors.
         next_look: When `look` has something to do.
 
     Raises:
@@ -79,7 +77,6 @@ class Account:
         self._used_ns, self._debt = 0 if usage is None else usage.processor_ns, 0.0
         looks = has_limits and not held >= {"cpu", "pids"}
         self.next_look = self._looked_at + self._interval if looks else math.inf
-        self.share = Share(pid, group if "cpu" in held else None)
         fds, self._pidfd = [log], -1
         try:
             self._pidfd = system(os.pidfd_open, pid)

@@ -72,8 +72,8 @@ class Broker:
     """Accepts the clients of a shared service and hands them to processes that run models: its workers.
 
     It runs in the main thread of a process that runs no models, reads no more of a client than whether its hello asks
-    for models of its own, and sleeps without a timer between events. SIGTERM and SIGINT end `run` in order: what runs
-    is finished and clients are told. SIGHUP has the named models loaded again.
+    for models of its own, and sleeps without a timer while there are no clients. SIGTERM and SIGINT end `run` in order:
+    what runs is finished and clients are told. SIGHUP has the named models loaded again.
 
     Args:
         start: Starts a worker: `start_child` with all but the options that differ from one to another.
@@ -257,7 +257,7 @@ class Broker:
                 change(name, unload)
                 done.set_result(None)
             except Exception as error:
-                if name is None and not isinstance(error, DeadObject):  # whose successor has them loaded again
+                if name is None and not isinstance(error, DeadObject):  # the worker's successor loads them again
                     _log.exception("reloading failed; what was served before is still served")
                 done.set_exception(error)
 

@@ -16,6 +16,7 @@ _CONTROLLERS = "cpu", "memory", "pids"
 _PERIOD = 100_000
 """Microseconds, of cpu.max."""
 _MOST_TASKS = 1 << 22
+_BROKER = "broker"
 _WEIGHT = 100
 """Of a group that was given none."""
 
@@ -128,6 +129,12 @@ class Groups:
                 return None
             return group
 
+    def of_broker(self) -> Group | None:
+        """Return the group of this process, if it can be weighed."""
+        with contextlib.suppress(OSError):
+            return Group(self._directory / _BROKER, self._held, None) if "cpu" in self._held else None
+        return None
+
     def sweep(self) -> bool:
         """Remove those whose workers have ended. Returns whether some are still ending."""
         with self._lock:
@@ -151,7 +158,7 @@ def own_groups(own: Path = _OWN) -> Groups | None:
         directory = _own_directory(own)
         if directory is None or not _is_ours(directory):
             return None
-        leaf = directory / "broker"  # a group that has controllers for others may have no members itself
+        leaf = directory / _BROKER  # a group that has controllers for others may have no members itself
         leaf.mkdir(exist_ok=True)
         (leaf / "cgroup.procs").write_text(str(os.getpid()))
         there = (directory / "cgroup.controllers").read_text().split()

@@ -1,7 +1,7 @@
-"""Shares of the processors: by priority, and more for a process that computes little beside one that computes much.
+"""Shares of the processors: by priority, and more for users who compute little beside one who computes much.
 
 A run of a millisecond that begins while others keep all processors busy waits for the kernel's next tick, or is
-interrupted by one, several ticks long. That is fair to those others only if their user has not had more all the time.
+interrupted by one, several ticks long. A process that has computed all the time has no claim to that tick.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections import defaultdict
 from collections.abc import Collection
 
 from ...model import Priority
@@ -20,12 +21,13 @@ _NICE = {Priority.LOW: 10, Priority.MEDIUM: 0, Priority.HIGH: 0}
 share worse: at 28 : 1 the kernel gave the lighter one two fifths."""
 _WEIGHTS = {Priority.LOW: 30, Priority.MEDIUM: 100, Priority.HIGH: 300}
 """The same in a group."""
-_WAY, _PART = 9, 8
-"""Added to the one, and by what the other is divided, while it gives way to others."""
+_NICER, _DIVISOR = 9, 8
+"""Added to the one, and what divides the other, while it gives way."""
 _LOOK, _SOONEST = 1.0, 0.1
 """Seconds from one look at what processes compute to the next, and from what the kernel is told to the next."""
 _BUSY, _AWAKE = 0.5, 0.01
-"""Processors that one keeps busy which others need not wait for, and one that does anything."""
+"""Processors of a user who has others wait, and of one who computes anything."""
+_UNKNOWN = -1
 
 
 class Share:
@@ -33,25 +35,43 @@ class Share:
 
     Args:
         pid: Of the process, which has a session of its own.
+        user: Whose processes are judged together.
         group: Of the process, which the kernel weighs; None if it weighs sessions only (sched(7), autogroup). Either
             has one weight however many threads are busy, and may be raised again.
+        may_go_first: Whether others give way to it.
+        may_give_way: Whether it does to others.
 
     Attributes:
         priority: The highest of its clients' models.
         load: Processors that it kept busy, lately.
     """
 
-    def __init__(self, pid: int, group: Group | None = None) -> None:
+    def __init__(
+        self,
+        pid: int,
+        user: object,
+        group: Group | None = None,
+        *,
+        may_go_first: bool = True,
+        may_give_way: bool = True,
+    ) -> None:
         self.priority, self.load = Priority.MEDIUM, 0.0
-        self._pid, self._group = pid, group
-        self._told = self._wanted(gives_way=False)
+        self.user, self._pid, self._group = user, pid, group
+        self._may_go_first, self._may_give_way = may_go_first, may_give_way
+        self._told = 0 if group is None else _UNKNOWN
         self._used_ns = 0
         self.measure(math.inf)
 
+    @property
+    def goes_first(self) -> bool:
+        """Whether it needs a processor for which others are to give way."""
+        return self._may_go_first and self.priority > Priority.LOW and self.load > _AWAKE
+
     def _wanted(self, *, gives_way: bool) -> int:
+        gives_way = gives_way and self._may_give_way
         if self._group is None:
-            return _NICE[self.priority] + _WAY * gives_way
-        return _WEIGHTS[self.priority] // (_PART if gives_way else 1)
+            return _NICE[self.priority] + _NICER * gives_way
+        return _WEIGHTS[self.priority] // (_DIVISOR if gives_way else 1)
 
     def measure(self, seconds: float) -> None:
         """Set the load, of so many seconds."""
@@ -61,7 +81,7 @@ class Share:
         self.load = (self._used_ns - before) / 1e9 / seconds
 
     def tell(self, *, gives_way: bool) -> bool:
-        """Tell the kernel, unless it knows. Returns whether it listened: to one session in 0.1 s, of all together."""
+        """Tell the kernel, unless it knows. Returns whether it took that: it takes one in 0.1 s, for all sessions."""
         wanted = self._wanted(gives_way=gives_way)
         try:
             if wanted != self._told:
@@ -89,17 +109,16 @@ class Balance:
     """
 
     def __init__(self) -> None:
-        self.next_look = math.inf
-        self._told_at = 0.0
+        self.next_look = self._told_at = 0.0
         self._measured_at = time.monotonic()
-        self._first: set[Share] = set()
+        self._giving_way: set[object] = set()
 
-    def change(self) -> None:
-        """Note that a priority has changed."""
+    def look_soon(self) -> None:
+        """Note that there is another process, or a priority has changed."""
         self.next_look = min(self.next_look, self._told_at + _SOONEST)
 
     def look(self, shares: Collection[Share], *, is_shared: bool) -> None:
-        """Have those that compute little go before the others, while one of these computes much.
+        """Have users who compute much give way to those who compute little.
 
         Args:
             shares: Of the processes there are.
@@ -113,13 +132,21 @@ class Balance:
             self._measured_at = now
             for share in shares:
                 share.measure(seconds)
-            most = max((share.load for share in shares), default=0.0)
-            self._first = {each for each in shares if each.priority > Priority.LOW and _AWAKE < each.load < most / 2}
-            if most < _BUSY:
-                self._first.clear()
-        have_heard = [share.tell(gives_way=bool(self._first) and share not in self._first) for share in shares]
+            self._judge(shares)
+        have_heard = [share.tell(gives_way=share.user in self._giving_way) for share in shares]
         self._told_at = now
         moments = [now + _SOONEST] if not all(have_heard) else []
-        if is_shared or self._first:
+        if is_shared or self._giving_way:
             moments.append(self._measured_at + _LOOK)
         self.next_look = min(moments, default=math.inf)
+
+    def _judge(self, shares: Collection[Share]) -> None:
+        """Decide who gives way. Who does already is compared with others who do: it computes less because it does."""
+        loads: defaultdict[object, float] = defaultdict(float)
+        for share in shares:
+            loads[share.user] += share.load
+        most = max(loads.values(), default=0.0)
+        of_these = max((loads[user] for user in self._giving_way & loads.keys()), default=0.0)
+        little = {user for user in loads if loads[user] < (of_these if user in self._giving_way else most) / 2}
+        is_needed = most > _BUSY and any(share.goes_first for share in shares if share.user in little)
+        self._giving_way = loads.keys() - little if is_needed else set()

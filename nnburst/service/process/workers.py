@@ -138,7 +138,7 @@ class Worker:
 
     Attributes:
         service: The process, once it has started.
-        account: Of the process.
+        account, share: Of the process.
         clients: Those that were handed to it, or wait until it has started, by number.
         born: When it was started.
         idle_since: When the last of them went.
@@ -149,6 +149,7 @@ class Worker:
         self.service: ServiceConnection | None = None
         self.clients: dict[int, AcceptedClient] = {}
         self.account: Account | None = None
+        self.share: Share | None = None
         self.born, self.idle_since = math.inf, time.monotonic()
         self._reports: dict[int, Callable[[], None]] = {}
         """What it has said of each client, and (0) of its priority: the last of each, however fast it talks."""
@@ -274,8 +275,7 @@ class WorkerPool:
         self._page = Page(name)
         self.groups, self._are_ending = own_groups(), False
         self._balance = Balance()
-        # Another leader's session has programs that are not this service's, such as those of a terminal.
-        self._own_shares = [Share(os.getpid())] if os.getsid(0) == os.getpid() else []
+        self._own_shares = self._shares_of_broker()
         self._all: dict[_Key, Worker] = {}
         self._pauses: dict[int | None, Backoff] = {}
         """By user."""
@@ -284,6 +284,12 @@ class WorkerPool:
         self.shared = self._started(shared)
         shared.started(self.shared)
         self._start_ahead()
+
+    def _shares_of_broker(self) -> list[Share]:
+        """Return its own, with what it starts beside itself, unless its session is a terminal's, say."""
+        group = None if self.groups is None else self.groups.of_broker()
+        is_apart = os.getsid(0) == os.getpid() if self.groups is None else group is not None
+        return [Share(os.getpid(), self, group, may_go_first=False)] if is_apart else []
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(list(self._all.values()))
@@ -305,15 +311,15 @@ class WorkerPool:
 
     def prioritise(self, worker: Worker, priority: Priority) -> None:
         """Have a worker weigh as much as a priority does."""
-        if worker.account is not None:
-            worker.account.share.priority = priority
-            self._balance.change()
+        if worker.share is not None:
+            worker.share.priority = priority
+            self._balance.look_soon()
 
     def look(self) -> None:
         """End those that take more than they may, and those that nobody needs."""
         self._end_greedy()
         self._end_idle()
-        shares = [worker.account.share for worker in self if worker.account is not None]
+        shares = [worker.share for worker in self if worker.share is not None]
         self._balance.look([*self._own_shares, *shares], is_shared=len(shares) > 1)
         self._are_ending = self.groups is not None and self.groups.sweep()
 
@@ -383,6 +389,9 @@ class WorkerPool:
             pid, uid, quotas = service.pid, worker.uid, self._user_quotas
             group = None if self.groups is None else self.groups.enter(pid, uid, quotas)
             worker.account = Account(pid, what, quotas, reading, row, has_limits=uid is not None, group=group)
+            is_weighed = group is not None and "cpu" in group.held
+            is_others = uid not in (None, os.geteuid())
+            worker.share = Share(pid, uid, group if is_weighed else None, may_give_way=is_others)
         except BaseException:
             service.close()
             raise
@@ -391,8 +400,10 @@ class WorkerPool:
     def _has_started(self, worker: Worker, service: ServiceConnection) -> None:
         if worker.key is None:
             self.shared = service
-            self.broker.reload_models()  # files may have changed while it read them
+            if self._named:
+                self.broker.reload_models()  # files may have changed while it read them
         worker.service = service
+        self._balance.look_soon()
         self.tell()
         worker.started(service)
 
