@@ -8,8 +8,7 @@ It exits with 1 if a limit is missed:
 * ``priority``: what a user of HIGH keeps of its runs beside one of LOW: at least 60 %.
 * ``greedy`` (eight bursts that never rest), ``endless`` (loops that never end), ``crashing`` (a worker that dies as
   often as it starts), ``flooding`` (connections, messages and log lines without pause): the runs of an honest client,
-  one every 5 ms, beside it. Their 99th percentile is at most so many times that without it: 2, 4, 2 and 6. No run
-  fails, and its worker lives. The goal is 2 for all; beside processes that never rest the kernel's tick decides.
+  one every 5 ms, beside it. Their 99th percentile is at most twice that without it, no run fails, and its worker lives.
 
 What is compared is measured in turns; the percentiles are those of all turns together.
 """
@@ -223,7 +222,7 @@ def kept(address: str, seconds: float, rounds: int) -> float:
     return 100 * counts[1] / counts[0]
 
 
-def beside(address: str, does: Callable[..., None], limit: float, seconds: float, rounds: int) -> dict[str, Any]:
+def beside(address: str, does: Callable[..., None], seconds: float, rounds: int) -> dict[str, Any]:
     """Have an honest client of one user run alone and beside a hostile one of another, in turns."""
     with contextlib.ExitStack() as stack:
         honest = client(stack, ONE, works, address, 1, PAUSE, "medium")
@@ -247,10 +246,9 @@ def beside(address: str, does: Callable[..., None], limit: float, seconds: float
         "p50_us": together[0],
         "p99_us": together[1],
         "ratio": together[1] / alone[1],
-        "limit": limit,
         "runs": len(took[True]),
         "failures": sorted(set(failures)),
-        "kept": bool(together[1] <= limit * alone[1] and not failures),
+        "kept": bool(together[1] <= 2 * alone[1] and not failures),
     }
 
 
@@ -273,13 +271,8 @@ def main() -> int:
             verdicts.show(row, {"percent": percent, "kept": 45 <= percent <= 55})
         percent = kept(address, seconds / 20, rounds)
         verdicts.show("priority", {"percent": percent, "kept": percent >= 60})
-        for row, does, limit in (
-            ("greedy", greedy, 2),
-            ("endless", loops, 4),
-            ("crashing", crashes, 2),
-            ("flooding", floods, 6),
-        ):
-            verdicts.show(row, beside(address, does, limit, seconds, rounds))
+        for row, does in (("greedy", greedy), ("endless", loops), ("crashing", crashes), ("flooding", floods)):
+            verdicts.show(row, beside(address, does, seconds, rounds))
     return verdicts.finish(options.json)
 
 
