@@ -1,10 +1,13 @@
-"""Where things run: CPUs, pinning of whole processes, and the conditions of a run in words."""
+"""Where things run: CPUs, pinning of whole processes, a directory, and the conditions of a run in words."""
 
 from __future__ import annotations
 
 import os
 import platform
+import secrets
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -82,6 +85,17 @@ def keep_affinity() -> Iterator[None]:
         yield
     finally:
         pin_process(os.getpid(), before)
+
+
+@contextmanager
+def scratch_directory() -> Iterator[str]:
+    """Make a directory for the files of a run. It goes, whenever a signal ends the run: also while it is made."""
+    path = os.path.join(tempfile.gettempdir(), f"nnburst-bench-{secrets.token_hex(16)}")
+    try:
+        os.mkdir(path, 0o700)
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _cpu_model() -> str:

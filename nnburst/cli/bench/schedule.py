@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import signal
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import numpy as np
 
 from ...errors import MissedDeadline
 from .case import Bench, Case, Subject
-from .placement import Cpus, keep_affinity, pin_process
+from .placement import Cpus, keep_affinity, pin_process, scratch_directory
 from .sampling import Result, Round, line_samples
 
 _WATCHDOG_SECONDS = 60.0
@@ -99,7 +98,7 @@ def run_all(cases: Sequence[Case], cpus: Cpus, plan: Plan, polling_window: float
 
     # The bar draws between turns only: a refreshing thread would disturb the rows.
     bar = Progress(console=Console(stderr=True), transient=True, auto_refresh=False)
-    with keep_affinity(), tempfile.TemporaryDirectory(prefix="nnburst-bench-") as directory, bar, ExitStack() as stack:
+    with keep_affinity(), scratch_directory() as directory, bar, ExitStack() as stack:
         task = bar.add_task("", total=len(cases) * (plan.rounds + 1))
 
         def progress(what: str) -> None:
