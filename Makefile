@@ -1,6 +1,6 @@
 # Each target creates what it needs; a second run only does what changed.
 #   make demo      the main job, in a service process of its own
-#   make test      every test, Python and C, in two processes, and what fails again, alone; ARGS: options of pytest
+#   make test      every test, Python and C, in two processes; ARGS: options of pytest (-n 0: in one)
 #   make coverage  the same tests, counted: what of each Python module and C file has run; ARGS: these tests
 #   make bench     latencies side by side with other ways to call another process
 #   make regress   the pytest-benchmark set, to compare one commit with another
@@ -38,12 +38,8 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no
 demo: $(VENV)/.stamp-ext
 	$(BIN)/nnburst demo $(ARGS)
 
-# Other programs of the machine may make a test of processes and deadlines fail. Most defects fail it again.
 test: $(VENV)/.stamp-ext $(VENV)/.stamp-test
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS) || { status=$$?; \
-	  test $$status -eq 1 || exit $$status; \
-	  echo "once more, alone: the tests that failed above"; \
-	  $(BIN)/python -m pytest -n 0 --last-failed --last-failed-no-failures none --maxfail 5 $(ARGS); }
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 # Python with its child processes, then the core with the C tests. A failure stops it after the figures of Python.
 coverage: $(VENV)/.stamp-ext $(VENV)/.stamp-coverage

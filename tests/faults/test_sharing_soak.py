@@ -35,12 +35,11 @@ def test_user_feels_little_of_a_greedy_endless_crashing_or_flooding_one(tmp_path
     figures = tmp_path / "figures.json"
     command = [sys.executable, str(ROOT / "benchmarks" / "users.py"), "--json", str(figures)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert figures.exists(), done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(figures.read_text())
     for name in ("share", "share bursts"):
         assert 45 <= rows[name]["percent"] <= 55
     assert rows["priority"]["percent"] >= 60
-    # The goal is 2 for all, as the benchmark judges. Beside processes that never rest the kernel's tick decides.
-    for name, limit in {"greedy": 2, "endless": 4, "crashing": 2, "flooding": 6}.items():
-        assert rows[name]["ratio"] <= limit
+    for name in ("greedy", "endless", "crashing", "flooding"):
+        assert rows[name]["p99_us"] <= 2 * rows[name]["alone_p99_us"]
         assert not rows[name]["failures"]

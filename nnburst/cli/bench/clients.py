@@ -167,13 +167,13 @@ def _client(address: str, bursts: int, end: Connection) -> None:
             thread.start()
         for thread in threads:
             thread.join()
+        if not all(counts):
+            raise DeviceUnavailable("a burst of the benchmark has run nothing")
         end.send(sum(counts))
 
 
 def _run_until(stop: float, run: Callable[[], Any]) -> int:
-    """Run until a moment, and once in any case: a machine whose processors are taken away may have time for no more."""
-    runs, now = 1, time.monotonic
-    run()
+    runs, now = 0, time.monotonic
     while now() < stop:
         run()
         runs += 1
