@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 
@@ -24,6 +25,12 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell starts background jobs with Ctrl-C ignored, and children inherit that; some tests send it.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    # The leak check collects garbage after each test: it need not look at a million objects of collected tests each time.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
