@@ -25,7 +25,6 @@ int nnb_channel_init(nnb_channel *ch, nnb_mq *mq, int size_at, uint64_t window_n
     ch->windows = 1;
     ch->counters = counters;
     ch->packets = size_at == 4 ? NNB_REQUESTS : NNB_RESULTS;
-    ch->moves = window_ns != 0;
     /* A forked child must not keep an endpoint's queue alive, nor use it. */
     for (uint32_t i = 0; mq && i < mq->n_maps; i++)
         madvise(mq->maps[i].base, mq->maps[i].length, MADV_DONTFORK);
@@ -50,14 +49,11 @@ void nnb_channel_fini(nnb_channel *ch)
  * changed before NOT_EMPTY is cleared, in the same word. */
 static void rouse(nnb_channel *ch)
 {
-    uint64_t began = ch->moves ? nnb_now_ns() : 0;
     int rc = nnb_event_wake_unless(ch->mq->event, NNB_EVENT_NOT_EMPTY, ch->bell < 0 ? 0 : NNB_EVENT_AWAITED);
     if (rc <= 0)
         return;
     if (rc == NNB_MARKED)
         nnb_bell_ring(ch->bell);
-    if (began)
-        nnb_note_wake(began);
     nnb_count(ch->counters, NNB_WAKES, 1);
 }
 
@@ -153,9 +149,6 @@ int nnb_channel_try(nnb_channel *ch, uint8_t *packet, uint32_t spins)
 /* Polls until the window, the slice or the deadline ends. -EAGAIN: the window is over. */
 static int poll_window(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns, uint64_t slice)
 {
-    if (ch->was_woken && ch->packets == NNB_RESULTS)
-        nnb_part_from_listener(ch);
-    ch->was_woken = 0;
     uint64_t now = nnb_now_ns();
     if (!slice)
         slice = now + NNB_SLICE_NS;
@@ -201,7 +194,6 @@ int nnb_channel_wait(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns)
             return rc;
         uint32_t state;
         nnb_count(ch->counters, NNB_SLEEPS, 1);
-        ch->was_woken = 1;
         rc = nnb_event_wait(ch->mq->event, NNB_EVENT_NOT_EMPTY | NNB_EVENT_HANG_UP, &state, deadline_ns);
         if (rc < 0 && rc != -EAGAIN) {
             int got = nnb_channel_try(ch, packet, 1);

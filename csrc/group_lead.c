@@ -194,7 +194,6 @@ void nnb_lead_detach(nnb_worker *w)
     pthread_mutex_lock(&g->lock);
     mark_detached(g, w, w->started_ns);
     w->role = NNB_DETACHED;
-    w->in_service = 0;
     nnb_lead_hand_on(g);
     pthread_mutex_unlock(&g->lock);
 }

@@ -2,7 +2,6 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  */
-#define _GNU_SOURCE
 #include <sched.h>
 #include <stdlib.h>
 
@@ -104,7 +103,6 @@ static int next_rider(nnb_worker *w)
 {
     nnb_rider r = w->riders[--w->n_riders];
     w->burst = r.burst;
-    w->in_service = 0;
     w->started_ns = r.burst->share_ns ? 0 : nnb_now_ns();
     int id = take_up(w, r.burst, r.id, r.is_first);
     if (!w->n_riders && w->n_together)
@@ -127,10 +125,13 @@ static int is_asleep(const nnb_burst *b)
     return !(nnb_load32_relaxed((nnb_a32 *)(void *)nnb_server_outbox(b->server)->mq->event) & NNB_EVENT_NOT_EMPTY);
 }
 
-static void set_hint(nnb_burst *b, int hint)
+/* Tells its client whether to poll when it waits the next time. */
+static void set_rest(nnb_burst *b, int rests)
 {
-    b->hint = hint;
-    nnb_set_hint(nnb_server_outbox(b->server), hint);
+    if (b->rests == rests)
+        return;
+    b->rests = rests;
+    nnb_channel_set_rest(nnb_server_outbox(b->server), rests);
 }
 
 /* The queue that is served next, by the leader. NULL: none now. */
@@ -143,11 +144,9 @@ static nnb_burst *pick(nnb_group *g)
         if (s->slots[i]->is_to_rest)
             s->slots[i]->is_asleep = is_asleep((nnb_burst *)s->slots[i]);
     nnb_queue *q = nnb_schedule_next(s, &load, g->now_ns);
-    for (uint32_t i = 0; i < s->n_slots; i++) {
-        nnb_burst *b = (nnb_burst *)s->slots[i];
-        if (b->queue.is_to_rest && b->hint != NNB_REST)
-            set_hint(b, NNB_REST);
-    }
+    for (uint32_t i = 0; i < s->n_slots; i++)
+        if (s->slots[i]->is_to_rest)
+            set_rest((nnb_burst *)s->slots[i], 1);
     return (nnb_burst *)q;
 }
 
@@ -191,10 +190,9 @@ static int begin(nnb_worker *w)
     if (b->queue.batcher && b->queue.batcher->n_queues > 1 && !b->queue.batcher->held && has_kernel(id))
         gather(w, b);
     int is_long = w->ended || (has_others && (w->is_new || b->queue.average_ns > LONG_NS));
-    w->in_service = b->queue.in_service;
     w->started_ns = 0;
     if (has_others && (is_long || g->n_hot > 1 || must_measure(w))) {
-        if (!knows_time || !w->in_service)
+        if (!knows_time || !b->queue.in_service)
             g->now_ns = nnb_now_ns();
         w->started_ns = g->now_ns;
     }
@@ -229,17 +227,6 @@ static int is_crowded(const nnb_worker *w)
     return !nnb_load_has_two(&load, load.n_detached - (w->role == NNB_DETACHED));
 }
 
-/* What the client is to do when it waits the next time. One that is woken in its turn may be put on the leader's processor,
- * where neither can poll for the other. It leaves, so that the leader stays where it is and clients where it is not. If it
- * cannot, and has to be woken again, the leader does: see processor.c. While other runs have the processors that they would
- * move to, both stay, and the client does not poll. */
-static void advise(const nnb_worker *w, nnb_burst *b)
-{
-    int rests = is_crowded(w) || w->n_together > w->group->schedule.most_slots;
-    set_hint(b, rests ? NNB_REST : w->in_service ? sched_getcpu() : NNB_NOTHING);
-    nnb_server_outbox(b->server)->moves = !rests && (!w->in_service || (b->was_asleep && !b->queue.is_entering));
-}
-
 /* Answers the request at hand. 0, NNB_BURST_ENDED | ..., or -ERESTART. */
 static int conclude(nnb_worker *w)
 {
@@ -250,9 +237,7 @@ static int conclude(nnb_worker *w)
         return 0;
     }
     int was_asleep = is_asleep(b);
-    if (was_asleep || b->hint == NNB_REST || is_crowded(w) || w->n_together > g->schedule.most_slots)
-        advise(w, b);
-    b->was_asleep = was_asleep;
+    set_rest(b, is_crowded(w) || w->n_together > g->schedule.most_slots);
     uint64_t ended_ns = w->started_ns && was_asleep ? nnb_now_ns() : 0;
     int rc = nnb_server_reply(b->server);
     if (w->started_ns && !was_asleep)
@@ -341,7 +326,6 @@ static int poll_own_queue(nnb_worker *w, uint32_t limit)
             if (id == -EAGAIN)
                 continue;
             w->role = NNB_DETACHED;
-            w->in_service = 0;
             w->started_ns = must_measure(w) ? nnb_now_ns() : 0;
             return id;
         }

@@ -7,9 +7,8 @@
 
 #include "nnb_internal.h"
 
-#define NNB_EVENT_AWAITED 0x4u /* the reader sleeps in an event loop, not here: ring its bell */
-#define NNB_HINT 2             /* word of a stamp of results: what nnb_set_hint says, and 0 nothing */
-#define NNB_HINT_WORD(what) ((uint64_t)((what) + 1))
+#define NNB_EVENT_AWAITED 0x4u        /* the reader sleeps in an event loop, not here: ring its bell */
+#define NNB_REST 2                    /* word of a stamp of results: 1, the client is not to poll; 0, it may */
 #define NNB_EVENT_HANG_UP 0x80000000u /* wakes our own waiters; the private flag says whether it is true */
 
 typedef struct nnb_channel {
@@ -20,13 +19,11 @@ typedef struct nnb_channel {
     uint32_t fruitless;  /* windows in a row that ended without a packet */
     int waiting;         /* the window is over: the packet that comes was not found by polling */
     int armed;           /* AWAITED is set */
-    int was_woken;       /* and since then nothing was polled for in vain */
     uint64_t verified;   /* datums after the head that were found to be whole packets */
     int size_at;         /* byte of packetSize in a packetInformation: 4 in requests, 8 in results */
     uint64_t deadlines;  /* how many were set since they were wiped */
     uint64_t timed_at;   /* W after the packet that got the last one */
     int bell;            /* sender: the receiver's bell, which this end owns; -1: none */
-    int moves; /* sender, if it polls: to another processor, if the receiver that it wakes pushes it off its own */
     nnb_a32 hung_up;
     uint64_t poll_ended; /* when polling ended in vain in the wait that is over; 0 if it did not, 1 if there was none */
     uint64_t *counters;  /* of its end: a row's, or private ones */
@@ -66,23 +63,16 @@ int nnb_channel_drain(nnb_channel *ch);
 
 void nnb_channel_hang_up(nnb_channel *ch);
 
-/* processor.c. The calling thread is to run soon after it was woken, rather than for long at a time: it asks the kernel for
- * slices as short as there are (Linux 6.12; before, and for a policy other than SCHED_OTHER, nothing changes). */
-void nnb_ask_for_short_slices(void);
-/* The calling thread has woken the other end, which began at that time: it moves to another processor if it was
- * pushed off this one. */
-void nnb_note_wake(uint64_t began_ns);
-/* What the listener that serves many clients tells one of them beside its answers: a number of the processor where it polls
- * for the next request of a client that it wakes, or else: */
-#define NNB_NOTHING (-1)
-#define NNB_REST (-2) /* there is no answer for a while: do not poll for it */
-void nnb_set_hint(const nnb_channel *results, int what);
-/* The client polls in vain after it was woken: moves it if it is on that processor. */
-void nnb_part_from_listener(const nnb_channel *results);
+/* The listener that serves many clients tells one of them beside its answers that none comes for a while (1), so that it is
+ * not to poll for it, or that it may poll (0). */
+static inline void nnb_channel_set_rest(const nnb_channel *results, int rests)
+{
+    if (results->mq->stamp)
+        nnb_store_relaxed(&results->mq->stamp[NNB_REST], (uint64_t)rests);
+}
 static inline int nnb_channel_is_to_rest(const nnb_channel *ch)
 {
-    return ch->packets == NNB_RESULTS && ch->mq->stamp &&
-           nnb_load_relaxed(&ch->mq->stamp[NNB_HINT]) == NNB_HINT_WORD(NNB_REST);
+    return ch->packets == NNB_RESULTS && ch->mq->stamp && nnb_load_relaxed(&ch->mq->stamp[NNB_REST]) == 1;
 }
 
 /* watch.c. Puts times beside W for the packet of n datums that is sent next, and how many requests ran as one. */

@@ -87,8 +87,7 @@ typedef struct nnb_burst {
     uint64_t used_ns;
     uint32_t expected; /* the event word as it was when we slept on it */
     uint32_t futile;   /* times that it has woken us for nothing, in a row */
-    int hint;          /* what its client was told last */
-    int was_asleep;    /* when it had its last answer */
+    int rests;         /* its client was told not to poll */
     uint64_t share_ns; /* of a run together with others, by whoever has taken it; 0: it has not run so */
     struct nnb_burst *next_dead;
 } nnb_burst;
@@ -107,7 +106,6 @@ struct nnb_worker {
     uint32_t number;
     enum nnb_role role;  /* under lock while it is parked */
     nnb_burst *burst;    /* of the request at hand, or the one that it polls (ATTACHED) */
-    int in_service;      /* its queue is */
     int is_new;          /* the request at hand has to be bound first */
     int ended;           /* what ended the burst, 0: it goes on */
     int is_first;        /* of its client's first */
@@ -214,5 +212,9 @@ void nnb_sleep_on_all(nnb_group *g);     /* the leader sleeps until any queue ha
 void nnb_sleepers_wake(nnb_group *g);
 void nnb_sleepers_end(nnb_group *g);
 int nnb_sleep_on_bell(nnb_a32 *bell, uint64_t ns); /* 1: it has not rung for so long; 0 ns: however long it takes */
+
+/* slices.c. The calling thread is to run soon after it was woken, rather than for long at a time: it asks the kernel for
+ * slices as short as there are (Linux 6.12; before, and for a policy other than SCHED_OTHER, nothing changes). */
+void nnb_ask_for_short_slices(void);
 
 #endif

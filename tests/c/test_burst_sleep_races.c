@@ -2,19 +2,14 @@
  * (--wrap=syscall), which plays the other process at the instruction between the last look and the sleep. */
 #define _GNU_SOURCE
 #include <linux/futex.h>
-#include <sched.h>
 #include <stdarg.h>
-#include <sys/resource.h>
 #include <sys/syscall.h>
 
 #include "burst_pair.h"
 #include "nnb_channel.h"
 #include "nnb_server.h"
 
-static int waits, wakes, reads, read_by_poll; /* the clock; before the last wait, without two reads for each wake */
-static uint64_t wake_takes;                   /* how far a wake moves that clock */
-static int is_pushed, moves;                  /* a wake costs this thread its processor; how often its mask was set */
-static long switches;
+static int waits, wakes, reads, read_by_poll; /* of the clock; of them those before the last wait */
 static uint64_t fake_ns; /* 0: the clock is the system's, else it goes on by 1 us each time that it is read */
 static void (*before_wait)(void), (*before_each_wait)(void);
 
@@ -29,12 +24,8 @@ long __wrap_syscall(long number, ...)
     for (int i = 0; i < 6; i++)
         a[i] = va_arg(list, long);
     va_end(list);
-    if (number == SYS_futex && (a[1] & FUTEX_CMD_MASK) == FUTEX_WAKE_BITSET) {
+    if (number == SYS_futex && (a[1] & FUTEX_CMD_MASK) == FUTEX_WAKE_BITSET)
         wakes++;
-        reads -= 2;
-        fake_ns += wake_takes; /* 0 as long as the clock is the system's */
-        switches += is_pushed;
-    }
     if (number == SYS_futex && (a[1] & FUTEX_CMD_MASK) == FUTEX_WAIT_BITSET) {
         waits++;
         read_by_poll = reads;
@@ -47,38 +38,6 @@ long __wrap_syscall(long number, ...)
         }
     }
     return __real_syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
-}
-
-/* Two processors, this thread's and another one; the kernel says how often it was pushed off. */
-int __wrap_getrusage(int who, struct rusage *use);
-int __wrap_sched_getaffinity(pid_t pid, size_t size, cpu_set_t *set);
-int __wrap_sched_setaffinity(pid_t pid, size_t size, const cpu_set_t *set);
-int __wrap_sched_getcpu(void);
-
-int __wrap_getrusage(int who, struct rusage *use)
-{
-    (void)who;
-    *use = (struct rusage){.ru_nivcsw = switches};
-    return 0;
-}
-
-int __wrap_sched_getcpu(void) { return 1; }
-
-int __wrap_sched_getaffinity(pid_t pid, size_t size, cpu_set_t *set)
-{
-    (void)pid, (void)size;
-    CPU_ZERO(set);
-    CPU_SET(0, set);
-    CPU_SET(1, set);
-    return 0;
-}
-
-int __wrap_sched_setaffinity(pid_t pid, size_t size, const cpu_set_t *set)
-{
-    (void)pid, (void)size;
-    CHECK(CPU_ISSET(0, set));
-    CHECK_EQ(CPU_ISSET(1, set) != 0, moves++ % 2); /* without its processor, then with it again */
-    return 0;
 }
 
 uint64_t __real_nnb_now_ns(void);
@@ -211,76 +170,14 @@ int main(void)
     nnb_execution_destroy(e);
     end_pair(&p);
 
-    /* an end that is pushed off its processor by the other end, which it wakes, moves to another one, now and then */
-    fake_ns = __real_nnb_now_ns();
-    begin(1);
-    e = new_execution(p.client, 1);
-    is_pushed = 1;
-    wake_takes = 50000;
-    CHECK_EQ(nnb_execution_start(e), 0);
-    CHECK_EQ(wakes, 1);
-    CHECK_EQ(moves, 2); /* a client */
-    fake_ns += 9000000;
-    answer_now();
-    CHECK_EQ(wakes, 3); /* and one that says that there is room */
-    CHECK_EQ(moves, 4); /* a listener */
-    CHECK_EQ(nnb_execution_resume(e), 0);
-    const struct {
-        int pushed;
-        uint64_t takes, later;
-        int moved;
-    } cases[] = {
-        {1, 50000, 0, 0},       /* it has only just moved */
-        {0, 50000, 9000000, 0}, /* it kept its processor */
-        {1, 5000, 9000000, 0},  {1, 50000, 9000000, 2},
-        {1, 50000, 300000, 2},  {1, 50000, 300000, 0}, /* that did not help: the pauses grow */
-    };
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        is_pushed = cases[i].pushed;
-        wake_takes = cases[i].takes;
-        fake_ns += cases[i].later;
-        moves = 0;
-        before_wait = answer_now;
-        CHECK_EQ(nnb_execution_run(e), 0);
-        CHECK_EQ(moves, cases[i].moved);
-    }
-    nnb_execution_destroy(e);
-    end_pair(&p);
-
-    /* ... unless neither polls: then both do best on one */
-    begin(0);
-    e = new_execution(p.client, 1);
-    is_pushed = 1;
-    fake_ns += 9000000;
-    moves = 0;
-    before_wait = answer_now;
-    CHECK_EQ(nnb_execution_run(e), 0);
-    CHECK(wakes > 0);
-    CHECK_EQ(moves, 0);
-    is_pushed = 0;
-    wake_takes = fake_ns = 0;
-    nnb_execution_destroy(e);
-    end_pair(&p);
-
-    /* a client that was woken, and polls in vain where the listener polls, leaves it the processor */
+    /* a client that is told to rest does not poll, until it is told that it may */
     p = new_pair_as(NNB_LAYOUT_STAMPED, 32, 200000, 200000);
     e = new_execution(p.client, 1);
-    moves = 0;
-    nnb_set_hint(nnb_server_outbox(p.server), 1);
-    polled_for(e, answer_now);
-    CHECK_EQ(moves, 0); /* it was not woken before */
-    polled_for(e, answer_now);
-    CHECK_EQ(moves, 2);
-    const int others[] = {0, 2, NNB_NOTHING};
-    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
-        nnb_set_hint(nnb_server_outbox(p.server), others[i]);
-        polled_for(e, answer_now);
-        CHECK_EQ(moves, 2);
-    }
-    /* one that is told to rest does not poll */
     CHECK(polled_for(e, answer_now) > 10000);
-    nnb_set_hint(nnb_server_outbox(p.server), NNB_REST);
+    nnb_channel_set_rest(nnb_server_outbox(p.server), 1);
     CHECK(polled_for(e, answer_now) < 10000);
+    nnb_channel_set_rest(nnb_server_outbox(p.server), 0);
+    CHECK(polled_for(e, answer_now) > 10000);
     nnb_execution_destroy(e);
     end_pair(&p);
 

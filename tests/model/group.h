@@ -120,7 +120,6 @@ typedef int sigset_t;
 #define sigfillset(set) (*(set) = 0)
 #define pthread_sigmask(how, set, old) ((void)(old))
 
-#define sched_getcpu() 0
 #include "nnb_group.h"
 #undef NNB_LOOKS_PER_CLOCK
 #define NNB_LOOKS_PER_CLOCK 1 /* where time passes, it does so in each round */

@@ -42,11 +42,6 @@
 static __thread int model_errno;
 #define errno model_errno
 
-/* ---- processors ------------------------------------------------------------------------------------------------ */
-
-void nnb_note_wake(uint64_t began_ns);
-void nnb_note_wake(uint64_t began_ns) { (void)began_ns; }
-
 /* ---- memory ---------------------------------------------------------------------------------------------------- */
 
 /* Memory is modelled in steps of four bytes, of which the first is accessed: enough to see a race and a stale value of
@@ -236,10 +231,6 @@ static long model_futex_wait(nnb_a32 *word, uint32_t value, uint32_t mask)
 /* There is no thread of wake_ticker.c: waits end after a slice of time, see LET_TIME_PASS. */
 #define nnb_ticker_enter(sleeper, word) ((sleeper)->ticked = 0, -EAGAIN)
 #define nnb_ticker_leave(sleeper) ((void)0)
-
-#define nnb_note_wake(began) ((void)(began)) /* on which processor a thread runs makes no difference here */
-#define nnb_set_hint(results, what) ((void)(results))
-#define nnb_part_from_listener(results) ((void)(results))
 
 /* Bells: what the kernel sends along with a byte is seen by who receives it. */
 static nnb_a32 model_bells[2];
