@@ -25,7 +25,7 @@ from nnburst.cli.bench.models import step_model
 
 _RUNS = 2000
 _QUIET = 0.5
-"""Seconds after which a shared service has a process that waits for the next user."""
+"""Seconds for which a shared service rests."""
 MODES = ("on", "off")
 
 
@@ -77,7 +77,7 @@ def opening(mode: str, model: str) -> float:
 
 
 def shared(model: str, rounds: int) -> dict[str, float]:
-    """Open a named model and one's own on a running service, in ms; one's own with and without a process that waits."""
+    """Open a named model and one's own on a running service, in ms: the first one of its user, and another one."""
     x = {"x": np.ones((1, 784), np.float32)}
     took: dict[str, list[float]] = {"named": [], "own, first of its user": [], "own, another one": []}
     with shared_service("--model", f"mlp={model}", "--isolate", "connection") as address:

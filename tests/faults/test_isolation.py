@@ -34,10 +34,7 @@ from support.processes import (
     children,
     command_of,
     open_files,
-    stop,
     stopped,
-    wait_gone,
-    waiting_below,
     worker_of,
     workers_of,
 )
@@ -80,42 +77,6 @@ def test_each_connection_has_a_process_of_its_own_if_that_is_asked(start: Callab
     until(lambda: workers_of(shared.pid) == {shared_one}, "a worker without its connection stays")
 
 
-@pytest.mark.parametrize("isolation", ["user", "connection"])
-def test_first_model_of_a_user_finds_a_process_that_has_been_forked(
-    start: Callable[..., Shared], isolation: str
-) -> None:
-    shared = start("--isolate", isolation)
-    (waiting,) = until(lambda: waiting_below(shared.pid), "none is forked ahead")
-    assert workers_of(shared.pid) == {shared.worker}, "it counts as a worker"
-    with nnburst.connect(shared.address) as service, service.session(relu((1, 4))) as session:
-        assert session.run(None, X)[0].tolist() == [[1.0] * 4]
-        assert worker_of(session) == waiting
-        walls = [re.findall(r"(?:Cap|NoNewPrivs|Seccomp).*", status) for status in map(_status, workers_of(shared.pid))]
-        assert walls[0] == walls[1]
-        (successor,) = until(lambda: waiting_below(shared.pid), "it is not followed")
-        assert successor != waiting
-
-
-@pytest.mark.parametrize(
-    ("isolation", "devices", "asked"),
-    [
-        (Isolation.USER, ["nnburst-noop", "nnburst-function:f.py:f"], [["nnburst-noop"]]),
-        (Isolation.USER, ["nnburst-function:f.py:f"], []),
-        (Isolation.NONE, ["nnburst-noop"], []),
-    ],
-)
-def test_process_is_forked_ahead_where_models_of_clients_have_their_own(
-    isolation: Isolation, devices: list[str], asked: list[list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found: list[list[str]] = []
-    monkeypatch.setattr(workers, "start_ahead", found.append)
-    monkeypatch.setattr(workers, "own_groups", lambda: None)
-    service = Mock(pid=os.getpid())
-    pool = WorkerPool(Mock(), lambda *_, **__: service, "name", devices, False, lambda _: None, isolation, {})
-    pool.close()
-    assert found == asked
-
-
 def test_files_that_change_while_a_successor_reads_them_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "own_groups", lambda: None)
     broker, service, jobs = Mock(), Mock(pid=os.getpid()), SimpleQueue[Callable[[], None]]()
@@ -131,32 +92,6 @@ def test_files_that_change_while_a_successor_reads_them_are_read_again(monkeypat
 
 def _status(pid: int) -> str:
     return Path(f"/proc/{pid}/status").read_text()
-
-
-def test_process_that_dies_before_it_has_a_user_is_missed_by_none_and_replaced(start: Callable[..., Shared]) -> None:
-    shared = start()
-    (waiting,) = until(lambda: waiting_below(shared.pid), "none is forked ahead")
-    os.kill(waiting, signal.SIGKILL)
-    with nnburst.connect(shared.address) as service, service.session(relu((1, 4))) as session:
-        assert session.run(None, X)[0].tolist() == [[1.0] * 4]
-        assert worker_of(session) != waiting
-        until(lambda: waiting_below(shared.pid) - {waiting}, "it is not replaced")
-
-
-def test_process_that_dies_as_it_is_given_to_a_user_is_missed_by_none(start: Callable[..., Shared]) -> None:
-    shared = start()
-    (waiting,) = until(lambda: waiting_below(shared.pid), "none is forked ahead")
-    zygote = int(_status(waiting).split("PPid:")[1].split()[0])
-    before = open_files(zygote)
-    pidfd = os.pidfd_open(waiting)
-    stop(waiting)
-    try:
-        opening = Background(lambda: own_worker(shared.address))
-        until(lambda: before - open_files(zygote), "it is given to nobody")
-    finally:
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        wait_gone(pidfd)
-    assert int(opening.result()) != waiting
 
 
 def test_all_models_share_a_process_without_isolation(start: Callable[..., Shared]) -> None:
@@ -193,7 +128,7 @@ def test_killed_worker_of_named_models_is_started_again(start: Callable[..., Sha
         first = service.pid
         os.kill(first, signal.SIGKILL)
         with pytest.raises(DeadObject, match=r"the worker of all users .* was killed by SIGKILL"):
-            until(lambda: not service.session(relu((1, 4))).close(), "it lives")
+            until(lambda: service.session(relu((1, 4))).close(), "it lives")
     with nnburst.connect(shared.address) as service, service.session(relu((1, 4))) as session:
         assert service.pid != first
         session.run(None, X)
@@ -214,9 +149,8 @@ def test_idle_worker_ends_and_another_one_serves_the_next_model(
 def test_killed_broker_leaves_nothing(start: Callable[..., Shared]) -> None:
     shared = start()
     with nnburst.connect(shared.address) as service, service.session(relu((1, 4))) as session:
-        waiting = until(lambda: waiting_below(shared.pid), "none is forked ahead")
-        workers = {os.pidfd_open(pid) for pid in workers_of(shared.pid) | waiting}
-        assert len(workers) == 3
+        workers = {os.pidfd_open(pid) for pid in workers_of(shared.pid)}
+        assert len(workers) == 2
         shared.process.kill()
         shared.process.wait()
         for pidfd in workers:

@@ -26,7 +26,7 @@ from support import wire_page
 from support.hostile import Values, encoded
 from support.intruder import attack, attack_with, hostile_service
 from support.models import relu
-from support.processes import wait_gone, waiting_below, worker_of, workers_of
+from support.processes import wait_gone, worker_of, workers_of
 from support.services import Shared, header, save_scaling, shared_service
 from support.waiting import until
 from support.ways_out import REFUSALS, build, names, needs_compiler, needs_walls
@@ -86,7 +86,6 @@ def test_each_descriptor_of_a_worker_is_known(tmp_path: Path) -> None:
     devices = ("--device", "nnburst-reference", "--device", "nnburst-onnxruntime")
     with shared_service(tmp_path, *devices, "--model", f"named={model}") as shared, contextlib.ExitStack() as stack:
         service = stack.enter_context(nnburst.connect(shared.address))
-        until(lambda: waiting_below(shared.pid), "none is forked ahead")
         cached = {"cache_dir": tmp_path / "cache", "cache_always": True}
         sessions = [
             stack.enter_context(service.session(what, **more))  # type: ignore[arg-type]

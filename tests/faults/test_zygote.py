@@ -23,12 +23,11 @@ from nnburst._core.leaving import LEAVING
 from nnburst.errors import DeadObject, DeviceUnavailable, MissedDeadline
 from nnburst.service import ServiceConnection, start_child
 from nnburst.service.process import forked
-from nnburst.service.process.launch import start_ahead
 from nnburst.service.process.sandbox import find_code
 from nnburst.service.process.zygote import _load
 from nnburst.testing import inject
 from support.models import tiny_model
-from support.processes import Client, children, command_of, descriptors, stands, stop, wait_gone
+from support.processes import Client, descriptors, stands, stop, wait_gone
 from support.waiting import PATIENCE, until
 
 _SEIZE, _INTERRUPT = 0x4206, 0x4207
@@ -208,104 +207,6 @@ def test_child_has_the_signal_mask_of_its_client() -> None:
                 assert int(status(service.pid, "SigBlk"), 16) == 1 << signal.SIGUSR2 - 1
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, old)
-
-
-def ahead() -> int:
-    """Have a child forked that waits for its client."""
-    start_ahead(["nnburst-noop"])
-
-    def waiting() -> list[int]:  # the zygote forks one for nothing that ends at once, if it has to end threads
-        with contextlib.suppress(OSError):
-            return [pid for pid in children(zygote()) if stands(pid, "S") and command_of(pid)]
-        return []
-
-    return int(until(waiting, "none is forked")[0])
-
-
-def test_child_that_was_forked_ahead_is_as_one_that_was_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    waiting, cpus = ahead(), os.sched_getaffinity(0)
-    monkeypatch.chdir(tmp_path)
-    old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
-    os.sched_setaffinity(0, {min(cpus)})
-    try:
-        with child() as service, child() as other:
-            assert service.pid == waiting != other.pid
-            for pid in (waiting, other.pid):
-                assert parent(pid) == zygote()
-                assert os.getsid(pid) == pid
-                assert os.readlink(f"/proc/{pid}/cwd") == str(tmp_path)
-                assert os.sched_getaffinity(pid) == {min(cpus)}
-                assert int(status(pid, "SigBlk"), 16) == 1 << signal.SIGUSR2 - 1
-            assert len(descriptors(waiting)) == len(descriptors(other.pid))
-            assert holders(waiting) == {waiting}
-            assert service.sandbox == other.sandbox
-            assert service.devices[0].prepare_model(tiny_model(256))
-    finally:
-        os.sched_setaffinity(0, cpus)
-        signal.pthread_sigmask(signal.SIG_SETMASK, old)
-
-
-def test_child_that_is_forked_ahead_has_compiled_a_model_with_each_device_and_has_one_thread() -> None:
-    program = (
-        "import os\nfrom nnburst.devices import LocalDevice\nfrom nnburst.service.process import zygote\n"
-        "prepare, found = LocalDevice.prepare_model, []\n"
-        "def noted(self, *how):\n"
-        "    found.append(self.name)\n"
-        "    return prepare(self, *how)\n"
-        "LocalDevice.prepare_model = noted\n"
-        "zygote._rehearse(['nnburst-reference', 'nnburst-noop'])\n"
-        "print(*found, len(os.listdir('/proc/self/task')))\n"
-    )
-    env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
-    said = subprocess.check_output([sys.executable, "-c", program], env=env, text=True, timeout=PATIENCE)
-    assert said.split() == ["nnburst-reference", "nnburst-noop", "1"]
-
-
-def test_threads_of_a_library_do_not_keep_a_child_from_being_forked_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
-    waiting = ahead()
-    with child() as service:
-        assert service.pid == waiting
-        assert "Landlock for" not in str(service.sandbox)
-
-
-def test_child_that_was_forked_ahead_is_for_its_devices_alone() -> None:
-    waiting = ahead()
-    with start_child(["nnburst-reference"]) as other, child() as service:
-        assert service.pid == waiting != other.pid
-
-
-@pytest.mark.parametrize("is_stopped", [False, True])
-def test_child_that_waits_ends_with_its_zygote_that_another_one_replaces(is_stopped: bool) -> None:
-    pid = ahead()
-    waiting = os.pidfd_open(pid)
-    if is_stopped:
-        stop(pid)
-    with variable(), child():
-        wait_gone(waiting)
-
-
-def test_child_that_waits_ends_with_its_zygote_that_is_killed() -> None:
-    waiting = os.pidfd_open(ahead())
-    os.kill(zygote(), signal.SIGKILL)
-    wait_gone(waiting)
-
-
-@pytest.mark.parametrize("is_stopped", [False, True])
-def test_child_that_waits_goes_with_a_client_that_is_killed(is_stopped: bool) -> None:
-    client = Client(
-        "import sys\nfrom nnburst.service.process import forked\n"
-        "from nnburst.service.process.launch import start_ahead\n"
-        "from support.processes import children\nfrom support.waiting import until\n"
-        "start_ahead(['nnburst-noop'])\n"
-        "print(*until(lambda: children(*forked.zygotes())), *forked.zygotes(), flush=True)\nsys.stdin.read()\n"
-    )
-    if is_stopped:
-        stop(client.pids[0])
-    client.process.kill()
-    client.finish()
-    for pidfd in client.pidfds:
-        wait_gone(pidfd)
 
 
 @contextlib.contextmanager

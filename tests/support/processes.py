@@ -180,12 +180,6 @@ def workers_of(broker: int) -> set[int]:
     return found
 
 
-def waiting_below(broker: int) -> set[int]:
-    """Return the processes that were forked ahead for a shared service, and are no user's yet."""
-    zygotes = {pid for pid in children(broker) if b".zygote\0" in command_of(pid)}
-    return set[int]().union(*map(children, zygotes)) - workers_of(broker)
-
-
 def beside(broker: int) -> set[int]:
     """Return the processes that a shared service has beside its workers: gateways, and what serves metrics."""
     neither = command_of(broker), b""  # one that has not come to run its own program, or has ended

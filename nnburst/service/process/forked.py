@@ -27,7 +27,7 @@ from ..._core.deadline import Deadline
 from ..._core.errno import system
 from ..._core.fds import FdSet
 from ..._core.leaving import LEAVING, ProcessLock, abandon_when_forked
-from ...errors import MissedDeadline, ResourceExhausted
+from ...errors import MissedDeadline
 
 _STATUS = ("Umask", "Uid", "Gid", "Groups", "SigIgn", "Cap", "NoNewPrivs", "Seccomp", "Mems_allowed:")
 """Beginnings of lines."""
@@ -190,15 +190,6 @@ def fork(
     except MissedDeadline:  # perhaps it stands still
         _forget(zygote)
         raise
-
-
-def fork_ahead(command: Sequence[str], env: dict[str, str], devices: Sequence[str]) -> None:
-    """Have the zygote fork a process in a while, which then waits for the first request for these devices.
-
-    Args: As for `fork`.
-    """
-    with contextlib.suppress(OSError, ResourceExhausted):  # then that request has one forked
-        _zygote(_Kind(command, env, _standing())).send({"devices": devices})
 
 
 def _zygote(kind: _Kind) -> _Zygote:

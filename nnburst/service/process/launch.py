@@ -22,7 +22,7 @@ from ...options import LogLevel, SandboxMode
 from ..client.connection import ServiceConnection
 from ..connection.callbacks import WorkerCalls
 from ..host.quotas import Quotas
-from .forked import Forked, fork, fork_ahead
+from .forked import Forked, fork
 from .scheduling import Scheduling
 
 _DEFAULTS = {
@@ -203,12 +203,6 @@ def _spawn(
         start_new_session=True,
         env=full,
     )
-
-
-def start_ahead(devices: Sequence[str]) -> None:
-    """Have a process forked that waits, with what it takes to start one done, for the next start with these devices."""
-    if _are_forked(devices):
-        fork_ahead(safe_command(_ZYGOTE), _full(os.environ), devices)
 
 
 def _are_forked(devices: Sequence[str]) -> bool:

@@ -34,7 +34,7 @@ from ..wire.packets import EndOfStream, Kind, Outgoing, receive_number
 from .account import Account
 from .cgroup import own_groups
 from .discovery import Peer, peer_pidfd
-from .launch import is_of_functions, start_ahead
+from .launch import is_of_functions
 from .share import Balance, Share
 
 _log = logging.getLogger(__name__)
@@ -283,7 +283,6 @@ class WorkerPool:
         shared = self._all[None] = Worker(self, None)
         self.shared = self._started(shared)
         shared.started(self.shared)
-        self._start_ahead()
 
     def _shares_of_broker(self) -> list[Share]:
         """Return its own, with what it starts beside itself, unless its session is a terminal's, say."""
@@ -342,17 +341,11 @@ class WorkerPool:
                 self.broker.post(partial(self._not_started, worker, str(error)))
             else:
                 self.broker.post(partial(self._has_started, worker, service))
-                self._start_ahead()
 
         try:
             start(threading.Thread(target=begin, name="nnburst-worker", daemon=True), "a worker")
         except ResourceExhausted as error:
             self._not_started(worker, str(error))
-
-    def _start_ahead(self) -> None:
-        """Have the next process for models of clients wait for its first one."""
-        if self.runs_own and self._isolation is not Isolation.NONE:
-            start_ahead(self._for_own)
 
     def _started(self, worker: Worker) -> ServiceConnection:
         """Start the process of a worker."""
