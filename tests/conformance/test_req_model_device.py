@@ -27,6 +27,11 @@ from support.samples import SAMPLES, O, T, check_outputs, run
 _END_OF_TIME = 2**64 - 1
 
 
+def _soon() -> int:
+    """Return a deadline that a fast machine holds and a busy one misses."""
+    return time.monotonic_ns() + 5_000_000
+
+
 def test_REQ_MODEL_001_device_opens_by_name() -> None:
     for name in device_names():
         device = create_device(name)
@@ -100,11 +105,10 @@ def test_REQ_MODEL_070_priorities(device: Device, priority: Priority) -> None:
     prepared.close()
 
 
-@pytest.mark.parametrize("ahead_ns", [0, 5_000_000])
-def test_REQ_MODEL_071_preparation_deadline(device: Device, ahead_ns: int) -> None:
+def test_REQ_MODEL_071_a_deadline_that_is_soon_is_missed_or_not(device: Device) -> None:
     sample = SAMPLES["conv_float"]()
     try:
-        prepared = device.prepare_model(sample.model, CompileJob(deadline_ns=time.monotonic_ns() + ahead_ns))
+        prepared = device.prepare_model(sample.model, CompileJob(deadline_ns=_soon()))
     except MissedDeadline as error:
         assert error.status in (ErrorStatus.MISSED_DEADLINE_TRANSIENT, ErrorStatus.MISSED_DEADLINE_PERSISTENT)
     else:
@@ -131,13 +135,11 @@ def test_REQ_MODEL_072_074_unlimited_deadlines(device: Device, name: str) -> Non
     prepared.close()
 
 
-@pytest.mark.parametrize("ahead_ns", [0, 5_000_000])
-def test_REQ_MODEL_073_075_execution_deadline(device: Device, ahead_ns: int) -> None:
+def test_REQ_MODEL_073_075_a_deadline_that_is_soon_is_missed_or_not_and_the_model_runs_again(device: Device) -> None:
     sample = SAMPLES["conv_float"]()
     prepared = device.prepare_model(sample.model)
     dims = [a.shape for a in sample.outputs]
-    deadline_ns = time.monotonic_ns() + ahead_ns
-    outcome = run(prepared, sample.model, sample.inputs, dims, measure=True, deadline_ns=deadline_ns)
+    outcome = run(prepared, sample.model, sample.inputs, dims, measure=True, deadline_ns=_soon())
     if outcome.status is ErrorStatus.NONE:
         check_outputs(sample, outcome)
     else:

@@ -8,10 +8,11 @@ import contextlib
 import os
 import random
 import resource
+import signal
 import socket
 import struct
-import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -206,24 +207,33 @@ def test_runs_that_need_another_burst_of_a_stopped_service_do_not_outlast_their_
         with pytest.raises(nnburst.MissedDeadline):
             await session.arun(None, {"t": x})
 
-    async def miss_two(session: nnburst.Session) -> bool:
-        both = asyncio.gather(missed(session), missed(session))
-        await asyncio.sleep(0.02)
-        ran = not both.done()  # the loop goes on while both wait
-        await both
-        return ran
+    async def miss_two(session: nnburst.Session) -> None:
+        await asyncio.gather(missed(session), missed(session))
 
     with nnburst.launch(devices=["nnburst-reference"]) as service:
         for use in ("threads", "tasks"):
-            with service.session(state_model(), timeout=0.5, concurrency=2) as session:
+            with service.session(state_model(), timeout=0.1, concurrency=2) as session:
                 session.run(None, {"t": x}, PATIENCE)
                 with stopped(service.pid):
                     if use == "tasks":
-                        assert asyncio.run(miss_two(session))
+                        asyncio.run(miss_two(session))
                     else:
                         runs = [Background(lambda: session.run(None, {"t": x})) for _ in range(2)]
                         assert [type(run.result()) for run in runs] == [nnburst.MissedDeadline] * 2
                 assert session.run(None, {"t": x}, PATIENCE)[0].tolist() == x.tolist()
+
+
+def test_event_loop_goes_on_while_tasks_wait_for_another_burst_of_a_stopped_service() -> None:
+    async def released_by_a_task(session: nnburst.Session, pid: int) -> list[Any]:
+        runs = [asyncio.ensure_future(session.arun(None, {"t": np.ones(4, np.float32)})) for _ in range(2)]
+        await asyncio.sleep(0)  # both have begun
+        os.kill(pid, signal.SIGCONT)
+        return await asyncio.gather(*runs)
+
+    with nnburst.launch(devices=["nnburst-reference"]) as service:
+        with service.session(state_model(), timeout=PATIENCE, concurrency=2) as session, stopped(service.pid):
+            answers = asyncio.run(released_by_a_task(session, service.pid))
+    assert [y.tolist() for (y,) in answers] == [[1.0] * 4] * 2
 
 
 def test_session_of_short_runs_gets_another_burst(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,11 +247,9 @@ def test_session_of_short_runs_gets_another_burst(monkeypatch: pytest.MonkeyPatc
 
 def test_copies_of_a_state_do_not_outlast_their_timeout_in_a_stopped_service() -> None:
     with nnburst.launch(devices=["nnburst-reference"]) as service:
-        with service.session(state_model(), timeout=0.2) as session, session.bind(state={"t_out": "t"}) as execution:
+        with service.session(state_model(), timeout=0.1) as session, session.bind(state={"t_out": "t"}) as execution:
             execution.run(timeout=PATIENCE)
             with stopped(service.pid):
                 for attempt in (execution.run, execution.get_state, execution.reset_state):
-                    started = time.monotonic()
                     with pytest.raises(nnburst.MissedDeadline):
                         attempt()
-                    assert time.monotonic() - started < 5
