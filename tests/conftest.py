@@ -28,7 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    # The leak check collects garbage after each test: it need not look at a million objects of collected tests each time.
+    # The leak check collects garbage after each test: it need not look at a million objects of collected tests.
     gc.collect()
     gc.freeze()
 
