@@ -1,4 +1,4 @@
-"""Only what pyproject.toml cannot say: the cffi module, one wheel for every CPython >= 3.10, and the package's page."""
+"""Only what pyproject.toml cannot say: the cffi module, one wheel for every CPython >= 3.11, and the package's page."""
 
 import os
 import runpy
@@ -20,5 +20,5 @@ setup(
     long_description=page["links"]((root / "README.md").read_text("utf-8"), url, tag),
     long_description_content_type="text/markdown",
     project_urls=page["addresses"](url, tag),
-    options={"bdist_wheel": {"py_limited_api": "cp310"}} if limited_api else {},
+    options={"bdist_wheel": {"py_limited_api": "cp311"}} if limited_api else {},
 )

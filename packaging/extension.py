@@ -205,7 +205,7 @@ def make_builder(root: str) -> FFI:
         f'static const char nnb_py_header_digest[] = "{digest(cdef)}";\n',
         sources=sorted(str(path) for path in source.glob("*.c")),
         include_dirs=[str(source), str(Path(root, "nnburst", "_core"))],
-        define_macros=[("Py_LIMITED_API", "0x030A0000")] if limited else [],
+        define_macros=[("Py_LIMITED_API", "0x030B0000")] if limited else [],
         py_limited_api=limited,
         extra_compile_args=["-std=c11", "-O2", "-Wall", "-Wextra", "-Wno-unused-parameter", "-fvisibility=hidden"],
         extra_link_args=["-pthread"],

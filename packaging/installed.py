@@ -19,7 +19,7 @@ from pathlib import Path
 
 from wheels import ROOT, run, unpack
 
-PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 TESTS = ("tests/unit", "tests/faults")
 UNLIKE = ("tests/unit/test_docs.py::test_links_and_paths_of_a_page_exist",)
 """Tests of what the tree alone has."""

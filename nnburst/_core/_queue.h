@@ -13,8 +13,8 @@
 #include <Python.h>
 #include <errno.h>
 
-/* An array, as NumPy's own header has had it since 1.7, for others to read; the limited API of this version has no
- * buffers. queue_calls compares it with an array that it is given. */
+/* An array, as NumPy's own header has had it since 1.7, for others to read: asking for its buffer takes longer than the
+ * queue does. queue_calls compares it with an array that it is given. */
 typedef struct nnb_py_array {
     PyObject ob_base;
     char *data;

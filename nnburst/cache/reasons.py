@@ -9,7 +9,7 @@ from msgspec import Struct
 from ..errors import ErrorStatus, NNBurstError
 
 
-class CacheReason(str, enum.Enum):
+class CacheReason(enum.StrEnum):
     """One word per outcome; counted, reported, never a reason to fail a compilation."""
 
     HIT = "HIT"

@@ -152,7 +152,7 @@ class OpenedModel:
     async def _within(self, timeout: float, inputs: dict[str, Array]) -> list[Array]:
         try:
             return await asyncio.wait_for(self.session.arun(None, inputs), timeout)
-        except asyncio.TimeoutError as error:
+        except TimeoutError as error:
             if isinstance(error, MissedDeadline):
                 raise
             raise MissedDeadline(f"no answer within the {timeout:g} s that the client gave it") from None

@@ -243,7 +243,7 @@ async def _body(request: web.Request, share: BudgetShare) -> bytes:
         patience = begin + _PATIENCE_S + len(body) / _LEAST_RATE - loop.time()
         try:
             chunk = request.content.read_nowait() or await asyncio.wait_for(request.content.readany(), patience)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise web.HTTPRequestTimeout(text=f"only {len(body)} bytes came in {loop.time() - begin:.0f} s") from None
         share.take(len(chunk))
         body += chunk

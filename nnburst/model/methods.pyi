@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TypedDict
 
-from typing_extensions import Unpack
+from typing import Unpack
 
 from ..options import ActivationName
 from .constants import ConstantBuilder

@@ -21,7 +21,7 @@ from .operations import view_operation
 from .types import Array, Model, Operation, SymmPerChannelQuantParams
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing import Unpack
 
 Pair = int | tuple[int, int]
 Padding = PaddingName | tuple[tuple[int, int], tuple[int, int]]

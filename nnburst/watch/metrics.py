@@ -173,7 +173,7 @@ class MetricsServer:
         self._open[writer] = None
         try:
             await asyncio.wait_for(self._converse(reader, writer), self._patience)
-        except (OSError, EOFError, asyncio.LimitOverrunError, asyncio.TimeoutError):
+        except (TimeoutError, OSError, EOFError, asyncio.LimitOverrunError):
             writer.transport.abort()  # what has not been sent is not sent any more
         finally:
             self._open.pop(writer, None)

@@ -339,33 +339,6 @@ def test_hup_while_it_starts_loads_the_models_again(start: Callable[..., Served]
     assert served.ended() == 0
 
 
-SENDS = """
-import os, signal, sys
-
-class AtImport:
-    def find_spec(self, name, *_):
-        if name == "{module}":
-            sys.meta_path.remove(self)
-            os.kill(os.getpid(), signal.{number})
-
-sys.meta_path.insert(0, AtImport())
-"""
-"""Sends its own process a signal when a module is about to be imported."""
-
-
-def test_hup_before_the_libraries_are_imported_loads_the_models_again(
-    start: Callable[..., Served], scaling: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "sitecustomize.py").write_text(SENDS.format(module="numpy", number="SIGHUP"))
-    monkeypatch.setattr(sys.modules[__name__], "COMMAND", [sys.executable, "-m", "nnburst"])
-    served = start("--name", "vision", "--model", f"scale={scaling}", "--log-level", "info", env=finding(tmp_path))
-    assert served.process.stderr is not None
-    while "were loaded again" not in (line := served.process.stderr.readline()):
-        assert line, "the log has ended"
-    served.process.terminate()
-    assert served.ended() == 0
-
-
 @pytest.mark.parametrize("number", ["SIGTERM", "SIGINT"])
 def test_signal_while_it_starts_ends_it_in_order(number: str, scaling: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(

@@ -38,7 +38,7 @@ def certificate(directory: Path) -> None:
     """Make cert.pem, key.pem and both.pem for localhost."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    now = datetime.datetime.now(datetime.timezone.utc)
+    now = datetime.datetime.now(datetime.UTC)
     made = (
         x509.CertificateBuilder(
             name, name, key.public_key(), x509.random_serial_number(), now, now + datetime.timedelta(1)

@@ -47,7 +47,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def wheel_for(platform: str, built: Path) -> Path:
-    (wheel,) = built.glob(f"*-cp310-abi3-{platform}.whl")
+    (wheel,) = built.glob(f"*-cp311-abi3-{platform}.whl")
     return wheel
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, assert_type
 
 import numpy as np
 import numpy.typing as npt
-from typing_extensions import assert_type
 
 import nnburst
 from nnburst.devices.function import Needs, Tensor, declare

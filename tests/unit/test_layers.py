@@ -17,7 +17,6 @@ PACKAGE = ROOT / "nnburst"
 
 ROOMS = (  # lowest first; "" is nnburst/__init__.py, which re-exports what users call
     "_lazy",
-    "_safe_path",
     "_version",
     "errors",
     "options",

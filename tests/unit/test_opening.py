@@ -73,7 +73,7 @@ def test_session_reads_only_what_a_client_needs_before_it_opens_one() -> None:
 def test_message_queue_reads_no_room_above_its_own() -> None:
     read = read_by("import nnburst.fmq; nnburst.fmq.MessageQueue")
     rooms = {name.split(".")[1] for name in read if name.startswith("nnburst.")}
-    assert rooms == {"_core", "_lazy", "_safe_path", "_version", "errors", "fmq", "model", "options"}
+    assert rooms == {"_core", "_lazy", "_version", "errors", "fmq", "model", "options"}
     assert {name for name in read if name.startswith("nnburst.model.")} == {"nnburst.model.pools"}
     assert read & LATER == set()
 

@@ -16,7 +16,7 @@ README = (
 
 
 def test_sdist_is_unpacked_also_by_a_python_without_filters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CPython 3.10.11, 3.11.3 and older: Debian 12 has 3.11.2."""
+    """CPython 3.11.3 and older: Debian 12 has 3.11.2."""
     usual = tarfile.TarFile.extractall
 
     def old(self: Any, path: Any = ".", members: Any = None, *, numeric_owner: bool = False) -> None:

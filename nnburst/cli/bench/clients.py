@@ -195,7 +195,7 @@ def shared_service(*options: str) -> Iterator[tuple[str, int]]:
     with scratch_directory() as directory:
         path = Path(directory, "shared.sock")
         chosen = options or ("--device", _DEVICE, "--isolate", "none")
-        command = [sys.executable, "-m", "nnburst", "serve", "--socket", str(path), "--json", *chosen]
+        command = [sys.executable, "-P", "-m", "nnburst", "serve", "--socket", str(path), "--json", *chosen]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             try:
                 assert process.stdout is not None

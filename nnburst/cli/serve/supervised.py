@@ -12,9 +12,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..._safe_path import absolute_entries
 from ...errors import DeviceUnavailable
-from ...service import safe_command
+from ...service import absolute_entries, safe_command
 
 _log = logging.getLogger(__name__)
 _STARTING_S = 60.0

@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import get_args
 
-from ... import _safe_path
 from ..._core.deadline import Deadline, checked_timeout
 from ..._core.errno import meaning, system
 from ..._core.leaving import LEAVING
@@ -56,6 +55,19 @@ def safe_command(module: str) -> list[str]:
             "no service process: sys.executable does not name an interpreter that could run it; use in_process()"
         )
     return [sys.executable, *_flags(), _BOOTSTRAP, module]
+
+
+def absolute_entries(path: str) -> str:
+    """Return a PYTHONPATH without the entries that depend on the working directory."""
+    return os.pathsep.join(filter(os.path.isabs, path.split(os.pathsep)))
+
+
+def _absolute(entry: str) -> str:
+    """Return a path as it is without the working directory; an entry of a directory that is gone names nothing."""
+    try:
+        return os.path.abspath(entry)
+    except FileNotFoundError:
+        return entry
 
 
 def start_child(
@@ -193,7 +205,7 @@ def _spawn(
     command = [*safe_command(f"{__package__}.child"), *(f"--{name}={number}" for name, number in numbers.items())]
     command += options
     if any(map(is_of_functions, names)):
-        command += [f"--path={_safe_path.absolute(entry)}" for entry in sys.path if isinstance(entry, str)]
+        command += [f"--path={_absolute(entry)}" for entry in sys.path if isinstance(entry, str)]
     return subprocess.Popen(
         [*command, *names],
         stdin=subprocess.DEVNULL,
@@ -211,7 +223,7 @@ def _are_forked(devices: Sequence[str]) -> bool:
 
 def _full(env: Mapping[str, str]) -> dict[str, str]:
     full = service_environment(env)
-    return {**full, "PYTHONPATH": _safe_path.absolute_entries(full.get("PYTHONPATH", ""))}
+    return {**full, "PYTHONPATH": absolute_entries(full.get("PYTHONPATH", ""))}
 
 
 def is_of_functions(device: str) -> bool:
@@ -265,8 +277,7 @@ def _streams_taken() -> Iterator[None]:
 
 def _flags() -> list[str]:
     """Options of the child's interpreter: no directory before the libraries, and what this one must not look at."""
-    safe = ["-P"] if sys.version_info >= (3, 11) else []  # before that `bootstrap` sees to it
-    return [*safe, *["-E"] * sys.flags.ignore_environment, *["-s"] * sys.flags.no_user_site]
+    return ["-P", *["-E"] * sys.flags.ignore_environment, *["-s"] * sys.flags.no_user_site]
 
 
 class _Child:
