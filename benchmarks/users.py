@@ -1,11 +1,10 @@
-"""What a user of a shared service feels of another one: equal shares, priority, and four kinds of hostile clients.
+"""What a user of a shared service feels of another one: equal shares, and four kinds of hostile clients.
 
 ``python benchmarks/users.py [--seconds S] [--rounds N] [--json FILE]`` is for root, who can become two users. It starts
 ``nnburst serve``; each client is a process of its user and brings a model of its own, so that each user has a worker.
 It exits with 1 if a limit is missed:
 
 * ``share``, ``share bursts``: what each of two equal users gets, and four bursts beside twelve: 45 to 55 % of the runs.
-* ``priority``: what a user of HIGH keeps of its runs beside one of LOW: at least 60 %.
 * ``greedy`` (eight bursts that never rest), ``endless`` (loops that never end), ``crashing`` (a worker that dies as
   often as it starts), ``flooding`` (connections, messages and log lines without pause): the runs of an honest client,
   one every 5 ms, beside it. Their 99th percentile is at most twice that without it, no run fails, and its worker lives.
@@ -89,11 +88,11 @@ def worker_of(session: nnburst.Session) -> int:
     return int(hello.pid)
 
 
-def works(address: str, bursts: int, pause: float, priority: str, end: Connection) -> None:
+def works(address: str, bursts: int, pause: float, end: Connection) -> None:
     """Run the model in so many bursts, with a pause after each run; send the seconds of each run, errors and worker."""
     with (
         nnburst.connect(address, open_timeout=PATIENCE, trust_uid=0) as service,
-        service.session(working_model(), priority=priority) as session,
+        service.session(working_model()) as session,
     ):
         executions = [session.bind() for _ in range(bursts)]
         for execution in executions:
@@ -195,9 +194,7 @@ def floods(address: str, end: Connection) -> None:
 def share(address: str, seconds: float, rounds: int, bursts: tuple[int, int]) -> float:
     """Return which percentage of the runs the second of two users gets, who have so many bursts."""
     with contextlib.ExitStack() as stack:
-        pair = [
-            client(stack, uid, works, address, n, 0.0, "medium") for uid, n in zip((ONE, OTHER), bursts, strict=True)
-        ]
+        pair = [client(stack, uid, works, address, n, 0.0) for uid, n in zip((ONE, OTHER), bursts, strict=True)]
         counts = [0, 0]
         for _ in range(rounds):
             for each in pair:
@@ -207,25 +204,10 @@ def share(address: str, seconds: float, rounds: int, bursts: tuple[int, int]) ->
     return 100 * counts[1] / sum(counts)
 
 
-def kept(address: str, seconds: float, rounds: int) -> float:
-    """Return which percentage of its runs a user of HIGH keeps beside one of LOW."""
-    with contextlib.ExitStack() as stack:
-        high = client(stack, ONE, works, address, 4, 0.0, "high")
-        low = client(stack, OTHER, works, address, 4, 0.0, "low")
-        counts = [0, 0]
-        for turn in range(2 * rounds):
-            for each in (high, low)[: 1 + turn % 2]:
-                each.begin(seconds)
-            counts[turn % 2] += len(high.receive()[0])
-            if turn % 2:
-                low.receive()
-    return 100 * counts[1] / counts[0]
-
-
 def beside(address: str, does: Callable[..., None], seconds: float, rounds: int) -> dict[str, Any]:
     """Have an honest client of one user run alone and beside a hostile one of another, in turns."""
     with contextlib.ExitStack() as stack:
-        honest = client(stack, ONE, works, address, 1, PAUSE, "medium")
+        honest = client(stack, ONE, works, address, 1, PAUSE)
         hostile = client(stack, OTHER, does, address)
         took: dict[bool, list[float]] = {False: [], True: []}
         failures: list[str] = []
@@ -269,8 +251,6 @@ def main() -> int:
         for row, bursts in (("share", (4, 4)), ("share bursts", (4, 12))):
             percent = share(address, seconds / 20, rounds, bursts)
             verdicts.show(row, {"percent": percent, "kept": 45 <= percent <= 55})
-        percent = kept(address, seconds / 20, rounds)
-        verdicts.show("priority", {"percent": percent, "kept": percent >= 60})
         for row, does in (("greedy", greedy), ("endless", loops), ("crashing", crashes), ("flooding", floods)):
             verdicts.show(row, beside(address, does, seconds, rounds))
     return verdicts.finish(options.json)

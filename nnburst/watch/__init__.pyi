@@ -18,5 +18,4 @@ from .stats import RowStats as RowStats
 from .stats import ServiceStats as ServiceStats
 from .stats import row_stats as row_stats
 from .usage import Usage as Usage
-from .usage import processor_ns as processor_ns
 from .usage import usage_of as usage_of

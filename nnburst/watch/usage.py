@@ -26,11 +26,6 @@ class Usage(Struct, frozen=True):
     processor_ns: int
 
 
-def processor_ns(pid: int) -> int:
-    """Return how long threads of a process have computed; an OSError if it has gone."""
-    return time.clock_gettime_ns(~pid << 3 | _CLOCK_OF_PROCESS)
-
-
 def usage_of(pid: int) -> Usage | None:
     """Look at a process; None if it has gone, or may not be looked at."""
     directory = f"/proc/{pid}"
@@ -39,6 +34,8 @@ def usage_of(pid: int) -> Usage | None:
             pages = int(statm.read().split()[_DATA])
         fds = os.stat(f"{directory}/fd").st_size or len(os.listdir(f"{directory}/fd"))  # its size since Linux 6.2
         threads = os.stat(f"{directory}/task").st_nlink - 2
-        return Usage(pages * os.sysconf("SC_PAGE_SIZE"), threads, fds, processor_ns(pid))
+        return Usage(
+            pages * os.sysconf("SC_PAGE_SIZE"), threads, fds, time.clock_gettime_ns(~pid << 3 | _CLOCK_OF_PROCESS)
+        )
     except (OSError, IndexError):
         return None

@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from nnburst.errors import DeadObject, ResourceExhausted
 from nnburst.service.host.quotas import PER_USER
 from nnburst.service.process import account
 from nnburst.service.process.account import Account
+from nnburst.service.process.cgroup import NICENESS
 from nnburst.watch.usage import Usage, usage_of
 from support.models import relu
 from support.processes import worker_of, workers_of
@@ -53,29 +53,6 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Shared]]:
         yield lambda *options: stack.enter_context(shared_service(tmp_path, "--device", "nnburst-reference", *options))
 
 
-@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="this kernel has no groups of sessions")
-def test_process_has_the_weight_of_its_highest_priority(start: Callable[..., Shared]) -> None:
-    shared = start()
-
-    def group(pid: int) -> list[str]:
-        # Nothing for a process that has no session of its own.
-        return Path(f"/proc/{pid}/autogroup").read_text().split()
-
-    def weighs(pid: int, nice: int) -> bool:
-        return group(pid)[-1:] == [str(nice)]
-
-    broker = group(shared.pid)
-
-    with nnburst.connect(shared.address) as service, service.session(relu((1, 4)), priority="low") as session:
-        own = worker_of(session)
-        until(lambda: weighs(own, 10), "models of low priority weigh as much as others")
-        with service.session(relu((1, 4))):
-            until(lambda: weighs(own, 0), "a higher priority is not noticed")
-        until(lambda: weighs(own, 10), "a higher priority is kept")
-        assert weighs(service.pid, 0)
-        assert group(shared.pid) == broker, "the broker weighs its own session, too"
-
-
 def test_process_of_a_users_models_may_open_so_many_descriptors(start: Callable[..., Shared]) -> None:
     shared = start("--quota", "user.process_fds=300")
     with nnburst.connect(shared.address) as service, service.session(relu((1, 4))) as session:
@@ -93,6 +70,17 @@ def test_process_with_too_many_threads_ends_and_its_clients_know_why(start: Call
         nnburst.connect(shared.address).close()
         until(lambda: not Path(f"/proc/{ended}").exists())
     assert "and may have 2" in shared.log.read_text()
+
+
+def test_process_of_a_users_models_is_nicer_than_that_of_named_ones(start: Callable[..., Shared]) -> None:
+    shared = start()
+    with nnburst.connect(shared.address) as service, service.session(relu((1, 4))) as session:
+        own, named = (
+            {os.getpriority(os.PRIO_PROCESS, int(task)) for task in os.listdir(f"/proc/{pid}/task")}
+            for pid in (worker_of(session), service.pid)
+        )
+        assert named == {os.getpriority(os.PRIO_PROCESS, 0)}
+        assert own == {min(max(named) + NICENESS, 19)}
 
 
 def test_flood_of_lines_does_not_fill_the_log(start: Callable[..., Shared], tmp_path: Path) -> None:
@@ -196,7 +184,7 @@ def threads_of(pid: int) -> int:
 
 
 def test_top_shows_what_each_process_and_each_client_takes_and_may_take(start: Callable[..., Shared]) -> None:
-    shared = start("--quota", "user.process_fds=300", "--quota", "user.processors=7", "--quota", "fds=500")
+    shared = start("--quota", "user.process_fds=300", "--quota", "fds=500")
     with nnburst.connect(shared.address) as service, service.session(relu((1, 4))) as session:
         session.run(None, X)
         own = worker_of(session)
@@ -204,8 +192,8 @@ def test_top_shows_what_each_process_and_each_client_takes_and_may_take(start: C
         reports = {each["pid"]: each for each in top(str(own), str(service.pid))}
         assert reports.keys() == {own, service.pid}, "the broker is no service"
         process, (client,) = reports[own]["process"], reports[own]["clients"]
-        most = {name: process[f"most_{name}"] for name in ("fds", "processors", "threads", "log_lines", "bytes")}
-        assert most == {"fds": 300, "processors": 7, "threads": 8192, "log_lines": 100, "bytes": 0}
+        most = {name: process[f"most_{name}"] for name in ("fds", "threads", "log_lines", "bytes")}
+        assert most == {"fds": 300, "threads": 8192, "log_lines": 100, "bytes": 0}
         assert process["bytes"] > 1 << 20
         assert (client["client_pid"], client["client_uid"]) == (os.getpid(), os.geteuid())
         assert 0 < client["fds"] < client["most_fds"] == 500
@@ -214,7 +202,7 @@ def test_top_shows_what_each_process_and_each_client_takes_and_may_take(start: C
         session.close()
         until(lambda: top(str(own))[0]["clients"][0]["bytes"] == 0, "what was given back counts")
         table = subprocess.check_output([*COMMAND, "top", "--once", str(own)], text=True)
-        assert re.search(rf"of user {os.geteuid()} \({own}\) .* / 7 .* / 8,192 .* / 300 .*\(100 in 10 s\)", table), (
+        assert re.search(rf"of user {os.geteuid()} \({own}\) .* / 8,192 .* / 300 .*\(100 in 10 s\)", table), (
             table
         )
     until(lambda: not top(str(own))[0]["clients"], "who has gone is shown")
@@ -245,42 +233,6 @@ class Script:
         return self.now
 
 
-@pytest.fixture
-def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as process:
-        yield process
-        process.kill()
-
-
-def state(process: subprocess.Popen[bytes]) -> str:
-    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-def test_process_that_computes_more_than_it_may_is_stopped_for_so_long(
-    sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = Script(monkeypatch)
-    reading, writing = os.pipe()
-    watched = Account(
-        sleeper.pid, "it", PER_USER.changed({"processors": 2}, of_user=True), reading, None, has_limits=True
-    )
-    until(lambda: state(sleeper) != "T")
-    for used, stopped, pause in (
-        (0.2, False, 0.1),
-        (0.8, True, 0.3),
-        (0.0, False, 0.1),
-        (0.0, False, 0.1),
-        (0.3, True, 0.05),
-    ):
-        script.now, script.used = watched.next_look, script.used + used
-        assert watched.look() == ""
-        until(lambda: (state(sleeper) == "T") is stopped, f"{used}: {state(sleeper)}")  # noqa: B023
-        assert watched.next_look == pytest.approx(script.now + pause)
-    watched.close()
-    until(lambda: state(sleeper) != "T", "it stays stopped")
-    os.close(writing)
-
-
 def test_process_that_cannot_be_looked_at_is_looked_at_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
     script = Script(monkeypatch)
     monkeypatch.setattr(account, "usage_of", lambda pid: None)
@@ -293,10 +245,10 @@ def test_process_that_cannot_be_looked_at_is_looked_at_again_later(monkeypatch: 
 
 
 def test_account_that_cannot_be_opened_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(fd: int) -> int:
+    def refuse(pid: int) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(os, "dup", refuse)
+    monkeypatch.setattr(os, "pidfd_open", refuse)
     gone: list[Any] = []
     group = SimpleNamespace(held=frozenset(), leave=gone.append)
     row = SimpleNamespace(count=lambda name, n: None, close=lambda: gone.append("row"))

@@ -15,6 +15,7 @@ import pytest
 
 import nnburst
 from nnburst.errors import DeadObject, NNBurstError
+from nnburst.service.process.cgroup import NICENESS
 from support.models import relu
 from support.processes import worker_of
 from support.services import Shared, shared_service
@@ -141,12 +142,12 @@ def test_kernel_refuses_threads_that_a_user_may_not_have(start: Callable[..., Sh
         assert service.alive
 
 
-def test_kernel_shares_the_processors_by_quota_and_priority(start: Callable[..., Shared], delegated: Path) -> None:
+def test_kernel_shares_the_processors_by_quota_and_niceness(start: Callable[..., Shared], delegated: Path) -> None:
     needs(delegated, "cpu")
     shared = start("--quota", "user.processors=1")
     group = delegated / f"user-{os.geteuid()}"
-    with nnburst.connect(shared.address) as service, service.session(relu((1, 4)), priority="high") as session:
-        until(lambda: (group / "cpu.weight").read_text().strip() == "300")
+    with nnburst.connect(shared.address) as service, service.session(relu((1, 4))) as session:
+        assert (group / "cpu.weight.nice").read_text().strip() == str(NICENESS)
         most = "100000" if (os.cpu_count() or 1) > 1 else "max"
         assert (group / "cpu.max").read_text().split() == [most, "100000"]
         session.run(None, X)

@@ -14,7 +14,6 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 from unittest.mock import Mock
@@ -39,7 +38,7 @@ from support.processes import (
     workers_of,
 )
 from support.services import COMMAND, RawConnection, Shared, header, save_scaling, shared_service
-from support.users import GUEST, as_root, as_user, beside
+from support.users import GUEST, as_root, as_user
 from support.waiting import PATIENCE, Background, until
 from support.ways_out import needs_walls
 
@@ -88,6 +87,13 @@ def test_files_that_change_while_a_successor_reads_them_are_read_again(monkeypat
     jobs.get(timeout=PATIENCE)()
     assert broker.reload_models.call_count == 1
     pool.close()
+
+
+def test_limit_of_processors_is_refused_where_the_kernel_keeps_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    for groups in None, Mock(held={"memory"}):
+        monkeypatch.setattr(workers, "own_groups", lambda groups=groups: groups)
+        with pytest.raises(DeviceUnavailable, match=r"--quota user.processors: .*\(Delegate=yes"):
+            WorkerPool(Mock(), Mock(), "name", [], True, Mock(), Isolation.USER, {"processors": 1})
 
 
 def _status(pid: int) -> str:
@@ -342,43 +348,6 @@ def test_two_users_have_two_processes_and_two_trust_stores(for_guests: Shared) -
         session.run(None, X)
         assert str(worker_of(session)) == ours
     assert (for_guests.path.parent / f"state-user-{GUEST}").is_dir()
-
-
-@as_root
-@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="this kernel has no groups of sessions")
-def test_process_of_another_user_that_computes_all_the_time_gives_way_to_one_that_computes_little(
-    for_guests: Shared,
-) -> None:
-    def nice(pid: int) -> int:
-        return int(Path(f"/proc/{pid}/autogroup").read_text().split()[-1])
-
-    @contextlib.contextmanager
-    def computing() -> Iterator[None]:
-        done = threading.Event()
-
-        def compute(session: nnburst.Session) -> None:
-            execution = session.bind()
-            while not done.is_set():
-                execution.run()
-
-        with (
-            nnburst.connect(for_guests.address) as service,
-            service.session(relu((1000, 1000))) as session,
-            ThreadPoolExecutor(2) as pool,
-        ):
-            working = [pool.submit(compute, session) for _ in range(2)]
-            yield
-            done.set()
-            for each in working:
-                each.result()
-
-    with nnburst.connect(for_guests.address) as service, service.session(relu((1, 4))) as session:
-        execution = session.bind()
-        with beside(GUEST, computing):
-            (theirs,) = workers_of(for_guests.pid) - {service.pid, worker_of(session)}
-            until(lambda: ([execution.run() for _ in range(20)], nice(theirs))[1] == 9, "who computes little waits")
-            assert nice(worker_of(session)) == 0
-        until(lambda: nice(theirs) == 0, "a process gives way to nobody")
 
 
 @as_root

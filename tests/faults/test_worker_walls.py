@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 
 import nnburst
-from nnburst.model import Priority
 from nnburst.service.process.workers import Worker
 from nnburst.service.wire.protocol import CALLS, EndNotice, Side, encode
 from support import wire_page
@@ -151,24 +150,20 @@ def test_worker_that_tells_its_broker_nonsense_is_ended_and_others_go_on(shared:
         session.run(None, X)
 
 
-def test_worker_that_talks_without_pause_has_its_broker_keep_the_last_of_each_kind() -> None:
+def test_worker_that_talks_without_pause_has_its_broker_keep_the_last_of_each_client() -> None:
     jobs: list[Callable[[], None]] = []
     ended: dict[int, str] = {}
-    weights: list[Priority] = []
     broker: Any = SimpleNamespace(post=jobs.append, end_client=lambda client, reason: ended.update({client: reason}))
-    pool = SimpleNamespace(broker=broker, prioritise=lambda worker, priority: weights.append(priority))
+    pool = SimpleNamespace(broker=broker)
     worker = Worker(cast("Any", pool), 7)
     for _ in range(2):
         worker.clients = cast("Any", {1: 1, 2: 2})
         for n in range(1000):
-            worker.prioritise(Priority.LOW)
             worker.gone(1 + n, f"reason {n}")
             worker.gone(1, f"reason {n}")
-        worker.prioritise(Priority.HIGH)
         assert len(jobs) == 1
         jobs.pop()()
     assert ended == {1: "reason 999", 2: "reason 1"}
-    assert weights == [Priority.HIGH] * 2
     assert not worker.clients
 
 

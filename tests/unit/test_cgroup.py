@@ -111,6 +111,7 @@ def test_limits_of_a_group_are_the_quotas_of_its_user(groups: Groups, tmp_path: 
         "memory.max": "1073741824",
         "memory.swap.max": "0",
         "pids.max": "50",
+        "cpu.weight.nice": "5",
         "cpu.max": f"{100_000 * max(processors, 1)} 100000" if processors else "100000 100000",
         "cgroup.procs": "12",
     }
@@ -126,18 +127,6 @@ def test_controller_that_the_groups_lack_is_not_used(tmp_path: Path) -> None:
     assert group is not None
     assert group.held == {"pids"}
     assert {file.name for file in (tmp_path / "user-7").iterdir()} == {"pids.max", "cgroup.procs"}
-
-
-def test_group_weighs_as_the_heaviest_of_its_members(groups: Groups, tmp_path: Path) -> None:
-    for pid in (12, 13):
-        group = groups.enter(pid, 7, PER_USER)
-    assert group is not None
-    weights = []
-    for pid, weight in ((12, 30), (13, 30), (13, 300), (12, 100)):
-        group.weigh(pid, weight)
-        weights.append((tmp_path / "user-7" / "cpu.weight").read_text())
-    group.leave(13)
-    assert [*weights, (tmp_path / "user-7" / "cpu.weight").read_text()] == ["100", "30", "300", "300", "100"]
 
 
 def test_worker_that_the_kernel_ends_for_want_of_memory_is_told_from_others(groups: Groups, tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from typing import Protocol
 
 from ...burst import BurstCallback
 from ...errors import ErrorStatus, InvalidArgument
-from ...model import Priority
 from ..wire.marshal import pools_to_wire
 from ..wire.packets import FdBundle
 from ..wire.protocol import (
@@ -22,7 +21,6 @@ from ..wire.protocol import (
     KickClients,
     Malformed,
     OrderModel,
-    ReportPriority,
 )
 from ..wire.values import MAX_FDS
 
@@ -35,9 +33,6 @@ class WorkerCalls(Protocol):
 
     def leaving(self) -> None:
         """It takes no more clients."""
-
-    def prioritise(self, priority: Priority) -> None:
-        """The highest priority of the models that its clients have open is another one."""
 
     def kick(self, pid: int, reason: str, uid: int | None) -> int:
         """End all clients of a process, or of a user but for one process. Returns how many there were."""
@@ -98,10 +93,6 @@ class CallbackRegistry:
 
     def on_client_gone(self, message: ClientGone, fds: FdBundle) -> Done:
         self.broker.gone(message.number, message.reason)
-        return Done()
-
-    def on_report_priority(self, message: ReportPriority, fds: FdBundle) -> Done:
-        self.broker.prioritise(message.priority)
         return Done()
 
     def on_kick_clients(self, message: KickClients, fds: FdBundle) -> EndClientsReply:

@@ -19,7 +19,7 @@ from ..process.discovery import Peer
 from ..wire.marshal import model_from_wire, request_from_wire, total_size
 from ..wire.packets import FdBundle
 from ..wire.values import Sandbox, WireMemory, WireModel, WireRequest
-from .hosted import HostedFenced, OpenPriorities, close_all
+from .hosted import HostedFenced, close_all
 from .object_table import ObjectTable
 from .quotas import Charge, Ledger
 
@@ -40,7 +40,6 @@ class Offer:
         max_compile: Seconds that reading and compiling a model may take; None for no limit.
         faults: What its client may order; None for nothing.
         sandbox: What keeps the service in.
-        priorities: Of the models that clients have open.
         apart: Numbers of the devices that only its broker uses here; others have a process of their own for them.
     """
 
@@ -50,7 +49,6 @@ class Offer:
     max_compile: float | None
     faults: FaultPoints | None
     sandbox: Sandbox
-    priorities: OpenPriorities
     apart: frozenset[int] = frozenset()
 
 

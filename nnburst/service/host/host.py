@@ -29,7 +29,7 @@ from ..wire.packets import FdBundle
 from ..wire.values import Message, Sandbox
 from . import buffers, bursts, fenced, models
 from .client import Client, Offer
-from .hosted import HostedModel, OpenPriorities
+from .hosted import HostedModel
 from .quotas import PER_USER, UNLIMITED, Ledger, Quotas
 
 if TYPE_CHECKING:
@@ -76,8 +76,7 @@ class ServiceHost:
     ) -> None:
         usable = tuple(filter(_is_usable, devices))
         numbers = frozenset(number for number, device in enumerate(usable) if device in apart)
-        priorities = OpenPriorities(self._report_priority)
-        self.offer = Offer(usable, page, max_run, max_compile, faults, sandbox, priorities, numbers)
+        self.offer = Offer(usable, page, max_run, max_compile, faults, sandbox, numbers)
         self.broker: HostedConnection | None = None
         self.listeners = listeners
         self.quotas = quotas or Quotas()
@@ -167,10 +166,6 @@ class ServiceHost:
                     hosted.connection.hang_up(calls.EndNotice(reason=reason))
             time.sleep(_LAST_WORDS)
         os._exit(1)
-
-    def _report_priority(self, priority: Priority) -> None:
-        if self.broker is not None:
-            self.broker.connection.forget(calls.ReportPriority(priority))
 
     def forget(self, hosted: HostedConnection) -> None:
         """Called by a connection that has ended, in its reader thread."""

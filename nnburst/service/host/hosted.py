@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from ...devices import Buffer, FencedExecution, PreparedModel
@@ -35,29 +34,6 @@ class HostedModel:
         self.served = prepared if faults is None else faults.wrap(prepared)
         self.row = row
         self.priority = priority
-
-
-class OpenPriorities:
-    """The priorities of the models that clients have open.
-
-    Args:
-        tell: Called with the highest one when that is another, one call at a time. It must not wait.
-    """
-
-    def __init__(self, tell: Callable[[Priority], None]) -> None:
-        self._tell = tell
-        self._lock = threading.Lock()
-        self._counts = Counter[Priority]()
-        self._highest = Priority.MEDIUM
-
-    def count(self, priority: Priority, n: int) -> None:
-        """A model of a priority is opened (1) or closed (-1)."""
-        with self._lock:
-            self._counts[priority] += n
-            highest = max(+self._counts, default=self._highest)
-            if highest is not self._highest:
-                self._highest = highest
-                self._tell(highest)
 
 
 class HostedBuffer:

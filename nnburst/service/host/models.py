@@ -159,8 +159,6 @@ def _own_model(
 ) -> int:
     """Have a model in the table; what it needs goes with it. Returns its number."""
     owned.callback(prepared.close)
-    client.offer.priorities.count(priority, 1)
-    owned.callback(client.offer.priorities.count, priority, -1)
     page = client.offer.page
     row = None if page is None else page.open(RowKind.MODEL, label, page.service, client.peer)
     if row is not None:

@@ -41,8 +41,8 @@ class Quotas(Struct, frozen=True):
         working_bytes: What bound requests and their runs take beside the memory of the requests.
         process_bytes, process_fds: Of a user: the private memory of the process of its own models, weights and all, and
             its descriptors. The kernel keeps these (RLIMIT_DATA, RLIMIT_NOFILE).
-        process_threads, processors: Of a user: threads of that process, which ends if it has more; and how many it
-            keeps busy, on average: it is stopped for so long.
+        process_threads: Of a user: threads of that process, which ends if it has more.
+        processors: Of a user: how many that process keeps busy, on average. The kernel keeps it, in a control group.
         new_connections: Of a user: those that it opens in ten seconds.
         log_lines: Of each process: lines of its log in ten seconds; the others are counted.
     """

@@ -1,4 +1,4 @@
-"""What a worker takes that neither its own side nor the kernel limits: threads, processor time, lines of the log."""
+"""What a worker takes that neither its own side nor the kernel limits: threads, lines of the log."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import logging
 import math
 import os
 import select
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -21,9 +20,8 @@ from ..host.quotas import NO_LIMIT, Quotas
 from .cgroup import Group
 from .limited_log import LONGEST, LimitedHandler
 
-_LOOK, _LOOK_AT_TIME = 1.0, 0.1
-"""Seconds from one look at a worker to the next; and where its processor time is limited."""
-_LEAST_STOP = 0.001
+_LOOK = 1.0
+"""Seconds from one look at a worker to the next."""
 _BYTES = 4 * LONGEST
 """Of a line, in as many characters at least."""
 _LAST_WORDS = 1 << 16
@@ -40,7 +38,7 @@ class Account:
         log: Where it can be read what the worker says; owned from now on.
         row: Where others see lines and limits; owned from now on.
         has_limits: Whether it is a user's own.
-        group: Where the kernel counts what it takes. What it does not count there, `look` does.
+        group: Where the kernel counts what it takes. Threads that it does not count there, `look` does.
 
     Attributes:
         next_look: When `look` has something to do.
@@ -61,26 +59,16 @@ class Account:
         group: Group | None = None,
     ) -> None:
         self.pid, self.group = pid, group
-        held = frozenset[str]() if group is None else group.held
-        self._what, self._row = what, row
+        self._what, self._row, self._quotas = what, row, quotas
         limits = {"threads": quotas.process_threads, "fds": quotas.process_fds, "bytes": quotas.process_bytes}
         for name, most in {**limits, "processors": quotas.processors}.items() if has_limits else ():
             self._count(f"most_{name}", most if most < NO_LIMIT else 0)
         self._count("most_log_lines", quotas.log_lines)
-        if "cpu" in held:
-            quotas = quotas.changed({"processors": NO_LIMIT}, of_user=True)
-        if "pids" in held:
-            quotas = quotas.changed({"process_threads": NO_LIMIT}, of_user=True)
-        self._quotas = quotas
-        self._interval = _LOOK if quotas.processors == NO_LIMIT else _LOOK_AT_TIME
-        usage, self._looked_at = usage_of(pid), time.monotonic()
-        self._used_ns, self._debt = 0 if usage is None else usage.processor_ns, 0.0
-        looks = has_limits and not held >= {"cpu", "pids"}
-        self.next_look = self._looked_at + self._interval if looks else math.inf
-        fds, self._pidfd = [log], -1
+        looks = has_limits and (group is None or "pids" not in group.held)
+        self.next_look = time.monotonic() + _LOOK if looks else math.inf
+        fds = [log]
         try:
-            self._pidfd = system(os.pidfd_open, pid)
-            fds.append(system(os.dup, self._pidfd))  # the thread's own
+            fds.append(system(os.pidfd_open, pid))
             self._writer = threading.Thread(target=self._write, args=fds, name="nnburst-log", daemon=True)
             start(self._writer, "the log of a worker")
         except BaseException:
@@ -89,14 +77,14 @@ class Account:
             raise
 
     def look(self) -> str:
-        """Stop the worker while it has had more processor time than it may. Returns why it is to be ended, or nothing.
+        """Return why the worker is to be ended, or nothing.
 
         What the kernel counts: a worker that a model has taken over would not count itself.
         """
         now = time.monotonic()
         if now < self.next_look:
             return ""
-        self.next_look = now + self._interval
+        self.next_look = now + _LOOK
         if (usage := usage_of(self.pid)) is None:  # it has gone, or there are no descriptors to look with
             return ""
         if usage.threads > self._quotas.process_threads:
@@ -104,22 +92,11 @@ class Account:
                 f"{self._what} has {usage.threads} threads, and may have {self._quotas.process_threads} (nnburst serve "
                 "--quota user.process_threads=N)"
             )
-        was_stopped, used = self._debt > 0, (usage.processor_ns - self._used_ns) / 1e9
-        debt = self._debt + used - self._quotas.processors * (now - self._looked_at)
-        self._debt = debt if debt > _LEAST_STOP else 0.0
-        self._looked_at, self._used_ns = now, usage.processor_ns
-        if was_stopped != (self._debt > 0):
-            self._signal(signal.SIGCONT if was_stopped else signal.SIGSTOP)
-        self.next_look = now + (min(_LOOK, self._debt / max(self._quotas.processors, 1)) or self._interval)
         return ""
 
     def _count(self, name: str, n: int = 1) -> None:
         if self._row is not None:
             self._row.count(name, n)
-
-    def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, number)
 
     def _write(self, log: int, pidfd: int) -> None:
         """Write what the worker says to this process's log, as much as it may, and nothing that a terminal obeys."""
@@ -131,7 +108,7 @@ class Account:
                 handler.handle(logging.LogRecord("nnburst", logging.WARNING, self._what, 0, "%s", (text,), None))
 
     def close(self, *, wait: bool = False) -> None:
-        """Have the worker go on, to its end. Idempotent.
+        """Count the worker no more, which ends. Idempotent.
 
         Args:
             wait: For its last words: it has ended.
@@ -141,10 +118,6 @@ class Account:
             self.group.leave(self.pid)
         if self._row is not None:
             self._row.close()
-        if self._pidfd >= 0:
-            self._signal(signal.SIGCONT)
-            os.close(self._pidfd)
-            self._pidfd = -1
         if wait:
             self._writer.join(LEAVING)
 

@@ -17,8 +17,8 @@ _PERIOD = 100_000
 """Microseconds, of cpu.max."""
 _MOST_TASKS = 1 << 22
 _BROKER = "broker"
-_WEIGHT = 100
-"""Of a group that was given none."""
+NICENESS = 5
+"""Of workers for models that users bring, beside those of the operator's models."""
 
 
 class Group:
@@ -31,7 +31,7 @@ class Group:
 
     Attributes:
         held: Likewise.
-        members: What each process would weigh alone.
+        members: Process ids.
 
     Raises:
         OSError: The kernel refuses it.
@@ -39,7 +39,7 @@ class Group:
 
     def __init__(self, directory: Path, held: frozenset[str], quotas: Quotas | None) -> None:
         self.held, self._directory = held, directory
-        self.members: dict[int, int] = {}
+        self.members: set[int] = set()
         directory.mkdir(exist_ok=True)
         for name, most in () if quotas is None else _limits(quotas).items():
             has_file = name != "memory.swap.max" or (directory / name).exists()  # it counts no swap otherwise
@@ -59,13 +59,7 @@ class Group:
     def join(self, pid: int) -> None:
         """Have a process in it, with all that it starts."""
         self._write("cgroup.procs", pid)
-        self.members[pid] = _WEIGHT
-
-    def weigh(self, pid: int, weight: int) -> None:
-        """Give the group its share of the processors, which is the largest of its members'."""
-        self.members[pid] = weight
-        with contextlib.suppress(OSError):  # it has gone
-            self._write("cpu.weight", max([*self.members.values()]))
+        self.members.add(pid)
 
     def why_killed(self) -> str:
         """Return for which want of memory the kernel has ended a member since it was asked last, or nothing."""
@@ -82,10 +76,7 @@ class Group:
 
     def leave(self, pid: int) -> None:
         """Count a process no more, which ends. Idempotent."""
-        self.members.pop(pid, None)
-        if "cpu" in self.held:
-            for other, weight in [*self.members.items()][:1]:
-                self.weigh(other, weight)
+        self.members.discard(pid)
 
     def remove(self) -> bool:
         """Remove it, unless a process that has left it is still there."""
@@ -103,12 +94,12 @@ class Groups:
     """
 
     def __init__(self, directory: Path, held: frozenset[str]) -> None:
-        self._directory, self._held = directory, held
+        self.held, self._directory = held, directory
         self._lock = threading.Lock()
         self._groups: dict[str, Group] = {}
 
     def __str__(self) -> str:
-        return f"{self._directory} ({', '.join(sorted(self._held)) or 'no controllers'})"
+        return f"{self._directory} ({', '.join(sorted(self.held)) or 'no controllers'})"
 
     def enter(self, pid: int, uid: int | None, quotas: Quotas) -> Group | None:
         """Have a worker of a user in a group, or one for all users (None), which has no limits.
@@ -122,18 +113,12 @@ class Groups:
                 group = self._groups.get(name)
                 if group is None:
                     limits = None if uid is None else quotas
-                    group = self._groups[name] = Group(self._directory / name, self._held, limits)
+                    group = self._groups[name] = Group(self._directory / name, self.held, limits)
                 group.join(pid)
             except OSError as error:
                 _log.warning("process %d is not in the group %s/%s: %s", pid, self._directory, name, error)
                 return None
             return group
-
-    def of_broker(self) -> Group | None:
-        """Return the group of this process, if it can be weighed."""
-        with contextlib.suppress(OSError):
-            return Group(self._directory / _BROKER, self._held, None) if "cpu" in self._held else None
-        return None
 
     def sweep(self) -> bool:
         """Remove those whose workers have ended. Returns whether some are still ending."""
@@ -212,5 +197,6 @@ def _limits(quotas: Quotas) -> dict[str, object]:
         "memory.max": below(quotas.process_bytes, NO_LIMIT),
         "memory.swap.max": "max" if quotas.process_bytes >= NO_LIMIT else 0,
         "pids.max": below(quotas.process_threads, _MOST_TASKS),
+        "cpu.weight.nice": NICENESS,
         "cpu.max": f"{below(max(quotas.processors, 1), os.cpu_count() or 1, _PERIOD)} {_PERIOD}",
     }

@@ -21,6 +21,7 @@ from ...errors import NNBurstError
 from ...watch import MOST_ROWS, Page
 from ..host.host import ServiceHost
 from ..host.quotas import PER_USER, Quotas
+from .cgroup import NICENESS
 from .limited_log import LimitedHandler
 from .sandbox import close_door, log_sandbox
 from .scheduling import Scheduling
@@ -96,6 +97,8 @@ def serve(options: argparse.Namespace) -> int:
     is_worker = options.worker is not None
     if is_worker:
         _offer_to_oom_killer(_OWN_FIRST if options.own else _NAMED_NEXT)
+        if options.own:
+            os.nice(NICENESS)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of a service manager, to all at once: so does the broker
     if options.state is not None:
         os.environ["NNBURST_STATE_DIR"] = options.state

@@ -25,7 +25,6 @@ from ..._core.threads import start
 from ...cache import CacheRejected, default_state_directory
 from ...cache.files import make_directories
 from ...errors import DeviceUnavailable, InvalidArgument, NNBurstError, ResourceExhausted
-from ...model import Priority
 from ...watch import Page, RowKind, name_of_worker
 from ..client.connection import ServiceConnection
 from ..host.quotas import PER_USER, Charge
@@ -35,7 +34,6 @@ from .account import Account
 from .cgroup import own_groups
 from .discovery import Peer, peer_pidfd
 from .launch import is_of_functions
-from .share import Balance, Share
 
 _log = logging.getLogger(__name__)
 _ENDING = 0.1
@@ -138,7 +136,7 @@ class Worker:
 
     Attributes:
         service: The process, once it has started.
-        account, share: Of the process.
+        account: Of the process.
         clients: Those that were handed to it, or wait until it has started, by number.
         born: When it was started.
         idle_since: When the last of them went.
@@ -149,10 +147,9 @@ class Worker:
         self.service: ServiceConnection | None = None
         self.clients: dict[int, AcceptedClient] = {}
         self.account: Account | None = None
-        self.share: Share | None = None
         self.born, self.idle_since = math.inf, time.monotonic()
-        self._reports: dict[int, Callable[[], None]] = {}
-        """What it has said of each client, and (0) of its priority: the last of each, however fast it talks."""
+        self._reports: dict[int, str] = {}
+        """What it has said of each client: the last, however fast it talks."""
         self._is_posted = False
         self._workers, self._broker = workers, workers.broker
 
@@ -165,18 +162,15 @@ class Worker:
 
     def gone(self, number: int, reason: str) -> None:
         if number in self.clients:
-            self._report(number, partial(self._gone, number, reason))
-
-    def _report(self, subject: int, job: Callable[[], None]) -> None:
-        self._reports[subject] = job
-        if not self._is_posted:
-            self._is_posted = True
-            self._broker.post(self._read)
+            self._reports[number] = reason
+            if not self._is_posted:
+                self._is_posted = True
+                self._broker.post(self._read)
 
     def _read(self) -> None:
         self._is_posted = False  # before: what is said from now on is posted again
-        for subject in list(self._reports):
-            self._reports.pop(subject)()
+        for number in list(self._reports):
+            self._gone(number, self._reports.pop(number))
 
     def _gone(self, number: int, reason: str) -> None:
         client = self.clients.pop(number, None)
@@ -188,9 +182,6 @@ class Worker:
 
     def leaving(self) -> None:
         self._broker.post(partial(self._workers.bury, self))
-
-    def prioritise(self, priority: Priority) -> None:
-        self._report(0, partial(self._workers.prioritise, self, priority))
 
     def kick(self, pid: int, reason: str, uid: int | None) -> int:
         if self.key is not None:  # a model of a client's own may have taken it over
@@ -272,10 +263,13 @@ class WorkerPool:
         self._named, self._prepare, self._isolation = named, prepare, isolation
         self._user_quotas = PER_USER.changed(user_quotas, of_user=True)
         self._options = [f"--user-quota={name}={number}" for name, number in user_quotas.items()]
-        self._page = Page(name)
         self.groups, self._are_ending = own_groups(), False
-        self._balance = Balance()
-        self._own_shares = self._shares_of_broker()
+        if "processors" in user_quotas and (self.groups is None or "cpu" not in self.groups.held):
+            raise DeviceUnavailable(
+                "--quota user.processors: the kernel limits that, and this service has no control group with the "
+                "controller cpu; give it one (Delegate=yes in a systemd unit), or leave the quota out"
+            )
+        self._page = Page(name)
         self._all: dict[_Key, Worker] = {}
         self._pauses: dict[int | None, Backoff] = {}
         """By user."""
@@ -283,12 +277,6 @@ class WorkerPool:
         shared = self._all[None] = Worker(self, None)
         self.shared = self._started(shared)
         shared.started(self.shared)
-
-    def _shares_of_broker(self) -> list[Share]:
-        """Return its own, with what it starts beside itself, unless its session is a terminal's, say."""
-        group = None if self.groups is None else self.groups.of_broker()
-        is_apart = os.getsid(0) == os.getpid() if self.groups is None else group is not None
-        return [Share(os.getpid(), self, group, may_go_first=False)] if is_apart else []
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(list(self._all.values()))
@@ -303,23 +291,14 @@ class WorkerPool:
         """When `look` has something to do."""
         moments = [worker.idle_since + _IDLE for worker in self if self._is_idle(worker)]
         moments += [worker.account.next_look for worker in self if worker.account is not None]
-        moments.append(self._balance.next_look)
         if self._are_ending:
             moments.append(time.monotonic() + _ENDING)
         return min(moments, default=math.inf)
-
-    def prioritise(self, worker: Worker, priority: Priority) -> None:
-        """Have a worker weigh as much as a priority does."""
-        if worker.share is not None:
-            worker.share.priority = priority
-            self._balance.look_soon()
 
     def look(self) -> None:
         """End those that take more than they may, and those that nobody needs."""
         self._end_greedy()
         self._end_idle()
-        shares = [worker.share for worker in self if worker.share is not None]
-        self._balance.look([*self._own_shares, *shares], is_shared=len(shares) > 1)
         self._are_ending = self.groups is not None and self.groups.sweep()
 
     def _worker(self, key: _Key) -> Worker:
@@ -382,9 +361,6 @@ class WorkerPool:
             pid, uid, quotas = service.pid, worker.uid, self._user_quotas
             group = None if self.groups is None else self.groups.enter(pid, uid, quotas)
             worker.account = Account(pid, what, quotas, reading, row, has_limits=uid is not None, group=group)
-            is_weighed = group is not None and "cpu" in group.held
-            is_others = uid not in (None, os.geteuid())
-            worker.share = Share(pid, uid, group if is_weighed else None, may_give_way=is_others)
         except BaseException:
             service.close()
             raise
@@ -396,7 +372,6 @@ class WorkerPool:
             if self._named:
                 self.broker.reload_models()  # files may have changed while it read them
         worker.service = service
-        self._balance.look_soon()
         self.tell()
         worker.started(service)
 

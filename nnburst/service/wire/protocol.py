@@ -21,7 +21,7 @@ from msgspec import Struct
 from ..._core._nnburst import lib
 from ...devices import CacheFiles, DeviceInfo
 from ...errors import GeneralFailure, InvalidArgument, NNBurstError
-from ...model import MAX_OPERANDS, BufferRole, DeviceStatus, Priority, RunOptions, Timing, failure_of
+from ...model import MAX_OPERANDS, BufferRole, DeviceStatus, RunOptions, Timing, failure_of
 from .cache_messages import (
     ConfirmCache,
     ConfirmCacheReply,
@@ -359,12 +359,6 @@ class ClientGone(Message, tag="client_gone", frozen=True, omit_defaults=True):
     reason: Text = ""
 
 
-class ReportPriority(Message, tag="report_priority", frozen=True):
-    """Says which is the highest priority of the models that clients have open."""
-
-    priority: Priority
-
-
 class KickClients(Message, tag="kick_clients", frozen=True, omit_defaults=True):
     """Asks the broker to end all clients of a process, or of a user but for one process."""
 
@@ -505,7 +499,6 @@ CALLS: tuple[Call, ...] = (
     Call(WithdrawModel, Done),
     Call(LoadModel, Done, computes=True),
     Call(ClientGone, Done, side=Side.CLIENT),
-    Call(ReportPriority, Done, side=Side.CLIENT),
     Call(KickClients, EndClientsReply, side=Side.CLIENT),
     Call(OrderModel, Done, side=Side.CLIENT, computes=True),
     Call(Release, Done),
