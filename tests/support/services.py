@@ -169,17 +169,24 @@ def save_scaling(path: Path, factor: float) -> str:
 
 
 class Shared:
-    """A running ``nnburst serve``."""
+    """A running ``nnburst serve``.
 
-    def __init__(self, directory: Path, *options: str, under: Sequence[str] = (), **more: Any) -> None:
+    Args:
+        before: A statement that its process begins with, such as one that shortens a wait.
+    """
+
+    def __init__(
+        self, directory: Path, *options: str, under: Sequence[str] = (), before: str = "pass", **more: Any
+    ) -> None:
         self.path = directory / "shared.sock"
         self.address = f"unix:{self.path}"
         self.log = directory / "shared.log"
         (directory / "state").mkdir(mode=0o700)
         own = {"PYTHONPATH": str(ROOT), "NNBURST_STATE_DIR": str(directory / "state")}
+        program = [*COMMAND[:-1], f"{before}; {COMMAND[-1]}"]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [*under, *COMMAND, "serve", "--json", "--socket", str(self.path), *options],
+                [*under, *program, "serve", "--json", "--socket", str(self.path), *options],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
