@@ -202,9 +202,7 @@ def test_top_shows_what_each_process_and_each_client_takes_and_may_take(start: C
         session.close()
         until(lambda: top(str(own))[0]["clients"][0]["bytes"] == 0, "what was given back counts")
         table = subprocess.check_output([*COMMAND, "top", "--once", str(own)], text=True)
-        assert re.search(rf"of user {os.geteuid()} \({own}\) .* / 8,192 .* / 300 .*\(100 in 10 s\)", table), (
-            table
-        )
+        assert re.search(rf"of user {os.geteuid()} \({own}\) .* / 8,192 .* / 300 .*\(100 in 10 s\)", table), table
     until(lambda: not top(str(own))[0]["clients"], "who has gone is shown")
 
 
