@@ -4,10 +4,13 @@
  *
  * The SIGBUS guard
  *   A load or store beyond the end of a file that was truncated after we mapped it raises SIGBUS and would end
- *   the process. A sealed memfd (F_SEAL_SHRINK) cannot be truncated and needs no guard. Every other object is
- *   entered in a fixed table when it is mapped. The handler looks the fault address up, puts anonymous zero memory
- *   over the page that vanished and counts; the instruction is then repeated and the owner sees the count
- *   (nnb_map_faults). Faults elsewhere go to the handler that was there before us.
+ *   the process; so does one in a page for which a full file system has no room. A sealed memfd (F_SEAL_SHRINK) cannot
+ *   be truncated and needs no guard. Every other object is entered in a fixed table when it is mapped for somebody who
+ *   looks at the count of faults after each use, before anyone gets to see what was read or written: a device for its
+ *   runs, a queue for its transactions. The handler looks the fault address up, puts anonymous zero memory over the
+ *   page that vanished and counts; the instruction is then repeated and the owner sees the count (nnb_map_faults).
+ *   Faults elsewhere go to the handler that was there before us. A view that this process gives to its own program has
+ *   no guard: nobody would look, and what is written there would be lost without a word.
  *
  *   The handler runs in whatever thread touched the page, at any instruction. It therefore takes no lock, allocates
  *   nothing and calls only mmap, sigaction and tgkill. The table never moves: an entry is claimed with one
@@ -266,7 +269,7 @@ static uint64_t granule_of(int fd)
     return page;
 }
 
-int nnb_map(nnb_mapping *out, int fd, uint64_t offset, uint64_t size, int prot)
+int nnb_map(nnb_mapping *out, int fd, uint64_t offset, uint64_t size, int prot, int guarded)
 {
     *out = (nnb_mapping){.guard = -1};
     if (size == 0 || (prot & ~(PROT_READ | PROT_WRITE)) != 0)
@@ -292,7 +295,7 @@ int nnb_map(nnb_mapping *out, int fd, uint64_t offset, uint64_t size, int prot)
 
     int index = -1;
     /* Huge pages can run out at the moment of the fault, whatever the seals say. */
-    if (!(seals & F_SEAL_SHRINK) || granule != (uint64_t)sysconf(_SC_PAGESIZE)) {
+    if (guarded && (!(seals & F_SEAL_SHRINK) || granule != (uint64_t)sysconf(_SC_PAGESIZE))) {
         index = guard_add(base, length, granule, prot);
         if (index < 0) {
             munmap(base, length);

@@ -114,11 +114,24 @@ static int map_fds(nnb_mq *q, const nnb_grantor *g, uint32_t n, const int *fds, 
             continue;
         if (q->options & NNB_MQ_SEALED && !(nnb_seals(fds[f]) & F_SEAL_SHRINK))
             return -EPERM;
-        int rc = nnb_map(&q->maps[f], fds[f], low, high - low, prot);
+        int rc = nnb_map(&q->maps[f], fds[f], low, high - low, prot, 1);
         if (rc < 0)
             return rc;
+        q->is_guarded |= q->maps[f].guard >= 0;
         q->maps[f].addr -= low; /* now indexed by file offset */
     }
+    return 0;
+}
+
+/* 0, or -EBADMSG for good: the guard has replaced a page, so what was copied did not come from the peer or does not reach
+ * it. Asked before an operation counts. */
+static int pages_are_there(nnb_mq *q)
+{
+    for (uint32_t f = 0; q->is_guarded && f < q->n_maps; f++)
+        if (nnb_map_faults(&q->maps[f])) {
+            q->corrupt = 1;
+            return -EBADMSG;
+        }
     return 0;
 }
 
@@ -352,7 +365,8 @@ int nnb_mq_commit_write(nnb_mq *q, uint64_t count)
     if (count > q->tx_write)
         return -EINVAL;
     q->tx_write = 0;
-    return nnb_mq_publish(q, count * q->quantum);
+    int rc = pages_are_there(q);
+    return rc < 0 ? rc : nnb_mq_publish(q, count * q->quantum);
 }
 
 int nnb_mq_begin_read(nnb_mq *q, uint64_t count, nnb_mq_region *tx)
@@ -391,6 +405,8 @@ int nnb_mq_commit_read(nnb_mq *q, uint64_t count)
     if (count > q->tx_read)
         return -EINVAL;
     q->tx_read = 0;
+    if (pages_are_there(q) < 0)
+        return -EBADMSG;
     if (q->flavour == NNB_UNSYNCHRONIZED) {
         nnb_fence_acquire(); /* SYNC POINT: write_intent <-> overtaken */
         uint64_t w = nnb_load_relaxed(q->w);
@@ -431,6 +447,8 @@ static int read_exclusive(nnb_mq *q, uint8_t *to, uint64_t count)
         }
     }
     nnb_mq_peek(q, 0, to, bytes);
+    if (pages_are_there(q) < 0)
+        return -EBADMSG;
     return nnb_mq_consume(q, bytes);
 }
 
@@ -458,6 +476,8 @@ int nnb_mq_write(nnb_mq *q, const void *data, uint64_t count)
             return -EMSGSIZE;
         become_writer(q);
         int rc = nnb_mq_fill(q, data, count * q->quantum);
+        if (rc == 0)
+            rc = pages_are_there(q);
         return rc < 0 ? rc : nnb_mq_publish(q, count * q->quantum);
     }
     int rc = nnb_mq_begin_write(q, count, &tx);

@@ -63,6 +63,7 @@ struct nnb_mq {
     int is_writer, is_reader; /* exclusive handles: what this one has done */
     int corrupt;              /* sticky */
     int read_only;
+    int is_guarded;  /* a page of its memory may vanish: see pages_are_there */
     nnb_a64 *w, *r;  /* shared; for an unsynchronized queue r points at own_r */
     nnb_a64 *intent; /* NULL when the layout has none */
     uint32_t *event;

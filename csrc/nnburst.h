@@ -32,21 +32,23 @@ int64_t nnb_fd_size(int fd);
 /* Returns the magic number of the file system that `fd` lives on (statfs f_type). */
 int64_t nnb_fd_filesystem(int fd);
 
-/* A mapping that survives a peer which truncates the file: a fault on it maps zero pages and counts. */
+/* A range of a file. If it is guarded, then it survives a peer which truncates the file, and a file system which is full: a
+ * fault on it maps zero pages and counts. */
 typedef struct nnb_mapping {
     uint8_t *addr; /* first byte asked for; `offset` need not be page-aligned */
     uint64_t size;
     void *base; /* what mmap returned, and its length */
     uint64_t length;
-    int32_t guard; /* index in the guard table, -1 if the object cannot be truncated */
+    int32_t guard; /* index in the guard table, -1 if it is not guarded or the object cannot be truncated */
 } nnb_mapping;
 
-/* Maps `size` bytes at `offset` of `fd`. prot: PROT_READ and/or PROT_WRITE. The fd may be closed afterwards.
- * -EINVAL: size 0; -EOVERFLOW: the region ends beyond the object; else the errno of mmap. */
-int nnb_map(nnb_mapping *out, int fd, uint64_t offset, uint64_t size, int prot);
+/* Maps `size` bytes at `offset` of `fd`. prot: PROT_READ and/or PROT_WRITE. guarded: the caller looks at nnb_map_faults after
+ * each use. The fd may be closed afterwards. -EINVAL: size 0; -EOVERFLOW: the region ends beyond the object; else the errno of
+ * mmap. */
+int nnb_map(nnb_mapping *out, int fd, uint64_t offset, uint64_t size, int prot, int guarded);
 void nnb_unmap(nnb_mapping *m);
 
-/* How many faults the guard has absorbed on this mapping since it was made (0 for a sealed object). */
+/* How many faults the guard has absorbed on this mapping since it was made (0 without a guard). */
 uint64_t nnb_map_faults(const nnb_mapping *m);
 
 /* From now on a write to these whole pages of this process is a fault. -EINVAL: not page-aligned; -ENOMEM. */

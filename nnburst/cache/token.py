@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InvalidArgument
-from ..memory import Memory, read_constant
+from ..memory import read_constant
 from ..model import Lifetime, Model, Priority, Subgraph, SymmPerChannelQuantParams
 
 TOKEN_SIZE = 32
@@ -157,9 +157,6 @@ def _feed_subgraph(
             digest.update(np.ascontiguousarray(copies[index]))
             continue
         pool = model.pools[location.pool_index]
-        if isinstance(pool, Memory) and pool.mappable:
-            digest.update(np.ascontiguousarray(pool.array(np.uint8, (location.length,), location.offset)))
-            continue
         for start in range(0, location.length, _PIECE):
             count = min(_PIECE, location.length - start)
             digest.update(read_constant(pool, np.uint8, (count,), location.offset + start))

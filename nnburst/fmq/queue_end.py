@@ -171,8 +171,8 @@ class QueueEnd(Closing):
         if rc == -errno.EBADMSG:
             self._report()
         corrupt = (
-            f"{what}: the shared counters are corrupt; make a new queue, with exclusive=False if several objects take "
-            "turns as its writer or reader"
+            f"{what}: the shared counters are corrupt, or pages of the memory are gone; make a new queue, with "
+            "exclusive=False if several objects take turns as its writer or reader"
         )
         too_long = f"{what} exceeds the capacity of {self.capacity}; make a longer queue"
         own = {errno.EBADMSG: GeneralFailure(corrupt), errno.EMSGSIZE: InvalidArgument(too_long)}

@@ -55,7 +55,7 @@ class RegionPart:
         """Look whether what was read or written was there.
 
         Raises:
-            InvalidArgument: The owner of the memory has made it shorter.
+            InvalidArgument: The owner of the memory has made it shorter, or it has no room for what was written.
         """
         if self._region.memory.faults:
             raise _cut(self._region.name)
@@ -158,7 +158,8 @@ class Regions:
             # Where a page ends with the memory there are zeros, and nothing that faults.
             if region.offset + region.byte_size > os.fstat(region.memory.fds[0]).st_size:
                 raise _cut(name)
-            part = RegionPart(region.memory.array(np.uint8, (byte_size,), offset), region)
+            whole = region.memory._map_for(writable=True).bytes()
+            part = RegionPart(whole[offset : offset + byte_size], region)
         part.check()
         return part
 
@@ -168,5 +169,6 @@ class Regions:
 
 def _cut(name: str) -> InvalidArgument:
     return InvalidArgument(
-        f"region {name!r} is shorter than when it was registered; its owner cut it. Register it again"
+        f"region {name!r} has lost pages since it was registered: its owner cut it, or /dev/shm is full; "
+        "register it again"
     )

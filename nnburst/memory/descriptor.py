@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from .._core._nnburst import lib
 from .._core.errno import check
-from ..errors import GeneralFailure, NNBurstError
+from ..errors import GeneralFailure, NNBurstError, ResourceExhausted
 from ..model import Array
 
 _DMA_BUF = 0x444D4142
@@ -108,7 +108,8 @@ def _retry(call: Any, *args: Any) -> int:
         return int(call(*args))  # Python itself repeats what a signal interrupted
     except OSError as error:
         name = errno.errorcode.get(error.errno or 0, "?")
-        raise GeneralFailure(f"the memory object cannot be copied: {error.strerror} [{name}]") from error
+        kind = ResourceExhausted if error.errno in (errno.ENOSPC, errno.EDQUOT) else GeneralFailure
+        raise kind(f"the memory object cannot be copied: {error.strerror} [{name}]") from error
 
 
 def sync_dma_buf(fd: int, *, write: bool, end: bool) -> None:

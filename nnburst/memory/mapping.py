@@ -20,33 +20,35 @@ class MemoryMapping:
         fd: The object; not needed any more afterwards.
         offset: First byte; need not be page-aligned.
         prot: PROT_READ and/or PROT_WRITE.
+        guarded: Survive a peer that truncates the object. The caller looks at `faults` after each use.
 
     Raises:
         GeneralFailure: The object cannot be mapped like this.
         ResourceExhausted: The process has no room for it, or the machine no memory.
     """
 
-    __slots__ = ("__array_interface__", "__weakref__", "_mapping", "address", "size")
+    __slots__ = ("__array_interface__", "__weakref__", "_mapping", "address", "size", "writable")
 
-    def __init__(self, fd: int, offset: int, size: int, prot: int) -> None:
+    def __init__(self, fd: int, offset: int, size: int, prot: int, *, guarded: bool) -> None:
         raw = ffi.new("nnb_mapping *")
-        rc = lib.nnb_map(raw, fd, offset, size, prot)
+        rc = lib.nnb_map(raw, fd, offset, size, prot, guarded)
         if rc < 0:
             kind = ResourceExhausted if rc == -errno.ENOMEM else GeneralFailure
             check(rc, special={-rc: kind(f"cannot map {size} bytes at {offset} of fd {fd}: {os.strerror(-rc)}")})
         self._mapping = ffi.gc(raw, lib.nnb_unmap)
         self.address = int(ffi.cast("uintptr_t", raw.addr))
         self.size = size
+        self.writable = bool(prot & 2)
         self.__array_interface__ = {
             "shape": (size,),
             "typestr": "|u1",
-            "data": (self.address, not prot & 2),
+            "data": (self.address, not self.writable),
             "version": 3,
         }
 
     @property
     def faults(self) -> int:
-        """Accesses that found the object truncated and were given zero pages instead."""
+        """Accesses that found a page gone and were given a zero page instead; 0 for good if it is not guarded."""
         return lib.nnb_map_faults(self._mapping)
 
     def bytes(self) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -98,7 +98,7 @@ class Memory(Pool):
         """Return new or existing shared memory that other programs find by its name.
 
         It cannot be sealed: devices copy it, or map it behind a guard if `direct` is set and they run as the same user.
-        It exists until `unlink_posix_shm`.
+        New memory has its pages from the beginning, and exists until `unlink_posix_shm`.
 
         Args:
             name: Without slashes, except at the beginning.
@@ -107,6 +107,7 @@ class Memory(Pool):
 
         Raises:
             InvalidArgument: The name or size is impossible, the name is taken, or there is no such object.
+            ResourceExhausted: ``/dev/shm`` has no room for it.
             GeneralFailure: The object cannot be opened.
         """
         fd, length = named.open_shared(name, None if size is None else check_size(size))
@@ -347,10 +348,10 @@ class Memory(Pool):
         if self._foreign and not self.mappable:
             raise GeneralFailure("the sender of this memory could truncate it; use read() and write(), which copy")
         writable = bool(self._map_prot & PROT_WRITE)
-        if self._mapping is None or self._writable != writable:
+        if self._mapping is None or self._mapping.writable != writable:
             # What can be written must be readable too: NumPy has no write-only arrays.
-            self._mapping = MemoryMapping(self.fds[0], self.offset, self.span, self._map_prot | PROT_READ)
-            self._writable = writable
+            rights = self._map_prot | PROT_READ
+            self._mapping = MemoryMapping(self.fds[0], self.offset, self.span, rights, guarded=False)
         return self._mapping.bytes()
 
     def __reduce__(self) -> tuple[Any, ...]:

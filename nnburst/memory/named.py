@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 import posix_ipc
 
-from ..errors import GeneralFailure, InvalidArgument
+from ..errors import GeneralFailure, InvalidArgument, ResourceExhausted
+
+_PIECE = 1 << 20
 
 made: set[str] = set()
 """Names that this process has made and not removed, with the slash."""
@@ -19,8 +22,32 @@ def _slashed(name: str) -> str:
     return "/" + bare
 
 
+def _reserve(fd: int, path: str, size: int) -> None:
+    """Have the pages of new memory now: one that cannot be had later is a SIGBUS for whoever writes to it."""
+    place = os.fstatvfs(fd)
+    free = place.f_bavail * place.f_frsize
+    try:
+        if place.f_blocks and size > free:  # do not fill for a moment what other programs need
+            raise OSError(errno.ENOSPC, "")
+        for start in range(0, size, _PIECE):  # a signal makes the kernel begin its piece anew
+            os.posix_fallocate(fd, start, min(_PIECE, size - start))
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.ENOMEM):
+            raise
+        raise ResourceExhausted(
+            f"shared memory {path!r} of {size:,} bytes does not fit into /dev/shm, where {free:,} are free; remove "
+            "what is left there, make it larger (docker run --shm-size=…), or use Memory.ashmem, which has no limit"
+        ) from None
+
+
 def open_shared(name: str, size: int | None) -> tuple[int, int]:
-    """Create shared memory of `size` bytes, readable by this user alone, or attach to it (None). Return (fd, size)."""
+    """Create shared memory of `size` bytes, readable by this user alone, or attach to it (None). Return (fd, size).
+
+    Raises:
+        InvalidArgument: The name is impossible, taken, or not there.
+        ResourceExhausted: There is no room for it; nothing is left behind.
+        GeneralFailure: It cannot be opened.
+    """
     path = _slashed(name)
     try:
         if size is None:
@@ -28,6 +55,12 @@ def open_shared(name: str, size: int | None) -> tuple[int, int]:
         else:
             shared = posix_ipc.SharedMemory(path, posix_ipc.O_CREX, mode=0o600, size=size)
             made.add(path)
+            try:
+                _reserve(shared.fd, path, size)
+            except BaseException:
+                shared.close_fd()
+                unlink_shared(path)
+                raise
     except posix_ipc.ExistentialError:
         what = "does not exist; give a size to create it" if size is None else "exists; give no size to attach to it"
         raise InvalidArgument(f"shared memory {path!r} {what}") from None

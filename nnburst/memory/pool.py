@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
+PAGES_GONE = "a memory object was truncated, or its file system is too full to hold what is written"
+
+
 class Pool(Closing):
     """The part of `Memory` that devices use: they map what cannot be truncated, and copy the rest."""
 
@@ -34,12 +37,12 @@ class Pool(Closing):
         "_answers",
         "_fds",
         "_foreign",
+        "_guarded",
         "_handle",
         "_identity",
         "_map_prot",
         "_mapping",
         "_object",
-        "_writable",
     )
 
     def __init__(self, handle: MemoryHandle, fds: FdSet, map_prot: int, foreign: bool = False) -> None:
@@ -48,7 +51,7 @@ class Pool(Closing):
         self._map_prot = map_prot
         self._foreign = foreign
         self._mapping: MemoryMapping | None = None
-        self._writable = False
+        self._guarded: MemoryMapping | None = None
         self._object: MemoryObject | None = None
         self._identity: tuple[int, int, int, int] | None = None
         self._answers = False
@@ -144,8 +147,8 @@ class Pool(Closing):
 
     @property
     def faults(self) -> int:
-        """How many accesses found that the object had been truncated. They saw zeros; their result is void."""
-        return 0 if self._mapping is None else self._mapping.faults
+        """How many accesses of a device found that the object had lost pages. They saw zeros; their result is void."""
+        return 0 if self._guarded is None else self._guarded.faults
 
     # -- doors for devices ---------------------------------------------------------------------------------------------
 
@@ -243,21 +246,27 @@ class Pool(Closing):
         """
         if not self.mappable:
             raise GeneralFailure("a peer could truncate this memory; a device copies it (read, write)")
-        mapping = self._mapping
-        if mapping is None or (writable and not self._writable):
+        guarded = self._fallible
+        mapping = self._guarded if guarded else self._mapping
+        if mapping is None or (writable and not mapping.writable):
             rights = PROT_READ | PROT_WRITE if writable else PROT_READ
-            mapping = MemoryMapping(self.fds[0], self.offset, self.span, rights)
-            self._mapping, self._writable = mapping, writable
+            mapping = MemoryMapping(self.fds[0], self.offset, self.span, rights, guarded=guarded)
+            if guarded:
+                self._guarded = mapping
+            else:
+                self._mapping = mapping
         return mapping
 
     def _evict(self, mapping: MemoryMapping) -> None:
-        """Let go of a mapping, because it was truncated. The next use maps the object anew."""
-        if self._mapping is mapping:
-            self._mapping, self._writable, self._object = None, False, None
+        """Let go of a guarded mapping that has lost pages. The next use maps the object anew."""
+        if self._guarded is mapping:
+            self._guarded = self._object = None
 
     @property
     def _fallible(self) -> bool:
-        """Whether accesses to the mapping can fault, so that `MemoryMapping.faults` decides about a run."""
+        """Whether accesses to a mapping can fault. A device then has a guarded one of its own, and its `faults` decide
+        about a run. In the views that the pool's maker takes, a fault is the SIGBUS of any program.
+        """
         found = self._examined()
         return not found.fixed or found.can_fail
 
@@ -289,7 +298,7 @@ class Pool(Closing):
     def close(self) -> None:
         """Close the file descriptors and let go of the mapping; views stay valid. Idempotent."""
         self._fds.close()
-        self._mapping = None
+        self._mapping = self._guarded = None
 
     def _region(
         self, dtype: npt.DTypeLike, shape: tuple[int, ...], offset: int, *, tensor: bool = False
@@ -358,4 +367,4 @@ class Pool(Closing):
             self.end_access(write=writing)
         if mapping.faults:
             self._evict(mapping)
-            raise GeneralFailure("the memory object was truncated while it was copied")
+            raise GeneralFailure(f"{PAGES_GONE}; the copy is void")

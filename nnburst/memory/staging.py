@@ -13,6 +13,7 @@ from ..errors import BadState, GeneralFailure, InvalidArgument
 from ..model import Array, DataLocation, MemoryLike, Named, Request, RequestArgument
 from .mapping import MemoryMapping, private_bytes
 from .memory import Memory
+from .pool import PAGES_GONE
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -119,7 +120,7 @@ class OpenRequest:
         for memory, mapping in victims:
             memory._evict(mapping)
         if victims:
-            raise GeneralFailure("a memory object was truncated during the execution; its results are void")
+            raise GeneralFailure(f"{PAGES_GONE}; the results of the execution are void")
         if succeeded:
             for memory, offset, private in self._outputs:
                 memory._copy_in(offset, private)

@@ -39,7 +39,7 @@ def stride() -> int:
 def mapped(fd: int, size: int, protection: int) -> CData:
     """Map a page; it is unmapped when the returned ``nnb_mapping *`` is dropped."""
     mapping = ffi.gc(ffi.new("nnb_mapping *"), lib.nnb_unmap)
-    check(lib.nnb_map(mapping, fd, 0, size, protection), "a statistics page")
+    check(lib.nnb_map(mapping, fd, 0, size, protection, False), "a statistics page")
     return mapping
 
 

@@ -30,7 +30,7 @@ static void *churn(void *argument)
     CHECK_EQ(ftruncate(fd, (off_t)page), 0);
     while (!atomic_load(stop)) {
         nnb_mapping m;
-        CHECK_EQ(nnb_map(&m, fd, 0, page, PROT_READ | PROT_WRITE), 0);
+        CHECK_EQ(nnb_map(&m, fd, 0, page, PROT_READ | PROT_WRITE, 1), 0);
         m.addr[0] = 1;
         CHECK_EQ(nnb_map_faults(&m), 0);
         nnb_unmap(&m);
@@ -50,7 +50,7 @@ int main(void)
     for (int round = 0; round < 50; round++) {
         int fd = memfd_create("victim", 0);
         CHECK_EQ(ftruncate(fd, (off_t)(PAGES * page)), 0);
-        CHECK_EQ(nnb_map(&mapping, fd, 0, PAGES * page, PROT_READ | PROT_WRITE), 0);
+        CHECK_EQ(nnb_map(&mapping, fd, 0, PAGES * page, PROT_READ | PROT_WRITE, 1), 0);
         CHECK(mapping.guard >= 0);
         memset(mapping.addr, 0xAA, PAGES * page);
         CHECK_EQ(ftruncate(fd, 0), 0);

@@ -291,14 +291,19 @@ def test_attach_can_insist_on_sealed_memory() -> None:
             MessageQueue.attach(d, sealed=True)
 
 
-def test_peer_that_truncates_the_ring_does_not_kill_us() -> None:
+@pytest.mark.parametrize("exclusive", [True, False])
+@pytest.mark.parametrize("flavour", ["synchronized", "unsynchronized"])
+def test_queue_whose_peer_truncates_the_ring_neither_gives_nor_takes_anything(flavour: Any, exclusive: bool) -> None:
     ring = os.memfd_create("ring")
     os.ftruncate(ring, 4096)
-    with MessageQueue("u1", 4096, ring_fd=ring) as queue:
-        assert queue.write([7] * 100)
-        os.ftruncate(ring, 0)
-        assert queue.read(100).tolist() == [0] * 100
-        assert queue.write([1] * 4000)
+    for use in (lambda q: q.read(100), lambda q: q.write([1] * 50)):
+        os.ftruncate(ring, 4096)
+        with MessageQueue("u1", 4096, ring_fd=ring, flavour=flavour, exclusive=exclusive) as queue:
+            assert queue.write([7] * 100)
+            os.ftruncate(ring, 0)
+            for _ in range(2):
+                with pytest.raises(GeneralFailure, match="pages of the memory are gone"):
+                    use(queue)
     os.close(ring)
 
 

@@ -9,6 +9,7 @@ import mmap
 import os
 import pickle
 import struct
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -217,6 +218,58 @@ def test_named_memory_is_created_attached_and_unlinked() -> None:
     for name in ("", "/", "a/b", "x" * 300, "a\0b"):
         with pytest.raises(InvalidArgument):
             Memory.posix_shm(name, 10)
+
+
+def test_named_memory_has_its_pages_before_anyone_writes() -> None:
+    with Memory.posix_shm(NAME, (3 << 20) + 5) as memory:
+        Memory.unlink_posix_shm(NAME)
+        assert os.fstat(memory.fds[0]).st_blocks * 512 > 3 << 20
+
+
+FULL = """
+import os, resource, signal
+from types import SimpleNamespace
+import numpy as np
+import pytest
+from nnburst.errors import GeneralFailure, ResourceExhausted
+from nnburst.memory import Memory, named
+
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+MIB = 1 << 20
+for attempt in ("known before", "found while its pages are reserved"):
+    with pytest.raises(ResourceExhausted, match="of 4,194,304 bytes does not fit into /dev/shm, where 2,097,152 are"):
+        Memory.posix_shm("ring", 4 * MIB)
+    assert os.listdir("/dev/shm") == [] and not named.made
+    named.os = SimpleNamespace(**vars(os))
+    named.os.fstatvfs = lambda fd: SimpleNamespace(f_blocks=0, f_bavail=2, f_frsize=MIB)  # as without a limit
+with Memory.posix_shm("ring", 2 * MIB) as ring:
+    ring.array("u1", (2 * MIB,))[:] = 1
+os.truncate("/dev/shm/ring", 4 * MIB)  # as a program does that reserves nothing
+ones = np.ones(MIB, np.uint8)
+with Memory.posix_shm("ring") as ring:
+    with pytest.raises(ResourceExhausted, match="No space left"):
+        ring.write(ones, 3 * MIB)
+    child = os.fork()
+    if not child:
+        ring.array("u1", (MIB,), 3 * MIB)[:] = 1
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGBUS, "a lost write was hidden"
+with Memory.posix_shm("ring", direct=True) as ring, pytest.raises(GeneralFailure, match="file system is too full"):
+    ring.write(ones, 3 * MIB)
+print("all was refused")
+"""
+
+
+def test_named_memory_larger_than_its_file_system_is_refused_and_no_write_is_lost_in_silence() -> None:
+    mounted = 'mount -t tmpfs -o size=2m tmpfs /dev/shm && exec "$0" -c "$1"'
+    for option in ("-m", "-Urm"):  # of root, of others
+        if subprocess.run(["unshare", option, "true"], capture_output=True).returncode == 0:
+            break
+    else:
+        pytest.skip("this process may not make a mount namespace")
+    line = ["unshare", option, "sh", "-c", mounted, sys.executable, FULL]
+    done = subprocess.run(line, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "all was refused\n"), done.stderr
 
 
 # -- blobs -------------------------------------------------------------------------------------------------------------

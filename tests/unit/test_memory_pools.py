@@ -359,9 +359,9 @@ def test_object_that_cannot_be_mapped_is_a_general_failure() -> None:
 # -- truncation -------------------------------------------------------------------------------------------------------
 
 
-def test_truncated_file_reads_as_zeros_and_is_counted(file: Any) -> None:
-    with Memory.mmap_fd(file.fileno(), 4 * PAGE) as memory:
-        view = memory.array("u1", (4 * PAGE,))
+def test_truncated_file_reads_as_zeros_and_is_counted_where_a_device_maps_it(file: Any) -> None:
+    with Memory.mmap_fd(file.fileno(), 4 * PAGE, direct=True) as memory:
+        view = memory._map_for(writable=True).bytes()
         view[:] = 1
         file.truncate(PAGE)
         assert view.sum() == PAGE, "the pages that are left are untouched"
@@ -374,8 +374,8 @@ def test_truncated_file_reads_as_zeros_and_is_counted(file: Any) -> None:
 def test_truncation_is_survived_in_every_thread() -> None:
     with tempfile.TemporaryFile() as f:
         f.truncate(64 * PAGE)
-        with Memory.mmap_fd(f.fileno(), 64 * PAGE) as memory:
-            view = memory.array("u1", (64 * PAGE,))
+        with Memory.mmap_fd(f.fileno(), 64 * PAGE, direct=True) as memory:
+            view = memory._map_for(writable=True).bytes()
             f.truncate(0)
             sums: list[int] = []
             threads = [
@@ -392,8 +392,8 @@ def test_truncation_is_survived_in_every_thread() -> None:
 
 def test_guard_entries_are_given_back(file: Any) -> None:
     for _ in range(5000):  # more than the table has
-        with Memory.mmap_fd(file.fileno(), PAGE) as memory:
-            memory.array("u1", (1,))
+        with Memory.mmap_fd(file.fileno(), PAGE, direct=True) as memory:
+            memory._map_for(writable=False)
 
 
 def test_too_many_guarded_mappings_are_an_error_not_a_crash(file: Any) -> None:
@@ -401,9 +401,9 @@ def test_too_many_guarded_mappings_are_an_error_not_a_crash(file: Any) -> None:
     try:
         with pytest.raises(ResourceExhausted):
             for _ in range(4097):
-                memory = Memory.mmap_fd(file.fileno(), 1)
+                memory = Memory.mmap_fd(file.fileno(), 1, direct=True)
                 pools.append(memory)
-                memory.array("u1", (1,))
+                memory._map_for(writable=False)
     finally:
         for memory in pools:
             memory.close()
@@ -414,8 +414,8 @@ import ctypes, faulthandler, mmap, os, signal, sys, tempfile
 {setup}
 from nnburst.memory import Memory
 f = tempfile.TemporaryFile(); f.truncate(8192)
-memory = Memory.mmap_fd(f.fileno(), 8192)
-view = memory.array("u1", (8192,))
+memory = Memory.mmap_fd(f.fileno(), 8192, direct=True)
+view = memory._map_for(writable=True).bytes()
 f.truncate(0)
 assert view.sum() == 0 and memory.faults == 2
 {fault}
@@ -423,14 +423,21 @@ print("survived")
 """
 UNGUARDED = """
 g = tempfile.TemporaryFile(); g.truncate(4096)
+pool = Memory.mmap_fd(g.fileno(), 4096, direct=True)
+own = pool.array("u1", (1,)); g.truncate(0)
+sys.stdout.flush(); own[0] = 1
+"""
+FOREIGN = """
+g = tempfile.TemporaryFile(); g.truncate(4096)
 other = mmap.mmap(g.fileno(), 4096); g.truncate(0)
 sys.stdout.flush(); other[0]
 """
 
 
 @pytest.mark.parametrize("setup", ["", "faulthandler.enable()", "signal.signal(signal.SIGBUS, signal.SIG_IGN)"])
-def test_fault_outside_of_guarded_memory_still_ends_the_process(setup: str) -> None:
-    program = FAULT_ELSEWHERE.format(setup=setup, fault=UNGUARDED)
+@pytest.mark.parametrize("fault", [UNGUARDED, FOREIGN], ids=["view of the pool's maker", "other memory"])
+def test_fault_outside_of_guarded_memory_still_ends_the_process(fault: str, setup: str) -> None:
+    program = FAULT_ELSEWHERE.format(setup=setup, fault=fault)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == -7, done.stderr
     assert ("Bus error" in done.stderr) == ("faulthandler" in setup), "the handler from before us was called"
@@ -440,8 +447,8 @@ HANDLER_AFTER_US = """
 import faulthandler, os, signal, sys, tempfile
 from nnburst.memory import Memory
 f = tempfile.TemporaryFile(); f.truncate(64 * 4096)
-memory = Memory.mmap_fd(f.fileno(), 64 * 4096)
-view = memory.array("u1", (64 * 4096,))
+memory = Memory.mmap_fd(f.fileno(), 64 * 4096, direct=True)
+view = memory._map_for(writable=True).bytes()
 view[:] = 1
 {before}
 faulthandler.enable()
