@@ -476,17 +476,34 @@ def test_external_file_outside_of_the_directory_is_refused(
         service.session(str(path))
 
 
-def test_external_file_behind_a_symbolic_link_is_refused(service: nnburst.Service, tmp_path: Path) -> None:
+def test_model_and_its_external_file_may_be_links_into_a_folder_of_blobs(
+    service: nnburst.Service, tmp_path: Path
+) -> None:
+    (blobs := tmp_path / "blobs").mkdir()
+    (revision := tmp_path / "snapshots" / "revision").mkdir(parents=True)
+    save_external(mlp(16, 1), tmp_path / "m.onnx")
+    for name, blob in (("m.onnx", "6f1c"), ("weights.bin", "9a0b")):
+        (tmp_path / name).rename(blobs / blob)
+        (revision / name).symlink_to(f"../../blobs/{blob}")
+    (tmp_path / "current").symlink_to("snapshots/revision")
+    with service.session(str(blobs / ".." / "current" / "m.onnx")) as session:
+        assert session.run(None, {"x": np.ones((1, 16), np.float32)})[0].shape == (1, 16)
+    (blobs / "9a0b").unlink()
+    with pytest.raises(InvalidArgument, match=r"it is a link to '../../blobs/9a0b', which is not there"):
+        service.session(str(revision / "m.onnx"))
+
+
+def test_external_file_below_a_folder_that_leads_out_is_refused(service: nnburst.Service, tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "sub").symlink_to("..")
     path = save_external(mlp(16, 1), tmp_path / "models" / "m.onnx")
-    (tmp_path / "models" / "weights.bin").rename(tmp_path / "elsewhere.bin")
-    (tmp_path / "models" / "weights.bin").symlink_to(tmp_path / "elsewhere.bin")
+    (tmp_path / "models" / "weights.bin").rename(tmp_path / "weights.bin")
+    model = onnx.load(path, load_external_data=False)
+    for tensor in model.graph.initializer:
+        next(entry for entry in tensor.external_data if entry.key == "location").value = "sub/weights.bin"
+    Path(path).write_bytes(model.SerializeToString())
     with pytest.raises(InvalidArgument, match="outside of that directory"):
         service.session(path)
-    (tmp_path / "models" / "weights.bin").unlink()
-    (tmp_path / "models" / "here.bin").write_bytes((tmp_path / "elsewhere.bin").read_bytes())
-    (tmp_path / "models" / "weights.bin").symlink_to("here.bin")
-    service.session(path).close()
 
 
 def test_unknown_operator_is_named(service: nnburst.Service, tmp_path: Path) -> None:

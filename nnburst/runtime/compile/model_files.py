@@ -145,7 +145,8 @@ def _open(path: str, directory: str | None) -> Memory:
 
     Args:
         path: Of a model, or of a file with external data, relative to `directory`.
-        directory: What the file must be inside of, symbolic links resolved; None for a model.
+        directory: What the file must be inside of; None for a model. The file itself may be a symbolic link to
+            anywhere, as in the caches of model hubs: it is the user's own, and opened with the user's rights.
 
     Raises:
         InvalidArgument: There is no such file, or it is elsewhere.
@@ -156,17 +157,20 @@ def _open(path: str, directory: str | None) -> Memory:
         fd = os.open(full, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error  # without the path a second time
-        if isinstance(error, FileNotFoundError) and (similar := _similar(full)):
-            why = f"{why}; there is {similar!r}"
+        if isinstance(error, FileNotFoundError):
+            if os.path.islink(full):
+                why = f"it is a link to {os.readlink(full)!r}, which is not there"
+            elif similar := _similar(full):
+                why = f"{why}; there is {similar!r}"
         raise InvalidArgument(f"{what} cannot be opened: {why}") from None
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or not status.st_size:
             raise InvalidArgument(f"{what} is {'empty' if stat.S_ISREG(status.st_mode) else 'no regular file'}")
         if directory is not None:
-            inside, outside = os.path.realpath(f"/proc/self/fd/{fd}"), os.path.realpath(directory)
-            if os.path.commonpath([inside, outside]) != outside:
-                raise InvalidArgument(f"{what} is {inside!r}, which is outside of that directory; copy it there")
+            place, root = os.path.realpath(os.path.dirname(full)), os.path.realpath(directory)
+            if os.path.commonpath([place, root]) != root:
+                raise InvalidArgument(f"{what} lies in {place!r}, which is outside of that directory; copy it there")
         return Memory.mmap_fd(fd, status.st_size, prot=PROT_READ)
     finally:
         os.close(fd)
