@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -474,6 +475,23 @@ def test_external_file_outside_of_the_directory_is_refused(
     path.write_bytes(model.SerializeToString())
     with pytest.raises(InvalidArgument, match="inside the model's directory"):
         service.session(str(path))
+
+
+@pytest.mark.parametrize(("taken", "given"), [((2, "b"), (2, "b")), ((2, 1), (None, None)), ((2, 1), None)])
+def test_state_of_symbolic_dimensions_is_bound(service: nnburst.Service, taken: Any, given: Any) -> None:
+    model = graph([node("Add", ["x", "s"], ["t"])], [("x", FLOAT, taken), ("s", FLOAT, taken)], [("t", FLOAT, given)])
+    with service.session(model.SerializeToString()) as session:
+        with session.bind(state={"t": "s"}, shapes={"x": (2, 1), "s": (2, 1)}) as step:
+            step.inputs["x"][:] = 1
+            step.run()
+            step.run()
+            assert step.get_state()["s"].tolist() == [[2], [2]]
+
+
+def test_state_of_any_rank_is_refused(service: nnburst.Service) -> None:
+    model = graph([node("Add", ["x", "s"], ["t"])], [("x", FLOAT, None), ("s", FLOAT, None)], [("t", FLOAT, None)])
+    with service.session(model.SerializeToString()) as session, pytest.raises(InvalidArgument, match="of any rank"):
+        session.bind(state={"t": "s"}, shapes={"x": (2, 1), "s": (2, 1)})
 
 
 def test_model_and_its_external_file_may_be_links_into_a_folder_of_blobs(

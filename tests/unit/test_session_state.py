@@ -95,7 +95,7 @@ def test_no_byte_of_the_state_is_in_the_pool(session: nnburst.Session) -> None:
     [
         ({"nothing": "h_in"}, "h_out"),
         ({"h_out": "nothing"}, "h_in"),
-        ({"h_out": "x"}, "differ"),
+        ({"h_out": "x"}, r"output of shape \(1, 5\) is no input of shape \(1, 3\)"),
         ({"h_out": "h_in", "y": "h_in"}, "two outputs"),
     ],
 )
@@ -108,6 +108,43 @@ def test_wrong_initial_states_are_refused(session: nnburst.Session) -> None:
     for initial in ({"x": np.zeros((1, 3), np.float32)}, {"h_in": np.zeros(UNITS)}, {"h_in": np.zeros((2, UNITS))}):
         with pytest.raises(InvalidArgument):
             session.bind(state={"h_out": "h_in"}, initial_state=initial)
+
+
+@pytest.fixture(scope="module")
+def sums() -> Iterator[nnburst.Session]:
+    """t = x + s, both of rows of two."""
+    b = ModelBuilder()
+    x, s = (b.input(name, OperandType.TENSOR_FLOAT32, (0, 2)) for name in "xs")
+    b.output("t", b.add(x, s))
+    with nnburst.in_process() as service, service.session(b.build()) as session:
+        yield session
+
+
+@pytest.mark.parametrize("steps", [None, 2])
+def test_state_of_open_dimensions_has_the_shape_that_is_given(sums: nnburst.Session, steps: int | None) -> None:
+    shapes = {"x": (3, 2), "s": (3, 2)}
+    with sums.bind(state={"t": "s"}, shapes=shapes, steps=steps, initial_state={"s": np.ones((3, 2), "f")}) as step:
+        step.inputs["x"][:] = 1
+        step.run()
+        step.run()
+        assert step.get_state()["s"].tolist() == [[1 + 2 * (steps or 1)] * 2] * 3
+        with pytest.raises(InvalidArgument, match=r"shape \(3, 2\), got \(1, 2\)"):
+            step.reset_state({"s": np.ones((1, 2), np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("shapes", "what"),
+    [
+        ({"x": (3, 2)}, r"input 's' has open dimensions \(None, 2\); say them"),
+        ({"x": (3, 2), "s": (3, 2), "t": (1, 2)}, r"output of shape \(1, 2\) is no input of shape \(3, 2\)"),
+        ({"x": (3, 2), "s": (3, 3)}, "does not admit"),
+    ],
+)
+def test_state_whose_shape_is_not_said_or_contradicts_itself_is_refused(
+    sums: nnburst.Session, shapes: dict[str, tuple[int, ...]], what: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=what):
+        sums.bind(state={"t": "s"}, shapes=shapes)
 
 
 def test_bind_that_is_refused_gives_its_state_back_at_once() -> None:

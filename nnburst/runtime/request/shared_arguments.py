@@ -67,7 +67,7 @@ class SharedArguments(Arguments):
                 if node.name in buffers:
                     argument = self._in_buffer(kind, i, node, shape, buffers[node.name])
                 elif node.name in tokens:
-                    argument = Argument(memories=tokens[node.name])
+                    argument = Argument(memories=tokens[node.name], dimensions=shape if node.is_open and shape else ())
                 else:
                     guess = ROOM if node.holds else _FIRST_GUESS
                     least = 0 if kind == "input" else rooms.get(node.name, guess) if shape is None else 1

@@ -29,13 +29,17 @@ class State(Struct, frozen=True):
 
     Attributes:
         source: The output.
-        target: The input, of the same type and shape.
+        target: The input, of the same type, with the shape that it has in this execution.
         buffers: In the device: what the turns 0 and 1 read.
     """
 
     source: NodeArg
     target: NodeArg
     buffers: tuple[Buffer, Buffer]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(size for size in self.target.shape or () if isinstance(size, int))
 
     @property
     def tokens(self) -> tuple[BufferToken, BufferToken]:
@@ -60,10 +64,10 @@ class State(Struct, frozen=True):
             buffer.close()
 
     def _memory(self) -> Memory:
-        return Memory.ashmem(int(np.prod(_shape(self.target), dtype=np.int64)) * self.target.dtype.itemsize)
+        return Memory.ashmem(int(np.prod(self.shape, dtype=np.int64)) * self.target.dtype.itemsize)
 
     def _view(self, memory: Memory) -> Array:
-        return memory.array(self.target.dtype, _shape(self.target))
+        return memory.array(self.target.dtype, self.shape)
 
 
 class States:
@@ -112,7 +116,8 @@ class States:
 
     def renewed(self, compilation: Compilation, turn: int) -> States:
         """Make them for a model that was compiled anew, as they were at first."""
-        made = make_states(compilation, {state.source.name: name for name, state in self.all.items()})
+        names = {state.source.name: name for name, state in self.all.items()}
+        made = make_states(compilation, names, {name: state.shape for name, state in self.all.items()})
         states = States(made, self.initial, self.generation + 1)
         try:
             states.write(turn, self.initial)
@@ -126,14 +131,10 @@ class States:
             state.close()
 
 
-def _shape(node: NodeArg) -> tuple[int, ...]:
-    return tuple(size for size in node.shape or () if isinstance(size, int))
-
-
-def make_states(compilation: Compilation, state: Mapping[str, str]) -> dict[str, State]:
-    """Check ``{output: input}``, and allocate the buffers of each; by name of the input."""
-    inputs = {node.name: (i, node) for i, node in enumerate(compilation.inputs)}
-    outputs = {node.name: (i, node) for i, node in enumerate(compilation.outputs)}
+def check_states(compilation: Compilation, state: Mapping[str, str], sizes: Sizes) -> Sizes:
+    """Check ``{output: input}``. Return the sizes, where an output of which only a run would tell has its input's."""
+    inputs = {row[0].name: row for row in zip(compilation.inputs, sizes.inputs, strict=True)}
+    outputs = {row[0].name: row for row in zip(compilation.outputs, sizes.outputs, strict=True)}
     for output, target in state.items():
         _check(output, target, inputs, outputs)
     if len(set(state.values())) != len(state):
@@ -141,6 +142,21 @@ def make_states(compilation: Compilation, state: Mapping[str, str]) -> dict[str,
     clash = sorted(state.keys() & set(state.values()))
     if clash:
         raise InvalidArgument(f"inputs and outputs of a state need names of their own, not {clash} for both")
+    told = (inputs[state[name]][1] if name in state else shape for name, (_, shape) in outputs.items())
+    return replace(sizes, outputs=tuple(told))
+
+
+def make_states(
+    compilation: Compilation, state: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, State]:
+    """Allocate the buffers of each state; by name of the input.
+
+    Args:
+        state: ``{output: input}``, as `check_states` has checked it.
+        shapes: By name of the input.
+    """
+    inputs = {node.name: (i, node) for i, node in enumerate(compilation.inputs)}
+    outputs = {node.name: (i, node) for i, node in enumerate(compilation.outputs)}
     states: dict[str, State] = {}
     made: list[Buffer] = []
     try:
@@ -149,11 +165,14 @@ def make_states(compilation: Compilation, state: Mapping[str, str]) -> dict[str,
             for _ in range(2):
                 made.append(
                     compilation.device.allocate(
-                        BufferDesc(), [compilation.prepared_model], [BufferRole(0, j)], [BufferRole(0, i)]
+                        BufferDesc(shapes[target]),
+                        [compilation.prepared_model],
+                        [BufferRole(0, j)],
+                        [BufferRole(0, i)],
                     )
                 )
                 made[-1].timeout = None  # those who copy say how long that may take
-            states[target] = State(source, node, (made[-2], made[-1]))
+            states[target] = State(source, replace(node, shape=shapes[target]), (made[-2], made[-1]))
     except BaseException:
         for buffer in made:
             buffer.close()
@@ -221,16 +240,20 @@ def steps_of(
 def _check(
     output: str,
     target: str,
-    inputs: Mapping[str, tuple[int, NodeArg]],
-    outputs: Mapping[str, tuple[int, NodeArg]],
+    inputs: Mapping[str, tuple[NodeArg, tuple[int, ...]]],
+    outputs: Mapping[str, tuple[NodeArg, tuple[int, ...] | None]],
 ) -> None:
     what = f"state {output!r} → {target!r}"
     if output not in outputs or not isinstance(target, str) or target not in inputs:
         raise InvalidArgument(
             f"{what}: give {{output: input}}; the model has outputs {list(outputs)} and inputs {list(inputs)}"
         )
-    source, node = outputs[output][1], inputs[target][1]
-    if replace(source, name="") != replace(node, name=""):
-        raise InvalidArgument(f"{what}: type, shape or quantisation differ")
-    if node.is_open:
-        raise InvalidArgument(f"state {target!r} has open dimensions {node.shape}; a state needs all of them")
+    (source, left), (node, read) = outputs[output], inputs[target]
+    if node.shape is None or node.holds:
+        raise InvalidArgument(f"{what}: input {target!r} is {node.holds or 'of any rank'}, which no state can be")
+    if replace(source, name="", shape=None) != replace(node, name="", shape=None):
+        raise InvalidArgument(f"{what}: type or quantisation differ")
+    if not source.admits(read) or (left is not None and left != read):
+        raise InvalidArgument(f"{what}: an output of shape {left or source.shape} is no input of shape {read}")
+    if 0 in read:
+        raise InvalidArgument(f"{what}: a state has elements, not shape {read}")

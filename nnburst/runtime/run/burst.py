@@ -20,7 +20,7 @@ from ..execution import Execution
 from ..request.external_buffers import find_buffers, merged, of_one_step
 from ..request.node_args import result_channel_length, solve_shapes
 from ..request.shared_arguments import SharedArguments
-from ..request.state import States, check_steps, make_states, steps_of
+from ..request.state import States, check_states, check_steps, make_states, steps_of
 from ..service import closes_with, service_of
 from .pipeline import Pipeline
 
@@ -117,7 +117,7 @@ class Burst(OneProcess, Closing):
                 their shape from them.
             measure: Whether `Execution.timing` is filled.
             state: ``{output: input}``: what a run leaves in the output, the next one reads as the input. It stays
-                in the device, in driver-managed buffers.
+                in the device, in driver-managed buffers. Its shape is the input's, which `shapes` completes.
             initial_state: Arrays by input name for the first run; default zero.
             memory: Where inputs and outputs lie that are to lie elsewhere than in arrays of the execution's own, by
                 name: a view of shared memory (``ring.array("uint8", (480, 640, 3), offset)``), whose dtype and shape
@@ -156,11 +156,13 @@ class Burst(OneProcess, Closing):
         buffers = find_buffers(compilation.inputs, compilation.outputs, memory or {}, state or {})
         given = merged(shapes or {}, of_one_step(buffers, steps))
         sizes = solve_shapes(compilation.inputs, compilation.outputs, given)
+        sizes = check_states(compilation, state or {}, sizes)
+        shapes_of_inputs = {node.name: shape for node, shape in zip(compilation.inputs, sizes.inputs, strict=True)}
         rooms = {name: _room(name, room) for name, room in (rooms or {}).items() if name not in given}
         execution = Execution(compilation)
         execution.timeout = timeout
         execution.set_loop_timeout(self._loop_timeout)
-        states = States(make_states(compilation, state or {}))
+        states = States(make_states(compilation, state or {}, shapes_of_inputs))
         try:
             stepped = None if steps is None else steps_of(compilation, sizes, states.all, buffers, rooms, steps)
             arguments = SharedArguments(compilation, sizes, states, buffers, rooms, stepped)
