@@ -251,7 +251,7 @@ class Session(OpenModel):
         """Copy the inputs in, run, copy the outputs out. From any thread; it waits while ``concurrency`` others run.
 
         Args:
-            output_names: Which outputs to return, in which order; None for all.
+            output_names: Which outputs to return, in which order; None or none of them for all.
             inputs: An array for each input, of exactly its dtype and shape (`get_inputs`).
             timeout: Seconds that this run may take; None for no limit. By default those of the session.
 
@@ -314,11 +314,12 @@ class Session(OpenModel):
         outputs = await self._runs.arun(inputs, self._timeout if timeout is ... else checked_timeout(timeout))
         return outputs if wanted is None else [outputs[i] for i in wanted]
 
-    def _checked_outputs(self, names: Sequence[str]) -> list[int]:
+    def _checked_outputs(self, names: Sequence[str]) -> list[int] | None:
+        """Return the places of outputs; None for all of them, also if no name is given."""
         if isinstance(names, str):
             raise InvalidArgument(f"output_names is a list of names; for one output give [{names!r}]")
         try:
-            return [self._output_indexes[name] for name in names]
+            return [self._output_indexes[name] for name in names] or None
         except (KeyError, TypeError):
             raise InvalidArgument(f"no outputs {names!r}; this model has {list(self._output_indexes)}") from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
 import sys
@@ -752,6 +753,16 @@ def test_run_keeps_an_execution_for_each_shape_and_not_for_all(named: nnburst.Se
     assert len(named.burst._controller._slots) == 8
     (rows,) = named.run(["rows"], {"a": np.ones((2, 2), np.float32), "b": np.ones((2, 1), np.float32)})
     assert rows.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("names", [None, [], ()])
+def test_no_names_of_outputs_are_all_of_them(named: nnburst.Session, names: Any) -> None:
+    feed = {"a": np.ones((3, 2), np.float32), "b": np.ones((3, 1), np.float32)}
+    shapes = [(1, 3), (3,), (3, 2)]
+    assert [output.shape for output in named.run(names, feed)] == shapes
+    assert [output.shape for output in asyncio.run(named.arun(names, feed))] == shapes
+    with nnburst.BurstExecutor(named, depth=2) as executor:
+        assert [output.shape for output in executor.submit(named.run, names, feed).result(PATIENCE)] == shapes
 
 
 # ---- one noun ------------------------------------------------------------------------------------------------------
