@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from nnburst.errors import InvalidArgument, MissedDeadline
 from nnburst.watch import RowKind, RowStats, find_services, look
 from support import ROOT
 from support.models import tiny_model
-from support.processes import line_of
+from support.processes import line_of, rests
 from support.services import COMMAND, Shared, shared_service
 from support.waiting import PATIENCE, until
 
@@ -134,15 +133,14 @@ def run_once(shared: Shared) -> None:
         np.testing.assert_array_equal(y, np.arange(64))
 
 
-def is_busy(shared: Shared) -> bool:
-    """Whether it uses more than a little processor time."""
+def wait_until_it_computes(shared: Shared) -> None:
+    """Wait until it has used more than a little processor time."""
 
     def ticks() -> int:
         return sum(map(int, Path(f"/proc/{shared.worker}/stat").read_text().rpartition(")")[2].split()[11:13]))
 
     before = ticks()
-    time.sleep(0.2)
-    return ticks() - before > 5
+    until(lambda: ticks() - before > 5, "the run does not begin")
 
 
 @pytest.fixture(scope="module")
@@ -161,17 +159,14 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
 def gives_all_back(shared: Shared) -> Iterator[None]:
     """In the end the service has no more descriptors than before, the threads of its group, and nothing to do."""
 
-    def quiet() -> bool:
-        return not is_busy(shared)
-
-    until(quiet, "it does not come to rest")
+    until(lambda: rests(shared.worker), "it does not come to rest")
     before, most = shared.descriptors(), threads(shared) + 2 * (os.cpu_count() or 1)
     yield
     until(
         lambda: shared.descriptors() <= before and threads(shared) <= most,
         lambda: (before, shared.descriptors(), most, threads(shared)),
     )
-    until(quiet, "something still runs")
+    until(lambda: rests(shared.worker), "something still runs")
 
 
 @pytest.mark.parametrize("how", ["burst", "without a burst", "fenced", "chain", "onnx"])
@@ -179,7 +174,7 @@ def test_runs_of_a_client_that_is_killed_end(shared: Shared, gives_all_back: Non
     if how == "onnx":
         pytest.importorskip("onnxruntime")
     with endless_client(shared, how) as client:
-        until(lambda: is_busy(shared), "the run does not begin")
+        wait_until_it_computes(shared)
         run_once(shared)
         client.send_signal(signal.SIGKILL)
         client.wait()
@@ -189,7 +184,7 @@ def test_runs_of_a_client_that_is_killed_end(shared: Shared, gives_all_back: Non
 
 def test_run_of_a_burst_that_is_dropped_ends(shared: Shared, gives_all_back: None) -> None:
     with endless_client(shared, "burst") as client:
-        until(lambda: is_busy(shared), "the run does not begin")
+        wait_until_it_computes(shared)
         assert says(client, "drop") == "dropped\n"
         until(lambda: not rows_of(shared, client.pid), lambda: rows_of(shared, client.pid))
 
@@ -213,7 +208,7 @@ def kick(shared: Shared, pid: int) -> subprocess.CompletedProcess[str]:
 
 def test_client_that_is_kicked_is_told_and_its_run_ends(shared: Shared, gives_all_back: None) -> None:
     with endless_client(shared, "burst") as client:
-        until(lambda: is_busy(shared), "the run does not begin")
+        wait_until_it_computes(shared)
         done = kick(shared, client.pid)
         assert done.stdout == f"ended 1 connection of process {client.pid} to {shared.address}\n", done.stderr
         said = says(client, "result")

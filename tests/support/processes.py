@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +34,20 @@ def all_stand_still(pid: int) -> bool:
 def stands(pid: int, how: str) -> bool:
     """Whether all threads of a process are in a state."""
     return all(stat.rpartition(")")[2].split()[0] == how for stat in of_threads(pid, "stat"))
+
+
+def rests(pid: int, looks: int = 20) -> bool:
+    """Whether no thread of a process runs, or has run between so many looks."""
+
+    def switches() -> list[list[str]]:
+        return [status.splitlines()[-2:] for status in of_threads(pid, "status")]
+
+    before = switches()
+    for _ in range(looks):
+        if not stands(pid, "S"):
+            return False
+        time.sleep(0.001)
+    return switches() == before
 
 
 def of_threads(pid: int, file: str) -> list[str]:
