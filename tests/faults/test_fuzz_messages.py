@@ -234,7 +234,7 @@ def test_honest_clients_notice_nothing_of_wrong_messages(
     assert attacker.sent.keys() == {call.name for call in SERVED}
     assert attacker.answers.keys() >= {"reply", "error", "ending"}
     shared.gives_back(before)
-    print(attacker.answers, honest.right() - right, honest.worst, (shared.resident() - memory) >> 10)
+    print(attacker.answers, honest.right() - right, (shared.resident() - memory) >> 10)
 
 
 @pytest.mark.parametrize("rounds", [40, pytest.param(2000, marks=[pytest.mark.soak, pytest.mark.timeout(0)])])

@@ -227,6 +227,7 @@ class Descriptors:
             sock = socket.create_connection(server.getsockname())
             peer, _ = server.accept()
         self._full.append(peer)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2048)
         sock.setblocking(False)
         with contextlib.suppress(BlockingIOError):
             while True:
