@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import importlib.util
 import subprocess
 import sys
@@ -49,23 +50,18 @@ EXTRAS = {
 CORE_DEPENDENCIES = {"cffi", "numpy", "posix_ipc", "cryptography", "msgspec", "click", "rich"}
 
 
-def is_type_checking(node: ast.stmt) -> bool:
-    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-
-
-def imports_in(body: list[ast.stmt], *, lazy: bool, typing: bool = False) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Yield the imports that run, with or without those inside functions and those for type checkers alone."""
+def imports_in(body: list[ast.stmt], *, lazy: bool) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Yield the imports that run, with or without those inside functions."""
     for node in body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield node
-        elif is_type_checking(node) and not typing:
-            assert isinstance(node, ast.If)
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             yield from imports_in(node.orelse, lazy=lazy)
         elif lazy or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             for field in ("body", "orelse", "finalbody"):
-                yield from imports_in(getattr(node, field, []), lazy=lazy, typing=typing)
+                yield from imports_in(getattr(node, field, []), lazy=lazy)
             for handler in getattr(node, "handlers", []):
-                yield from imports_in(handler.body, lazy=lazy, typing=typing)
+                yield from imports_in(handler.body, lazy=lazy)
 
 
 class Module:
@@ -85,10 +81,10 @@ class Module:
     def room(self) -> str:
         return [*self.name.split("."), ""][1]
 
-    def imported(self, modules: set[str], *, lazy: bool, typing: bool = False) -> set[str]:
+    def imported(self, modules: set[str], *, lazy: bool) -> set[str]:
         """Return imported names; a name of this package is the module or package that is executed."""
         found: set[str] = set()
-        for node in imports_in(self.tree.body + self.names * lazy, lazy=lazy, typing=typing):
+        for node in imports_in(self.tree.body + self.names * lazy, lazy=lazy):
             if isinstance(node, ast.Import):
                 found.update(alias.name for alias in node.names)
                 continue
@@ -102,65 +98,35 @@ class Module:
         return found
 
 
-MODULES = {module.name: module for module in map(Module, sorted(PACKAGE.rglob("*.py")))}
+@pytest.fixture(scope="module")
+def modules() -> dict[str, Module]:
+    return {module.name: module for module in map(Module, sorted(PACKAGE.rglob("*.py")))}
 
 
 def inside(names: set[str]) -> set[str]:
     return {name for name in names if name.split(".")[0] == "nnburst"}
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_module_imports_only_from_its_own_room_and_those_below(name: str) -> None:
-    module = MODULES[name]
-    assert module.room in ROOMS, f"{module.room} is no room of the design: add it to ROOMS at its place"
-    rank = ROOMS.index(module.room)
-    for target in inside(module.imported(set(MODULES), lazy=True, typing=True)):
-        assert target in MODULES or target == "nnburst._core._nnburst", f"{name} imports {target}, which does not exist"
-        room = [*target.split("."), ""][1]
-        assert ROOMS.index(room) <= rank, f"{name} imports {target}: from a room above its own"
+def test_modules_import_only_from_their_own_room_and_those_below(modules: dict[str, Module]) -> None:
+    assert {module.room for module in modules.values()} == set(ROOMS), "ROOMS has each room of the design at its place"
+    for name, module in modules.items():
+        rank = ROOMS.index(module.room)
+        for target in inside(module.imported(set(modules), lazy=True)) - {"nnburst._core._nnburst"}:
+            assert target in modules, f"{name} imports {target}, which does not exist"
+            assert ROOMS.index(modules[target].room) <= rank, f"{name} imports {target}: from a room above its own"
 
 
-KNOWN_CIRCLES: dict[str, int] = {}
-"""Modules in circles, for each room that still has some. No number grows, and a room without circles has no line."""
+def test_modules_import_each_other_without_circles(modules: dict[str, Module]) -> None:
+    names = set(modules)
+    edges = {name: (inside(module.imported(names, lazy=False)) & names) - {name} for name, module in modules.items()}
+    graphlib.TopologicalSorter(edges).prepare()  # raises CycleError, which names the circle
 
 
-def circles(*, lazy: bool, typing: bool) -> dict[str, set[str]]:
-    """Return the modules that import themselves by way of others, by room."""
-    names = set(MODULES)
-    edges = {
-        name: (inside(module.imported(names, lazy=lazy, typing=typing)) & names) - {name}
-        for name, module in MODULES.items()
-    }
-    found: dict[str, set[str]] = {}
-    for name in names:
-        reached: set[str] = set()
-        ahead = [*edges[name]]
-        while ahead:
-            if (target := ahead.pop()) not in reached:
-                reached.add(target)
-                ahead += edges[target]
-        if name in reached:
-            found.setdefault(MODULES[name].room, set()).add(name)
-    return found
-
-
-def test_modules_import_each_other_without_circles() -> None:
-    assert circles(lazy=False, typing=False) == {}
-
-
-def test_what_only_types_or_functions_import_makes_no_circle_either() -> None:
-    """Modules of a circle are read all at once or not at all, whatever breaks it at run time."""
-    found = circles(lazy=True, typing=True)
-    grown = {room: sorted(names) for room, names in found.items() if len(names) > KNOWN_CIRCLES.get(room, 0)}
-    assert not grown, "these modules import each other"
-    assert KNOWN_CIRCLES.keys() <= found.keys(), "take the room's line out of KNOWN_CIRCLES"
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_module_needs_only_core_dependencies_when_imported(name: str) -> None:
-    tops = {target.split(".")[0] for target in MODULES[name].imported(set(MODULES), lazy=False)}
-    allowed = CORE_DEPENDENCIES | set(sys.stdlib_module_names) | {"nnburst"} | EXTRAS.get(name, set())
-    assert tops <= allowed, f"{name} imports {sorted(tops - allowed)} at import time: extras are imported where used"
+def test_modules_need_only_core_dependencies_when_imported(modules: dict[str, Module]) -> None:
+    for name, module in modules.items():
+        tops = {target.split(".")[0] for target in module.imported(set(modules), lazy=False)}
+        allowed = CORE_DEPENDENCIES | set(sys.stdlib_module_names) | {"nnburst"} | EXTRAS.get(name, set())
+        assert tops <= allowed, f"{name} imports {sorted(tops - allowed)} when it is imported, not when used"
 
 
 def test_import_nnburst_leaves_the_command_line_libraries_alone() -> None:
