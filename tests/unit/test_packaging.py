@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lines import lines
 from page import addresses, links
 from wheels import unpack
 
@@ -46,3 +47,25 @@ def test_links_of_the_page_lead_to_the_tag_of_the_version_and_stay_within_it_oth
 def test_page_of_a_package_without_an_address_has_no_dead_links() -> None:
     assert links(README, "", "v1.0") == " one two, [out](https://x.test/) [here](#p)\n"
     assert addresses("", "v1.0") == {}
+
+
+def test_lines_of_source_are_those_without_blanks_comments_and_docstrings() -> None:
+    source = '''"""A module,
+in two lines."""
+
+import os  # a comment beside it counts no more
+
+LIMIT = 3
+"""A limit."""
+
+
+# alone
+def f(text: str = """two
+lines""") -> str:
+    "Says."
+    return text.join(
+
+        "# no comment"
+    )
+'''
+    assert lines(source) == 7

@@ -1,0 +1,45 @@
+"""Prints the lines of each room: Python without blanks, comments and docstrings; C and headers as they are."""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+
+
+def lines(text: str) -> int:
+    """Count the lines of a module that are no blank, comment or docstring."""
+    code = {
+        line
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type not in LAYOUT
+        for line in range(token.start[0], token.end[0] + 1)
+    }
+    for node in ast.walk(ast.parse(text)):  # a string that stands alone also says what an attribute is
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            code -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(code)
+
+
+def rooms() -> Counter[str]:
+    """Return the lines of each folder of the package, of its modules beside them, of the tests and of the core."""
+    found: Counter[str] = Counter()
+    for path in sorted([*ROOT.glob("nnburst/**/*.py"), *ROOT.glob("tests/**/*.py")]):
+        first, *folder = path.relative_to(ROOT).parts[:-1]
+        name = first if first == "tests" else f"{first}/{folder[0]}" if folder else f"{first}/*.py"
+        found[name] += lines(path.read_text(encoding="utf-8"))
+    for path in [*ROOT.glob("csrc/*.[ch]"), *ROOT.glob("nnburst/_core/*.h")]:
+        found[f"{path.parent.relative_to(ROOT)}/*.[ch]"] += len(path.read_text(encoding="utf-8").splitlines())
+    return found
+
+
+if __name__ == "__main__":
+    counted = rooms()
+    counted["nnburst, all Python"] = sum(counted[name] for name in counted if "nnburst" in name and ".[ch]" not in name)
+    for name, count in counted.items():
+        print(f"{count:7,}  {name}")
