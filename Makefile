@@ -1,7 +1,10 @@
 # Each target creates what it needs; a second run only does what changed.
 #   make demo      the main job, in a service process of its own
-#   make test      every test, Python and C, in two processes; ARGS: options of pytest (-n 0: in one)
-#   make coverage  the same tests, counted: what of each Python module and C file has run; ARGS: these tests
+#   make test      the tests that are quick, in two processes; ARGS: options of pytest (-n 0: in one)
+#   make check     all tests that are right beside any other programs: those, the C programs, services and faults
+#   make nightly   tests that need an idle machine or many samples, one by one; ARGS: these tests
+#   make weekly    tests that take minutes each, in two processes; ARGS: these tests
+#   make coverage  the tests of make check, counted: what of each Python module and C file has run; ARGS: these tests
 #   make bench     latencies side by side with other ways to call another process
 #   make regress   the pytest-benchmark set, to compare one commit with another
 #   make conformance-onnx  ONNX's own suite through a burst, beside onnxruntime in process
@@ -13,6 +16,7 @@
 #   make test-asan     the core under ASan in Python's services: a client in C, 100,000 messages; ARGS: other tests
 #   make prove     the C core under the model checkers that are on the PATH (GenMC, Spin); ARGS: names of programs
 #   make prove-mutants  the same over a core with every memory order weakened in turn
+#   make lines     lines of source by room, without blanks, comments and docstrings
 #   make tables    the tables of the documentation that follow from the sources and from stored runs
 #   make docs      the site, into docs/_build/html; a warning, or a link to nowhere, is an error
 #   make wheels    sdist and one wheel for each platform, into dist/; ARGS: --only TAG
@@ -33,18 +37,32 @@ SOURCES := $(wildcard csrc/*.c csrc/*.h nnburst/_core/*.h) packaging/extension.p
 # --no-build-isolation: the build uses the setuptools and cffi of the environment, so a rebuild downloads nothing.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --editable
 
-.PHONY: demo test coverage bench regress conformance-onnx exporters dev lint format sanitize test-asan prove prove-mutants tables docs wheels release-notes test-wheel test-aarch64 test-musl ext clean
+.PHONY: demo test check nightly weekly coverage bench regress conformance-onnx exporters dev lint format sanitize test-asan prove prove-mutants lines tables docs wheels release-notes test-wheel test-aarch64 test-musl ext clean
 
 demo: $(VENV)/.stamp-ext
 	$(BIN)/nnburst demo $(ARGS)
 
+# A process that has run its half of the tests takes half of what the other one has left.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+
 test: $(VENV)/.stamp-ext $(VENV)/.stamp-test
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	$(PYTEST) $(ARGS)
+
+# One red does not hide the next.
+check: $(VENV)/.stamp-ext $(VENV)/.stamp-test
+	@status=0; set -x; $(PYTEST) || status=$$?; $(MAKE) -j 2 -C tests/c check || status=$$?; \
+	  $(PYTEST) -m "check and not (nightly or soak or representative)" || status=$$?; exit $$status
+
+nightly: $(VENV)/.stamp-ext $(VENV)/.stamp-test
+	$(BIN)/python -m pytest -n 0 -m nightly $(ARGS)
+
+weekly: $(VENV)/.stamp-ext $(VENV)/.stamp-test
+	$(PYTEST) -m soak $(ARGS)
 
 # Python with its child processes, then the core with the C tests. A failure stops it after the figures of Python.
 coverage: $(VENV)/.stamp-ext $(VENV)/.stamp-coverage
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -n 2 --dist loadfile $(ARGS); status=$$?; \
+	$(BIN)/coverage run -m pytest -n 2 --dist worksteal -m "not (nightly or soak)" $(ARGS); status=$$?; \
 	  $(BIN)/coverage combine -q && $(BIN)/coverage report --skip-covered && exit $$status
 	$(MAKE) -C tests/c coverage
 
@@ -58,7 +76,7 @@ conformance-onnx: $(VENV)/.stamp-ext $(VENV)/.stamp-test
 	$(BIN)/python tests/real_models/onnx_suite.py $(ARGS)
 
 exporters: $(VENV)/.stamp-ext $(VENV)/.stamp-exporters
-	$(BIN)/python -m pytest tests/real_models/test_onnx_exporters.py $(ARGS)
+	$(BIN)/python -m pytest -m "" tests/real_models/test_onnx_exporters.py $(ARGS)
 
 dev: $(VENV)/.stamp-ext $(VENV)/.stamp-dev
 
@@ -82,7 +100,7 @@ sanitize:
 	$(MAKE) -C tests/c check SANITIZE=address,undefined
 	$(MAKE) -C tests/c check SANITIZE=thread
 
-ASAN_TESTS = -m "soak or not soak" tests/faults/test_wire_client.py tests/faults/test_fuzz_messages.py
+ASAN_TESTS = -m "" tests/faults/test_wire_client.py tests/faults/test_fuzz_messages.py
 
 # A tree of its own, because what is built with ASan loads nowhere else. Leaks are what an interpreter keeps to its end.
 test-asan: $(VENV)/.stamp-ext $(VENV)/.stamp-test
@@ -97,6 +115,9 @@ prove:
 
 prove-mutants:
 	$(PYTHON) tests/model/mutate.py $(ARGS)
+
+lines:
+	@$(PYTHON) packaging/lines.py
 
 tables: $(VENV)/.stamp-ext
 	$(BIN)/python docs/tables.py $(ARGS)

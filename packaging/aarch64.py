@@ -137,7 +137,7 @@ def main() -> int:
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     env["NNBURST_TEST_PATIENCE"] = str(LIMIT * 3 // 4)
     command: list[str | Path] = [make_python(folder), "-m", "pytest", "-q", "-o", f"timeout={LIMIT}"]
-    command += ["-p", "no:cacheprovider"]
+    command += ["-p", "no:cacheprovider", "-m", "not (nightly or soak)"]
     command += [part for test in UNLIKE for part in ("--deselect", test)]
     return subprocess.run([*command, *(options.arguments or TESTS)], cwd=folder / "tree", env=env).returncode
 

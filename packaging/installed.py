@@ -99,7 +99,8 @@ def main() -> int:
         package = install(wheel, base, home)
         lay_out(sdist, package, home / "tree")
         print(f"CPython {version}: {wheel.name} in {package}", flush=True)
-        command = [home / "bin" / "python", "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile"]
+        command = [home / "bin" / "python", "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal"]
+        command += ["-m", "not (nightly or soak)"]
         command += [part for test in UNLIKE for part in ("--deselect", test)]
         failed |= subprocess.run([*command, *(options.arguments or TESTS)], cwd=home / "tree").returncode
     return failed

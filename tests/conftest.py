@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 
@@ -19,6 +20,9 @@ for _name in list(os.environ):
         del os.environ[_name]
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # or each copy of the library in a process opens files of its own
 
+LIMIT = float(os.environ.get("NNBURST_TEST_LIMIT", "inf"))
+"""Seconds of processor time that a test of `make test` may take, with its processes. `.ci/run` sets it."""
+
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "leaks(reason): do not check what the module leaves behind, and why")
@@ -28,7 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    # The leak check collects garbage after each test: it need not look at a million objects of collected tests.
+    # The leak check collects garbage: it need not look at a million objects of collected tests each time.
     gc.collect()
     gc.freeze()
 
@@ -37,3 +41,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def leaves_nothing_behind(request: pytest.FixtureRequest) -> None:
     if not request.node.get_closest_marker("leaks"):
         request.getfixturevalue("nnburst_leaves_nothing")
+
+
+@pytest.fixture(autouse=True)
+def is_cheap_or_marked(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail if a test of `make test` takes much processor time."""
+    before = sum(os.times()[:4])
+    yield
+    used = sum(os.times()[:4]) - before
+    if used > LIMIT and not {"check", "nightly", "soak"} & {mark.name for mark in request.node.iter_markers()}:
+        pytest.fail(f"{used:.1f} s of processor time: make it cheaper, or mark it `check`", pytrace=False)

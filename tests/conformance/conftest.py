@@ -10,7 +10,7 @@ from nnburst.devices import Device, create_device
 from nnburst.service import start_child
 
 
-@pytest.fixture(scope="module", params=["in_process", "service"])
+@pytest.fixture(scope="module", params=["in_process", pytest.param("service", marks=pytest.mark.check)])
 def device(request: pytest.FixtureRequest) -> Iterator[Device]:
     """The reference device. A test that uses it holds for both sides of a process boundary."""
     if request.param == "in_process":

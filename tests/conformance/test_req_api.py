@@ -27,7 +27,7 @@ X = np.array([1, 2, 3, 4], np.float32)
 Y = X + X
 
 
-@pytest.fixture(scope="module", params=["in_process", "child"])
+@pytest.fixture(scope="module", params=["in_process", pytest.param("child", marks=pytest.mark.check)])
 def service(request: pytest.FixtureRequest) -> Iterator[nnburst.Service]:
     start = nnburst.in_process if request.param == "in_process" else nnburst.launch
     with start(devices=["nnburst-reference"]) as service:
@@ -221,6 +221,7 @@ def test_REQ_API_008_REQ_MODEL_079_an_execution_runs_once(compilation: Compilati
             change()
 
 
+@pytest.mark.representative
 @pytest.mark.parametrize("first", WAYS)
 @pytest.mark.parametrize("second", WAYS)
 def test_REQ_API_009_single_use_execution_twice_at_once(
@@ -423,6 +424,7 @@ def test_REQ_MODEL_077_results_that_contradict_themselves_are_a_general_failure(
             execution.get_output_dimensions(0)
 
 
+@pytest.mark.representative
 def test_REQ_API_016_every_way_gives_the_same_answer(compilation: Compilation, burst: Burst) -> None:
     rng = np.random.default_rng(1)
     for _ in range(10):

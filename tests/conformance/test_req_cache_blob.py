@@ -444,6 +444,7 @@ def _save_often(name: str, n: int) -> None:
     cache.terminate()
 
 
+@pytest.mark.check
 def test_two_processes_save_one_file(tmp_path: Path) -> None:
     name = str(tmp_path / "blobs")
     spawn = multiprocessing.get_context("spawn")

@@ -405,6 +405,7 @@ def restarting() -> Iterator[nnburst.Service]:
         yield service
 
 
+@pytest.mark.check
 def test_REQ_CACHE_088_new_sessions_work_after_the_service_has_died(restarting: nnburst.Service) -> None:
     x = {"x": np.array([-1, 2], np.float32)}
     pids = set()
@@ -418,6 +419,7 @@ def test_REQ_CACHE_088_new_sessions_work_after_the_service_has_died(restarting: 
     assert len(pids) == 3
 
 
+@pytest.mark.check
 def test_REQ_CACHE_084_files_are_restored_by_the_next_process(
     restarting: nnburst.Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,8 +26,6 @@ SIZE = 100
 GOOD, BAD = (np.full((SIZE, SIZE), value, np.float32) for value in (1, 7))
 X = np.ones((1, SIZE), np.float32)
 
-pytestmark = pytest.mark.leaks("the trust store of a process stays open")
-
 
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

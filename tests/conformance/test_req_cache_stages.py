@@ -24,8 +24,6 @@ SIZE = 200
 WEIGHTS = np.random.default_rng(3).normal(size=(SIZE, SIZE)).astype(np.float32)
 X = np.linspace(-1, 1, SIZE, dtype=np.float32)[None]
 
-pytestmark = pytest.mark.leaks("the trust store of a process stays open")
-
 
 def model() -> Model:
     b = ModelBuilder()
@@ -37,7 +35,7 @@ def deferred_save(home: DeviceCacheHome, models: list[int], data: list[int]) -> 
     return DeferredSave(home, CacheFiles(tuple(models), tuple(data), bytes(32)))
 
 
-@pytest.fixture(params=["in_process", "child"])
+@pytest.fixture(params=["in_process", pytest.param("child", marks=pytest.mark.check)])
 def start(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
     monkeypatch.setenv("NNBURST_STATE_DIR", str(tmp_path / "state"))
     make = nnburst.in_process if request.param == "in_process" else nnburst.launch

@@ -26,7 +26,7 @@ DTYPES = {
 }
 
 
-@pytest.fixture(scope="module", params=["in_process", "child"])
+@pytest.fixture(scope="module", params=["in_process", pytest.param("child", marks=pytest.mark.check)])
 def service(request: pytest.FixtureRequest) -> Iterator[Service]:
     with (nnburst.in_process if request.param == "in_process" else nnburst.launch)() as service:
         yield service
@@ -89,6 +89,7 @@ def test_REQ_MEM_063_064_arrays(compile_: Any, kind: str) -> None:
         setter(execution, kind, memory=True)(0, memory, 0, 8)
 
 
+@pytest.mark.representative
 @kinds
 @pytest.mark.parametrize("make", [Memory.ashmem, Memory.hardware_buffer_blob], ids=["ashmem", "blob"])
 def test_REQ_MEM_065_066_067_068_memories(compile_: Any, kind: str, make: Callable[[int], Memory]) -> None:

@@ -32,7 +32,7 @@ WEIGHTS = (np.arange(ROWS * COLUMNS, dtype=np.float32).reshape(ROWS, COLUMNS) % 
 X = np.linspace(-1, 1, COLUMNS, dtype=np.float32)[None]
 
 
-@pytest.fixture(scope="module", params=["in_process", "child"])
+@pytest.fixture(scope="module", params=["in_process", pytest.param("child", marks=pytest.mark.check)])
 def service(request: pytest.FixtureRequest) -> Iterator[Service]:
     with (nnburst.in_process if request.param == "in_process" else nnburst.launch)() as service:
         yield service
@@ -47,6 +47,7 @@ def layer(builder: ModelBuilder, weights: int) -> Any:
 # ---- weights in a file --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.representative
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "direct"])
 def test_REQ_MEM_058_060_weights_in_memory_of_every_kind(service: Service, kind: str) -> None:
     make, _ = KINDS[kind]

@@ -35,7 +35,7 @@ every_way = pytest.mark.parametrize("way", ["compute", "start", "burst"])
 kinds = pytest.mark.parametrize("kind", ["input", "output"])
 
 
-@pytest.fixture(scope="module", params=["in_process", "child"])
+@pytest.fixture(scope="module", params=["in_process", pytest.param("child", marks=pytest.mark.check)])
 def service(request: pytest.FixtureRequest) -> Iterator[Service]:
     with (nnburst.in_process if request.param == "in_process" else nnburst.launch)() as service:
         yield service
@@ -126,6 +126,7 @@ def test_REQ_MEM_080_role_of_an_invalid_compilation(service: Service, kind: str,
         desc.finish()  # none of them was added
 
 
+@pytest.mark.representative
 @kinds
 def test_REQ_MEM_081_082_079_add_role(service: Service, kind: str, opened: Any) -> None:
     compilation = opened(compiled(relu(SHAPE), service))
@@ -343,6 +344,7 @@ def test_REQ_MEM_047_099_device_that_gives_no_buffer(answer: str, opened: Any) -
         described((explicit, "input", 0), (default, "input", 0)).create_memory()
 
 
+@pytest.mark.representative
 def test_REQ_MEM_047_098_100_buffer_of_the_device(service: Service, device_memory: DeviceMemory) -> None:
     assert device_memory.memory is None
     assert device_memory.pool == BufferToken(device_memory.buffer.token)

@@ -33,7 +33,7 @@ SHAPE = (1, 4, 4, 2)
 NBYTES = math.prod(SHAPE) * 4
 
 
-@pytest.fixture(scope="module", params=["in_process", "child"])
+@pytest.fixture(scope="module", params=["in_process", pytest.param("child", marks=pytest.mark.check)])
 def service(request: pytest.FixtureRequest) -> Iterator[nnburst.Service]:
     with (nnburst.in_process if request.param == "in_process" else nnburst.launch)() as service:
         yield service
@@ -291,6 +291,7 @@ def token(buffer: Buffer) -> BufferToken:
     return BufferToken(buffer.token)
 
 
+@pytest.mark.representative
 @pytest.mark.parametrize("number", [0, 100, 2**31 - 1])
 def test_REQ_MEM_023_REQ_WIRE_011_unknown_token(prepare: Prepare, run: Run, memory: Memory, number: int) -> None:
     prepared = prepare(relu(SHAPE))
@@ -339,6 +340,7 @@ def test_REQ_MEM_026_REQ_WIRE_011_other_direction(device: Device, prepare: Prepa
         assert run(prepared, as_input)[0] is ErrorStatus.INVALID_ARGUMENT
 
 
+@pytest.mark.representative
 def test_REQ_MEM_027_110_contents_come_with_success(device: Device, prepare: Prepare, run: Run, memory: Memory) -> None:
     prepared = prepare(relu(SHAPE))
     with in_out(device, prepared) as buffer:

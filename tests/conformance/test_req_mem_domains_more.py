@@ -51,7 +51,7 @@ WHOLE = RequestArgument(False, DataLocation(1, 0, 0))
 SHARED = RequestArgument(False, DataLocation(0, 0, NBYTES))
 
 
-@pytest.fixture(scope="module", params=["in_process", "child"])
+@pytest.fixture(scope="module", params=["in_process", pytest.param("child", marks=pytest.mark.check)])
 def device(request: pytest.FixtureRequest) -> Iterator[Device]:
     with (nnburst.in_process if request.param == "in_process" else nnburst.launch)() as service:
         yield service.devices[0]
@@ -523,6 +523,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.check
 def test_REQ_MEM_109_death_of_a_client_frees_its_buffers() -> None:
     device = create_device("nnburst-reference")
     tracker: BufferTracker = device._tracker  # type: ignore[attr-defined]

@@ -88,6 +88,7 @@ def test_REQ_MODEL_010_cache_files(device: Device) -> None:
     assert all(0 <= count <= 32 for count in counts)
 
 
+@pytest.mark.representative
 @pytest.mark.parametrize("name", SAMPLES)
 def test_REQ_MODEL_012_013_supported_means_prepared(device: Device, name: str) -> None:
     model = SAMPLES[name]().model
@@ -150,6 +151,7 @@ def test_REQ_MODEL_073_075_a_deadline_that_is_soon_is_missed_or_not_and_the_mode
     prepared.close()
 
 
+@pytest.mark.representative
 def test_REQ_MODEL_073_a_deadline_that_passed_is_missed(device: Device) -> None:
     sample = SAMPLES["three_adds"]()
     prepared = device.prepare_model(sample.model)

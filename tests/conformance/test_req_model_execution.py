@@ -168,6 +168,7 @@ def test_outputs_in_two_pools_on_one_file_do_not_overlap_unseen(device: Device) 
 # -- executions -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.representative
 @every_sample
 @every_way
 @pytest.mark.parametrize("measure", [False, True], ids=["untimed", "timed"])
@@ -187,6 +188,7 @@ def test_REQ_MODEL_052_053_054_fully_specified(device: Device, name: str, way: s
     prepared.close()
 
 
+@pytest.mark.representative
 @every_sample
 @every_way
 def test_REQ_MODEL_055_unspecified_outputs(device: Device, name: str, way: str) -> None:
@@ -200,6 +202,7 @@ def test_REQ_MODEL_055_unspecified_outputs(device: Device, name: str, way: str) 
     prepared.close()
 
 
+@pytest.mark.representative
 @every_sample
 @every_way
 def test_REQ_MODEL_056_first_output_one_byte_short(device: Device, name: str, way: str) -> None:

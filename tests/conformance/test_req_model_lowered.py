@@ -25,7 +25,7 @@ LOWERED = [name for name in SAMPLES if name != "unknown_batch"]
 DRAWS = 120
 
 
-@pytest.fixture(scope="module", params=["in_process", "service"])
+@pytest.fixture(scope="module", params=["in_process", pytest.param("service", marks=pytest.mark.check)])
 def device(request: pytest.FixtureRequest) -> Iterator[Device]:
     if request.param == "in_process":
         yield create_device("nnburst-onnxruntime")
@@ -68,7 +68,6 @@ def test_REQ_MODEL_071_lowering_has_a_deadline(device: Device) -> None:
         device.prepare_model(SAMPLES["conv_float"]().model, CompileJob(deadline_ns=1))
 
 
-@pytest.mark.leaks("the trust store of a process stays open")
 def test_a_lowered_model_is_restored_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NNBURST_STATE_DIR", str(tmp_path / "state"))
     outcomes = []
@@ -83,7 +82,7 @@ def test_a_lowered_model_is_restored_from_the_cache(tmp_path: Path, monkeypatch:
     assert outcomes == ["SAVED", "SAVED", "HIT", "HIT", "SAVED"]
 
 
-@pytest.mark.parametrize("where", ["in_process", "launch"])
+@pytest.mark.parametrize("where", ["in_process", pytest.param("launch", marks=pytest.mark.check)])
 def test_a_lowered_model_keeps_its_state_in_memory_of_the_device(where: str) -> None:
     sample = SAMPLES["recurrent"]()
     with (
@@ -112,6 +111,7 @@ def test_a_lowered_model_keeps_its_state_in_memory_of_the_device(where: str) -> 
                 np.testing.assert_allclose(y, wanted if step else first, atol=1e-5)
 
 
+@pytest.mark.check
 def test_models_at_random_in_parts_give_what_the_reference_device_gives() -> None:
     alone = ReferenceDevice()
     together = PartitionedDevice([create_device("nnburst-onnxruntime:threads=1"), alone])

@@ -1,4 +1,4 @@
-"""REQ-MODEL-045, 050, 052: models at random, with control flow. Many more of them with ``-m soak``."""
+"""REQ-MODEL-045, 050, 052: models at random, with control flow: a few, hundreds each night, thousands each week."""
 
 from __future__ import annotations
 
@@ -16,9 +16,13 @@ from nnburst.service import start_child
 from support.samples import run
 from support.waiting import until
 
-_SOAK = [pytest.mark.soak, pytest.mark.timeout(0)]
 DRAWS = pytest.mark.parametrize(
-    "draws", [pytest.param(range(300), id="few"), pytest.param(range(300, 20_300), marks=_SOAK, id="many")]
+    "draws",
+    [
+        pytest.param(range(20), id="few"),
+        pytest.param(range(20, 300), marks=pytest.mark.nightly, id="some"),
+        pytest.param(range(300, 20_300), marks=[pytest.mark.soak, pytest.mark.timeout(0)], id="many"),
+    ],
 )
 
 

@@ -29,7 +29,7 @@ from support.raw_burst import (
 from support.waiting import PATIENCE
 
 
-@pytest.fixture(scope="module", params=["in_process", "child"])
+@pytest.fixture(scope="module", params=["in_process", pytest.param("child", marks=pytest.mark.check)])
 def service(request: pytest.FixtureRequest) -> Iterator[nnburst.Service]:
     with (nnburst.in_process if request.param == "in_process" else nnburst.launch)() as service:
         # Once through everything: threads that a connection starts at first use are there before a test begins.
@@ -77,11 +77,13 @@ BAD_DATUMS = {
 }
 
 
+@pytest.mark.representative
 def test_REQ_WIRE_valid_packet_runs(burst: RawBurst, request_: AddRequest) -> None:
     assert request_.works(burst)
     assert burst.ask(request_.packet(dims=False)).status == ErrorStatus.NONE
 
 
+@pytest.mark.representative
 @pytest.mark.parametrize("fixed_size", [False, True], ids=["as_is", "size_fixed_up"])
 def test_REQ_WIRE_001_removed_datum_gives_one_error(burst: RawBurst, request_: AddRequest, fixed_size: bool) -> None:
     whole = request_.packet()
@@ -159,6 +161,7 @@ def test_REQ_WIRE_random_bytes_give_errors_and_nothing_else(burst: RawBurst, req
     assert request_.works(burst)
 
 
+@pytest.mark.representative
 @pytest.mark.parametrize(
     ("offset", "length"),
     [(0, 0), (0, 15), (0, 17), (120, 16), (2**32 - 16, 16), (2**32 - 1, 2**32 - 1), (0, 2**32 - 1)],

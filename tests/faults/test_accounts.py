@@ -31,6 +31,8 @@ from support.processes import worker_of, workers_of
 from support.services import COMMAND, Shared, shared_service
 from support.waiting import until
 
+pytestmark = pytest.mark.check
+
 X = {"x": np.ones((1, 4), np.float32)}
 FUNCTIONS = """
 import os, sys
@@ -53,6 +55,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Shared]]:
         yield lambda *options: stack.enter_context(shared_service(tmp_path, "--device", "nnburst-reference", *options))
 
 
+@pytest.mark.representative
 def test_process_of_a_users_models_may_open_so_many_descriptors(start: Callable[..., Shared]) -> None:
     shared = start("--quota", "user.process_fds=300")
     with nnburst.connect(shared.address) as service, service.session(relu((1, 4))) as session:
@@ -242,6 +245,7 @@ def test_process_that_cannot_be_looked_at_is_looked_at_again_later(monkeypatch: 
         assert watched.next_look > script.now, "its broker looks without pause"
 
 
+@pytest.mark.representative
 def test_account_that_cannot_be_opened_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(pid: int) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -258,6 +262,7 @@ def test_account_that_cannot_be_opened_leaves_nothing(monkeypatch: pytest.Monkey
     assert gone == [os.getpid(), "row"]
 
 
+@pytest.mark.representative
 def test_usage_is_what_the_kernel_counts() -> None:
     begin = usage_of(os.getpid())
     assert begin is not None

@@ -69,6 +69,7 @@ def name(n: int) -> str:
     return f"{n:064x}"
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("step", ["staged", "published", "confirmed"])
 def test_THR_22_killed_at_a_step_of_a_publication(tmp_path: Path, step: str) -> None:
     directory = tmp_path / "c"
@@ -78,6 +79,7 @@ def test_THR_22_killed_at_a_step_of_a_publication(tmp_path: Path, step: str) -> 
     assert second == ["HIT/HIT/-"]
 
 
+@pytest.mark.check
 def test_THR_27_second_process_waits_and_loads(tmp_path: Path) -> None:
     directory = tmp_path / "c"
 
@@ -119,6 +121,7 @@ def test_entry_that_came_between_look_up_and_lock_is_used(tmp_path: Path) -> Non
     assert compile_once(cache, model) == "HIT/HIT/-"
 
 
+@pytest.mark.check
 def test_THR_27_wait_leaves_time_to_compile(tmp_path: Path) -> None:
     """At most half of what is left until the deadline; then the model is compiled and not saved."""
     cache = Cache(tmp_path / "c", Limits(min_free=0))
@@ -136,6 +139,7 @@ def test_THR_27_wait_leaves_time_to_compile(tmp_path: Path) -> None:
     prepared.close()
 
 
+@pytest.mark.check
 def test_THR_27_two_processes_race_for_one_token(tmp_path: Path) -> None:
     """100 rounds each of compile or restore and, half of the time, remove: every result is right."""
     both = [worker(tmp_path / "c", rounds=100) for _ in range(2)]
@@ -307,6 +311,7 @@ def test_eviction_never_breaks_a_load(tmp_path: Path) -> None:
     assert error.value.reason is R.MISSING
 
 
+@pytest.mark.check
 def test_loads_and_evictions_at_once(tmp_path: Path) -> None:
     cache, model, stop = Cache(tmp_path / "c"), build(), threading.Event()
 
@@ -368,6 +373,3 @@ def test_store_is_shared_by_processes(tmp_path: Path) -> None:
     second.set_epoch("d", bytes(32))
     first.close()
     second.close()
-
-
-pytestmark = pytest.mark.leaks("the trust store of a process stays open")

@@ -40,8 +40,6 @@ from support.waiting import until
 R = CacheReason
 FREE = Limits(min_free=0)
 
-pytestmark = pytest.mark.leaks("the trust store of a process stays open")
-
 
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

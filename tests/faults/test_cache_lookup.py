@@ -32,8 +32,6 @@ from support.cache_worker import build
 
 R = CacheReason
 
-pytestmark = pytest.mark.leaks("the trust store of a process stays open")
-
 
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from support.users import as_root
 from support.waiting import until
 
 X = {"x": np.ones((1, 4), np.float32)}
-pytestmark = as_root
+pytestmark = [pytest.mark.check, as_root]
 
 
 @pytest.fixture

@@ -41,6 +41,7 @@ from nnburst.gateway.inference import Inference, InputTensor, Terms, extensions,
 from nnburst.gateway.models import Models  # noqa: E402
 from nnburst.model import Priority  # noqa: E402
 from support.gateways import (  # noqa: E402
+    MARKS,
     PROTOCOLS,
     Gateway,
     SlowModels,
@@ -52,7 +53,7 @@ from support.gateways import (  # noqa: E402
     tensor,
 )
 
-pytestmark = [pytest.mark.leaks("gRPC keeps threads and descriptors"), pytest.mark.filterwarnings("ignore")]
+pytestmark = MARKS
 
 
 # ---- every call that a model on a CPU needs ------------------------------------------------------------------------
@@ -78,6 +79,7 @@ def test_health_and_metadata(client: Any, protocol: str) -> None:
     }
 
 
+@pytest.mark.representative
 def test_inference_gives_the_bits_of_the_model(client: Any, protocol: str) -> None:
     kind = PROTOCOLS[protocol]
     answer = client.infer("relu", [tensor(kind, "x", X)], request_id="7")

@@ -31,12 +31,12 @@ from tritonclient.grpc import service_pb2 as pb  # noqa: E402
 from tritonclient.grpc import service_pb2_grpc as stubs  # noqa: E402
 
 import nnburst  # noqa: E402
-from support.gateways import both_gateways, ended  # noqa: E402
+from support.gateways import MARKS, both_gateways, ended  # noqa: E402
 from support.processes import stop  # noqa: E402
 from support.services import Shared, save_scaling  # noqa: E402
 from support.waiting import PATIENCE, until  # noqa: E402
 
-pytestmark = [pytest.mark.leaks("gRPC keeps threads and descriptors"), pytest.mark.filterwarnings("ignore")]
+pytestmark = MARKS
 CLIENTS = 32
 SLOW = """
 import time
@@ -163,6 +163,7 @@ def worker_of(shared: Shared) -> int:
         return service.pid
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("seconds", [10.0, pytest.param(180.0, marks=[pytest.mark.soak, pytest.mark.timeout(0)])])
 def test_every_accepted_request_is_answered_or_refused_with_a_hint(models: Path, seconds: float) -> None:
     shared, seed = started(models), random.randrange(1 << 32)

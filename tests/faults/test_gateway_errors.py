@@ -26,6 +26,7 @@ from nnburst.errors import InvalidArgument  # noqa: E402
 from nnburst.gateway import grpc as gateway_grpc  # noqa: E402
 from nnburst.gateway.tensors import _DTYPES  # noqa: E402
 from support.gateways import (  # noqa: E402
+    MARKS,
     PROTOCOLS,
     Gateway,
     X,
@@ -36,7 +37,7 @@ from support.gateways import (  # noqa: E402
     tensor,
 )
 
-pytestmark = [pytest.mark.leaks("gRPC keeps threads and descriptors"), pytest.mark.filterwarnings("ignore")]
+pytestmark = MARKS
 
 
 def test_wrong_requests_say_what_is_wrong(client: Any, protocol: str) -> None:

@@ -32,6 +32,7 @@ from nnburst.gateway import rest as gateway_rest  # noqa: E402
 from nnburst.gateway.budget import Budget  # noqa: E402
 from nnburst.gateway.tensors import BRISK  # noqa: E402
 from support.gateways import (  # noqa: E402
+    MARKS,
     Gateway,
     SlowModels,
     X,
@@ -41,7 +42,7 @@ from support.gateways import (  # noqa: E402
 )
 from support.waiting import PATIENCE  # noqa: E402
 
-pytestmark = [pytest.mark.leaks("gRPC keeps threads and descriptors"), pytest.mark.filterwarnings("ignore")]
+pytestmark = MARKS
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from nnburst.gateway import Regions  # noqa: E402
 from nnburst.gateway.inference import Inference, InputTensor, RegionPlace, infer  # noqa: E402
 from nnburst.gateway.models import ModelCounts  # noqa: E402
 from support.gateways import (  # noqa: E402
+    MARKS,
     PROTOCOLS,
     Gateway,
     X,
@@ -34,7 +35,7 @@ from support.gateways import (  # noqa: E402
     tensor,
 )
 
-pytestmark = [pytest.mark.leaks("gRPC keeps threads and descriptors"), pytest.mark.filterwarnings("ignore")]
+pytestmark = MARKS
 
 
 def test_tensors_in_shared_memory(client: Any, protocol: str, memory: Any) -> None:

@@ -36,6 +36,7 @@ from nnburst.gateway import Models, Regions  # noqa: E402
 from nnburst.gateway import grpc as gateway_grpc  # noqa: E402
 from nnburst.gateway.budget import Budget  # noqa: E402
 from support.gateways import (  # noqa: E402
+    MARKS,
     PROTOCOLS,
     Gateway,
     SlowModels,
@@ -50,7 +51,7 @@ from support.gateways import (  # noqa: E402
 )
 from support.processes import open_files  # noqa: E402
 
-pytestmark = [pytest.mark.leaks("gRPC keeps threads and descriptors"), pytest.mark.filterwarnings("ignore")]
+pytestmark = MARKS
 
 
 def test_gateway_that_was_killed_has_one_that_answers_at_once_and_another_stands_by(tmp_path: Path) -> None:

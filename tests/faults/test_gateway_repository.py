@@ -39,11 +39,11 @@ from nnburst.gateway import rest as gateway_rest  # noqa: E402
 from nnburst.gateway.budget import Budget  # noqa: E402
 from nnburst.gateway.metrics import triton_metrics  # noqa: E402
 from nnburst.gateway.models import ModelCounts, Models  # noqa: E402
-from support.gateways import PROTOCOLS, raw, tensor  # noqa: E402
+from support.gateways import MARKS, PROTOCOLS, raw, tensor  # noqa: E402
 from support.services import COMMAND, Shared, save_scaling, shared_service  # noqa: E402
 from support.waiting import PATIENCE, until  # noqa: E402
 
-pytestmark = [pytest.mark.leaks("gRPC keeps threads and descriptors"), pytest.mark.filterwarnings("ignore")]
+pytestmark = MARKS
 PARTS = ("input", "infer", "output")
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
 

@@ -35,10 +35,10 @@ from nnburst.gateway import rest as gateway_rest  # noqa: E402
 from nnburst.gateway.budget import Budget  # noqa: E402
 from nnburst.gateway.inference import RegionPlace  # noqa: E402
 from nnburst.watch import find_services, look  # noqa: E402
-from support.gateways import PROTOCOLS, Gateway, SlowModels, X, Y, conversions, refused, tensor  # noqa: E402
+from support.gateways import MARKS, PROTOCOLS, Gateway, SlowModels, X, Y, conversions, refused, tensor  # noqa: E402
 from support.onnx_models import classifier, graph, node, save  # noqa: E402
 
-pytestmark = [pytest.mark.leaks("gRPC keeps threads and descriptors"), pytest.mark.filterwarnings("ignore")]
+pytestmark = MARKS
 
 TEXTS = np.array([["a", ""], ["é", "two words"], ["日本", "x" * 300]], object)
 TWICE = [text * 2 for text in TEXTS.ravel()]

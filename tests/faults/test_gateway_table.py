@@ -27,9 +27,9 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc as stubs
 
 from support import ROOT
-from support.gateways import Gateway, X, asked
+from support.gateways import MARKS, Gateway, X, asked
 
-pytestmark = [pytest.mark.leaks("gRPC keeps threads and descriptors"), pytest.mark.filterwarnings("ignore")]
+pytestmark = MARKS
 PAGE = ROOT / "docs" / "gateway.md"
 METHODS = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name
 OPTIONS = ("--oip-control", "--oip-shared-memory")

@@ -15,11 +15,11 @@ pytest.importorskip("tritonclient", reason="needs the extra nnburst[oip]")
 pytest.importorskip("opentelemetry.sdk.trace", reason="needs opentelemetry-sdk")
 
 from support import ROOT
-from support.gateways import PROTOCOLS, tensor
+from support.gateways import MARKS, PROTOCOLS, tensor
 from support.services import save_scaling, shared_service
 from support.waiting import until
 
-pytestmark = [pytest.mark.leaks("gRPC keeps threads and descriptors"), pytest.mark.filterwarnings("ignore")]
+pytestmark = MARKS
 AS_OPENTELEMETRY_INSTRUMENT = """
 import os, sys
 if "nnburst.gateway.run" in sys.orig_argv:

@@ -24,6 +24,8 @@ from nnburst.testing import assert_nothing_left, inject
 from support.models import relu, request_on
 from support.waiting import PATIENCE, Background, until
 
+pytestmark = pytest.mark.check
+
 ONES = {"x": np.ones((1, 4), np.float32)}
 Launch = Callable[..., Service]
 
@@ -63,6 +65,7 @@ def test_crash_comes_with_the_run_that_was_named(service: Service, session: Sess
         inject(service, crash_on=1)
 
 
+@pytest.mark.representative
 @pytest.mark.parametrize(
     ("fault", "how"),
     [
@@ -98,6 +101,7 @@ def test_delay_beyond_the_timeout_is_a_missed_deadline_and_the_late_answer_is_dr
         execution.run()
 
 
+@pytest.mark.representative
 @pytest.mark.parametrize("freeze", ["process", "call"])
 def test_frozen_service_is_a_missed_deadline_and_goes_on_when_it_is_released(service: Service, freeze: Any) -> None:
     with service.session(relu((1, 4))) as session, session.bind() as execution:
@@ -132,6 +136,7 @@ def test_packet_that_is_none_is_a_general_failure_of_one_run(service: Service, s
     assert_right(session)
 
 
+@pytest.mark.representative
 def test_counter_that_cannot_be_ends_the_burst_alone(service: Service, session: Session) -> None:
     inject(service, corrupt_answer="counter")
     for _ in range(2):

@@ -43,6 +43,8 @@ from support.users import GUEST, as_root, as_user
 from support.waiting import PATIENCE, Background, until
 from support.ways_out import needs_walls
 
+pytestmark = pytest.mark.check
+
 X = {"x": np.ones((1, 4), np.float32)}
 
 
@@ -117,6 +119,7 @@ def test_all_models_share_a_process_without_isolation(start: Callable[..., Share
         assert workers_of(shared.pid) == {service.pid}
 
 
+@pytest.mark.representative
 def test_killed_worker_takes_the_models_of_its_user_alone(start: Callable[..., Shared], tmp_path: Path) -> None:
     (tmp_path / "functions.py").write_text(
         "from nnburst.devices.function import Tensor, declare\n"

@@ -25,6 +25,8 @@ from support.processes import workers_of
 from support.users import GUEST
 from support.waiting import PATIENCE, until
 
+pytestmark = pytest.mark.check
+
 CLIENT = """
 import collections, contextlib, importlib, json, os, pkgutil, sys, threading, time
 import numpy.random

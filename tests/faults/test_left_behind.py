@@ -24,6 +24,8 @@ from support.processes import line_of, rests
 from support.services import COMMAND, Shared, shared_service
 from support.waiting import PATIENCE, until
 
+pytestmark = pytest.mark.check
+
 CLIENT = """
 import sys
 sys.path.insert(0, sys.argv[3])
@@ -182,6 +184,7 @@ def test_runs_of_a_client_that_is_killed_end(shared: Shared, gives_all_back: Non
         run_once(shared)
 
 
+@pytest.mark.representative
 def test_run_of_a_burst_that_is_dropped_ends(shared: Shared, gives_all_back: None) -> None:
     with endless_client(shared, "burst") as client:
         wait_until_it_computes(shared)

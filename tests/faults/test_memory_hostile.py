@@ -49,7 +49,7 @@ def service() -> Iterator[ServiceConnection]:
     connection.close()
 
 
-@pytest.fixture(params=["in_process", "service"])
+@pytest.fixture(params=["in_process", pytest.param("service", marks=pytest.mark.check)])
 def device(request: pytest.FixtureRequest, service: ServiceConnection) -> Iterator[Device]:
     if request.param == "service":
         yield service.devices[0]
@@ -146,6 +146,7 @@ def test_REQ_MEM_102_truncated_during_runs(device: Device, way: str, direct: boo
             assert works(run, memory)
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("way", ["sync", "burst"])
 def test_REQ_MEM_114_control_values_rewritten_during_runs(device: Device, way: str) -> None:
     """Shapes, sizes and codes that a client rewrites at any moment never lead out of bounds."""
@@ -341,6 +342,7 @@ MAKERS: dict[str, Callable[[], Memory]] = {
 }
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("rounds", [200, pytest.param(10_000, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("kind", MAKERS)
 def test_REQ_MEM_115_descriptors_and_mappings_return_to_where_they_were(

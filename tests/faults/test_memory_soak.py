@@ -28,6 +28,8 @@ from nnburst.model import (
 )
 from support.waiting import PATIENCE
 
+pytestmark = pytest.mark.check
+
 SHAPE = (16, 64)
 NBYTES = 4096
 ROLE = [BufferRole(0, 0)]

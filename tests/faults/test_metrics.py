@@ -25,6 +25,8 @@ from support.processes import beside
 from support.services import Shared, shared_service
 from support.waiting import PATIENCE, until
 
+pytestmark = pytest.mark.check
+
 pytest.importorskip("prometheus_client", reason="needs the extra nnburst[metrics]")
 
 CONNECTIONS = 500
@@ -77,6 +79,7 @@ def test_idle_connections_to_the_metrics_port_take_nothing_of_the_service(served
             assert f'nnburst_results_total{{model="nnburst-noop: x → y",user="{os.geteuid()}"}} 1.0' in scraped(served)
 
 
+@pytest.mark.representative
 def test_process_that_serves_metrics_is_started_again_and_what_came_meanwhile_is_answered(served: Shared) -> None:
     (first,) = beside(served.pid)
     os.kill(first, signal.SIGKILL)

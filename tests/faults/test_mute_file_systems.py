@@ -24,6 +24,8 @@ from nnburst.service.wire.protocol import ExecuteFenced
 from support.models import request_on, tiny_model
 from support.waiting import PATIENCE, Background
 
+pytestmark = pytest.mark.check
+
 TOKEN = bytes(32)
 
 

@@ -20,6 +20,8 @@ from support.processes import line_of
 from support.services import shared_service
 from support.waiting import PATIENCE
 
+pytestmark = pytest.mark.check
+
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 SERVICE, CLIENT = 65533, 65534
 """User ids that own nothing else."""

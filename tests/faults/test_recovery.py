@@ -31,6 +31,8 @@ from support.models import relu
 from support.processes import workers_of
 from support.waiting import PATIENCE, Background, until
 
+pytestmark = pytest.mark.check
+
 F = OperandType.TENSOR_FLOAT32
 ONE = np.ones(4, np.float32)
 FUNCTIONS = """
@@ -152,6 +154,7 @@ def test_wrong_wishes_are_refused(service: nnburst.Service) -> None:
 # ---- going on --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.representative
 def test_session_and_bound_executions_go_on_with_their_arrays(service: nnburst.Service) -> None:
     with service.session("fragile", on_death="restart", timeout=PATIENCE) as session, session.bind() as execution:
         inputs, outputs = execution.inputs["x"], execution.outputs["y"]

@@ -17,6 +17,8 @@ from nnburst.service import safe_command, start_child
 from support import ROOT
 from support.waiting import PATIENCE
 
+pytestmark = pytest.mark.check
+
 # Without `open`: a module that stands for `encodings` is imported before there is one.
 EVIL = """
 import posix
@@ -161,6 +163,7 @@ def test_gateway_runs_nothing_of_the_working_directory(hostile: Path) -> None:
 COMMAND = ("cache", "--dir", "..", "ls", "--json")  # loads the devices
 
 
+@pytest.mark.representative
 def test_script_runs_nothing_of_the_working_directory(hostile: Path) -> None:
     script = hostile.parent / "nnburst"
     script.write_text(SCRIPT)  # as pip writes it

@@ -117,6 +117,7 @@ DEEDS: dict[str, tuple[str, str]] = {
 }
 
 
+@pytest.mark.check
 @needs_walls
 @pytest.mark.parametrize("deed", DEEDS)
 def test_function_gets_what_it_says_and_no_more(tmp_path: Path, deed: str) -> None:
@@ -163,6 +164,7 @@ def test_network_is_tcp_and_udp_only(tmp_path: Path, family: str, kind: str, pro
     assert said == "[1.0]" if allowed else "PermissionError" in said
 
 
+@pytest.mark.check
 @needs_walls
 def test_library_is_no_program_beside_one_that_may_be_started(tmp_path: Path) -> None:
     with open("/proc/self/maps") as maps:
@@ -174,6 +176,7 @@ def test_library_is_no_program_beside_one_that_may_be_started(tmp_path: Path) ->
     assert outcome(function(tmp_path, body, f", needs=Needs(programs=[{library!r}])")) == "[1.0]"
 
 
+@pytest.mark.check
 @needs_walls
 def test_service_says_what_is_in_force(tmp_path: Path) -> None:
     device = function(tmp_path, "pass", f", needs=Needs(read=[{str(tmp_path)!r}])")
@@ -218,6 +221,7 @@ def test_needs_are_absolute_paths_in_lists(need: str) -> None:
         Needs(read=[need] if need.startswith("rel") else need)
 
 
+@pytest.mark.check
 @needs_walls
 @pytest.mark.parametrize("mode", ["on", "strict"])
 def test_missing_wall_is_said_or_refused(mode: str) -> None:
@@ -243,6 +247,7 @@ def test_missing_wall_is_said_or_refused(mode: str) -> None:
         assert "sandbox='strict' is more than this kernel or container can do" in done.stderr
 
 
+@pytest.mark.check
 def test_terminal_of_the_user_cannot_be_read() -> None:
     """A service has the terminal for its log alone."""
     ours, theirs = os.openpty()
@@ -272,6 +277,7 @@ def test_terminal_of_the_user_cannot_be_read() -> None:
         os.close(theirs)
 
 
+@pytest.mark.check
 def test_terminal_that_cannot_be_opened_anew_is_let_go_of() -> None:
     ours, theirs = os.openpty()
     try:
@@ -318,6 +324,7 @@ if importlib.util.find_spec("onnxruntime"):
 """
 
 
+@pytest.mark.check
 @needs_walls
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not on the PATH")
 def test_services_make_no_call_that_is_refused(tmp_path: Path) -> None:

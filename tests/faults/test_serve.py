@@ -28,6 +28,8 @@ from support.processes import wait_gone
 from support.services import save_scaling
 from support.waiting import PATIENCE, Background, until
 
+pytestmark = pytest.mark.check
+
 pytest.importorskip("onnx", reason="named models are read from ONNX files here")
 pytest.importorskip("onnxruntime", reason="named models are read from ONNX files here")
 
@@ -96,6 +98,7 @@ def scaling(tmp_path: Path) -> str:
 # ---- sharing ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.representative
 def test_programs_share_a_named_model(start: Callable[..., Served], scaling: str) -> None:
     served = start("--name", "vision", "--model", f"double={scaling}")
     assert served.ready["models"] == ["double"]

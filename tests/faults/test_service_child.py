@@ -36,6 +36,8 @@ from support.models import request_on, tiny_model
 from support.processes import Client, descriptors, stop, wait_gone
 from support.waiting import PATIENCE
 
+pytestmark = pytest.mark.check
+
 
 def test_a_child_runs_a_model_and_is_reaped() -> None:
     with start_child() as service, Memory.ashmem(512) as pool:
@@ -91,6 +93,7 @@ def test_a_child_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytes
         start_child(env=env, timeout=0.05)
 
 
+@pytest.mark.representative
 def test_exit_status_of_a_service_is_said() -> None:
     with start_child(["nnburst-noop"], faults=True) as service:
         inject(service, at="prepare", exit_on=1, exit_status=7)
@@ -179,6 +182,7 @@ def test_the_child_inherits_nothing_but_its_socket() -> None:
     assert not any("child-stderr" in link for link in links)
 
 
+@pytest.mark.representative
 def test_a_service_that_is_dropped_ends() -> None:
     service = start_child(["nnburst-noop"])
     pidfd = os.pidfd_open(service.pid)

@@ -178,6 +178,7 @@ def state_model() -> nnburst.Model:
     return b.build()
 
 
+@pytest.mark.check
 def test_a_stopped_service_cannot_block_its_client_for_ever() -> None:
     with start_child(["nnburst-noop"], faults=True) as service:
         fault = inject(service, at="prepare", freeze="interpreter")
@@ -200,6 +201,7 @@ def test_a_stopped_service_cannot_block_its_client_for_ever() -> None:
         assert isinstance(stuck.result(), DeadObject)
 
 
+@pytest.mark.check
 def test_runs_that_need_another_burst_of_a_stopped_service_do_not_outlast_their_timeout() -> None:
     x = np.ones(4, np.float32)
 
@@ -245,6 +247,7 @@ def test_session_of_short_runs_gets_another_burst(monkeypatch: pytest.MonkeyPatc
             assert len(session._pool._bursts) == 2
 
 
+@pytest.mark.check
 def test_copies_of_a_state_do_not_outlast_their_timeout_in_a_stopped_service() -> None:
     with nnburst.launch(devices=["nnburst-reference"]) as service:
         with service.session(state_model(), timeout=0.1) as session, session.bind(state={"t_out": "t"}) as execution:

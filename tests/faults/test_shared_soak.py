@@ -13,6 +13,8 @@ import pytest
 
 from nnburst.cli.bench.clients import measure_share, shared_service
 
+pytestmark = pytest.mark.check
+
 MOST_GROWTH = 4 << 20
 MOST_RATIO = 2.0
 

@@ -25,6 +25,8 @@ from support.processes import line_of, stopped
 from support.services import Honest, RawConnection, Shared, header, shared_service
 from support.waiting import PATIENCE, until
 
+pytestmark = pytest.mark.check
+
 PROGRAM = """
 import itertools, os, signal, sys
 import numpy as np

@@ -24,6 +24,8 @@ from support import ROOT
 from support.services import save_scaling, shared_service
 from support.waiting import PATIENCE, until
 
+pytestmark = pytest.mark.check
+
 for module in ("grpc", "tritonclient", "aiohttp", "onnx", "onnxruntime"):
     pytest.importorskip(module)
 

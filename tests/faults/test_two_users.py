@@ -28,6 +28,8 @@ import onnx_zero_sized as zero
 
 from support.onnx_models import FLOAT, graph, node
 
+pytestmark = pytest.mark.check
+
 CANARY = b"\xa7" * 4
 """A float32 of its own, and two of any of 16 bits."""
 _SIZES = [4**n for n in range(2, 10)]

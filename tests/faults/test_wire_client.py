@@ -14,6 +14,8 @@ from support.onnx_models import FLOAT, graph, node, save
 from support.services import shared_service
 from support.waiting import PATIENCE
 
+pytestmark = pytest.mark.check
+
 SOURCE = ROOT / "examples" / "wire" / "client.c"
 
 

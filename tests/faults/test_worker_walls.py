@@ -30,9 +30,12 @@ from support.services import Shared, header, save_scaling, shared_service
 from support.waiting import until
 from support.ways_out import REFUSALS, build, names, needs_compiler, needs_walls
 
+pytestmark = pytest.mark.check
+
 X = {"x": np.ones((1, 4), np.float32)}
 
 
+@pytest.mark.representative
 @needs_walls
 @needs_compiler
 def test_every_way_out_is_refused_in_a_worker(tmp_path: Path) -> None:

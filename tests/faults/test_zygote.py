@@ -30,6 +30,8 @@ from support.models import tiny_model
 from support.processes import Client, descriptors, stands, stop, wait_gone
 from support.waiting import PATIENCE, until
 
+pytestmark = pytest.mark.check
+
 _SEIZE, _INTERRUPT = 0x4206, 0x4207
 _WALL = 0x40000000
 _FIRST_RUN = """
@@ -358,6 +360,7 @@ def test_failure_in_a_forked_child_is_said_with_its_own_words() -> None:
     assert forked.zygotes()
 
 
+@pytest.mark.representative
 def test_zygote_that_was_killed_is_replaced() -> None:
     with child() as before:
         first = zygote()

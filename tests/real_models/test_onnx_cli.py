@@ -118,6 +118,7 @@ def test_run_says_what_is_wrong(model: str, tmp_path: Path) -> None:
     assert "no device reads" in nnburst("run", str(tmp_path / "bad.npy")).output
 
 
+@pytest.mark.check
 def test_bench_measures_five_contenders_side_by_side(model: str, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     done = nnburst(
@@ -145,12 +146,14 @@ def test_bench_measures_five_contenders_side_by_side(model: str, tmp_path: Path)
     assert rows["inprocess-run"]["ratio"] == 1
 
 
+@pytest.mark.check
 def test_bench_compares_the_outputs(tmp_path: Path) -> None:
     noise = graph([node("RandomNormal", [], ["y"], shape=[4])], [("x", FLOAT, (1,))], [("y", FLOAT, (4,))])
     done = nnburst("bench", "--model", save(noise, tmp_path / "m.onnx"), "--count", "20", "--rounds", "1")
     assert "burst-bound, burst-run, pipe: failed: the outputs differ from those of Infer" in done.output
 
 
+@pytest.mark.check
 def test_bench_of_a_model_that_cannot_run_says_why(tmp_path: Path) -> None:
     pairs = graph(
         [node("Identity", ["x"], ["y"])], [("x", TensorProto.COMPLEX64, (1,))], [("y", TensorProto.COMPLEX64, (1,))]

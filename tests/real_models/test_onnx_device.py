@@ -29,7 +29,7 @@ from nnburst.service import start_child
 from support.onnx_models import FLOAT, RNG, TensorProto, graph, in_process, mlp, node, onnx
 
 
-@pytest.fixture(scope="module", params=["in_process", "service"])
+@pytest.fixture(scope="module", params=["in_process", pytest.param("service", marks=pytest.mark.check)])
 def device(request: pytest.FixtureRequest) -> Iterator[Device]:
     if request.param == "in_process":
         with_options = create_device("nnburst-onnxruntime:threads=1")

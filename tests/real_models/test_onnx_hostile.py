@@ -468,6 +468,7 @@ def of_a_sequence() -> bytes:
     return bytes(made.SerializeToString())
 
 
+@pytest.mark.check
 def test_tensors_of_a_value_count_as_working_memory_before_they_are_made() -> None:
     few, many = ([np.zeros(0, np.float32)] * n for n in (1000, 30_000))
     quotas = {"working_bytes": 8 << 20}

@@ -40,6 +40,7 @@ def same_answers(data: bytes, inputs: dict[str, np.ndarray], files: Any = None) 
     return packed
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("name", ["densenet121", "inception_v2", "resnet50", "shufflenet", "squeezenet"])
 def test_network_that_was_kept_answers_bit_for_bit(name: str) -> None:
     data = (LIGHT / f"light_{name}.onnx").read_bytes()
@@ -211,6 +212,7 @@ def test_matrix_of_one_number_is_given_back() -> None:
     assert run_graph(loaded, {"x": x})[0].tobytes() == run_graph(compiled, {"x": x})[0].tobytes()
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("name", ["bvlc_alexnet", pytest.param("vgg19", marks=pytest.mark.soak)])
 def test_network_of_large_matrices_answers_bit_for_bit(name: str) -> None:
     data = (LIGHT / f"light_{name}.onnx").read_bytes()

@@ -388,6 +388,7 @@ def test_external_data_of_inner_graphs_is_found(service: nnburst.Service, tmp_pa
         assert session.run(None, {"c": np.array(False)})[0].tolist() == [5, 6]
 
 
+@pytest.mark.check
 def test_client_needs_neither_onnx_nor_onnxruntime(tmp_path: Path) -> None:
     import subprocess
 

@@ -31,6 +31,11 @@ from nnburst.gateway.tensors import _DTYPES, ModelTensor  # noqa: E402
 from nnburst.model import Priority  # noqa: E402
 from support.processes import beside, open_files  # noqa: E402
 
+MARKS = [
+    pytest.mark.check,
+    pytest.mark.leaks("gRPC keeps threads and descriptors"),
+    pytest.mark.filterwarnings("ignore"),
+]
 X = np.linspace(-1, 1, 16, dtype=np.float32).reshape(2, 8)
 Y = np.maximum(X, 0)
 PROTOCOLS = {"grpc": triton_grpc, "rest": triton_http}

@@ -132,7 +132,6 @@ def test_class_says_what_it_is_made_of(name: str) -> None:
     assert {name for name in inspect.signature(thing).parameters if name[0] != "_"} - told(text, thing) == set()
 
 
-@pytest.mark.leaks("a service in an example keeps the trust store of a process open")
 @pytest.mark.parametrize("name", [*API, "nnburst.errors"])
 def test_example_of_a_public_name_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     thing: Any = API.get(name, nnburst.errors)

@@ -288,6 +288,7 @@ def cancel_at_random(session: nnburst.Session, seconds: float) -> int:
     return cancelled
 
 
+@pytest.mark.check
 def test_runs_that_are_cancelled_at_random_spoil_no_other(slow: nnburst.Session) -> None:
     assert cancel_at_random(slow, 1.5) > 0
 
@@ -309,6 +310,7 @@ def test_time_limit_of_an_awaited_run(loop: Callable[[Main], Any], service: nnbu
     loop(main)
 
 
+@pytest.mark.check
 def test_death_of_the_service_reaches_every_awaiting_task(function: str) -> None:
     with nnburst.launch(devices=[function]) as service, service.session("slow") as session:
 
@@ -344,6 +346,7 @@ async def ticking(task: asyncio.Task[Any]) -> int:
     return ticks
 
 
+@pytest.mark.check
 def test_start_of_another_service_does_not_hold_up_the_loop(function: str) -> None:
     with nnburst.launch(devices=[function]) as service:
         with service.session("slow", on_death="restart", retry=1) as session:
@@ -432,6 +435,7 @@ def test_threads_and_tasks_share_a_session(session: nnburst.Session) -> None:
     assert not wrong
 
 
+@pytest.mark.check
 def test_burst_that_is_closed_before_trio_watches_it_ends_its_runs(
     slow: nnburst.Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:

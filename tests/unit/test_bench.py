@@ -33,6 +33,8 @@ from nnburst.cli.bench.server import server_process
 from nnburst.errors import MissedDeadline
 from support.benchmarking import made_up_case, round_of, run_rows, short_looks_at_the_machine
 
+pytestmark = pytest.mark.check
+
 ROW_KEYS = ("name", "wait", "payload_bytes", "count", "p50_us", "p90_us", "p99_us", "p999_us", "max_us", "ratio_to_L")
 
 __all__ = ["short_looks_at_the_machine"]

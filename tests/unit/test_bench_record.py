@@ -76,6 +76,7 @@ def test_saving_of_the_slot_table_is_said_in_microseconds() -> None:
     assert Record({}, [], {"slot-first": Result([round_of(1)])}).savings() == []
 
 
+@pytest.mark.check
 def test_rows_of_memory_run_with_real_services(tmp_path: Path) -> None:
     keys = [
         "input-shm-copied",
@@ -105,6 +106,7 @@ def test_machine_that_another_program_uses_gets_no_verdict(tmp_path: Path) -> No
     assert {v["outcome"] for v in document["budget"]} == {"not settled", "not measured"}
 
 
+@pytest.mark.check
 @two_cpus
 def test_record_writes_rows_conditions_and_budget(tmp_path: Path) -> None:
     out, table = tmp_path / "bench.json", tmp_path / "bench.md"

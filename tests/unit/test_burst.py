@@ -682,6 +682,7 @@ def test_forked_child_gets_bad_state_and_leaves_the_parent_alone(model: LocalMod
         execution.run()
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("window", ["0", "10"], ids=["futex", "polling"])
 def test_ctrl_c_interrupts_a_run_and_its_result_is_dropped(window: str) -> None:
     script = textwrap.dedent(

@@ -17,8 +17,6 @@ import nnburst
 from nnburst.cache import Cache
 from nnburst.cli import main
 
-pytestmark = pytest.mark.leaks("the trust store of a process stays open")
-
 
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,6 +158,7 @@ def test_bound_plan_and_unbound_execution_give_the_same_bits(local: _contenders.
         assert local.classify(image).tobytes() == local.classify_unbound(image).tobytes()
 
 
+@pytest.mark.check
 def test_demo_ends_with_the_machine_readable_line_and_succeeds() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "nnburst", "demo", "--passes", "1"],
@@ -173,6 +174,7 @@ def test_demo_ends_with_the_machine_readable_line_and_succeeds() -> None:
     assert done.stderr == ""  # no bar where there is no terminal
 
 
+@pytest.mark.check
 def test_demo_fails_when_a_burst_answer_was_tampered_with(monkeypatch: pytest.MonkeyPatch) -> None:
     classify = _contenders.BurstContender.classify
     victim = network.load_digits().images[1234]

@@ -74,6 +74,7 @@ def test_unknown_command_is_a_usage_error() -> None:
     assert "no-such-command" in result.output
 
 
+@pytest.mark.check
 def test_doctor_ends_with_one_line_that_counts_the_findings() -> None:
     result = CliRunner().invoke(main, ["doctor"])
     counts = dict(pair.split("=") for pair in result.stdout.splitlines()[-1].removeprefix("doctor: ").split())
@@ -82,6 +83,7 @@ def test_doctor_ends_with_one_line_that_counts_the_findings() -> None:
     assert counts["fail"] == "0", result.stdout
 
 
+@pytest.mark.check
 def test_doctor_fails_and_goes_on_when_a_check_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> Finding:
         raise OSError(38, "no such call [here]")
@@ -94,6 +96,7 @@ def test_doctor_fails_and_goes_on_when_a_check_raises(monkeypatch: pytest.Monkey
     assert "fail=1" in result.stdout.splitlines()[-1]
 
 
+@pytest.mark.check
 def test_doctor_opens_each_device_and_imports_each_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "CHECKS", {})
     result = CliRunner().invoke(main, ["doctor", "--json"])
@@ -105,6 +108,7 @@ def test_doctor_opens_each_device_and_imports_each_extra(monkeypatch: pytest.Mon
     assert all("opens in a service" in rows[f"device {name}"]["found"] for name in device_names())
 
 
+@pytest.mark.check
 def test_doctor_says_what_each_device_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(checks, "CHECKS", {})
     monkeypatch.setattr(checks, "EXTRAS", {})

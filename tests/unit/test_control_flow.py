@@ -207,6 +207,7 @@ def test_tensors_that_grow_report_their_size() -> None:
     np.testing.assert_array_equal(x, np.tile(np.float32([1, 2]), 16))
 
 
+@pytest.mark.check
 def test_tensors_that_grow_for_ever_exhaust_what_they_may_take() -> None:
     model, patience = growing_model(), 15_000_000_000  # the most that a loop may have: the machine may be busy
     status, _, _ = run_model(model, [np.float32([1, 2]), np.int32([-(2**20)])], loop_timeout_ns=patience)
@@ -256,6 +257,7 @@ def test_runs_that_are_counted_end_as_others_do() -> None:
     assert begun.is_set()
 
 
+@pytest.mark.check
 def test_REQ_MODEL_063_through_a_burst_while_another_client_runs() -> None:
     endless, fair = counting_model(step=0.0), if_model()
     done: list[int] = []
@@ -332,6 +334,7 @@ def test_control_flow_is_supported_only_if_all_of_it_is() -> None:
     assert device.get_supported_operations(replace(model, referenced=(model.referenced[0], oem))) == (False,)
 
 
+@pytest.mark.check
 def test_deeply_nested_control_flow_fails_cleanly() -> None:
     values = Values()
     innermost = graph(values, [TRUTH, ONE], lambda add, i: [add(O.NEG, [i[1]], ONE)])

@@ -109,7 +109,7 @@ def vision(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
         service.terminate()
 
 
-@pytest.mark.leaks("onnxruntime keeps files open once it was imported; so does the trust store of a process")
+@pytest.mark.check
 @pytest.mark.parametrize(
     "page",
     [page for page in PAGES if page.parent == ROOT / "docs" and any(block[0] == "python" for block in blocks(page))]
@@ -133,7 +133,7 @@ def test_python_of_a_page_runs_as_written(page: Path, vision: dict[str, str], tm
         assert "This prints `6 6`." in page.read_text("utf-8")
 
 
-@pytest.mark.leaks("a service that this has started keeps the trust store of a process open")
+@pytest.mark.check
 @pytest.mark.parametrize("page", sorted((ROOT / "docs" / "coming").glob("*.md")), ids=lambda page: page.name)
 def test_both_sides_of_a_comparison_run_and_print_the_same(page: Path, vision: dict[str, str], tmp_path: Path) -> None:
     for module in ("tritonclient", "onnxruntime"):
@@ -204,7 +204,7 @@ def done(*words: str) -> str:
     return result.output
 
 
-@pytest.mark.leaks("a client keeps the trust store of a process open")
+@pytest.mark.check
 @pytest.mark.parametrize("words", [words for words in each("serve") if "--oip" not in words], ids=shlex.join)
 def test_service_of_a_page_is_listed_watched_and_stopped(
     words: list[str], vision: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -237,7 +237,6 @@ def test_service_of_a_page_is_listed_watched_and_stopped(
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-@pytest.mark.leaks("a benchmark keeps the trust store of a process open")
 @pytest.mark.parametrize("words", each("bench"), ids=shlex.join)
 def test_benchmark_of_a_page_runs(
     words: list[str], vision: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -248,7 +247,7 @@ def test_benchmark_of_a_page_runs(
     done(*words[1:])
 
 
-@pytest.mark.leaks("the services of `nnburst run` keep the trust store of a process open")
+@pytest.mark.check
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.name)
 def test_commands_of_a_page_run_as_written(
     page: Path, vision: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -297,6 +296,7 @@ def test_commands_of_a_page_run_as_written(
             assert all((ROOT / word).exists() for word in named if not word.startswith("/tmp")), words
 
 
+@pytest.mark.check
 def test_links_of_the_site_that_lead_nowhere_are_found(tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text('<p id="here"><a href="#here"><a href="b.html#there"><a href="https://c.d/e">')
     (tmp_path / "b.html").write_text('<a href="a.html#here"><a href="#gone"><img src="c.svg">')
@@ -434,6 +434,7 @@ def test_markdown_of_a_run_is_stored_and_shown_as_it_was(tables: Any) -> None:
     assert tables.parse(shown) == {"tables": run["tables"], "conditions": run["conditions"]}
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("picture", sorted((ROOT / "docs" / "pictures").glob("*.svg")), ids=lambda path: path.stem)
 def test_texts_of_a_picture_are_inside_of_it_and_apart(picture: Path) -> None:
     drawing = ElementTree.parse(picture).getroot()

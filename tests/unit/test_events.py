@@ -28,7 +28,7 @@ def increment(dims: tuple[int, ...] = (4,)) -> Model:
     return b.build()
 
 
-@pytest.fixture(scope="module", params=["in_process", "child"])
+@pytest.fixture(scope="module", params=["in_process", pytest.param("child", marks=pytest.mark.check)])
 def service(request: pytest.FixtureRequest) -> Iterator[Service]:
     with (nnburst.in_process if request.param == "in_process" else nnburst.launch)() as service:
         yield service

@@ -13,6 +13,8 @@ import pytest
 
 from support import ROOT
 
+pytestmark = pytest.mark.check
+
 
 def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))

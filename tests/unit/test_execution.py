@@ -98,6 +98,7 @@ def until_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[t
     sys.modules.pop("waiting_function", None)
 
 
+@pytest.mark.check
 def test_two_threads_race_run_of_one_execution_and_one_is_refused_without_waiting(
     until_refused: tuple[nnburst.Session, threading.Event],
 ) -> None:

@@ -163,6 +163,7 @@ def test_failure_of_one_future_has_its_reason_and_leaves_the_others_alone(slow: 
     assert "refused -3" in str(errors[2])
 
 
+@pytest.mark.check
 def test_future_has_the_time_limit_of_its_execution(mortal: nnburst.Session) -> None:
     in_time, late, queued = (mortal.burst.bind(timeout=seconds) for seconds in (PATIENCE, 0.05, 0.05))
     for execution in (in_time, late, queued):
@@ -189,6 +190,7 @@ def test_death_of_the_service_ends_every_future(mortal: nnburst.Session) -> None
         assert isinstance(future.exception(PATIENCE), nnburst.DeadObject)
 
 
+@pytest.mark.check
 def test_closing_the_session_ends_every_future(slow: nnburst.Session) -> None:
     executions = [slow.burst.bind() for _ in range(5)]
     executions[0].inputs["x"][:] = 60
@@ -420,6 +422,7 @@ def test_burst_that_is_corrupt_is_not_lent_again(session: nnburst.Session, monke
     assert bursts.spare() is not burst
 
 
+@pytest.mark.check
 def test_bursts_of_a_peak_are_given_back() -> None:
     with (
         nnburst.launch(devices=["nnburst-reference"], quotas={"bursts": 4}) as service,

@@ -221,6 +221,7 @@ class Waits:
         monkeypatch.setattr(PendingCall, "wait", waiting)
 
 
+@pytest.mark.check
 def test_things_of_a_service_that_does_not_answer_are_closed_within_one_budget(
     service: nnburst.Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,6 +247,7 @@ def test_things_of_a_service_that_does_not_answer_are_closed_within_one_budget(
     assert service.device("nnburst-reference").status is DeviceStatus.AVAILABLE
 
 
+@pytest.mark.check
 def test_stopped_service_is_killed_when_leaving_has_taken_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "LEAVING", 0.1)
     given: list[float] = []
@@ -272,6 +274,7 @@ def test_sessions_are_opened_within_the_limit_that_is_named(service: nnburst.Ser
         service.session(relu(), open_timeout=-1)
 
 
+@pytest.mark.check
 def test_limit_of_runs_also_limits_opening(service: nnburst.Service, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(_session, "_OPENING", 0.1)
@@ -322,6 +325,7 @@ def interrupt_everywhere(open_one: Callable[[], Any], close: Callable[[Any], Non
         count += step
 
 
+@pytest.mark.check
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # swallowed in a finaliser
 @pytest.mark.parametrize("where", ["a service", "in process"])
 def test_session_whose_close_is_interrupted_at_any_line_leaves_nothing(where: str) -> None:
@@ -341,6 +345,7 @@ def test_session_whose_close_is_interrupted_at_any_line_leaves_nothing(where: st
         until(lambda: len(os.listdir(f"/proc/{service.pid}/fd")) <= there + 2)
 
 
+@pytest.mark.check
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_memory_of_a_device_whose_close_is_interrupted_at_any_line_is_given_back(service: nnburst.Service) -> None:
     with (
@@ -366,6 +371,7 @@ def test_memory_of_a_device_whose_close_is_interrupted_at_any_line_is_given_back
         assert len(kept) == 1024
 
 
+@pytest.mark.check
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_service_whose_close_is_interrupted_at_any_line_ends() -> None:
     pidfds: list[int] = []
@@ -417,6 +423,7 @@ print("nothing left")
 """
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 7))])
 def test_storm_of_interrupts_over_close_leaves_nothing(seed: int) -> None:
     command = [sys.executable, "-W", "ignore", "-c", STORM, str(seed)]

@@ -302,7 +302,6 @@ def test_failures_and_buffers_pass_through_a_group(shared: Callable[..., Shared]
     assert run(one)[0] == 1
 
 
-@pytest.mark.leaks("the trust store of a process stays open")
 def test_priority_of_a_model_reaches_its_queue_also_from_cache_files(
     shared: Callable[..., Shared], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,8 +30,6 @@ from nnburst.model import (
 )
 from support.models import doubling_model, relu
 
-pytestmark = pytest.mark.leaks("the trust store of a process stays open")
-
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -95,6 +95,7 @@ def test_builder_finds_the_memory_of_its_constants_without_a_room_above_it_being
     assert "nnburst.memory.memory" in read
 
 
+@pytest.mark.check
 def test_threads_that_use_names_for_the_first_time_together_get_the_same_ones() -> None:
     assert "nnburst._core.leaving" in read_by("import nnburst")  # else the first two of them may wait for each other
     names = ("Session", "BurstExecutor", "launch", "Model", "Memory", "ModelBuilder", "copy_memory", "Compilation")
@@ -153,6 +154,7 @@ def test_names_of_a_room_are_listed_found_and_pickled(room: str) -> None:
         module.no_such_name  # noqa: B018
 
 
+@pytest.mark.check
 def test_modules_and_names_are_read_by_threads_at_once() -> None:
     """A module of a room waits for the room, which must not wait for its modules."""
     code = (

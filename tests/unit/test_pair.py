@@ -292,6 +292,7 @@ def test_standby_that_cannot_be_opened_closes_the_first() -> None:
     assert first.closed.is_set()
 
 
+@pytest.mark.check
 def test_killed_service_costs_a_request_neither_an_answer_nor_a_start() -> None:
     """The service dies below the request, whose session must not start it again by itself."""
     opened: list[weakref.ref[Session]] = []

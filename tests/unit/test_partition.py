@@ -176,6 +176,7 @@ def outputs_of(prepared: PreparedModel, model: Model, inputs: Sequence[Any]) -> 
         return [memory.read(np.uint8, (nbytes,), place.location.offset).tobytes() for place in places[count:]]
 
 
+@pytest.mark.check
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_any_cut_of_any_model_is_valid_and_computes_the_same(data: Any) -> None:
@@ -504,7 +505,6 @@ def test_REQ_CACHE_033_no_token_of_the_application_no_token_for_parts() -> None:
     assert [device.tokens for device in devices] == [[], []]
 
 
-@pytest.mark.leaks("the trust store of a process stays open")
 def test_parts_are_restored_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NNBURST_STATE_DIR", str(tmp_path / "state"))
     model, wanted = adders_and_multipliers()

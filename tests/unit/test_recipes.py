@@ -16,6 +16,8 @@ import pytest
 import nnburst
 from support import ROOT
 
+pytestmark = pytest.mark.check
+
 FOLDER = ROOT / "examples" / "recipes"
 NO_CONTAINERS = 77
 COMMANDS = {

@@ -84,7 +84,6 @@ def test_output_of_the_model_is_written_in_every_run() -> None:
         np.testing.assert_allclose(w, W * SCALES[:, None], rtol=1e-6)
 
 
-@pytest.mark.leaks("the trust store of a process stays open")
 @pytest.mark.parametrize("folded", [False, True])
 def test_constant_that_an_operation_reads_twice_is_restored(
     folded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -132,7 +131,6 @@ def test_operation_that_fails_fails_when_it_is_run() -> None:
         assert status is ErrorStatus.GENERAL_FAILURE
 
 
-@pytest.mark.leaks("the trust store of a process stays open")
 def test_hit_gives_the_folded_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NNBURST_STATE_DIR", str(tmp_path / "state"))
     device = ReferenceDevice()

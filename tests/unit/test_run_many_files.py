@@ -18,8 +18,6 @@ from nnburst.cli.run.many import Outcome, input_files, run_directory, run_files,
 from nnburst.cli.tensors import as_saved
 from nnburst.errors import DeadObject, GeneralFailure, InvalidArgument, MissedDeadline
 
-pytestmark = pytest.mark.leaks("the session of the module keeps arrays for runs that may follow")
-
 SOURCE = """
 import os
 from nnburst.devices.function import Tensor, declare

@@ -67,6 +67,7 @@ def threads_of(pid: int) -> Iterator[tuple[str, int, frozenset[int]]]:
             yield policy, os.sched_getparam(tid).sched_priority, cpus
 
 
+@pytest.mark.check
 def test_a_shared_service_has_what_its_command_line_says(real_time: None, tmp_path: Path) -> None:
     cpus = f"{CPUS[0]},{CPUS[-1]}-{CPUS[-1]}"
     command = [sys.executable, "-m", "nnburst", "serve", "--socket", str(tmp_path / "s"), "--scheduler", "rr:3"]
@@ -167,6 +168,7 @@ def without_rights(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(
     "arguments",
     [

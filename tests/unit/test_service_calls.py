@@ -253,6 +253,7 @@ def alarm() -> Iterator[Any]:
         signal.signal(signal.SIGALRM, old)
 
 
+@pytest.mark.check
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # swallowed in a callback of weakref
 @pytest.mark.leaks("a constructor that is interrupted may lose what it was about to own")
 @pytest.mark.parametrize("what", ["run", "session"])

@@ -749,6 +749,7 @@ def test_only_the_user_of_the_service_and_root_end_clients(monkeypatch: pytest.M
             client.end_clients(4711)
 
 
+@pytest.mark.check
 def test_closing_a_host_waits_for_connections_that_are_just_ending() -> None:
     go_on, entered, released = threading.Event(), threading.Event(), threading.Event()
 

@@ -92,6 +92,7 @@ def test_executions_that_are_dropped_give_their_memory_back(service: nnburst.Ser
         assert len(session.burst._controller._slots) <= 2
 
 
+@pytest.mark.check
 def test_memory_that_was_dropped_goes_wherever_a_handler_takes_it_first(service: nnburst.Service) -> None:
     """Before each line in turn of what gives it back, the same thread binds a request below it."""
     with service.session(relu()) as session:
@@ -173,6 +174,7 @@ def test_reset_that_is_refused_leaves_the_state(service: nnburst.Service) -> Non
         assert (execution.get_state()["t"] == 1).all()
 
 
+@pytest.mark.check
 def test_session_is_closed_by_a_signal_handler_while_it_runs(slow: str) -> None:
     """The usual way to shut down."""
     with nnburst.launch(devices=[slow]) as service:
@@ -365,6 +367,7 @@ print("ended")
 """
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("where", ["launch", "in_process"])
 def test_signal_handler_may_close_a_session_over_any_step(where: str) -> None:
     program = HANDLER.format(where=where)

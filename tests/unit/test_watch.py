@@ -181,6 +181,7 @@ def looks_of(viewer: Viewer, until: Callable[[], bool]) -> ServiceStats:
             return stats
 
 
+@pytest.mark.check
 def test_readers_that_are_killed_change_nothing(service: nnburst.Service) -> None:
     found = page_of(service.pid)
     draw = random.Random(5)
@@ -203,6 +204,7 @@ def test_readers_that_are_killed_change_nothing(service: nnburst.Service) -> Non
         assert newest(stats, RowKind.BURST).counters["results"] == runs == session.stats.received
 
 
+@pytest.mark.check
 def test_writers_that_are_killed_leave_true_numbers_to_those_who_look() -> None:
     draw = random.Random(6)
     for _ in range(3):
@@ -323,6 +325,7 @@ def test_page_that_lies_later_is_read_within_its_bounds() -> None:
     page.close()
 
 
+@pytest.mark.check
 def test_page_with_more_in_it_than_a_service_writes_is_refused() -> None:
     page = Page("full", rows=MOST_ROWS)
     rows = [page.open(RowKind.BURST, "", page.service) for _ in range(130)]
@@ -450,6 +453,7 @@ def test_metrics_are_what_the_page_says() -> None:
     page.close()
 
 
+@pytest.mark.check
 def test_shared_service_is_watched_by_name_and_scraped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("prometheus_client", reason="needs the extra nnburst[metrics]")
     monkeypatch.setenv("NNBURST_RUNTIME_DIR", str(tmp_path))

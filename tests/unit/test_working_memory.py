@@ -269,6 +269,7 @@ def nested(levels: int, nbytes: int) -> Model:
     return Model(main, tuple(graphs), bytes(values.data))
 
 
+@pytest.mark.check
 def test_models_inside_models_share_one_budget() -> None:
     """Each level alone takes a quarter of what an execution may take."""
     part = 60 * MIB
