@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +51,12 @@ def compiled(device: Any, directory: Path, deadline_ns: int = 0) -> str:
 class Failing(ReferenceDevice):
     """Its look-ups fail, and its compilations, too, if so desired."""
 
-    def __init__(self, load: Exception, compile: Exception | None = None) -> None:
+    def __init__(self, load: Callable[[], Exception], compile: Exception | None = None) -> None:
         super().__init__()
         self.load, self.compile = load, compile
 
     def prepare_model_from_cache(self, *args: Any, **options: Any) -> Any:
-        raise self.load
+        raise self.load()
 
     def prepare_model(self, *args: Any, **options: Any) -> Any:
         if self.compile is not None:
@@ -63,22 +64,22 @@ class Failing(ReferenceDevice):
         return super().prepare_model(*args, **options)
 
 
-PASSING: dict[str, Exception] = {
-    "deadline": MissedDeadline("late"),
-    "quota": ResourceExhausted("too many models"),
-    "busy device": DeviceUnavailable("busy"),
-    "busy entry": CacheRejected(R.BUSY),
-    "no store": CacheRejected(R.NO_STORE),
-    "I/O": CacheRejected(R.IO_ERROR),
-    "descriptors": CacheRejected(R.BAD_FD),
-    "argument": InvalidArgument("no"),
-    "failure": GeneralFailure("no"),
-    "exception": ValueError("a bug of the device"),
+PASSING: dict[str, Callable[[], Exception]] = {
+    "deadline": partial(MissedDeadline, "late"),
+    "quota": partial(ResourceExhausted, "too many models"),
+    "busy device": partial(DeviceUnavailable, "busy"),
+    "busy entry": partial(CacheRejected, R.BUSY),
+    "no store": partial(CacheRejected, R.NO_STORE),
+    "I/O": partial(CacheRejected, R.IO_ERROR),
+    "descriptors": partial(CacheRejected, R.BAD_FD),
+    "argument": partial(InvalidArgument, "no"),
+    "failure": partial(GeneralFailure, "no"),
+    "exception": partial(ValueError, "a bug of the device"),
 }
 
 
 @pytest.mark.parametrize("error", PASSING.values(), ids=PASSING.keys())
-def test_entry_outlives_errors_that_say_nothing_about_it(tmp_path: Path, error: Exception) -> None:
+def test_entry_outlives_errors_that_say_nothing_about_it(tmp_path: Path, error: Callable[[], Exception]) -> None:
     assert compiled(ReferenceDevice(), tmp_path / "c") == "SAVED/SAVED/-"
     with pytest.raises(GeneralFailure, match="does not compile"):
         compiled(Failing(error, GeneralFailure("does not compile")), tmp_path / "c")
@@ -89,7 +90,7 @@ def test_entry_outlives_errors_that_say_nothing_about_it(tmp_path: Path, error: 
 def test_entry_that_is_spoilt_is_forgotten(tmp_path: Path, reason: str) -> None:
     assert compiled(ReferenceDevice(), tmp_path / "c") == "SAVED/SAVED/-"
     with pytest.raises(GeneralFailure):
-        compiled(Failing(CacheRejected(R(reason)), GeneralFailure("does not compile")), tmp_path / "c")
+        compiled(Failing(partial(CacheRejected, R(reason)), GeneralFailure("does not compile")), tmp_path / "c")
     assert not list((tmp_path / "c").glob("objects/*/*"))
 
 
@@ -141,14 +142,14 @@ def test_source_with_a_bug_does_not_make_a_compilation_fail(tmp_path: Path, what
     prepared.close()
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "no space"), ValueError("a bug"), MemoryError()])
+@pytest.mark.parametrize("error", [partial(OSError, errno.ENOSPC, "no space"), ValueError, MemoryError])
 def test_save_that_fails_in_the_device_is_no_refusal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Callable[[], Exception]
 ) -> None:
     """A disk may be full for a while: nobody stops asking because of that."""
 
     def packed(self: ReferencePreparedModel) -> Any:
-        raise error
+        raise error()
 
     with monkeypatch.context() as patch:
         patch.setattr(ReferencePreparedModel, "packed", packed)
