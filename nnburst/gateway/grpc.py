@@ -1,22 +1,24 @@
-"""The protocol over gRPC. Messages and stubs are those of the package ``tritonclient``."""
+"""The protocol over gRPC. Its messages and calls are those that `open_inference.proto` describes."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from functools import lru_cache
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
 import grpc
 import numpy as np
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
+from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
-from grpc_health.v1 import health
+from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health, health_pb2
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthServicer, add_HealthServicer_to_server
-from grpc_reflection.v1alpha import reflection
-from tritonclient.grpc import service_pb2 as pb
-from tritonclient.grpc import service_pb2_grpc as stubs
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from .. import __version__
 from .._core.tokens import EVERYONE, Tokens
@@ -51,7 +53,15 @@ from .tensors import BRISK, PIECE, as_sent, is_long
 _Result = TypeVar("_Result")
 _MOST_BYTES = 256 << 20
 """Of one message."""
-_SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
+
+(_DESCRIPTION,) = FileDescriptorSet.FromString(Path(__file__).with_name("open_inference.binpb").read_bytes()).file
+_POOL = DescriptorPool()  # of this module, so that a program may also have a client's messages of the same names
+_OTHERS = health_pb2.DESCRIPTOR.serialized_pb, reflection_pb2.DESCRIPTOR.serialized_pb
+for _file in (_DESCRIPTION.SerializeToString(), *_OTHERS):
+    _POOL.AddSerializedFile(_file)
+_CALLS = _POOL.FindServiceByName("inference.GRPCInferenceService")
+pb = SimpleNamespace(**{name: GetMessageClass(one) for name, one in _CALLS.file.message_types_by_name.items()})
+_SERVICE = _CALLS.full_name
 _OPEN = (f"/{_SERVICE}/ServerLive", f"/{_SERVICE}/ServerReady", f"/{health.SERVICE_NAME}/Check")
 _CODES: tuple[tuple[type[NNBurstError], grpc.StatusCode], ...] = (
     (NoSuchModel, grpc.StatusCode.NOT_FOUND),
@@ -87,8 +97,8 @@ async def _abort(context: Any, error: NNBurstError) -> None:
     await context.abort(code, str(error), hint)
 
 
-class Servicer(stubs.GRPCInferenceServiceServicer):  # type: ignore[misc]
-    """Answers every call of the protocol that a model on a CPU has; others are UNIMPLEMENTED."""
+class Servicer:
+    """Answers every call of the protocol that a model on a CPU has."""
 
     def __init__(self, models: Models, regions: Regions, budget: Budget) -> None:
         self._models = models
@@ -160,26 +170,27 @@ class Servicer(stubs.GRPCInferenceServiceServicer):  # type: ignore[misc]
 
     # ---- inference -------------------------------------------------------------------------------------------
 
-    async def ModelInfer(self, data: bytes, context: Any) -> bytes:
+    async def ModelInfer(self, data: bytes, context: Any) -> Any:
+        answer = pb.ModelInferResponse()
         try:
-            return await self._infer(data, context)
+            await self._infer(data, answer, context)
         except NNBurstError as error:
             await _abort(context, error)
-            raise
+        return answer
 
     async def ModelStreamInfer(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
         """One answer for each request, in their order; an error is an answer, too."""
         async for data in requests:
             answer = pb.ModelStreamInferResponse()
             try:
-                answer.infer_response.MergeFromString(await self._infer(data, context))
+                await self._infer(data, answer.infer_response, context)
             except NNBurstError as error:
                 answer.error_message = str(error)
                 with contextlib.suppress(InvalidArgument):
                     answer.infer_response.id = _message(data).id
             yield answer
 
-    async def _infer(self, data: bytes, context: Any) -> bytes:
+    async def _infer(self, data: bytes, answer: Any, context: Any) -> None:
         with self._budget.request() as share:
             share.take(size := len(data))
             message = _message(data)
@@ -190,8 +201,9 @@ class Servicer(stubs.GRPCInferenceServiceServicer):  # type: ignore[misc]
             with below(lambda: dict(context.invocation_metadata())):
                 version, answers = await infer(self._models, self._regions, request.inference, context.time_remaining())
             if any(is_long(array) for *_, array in answers):
-                return await elsewhere(lambda: _response(request, version, answers))
-            return _response(request, version, answers)
+                await elsewhere(lambda: _fill(answer, request, version, answers))
+            else:
+                _fill(answer, request, version, answers)
 
     # ---- shared memory ---------------------------------------------------------------------------------------
 
@@ -219,10 +231,15 @@ class Servicer(stubs.GRPCInferenceServiceServicer):  # type: ignore[misc]
     async def CudaSharedMemoryUnregister(self, request: Any, context: Any) -> Any:
         return pb.CudaSharedMemoryUnregisterResponse()
 
-    async def _unserved(self, request: Any, context: Any) -> None:
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this call is not served")
-
-    CudaSharedMemoryRegister = TraceSetting = LogSettings = _unserved
+    def handlers(self) -> dict[str, Any]:
+        """Return what answers each call. Requests for inference come as bytes, to be counted first."""
+        made = {}
+        for call in _CALLS.methods:
+            read = GetMessageClass(call.input_type).FromString if call.input_type.name != "ModelInferRequest" else None
+            write = GetMessageClass(call.output_type).SerializeToString
+            kinds = grpc.unary_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
+            made[call.name] = kinds[call.server_streaming](getattr(self, call.name), read, write)
+        return made
 
 
 class _Request(NamedTuple):
@@ -251,52 +268,19 @@ def _request(message: Any, size: int) -> _Request:
     return _Request(_inference(message, size, Terms.of(parameters)), message.id, is_last_told)
 
 
-@lru_cache(maxsize=256)
-def _head(model: str, version: str, *outputs: tuple[OutputTensor, str, tuple[int, ...], int]) -> bytes:
-    """Return an answer but for its elements, given the datatype, shape and bytes of each output."""
-    answer = pb.ModelInferResponse(model_name=model, model_version=version)
-    for (name, place), datatype, shape, nbytes in outputs:
-        output = answer.outputs.add(name=name, datatype=datatype, shape=shape)
-        if place is not None:
-            output.parameters["shared_memory_region"].string_param = place.region
-            output.parameters["shared_memory_byte_size"].int64_param = nbytes
-            if place.offset:
-                output.parameters["shared_memory_offset"].int64_param = place.offset
-    return bytes(answer.SerializeToString())
-
-
-_TAG_OF_ELEMENTS: bytes = pb.ModelInferResponse(raw_output_contents=[b""]).SerializeToString()[:-1]
-
-
-def _before_elements(nbytes: int) -> bytes:
-    """Return what stands in an answer before so many bytes of elements: their tag, and their number as a varint.
-
-    Source: https://protobuf.dev/programming-guides/encoding/
-    """
-    digits = []
-    while nbytes > 0x7F:
-        digits.append(nbytes & 0x7F | 0x80)
-        nbytes >>= 7
-    return _TAG_OF_ELEMENTS + bytes((*digits, nbytes))
-
-
-def _response(request: _Request, version: str, answers: Answers) -> bytes:
-    """Return an answer, which is put together from messages: one behind the other they are one with all their fields.
-
-    To fill in each field of one takes longer than to run a small model.
-    """
-    sent = [as_sent(array) for *_, array in answers]
-    outputs = [(*about, data.nbytes) for (*about, _), data in zip(answers, sent, strict=True)]
-    parts: list[Any] = [_head(request.inference.model, version, *outputs)]
-    for (wanted, *_), data in zip(answers, sent, strict=True):
-        if wanted.place is None:
-            parts += (_before_elements(data.nbytes), data)
-    if request.id or request.is_last_told:
-        own = pb.ModelInferResponse(id=request.id)
-        if request.is_last_told:
-            own.parameters["triton_final_response"].bool_param = True
-        parts.append(own.SerializeToString())
-    return b"".join(parts)
+def _fill(answer: Any, request: _Request, version: str, answers: Answers) -> None:
+    answer.model_name, answer.model_version, answer.id = request.inference.model, version, request.id
+    for (name, place), datatype, shape, array in answers:
+        output, elements = answer.outputs.add(name=name, datatype=datatype, shape=shape), as_sent(array)
+        if place is None:
+            answer.raw_output_contents.append(elements.tobytes())
+            continue
+        output.parameters["shared_memory_region"].string_param = place.region
+        output.parameters["shared_memory_byte_size"].int64_param = elements.nbytes
+        if place.offset:
+            output.parameters["shared_memory_offset"].int64_param = place.offset
+    if request.is_last_told:
+        answer.parameters["triton_final_response"].bool_param = True
 
 
 def _parameters(tensor: Any) -> Mapping[str, Any]:
@@ -364,7 +348,10 @@ class _Health(HealthServicer):  # type: ignore[misc]
             is_ready = False
         return HealthCheckResponse(status=HealthCheckResponse.SERVING if is_ready else HealthCheckResponse.NOT_SERVING)
 
-    Watch = List = Servicer._unserved  # a client that is refused the first takes the server for healthy
+    async def Watch(self, request: Any, context: Any) -> None:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this call is not served")
+
+    List = Watch  # a client that is refused the former takes the server for healthy
 
 
 def _is_admitted(tokens: Tokens, metadata: Any) -> bool:
@@ -418,17 +405,9 @@ async def serve(
         ],
         interceptors=[_Guard(tokens)],
     )
-    servicer = Servicer(models, regions, budget)
-    stubs.add_GRPCInferenceServiceServicer_to_server(servicer, server)
+    server.add_registered_method_handlers(_SERVICE, Servicer(models, regions, budget).handlers())
     add_HealthServicer_to_server(_Health(models, tokens), server)
-    reflection.enable_server_reflection((_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-    as_bytes = {
-        "ModelInfer": grpc.unary_unary_rpc_method_handler(servicer.ModelInfer),
-        "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(
-            servicer.ModelStreamInfer, response_serializer=pb.ModelStreamInferResponse.SerializeToString
-        ),
-    }
-    server.add_registered_method_handlers(_SERVICE, as_bytes)  # in place of those with messages
+    reflection.enable_server_reflection((_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server, _POOL)
     try:
         port = server.add_insecure_port(address)
     except (RuntimeError, UnicodeError) as error:

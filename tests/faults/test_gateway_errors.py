@@ -23,7 +23,6 @@ from tritonclient.grpc import service_pb2_grpc as stubs  # noqa: E402
 from tritonclient.utils import InferenceServerException  # noqa: E402
 
 from nnburst.errors import InvalidArgument  # noqa: E402
-from nnburst.gateway import grpc as gateway_grpc  # noqa: E402
 from nnburst.gateway.tensors import _DTYPES  # noqa: E402
 from support.gateways import (  # noqa: E402
     MARKS,
@@ -228,12 +227,6 @@ def test_request_that_is_nearly_like_the_last_is_looked_at_anew(gateway: Gateway
             assert answer.id == str(number)
             assert list(answer.outputs[0].shape) == list(asked.inputs[0].shape)
             assert answer.raw_output_contents[0] == Y[-answer.outputs[0].shape[0] :].tobytes()
-
-
-@pytest.mark.parametrize("nbytes", [0, 1, 0x7F, 0x80, 0x3FFF, 0x4000, 0x1FFFFF, 0x200000])
-def test_elements_of_an_answer_stand_behind_what_protobuf_puts_before_them(nbytes: int) -> None:
-    whole = pb.ModelInferResponse(raw_output_contents=[bytes(nbytes)]).SerializeToString()
-    assert gateway_grpc._before_elements(nbytes) == whole[: len(whole) - nbytes]
 
 
 def test_output_of_another_shape_is_answered_for_a_request_that_is_like_those_before(gateway: Gateway) -> None:

@@ -41,7 +41,7 @@ ROOMS = (  # lowest first; "" is nnburst/__init__.py, which re-exports what user
     "__main__",
 )
 EXTRAS = {
-    "nnburst.gateway.grpc": {"google", "grpc", "grpc_health", "grpc_reflection", "tritonclient"},
+    "nnburst.gateway.grpc": {"google", "grpc", "grpc_health", "grpc_reflection"},
     "nnburst.gateway.rest": {"aiohttp"},
     "nnburst.scale.ray": {"ray"},
     "nnburst.testing.pytest_plugin": {"pytest"},

@@ -26,7 +26,7 @@ DEPENDENCIES = ("cffi", "numpy", "posix_ipc", "cryptography", "msgspec", "click"
 EXTRAS = {
     "onnx": ("onnxruntime", "onnx"),
     "metrics": ("prometheus_client",),
-    "oip": ("grpc", "tritonclient", "aiohttp"),
+    "oip": ("grpc", "grpc_health", "grpc_reflection", "aiohttp"),
     "pictures": ("PIL",),
     "bench": ("zmq", "pynng", "iceoryx2", "faster_fifo", "matplotlib"),
 }

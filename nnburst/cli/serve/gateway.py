@@ -57,7 +57,7 @@ def gateway(options: dict[str, Any], *, has_models: bool) -> Iterator[Gateway | 
     for name, percent in options["canaries"].items():
         if (share := whole_number(percent)) is None or share > 100:
             raise InvalidArgument(f"--oip-canary {name}={percent}: give a whole number of percent, from 0 to 100")
-    if not all(find_spec(module) for module in ("grpc", "tritonclient", "aiohttp")):
+    if not all(find_spec(module) for module in ("grpc", "grpc_health", "grpc_reflection", "aiohttp")):
         raise DeviceUnavailable("--oip needs gRPC: pip install 'nnburst[oip]'")
     shares = {name: int(percent) for name, percent in options["canaries"].items()}
     with contextlib.closing(Gateway({**options, "canaries": shares, "unloaded": []})) as running:
