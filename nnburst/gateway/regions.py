@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import posix_ipc
 
+from .._core.shm import shm_open
 from ..errors import BadState, InvalidArgument, NNBurstError, ResourceExhausted
 from ..memory import Memory
 
@@ -105,18 +105,18 @@ class Regions:
     @staticmethod
     def _opened(name: str, key: str, offset: int, byte_size: int) -> Memory:
         try:
-            shared = posix_ipc.SharedMemory(key if key.startswith("/") else f"/{key}")
-        except (posix_ipc.Error, OSError, ValueError) as error:
+            fd = shm_open(key if key.startswith("/") else f"/{key}", os.O_RDWR)
+        except (OSError, ValueError) as error:
             raise InvalidArgument(f"region {name!r}: cannot open the shared memory {key!r}: {error}") from None
         try:
-            found = os.fstat(shared.fd)
+            found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode) or offset + byte_size > found.st_size:
                 raise InvalidArgument(
                     f"region {name!r}: the shared memory {key!r} has {found.st_size} bytes, not {offset} + {byte_size}"
                 )
-            return Memory.mmap_fd(shared.fd, byte_size, offset=offset, direct=True)
+            return Memory.mmap_fd(fd, byte_size, offset=offset, direct=True)
         finally:
-            os.close(shared.fd)
+            os.close(fd)
 
     def unregister(self, name: str) -> None:
         """Forget a region; all of them for an empty name. One that is not there is forgotten already.

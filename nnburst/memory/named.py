@@ -5,8 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-import posix_ipc
-
+from .._core.shm import shm_open, shm_unlink
 from ..errors import GeneralFailure, InvalidArgument, ResourceExhausted
 
 _PIECE = 1 << 20
@@ -33,7 +32,7 @@ def _reserve(fd: int, path: str, size: int) -> None:
             os.posix_fallocate(fd, start, min(_PIECE, size - start))
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.ENOMEM):
-            raise
+            raise GeneralFailure(f"shared memory {path!r} cannot be made: {error}") from error
         raise ResourceExhausted(
             f"shared memory {path!r} of {size:,} bytes does not fit into /dev/shm, where {free:,} are free; remove "
             "what is left there, make it larger (docker run --shm-size=…), or use Memory.ashmem, which has no limit"
@@ -50,37 +49,34 @@ def open_shared(name: str, size: int | None) -> tuple[int, int]:
     """
     path = _slashed(name)
     try:
-        if size is None:
-            shared = posix_ipc.SharedMemory(path)
-        else:
-            shared = posix_ipc.SharedMemory(path, posix_ipc.O_CREX, mode=0o600, size=size)
-            made.add(path)
-            try:
-                _reserve(shared.fd, path, size)
-            except BaseException:
-                shared.close_fd()
-                unlink_shared(path)
-                raise
-    except posix_ipc.ExistentialError:
+        fd = shm_open(path, os.O_RDWR if size is None else os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    except (FileExistsError, FileNotFoundError):
         what = "does not exist; give a size to create it" if size is None else "exists; give no size to attach to it"
         raise InvalidArgument(f"shared memory {path!r} {what}") from None
-    except (posix_ipc.Error, OSError, ValueError, OverflowError) as error:
+    except (OSError, ValueError) as error:
         raise GeneralFailure(f"shared memory {path!r} cannot be opened: {error}") from error
-    os.set_inheritable(shared.fd, False)
-    length = os.fstat(shared.fd).st_size
+    if size is not None:
+        made.add(path)
+        try:
+            _reserve(fd, path, size)
+        except BaseException:
+            os.close(fd)
+            unlink_shared(path)
+            raise
+    length = os.fstat(fd).st_size
     if length == 0:
-        shared.close_fd()
+        os.close(fd)
         raise InvalidArgument(f"shared memory {path!r} is empty; its creator has not given it a size")
-    return shared.fd, length
+    return fd, length
 
 
 def unlink_shared(name: str) -> None:
     """Remove a name."""
     path = _slashed(name)
     try:
-        posix_ipc.unlink_shared_memory(path)
+        shm_unlink(path)
         made.discard(path)
-    except posix_ipc.ExistentialError:
+    except FileNotFoundError:
         raise InvalidArgument(f"shared memory {path!r} does not exist") from None
-    except (posix_ipc.Error, OSError) as error:
+    except OSError as error:
         raise GeneralFailure(f"shared memory {path!r} cannot be removed: {error}") from error

@@ -10,7 +10,6 @@ import urllib.request
 from typing import Any
 
 import numpy as np
-import posix_ipc
 import pytest
 
 onnx = pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
@@ -33,6 +32,7 @@ from support.gateways import (  # noqa: E402
     conversions,
     placed,
     refused,
+    shared_memory,
     tensor,
 )
 
@@ -121,8 +121,7 @@ def test_numbers_that_json_has_not_are_refused_on_both_ways(gateway: Gateway) ->
 
 def test_size_of_a_part_is_compared_before_it_is_read(gateway: Gateway, client: Any, protocol: str) -> None:
     key = f"/nnburst-sparse-{os.getpid()}"
-    shared = posix_ipc.SharedMemory(key, posix_ipc.O_CREX, size=1 << 40)
-    try:
+    with shared_memory(key, 1 << 40):
         client.register_system_shared_memory("sparse", key, 1 << 40)
         with pytest.raises(InferenceServerException, match=f"takes {X.nbytes} bytes, got {1 << 40}"):
             client.infer("relu", [placed(PROTOCOLS[protocol], size=1 << 40, name="sparse")])
@@ -130,10 +129,7 @@ def test_size_of_a_part_is_compared_before_it_is_read(gateway: Gateway, client: 
         huge.set_shared_memory("sparse", 1 << 36)
         with pytest.raises(InferenceServerException, match="is larger than"):
             client.infer("relu", [huge])
-    finally:
         client.unregister_system_shared_memory("sparse")
-        shared.close_fd()
-        shared.unlink()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -11,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import posix_ipc
 import pytest
 
 onnx = pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
@@ -32,6 +32,7 @@ from support.gateways import (  # noqa: E402
     Y,
     conversions,
     placed,
+    shared_memory,
     tensor,
 )
 
@@ -104,20 +105,16 @@ def test_part_that_is_none_of_a_region_is_refused(
 
 def test_memory_that_its_owner_cuts_fails_the_request_only(gateway: Gateway, client: Any, protocol: str) -> None:
     key = f"/nnburst-cut-{os.getpid()}"
-    shared = posix_ipc.SharedMemory(key, posix_ipc.O_CREX, size=4096)
-    try:
+    with shared_memory(key, 4096) as fd:
         client.register_system_shared_memory("cut", key, 4096)
-        os.ftruncate(shared.fd, 16)
+        os.ftruncate(fd, 16)
         wanted = PROTOCOLS[protocol].InferRequestedOutput("y")
         wanted.set_shared_memory("cut", Y.nbytes, 1024)
         with pytest.raises(InferenceServerException, match="its owner cut it"):
             client.infer("relu", [placed(PROTOCOLS[protocol], name="cut")])
         with pytest.raises(InferenceServerException, match="its owner cut it"):
             client.infer("relu", [tensor(PROTOCOLS[protocol], "x", X)], outputs=[wanted])
-    finally:
         client.unregister_system_shared_memory("cut")
-        shared.close_fd()
-        shared.unlink()
     assert client.infer("relu", [tensor(PROTOCOLS[protocol], "x", X)]).as_numpy("y").tobytes() == Y.tobytes()
 
 
@@ -158,10 +155,9 @@ def test_region_that_is_forgotten_while_requests_use_it(
 
 def test_memory_that_is_cut_during_the_run_fails_the_request() -> None:
     tensor, regions, key = conversions("FP32"), Regions(True), f"/nnburst-cut-{os.getpid()}"
-    shared = posix_ipc.SharedMemory(key, posix_ipc.O_CREX, size=8192)
 
     async def run(inputs: dict[str, Any], timeout: float | None) -> list[Any]:
-        os.ftruncate(shared.fd, 4096)
+        os.truncate(f"/dev/shm{key}", 4096)
         return [inputs["x"] + 1]
 
     model = SimpleNamespace(
@@ -169,33 +165,24 @@ def test_memory_that_is_cut_during_the_run_fails_the_request() -> None:
     )
     models: Any = SimpleNamespace(ready=lambda *asked: model, give_back=lambda model: None)
     given = InputTensor("x", "FP32", (1024,), RegionPlace("cut", 4096, 4096))
-    try:
+    with shared_memory(key, 8192), contextlib.closing(regions):
         regions.register("cut", key, 0, 8192)
         with pytest.raises(InvalidArgument, match="its owner cut it"):
             asyncio.run(infer(models, regions, Inference("m", "", [given])))
-    finally:
-        shared.close_fd()
-        shared.unlink()
-        regions.close()
 
 
 def test_memory_that_is_cut_while_it_is_used_voids_the_request() -> None:
-    regions = Regions(True)
-    shared = posix_ipc.SharedMemory(f"/nnburst-cut-{os.getpid()}", posix_ipc.O_CREX, size=1 << 20)
-    try:
-        regions.register("cut", f"/nnburst-cut-{os.getpid()}", 4096, (1 << 20) - 4096)
+    regions, key = Regions(True), f"/nnburst-cut-{os.getpid()}"
+    with shared_memory(key, 1 << 20) as fd, contextlib.closing(regions):
+        regions.register("cut", key, 4096, (1 << 20) - 4096)
         part = regions.part("cut", 4096, 8192)
         assert not part.bytes.any()
         part.check()
-        os.ftruncate(shared.fd, 4096)
+        os.ftruncate(fd, 4096)
         regions.unregister("cut")
         assert not part.bytes.any()
         with pytest.raises(InvalidArgument, match="its owner cut it"):
             part.check()
-    finally:
-        shared.close_fd()
-        shared.unlink()
-        regions.close()
 
 
 def test_memory_is_refused_unless_it_was_allowed(tmp_path: Path, memory: Any) -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +37,21 @@ MARKS = [
     pytest.mark.leaks("gRPC keeps threads and descriptors"),
     pytest.mark.filterwarnings("ignore"),
 ]
+
+
+@contextlib.contextmanager
+def shared_memory(key: str, size: int) -> Iterator[int]:
+    """POSIX shared memory of a client's, as a descriptor."""
+    path = f"/dev/shm{key}"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.ftruncate(fd, size)
+        yield fd
+    finally:
+        os.close(fd)
+        os.unlink(path)
+
+
 X = np.linspace(-1, 1, 16, dtype=np.float32).reshape(2, 8)
 Y = np.maximum(X, 0)
 PROTOCOLS = {"grpc": triton_grpc, "rest": triton_http}

@@ -197,7 +197,12 @@ def test_array_in_a_pool_that_begins_within_its_object_is_found_behind_that() ->
 # -- named -------------------------------------------------------------------------------------------------------------
 
 
-def test_named_memory_is_created_attached_and_unlinked() -> None:
+@pytest.mark.parametrize("way", ["posix_ipc", "/dev/shm"])
+def test_named_memory_is_created_attached_and_unlinked(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if way == "posix_ipc":
+        pytest.importorskip("posix_ipc", reason="has no wheel for this Python")
+    else:
+        monkeypatch.setattr("nnburst._core.shm.posix_ipc", None)
     with Memory.posix_shm(NAME, 5000) as made:
         try:
             assert os.stat(f"/dev/shm/{NAME}").st_mode & 0o777 == 0o600

@@ -55,7 +55,7 @@ def read_by(statement: str) -> set[str]:
     """Return the modules that a statement reads in a fresh interpreter, without those that the libraries read."""
     code = (
         f"import sys; sys.path[:] = {[str(PACKAGE.parent), *sys.path]}\n"
-        f"import numpy, msgspec, posix_ipc, _cffi_backend; before = set(sys.modules)\n{statement}\n"
+        f"import numpy, msgspec, _cffi_backend; before = set(sys.modules)\n{statement}\n"
         "print(*set(sys.modules) - before)"
     )
     done = subprocess.run(  # -S: what `site` reads for an editable installation would hide what the package reads

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-DEPENDENCIES = ("cffi", "numpy", "posix_ipc", "cryptography", "msgspec", "click", "rich")
+_NAMED_MEMORY = ("posix_ipc",) if sys.version_info < (3, 14) else ()
+DEPENDENCIES = ("cffi", "numpy", *_NAMED_MEMORY, "cryptography", "msgspec", "click", "rich")
 EXTRAS = {
     "onnx": ("onnxruntime", "onnx"),
     "metrics": ("prometheus_client",),

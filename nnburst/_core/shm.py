@@ -1,0 +1,44 @@
+"""POSIX shared memory by `posix_ipc`; where that is not installed (it has no wheel for CPython 3.14), by /dev/shm."""
+
+from __future__ import annotations
+
+import os
+
+try:
+    import posix_ipc
+except ImportError:
+    posix_ipc = None
+
+
+def shm_open(path: str, flags: int, mode: int = 0o600) -> int:
+    """Return a descriptor.
+
+    Args:
+        path: A slash and a name without any.
+        flags: O_RDWR, perhaps with O_CREAT | O_EXCL.
+
+    Raises:
+        OSError, ValueError: It cannot be opened.
+    """
+    if posix_ipc is None:
+        return os.open(f"/dev/shm{path}", flags | os.O_NOFOLLOW, mode)
+    try:
+        fd: int = posix_ipc.SharedMemory(path, flags & (os.O_CREAT | os.O_EXCL), mode=mode).fd
+    except posix_ipc.ExistentialError as error:
+        raise (FileExistsError if flags & os.O_EXCL else FileNotFoundError)(str(error)) from None
+    except posix_ipc.Error as error:
+        raise OSError(str(error)) from None
+    os.set_inheritable(fd, False)
+    return fd
+
+
+def shm_unlink(path: str) -> None:
+    """Remove a name; raises as `shm_open`."""
+    if posix_ipc is None:
+        return os.unlink(f"/dev/shm{path}")
+    try:
+        posix_ipc.unlink_shared_memory(path)
+    except posix_ipc.ExistentialError as error:
+        raise FileNotFoundError(str(error)) from None
+    except posix_ipc.Error as error:
+        raise OSError(str(error)) from None
