@@ -215,7 +215,11 @@ class Attacker:
 
 
 @pytest.mark.parametrize(
-    "messages", [2000, pytest.param(100_000, marks=[pytest.mark.soak, pytest.mark.timeout(0)])], ids=["some", "many"]
+    "messages",
+    [
+        pytest.param(2000, marks=pytest.mark.check, id="some"),
+        pytest.param(100_000, marks=[pytest.mark.soak, pytest.mark.timeout(0)], id="many"),
+    ],
 )
 def test_honest_clients_notice_nothing_of_wrong_messages(
     shared: Shared, honest: Honest, recorded: list[Recorded], messages: int, tmp_path: Path
@@ -237,7 +241,13 @@ def test_honest_clients_notice_nothing_of_wrong_messages(
     print(attacker.answers, honest.right() - right, (shared.resident() - memory) >> 10)
 
 
-@pytest.mark.parametrize("rounds", [40, pytest.param(2000, marks=[pytest.mark.soak, pytest.mark.timeout(0)])])
+@pytest.mark.parametrize(
+    "rounds",
+    [
+        pytest.param(40, marks=pytest.mark.check),
+        pytest.param(2000, marks=[pytest.mark.soak, pytest.mark.timeout(0)]),
+    ],
+)
 def test_honest_clients_notice_nothing_of_wrong_answers_to_the_service(
     shared: Shared, honest: Honest, rounds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

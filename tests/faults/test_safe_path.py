@@ -57,16 +57,18 @@ def imported_names() -> Iterator[str]:
                 yield node.module
 
 
-LIBRARIES = {name.split(".")[0] for name in (*packages_distributions(), *imported_names())} - sys.stdlib_module_names
-LIBRARIES -= {"nnburst", "_distutils_hack"}  # setuptools imports the latter before any program runs
+@pytest.fixture(scope="module")
+def libraries() -> set[str]:
+    names = {name.split(".")[0] for name in (*packages_distributions(), *imported_names())}
+    return names - {"_distutils_hack"}  # setuptools imports it before any program runs
 
 
 @pytest.fixture
-def hostile(tmp_path: Path) -> Path:
+def hostile(tmp_path: Path, libraries: set[str]) -> Path:
     """A directory of modules of all names that a service or the command could import."""
     directory = tmp_path / "downloads"
     directory.mkdir()
-    for name in LIBRARIES | {*sys.stdlib_module_names, "nnburst", "sitecustomize", "usercustomize"}:
+    for name in libraries | {*sys.stdlib_module_names, "nnburst", "sitecustomize", "usercustomize"}:
         (directory / f"{name}.py").write_text(EVIL)
     return directory
 

@@ -146,6 +146,7 @@ def test_what_the_unit_denies_is_refused(program: str, error: str) -> None:
     assert error in done.stderr
 
 
+@pytest.mark.check
 @filtering
 def test_service_works_under_the_filters_of_its_unit(tmp_path: Path) -> None:
     needs(onnxruntime="onnx")
@@ -172,6 +173,7 @@ def test_service_works_under_the_filters_of_its_unit(tmp_path: Path) -> None:
     assert confined.log.read_text() == ""
 
 
+@pytest.mark.check
 @filtering
 def test_gateway_and_metrics_work_where_the_network_is_allowed(tmp_path: Path) -> None:
     needs(onnxruntime="onnx", aiohttp="oip", prometheus_client="metrics")

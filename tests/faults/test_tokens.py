@@ -114,12 +114,14 @@ def served(tmp_path: Path, tokens: Path) -> Iterator[dict[str, Path]]:
     assert not [path for path in places.values() if path.exists()]
 
 
+@pytest.mark.check
 def test_sockets_are_of_this_user_alone(served: dict[str, Path]) -> None:
     for path in served.values():
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
         assert path.stat().st_uid == os.geteuid()
 
 
+@pytest.mark.check
 def test_metrics_are_for_those_with_a_token(served: dict[str, Path]) -> None:
     assert ask(served["metrics"], "/metrics")[0] == 401
     assert ask(served["metrics"], "/metrics", "wrong")[0] == 401
@@ -127,6 +129,7 @@ def test_metrics_are_for_those_with_a_token(served: dict[str, Path]) -> None:
     assert (status, "nnburst_open_models 1.0" in text or "nnburst_open_models 0.0" in text) == (200, True)
 
 
+@pytest.mark.check
 def test_rest_answers_those_with_a_token_and_tells_its_health_to_all(served: dict[str, Path]) -> None:
     path = served["oip-rest"]
     assert ask(path, "/v2/health/ready")[0] == 200
@@ -138,6 +141,7 @@ def test_rest_answers_those_with_a_token_and_tells_its_health_to_all(served: dic
     assert (status, "[2.0,4.0,6.0,8.0]" in text.replace(" ", "")) == (200, True), text
 
 
+@pytest.mark.check
 def test_grpc_answers_those_with_a_token_and_tells_its_health_to_all(served: dict[str, Path]) -> None:
     import tritonclient.grpc as triton
     from tritonclient.utils import InferenceServerException
@@ -158,6 +162,7 @@ def test_grpc_answers_those_with_a_token_and_tells_its_health_to_all(served: dic
         client.close()
 
 
+@pytest.mark.check
 def test_health_of_a_model_is_told_to_those_with_a_token(served: dict[str, Path]) -> None:
     import grpc
     from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse

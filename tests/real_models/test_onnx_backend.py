@@ -43,6 +43,7 @@ def check(pattern: str, at_least: int) -> None:
     assert passed >= at_least
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(
     ("pattern", "at_least"),
     [("^test_(a(?!tt)|b|d)", 100), ("^test_(re|sp|if|loop|scan)", 150), ("string|sequence|optional|label_enc", 40)],

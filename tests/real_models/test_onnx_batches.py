@@ -29,6 +29,8 @@ from support.services import COMMAND, Shared, shared_service
 from support.users import GUEST, OTHER_GUEST, as_root, as_user
 from support.waiting import PATIENCE, until
 
+pytestmark = pytest.mark.check
+
 ROWS = 4
 CLIENTS = 16
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
@@ -103,6 +105,7 @@ def lasting() -> Any:
     return graph([loop], [("x", FLOAT, ("N", 8))], [("y", FLOAT, ("N", 8))], {"n": np.array(20_000)})
 
 
+@pytest.mark.representative
 def test_waiting_rows_run_as_one_and_each_client_gets_its_own(tmp_path: Path) -> None:
     inputs = [{"x": np.random.default_rng(i).normal(size=(1, 64)).astype(np.float32)} for i in range(ROWS)]
     with serving(tmp_path, mlp(64, 2, "N"), "--batch", "8", "--batch-wait", "1s") as (shared, path):

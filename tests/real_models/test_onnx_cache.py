@@ -47,6 +47,7 @@ def picture() -> np.ndarray:
     return RNG.random((1, 3, 224, 224), np.float32)
 
 
+@pytest.mark.check
 def test_network_is_saved_once_and_then_loaded_in_every_service(service: nnburst.Service, tmp_path: Path) -> None:
     x = picture()
     (expected,) = in_process(DENSENET, {"data_0": x})
@@ -62,6 +63,7 @@ def test_network_is_saved_once_and_then_loaded_in_every_service(service: nnburst
         assert np.array_equal(session.run(None, {"data_0": x})[0], expected)
 
 
+@pytest.mark.check
 def test_session_that_restarts_takes_the_model_from_the_cache(tmp_path: Path) -> None:
     x = picture()
     with nnburst.Session(DENSENET, device=DEVICE, cache_dir=tmp_path / "cache", on_death="restart") as session:
@@ -73,6 +75,7 @@ def test_session_that_restarts_takes_the_model_from_the_cache(tmp_path: Path) ->
         assert [restart.cache for restart in session.restarts] == ["HIT"]
 
 
+@pytest.mark.check
 def test_files_that_were_changed_are_not_used(tmp_path: Path) -> None:
     x = picture()
     (expected,) = in_process(DENSENET, {"data_0": x})
@@ -92,6 +95,7 @@ def test_files_that_were_changed_are_not_used(tmp_path: Path) -> None:
             assert np.array_equal(session.run(None, {"data_0": x})[0], expected)
 
 
+@pytest.mark.check
 def test_what_does_not_pay_is_compiled_as_ever(service: nnburst.Service, tmp_path: Path) -> None:
     path, x = save(mlp(16, 1), tmp_path / "m.onnx"), np.ones((1, 16), np.float32)
     (expected,) = in_process(path, {"x": x})
@@ -239,6 +243,7 @@ def test_device_measures_only_once_that_keeping_does_not_pay(tmp_path: Path, mon
             assert len(tried) == count
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("sandbox", ["on", "off"])
 def test_encrypted_entry_of_a_service_is_saved_and_found(tmp_path: Path, sandbox: str) -> None:
     x, options = picture(), {"cache_dir": tmp_path / "cache", "cache_encrypt": True, "cache_always": True}

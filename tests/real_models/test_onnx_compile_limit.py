@@ -49,6 +49,7 @@ def test_child_that_compiles_too_long_ends_and_says_why(model: str) -> None:
         assert not service.alive
 
 
+@pytest.mark.check
 def test_user_whose_model_compiles_too_long_disturbs_no_named_model(model: str, tmp_path: Path) -> None:
     (tmp_path / "functions.py").write_text(
         "from nnburst.devices.function import Tensor, declare\n"

@@ -13,8 +13,10 @@ from nnburst import BadState, DeadObject
 from nnburst.testing import inject
 from support.onnx_models import mlp, save
 
+OTHERS = [signal.SIGABRT, signal.SIGFPE, signal.SIGKILL, signal.SIGUSR1]
 
-@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGKILL, signal.SIGUSR1])
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, *(pytest.param(n, marks=pytest.mark.check) for n in OTHERS)])
 @pytest.mark.parametrize("bound", [True, False], ids=["bound", "run"])
 def test_crash_of_the_runtime_is_a_dead_object_and_the_next_session_works(
     tmp_path: Path, number: signal.Signals, bound: bool

@@ -12,6 +12,8 @@ import pytest
 
 from support import ROOT
 
+pytestmark = pytest.mark.check
+
 pytest.importorskip("onnxruntime", reason="needs the extra nnburst[onnx]")
 pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
 

@@ -117,6 +117,7 @@ def compare(
     return counts
 
 
+@pytest.mark.check
 def test_random_graphs_give_the_bits_that_they_give_in_process(service: nnburst.Service) -> None:
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         assert compare(service, range(100))["run"] >= 80
@@ -131,6 +132,7 @@ def test_thousands_of_random_graphs_give_the_bits_that_they_give_in_process(serv
 KINDS = ["took maps", *(f"{way} {name}" for way in ("took", "gave") for name in onnx_value_fuzz.LACKING)]
 
 
+@pytest.mark.check
 def test_random_graphs_of_values_give_the_bits_that_they_give_in_process(service: nnburst.Service) -> None:
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         counts = compare(service, range(500), onnx_value_fuzz.example, 150)

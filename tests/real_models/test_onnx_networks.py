@@ -17,6 +17,7 @@ SMALL = ("densenet121", "inception_v1", "inception_v2", "resnet50", "shufflenet"
 LARGE = ("bvlc_alexnet", "vgg19", "zfnet512")  # hundreds of megabytes of weights each
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("name", [*SMALL, *(pytest.param(name, marks=pytest.mark.soak) for name in LARGE)])
 def test_network_answers_bit_for_bit_as_in_process(name: str) -> None:
     path = str(LIGHT / f"light_{name}.onnx")
@@ -43,6 +44,7 @@ def resident(pid: int) -> int:
     return sum(int(rows[key].split()[0]) * 1024 for key in ("Private_Dirty", "Private_Clean"))
 
 
+@pytest.mark.check
 def test_weights_exist_once_for_all_sessions_and_bursts(tmp_path: Path) -> None:
     size = 4096
     weights = RNG.normal(size=(size, size)).astype(np.float32)
@@ -93,6 +95,7 @@ def test_same_contents_under_other_names_are_shared_and_other_contents_are_not(t
             assert len(graphs) <= 2
 
 
+@pytest.mark.check
 def test_file_that_changes_after_the_session_opened_changes_nothing(tmp_path: Path) -> None:
     made = graph(
         [node("MatMul", ["x", "w"], ["y"])],

@@ -26,12 +26,12 @@ _OPTIONS = ort.SessionOptions()
 _OPTIONS.intra_op_num_threads = 1
 _OPTIONS.log_severity_level = 3
 
-FEW, MANY = 25, 2000
-"""Draws in the suite, and in a soak."""
+FEW, SOME, MANY = 5, 25, 2000
+"""Draws of `make test`, `make check`, and a soak."""
 
 
 def drawn(function: Callable[[Dice], None]) -> Callable[[range], None]:
-    """Make a test of a function of dice: a few draws of each in the suite, many when soak tests are selected."""
+    """Make a test of a function of dice: a few draws in `make test`, some more in `make check`, many in a soak."""
 
     def test(draws: range) -> None:
         for seed in draws:
@@ -41,8 +41,9 @@ def drawn(function: Callable[[Dice], None]) -> Callable[[range], None]:
                 raise AssertionError(f"draw {seed}: {error}") from error
 
     test.__name__, test.__doc__ = function.__name__, function.__doc__
-    many = pytest.param(range(FEW, MANY), marks=[pytest.mark.soak, pytest.mark.timeout(0)], id="many")
-    return pytest.mark.parametrize("draws", [pytest.param(range(FEW), id="few"), many])(test)
+    some = pytest.param(range(FEW, SOME), marks=pytest.mark.check, id="some")
+    many = pytest.param(range(SOME, MANY), marks=[pytest.mark.soak, pytest.mark.timeout(0)], id="many")
+    return pytest.mark.parametrize("draws", [pytest.param(range(FEW), id="few"), some, many])(test)
 
 
 class Dice:

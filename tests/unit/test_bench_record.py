@@ -90,6 +90,7 @@ def test_rows_of_memory_run_with_real_services(tmp_path: Path) -> None:
     assert all(len(result.rounds) == 2 for result in results.values())
 
 
+@pytest.mark.check
 @two_cpus
 def test_machine_that_another_program_uses_gets_no_verdict(tmp_path: Path) -> None:
     out = tmp_path / "bench.json"

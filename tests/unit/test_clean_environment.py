@@ -19,6 +19,7 @@ def test_no_variable_of_python_or_of_the_package_is_set() -> None:
     assert {name for name in named if not name.startswith("NNBURST_TEST_")} == set()
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("processes", [0, 1])
 def test_variables_of_the_user_are_gone_before_a_test_begins(processes: int) -> None:
     test = f"{__file__}::{test_no_variable_of_python_or_of_the_package_is_set.__name__}"

@@ -93,6 +93,7 @@ def test_shared_memory_of_a_program_beside_this_one_does_not_count() -> None:
     beside.wait()
 
 
+@pytest.mark.check
 def test_interrupt_of_a_test_run_is_told_by_itself(tmp_path: Path) -> None:
     text = "import signal\n\ndef test_interrupted(nnburst_leaves_nothing): signal.raise_signal(signal.SIGINT)\n"
     (tmp_path / "test_it.py").write_text(text, encoding="utf-8")

@@ -451,6 +451,7 @@ def test_lock_of_the_process_that_another_thread_holds_is_free_in_a_forked_child
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
+@pytest.mark.check
 def test_what_a_lock_keeps_whole_is_whole_in_a_forked_child() -> None:
     class Pair:
         first = second = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import copy
+import functools
 import inspect
 import os
 import pickle
@@ -199,8 +200,10 @@ def test_option_with_a_typing_error(service: nnburst.Service, call: str) -> None
 # ---- what messages recommend ---------------------------------------------------------------------------------------
 
 
-def texts() -> Iterator[tuple[str, str]]:
-    """Yield file and text of all strings outside of the command line, with … for what is put in; no docstrings."""
+@functools.cache
+def texts() -> list[tuple[str, str]]:
+    """Return file and text of all strings outside of the command line, with … for what is put in; no docstrings."""
+    found = []
     for path in sorted(PACKAGE.rglob("*.py")):
         if "cli" in path.relative_to(PACKAGE).parts:
             continue
@@ -208,9 +211,11 @@ def texts() -> Iterator[tuple[str, str]]:
             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
                 node.value.value = ""  # a docstring
             elif isinstance(node, ast.JoinedStr):
-                yield path.name, "".join(str(p.value) if isinstance(p, ast.Constant) else "…" for p in node.values)
+                parts = (str(p.value) if isinstance(p, ast.Constant) else "…" for p in node.values)
+                found.append((path.name, "".join(parts)))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
-                yield path.name, node.value
+                found.append((path.name, node.value))
+    return found
 
 
 def options() -> set[str]:

@@ -112,6 +112,7 @@ def test_runs_that_fail_with_nothing_under_way_lose_no_file(
     assert found == {"a": 2.0, "b": 4.0, "c": 6.0, "d": GeneralFailure, "e": 10.0}
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("as_json", [True, False])
 def test_service_that_dies_of_every_file_ends_the_command(
     session: nnburst.Session, write: Callable[..., Path], capsys: pytest.CaptureFixture[str], as_json: bool

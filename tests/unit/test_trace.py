@@ -80,6 +80,7 @@ def record(path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     return pid
 
 
+@pytest.mark.check
 def test_trace_of_ten_thousand_runs_nests_and_has_every_arrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "trace.json"
     pid = record(path, monkeypatch)
@@ -134,6 +135,7 @@ sys.exit(sum(child.wait() for child in children) + 3)
 """
 
 
+@pytest.mark.check
 def test_processes_share_a_file_and_the_status_is_that_of_the_command(tmp_path: Path) -> None:
     path, program = tmp_path / "trace.json", tmp_path / "program.py"
     path.write_text("what was there before")
