@@ -195,7 +195,7 @@ class ServiceProcess(OneProcess, Closing):
 
     @property
     def spare(self) -> str | None:
-        """What stands by with ``spare=True``: ``ready``, ``starting``, or ``missing: `` and why. None without."""
+        """State of what stands by with ``spare=True``; ready, starting, or missing and why. None without."""
         return None if self._spare is None else self._spare.state
 
     @property
