@@ -301,7 +301,8 @@ def test_storm_of_kills_leaves_right_results_typed_errors_and_nothing_else(
     seconds: float, pause: float, sharing: int, rest: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="nnburst-") as directory:
-        mark = f"NNBURST_RUNTIME_DIR={directory}"
+        mark = f"STORM={directory}"
+        monkeypatch.setenv("STORM", directory)
         monkeypatch.setenv("NNBURST_RUNTIME_DIR", directory)
         os.chmod(directory, 0o711)
         model = Path(directory, "twice.onnx")

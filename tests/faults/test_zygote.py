@@ -20,6 +20,7 @@ import pytest
 
 import nnburst
 from nnburst._core.leaving import LEAVING
+from nnburst.devices import CacheFiles, CompileJob
 from nnburst.errors import DeadObject, DeviceUnavailable, MissedDeadline
 from nnburst.service import ServiceConnection, start_child
 from nnburst.service.process import forked
@@ -186,6 +187,21 @@ def test_child_is_where_its_client_is(tmp_path: Path, monkeypatch: pytest.Monkey
             assert parent(service.pid) == zygote()
             assert os.readlink(f"/proc/{service.pid}/cwd") == str(tmp_path)
             assert os.readlink(f"/proc/{zygote()}/cwd") == "/"
+
+
+def test_child_has_the_variables_of_this_package_as_its_client_has_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with child():
+        monkeypatch.setenv("NNBURST_STATE_DIR", str(tmp_path / "state"))
+        monkeypatch.setenv("PYTEST_CURRENT_TEST", "another one")
+        with start_child(["nnburst-reference"]) as service:
+            assert parent(service.pid) == zygote()
+            job = CompileJob(cache=CacheFiles((os.memfd_create("model"),), (os.memfd_create("data"),), bytes(32)))
+            service.devices[0].prepare_model(tiny_model(256), job)
+            for fd in job.cache.fds:
+                os.close(fd)
+    assert (tmp_path / "state").is_dir()
 
 
 def test_child_runs_on_the_processors_of_its_client() -> None:

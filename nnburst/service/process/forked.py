@@ -121,12 +121,12 @@ class _Zygote:
     def _socket(self) -> socket.socket:
         return socket.socket(fileno=os.dup(self.control.fds[0]))
 
-    def send(self, request: Mapping[str, Sequence[str]], fds: Sequence[int] = ()) -> None:
+    def send(self, request: Mapping[str, object], fds: Sequence[int] = ()) -> None:
         with self._socket() as control:
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
             control.sendmsg([json.dumps(request).encode()], rights, socket.MSG_DONTWAIT)
 
-    def fork(self, request: Mapping[str, Sequence[str]], fds: Sequence[int], deadline: Deadline) -> Forked | None:
+    def fork(self, request: Mapping[str, object], fds: Sequence[int], deadline: Deadline) -> Forked | None:
         """Have a process forked; None if it cannot be, or the zygote has gone."""
         ours, theirs = system(socket.socketpair, *_SEQPACKET)
         with ours:
@@ -154,7 +154,7 @@ _processes: list[subprocess.Popen[bytes]] = []
 def fork(
     command: Sequence[str],
     env: dict[str, str],
-    request: Mapping[str, Sequence[str]],
+    request: Mapping[str, object],
     fds: Sequence[int],
     deadline: Deadline,
 ) -> Forked | None:
@@ -163,7 +163,8 @@ def fork(
     Args:
         command: Which starts a zygote.
         env: Its environment, and that of its children.
-        request: The names of some descriptors, the devices and other options, for the process's command line.
+        request: The names of some descriptors, the devices and other options, for the process's command line, and
+            variables of the process alone.
         fds: What becomes stdout and stderr, and those that are named.
         deadline: Until when.
 

@@ -197,8 +197,10 @@ def _spawn(
     full = _full(os.environ if env is None else env)
     given = {name: fd for name, fd in passed.items() if fd >= 0}
     if env is None and _are_forked(names):
-        request = {"names": [*given], "devices": names, "options": options}
-        forked = fork(safe_command(_ZYGOTE), full, request, (errors, *given.values()), deadline)
+        own = {name: value for name, value in full.items() if name.startswith("NNBURST_")}
+        request = {"names": [*given], "devices": names, "options": options, "env": own}
+        others = {name: value for name, value in full.items() if name not in own}
+        forked = fork(safe_command(_ZYGOTE), others, request, (errors, *given.values()), deadline)
         if forked is not None:
             return forked
     numbers = {**given, "parent": os.getpid()}
@@ -223,6 +225,7 @@ def _are_forked(devices: Sequence[str]) -> bool:
 
 def _full(env: Mapping[str, str]) -> dict[str, str]:
     full = service_environment(env)
+    full.pop("PYTEST_CURRENT_TEST", None)  # pytest changes it in each test, which would need a zygote of its own
     return {**full, "PYTHONPATH": absolute_entries(full.get("PYTHONPATH", ""))}
 
 

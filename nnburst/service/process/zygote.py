@@ -125,6 +125,7 @@ class _Zygote:
     ) -> argparse.Namespace:
         """Take what the client gives, and answer it. Return the options, with the descriptors by name."""
         directory, stderr, *named = fds
+        os.environ.update(request["env"])
         os.setsid()
         os.dup2(stderr, 1)
         os.dup2(stderr, 2)
