@@ -37,7 +37,6 @@ def launch(
     faults: bool = False,
     scheduler: tuple[RealTimePolicy, int] | None = None,
     affinity: Collection[int] | None = None,
-    spare: bool = False,
     warm: bool = False,
     sandbox: SandboxMode = "on",
 ) -> Service:
@@ -59,9 +58,6 @@ def launch(
         scheduler: Real-time policy and priority of its threads, such as ``("fifo", 20)`` or ``("rr", 1)``; None for
             the usual one. It polls for requests only if this process may use a CPU that `affinity` leaves to it.
         affinity: Numbers of the CPUs that it may use, such as ``{1}``; None for those of this thread.
-        spare: Keep another process ready that has loaded all but models: one that is needed after a death, by
-            `restart` or by a session with ``on_death="restart"``, is then there at once. It takes the memory of what it
-            has loaded, and is started about a second after the one before it was taken.
         warm: Load at once what the devices need for their first model, also for services that are launched later.
         sandbox: ``"on"``: it may read code, and nothing else; it may not write, use the network or start programs, but
             for what its devices need (`Device.needs`), as far as this kernel can keep it from that (`Service.sandbox`).
@@ -83,7 +79,6 @@ def launch(
         *child(
             devices,
             restart=flag(restart, "restart"),
-            spare=flag(spare, "spare"),
             warm=flag(warm, "warm"),
             timeout=open_timeout,
             log_level=log_level,

@@ -16,7 +16,6 @@ from .._core.one_process import OneProcess
 from ..devices import Device, ResilientDevice, device_of
 from ..errors import BadState, InvalidArgument, MissedDeadline
 from ..watch.html import table
-from .spare import Spare
 
 if TYPE_CHECKING:
     import socket
@@ -102,13 +101,11 @@ class ServiceProcess(OneProcess, Closing):
         backend: Backend,
         what: str,
         again: Callable[[], Backend] | None = None,
-        spare: Spare[ServiceConnection] | None = None,
         restarts: bool = False,
     ) -> None:
         """Use `launch`, `connect` or `in_process`."""
         self._what = what
         self._again = again
-        self._spare = spare
         self._reviving = ProcessLock()  # held while a service starts, by threads that do nothing else
         self._closed = False
         self._opened: weakref.WeakValueDictionary[int, _Opened] = weakref.WeakValueDictionary()
@@ -194,11 +191,6 @@ class ServiceProcess(OneProcess, Closing):
         return self._backend.sandbox
 
     @property
-    def spare(self) -> str | None:
-        """State of what stands by with ``spare=True``; ready, starting, or missing and why. None without."""
-        return None if self._spare is None else self._spare.state
-
-    @property
     def faults(self) -> socket.socket | None:
         """Where a service with fault points takes the orders of `nnburst.testing.inject`; None without them."""
         return self._backend.faults
@@ -241,7 +233,6 @@ class ServiceProcess(OneProcess, Closing):
             *(thing._refuse for thing in opened),
             self._backend.close,
             *(thing.close for thing in opened),
-            *(() if self._spare is None else (self._spare.close,)),
         )
         self._leaving()
 
@@ -270,24 +261,22 @@ def _wait(pause: float) -> None:
 
 
 def child(
-    devices: Sequence[str], *, restart: bool = False, spare: bool = False, warm: bool = False, **options: Any
-) -> tuple[Backend, str, Callable[[], Backend], Spare[ServiceConnection] | None, bool]:
+    devices: Sequence[str], *, restart: bool = False, warm: bool = False, **options: Any
+) -> tuple[Backend, str, Callable[[], Backend], bool]:
     """Start a service process; return what a `Service` is made of. `options` are those of `start_child`."""
     from ..service import start_child  # a program that stays in process needs no process boundary
 
     backoff, begun = Backoff(), 0.0
 
-    def start(spare: bool = False) -> ServiceConnection:
+    def start() -> ServiceConnection:
         nonlocal begun
         lived, begun = time.monotonic() - begun, 0.0
         if lived <= LONGEST:  # else it is not what ends again and again
             backoff.ended(lived)
         _wait(backoff.left)
         try:
-            return start_child(devices, warm=warm or spare, **options)
+            return start_child(devices, warm=warm, **options)
         finally:
             begun = time.monotonic()
 
-    kept = Spare(start) if spare else None
-    again = kept or start
-    return again(), "child", again, kept, restart
+    return start(), "child", start, restart

@@ -129,7 +129,6 @@ class Session(OpenModel):
             which the next run says with a `DeadObject` before it begins anew. See `restarts`.
         retry: How often a run that the death has ended is repeated, within its time, before it gets `DeadObject`: for
             models that give the same answer twice. A run with a state is never repeated.
-        spare: With ``on_death="restart"`` and no `service`: as for `launch`.
         sandbox: Without a `service`: as for `launch`; None for its default.
 
     Raises:
@@ -167,7 +166,6 @@ class Session(OpenModel):
         cache_encrypt: bool = False,
         on_death: OnDeath = "raise",
         retry: int = 0,
-        spare: bool = False,
         sandbox: SandboxMode | None = None,
     ) -> None:
         check_source(model)
@@ -177,10 +175,6 @@ class Session(OpenModel):
             raise InvalidArgument(f"on_death={on_death!r}; choose 'raise' or 'restart'")
         if not isinstance(retry, int) or retry < 0 or (retry and on_death == "raise"):
             raise InvalidArgument(f"retry={retry!r}; give a number from 0, and on_death='restart' with it")
-        if flag(spare, "spare") and (on_death == "raise" or service is not None):
-            raise InvalidArgument(
-                "spare=True needs on_death='restart', and a service of the session's own: no service="
-            )
         if sandbox is not None and service is not None:
             raise InvalidArgument(
                 f"sandbox={sandbox!r} needs a service of the session's own: no service=; give it to launch()"
@@ -198,7 +192,7 @@ class Session(OpenModel):
         source = os.fspath(model) if isinstance(model, os.PathLike) else model
         settings = Settings(source, device, wish, rank, cache)
         Deadline.after(limit).call(
-            self._open, settings, service, polling_window, loop_timeout, on_death == "restart", spare, sandbox
+            self._open, settings, service, polling_window, loop_timeout, on_death == "restart", sandbox
         )
         if on_death == "restart":
             this = weakref.ref(self)  # its bursts must not keep it alive
@@ -222,7 +216,6 @@ class Session(OpenModel):
         polling_window: float | None,
         loop_timeout: float | None,
         restarts: bool,
-        spare: bool,
         sandbox: SandboxMode | None,
     ) -> None:
         with contextlib.ExitStack() as opened:
@@ -230,7 +223,7 @@ class Session(OpenModel):
             if service is None:
                 names = devices_for(settings.model, settings.device)
                 mode = "on" if sandbox is None else sandbox
-                started = child(names, spare=spare, sandbox=mode, warm=len(names) == 1)
+                started = child(names, sandbox=mode, warm=len(names) == 1)
                 service = self._owned = opened.enter_context(Service(*started))
                 settings = replace(settings, device=settings.device and settings.device.partition(":")[0])
             elif restarts:

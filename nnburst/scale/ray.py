@@ -55,15 +55,12 @@ class Replica:
         standby: Whether a second service waits with the model, so that the death of the first costs milliseconds in
             place of a start; it takes as much memory again. If both die, requests wait for a start with `retry`, no
             longer than their ``timeout``, and get `DeadObject` at once without. Needs a `model` and no `service`.
-        spare: Whether a process without the model is kept ready for when the service of a `model` dies, as for
-            `Session`. None: where there can be one, which is with a `model`, and neither a standby nor a shared
-            `service`.
         trust_uid: Whose `service` is used beside that of the replica's user and of root, as for `nnburst.connect`.
         options: Of `Session`: ``device``, ``timeout``, ``cache_dir``, ``concurrency``.
 
     Raises:
-        InvalidArgument: There is nothing to run, or nothing that could stand by or be spare; or no model of that hash
-            is published.
+        InvalidArgument: There is nothing to run, or nothing that could stand by; or no model of that hash is
+            published.
     """
 
     def __init__(
@@ -74,7 +71,6 @@ class Replica:
         retry: bool = False,
         find: Callable[[str], str | bytes] | None = None,
         standby: bool = False,
-        spare: bool | None = None,
         trust_uid: int | Collection[int] = (),
         options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -82,8 +78,6 @@ class Replica:
             raise InvalidArgument("give a model, or find= to look one up by its name, or the service= that has them")
         if standby and (model is None or service is not None):
             raise InvalidArgument("standby=True needs a model=, and services of its own: no service=")
-        if spare and (model is None or standby or service is not None):
-            raise InvalidArgument("spare=True needs a model= on a service of its own: no service=, and no standby=True")
         if model is not None:
             model = _fetched(model)
         self._shared: Service | None = None if service is None else connect(service, trust_uid=trust_uid)
@@ -97,10 +91,10 @@ class Replica:
             limit = self._options.get("timeout")
             self._pair = Pair(partial(Session, model, **self._options), retry=retry, timeout=limit)
         elif model is not None:
-            self._alone = self._open(model, spare=spare is not False and self._shared is None)
+            self._alone = self._open(model)
 
-    def _open(self, model: str | os.PathLike[str] | bytes, *, spare: bool = False) -> Session:
-        return Session(model, service=self._shared, **{**self._restarting, "spare": spare, **self._options})
+    def _open(self, model: str | os.PathLike[str] | bytes) -> Session:
+        return Session(model, service=self._shared, **{**self._restarting, **self._options})
 
     def open_model(self, name: str) -> Session:
         """Return a session of a model by its name."""
@@ -166,14 +160,11 @@ class Replica:
             Deadline.after(OPENING).call(self._shared._revive)
 
     def status(self) -> dict[str, Any]:
-        """Return how the replica stands: ``spare`` as `Service.spare`, ``restarts`` of its model's service.
+        """Return how the replica stands: ``restarts`` of its model's service.
 
-        Both are None where the replica has no session of its own that restarts: with a standby, or without a `model`.
+        None where the replica has no session of its own that restarts: with a standby, or without a `model`.
         """
-        alone = self._alone
-        if alone is None:
-            return {"spare": None, "restarts": None}
-        return {"spare": alone.service.spare, "restarts": len(alone.restarts)}
+        return {"restarts": None if self._alone is None else len(self._alone.restarts)}
 
     def close(self) -> None:
         """End the sessions and what belongs to them."""

@@ -239,19 +239,13 @@ def test_a_client_that_just_ends_takes_its_service_along(how: str) -> None:
     wait_gone(client.pidfds[0])
 
 
-@pytest.mark.parametrize("starter", ["main thread", "thread that has ended", "spare"])
+@pytest.mark.parametrize("starter", ["main thread", "thread that has ended"])
 def test_a_child_that_is_stopped_goes_with_its_client_that_is_killed(starter: str) -> None:
     start = {
         "main thread": "service = start_child(['nnburst-noop'])",
         "thread that has ended": (
             "from concurrent.futures import ThreadPoolExecutor\n"
             "with ThreadPoolExecutor(1) as pool: service = pool.submit(start_child, ['nnburst-noop']).result()"
-        ),
-        "spare": (
-            "import nnburst, time\n"
-            "service = nnburst.launch(devices=['nnburst-noop'], restart=True, spare=True)\n"
-            "service.kill()\n"
-            "service.session(tiny_model(256)).close()"  # the second one, which a thread has started that ended then
         ),
     }[starter]
     program = (

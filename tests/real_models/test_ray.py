@@ -27,10 +27,8 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's, as it is imported
     from ray import serve
 
-    import nnburst.service
-    from nnburst.errors import DeadObject, DeviceUnavailable, GeneralFailure, InvalidArgument, MissedDeadline
+    from nnburst.errors import DeadObject, GeneralFailure, InvalidArgument, MissedDeadline
     from nnburst.scale.ray import Replica, _Published, actor, deployment, publish
-    from support.waiting import PATIENCE
 
 pytestmark = [
     pytest.mark.soak,
@@ -181,32 +179,6 @@ def test_request_without_retry_gets_the_death_and_the_next_one_the_standby(relu:
 def test_standby_needs_a_model_and_services_of_its_own(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match="standby=True needs a model="):
         Replica(standby=True, **wrong)
-
-
-@pytest.mark.parametrize("wrong", [{"service": "nowhere"}, {"standby": True}], ids=["service", "standby"])
-def test_spare_needs_a_service_of_its_own(wrong: dict[str, Any]) -> None:
-    with pytest.raises(InvalidArgument, match="spare=True needs a model="):
-        Replica("relu.onnx", spare=True, **wrong)
-
-
-def test_replica_whose_spare_cannot_be_started_serves_and_says_so(
-    relu: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    start = nnburst.service.start_child
-    monkeypatch.setattr("nnburst.service.start_child", lambda *args, **options: starts.pop()(*args, **options))
-
-    def fail(*_: Any, **__: Any) -> Any:
-        raise DeviceUnavailable("no memory for another process")
-
-    starts = [fail, start]
-    with contextlib.closing(Replica(relu)) as replica:
-        assert replica.run(X)[0].tobytes() == Y.tobytes()
-        end = time.monotonic() + PATIENCE
-        while replica.status()["spare"] == "starting" and time.monotonic() < end:
-            time.sleep(0.01)
-        assert replica.status() == {"spare": "missing: no memory for another process", "restarts": 0}
-        assert "no spare stands by" in caplog.text
-        assert replica.run(X)[0].tobytes() == Y.tobytes()
 
 
 def test_published_model_is_named_by_its_content_and_opened_by_that_name(cluster: None, relu: str) -> None:

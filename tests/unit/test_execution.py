@@ -594,7 +594,7 @@ def test_options_of_a_session_are_parameters_by_name(scripted: tuple[Service, Sc
     """So that a type checker finds a typo."""
     ours = dict(inspect.signature(Service.session).parameters)
     theirs = dict(inspect.signature(nnburst.Session.__init__).parameters)
-    del theirs["service"], theirs["spare"], theirs["sandbox"]  # of a session with a service of its own
+    del theirs["service"], theirs["sandbox"]  # of a session with a service of its own
     assert ours == theirs
     assert all(parameter.kind is not parameter.VAR_KEYWORD for parameter in ours.values())
     with pytest.raises(TypeError, match="timout"):
