@@ -19,7 +19,6 @@ from .interfaces import Needs as Needs
 from .interfaces import PreparedModel as PreparedModel
 from .local import LocalDevice as LocalDevice
 from .local import LocalModel as LocalModel
-from .measure import measured_capabilities as measured_capabilities
 from .named import NamedDevice as NamedDevice
 from .noop import NoopDevice as NoopDevice
 from .partitioned import PartitionedDevice as PartitionedDevice

@@ -78,10 +78,11 @@ def readable_operations(model: Model) -> tuple[bool, ...]:
 
 
 @cache
-def cpu_capabilities() -> Capabilities:
-    """Return capabilities of the CPU baseline: 1 for every type, sorted, without SUBGRAPH."""
+def capabilities_of(exec_time: float = 1.0, operation_time: float = 0.0) -> Capabilities:
+    """Return capabilities that are the same for every type, sorted, without SUBGRAPH: those of the CPU baseline."""
+    each = PerformanceInfo(exec_time)
     types = sorted(code for code in OPERANDS if code != OperandType.SUBGRAPH)
-    return Capabilities(operand_performance=tuple((code, PerformanceInfo()) for code in types))
+    return Capabilities(each, each, tuple((code, each) for code in types), operation_time=operation_time)
 
 
 def one_operation(

@@ -30,7 +30,7 @@ from ..model import (
 )
 from .buffers import allocate_buffer, bind_buffers, next_model_number
 from .caching import DeviceCacheHome
-from .common import build_version, check_preparation, cpu_capabilities, readable_operations
+from .common import build_version, capabilities_of, check_preparation, readable_operations
 from .deadline import require_time
 from .interfaces import Buffer, CacheFiles, CompileJob, Device, PreparedModel
 from .plan import Plan
@@ -77,7 +77,7 @@ class LocalDevice(Device):
     @property
     def capabilities(self) -> Capabilities:
         """The CPU baseline."""
-        return cpu_capabilities()
+        return capabilities_of()
 
     def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
         validate_model(model)

@@ -26,8 +26,8 @@ from .common import (
     all_extensions,
     build_version,
     call_by_name,
+    capabilities_of,
     check_preparation,
-    cpu_capabilities,
     extension_of_names,
     named_in,
 )
@@ -126,7 +126,7 @@ class NamedDevice(Device):
 
     @property
     def capabilities(self) -> Capabilities:
-        return cpu_capabilities()
+        return capabilities_of()
 
     @property
     def names(self) -> tuple[str, ...]:

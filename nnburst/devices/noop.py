@@ -9,7 +9,9 @@ from .._core.errno import check
 from ..burst import Kernel
 from ..errors import ErrorStatus
 from ..model import (
+    NEVER,
     NO_TIMING,
+    Capabilities,
     Model,
     Operation,
     OutputShape,
@@ -18,6 +20,7 @@ from ..model import (
     combine_dimensions,
     is_fully_specified,
 )
+from .common import capabilities_of
 from .local import LocalDevice, LocalModel
 
 if TYPE_CHECKING:
@@ -32,6 +35,11 @@ class NoopDevice(LocalDevice):
     @property
     def name(self) -> str:
         return "nnburst-noop"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Slower than any other, for it computes nothing."""
+        return capabilities_of(NEVER)
 
     def why_not(self, model: Model, operation: Operation) -> str:
         return ""

@@ -266,11 +266,11 @@ class PerformanceInfo(Struct, frozen=True):
 
 
 class Capabilities(Struct, frozen=True):
-    """A device's own figures of its speed. ``operand_performance`` is sorted by operand type.
+    """Figures of its speed that a device declares. ``operand_performance`` is sorted by operand type.
 
     Attributes:
-        operation_time: What each operation takes, however small it is, in the unit in which a type's ``exec_time`` is
-            that of a multiplication and addition.
+        operation_time: What each operation takes beyond the baseline's, however small it is, in the unit in which a
+            type's ``exec_time`` is that of a multiplication and addition.
     """
 
     relaxed_scalar: PerformanceInfo = PerformanceInfo()

@@ -12,7 +12,7 @@ import pytest
 from nnburst import Compilation, GeneralFailure
 from nnburst.devices import Device, ReferenceDevice, create_device, device_of
 from nnburst.errors import ErrorStatus
-from nnburst.model import Capabilities, Model, ModelBuilder, OperandType, OperationType, Output, PerformanceInfo
+from nnburst.model import Model, ModelBuilder, OperandType, OperationType, Output
 from support.operations import check_lowered, lowering_device, run_model, run_on
 
 pytest.importorskip("onnxruntime", reason="needs the extra nnburst[onnx]")
@@ -207,18 +207,9 @@ def test_most_operations_are_lowered() -> None:
 # -- which device gets a model ----------------------------------------------------------------------------------------
 
 
-def capabilities(operation_time: float, each: float) -> Capabilities:
-    types = tuple((int(code), PerformanceInfo(each)) for code in (F32, T.TENSOR_INT32, T.TENSOR_BOOL8))
-    return Capabilities(PerformanceInfo(each), PerformanceInfo(each), types, operation_time=operation_time)
-
-
-SPEEDS = {"nnburst-reference": capabilities(250, 0.05), "nnburst-onnxruntime": capabilities(700, 0.01)}
-
-
 @pytest.fixture
-def devices(monkeypatch: pytest.MonkeyPatch) -> list[Device]:
-    monkeypatch.setattr("nnburst.devices.measured_capabilities", lambda device: SPEEDS[device.name])
-    return [create_device(name) for name in SPEEDS]
+def devices() -> list[Device]:
+    return [create_device(name) for name in ("nnburst-reference", "nnburst-onnxruntime")]
 
 
 def network(units: int, *, sorts: bool = False) -> Model:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 
 import nnburst
 from benchmarks.lowered_speed import mobilenet
-from nnburst.devices import ReferenceDevice, measure
+from nnburst.devices import ReferenceDevice
 from nnburst.errors import ErrorStatus
 from nnburst.model import OPERATIONS, Model, ModelBuilder, Output, operand_info
 from support.operations import (
@@ -249,10 +248,8 @@ def test_infinities_and_what_overflows_agree(operation: O, kind: T) -> None:
 @pytest.mark.check
 @pytest.mark.parametrize("quantised", [False, True], ids=["float32", "8 bits"])
 def test_a_default_service_gives_a_model_with_enough_work_to_onnxruntime_unasked(
-    quantised: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    quantised: bool,
 ) -> None:
-    monkeypatch.setenv("NNBURST_STATE_DIR", str(tmp_path))  # not the speeds that another run has found
-    monkeypatch.setattr(measure, "_known", {})
     model, (image,) = mobilenet(quantised, size=64)
     with nnburst.launch() as service, nnburst.Compilation(model, service) as compilation:
         compilation.finish()

@@ -30,7 +30,6 @@ LATER = {
     "nnburst.cache.index",
     "nnburst.cache.trust_store",
     "nnburst.devices.local",
-    "nnburst.devices.measure",
     "nnburst.devices.onnxruntime",
     "nnburst.devices.reference",
     "nnburst.model.builder",

@@ -14,6 +14,7 @@ from ...cache import CacheReason, CacheRejected, SaveResult, model_fingerprint, 
 from ...errors import GeneralFailure, InvalidArgument, MissedDeadline
 from ...memory import Memory, read_constant
 from ...model import (
+    Capabilities,
     DeviceType,
     Extension,
     ImportedModel,
@@ -26,7 +27,7 @@ from ...model import (
     extension_prefix,
 )
 from ..caching import DeviceCacheHome, build_epoch
-from ..common import build_version, extension_of_names
+from ..common import build_version, capabilities_of, extension_of_names
 from ..deadline import deadline_passed
 from ..elements import element_types, operand_code
 from ..encoded import Bytes
@@ -91,6 +92,11 @@ class OnnxRuntimeDevice(LocalDevice):
     def type(self) -> DeviceType:
         """The CPU, or something else."""
         return DeviceType.OTHER if self._settings.providers else DeviceType.CPU
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """A fifth of the reference device's time for the work of an operation, and more for an operation in itself."""
+        return capabilities_of(0.2, operation_time=9_000)
 
     @property
     def version_string(self) -> str:

@@ -246,8 +246,8 @@ class Compilation(OneProcess, Closing):
         Raises:
             GeneralFailure: They cannot run it together, either.
         """
-        chosen = self._names_devices or self._imported is not None  # then there is nothing to measure for
-        speeds = None if chosen else _speeds(able)
+        chosen = self._names_devices or self._imported is not None
+        speeds = None if chosen else [device.capabilities for device, _ in able]
         alone = _alone(self.model, able, speeds)
         steps = _parts(self.model, able, speeds, alone)
         self._others = [device for cost, device in alone[not steps :] if speeds is not None and cost < math.inf]
@@ -499,13 +499,3 @@ def _parts(
             return ()
         raise
     return () if alone and speeds and together.cost(model, steps, speeds) >= alone[0][0] else steps
-
-
-def _speeds(able: _Able) -> list[Capabilities] | None:
-    """Measure devices if there is a choice between them."""
-    answers = zip(*(supported for _, supported in able), strict=True)
-    if not any(sum(said) > 1 for said in answers):
-        return None
-    from ...devices import measured_capabilities
-
-    return [measured_capabilities(device) for device, _ in able]

@@ -1,12 +1,9 @@
-"""Devices are measured, and the runtime's choice follows from it; a choice of the caller's does not."""
+"""The runtime's choice follows from what devices declare; a choice of the caller's does not."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
-from pathlib import Path
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,9 +11,10 @@ from test_control_flow import counting_model, if_model
 from test_partition import O, Only, T
 
 import nnburst
-from nnburst import Burst, Compilation, Execution, GeneralFailure, ResourceExhausted
+from nnburst import Burst, Compilation, Execution, GeneralFailure
 from nnburst.burst import Kernel
-from nnburst.devices import CompileJob, LocalModel, NoopDevice, measure, measured_capabilities
+from nnburst.devices import CompileJob, LocalModel, NoopDevice
+from nnburst.devices.common import capabilities_of
 from nnburst.model import (
     NEVER,
     Capabilities,
@@ -31,31 +29,12 @@ from nnburst.model import (
 from support.models import doubling_model, relu
 
 
-@pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("NNBURST_STATE_DIR", str(tmp_path / "state"))
-    monkeypatch.setattr(measure, "_known", {})
-    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
-
-
 class Slow(Only):
-    """Every run takes a while longer."""
+    """Declares that it takes twice as long as others."""
 
-    def compile(self, model: Model) -> LocalModel:
-        prepared = super().compile(model)
-        bind = prepared.bind
-
-        def slowly(request: Request, options: RunOptions) -> Kernel:
-            kernel = bind(request, options)
-
-            def run() -> object:
-                time.sleep(0.02)
-                return kernel()
-
-            return run  # type: ignore[return-value]
-
-        prepared.bind = slowly  # type: ignore[method-assign]
-        return prepared
+    @property
+    def capabilities(self) -> Capabilities:
+        return capabilities_of(2.0)
 
 
 def chosen(devices: list, model: Model, monkeypatch: pytest.MonkeyPatch, *, by_runtime: bool) -> list[str]:  # type: ignore[type-arg]
@@ -93,12 +72,10 @@ def test_a_device_that_computes_nothing_is_never_preferred() -> None:
     ):
         compilation.finish()
         assert compilation.report.steps[0].device == "nnburst-reference"
-    noop = dict(measured_capabilities(NoopDevice()).operand_performance)
-    assert {info.exec_time for info in noop.values()} == {NEVER}
 
 
 class Failing(Only):
-    """Runs what it is measured with, and nothing else."""
+    """Fails where a model begins with RELU."""
 
     def compile(self, model: Model) -> LocalModel:
         prepared = super().compile(model)
@@ -204,58 +181,6 @@ def test_a_run_that_fails_goes_to_no_device_that_is_wrong_or_was_not_chosen_by_t
         compilation.finish()
         with Burst(compilation) as burst, burst.bind() as bound, pytest.raises(GeneralFailure, match="it overheats"):
             bound.run()
-
-
-def test_a_device_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = Only("test-once")
-    found = measured_capabilities(device)
-    runs = len(device.prepared)
-    assert runs >= 4
-    assert measured_capabilities(device) is found
-    monkeypatch.setattr(measure, "_known", {})  # as another process
-    assert measured_capabilities(device) == found
-    assert len(device.prepared) == runs
-    measured = dict(found.operand_performance)
-    assert all(0 < measured[code].exec_time < NEVER for code in (T.TENSOR_FLOAT32, T.TENSOR_QUANT8_ASYMM))
-    assert list(measured) == sorted(measured)
-
-
-@pytest.mark.parametrize("spoil", [lambda file: file.write_bytes(b"{"), lambda file: file.write_bytes(b'{"a": 1}' * 9)])
-def test_what_was_kept_and_cannot_be_read_is_measured_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, spoil: Callable[[Path], object]
-) -> None:
-    device = Only("test-spoilt")
-    measured_capabilities(device)
-    (file,) = (tmp_path / "state" / "measured").iterdir()
-    assert file.parent.stat().st_mode & 0o77 == file.parent.parent.stat().st_mode & 0o77 == 0
-    spoil(file)
-    monkeypatch.setattr(measure, "_known", {})
-    before = len(device.prepared)
-    measured_capabilities(device)
-    assert len(device.prepared) > before
-
-
-def test_what_fails_in_passing_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = Only("test-passing")
-    with monkeypatch.context() as patch:
-        patch.setattr(device, "compile", Mock(side_effect=ResourceExhausted("too many open files")))
-        assert dict(measured_capabilities(device).operand_performance)[T.TENSOR_FLOAT32].exec_time == NEVER
-    assert dict(measured_capabilities(device).operand_performance)[T.TENSOR_FLOAT32].exec_time < NEVER
-
-
-def test_where_nothing_can_be_kept_it_is_measured_for_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NNBURST_STATE_DIR", "/proc/no/such/place")
-    device = Only("test-nowhere")
-    assert measured_capabilities(device) is measured_capabilities(device)
-
-
-def test_what_was_measured_on_a_busy_machine_is_known_to_this_process_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "getloadavg", lambda: (1e6, 0.0, 0.0))
-    device = Only("test-busy")
-    found = measured_capabilities(device)
-    assert measured_capabilities(device) is found
-    monkeypatch.setattr(measure, "_known", {})  # as another process
-    assert measured_capabilities(device) is not found
 
 
 def test_costs_of_control_flow_are_those_of_what_is_inside() -> None:
