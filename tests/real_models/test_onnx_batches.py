@@ -86,12 +86,6 @@ def serving(directory: Path, model: Any, *options: str) -> Iterator[tuple[Shared
         yield shared, path
 
 
-def centred() -> Any:
-    """Takes the mean of all rows from each."""
-    nodes = [node("ReduceMean", ["x"], ["mean"], axes=[0]), node("Sub", ["x", "mean"], ["y"])]
-    return graph(nodes, [("x", FLOAT, ("N", 4))], [("y", FLOAT, ("N", 4))])
-
-
 def lasting() -> Any:
     """y = x, after a while."""
     info = onnx.helper.make_tensor_value_info
@@ -208,7 +202,6 @@ def test_request_of_a_high_priority_takes_those_along_that_wait(tmp_path: Path) 
 
 def test_models_and_numbers_that_cannot_be_batched_are_refused_by_name(tmp_path: Path) -> None:
     path = save(mlp(8, 1), tmp_path / "m.onnx")
-    save(centred(), tmp_path / "centred.onnx")
     save(
         graph(
             [node("Identity", ["x"], ["y"])],
@@ -218,10 +211,6 @@ def test_models_and_numbers_that_cannot_be_batched_are_refused_by_name(tmp_path:
         tmp_path / "text.onnx",
     )
     for options, why in (
-        (
-            ["--model", f"c={tmp_path}/centred.onnx", "--batch", "c=4"],
-            "a row of 'y' has other values beside other rows than alone",
-        ),
         (
             ["--model", f"t={tmp_path}/text.onnx", "--batch", "t=4"],
             "'x' holds other values than NumPy's numbers, which do not run together",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import math
 import threading
 import time
@@ -13,14 +13,9 @@ from typing import Any
 import numpy as np
 
 from ..._core import ffi
-from ...burst import WorkingMemory
-from ...errors import GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError, ResourceExhausted
-from ..deadline import earlier, is_limit
+from ...errors import GeneralFailure, InvalidArgument
 from .graph import Graph
 from .importer import GraphArgument, is_bool
-from .row_trial import ROWS_KEPT, Rows, require_rows_apart, run_rows
-
-_log = logging.getLogger(__name__)
 
 Shapes = tuple[tuple[int, ...], ...]
 BoundArgument = tuple[GraphArgument, tuple[int, ...], np.ndarray[Any, Any]]
@@ -29,18 +24,12 @@ _MOST_BYTES = 64 << 20
 """Of the arguments of a model's batches. Large requests run alone: copying them costs more than a batch gains."""
 _MOST_SHAPES = 8
 """Of the requests of a model that run together, at a time: each takes memory and a binding for each number of rows."""
-_MOST_TRIALS = 1024
-"""Of a model. Their outcomes are never forgotten, or clients could have rows tried again and again."""
-_LONGEST_TRIAL_NS = 2_000_000_000
-"""With the wait for another one. It ends at half of the time that its request has left, if that is earlier."""
 _TIMED = 8
 """Runs of a batch, at most, of which the fastest counts."""
 _SHORT_NS = 10_000_000
 """Of a batch. A longer one is worth all threads."""
 _GAIN = 1.5
 """How many times as fast a batch has to be on all threads, or it runs on one."""
-_SIZES = (3, 8, 1, 16, 32, 64, 128, 224)
-"""Tried for open dimensions other than the first, all alike, until the graph runs with one."""
 
 
 class Batch:
@@ -81,7 +70,7 @@ class Batches:
         on_one_thread: Makes the same graph run on one thread; None if it is not to.
 
     Raises:
-        InvalidArgument: An argument has no rows, or rows that run together have other results than alone.
+        InvalidArgument: An argument has no rows.
     """
 
     def __init__(self, graph: Graph, most: int, on_one_thread: Callable[[], Graph | None]) -> None:
@@ -96,70 +85,34 @@ class Batches:
         self._most = most
         self._lock = threading.Lock()
         self._batches: weakref.WeakValueDictionary[Shapes, Batch] = weakref.WeakValueDictionary()
-        self._trial = threading.Lock()
-        """Held for a trial, at most until it has to end; one at a time."""
-        self._tried: dict[Shapes, bool] = {}
-        """Whether rows of inputs of these inner dimensions may run together."""
-        rows = self._try_rows()
-        if rows and (took := self._fastest(graph, rows)) < _SHORT_NS and (other := on_one_thread()):
-            self.graph = other if self._fastest(other, rows) < _GAIN * took else graph
+        with contextlib.suppress(GeneralFailure):  # it does not run with zeros, and stays as it is
+            if (took := self._fastest(graph)) < _SHORT_NS and (other := on_one_thread()):
+                self.graph = other if self._fastest(other) < _GAIN * took else graph
 
-    def _fastest(self, graph: Graph, rows: Sequence[Rows]) -> int:
-        """Nanoseconds of the fastest of a few runs of as many rows as run together."""
-        inputs = [np.resize(each, (self._most, *each.shape[1:])) for each in rows]
+    def _fastest(self, graph: Graph) -> float:
+        """Nanoseconds of the fastest of a few runs of as many rows as run together; infinite if sizes are not known."""
+        inner = [[size for size in (node.shape or ())[1:] if isinstance(size, int)] for node in graph.inputs]
+        if [len(sizes) + 1 for sizes in inner] != [len(node.shape or ()) for node in graph.inputs]:
+            return math.inf
+        binding = graph.session.io_binding()
+        rows = [
+            np.zeros((self._most, *sizes), node.element.dtype) for node, sizes in zip(graph.inputs, inner, strict=True)
+        ]
+        for node, each in zip(graph.inputs, rows, strict=True):
+            binding.bind_input(node.name, "cpu", 0, node.element.number, list(each.shape), each.ctypes.data)
+        for node in graph.outputs:
+            binding.bind_output(node.name, "cpu")
         took: list[int] = []
         while len(took) < _TIMED and sum(took) < _TIMED * _SHORT_NS:
+            run = graph.bound(binding, (), ())
             started = time.perf_counter_ns()
-            run_rows(graph, inputs)
+            if status := run.run(0):
+                raise run.failure(status)
             took.append(time.perf_counter_ns() - started)
         return min(took)
 
-    def _try_rows(self) -> list[Rows]:
-        """Try rows whose inner dimensions the graph says, or that it runs with; returns those that it says all of."""
-        inner = [(node.shape or ())[1:] for node in self.graph.inputs]
-        is_open = any(not isinstance(size, int) for sizes in inner for size in sizes)
-        for guess in _SIZES if is_open else _SIZES[:1]:
-            shapes = tuple(tuple(size if isinstance(size, int) else guess for size in sizes) for sizes in inner)
-            try:
-                rows = require_rows_apart(self.graph, shapes)
-                self._tried[shapes] = True
-                return [] if is_open else rows
-            except GeneralFailure as error:
-                failure = error
-        if not is_open:
-            raise InvalidArgument(f"its rows could not be tried: {failure}")
-        return []
-
-    def _may_join(self, inputs: Sequence[BoundArgument], nbytes: int, deadline_ns: int) -> bool:
-        """Whether rows of these inner dimensions may run together; they are tried if they have not been."""
-        shapes = tuple(dims[1:] for _, dims, _ in inputs)
-        now = time.monotonic_ns()
-        half = now + max(0, deadline_ns - now) // 2 if is_limit(deadline_ns) else 0
-        until = earlier(half, now + _LONGEST_TRIAL_NS)
-        is_full = len(self._tried) >= _MOST_TRIALS or len(self._batches) >= _MOST_SHAPES
-        if shapes in self._tried or is_full or not self._trial.acquire(timeout=(until - now) / 1e9):
-            return self._tried.get(shapes, False)
-        try:
-            if shapes not in self._tried:  # by the request that this one has waited for
-                memory = WorkingMemory()
-                memory.take(ROWS_KEPT * nbytes)
-                require_rows_apart(self.graph, shapes, until)
-                self._tried[shapes] = True
-        except NNBurstError as error:
-            if isinstance(error, ResourceExhausted) or (isinstance(error, MissedDeadline) and until == half):
-                return False  # for want of what this request has; the next one may have more
-            self._tried[shapes] = False
-            _log.warning("requests whose rows have the shapes %s run alone: %s", list(map(list, shapes)), error)
-        finally:
-            self._trial.release()
-        return self._tried[shapes]
-
-    def join(
-        self, kernel: Any, inputs: Sequence[BoundArgument], outputs: Sequence[BoundArgument], deadline_ns: int = 0
-    ) -> object:
+    def join(self, kernel: Any, inputs: Sequence[BoundArgument], outputs: Sequence[BoundArgument]) -> object:
         """Let the ``nnb_kernel *`` of a request run together with others of its shapes, if it has rows and is small.
-
-        Its deadline, 0 for none, limits the trial of rows like its own.
 
         Returns:
             What has to live as long as the kernel.
@@ -170,7 +123,7 @@ class Batches:
         if len(rows) != 1 or any(not math.prod(dims) for dims in shapes):
             return None
         most, nbytes = self._most // max(rows), sum(region.nbytes for _, _, region in bound)
-        if min(most, _MOST_BYTES // nbytes) < 2 or not self._may_join(inputs, nbytes // max(rows), deadline_ns):
+        if min(most, _MOST_BYTES // nbytes) < 2:
             return None
         with self._lock:
             batch = self._batches.get(shapes)

@@ -11,7 +11,6 @@ from functools import partial
 
 import numpy as np
 
-from ..._core import lib
 from ...burst import Kernel, WorkingMemory, present_token
 from ...errors import ErrorStatus, GeneralFailure, InvalidArgument, NNBurstError, OutputInsufficientSize
 from ...memory import BufferView
@@ -116,7 +115,7 @@ class BoundGraph:
         is_whole = [len(places) for places in self._places] == [len(main.input_indexes), len(main.output_indexes)]
         if batches is not None and is_whole and token is not None and token.server:
             inputs, outputs = self._places
-            self._batch = batches.join(self._bound.kernel, inputs, outputs, lib.nnb_server_deadline(token.server))
+            self._batch = batches.join(self._bound.kernel, inputs, outputs)
 
     # -- binding -------------------------------------------------------------------------------------------------------
 
