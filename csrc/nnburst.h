@@ -510,34 +510,7 @@ typedef struct nnb_batcher {
 
 /* Runs one. */
 int nnb_kernel_run(nnb_kernel *k, uint64_t deadline_ns);
-
-/* ---- loops.c: loops over elements, one after the other ------------------------------------------------------------- */
-
-#define NNB_LOOP_ARGS 4
-/* A function that is called `times` times, with addresses that lie `hops` bytes further each time. Elements of an argument
- * lie `strides` bytes apart, there are counts[0] of them; a function may have more of both. */
-typedef struct nnb_loop {
-    void (*function)(char **args, const intptr_t *counts, const intptr_t *strides, void *data);
-    void *data;
-    char *args[NNB_LOOP_ARGS];
-    intptr_t counts[4], strides[9], hops[NNB_LOOP_ARGS];
-    uint64_t times;
-} nnb_loop;
-typedef struct nnb_centre {
-    int32_t zero_point;
-    char type; /* of the elements that are read, as the modules `struct` and NumPy call it: one of BbHhfd */
-} nnb_centre;
-
-/* A kernel that looks at its deadline before each loop; without loops it does nothing. What the loops name outlives it; they
- * are copied. -ENOMEM. */
-int nnb_loops_create(nnb_kernel **out, const nnb_loop *loops, uint32_t n);
-void nnb_loops_cancel(nnb_kernel *k); /* the run ends before the next loop, and so does each later one. Any thread. */
-
-/* Functions of a loop, from the first argument to the second, which is dense: table[code], of bytes or of doubles; element
- * minus zero point as float or double; a double without its fraction plus zero point, in one byte or two. */
-void nnb_loop_take(char **args, const intptr_t *counts, const intptr_t *strides, void *table);
-void nnb_loop_centre(char **args, const intptr_t *counts, const intptr_t *strides, void *centre);
-void nnb_loop_store(char **args, const intptr_t *counts, const intptr_t *strides, void *centre);
+nnb_kernel *nnb_kernel_noop(void); /* one that does nothing; nobody's */
 
 /* ---- ort.c: a graph of ONNX Runtime, bound to its arguments -------------------------------------------------------- */
 

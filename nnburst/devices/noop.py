@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .._core._nnburst import ffi, lib
-from .._core.errno import check
+from .._core._nnburst import lib
 from ..burst import Kernel
 from ..errors import ErrorStatus
 from ..model import (
@@ -24,7 +23,7 @@ from .common import capabilities_of
 from .local import LocalDevice, LocalModel
 
 if TYPE_CHECKING:
-    from .._core._nnburst import CData
+    pass
 
 
 class NoopDevice(LocalDevice):
@@ -63,17 +62,10 @@ class NoopPreparedModel(LocalModel):
         return _NOTHING if result is None else lambda: result
 
 
-def _loops_of_nothing() -> CData:
-    out = ffi.new("nnb_kernel **")
-    check(lib.nnb_loops_create(out, ffi.new("nnb_loop[]", 0), 0), "a kernel")
-    kernel: CData = out[0]  # as long as the process lives
-    return kernel
-
-
 class _Nothing:
     """An execution of a model that does nothing, here and in C."""
 
-    c_kernel = _loops_of_nothing()
+    c_kernel = lib.nnb_kernel_noop()
 
     def __call__(self) -> None:
         """Do nothing."""

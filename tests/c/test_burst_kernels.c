@@ -393,9 +393,6 @@ int main(void)
     slots_are_freed_all_the_time(1, 50000);
     slots_are_freed_all_the_time(BURSTS, 0);
     slots_are_freed_all_the_time(BURSTS, 50000);
-    nnb_kernel *noop;
-    CHECK_EQ(nnb_loops_create(&noop, (nnb_loop[1]){{0}}, 0), 0);
-    CHECK_EQ(noop->run(noop, 1), 0);
-    noop->destroy(noop);
+    CHECK_EQ(nnb_kernel_run(nnb_kernel_noop(), 1), 0);
     return 0;
 }

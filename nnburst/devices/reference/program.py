@@ -12,7 +12,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -34,10 +33,6 @@ from ..plan import pool_of
 from .call import KernelStep
 from .graph import Binding, PreparedSubgraph, map_argument
 from .limits import LONGEST_LOOP_NS, PASSING, MemoryBudget, RunLimits
-from .loops import Loops
-
-if TYPE_CHECKING:
-    from ..._core._nnburst import CData
 
 
 class Program:
@@ -69,7 +64,6 @@ class Program:
         )
         self._steps: list[KernelStep] = []
         self._starts: list[int] = []
-        self._loops: Loops | None = None
         with np.errstate(all="ignore"):  # kernels compute from constants, which may be anything
             self._bound = self._bind_operations()
 
@@ -92,15 +86,6 @@ class Program:
                 yield self._run
         finally:
             limits.deadline_ns, limits.spent = usual_ns, None
-
-    @property
-    def c_kernel(self) -> CData | None:
-        """See `Kernel`; None if a run is more than loops over elements."""
-        if self._loops is None and self._is_plain:
-            self._loops = Loops.of(self._steps)
-        if self._loops is not None and self._limits.is_cancelled:  # meanwhile
-            self._loops.cancel()
-        return None if self._loops is None else self._loops.kernel
 
     @property
     def _is_plain(self) -> bool:
@@ -127,8 +112,6 @@ class Program:
     def cancel(self) -> None:
         """End between two operations, also those of a branch or a loop, and before any other run; see `Kernel`."""
         self._limits.is_cancelled = True
-        if self._loops is not None:
-            self._loops.cancel()
         self._steps[:] = [self._limits.require_time] * len(self._steps)  # also under a run that does not look at it
 
     @property
