@@ -274,7 +274,7 @@ int main(int argc, char **argv)
     check(!connect(sock, (struct sockaddr *)&address, sizeof address), "no service there");
 
     const value none = {0};
-    call(none, NULL, 0, "{'call': 'hello', 'version': [2, 7], 'pid': %d}", getpid());
+    call(none, NULL, 0, "{'call': 'hello', 'version': [1, 0], 'pid': %d}", getpid());
     value devices = get(call(none, NULL, 0, "{'call': 'list_devices'}"), "devices");
     uint64_t bytes, values, device = 0, n = open_value(&devices, &bytes, &values);
     for (; device < n && !is(get(devices, "name"), "nnburst-named"); device++)

@@ -186,7 +186,7 @@ class ServiceProcess(OneProcess, Closing):
     @property
     def sandbox(self) -> Sandbox | None:
         """What keeps the process that runs the models from the rest of the machine: its ``mode``, ``granted`` rights,
-        what is ``missing`` here. None in process, where nothing does, and for a service before version 2.5.
+        what is ``missing`` here. None in process, where nothing does.
         """
         return self._backend.sandbox
 

@@ -165,11 +165,12 @@ class ServiceConnection(OneProcess, Closing):
             connection.start()
             hello: calls.HelloReply
             hello, _ = connection.call(calls.Hello(version=calls.VERSION, pid=os.getpid(), own=own), timeout=timeout)
-            if hello.version[0] != calls.VERSION[0]:
+            if hello.version != calls.VERSION:
                 raise GeneralFailure(
-                    f"the service speaks version {hello.version[0]} of the protocol, not {calls.VERSION[0]}"
+                    f"the service speaks version {calls.dotted(hello.version)} of the control protocol and the client "
+                    f"{calls.dotted(calls.VERSION)}: run the same nnburst on both sides"
                 )
-            connection.greet(hello.version)
+            connection.greet()
             listed, _ = connection.call(calls.ListDevices(), timeout=timeout)
         except BaseException:
             connection.close()
@@ -245,10 +246,7 @@ class ServiceConnection(OneProcess, Closing):
 
         Raises:
             InvalidArgument: The service is another user's, and this process is not root's.
-            GeneralFailure: The service is of a version that cannot do this.
         """
-        if self._connection.peer_version < ((2, 3) if uid is None else (2, 7)):
-            raise GeneralFailure(f"process {self._pid} serves with an older nnburst, which cannot end these alone")
         reply: calls.EndClientsReply
         reply, _ = self._connection.call(calls.EndClients(pid, uid), timeout=timeout)
         return reply.connections
@@ -274,11 +272,8 @@ class ServiceConnection(OneProcess, Closing):
 
         Raises:
             InvalidArgument: It has no such files; or is another user's, and this process is not root's.
-            GeneralFailure: The service is of a version that cannot do this.
             NNBurstError: The model cannot be compiled; what was served is still served.
         """
-        if self._connection.peer_version < (2, 7):
-            raise GeneralFailure(f"process {self._pid} serves with an older nnburst, which loads models at SIGHUP only")
         self._connection.call(calls.LoadModel(name, unload))
 
     def withdraw(self, name: str) -> None:

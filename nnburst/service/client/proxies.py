@@ -31,7 +31,6 @@ from ...errors import (
     DeadObject,
     Ending,
     ErrorStatus,
-    GeneralFailure,
     InvalidArgument,
     MissedDeadline,
     NNBurstError,
@@ -339,10 +338,7 @@ class RemotePreparedModel(_Remote, PreparedModel):
         holder = self._place.callbacks.add(callback)
         requests, request_fds = queue_to_wire(request_channel)
         results, result_fds = queue_to_wire(result_channel)
-        if callback.loop_timeout_ns and self._connection.peer_version < (2, 3):
-            raise GeneralFailure("the service is of an older nnburst, whose bursts have no loop timeout of their own")
-        can_ring = self._connection.peer_version >= (2, 1)
-        bells = [] if callback.bell is None or not can_ring else [callback.bell]
+        bells = [] if callback.bell is None else [callback.bell]
         message = calls.ConfigureBurst(
             prepared_model=number,
             callback=holder.number,

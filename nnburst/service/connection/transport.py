@@ -78,8 +78,6 @@ class Connection:
         )
         self._thread = threading.Thread(target=self._owner.run, name=f"{name}-reader", daemon=True)
         self._abandoned = False
-        self.peer_version = (0, 0)
-        """What it said at hello."""
         abandon_when_forked(self)
 
     # -- life ------------------------------------------------------------------------------------------------------
@@ -94,9 +92,8 @@ class Connection:
         start(self._thread, "a connection")
         self._owner.launched.result()
 
-    def greet(self, version: tuple[int, int]) -> None:
+    def greet(self) -> None:
         """The peer has said hello."""
-        self.peer_version = version
         self._owner.hello_by = math.inf
 
     @property

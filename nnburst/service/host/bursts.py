@@ -72,12 +72,8 @@ class SlotMemories(BurstCallback):
         return self._cpus
 
     def ended(self, reason: str) -> None:
-        """Tell the client; an older one loses its connection."""
-        connection = self._client.connection
-        if connection.peer_version >= (2, 4):
-            connection.forget(calls.EndNotice(reason, self._number))
-        else:
-            connection.hang_up(calls.EndNotice(reason))
+        """Tell the client."""
+        self._client.connection.forget(calls.EndNotice(reason, self._number))
 
     def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory | Named, ...]]:
         """Ask the client, in as many calls as the descriptors need."""

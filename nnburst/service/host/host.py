@@ -290,15 +290,14 @@ class HostedConnection(Client):
         return Priority.HIGH + 1
 
     def on_hello(self, message: calls.Hello, fds: FdBundle) -> calls.HelloReply:
-        if message.version[0] != calls.VERSION[0]:
+        if message.version != calls.VERSION:
             raise GeneralFailure(
-                f"the client speaks version {_dotted(message.version)} of the control protocol and the service "
-                f"{_dotted(calls.VERSION)}: run the same nnburst on both sides"
+                f"the client speaks version {calls.dotted(message.version)} of the control protocol and the service "
+                f"{calls.dotted(calls.VERSION)}: run the same nnburst on both sides"
             )
         self._greeted = True
-        self.connection.greet(message.version)
-        box = self.offer.sandbox if message.version >= (2, 5) else None
-        return calls.HelloReply(version=calls.VERSION, pid=os.getpid(), sandbox=box)
+        self.connection.greet()
+        return calls.HelloReply(version=calls.VERSION, pid=os.getpid(), sandbox=self.offer.sandbox)
 
     def on_end_clients(self, message: calls.EndClients, fds: FdBundle) -> calls.EndClientsReply:
         """End another client, for who may end the service, too."""
@@ -377,7 +376,3 @@ def _is_usable(device: Device) -> bool:
         _log.warning("a device is not offered: %s", error)
         return False
     return True
-
-
-def _dotted(version: tuple[int, int]) -> str:
-    return f"{version[0]}.{version[1]}"

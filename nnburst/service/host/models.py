@@ -29,7 +29,7 @@ _MAX_MESSAGE = 4096
 
 
 def on_list_devices(client: Client, message: calls.ListDevices, fds: FdBundle) -> calls.ListDevicesReply:
-    apart = tuple(sorted(client.offer.apart)) if client.connection.peer_version >= (2, 6) else ()
+    apart = tuple(sorted(client.offer.apart))
     return calls.ListDevicesReply(tuple(map(DeviceInfo.of, client.offer.devices)), apart)
 
 
@@ -38,8 +38,7 @@ def on_list_models(client: Client, message: calls.ListModels, fds: FdBundle) -> 
     for device in client.offer.devices:
         digests |= device.digests if isinstance(device, NamedDevice) else {}
     names = tuple(sorted(digests))
-    is_new = client.connection.peer_version >= (2, 7)
-    return calls.ListModelsReply(names, tuple(digests[name] for name in names) if is_new else ())
+    return calls.ListModelsReply(names, tuple(digests[name] for name in names))
 
 
 def on_get_device_status(client: Client, message: calls.GetDeviceStatus, fds: FdBundle) -> calls.GetDeviceStatusReply:
@@ -118,7 +117,7 @@ def on_prepare_model(client: Client, message: caching.PrepareModel, fds: FdBundl
         counted = ("models", "compiled", "saved") if result is not None and result.saved else ("models", "compiled")
         label = _label(prepared, device, message.model)
         number = _own_model(client, owned, prepared, job.priority, label, counted)
-        return caching.PrepareModelReply(number, _outcome(result), _takes_steps(client, prepared))
+        return caching.PrepareModelReply(number, _outcome(result), prepared.takes_steps)
 
 
 def on_prepare_model_from_cache(
@@ -141,7 +140,7 @@ def on_prepare_model_from_cache(
             )
         label = _label(prepared, device)
         number = _own_model(client, owned, prepared, cache.priority, label, ("models", "restored"))
-        return caching.PrepareModelFromCacheReply(number, takes_steps=_takes_steps(client, prepared))
+        return caching.PrepareModelFromCacheReply(number, takes_steps=prepared.takes_steps)
 
 
 def on_confirm_cache(client: Client, message: caching.ConfirmCache, fds: FdBundle) -> caching.ConfirmCacheReply:
@@ -167,10 +166,6 @@ def _own_model(
             row.count(name)
     hosted = HostedModel(prepared, row, priority, client.offer.faults)
     return client.objects.add(hosted, owned.pop_all().close, leave=None if row is None else row.leave)
-
-
-def _takes_steps(client: Client, prepared: PreparedModel) -> bool:
-    return prepared.takes_steps and client.connection.peer_version >= (2, 2)
 
 
 def on_execute(client: Client, message: calls.Execute, fds: FdBundle) -> calls.ExecuteReply:

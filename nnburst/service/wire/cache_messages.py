@@ -33,7 +33,7 @@ class PrepareModel(Message, tag="prepare_model", frozen=True):
 
 
 class PrepareModelReply(Message, tag="prepare_model.reply", frozen=True, omit_defaults=True):
-    """`takes_steps` (since 2.2): a slot of its bursts may be a number of steps."""
+    """`takes_steps`: a slot of its bursts may be a number of steps."""
 
     prepared_model: Id
     cache: CacheOutcome | None = None

@@ -53,8 +53,8 @@ from .values import (
     WireRequest,
 )
 
-VERSION = (2, 7)
-"""Version of this table. Another major number is refused at hello; the minor one counts additions."""
+VERSION = (1, 0)
+"""Version of this table. Another one is refused at hello."""
 
 _MAX_TEXT = 4096
 
@@ -88,7 +88,7 @@ class ErrorReply(Message, tag="error", frozen=True):
 class Hello(Message, tag="hello", frozen=True, omit_defaults=True):
     """Opens a connection. The first call.
 
-    `own` (since 2.6): for models of the client's own, on devices that `ListDevicesReply.apart` names.
+    `own`: for models of the client's own, on devices that `ListDevicesReply.apart` names.
     """
 
     version: tuple[Id, Id]
@@ -98,7 +98,7 @@ class Hello(Message, tag="hello", frozen=True, omit_defaults=True):
 
 
 class HelloReply(Message, tag="hello.reply", frozen=True, omit_defaults=True):
-    """`sandbox`: for clients from 2.5 on."""
+    """`sandbox`: what keeps the service in."""
 
     version: tuple[Id, Id]
     pid: Id
@@ -111,18 +111,18 @@ class ListDevices(Message, tag="list_devices", frozen=True):
 
 
 class ListDevicesReply(Message, tag="list_devices.reply", frozen=True, omit_defaults=True):
-    """`apart`: for clients from 2.6 on: numbers of devices that are used over a connection with `Hello.own`."""
+    """`apart`: numbers of devices that are used over a connection with `Hello.own`."""
 
     devices: Annotated[tuple[DeviceInfo, ...], msgspec.Meta(max_length=256)]
     apart: Annotated[tuple[Id, ...], msgspec.Meta(max_length=256)] = ()
 
 
 class ListModels(Message, tag="list_models", frozen=True):
-    """Lists the models that can be opened by name, of all devices. Since 2.6."""
+    """Lists the models that can be opened by name, of all devices."""
 
 
 class ListModelsReply(Message, tag="list_models.reply", frozen=True, omit_defaults=True):
-    """`digests` (since 2.7): of each name, SHA-256 of the files of its model; empty if it came from none."""
+    """`digests`: of each name, SHA-256 of the files of its model; empty if it came from none."""
 
     names: Annotated[tuple[ArgumentName, ...], msgspec.Meta(max_length=65536)]
     digests: Annotated[tuple[ArgumentName, ...], msgspec.Meta(max_length=65536)] = ()
@@ -263,10 +263,10 @@ class CopyBuffer(Message, tag="copy_buffer", frozen=True):
 
 class ConfigureBurst(Message, tag="configure_execution_burst", frozen=True, omit_defaults=True):
     """Opens a burst. `callback` is the client's number for its `BurstCallback`; `polling_window` in seconds, None =
-    default; `cpus`: where the client may run; `loop_timeout_ns`, since 2.3: of each WHILE, 0 = default.
+    default; `cpus`: where the client may run; `loop_timeout_ns`: of each WHILE, 0 = default.
 
     Descriptors: those of the request channel, then those of the result channel, then the bell, a socket, if there is
-    one (since 2.1).
+    one.
     """
 
     prepared_model: Id
@@ -310,7 +310,7 @@ class FailureReasonReply(Message, tag="failure_reason.reply", frozen=True):
 
 
 class EndNotice(Message, tag="ending", frozen=True, omit_defaults=True):
-    """Says that the service ends, or (since 2.4) the burst of a callback alone, and why."""
+    """Says that the service ends, or the burst of a callback alone, and why."""
 
     reason: Text
     callback: Id = 0
@@ -332,7 +332,7 @@ class Release(Message, tag="release", frozen=True):
 class EndClients(Message, tag="end_clients", frozen=True, omit_defaults=True):
     """Ends all connections of a process, and their runs. For the user who runs the service, and root.
 
-    `uid` (since 2.7): those of a user, but for the process that asks; and what runs the user's own models.
+    `uid`: those of a user, but for the process that asks; and what runs the user's own models.
     """
 
     pid: Id = 0
@@ -368,10 +368,7 @@ class KickClients(Message, tag="kick_clients", frozen=True, omit_defaults=True):
 
 
 class LoadModel(Message, tag="load_model", frozen=True):
-    """Loads a named model, all versions, from its files again, or unloads it. For the user of the service, and root.
-
-    Since 2.7.
-    """
+    """Loads a named model, all versions, from its files again, or unloads it. For the user of the service, and root."""
 
     name: ArgumentName
     unload: bool
@@ -411,6 +408,11 @@ class Goodbye(Message, tag="goodbye", frozen=True):
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
+
+
+def dotted(version: tuple[int, int]) -> str:
+    """Return a version for people."""
+    return f"{version[0]}.{version[1]}"
 
 
 def _none(message: Any) -> int:

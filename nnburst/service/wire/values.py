@@ -68,7 +68,7 @@ class Sandbox(Value, frozen=True, omit_defaults=True):
 class WireMemory(Value, frozen=True, omit_defaults=True):
     """A memory pool: its schema, and how many of the message's descriptors are its own (in order).
 
-    `token` other than 0: a driver-managed buffer instead, named by its token; `steps` (since 2.2): how many steps a
+    `token` other than 0: a driver-managed buffer instead, named by its token; `steps`: how many steps a
     request has. The rest says nothing then.
     """
 
