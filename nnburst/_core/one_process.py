@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import NoReturn, SupportsIndex
 
 from ..errors import InvalidArgument
-from .known_names import KnownNames
 
 
-class OneProcess(KnownNames):
+class OneProcess:
     """Base of such objects: pickling or copying one says what to do instead."""
 
     __slots__ = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -64,26 +64,25 @@ class Execution(Computation, Closing):
         array([[0., 0., 1., 2.]], dtype=float32)
     """
 
-    inputs: Mapping[str, Any]
-    outputs: Mapping[str, Any]
-    _remedies: ClassVar[Mapping[str, str]] = {
-        "inputs": "write into its arrays: inputs[name][:] = …",
-        "outputs": "read from its arrays, or bind outputs to memory of your own",
-    }
-
     def __init__(self, compilation: Compilation, *, reusable: bool = False) -> None:
         if not isinstance(compilation, Compilation):
             raise InvalidArgument("an execution needs a Compilation")
         super().__init__(compilation, reusable)
-        self._show(SharedArrays(), SharedArrays())
+        self._shown: tuple[Mapping[str, Any], Mapping[str, Any]] = SharedArrays(), SharedArrays()
         self._shared: SharedArguments | None = None
         self._feeds: tuple[tuple[str, np.dtype[Any] | None, tuple[int, ...], Array], ...] = ()
         self._copies: tuple[Callable[[], Array], ...] | None = None
         self._keep: object = None
 
-    def _show(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
-        object.__setattr__(self, "inputs", inputs)
-        object.__setattr__(self, "outputs", outputs)
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """See the class."""
+        return self._shown[0]
+
+    @property
+    def outputs(self) -> Mapping[str, Any]:
+        """See the class."""
+        return self._shown[1]
 
     @property
     def compilation(self) -> Compilation:
@@ -108,7 +107,7 @@ class Execution(Computation, Closing):
         self._arguments = arguments
         self._route.begin(arguments, burst, pool)
         self._shared, self._feeds, self._copies = arguments, arguments.feeds, arguments.copies
-        self._show(*arguments.shown)
+        self._shown = arguments.shown
         self._route.bind(self, burst._controller)
 
     def _feed(self, inputs: object) -> bool:

@@ -12,7 +12,6 @@ from types import EllipsisType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .._core.deadline import checked_timeout
-from .._core.known_names import KnownNames
 from .._core.leaving import ProcessLock
 from ..errors import BadState, DeadObject, InvalidArgument, OutputInsufficientSize
 from .request.node_args import checked_inputs
@@ -48,7 +47,7 @@ class BrokenBurst(DeadObject, BrokenExecutor):
     """The service of a `BurstExecutor` has ended."""
 
 
-class BurstExecutor(KnownNames, Executor):
+class BurstExecutor(Executor):
     """Runs ``session.run`` in the background, ``depth`` at a time on one burst; no thread but the one that completes.
 
     For programs that are written for executors: ``executor.submit(session.run, None, {"x": x})``, ``executor.map``,

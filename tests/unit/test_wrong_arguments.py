@@ -290,32 +290,11 @@ def test_there_is_no_result_before_the_first_run(connection: ServiceConnection) 
         assert execution.result[0] is nnburst.ErrorStatus.NONE
 
 
-def test_attributes_that_do_not_exist_cannot_be_set(session: nnburst.Session) -> None:
-    with session.service.session(relu()) as own, own.bind() as execution, own.pipeline(2) as pipeline:
-        with pytest.raises(AttributeError, match=r"Execution objects have no attribute 'timout' to set.*'timeout'"):
-            execution.timout = 1  # type: ignore[attr-defined]
-        with nnburst.BurstExecutor(own) as executor:
-            for one in (own, own.service, own.burst, own.compilation, execution, pipeline, executor):
-                with pytest.raises(AttributeError, match="no attribute 'wrong'"):
-                    one.wrong = 1  # type: ignore[union-attr]
-        execution.timeout = 5
-        assert execution.timeout == 5
-
-
 def test_arrays_of_an_execution_cannot_be_replaced_as_a_whole(session: nnburst.Session) -> None:
     with session.service.session(relu()) as own, own.bind() as execution:
         shared = execution.inputs
-        with pytest.raises(AttributeError, match=r"'inputs' of Execution objects cannot be replaced; write into"):
-            execution.inputs = {}
-        with pytest.raises(AttributeError, match=r"'outputs' of Execution objects cannot be replaced; read from"):
-            execution.outputs = {}
+        with pytest.raises(AttributeError, match="inputs"):
+            execution.inputs = {}  # type: ignore[misc]
+        with pytest.raises(AttributeError, match="outputs"):
+            execution.outputs = {}  # type: ignore[misc]
         assert execution.inputs is shared
-
-
-def test_class_of_a_user_may_have_attributes_of_its_own(session: nnburst.Session) -> None:
-    class Named(nnburst.Session):
-        label: str
-
-    with Named(relu(), service=session.service) as own:
-        own.label = own.other = "a"  # type: ignore[attr-defined]
-        assert own.run(None, {"x": X})[0].tolist() == [1, 1, 1, 1]

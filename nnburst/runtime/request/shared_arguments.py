@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -78,7 +79,9 @@ class SharedArguments(Arguments):
         self.inputs = SharedArrays(self._arrays("input", views))
         self.outputs = SharedArrays(self._arrays("output", views))
         held = {node.name: node for node in (*inputs, *outputs) if node.holds}
-        self.shown = tuple(SharedValues(each, held) if held else each for each in (self.inputs, self.outputs))
+        self.shown: tuple[Mapping[str, Any], Mapping[str, Any]] = self.inputs, self.outputs
+        if held:
+            self.shown = SharedValues(self.inputs, held), SharedValues(self.outputs, held)
         self.feeds = tuple(
             (name, None if name in held else view.dtype, view.shape, view) for name, view in self.inputs.items()
         )

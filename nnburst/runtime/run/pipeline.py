@@ -53,7 +53,6 @@ class Pipeline(OneProcess, Closing):
     """
 
     __slots__ = ("__weakref__", "_advance", "_at", "_executions", "_finalizer", "_pointers", "_then", "depth")
-    __setattr__ = object.__setattr__  # type: ignore[assignment] # with slots nothing else can be set, and `advance` sets one
 
     depth: int
 
