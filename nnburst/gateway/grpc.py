@@ -32,6 +32,7 @@ from ..errors import (
     ResourceExhausted,
 )
 from ..runtime.spans import below
+from .address import unix_path
 from .budget import RETRY_S, Budget
 from .inference import (
     Answers,
@@ -47,7 +48,6 @@ from .inference import (
 )
 from .models import Models, NoSuchModel
 from .regions import Regions
-from .sharing import share_port, unix_path
 from .tensors import BRISK, PIECE, as_sent, is_long
 
 _Result = TypeVar("_Result")
@@ -383,11 +383,8 @@ async def serve(
     address: str,
     *,
     tokens: Tokens = EVERYONE,
-    joins: bool = False,
 ) -> tuple[Any, int | str]:
     """Start to answer at ``HOST:PORT``, where port 0 takes a free one, or at ``unix:PATH``.
-
-    With `joins` another process answers there, and this one from its end on.
 
     Returns:
         The server, and its port or its address.
@@ -400,7 +397,7 @@ async def serve(
         options=[
             ("grpc.max_receive_message_length", _MOST_BYTES),
             ("grpc.max_send_message_length", _MOST_BYTES),
-            ("grpc.so_reuseport", int(joins)),
+            ("grpc.so_reuseport", 0),
             ("grpc.max_allowed_incoming_connections", budget.most_connections),
         ],
         interceptors=[_Guard(tokens)],
@@ -412,8 +409,5 @@ async def serve(
         port = server.add_insecure_port(address)
     except (RuntimeError, UnicodeError) as error:
         raise DeviceUnavailable(f"cannot listen at {address}: {error}") from None
-    is_unix = unix_path(address) is not None
-    if not is_unix:
-        share_port(port, joins=joins)
     await server.start()
-    return server, address if is_unix else port
+    return server, port if unix_path(address) is None else address

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import random
 import threading
 import time
 from collections import Counter
@@ -164,8 +163,6 @@ class Models:
     Args:
         address: Of the service, as `nnburst.connect` takes it.
         may_change: Whether clients may load and unload them.
-        canaries: Of some models, the percentage of requests for no certain version that the newest one gets; the others
-            go to the version before.
         unloaded: Names of those that were unloaded before.
     """
 
@@ -174,11 +171,9 @@ class Models:
         address: str,
         *,
         may_change: bool = False,
-        canaries: Mapping[str, int] = {},
         unloaded: Iterable[str] = (),
     ) -> None:
         self.may_change = may_change
-        self._canaries = canaries
         self._address = address
         self._lock = threading.Lock()
         """Of what is below. None waits for the service while it has it."""
@@ -315,11 +310,7 @@ class Models:
             raise NoSuchModel(f"no model {name!r}; this service has {list(self._versions)}")
         if version:
             return version
-        *_, newest = versions
-        percent = self._canaries.get(name)
-        if percent is None or len(versions) < 2 or random.random() * 100 < percent:
-            return newest
-        return list(versions)[-2]
+        return list(versions)[-1]
 
     def is_ready(self) -> bool:
         """Whether every model that the protocol can serve can be run now."""

@@ -18,6 +18,7 @@ from .._core.tokens import EVERYONE, Tokens
 from ..errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError, ResourceExhausted
 from ..model import Array
 from ..runtime.spans import below
+from .address import unix_path
 from .budget import FAREWELL_S, RETRY_S, Budget, BudgetShare
 from .inference import (
     Answers,
@@ -34,7 +35,6 @@ from .inference import (
 from .metrics import triton_metrics
 from .models import Models, NoSuchModel
 from .regions import Regions
-from .sharing import share_port, unix_path
 from .tensors import BRISK, as_sent, bytes_of, is_long
 
 _MOST_BYTES = 256 << 20
@@ -410,11 +410,8 @@ async def serve(
     address: str,
     *,
     tokens: Tokens = EVERYONE,
-    joins: bool = False,
 ) -> tuple[web.AppRunner, int | str]:
     """Start to answer at ``HOST:PORT``, where port 0 takes a free one, or at ``unix:PATH``.
-
-    With `joins` another process answers there, and this one from its end on.
 
     Returns:
         The runner, and its port or its address.
@@ -439,10 +436,9 @@ async def serve(
         if path is not None:
             await web.UnixSite(runner, path).start()
             return runner, address
-        await web.TCPSite(runner, host.strip("[]"), int(port), reuse_port=joins).start()
+        await web.TCPSite(runner, host.strip("[]"), int(port)).start()
         number: int = runner.addresses[0][1]
-        share_port(number, joins=joins)
-    except (OSError, UnicodeError, DeviceUnavailable) as error:
+    except (OSError, UnicodeError) as error:
         await runner.cleanup()
         raise DeviceUnavailable(f"cannot listen at {address}: {getattr(error, 'strerror', error)}") from None
     return runner, number

@@ -25,7 +25,7 @@ _THREADS = 32
 
 
 async def _serve(
-    models: Models, regions: Regions, tokens: Tokens, grpc: str | None, rest: str | None, joins: bool, drain: float
+    models: Models, regions: Regions, tokens: Tokens, grpc: str | None, rest: str | None, drain: float
 ) -> None:
     from . import grpc as _grpc
     from . import rest as _rest
@@ -54,15 +54,13 @@ async def _serve(
     async with contextlib.AsyncExitStack() as stack:
         ports: dict[str, Any] = {}
         if grpc is not None:
-            server, ports["grpc"] = await _grpc.serve(models, regions, budget, grpc, tokens=tokens, joins=joins)
+            server, ports["grpc"] = await _grpc.serve(models, regions, budget, grpc, tokens=tokens)
             stack.push_async_callback(server.stop, None)
         if rest is not None:
-            runner, ports["rest"] = await _rest.serve(models, regions, budget, rest, tokens=tokens, joins=joins)
+            runner, ports["rest"] = await _rest.serve(models, regions, budget, rest, tokens=tokens)
             stack.push_async_callback(runner.cleanup)
         print(json.dumps(ports), flush=True)
-        loop.run_in_executor(
-            None, models.is_ready
-        )  # so that the first request finds them open, also of one that stood by
+        loop.run_in_executor(None, models.is_ready)  # so that the first request finds them open
         await ended.wait()
         models.stop()
         await budget.finish(drain)
@@ -79,11 +77,9 @@ def run(
     rest: str | None,
     shared_memory: bool,
     control: bool,
-    canaries: dict[str, int],
     drain: float,
     unloaded: list[str],
     token_file: str | None = None,
-    joins: bool = False,
 ) -> int:
     """Serve until SIGTERM, Ctrl-C or the end of standard input. Prints the ports as JSON when it is ready.
 
@@ -93,20 +89,19 @@ def run(
         grpc, rest: Where to listen, ``HOST:PORT`` or ``unix:PATH``.
         shared_memory: Whether clients may register memory.
         control: Whether they may load and unload models.
-        canaries, unloaded: As for `Models`.
+        unloaded: As for `Models`.
         drain: Seconds that requests under way have when it is stopped.
         token_file: Of `Tokens`, one of which a client has to show; None for none.
-        joins: Whether another process listens there, for which this one stands by.
 
     Returns:
         The exit status, if it could not start.
     """
-    models = Models(address, may_change=control, canaries=canaries, unloaded=unloaded)
+    models = Models(address, may_change=control, unloaded=unloaded)
     regions = Regions(shared_memory)
     with contextlib.closing(models), contextlib.closing(regions):
         try:
             os.umask(0o077)  # sockets are for this user, and those who are given more
-            asyncio.run(_serve(models, regions, Tokens(token_file), grpc, rest, joins, drain))
+            asyncio.run(_serve(models, regions, Tokens(token_file), grpc, rest, drain))
         except NNBurstError as error:
             print(json.dumps({"error": str(error)}), flush=True)
             return 1

@@ -31,7 +31,7 @@ from tritonclient.grpc import service_pb2 as pb  # noqa: E402
 from tritonclient.grpc import service_pb2_grpc as stubs  # noqa: E402
 
 import nnburst  # noqa: E402
-from support.gateways import MARKS, both_gateways, ended  # noqa: E402
+from support.gateways import MARKS, ended, gateway_of  # noqa: E402
 from support.processes import stop  # noqa: E402
 from support.services import Shared, save_scaling  # noqa: E402
 from support.waiting import PATIENCE, until  # noqa: E402
@@ -182,9 +182,7 @@ def test_every_accepted_request_is_answered_or_refused_with_a_hint(models: Path,
             assert status == 200, said
 
     async def end_gateway(load: Load, number: int) -> None:
-        at_work, _ = await asyncio.to_thread(
-            until, lambda: both_gateways(shared.pid), "no other gateway stands by", 4 * PATIENCE
-        )
+        at_work = await asyncio.to_thread(until, lambda: gateway_of(shared.pid), "no gateway listens", 4 * PATIENCE)
         began = time.monotonic()
         await asyncio.to_thread(ended, at_work, number)
         (killed if number == signal.SIGKILL else told_to_end).append((began, await load.goes_on()))

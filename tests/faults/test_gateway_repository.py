@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import collections
 import contextlib
 import hashlib
 import os
@@ -208,14 +207,6 @@ def test_hup_finds_new_versions(start: Callable[..., Shared], models: Path) -> N
         assert factor(client, "grpc") == 12
 
 
-def test_canary_gets_its_share_of_requests_for_no_version(start: Callable[..., Shared]) -> None:
-    with contextlib.closing(client_of(start("--oip-canary", "scale=20"), "grpc")) as client:
-        got = collections.Counter(factor(client, "grpc") for _ in range(400))
-        assert set(got) == {2, 10}
-        assert 40 <= got[10] <= 120, got  # 80 are to be expected: 5 standard deviations
-        assert factor(client, "grpc", "10") == 10
-
-
 def test_health_and_reflection(start: Callable[..., Shared]) -> None:
     shared = start("--oip-control")
     with grpc.insecure_channel(f"127.0.0.1:{shared.ready['oip']['grpc']}") as channel:
@@ -298,7 +289,6 @@ def test_options_that_do_not_fit_are_refused(tmp_path: Path, models: Path) -> No
         (["--models", str(tmp_path / "none")], "cannot be read"),
         (["--models", str(tmp_path / "several")], "has 0 models"),
         (["--models", str(models), "--oip-control"], "are for clients of --oip"),
-        (["--models", str(models), "--oip", "127.0.0.1:0", "--oip-canary", "a=101"], "from 0 to 100"),
     ):
         serve = [*COMMAND, "serve", "--socket", str(tmp_path / "s"), *options]
         done = subprocess.run(serve, capture_output=True, text=True, timeout=100, check=False)

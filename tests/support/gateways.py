@@ -151,13 +151,11 @@ def conversions(datatype: str) -> ModelTensor:
     return ModelTensor("x", datatype, _DTYPES[datatype], (-1,))
 
 
-def both_gateways(service: int) -> list[int]:
-    """The one that works, and the one that stands by, once both listen; before, nothing."""
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # one of them has just ended
-        processes = sorted(beside(service), key=lambda pid: int(Path(f"/proc/{pid}/stat").read_text().split()[21]))
-        if len(processes) > 1 and all(map(listens, processes)):
-            return processes
-    return []
+def gateway_of(service: int) -> int:
+    """The process, once it listens; 0 before."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+        return next((pid for pid in beside(service) if listens(pid)), 0)
+    return 0
 
 
 def listens(pid: int) -> bool:

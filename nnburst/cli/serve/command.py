@@ -105,13 +105,6 @@ def _signals_of_the_start() -> Iterator[None]:
 )
 @click.option("--oip-control", is_flag=True, help="Let clients of the protocol load and unload models.")
 @click.option(
-    "--oip-canary",
-    "canaries",
-    multiple=True,
-    metavar="NAME=PERCENT",
-    help="The newest version gets this share of the requests that name none, and the version before the others.",
-)
-@click.option(
     "--oip-drain",
     type=click.FloatRange(0, 1e6),
     default=20.0,
@@ -161,7 +154,6 @@ def serve(
     oip_rest: str | None,
     token_file: str | None,
     oip_control: bool,
-    canaries: tuple[str, ...],
     oip_drain: float,
     oip_shared_memory: bool,
     scheduler: str | None,
@@ -251,7 +243,6 @@ def serve(
                     "rest": oip_rest,
                     "shared_memory": oip_shared_memory,
                     "control": oip_control,
-                    "canaries": _pairs(canaries, "--oip-canary"),
                     "drain": oip_drain,
                     "token_file": token_file,
                 },

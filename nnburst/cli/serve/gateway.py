@@ -26,7 +26,7 @@ def gateway(options: dict[str, Any], *, has_models: bool) -> Iterator[Gateway | 
     One that ends by itself is started again, at the same ports.
 
     Args:
-        options: Of `nnburst.gateway.run.run`, as they were given: percentages are texts.
+        options: Of `nnburst.gateway.run.run`, as they were given.
 
     Raises:
         DeviceUnavailable: The extra is not installed, or an address cannot be had.
@@ -34,10 +34,8 @@ def gateway(options: dict[str, Any], *, has_models: bool) -> Iterator[Gateway | 
     """
     wanted = {"--oip": options["grpc"], "--oip-rest": options["rest"]}
     if not any(wanted.values()):
-        if options["shared_memory"] or options["control"] or options["canaries"]:
-            raise InvalidArgument(
-                "--oip-shared-memory, --oip-control and --oip-canary are for clients of --oip or --oip-rest"
-            )
+        if options["shared_memory"] or options["control"]:
+            raise InvalidArgument("--oip-shared-memory and --oip-control are for clients of --oip or --oip-rest")
         yield None
         return
     for option, text in wanted.items():
@@ -54,64 +52,41 @@ def gateway(options: dict[str, Any], *, has_models: bool) -> Iterator[Gateway | 
         raise InvalidArgument(
             "--oip serves named models; give --model NAME=FILE, --models DIR or FILE.py:FUNCTION, too"
         )
-    for name, percent in options["canaries"].items():
-        if (share := whole_number(percent)) is None or share > 100:
-            raise InvalidArgument(f"--oip-canary {name}={percent}: give a whole number of percent, from 0 to 100")
     if not all(find_spec(module) for module in ("grpc", "grpc_health", "grpc_reflection", "aiohttp")):
         raise DeviceUnavailable("--oip needs gRPC: pip install 'nnburst[oip]'")
-    shares = {name: int(percent) for name, percent in options["canaries"].items()}
-    with contextlib.closing(Gateway({**options, "canaries": shares, "unloaded": []})) as running:
+    with contextlib.closing(Gateway({**options, "unloaded": []})) as running:
         yield running
 
 
 class Gateway:
-    """Two processes that listen at the same ports: one at work, and one that gets what comes after its end.
+    """The process.
 
     Attributes:
-        ports: By protocol; the address of a Unix socket, which one process alone listens at.
+        ports: By protocol; the address of a Unix socket.
 
     Raises:
         DeviceUnavailable: It cannot be started.
     """
 
     def __init__(self, options: dict[str, Any]) -> None:
-        first = _process(options)
-        self._processes = [first]
-        self.ports = first.ports
-        if any(isinstance(port, str) for port in self.ports.values()):  # a Unix socket has one owner
-            return
-        for protocol, port in self.ports.items():  # where clients look for it
-            options[protocol] = f"{options[protocol].rpartition(':')[0]}:{port}"
-        try:
-            self._processes.append(_process({**options, "joins": True}))
-        except DeviceUnavailable as error:
-            _log.warning("%s; no second gateway stands by", error)
-        except BaseException:
-            first.close()
-            raise
-        else:
-            options["joins"] = True  # the next one stands by
+        # If there is a CPU for it.
+        window = {"NNBURST_POLLING_WINDOW_US": str(_WINDOW_US)} if default_polling_window() else {}
+        self._process = SupervisedProcess(
+            "the gateway", "--oip", "nnburst.gateway.run", options, environment=window, patience=options["drain"]
+        )
+        self.ports = self._process.ports
+        for protocol, port in self.ports.items():  # where clients look for the next one
+            if not isinstance(port, str):
+                options[protocol] = f"{options[protocol].rpartition(':')[0]}:{port}"
 
     def renew(self, unloaded: Sequence[str]) -> None:
         """Have it open the models again, which are new ones; some were unloaded."""
-        for process in self._processes:
-            process.options["unloaded"] = [*unloaded]  # for one that is started later
-            process.tell()
+        self._process.options["unloaded"] = [*unloaded]  # for one that is started later
+        self._process.tell()
 
     def close(self) -> None:
-        for process in self._processes:
-            process.dismiss()
-        for process in self._processes:
-            process.close()
+        self._process.close()
         for port in self.ports.values():
             if isinstance(port, str):
                 with contextlib.suppress(OSError):
                     os.unlink(port.removeprefix("unix:"))
-
-
-def _process(options: dict[str, Any]) -> SupervisedProcess:
-    # If there is a CPU for it.
-    window = {"NNBURST_POLLING_WINDOW_US": str(_WINDOW_US)} if default_polling_window() else {}
-    return SupervisedProcess(
-        "the gateway", "--oip", "nnburst.gateway.run", options, environment=window, patience=options["drain"]
-    )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..._core.tokens import Tokens
 from ...errors import BadState, DeviceUnavailable, InvalidArgument
-from ...gateway.sharing import unix_path
+from ...gateway.address import unix_path
 from ...service import listen_at
 from ...watch.metrics import BACKLOG
 from ..targets import whole_number

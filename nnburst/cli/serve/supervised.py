@@ -8,7 +8,6 @@ import logging
 import os
 import subprocess
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from ...service import absolute_entries, safe_command
 _log = logging.getLogger(__name__)
 _STARTING_S = 60.0
 _ENDING_S = 5.0
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 60.0
+_PAUSE_S = 0.5
 
 
 class SupervisedProcess:
@@ -71,15 +70,10 @@ class SupervisedProcess:
             assert self._process.stdin is not None  # or it reads nothing and the pipe is full: then it will
             os.write(self._process.stdin.fileno(), f"{line}\n".encode())
 
-    def dismiss(self) -> None:
-        """Tell it to end, and start no other one. Idempotent."""
+    def close(self) -> None:
+        """Tell it to end, start no other one, and wait. Idempotent."""
         with self._lock:
             self._closing.set()
-            assert self._process.stdin is not None
-            self._process.stdin.close()
-
-    def close(self) -> None:
-        self.dismiss()
         self._end(self._process)
         self._watcher.join()
 
@@ -119,26 +113,21 @@ class SupervisedProcess:
         process.stdout.close()
 
     def _watch(self) -> None:
-        pause = _FIRST_PAUSE_S
         while True:
-            since = time.monotonic()
             status = self._process.wait()
             if self._closing.is_set():
                 return
-            if time.monotonic() - since > _LONGEST_PAUSE_S:
-                pause = _FIRST_PAUSE_S
             self._end(self._process)
             how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
             _log.error("%s (process %d) %s; another one is started", self._what, self._process.pid, how)
-            while not self._closing.wait(pause):
-                pause = min(2 * pause, _LONGEST_PAUSE_S)
+            while not self._closing.wait(_PAUSE_S):
                 try:
                     self._start()
                     _log.warning("%s is process %d now", self._what, self._process.pid)
                     break
                 except DeviceUnavailable as error:
                     if not self._closing.is_set():
-                        _log.error("%s; the next try is in %g s", error, pause)
+                        _log.error("%s; it is tried again", error)
             if self._closing.is_set():
                 return
 
