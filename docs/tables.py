@@ -30,10 +30,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
 import click  # noqa: E402
 import messages  # noqa: E402
+from operations_page import render_page  # noqa: E402
 from pictures import PICTURES  # noqa: E402
 
 from nnburst.cli import main as nnburst  # noqa: E402
-from nnburst.cli.ops import render_page  # noqa: E402
 from nnburst.model import methods  # noqa: E402
 from nnburst.service.wire.protocol import CALLS, Call, Side  # noqa: E402
 

@@ -6,10 +6,9 @@ import operator
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
-from msgspec.structs import asdict, astuple
+from msgspec.structs import astuple
 
 from .._core._nnburst import lib
-from ..watch.html import table
 
 if TYPE_CHECKING:
     from ..watch import Row
@@ -39,9 +38,6 @@ class BurstStats(Struct, frozen=True):
     def __add__(self, other: BurstStats) -> BurstStats:
         return BurstStats(*map(operator.add, astuple(self), astuple(other)))
 
-    def _repr_html_(self) -> str:
-        return table("this end of the burst", asdict(self).items())
-
 
 class ServerStats(Struct, frozen=True):
     """What the server's end of a burst has done since it was created. All are counts.
@@ -63,9 +59,6 @@ class ServerStats(Struct, frozen=True):
     malformed: int
     plan_hits: int
     plan_misses: int
-
-    def _repr_html_(self) -> str:
-        return table("the server's end of a burst", asdict(self).items())
 
 
 def client_stats(row: Row, fallbacks: int) -> BurstStats:

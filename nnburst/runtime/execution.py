@@ -16,7 +16,7 @@ from ..errors import InvalidArgument, OutputInsufficientSize
 from ..memory import Memory
 from ..model import Array
 from .compile.compilation import Compilation
-from .display import described, nodes_table
+from .display import described
 from .request.device_memory import DeviceMemory
 from .request.node_args import SharedArrays
 from .request.shared_arguments import SharedArguments
@@ -329,6 +329,3 @@ class Execution(Computation, Closing):
     def __repr__(self) -> str:
         arguments = "shared arrays" if self._arguments.is_shared else "arguments one by one"
         return f"<Execution of {described(self.compilation)}, {'closed' if self._route.ends else arguments}>"
-
-    def _repr_html_(self) -> str:
-        return nodes_table(repr(self)[1:-1], self.compilation)

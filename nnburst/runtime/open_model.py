@@ -148,8 +148,7 @@ class OpenModel(OneProcess, Closing):
 
     def _repr_html_(self) -> str:
         about = f"session on {self._compilation.device.name}, {self._service!r}"
-        parts = [nodes_table(about, self._compilation), self.latency()._repr_html_(), self.stats._repr_html_()]
-        return "".join(parts)
+        return nodes_table(about, self._compilation) + self.latency()._repr_html_()
 
 
 def open_again(model: OpenModel | None) -> str:

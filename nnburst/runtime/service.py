@@ -15,7 +15,6 @@ from .._core.leaving import Closing, Leaving, ProcessLock
 from .._core.one_process import OneProcess
 from ..devices import Device, ResilientDevice, device_of
 from ..errors import BadState, InvalidArgument, MissedDeadline
-from ..watch.html import table
 
 if TYPE_CHECKING:
     import socket
@@ -247,10 +246,6 @@ class ServiceProcess(OneProcess, Closing):
     def __repr__(self) -> str:
         state = "closed" if self._closed else "alive" if self.alive else "dead"
         return f"<Service {self._what}, pid {self.pid}, {state}>"
-
-    def _repr_html_(self) -> str:
-        devices = () if self._closed else self.devices
-        return table(repr(self)[1:-1], ([device.name, device.version_string] for device in devices))
 
 
 def _wait(pause: float) -> None:

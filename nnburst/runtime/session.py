@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import weakref
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from threading import get_ident
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -266,7 +266,8 @@ class Session(OpenModel):
         try:
             permit = self._idle.pop()
         except IndexError:
-            permit, limit = self._runs.wait_for_permit(limit, _runs_below(self))
+            permit, limit = self._runs.wait_for_permit(limit)
+        permit.thread = get_ident()
         try:
             execution = permit.execution
             if execution is None or not execution._feed(inputs):
@@ -280,6 +281,7 @@ class Session(OpenModel):
             except OutputInsufficientSize as error:
                 outputs = self._runs.run_again(permit, execution, error, limit)
         finally:
+            permit.thread = 0
             self._idle.append(permit)
             if self._waiting:
                 self._runs.permits.hand_over()
@@ -486,14 +488,3 @@ class Session(OpenModel):
             self._finalizer.detach,
         )
         self._leaving()
-
-
-def _runs_below(session: Session) -> int:
-    """How many runs of a session this thread is in already, below a signal handler."""
-    count = 0
-    frame = sys._getframe(1).f_back  # below the call that asks
-    while frame is not None:
-        here = frame.f_locals if frame.f_code is Session.run.__code__ else {}
-        count += here.get("self") is session and "wanted" in here  # else it is around a span
-        frame = frame.f_back
-    return count

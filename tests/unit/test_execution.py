@@ -319,7 +319,7 @@ def test_run_below_a_run_of_the_same_thread_has_a_permit_of_its_own_or_is_told(
 
         execution._feed = handler
         assert session.run(None, {"x": ONE, "y": ONE})[0].tolist() == [2] * 4
-    assert ("signal handler over 1 runs" if concurrency == 1 else str([2.0] * 4)) in inner[0]
+    assert ("1 runs of the session are under way in this thread" if concurrency == 1 else str([2.0] * 4)) in inner[0]
 
 
 def test_permit_that_an_interrupt_loses_comes_back(service: nnburst.Service) -> None:

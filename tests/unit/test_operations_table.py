@@ -1,17 +1,13 @@
-"""The operation table as people see it: methods of the builder, the command. Stub and page: test_docs.py."""
+"""The operation table as people see it: methods of the builder. Stub and page: test_docs.py."""
 
 from __future__ import annotations
 
 import inspect
-import json
 from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from nnburst.cli import main
-from nnburst.cli.ops import operation_rows
 from nnburst.devices.reference import RUNS
 from nnburst.errors import ErrorStatus, InvalidArgument
 from nnburst.model import METHODS, OPERATIONS, ModelBuilder
@@ -23,16 +19,9 @@ def test_every_operation_of_the_table_runs() -> None:
 
 
 def test_every_operation_has_a_method() -> None:
-    assert all(row.method and hasattr(ModelBuilder, row.method) for row in operation_rows())
-
-
-def test_the_command_lists_every_operation() -> None:
-    rows = json.loads(CliRunner().invoke(main, ["ops", "--json"]).output)
-    assert {row["code"] for row in rows} == set(range(102))
-    assert all(row["devices"][0] == "nnburst-reference" for row in rows)
-    assert {row["name"] for row in rows if "nnburst-onnxruntime" in row["devices"]} >= {"CONV_2D", "LSTM", "TILE"}
-    shown = CliRunner().invoke(main, ["ops"], env={"COLUMNS": "300"}).output
-    assert all(operation.name in shown for operation in O if operation != O.OEM_OPERATION)
+    made = {method.operation: method.name for method in METHODS} | {O.IF: "branch", O.WHILE: "loop"}
+    assert made.keys() == RUNS
+    assert all(hasattr(ModelBuilder, name) for name in made.values())
 
 
 def test_methods_have_documentation() -> None:

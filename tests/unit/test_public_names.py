@@ -112,7 +112,17 @@ def test_what_the_runtime_returns_has_a_public_name() -> None:
             annotation = getattr(function, "__annotations__", {}).get("return", "")
             if not member.startswith("_"):
                 returned |= dict.fromkeys(re.findall(r"\b[A-Z]\w+", str(annotation)), f"{name}.{member}")
-    generic = {"AbstractContextManager", "Any", "Array", "Callable", "Future", "Generator", "Iterator", "None"}
+    generic = {
+        "AbstractContextManager",
+        "Any",
+        "Array",
+        "Callable",
+        "Future",
+        "Generator",
+        "Iterator",
+        "Mapping",
+        "None",
+    }
     unnamed = {kind: where for kind, where in returned.items() if kind not in public | generic}
     assert {"Execution", "Event", "BurstStats"} <= returned.keys()
     assert not unnamed

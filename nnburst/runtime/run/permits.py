@@ -23,16 +23,16 @@ class Permit:
     A permit that is dropped, because a signal handler raised between two steps, goes back to where it came from.
 
     Attributes:
-        loop_thread: The thread whose event loop has to go on before it comes back; 0: none has.
+        thread: The thread that has to go on before it comes back; 0: none.
     """
 
-    __slots__ = ("__weakref__", "_home", "execution", "loop_thread", "others")
+    __slots__ = ("__weakref__", "_home", "execution", "others", "thread")
 
     def __init__(self, home: Permits) -> None:
         self._home = weakref.ref(home)
         self.execution: Execution | None = None
         self.others: list[Execution] = []
-        self.loop_thread = 0
+        self.thread = 0
         home.all.append(weakref.ref(self, home.all.remove))
 
     def forget(self) -> None:
@@ -158,8 +158,8 @@ class Permits:
                 self.idle.append(permit)
 
     def awaited_in(self, thread: int) -> int:
-        """How many come back only when the event loop of a thread goes on."""
-        return sum(permit is not None and permit.loop_thread == thread for permit in (ref() for ref in self.all))
+        """How many come back only when a thread goes on."""
+        return sum(permit is not None and permit.thread == thread for permit in (ref() for ref in self.all))
 
     def replace(self) -> None:
         """Give another permit for one that was lost."""

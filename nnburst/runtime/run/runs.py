@@ -53,23 +53,19 @@ class Runs:
 
     # ---- permits ---------------------------------------------------------------------------------------------
 
-    def wait_for_permit(self, limit: float | None, below: int) -> tuple[Permit, float | None]:
+    def wait_for_permit(self, limit: float | None) -> tuple[Permit, float | None]:
         """Wait for a permit. Returns it and the seconds that are then left for the run.
-
-        Args:
-            below: How many runs this thread is in already, below a signal handler.
 
         Raises:
             BadState: All permits come back only when this thread goes on.
             MissedDeadline: There was none in time.
         """
         permits, deadline = self.permits, Deadline.after(limit)
-        awaited = permits.awaited_in(threading.get_ident())
-        if below + awaited >= permits.number:
-            who = "tasks of this thread's event loop have" if awaited else "this is a signal handler over"
+        if permits.awaited_in(threading.get_ident()) >= permits.number:
             raise BadState(
-                f"{who} {permits.number} runs of the session, which do not go on while it waits here; open the session "
-                f"with a higher concurrency{', or await arun()' if awaited else ''}"
+                f"{permits.number} runs of the session are under way in this thread, below a signal handler or as "
+                "tasks of its event loop, and do not go on while it waits here; open the session with a higher "
+                "concurrency, or await arun()"
             )
         permit = permits.take(deadline.left())
         if permit is None:
@@ -104,7 +100,7 @@ class Runs:
         permit = await self.permits.atake(deadline.left())
         if permit is None:
             raise self._not_started(limit)
-        permit.loop_thread = threading.get_ident()
+        permit.thread = threading.get_ident()
 
         def give() -> None:
             if once.take():
@@ -142,7 +138,7 @@ class Runs:
                     execution = await set_up(partial(self._larger, permit, execution, error))
             raise _too_often()
         finally:
-            permit.loop_thread = 0
+            permit.thread = 0
             if not aside and (execution is None or not event_loop.is_busy(execution)):  # else when that has ended
                 give()
 

@@ -1,16 +1,13 @@
-"""`nnburst ops`: the operations that models are made of, what they take, and which devices run them."""
+"""The page of the operations that models are made of: what they take, and which devices run them."""
 
 from __future__ import annotations
 
-import json
 import textwrap
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-import click
-
-if TYPE_CHECKING:
-    from ..model import Param
+from nnburst.devices.onnxruntime.operations import LOWERED
+from nnburst.devices.reference import RUNS
+from nnburst.model import METHODS, OPERANDS, OPERATIONS, ModelBuilder, OperationType, Param
 
 _WIDTH = 118
 
@@ -44,10 +41,6 @@ class OperationRow:
 
 def operation_rows() -> list[OperationRow]:
     """Return a row for every operation of the table, by name."""
-    from ..devices.onnxruntime.operations import LOWERED
-    from ..devices.reference import RUNS
-    from ..model import METHODS, OPERANDS, OPERATIONS, ModelBuilder, OperationType
-
     methods = {method.operation: method.name for method in METHODS}
     methods |= {OperationType.IF: "branch", OperationType.WHILE: "loop"}
     devices, rows = {"nnburst-reference": RUNS, "nnburst-onnxruntime": LOWERED.keys()}, []
@@ -158,23 +151,3 @@ def render_page() -> str:
             text = f"{row.name}: {form} → {max(row.outputs, key=len)}"
             lists += textwrap.wrap(text, _WIDTH, subsequent_indent="    ") + [""]
     return "".join(lines) + lists[0] + "\n".join(line for line in lists[1:] if line) + "\n```\n"
-
-
-@click.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON list.")
-@click.option("--markdown", is_flag=True, help="The page of the documentation.")
-def ops(as_json: bool, markdown: bool) -> None:
-    """List the operations that models are made of."""
-    if as_json:
-        click.echo(json.dumps([asdict(row) for row in operation_rows()], indent=2))
-        return
-    if markdown:
-        click.echo(render_page(), nl=False)
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("operation", "code", "since", "data types", "method", "devices")
-    for row in operation_rows():
-        table.add_row(row.name, str(row.code), row.since, ", ".join(row.types), row.method, ", ".join(row.devices))
-    Console().print(table)
