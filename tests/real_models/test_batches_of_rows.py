@@ -76,7 +76,6 @@ def test_request_without_rows_runs_alone() -> None:
         (of_rows(node("Neg", ["x"], ["y"])), 50, 60, "one"),
         (of_rows(node("Neg", ["x"], ["y"])), 50, 90, "all"),
         (of_rows(node("Neg", ["x"], ["y"])), 20_000, None, "all"),
-        (of_any_length(), 50, None, "all"),
     ],
 )
 def test_batches_run_on_one_thread_unless_more_make_them_much_faster(
@@ -91,6 +90,11 @@ def test_batches_run_on_one_thread_unless_more_make_them_much_faster(
         return graphs["one"]
 
     assert Batches(graphs["all"], 8, on_one_thread).graph is graphs[chosen]
+
+
+def test_model_of_open_sizes_stays_on_the_threads_that_it_has() -> None:
+    made = compile_graph(of_any_length().SerializeToString(), {}, SessionSettings())
+    assert Batches(made, 8, lambda: pytest.fail("it was compiled for nothing")).graph is made
 
 
 @pytest.mark.parametrize(("spec", "threads"), [("", 1), (":threads=2", 2)])
