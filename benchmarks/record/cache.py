@@ -18,23 +18,16 @@ from nnburst.devices import CacheFiles, CompileJob
 from nnburst.model import Model, ModelBuilder, OperandType
 
 _REFERENCE = "nnburst-reference"
-_WIDTH, _LAYERS, _RANK = 1600, 2, 64
+_WIDTH, _LAYERS = 1600, 2
 _WEIGHTS = _WIDTH * _WIDTH * _LAYERS
 
 
 def _model() -> Model:
-    """Two fully connected layers, whose weights are stored in eight bits, with low-rank adapters, and used as floats.
-
-    That is how large models are adapted and shipped. Compiling merges them: without, every run would.
-    """
+    """Two fully connected layers. Compiling arranges their weights."""
     rng, b = np.random.default_rng(0), ModelBuilder()
     y = b.input("x", OperandType.TENSOR_FLOAT32, (1, _WIDTH))
-    scales = np.full(_WIDTH, 1 / (40 * 127), np.float32)
     for _ in range(_LAYERS):
-        stored = b.constant(rng.integers(-127, 128, (_WIDTH, _WIDTH), np.int8), channel_scales=scales)
-        there, back = ((rng.normal(size=(_WIDTH, _RANK)) / 160).astype(np.float32) for _ in range(2))
-        adapter = b.fully_connected(b.constant(there), back)
-        w = b.add(b.dequantize(stored), adapter)
+        w = (rng.normal(size=(_WIDTH, _WIDTH)) / 40).astype(np.float32)
         y = b.fully_connected(y, w, activation="relu")
     b.output("y", y)
     return b.build()

@@ -27,7 +27,6 @@ from ...model import (
 )
 from ..local import LocalModel
 from .dry import bind_for_nothing
-from .fold import fold_constants
 from .graph import PreparedSubgraph
 from .program import Program
 from .serial import Compiled, pack, unpack
@@ -49,7 +48,6 @@ class ReferencePreparedModel(LocalModel):
         self.matches = compiled.matches
         self._derived: dict[Hashable, Any] = dict(compiled.derived)
         self._unneeded: frozenset[int] = frozenset()
-        self._source = compiled
         self._referenced: list[PreparedSubgraph] = []
         for subgraph in self.model.referenced:
             kept: dict[Hashable, Any] = {}
@@ -62,17 +60,14 @@ class ReferencePreparedModel(LocalModel):
     def compile(cls: type[_M], model: Model, tracker: BufferTracker | None = None, *, lower: bool = True) -> _M:
         """Do everything about a valid model that can be done before a request is known.
 
-        Constants are copied and operations matched with their signatures. Operations on constants alone are folded.
-        If the model leaves no dimension open, the others are bound once for nothing, so that what they make from
-        constants (transposed, decoded and centred weights, tables) is there.
+        Constants are copied and operations matched with their signatures. If the model leaves no dimension open,
+        operations are bound once for nothing, so that what they make from constants (transposed, decoded and centred
+        weights, tables) is there.
 
         Args:
-            lower: Whether to fold and bind now; else nothing is folded, and the rest is done with the first requests.
+            lower: Whether to bind now; else that is done with the first requests.
         """
-        constants, matches = _constants(model, model.main), _matches(model.main)
-        compiled = Compiled(model, constants, {}, matches)
-        prepared = cls(fold_constants(compiled, _run_once) if lower else compiled, tracker)
-        prepared._source = compiled
+        prepared = cls(Compiled(model, _constants(model, model.main), {}, _matches(model.main)), tracker)
         if lower:
             prepared._unneeded = bind_for_nothing(prepared.graph)
         return prepared
@@ -93,11 +88,7 @@ class ReferencePreparedModel(LocalModel):
 
     def fingerprint(self) -> bytes:
         """Return the fingerprint of the compiled contents; not of a restored model, which has no pools any more."""
-        return model_fingerprint(self._source.model, copies=self._source.constants)
-
-    def forget_source(self) -> None:
-        """Constants that were folded need not be kept."""
-        self._source = Compiled(self.model, self.constants, {}, self.matches)
+        return model_fingerprint(self.model, copies=self.constants)
 
     @property
     def transformations(self) -> int:
@@ -120,11 +111,6 @@ class ReferencePreparedModel(LocalModel):
         super().close()
         self.constants = {}
         self._derived = {}
-        self.forget_source()
-
-
-def _run_once(compiled: Compiled, request: Request) -> bool:
-    return Program(ReferencePreparedModel(compiled).graph, request)() is None
 
 
 def _kept(kept: dict[Hashable, Any], key: Hashable, make: Callable[[], Any]) -> Any:

@@ -114,11 +114,6 @@ class StagedModel(ReferencePreparedModel):
         stage = self.stage
         return super().bind(request, options) if stage is None else _Counted(self.graph, request, options, stage.ran)
 
-    def forget_source(self) -> None:
-        """The later stage compares it with what the client said."""
-        if self.stage is None:
-            super().forget_source()
-
     def close(self) -> None:
         """Release the constants. A later stage that has begun is finished first."""
         stage, self.stage = self.stage, None
