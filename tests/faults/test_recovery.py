@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -125,8 +124,7 @@ def test_death_tells_its_signal_or_status(service: nnburst.Service) -> None:
 def test_kill_ends_a_run_that_nothing_else_can_stop(service: nnburst.Service, place: Path) -> None:
     with service.session("fragile", on_death="restart") as session:
         run = Background(lambda: session.run(None, full(5)))
-        while not (place / "runs").exists():
-            time.sleep(0.001)
+        until((place / "runs").exists)
         service.kill()
         death = run.result()
         assert isinstance(death, DeadObject)
@@ -174,13 +172,8 @@ def test_session_and_bound_executions_go_on_with_their_arrays(service: nnburst.S
 def test_service_of_a_sessions_own_is_started_again(place: Path) -> None:
     with nnburst.Session(counter(), on_death="restart") as session:
         os.kill(session.service.pid, signal.SIGKILL)
-        for _ in range(100):  # until its death is known a run may still be sent
-            try:
-                (y,) = session.run(None, {"t": ONE})
-                break
-            except DeadObject:
-                continue
-        assert y.tolist() == [2] * 4
+        until(lambda: not session.service.alive)  # until then a run may still be sent
+        assert session.run(None, {"t": ONE})[0].tolist() == [2] * 4
         assert session.service.alive
 
 
@@ -241,8 +234,7 @@ def test_what_is_bound_after_a_death_is_bound_to_a_service_that_lives(what: str)
         service.session(counter(), on_death="restart") as session,
     ):
         service.kill()
-        while service.alive:
-            time.sleep(0.001)
+        until(lambda: not service.alive)
         if what == "run_many":
             outputs = [y.tolist() for (y,) in session.run_many([{"t": ONE}] * 3)]
             assert outputs == [[2.0] * 4] * 3
@@ -293,8 +285,7 @@ def test_service_that_dies_while_it_comes_back_is_started_once_more(service: nnb
     service._again = start_and_kill
     with service.session("fragile", on_death="restart") as session:
         service.kill()
-        while service.alive:
-            time.sleep(0.001)
+        until(lambda: not service.alive)
         assert session.run(None, full(1))[0].tolist() == [2] * 4
         assert service.pid == pids[1]
         assert len(session.restarts) == 1
@@ -366,8 +357,7 @@ def test_session_on_a_shared_service_connects_again(serve: Callable[[], subproce
             session.run(None, {"t": ONE})
             first.kill()
             first.wait()
-            while service.alive:
-                time.sleep(0.001)
+            until(lambda: not service.alive)
             run = Background(lambda: session.run(None, {"t": ONE}))  # waits until there is one
             second = serve()
             assert run.result()[0].tolist() == [2] * 4
@@ -382,8 +372,7 @@ def test_session_opened_on_a_shared_service_that_has_died_connects_again(
     with nnburst.connect("shared") as service:
         first.kill()
         first.wait()
-        while service.alive:
-            time.sleep(0.001)
+        until(lambda: not service.alive)
         with pytest.raises(DeadObject):
             service.session(counter())
         second = serve()
@@ -400,8 +389,7 @@ def test_shared_service_that_stays_away_is_given_up_in_time(serve: Callable[[], 
         with service.session(counter(), on_death="restart", retry=1, open_timeout=0.3) as session:
             process.kill()
             process.wait()
-            while service.alive:
-                time.sleep(0.001)
+            until(lambda: not service.alive)
             with pytest.raises(DeadObject, match="does not come back"):
                 session.run(None, {"t": ONE})
 
@@ -468,13 +456,17 @@ def recovered_with_a_handler_at(wanted: int) -> bool:
                 assert Deadline.after(PATIENCE).call(pool.recover, dead)  # type: ignore[arg-type]
         return trace
 
-    timer = threading.Timer(1.0, go.set)  # where there is no such line
-    timer.start()
+    def profile(frame: Any, event: str, argument: Any) -> None:
+        """Where the wait itself begins, in C, there is no such line before it."""
+        if event == "c_call" and frame.f_code.co_filename == threading.__file__ and pool._attempt is not None:
+            if argument.__name__ in ("acquire", "join"):
+                go.set()
+
     sys.settrace(trace)
+    sys.setprofile(profile)
     try:
         assert pool.recover(dead)  # type: ignore[arg-type]
     finally:
         sys.settrace(None)
-        timer.cancel()
-        timer.join()
+        sys.setprofile(None)
     return lines >= wanted
