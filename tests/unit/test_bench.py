@@ -239,15 +239,6 @@ def test_each_number_of_clients_has_the_turn_of_its_median_rate() -> None:
     assert [share.runs for share in clients.medians(turns, lambda share: share.rate)] == [(21,), (12, 12)]
 
 
-@pytest.mark.parametrize("stolen", [0.0, 1e6])
-def test_time_that_the_host_took_is_told(stolen: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients, "measure_shares", lambda *args: [clients.Share(1, 1, 1.0, (7,))])
-    monkeypatch.setattr(clients, "stolen_seconds", itertools.count(0.0, stolen).__next__)
-    done = CliRunner().invoke(bench, ["--clients", "1"])
-    assert done.exit_code == 0, done.output
-    assert ("the host took" in done.output) is (stolen > 0)
-
-
 def test_unknown_row_is_refused() -> None:
     result = CliRunner().invoke(bench, ["--only", "nothing-like-that"])
     assert result.exit_code == 2

@@ -82,15 +82,6 @@ def medians(turns: list[list[T]], figure: Callable[[T], float]) -> list[T]:
     return [sorted(found, key=figure)[len(found) // 2] for found in zip(*turns, strict=True)]
 
 
-def stolen_seconds() -> float:
-    """Processor time that the host of a virtual machine has given to others since it started; 0.0: it does not say.
-
-    Source: `steal` in the first line of /proc/stat (proc_stat(5)).
-    """
-    fields = Path("/proc/stat").read_text(encoding="ascii").split(maxsplit=9)
-    return int(fields[8]) / os.sysconf("SC_CLK_TCK")
-
-
 def measure_share(address: str, count: int, seconds: float, bursts: int = 1) -> Share:
     """Measure what so many clients of the service at `address` get.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
+from ..others import tell_of_others, watch_others
 from ..targets import checked, writing
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ R = TypeVar("R", bound="Report")
 _Writer = Callable[[Path], object]
 
 FILE = click.Path(path_type=Path)
-_MUCH_STOLEN = 0.01
 
 
 @contextmanager
@@ -115,10 +114,12 @@ def bench(
     if bursts != 1 and clients is None:
         raise click.UsageError("--bursts goes with --clients")
     turns, seconds = (1, 0.5) if quick else (5, 1.0)
+    others = watch_others(os.sched_getaffinity(0))
+    writer: _Writer
     if model is not None and clients is not None:
         if only or list_rows or bursts != 1:
             raise click.UsageError("--clients --model goes with --quick, --shape, --batch, --batch-wait and --json")
-        writer: _Writer | None = _bench_rows(model, shapes, clients, batch, wait, seconds, turns)
+        writer = _bench_rows(model, shapes, clients, batch, wait, seconds, turns)
     elif model is not None:
         if only or list_rows:
             raise click.UsageError("--model goes with --quick, --count, --rounds, --threads, --shape and --json")
@@ -132,8 +133,11 @@ def bench(
         from .rows import all_cases
 
         report = measure(all_cases(), Report, only, list_rows, quick, count, rounds, polling_window)
-        writer = None if report is None else report.write_json
-    if writer is not None and json_path:
+        if report is None:
+            return
+        writer = report.write_json
+    tell_of_others(others())
+    if json_path:
         write(json_path, writer)
 
 
@@ -186,9 +190,8 @@ def _plan(quick: bool, count: int | None, rounds: int | None) -> Any:
 
 
 def _bench_clients(most: int, bursts: int, turns: int, seconds: float) -> _Writer:
-    from .clients import HEAD, as_json, measure_shares, medians, show, stolen_seconds
+    from .clients import HEAD, as_json, measure_shares, medians, show
 
-    stolen, start = stolen_seconds(), time.monotonic()
     measured = []
     for turn in range(turns):
         click.echo(f"turn {turn + 1} of {turns}", err=True)
@@ -197,9 +200,6 @@ def _bench_clients(most: int, bursts: int, turns: int, seconds: float) -> _Write
     click.echo(HEAD)
     for share in shares:
         click.echo(show(share))
-    part = (stolen_seconds() - stolen) / (time.monotonic() - start) / (os.cpu_count() or 1)
-    if part > _MUCH_STOLEN:
-        click.echo(f"the host took {part:.1%} of the processors' time for others: the figures are too low", err=True)
     return lambda path: path.write_text(as_json(shares) + "\n", encoding="utf-8")
 
 
@@ -234,7 +234,7 @@ def _measured(
     cases: tuple[Case, ...], plan: Any, polling_window: float
 ) -> tuple[dict[str, Any], tuple[Case, ...], dict[str, Result]]:
     """Run the rows, and return everything that is known."""
-    from .placement import allowed_cpus, busy_seconds, conditions, own_seconds
+    from .placement import allowed_cpus, conditions
     from .sampling import c_clock_overhead, time_calls
     from .schedule import run_all
 
@@ -243,11 +243,9 @@ def _measured(
     known |= {"rounds": plan.rounds, "count": plan.count, "turn_seconds": plan.turn_seconds}
     known["c_clock_ns"] = c_clock_overhead()
     known["python_timer_ns"] = float(sorted(time_calls(lambda: None, 2001))[1000])
-    start, busy = time.monotonic(), busy_seconds(cpus) - own_seconds()
+    others = watch_others({cpus.client, cpus.server})
     results = run_all(cases, cpus, plan, polling_window)
-    # The servers have ended, so that their time is known.
-    busy = busy_seconds(cpus) - own_seconds() - busy
-    known["others"] = max(0.0, busy / (time.monotonic() - start) / len({cpus.client, cpus.server}))
+    known["others"] = others()
     turns = [turn for result in results.values() for turn in result.rounds]
     known |= {"turns": len(turns), "unsettled_turns": sum(not turn.settled for turn in turns)}
     return known, cases, results

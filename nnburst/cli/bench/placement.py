@@ -47,22 +47,6 @@ def allowed_cpus() -> Cpus:
     return Cpus(cpus[0], cpus[1] if len(cpus) > 1 else cpus[0])
 
 
-def busy_seconds(cpus: Cpus) -> float:
-    """Return for how long the pair has not been idle since the machine started; what the host took counts.
-
-    Source: proc_stat(5).
-    """
-    names = {f"cpu{cpu}" for cpu in (cpus.client, cpus.server)}
-    rows = map(str.split, Path("/proc/stat").read_text(encoding="ascii").splitlines())
-    ticks = (sum(map(int, (*row[1:4], *row[6:9]))) for row in rows if row[0] in names)  # not idle, not iowait
-    return sum(ticks) / os.sysconf("SC_CLK_TCK")
-
-
-def own_seconds() -> float:
-    """Return the processor time of this process and of its children that have ended."""
-    return sum(os.times()[:4])
-
-
 def _threads(pid: int) -> set[int]:
     return {int(entry) for entry in os.listdir(f"/proc/{pid}/task")}
 

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from ...burst import default_polling_window
 from ...runtime import launch
+from ..others import tell_of_others, watch_others
 from ..targets import checked
 from .contenders import BurstContender, Contender, InProcessContender, PipeContender
 from .network import Digits, build_model, load_digits
@@ -55,9 +56,10 @@ def demo(passes: int, device: str, polling_window: float | None, file: Path | No
     if file is not None:
         _save(file)
         return
-    digits = load_digits()
+    digits, others = load_digits(), watch_others(os.sched_getaffinity(0))
     laps = _run(digits, passes, device, polling_window)
     _report(digits, laps, passes, device, polling_window)
+    tell_of_others(others())
     differences = [difference for lap in laps.values() for difference in lap.differences]
     if differences:
         raise click.ClickException(

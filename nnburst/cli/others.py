@@ -1,0 +1,60 @@
+"""Other programs on the processors, while something is measured."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from pathlib import Path
+
+import click
+
+_MUCH = 0.1
+"""Share of the processors from which on a newcomer should know that the figures are not those of an idle machine."""
+
+
+def watch_others(cpus: Collection[int]) -> Callable[[], float]:
+    """Begin to watch; the result returns the share of these CPUs that other programs and the host have had since."""
+    start, busy = time.monotonic(), _busy_seconds(cpus) - _own_seconds()
+
+    def share() -> float:
+        others = _busy_seconds(cpus) - _own_seconds() - busy
+        return max(0.0, others / (time.monotonic() - start) / len(cpus))
+
+    return share
+
+
+def tell_of_others(share: float) -> None:
+    """Print a line if other programs had much of the processors."""
+    if share > _MUCH:
+        click.echo(f"Other programs or the host had {share:.0%} of the processors: an idle machine is faster.")
+
+
+def _busy_seconds(cpus: Collection[int]) -> float:
+    """Return for how long these CPUs have not been idle since the machine started; what the host took counts.
+
+    Source: proc_stat(5).
+    """
+    names = {f"cpu{cpu}" for cpu in cpus}
+    rows = map(str.split, Path("/proc/stat").read_text(encoding="ascii").splitlines())
+    ticks = (sum(map(int, (*row[1:4], *row[6:9]))) for row in rows if row[0] in names)  # not idle, not iowait
+    return sum(ticks) / os.sysconf("SC_CLK_TCK")
+
+
+def _own_seconds() -> float:
+    """Return the processor time of this process and of all below it, those included that have ended.
+
+    Source: proc_pid_stat(5).
+    """
+    below: dict[str, list[str]] = {}
+    ticks = {}
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has just ended
+            fields = file.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            below.setdefault(fields[1], []).append(file.parent.name)
+            ticks[file.parent.name] = sum(map(int, fields[11:15]))
+    own = [str(os.getpid())]
+    for pid in own:
+        own += below.get(pid, [])
+    return sum(ticks[pid] for pid in own) / os.sysconf("SC_CLK_TCK")
