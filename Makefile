@@ -6,6 +6,7 @@
 #   make weekly    tests that take minutes each, in two processes; ARGS: these tests
 #   make coverage  the tests of make check, counted: what of each Python module and C file has run; ARGS: these tests
 #   make bench     latencies side by side with other ways to call another process
+#   make record    make bench, and put its figures into the pages; ARGS: --quick, to see that it works
 #   make regress   the pytest-benchmark set, to compare one commit with another
 #   make conformance-onnx  ONNX's own suite through a burst, beside onnxruntime in process
 #   make exporters what scikit-learn, LightGBM, XGBoost and torch export, compared with onnxruntime in process
@@ -37,7 +38,7 @@ SOURCES := $(wildcard csrc/*.c csrc/*.h nnburst/_core/*.h) packaging/extension.p
 # --no-build-isolation: the build uses the setuptools and cffi of the environment, so a rebuild downloads nothing.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --editable
 
-.PHONY: demo test check nightly weekly coverage bench regress conformance-onnx exporters dev lint format sanitize test-asan prove prove-mutants lines tables docs wheels release-notes test-wheel test-aarch64 test-musl ext clean
+.PHONY: demo test check nightly weekly coverage bench record regress conformance-onnx exporters dev lint format sanitize test-asan prove prove-mutants lines tables docs wheels release-notes test-wheel test-aarch64 test-musl ext clean
 
 demo: $(VENV)/.stamp-ext
 	$(BIN)/nnburst demo $(ARGS)
@@ -68,6 +69,11 @@ coverage: $(VENV)/.stamp-ext $(VENV)/.stamp-coverage
 
 bench: $(VENV)/.stamp-ext $(VENV)/.stamp-bench
 	$(BIN)/python -m benchmarks.record $(ARGS)
+
+record: $(VENV)/.stamp-ext $(VENV)/.stamp-bench
+	mkdir -p build
+	$(BIN)/python -m benchmarks.record --png docs/latency.png --markdown build/record.md $(ARGS)
+	$(BIN)/python docs/tables.py --store round-trips build/record.md
 
 regress: $(VENV)/.stamp-ext $(VENV)/.stamp-bench
 	$(BIN)/python -m pytest benchmarks $(ARGS)

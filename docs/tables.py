@@ -2,7 +2,7 @@
 
     python docs/tables.py                                # write them
     python docs/tables.py --check                        # fail if one is not up to date
-    python docs/tables.py --store round-trips table.md   # what `make bench ARGS="--markdown table.md"` wrote
+    python docs/tables.py --store round-trips table.md   # what `python -m benchmarks.record --markdown table.md` wrote
 
 A page says where a table goes: `<!-- made: NAME -->`, the table, `<!-- end -->`. Files of `WHOLE` are made as a whole,
 the pictures (docs/pictures.py) among them.
@@ -263,7 +263,7 @@ def round_trips(name: str) -> str:
 
 
 def parse(text: str) -> dict[str, Any]:
-    """Return the tables and the conditions of Markdown that `make bench` has written."""
+    """Return the tables and the conditions of Markdown of a benchmark, and its command and machine if it has them."""
     tables: list[dict[str, Any]] = []
     listed = re.search(r"^Conditions:\n\n((?:- .*\n(?:  .*\n)*)+)", text, re.MULTILINE)
     conditions = re.findall(r"^- (.*(?:\n  .*)*)", listed.group(1), re.MULTILINE) if listed else []
@@ -272,7 +272,9 @@ def parse(text: str) -> dict[str, Any]:
         header = [name + ":" * right.endswith(":") for name, right in zip(names, rule.split("|"), strict=True)]
         rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in body.splitlines()]
         tables.append({"title": title, "header": header, "rows": rows})
-    return {"tables": tables, "conditions": [" ".join(line.split()) for line in conditions]}
+    run = re.match(r"`(?P<command>.+)`\. (?P<machine>.+)\.\n", text)
+    known = run.groupdict() if run else {}
+    return known | {"tables": tables, "conditions": [" ".join(line.split()) for line in conditions]}
 
 
 def numbers(text: str) -> set[str]:

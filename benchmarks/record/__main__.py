@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from nnburst.cli.bench.command import FILE, leaving_when_told, measure, row_options, write
+from nnburst.cli.bench.command import FILE, leaving_when_told, measure, require_figures, row_options, write
 from nnburst.cli.targets import checked
 
 from .figure import write_figure
@@ -49,6 +49,7 @@ def record(json_path: Path | None, png_path: Path | None, markdown_path: Path | 
         for path, writer in writers:
             if path:
                 write(path, writer)
+        require_figures(report.results)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ typedef struct queues {
     bench bench; /* the first, so that either is the other */
     nnb_mq *client_tx, *client_rx, *server_tx, *server_rx;
     uint64_t datums_there, datums_back;
+    uint8_t packet[RING_DATUMS * DATUM]; /* the client's */
 } queues;
 
 /* The queue is never full here (one packet is under way), so the write cannot fail with -EAGAIN. */
@@ -22,47 +23,37 @@ static int send_packet(queues *q, nnb_mq *tx, const uint8_t *packet, uint64_t da
     int rc = nnb_mq_write(tx, packet, datums);
     if (rc < 0)
         fail(&q->bench, rc);
-    return rc < 0;
+    return rc;
 }
 
 static int receive_packet(queues *q, nnb_mq *rx, uint8_t *packet, uint64_t datums)
 {
     uint32_t spins = 0;
     int rc;
-    while ((rc = nnb_mq_read(rx, packet, datums)) < 0) {
-        if (rc != -EAGAIN)
-            fail(&q->bench, rc);
-        if (rc != -EAGAIN || give_up(&q->bench, &spins))
-            return 1;
-    }
-    return 0;
+    while ((rc = nnb_mq_read(rx, packet, datums)) == -EAGAIN)
+        if (give_up(&q->bench, &spins))
+            return -1;
+    if (rc < 0)
+        fail(&q->bench, rc);
+    return rc;
 }
 
-static void *queue_client(void *arg)
+static int ask(bench *b, uint64_t i)
 {
-    queues *q = arg;
-    uint8_t packet[RING_DATUMS * DATUM];
-    memset(packet, 1, sizeof packet);
-    pthread_barrier_wait(&q->bench.start);
-    uint64_t previous = nnb_now_ns();
-    for (uint64_t i = 0; i < q->bench.warmup + q->bench.count; i++) {
-        if (send_packet(q, q->client_tx, packet, q->datums_there) ||
-            receive_packet(q, q->client_rx, packet, q->datums_back))
-            return NULL;
-        record(&q->bench, i, &previous);
-    }
-    return NULL;
+    queues *q = (queues *)b;
+    (void)i;
+    int rc = send_packet(q, q->client_tx, q->packet, q->datums_there);
+    return rc < 0 ? rc : receive_packet(q, q->client_rx, q->packet, q->datums_back);
 }
 
-static void *queue_server(void *arg)
+static void *answer(void *arg)
 {
     queues *q = arg;
     uint8_t packet[RING_DATUMS * DATUM];
     memset(packet, 2, sizeof packet);
-    pthread_barrier_wait(&q->bench.start);
-    for (uint64_t i = 0; i < q->bench.warmup + q->bench.count; i++)
-        if (receive_packet(q, q->server_rx, packet, q->datums_there) ||
-            send_packet(q, q->server_tx, packet, q->datums_back))
+    for (uint64_t i = 0; i < q->bench.rounds; i++)
+        if (receive_packet(q, q->server_rx, packet, q->datums_there) < 0 ||
+            send_packet(q, q->server_tx, packet, q->datums_back) < 0)
             return NULL;
     return NULL;
 }
@@ -91,14 +82,13 @@ static int new_queue(nnb_mq **tx, nnb_mq **rx)
 int bench_queue(int client_cpu, int server_cpu, uint32_t datums_there, uint32_t datums_back, uint32_t warmup,
                 uint32_t count, uint32_t *samples)
 {
-    queues q = {.bench = {.cpu = {client_cpu, server_cpu}, .warmup = warmup, .count = count, .samples = samples},
-                .datums_there = datums_there,
-                .datums_back = datums_back};
+    queues q = {.datums_there = datums_there, .datums_back = datums_back};
+    memset(q.packet, 1, sizeof q.packet);
     int rc = new_queue(&q.client_tx, &q.server_rx);
     if (rc == 0)
         rc = new_queue(&q.server_tx, &q.client_rx);
     if (rc == 0)
-        rc = run(&q.bench, queue_client, queue_server);
+        rc = measure(&q.bench, ask, answer, (int[]){client_cpu, server_cpu}, warmup, count, samples);
     nnb_mq_close(q.client_tx);
     nnb_mq_close(q.client_rx);
     nnb_mq_close(q.server_tx);

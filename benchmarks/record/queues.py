@@ -34,7 +34,10 @@ def _library() -> Any:
     ffi.cdef("int bench_queue(int, int, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t *);")
     with tempfile.TemporaryDirectory(prefix="nnburst-bench-") as directory:
         file = str(Path(directory, "queue.so"))
-        subprocess.run(["cc", *_FLAGS, "-o", file, *map(str, sorted(_SOURCES)), "-lrt"], check=True)
+        command = ["cc", *_FLAGS, "-o", file, *map(str, sorted(_SOURCES)), "-lrt"]
+        compiled = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+        if compiled.returncode:
+            raise RuntimeError(f"benchmarks/record/queue.c does not compile: {compiled.stderr.strip()}")
         return ffi.dlopen(file)
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from rich.console import Console
 
 from nnburst.cli.bench.models import size_name
-from nnburst.cli.bench.report import FIGURES, GROUPS, Report, finite, number
+from nnburst.cli.bench.report import FIGURES, GROUPS, Report, finite, machine, number
 
 from .budget import Verdict, verdicts
 
@@ -64,8 +64,8 @@ class Record(Report):
         return {**super().document(), "budget": [asdict(v) | {"ratio": finite(v.ratio)} for v in self.verdicts]}
 
     def write_markdown(self, path: Path) -> None:
-        """Write the tables as `docs/benchmarks.md` and the README show them."""
-        lines = []
+        """Write the tables as `docs/benchmarks.md` and the README show them (`docs/tables.py --store`)."""
+        lines = [f"`python -m benchmarks.record`. {machine(self.conditions)}.", ""]
         for title, rows in self.paragraphs():
             lines += [f"**{title}**", "", "| µs | wait | placement | payload | " + " | ".join(FIGURES) + " |"]
             lines += ["|---" * 4 + "|--:" * len(FIGURES) + "|"]

@@ -80,6 +80,7 @@ def test_missing_peer_is_said_with_the_remedy(tmp_path: Path) -> None:
     assert not result.rounds
     assert "not installed" in result.note
     assert "pip install no-such-thing" in result.note
+    assert not result.failed
 
 
 def test_failing_row_leaves_the_others_alone(tmp_path: Path) -> None:
@@ -95,6 +96,7 @@ def test_failing_row_leaves_the_others_alone(tmp_path: Path) -> None:
     assert results["broken"].note.startswith("failed: ")
     assert not results["broken"].rounds
     assert len(results["fine"].rounds) == 2
+    assert (results["broken"].failed, results["fine"].failed) == (True, False)
 
 
 @contextmanager

@@ -5,18 +5,28 @@ from __future__ import annotations
 import json
 import math
 import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.record import budget
+from benchmarks.record import budget, queues
 from benchmarks.record.__main__ import record
 from benchmarks.record.report import Record
 from benchmarks.record.rows import all_cases
+from nnburst.cli.bench.case import Bench, Subject
+from nnburst.cli.bench.command import bench
 from nnburst.cli.bench.report import MOST_OTHERS
-from nnburst.cli.bench.sampling import Result, Round
-from support.benchmarking import round_of, run_rows, short_looks_at_the_machine
+from nnburst.cli.bench.sampling import Result, Round, time_calls
+from support import ROOT
+from support.benchmarking import made_up_case, round_of, run_rows, short_looks_at_the_machine
 
 __all__ = ["short_looks_at_the_machine"]
 
@@ -73,18 +83,55 @@ def test_saving_of_the_slot_table_is_said_in_microseconds() -> None:
     assert Record({}, [], {"slot-first": Result([round_of(1)])}).savings() == []
 
 
+def _failing(bench: Bench) -> Any:
+    raise RuntimeError("it does not compile")
+
+
+@pytest.mark.parametrize(
+    ("command", "rows"),
+    [(bench, "nnburst.cli.bench.rows.all_cases"), (record, "benchmarks.record.__main__.all_cases")],
+    ids=["bench", "record"],
+)
+def test_a_row_that_cannot_be_measured_ends_the_command_with_its_reason(
+    command: click.Command, rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def fine(bench: Bench) -> Iterator[Subject]:
+        yield Subject(partial(time_calls, lambda: None))
+
+    out, cases = tmp_path / "bench.json", [made_up_case(fine, "fine"), *(made_up_case(_failing, n) for n in "ab")]
+    monkeypatch.setattr(rows, lambda: tuple(cases))
+    done = CliRunner().invoke(command, ["--count", "10", "--rounds", "1", "--json", str(out)])
+    assert done.exit_code == 1
+    assert done.stderr.splitlines()[-1] == "a, b: failed: it does not compile"
+    assert {row["name"]: row["count"] for row in json.loads(out.read_text())["rows"]} == {"fine": 10, "a": 0, "b": 0}
+
+
+def test_a_queue_that_does_not_compile_is_an_error_with_the_compilers_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "queue.c"
+    source.write_text("int bench_queue(void) { return missing; }\n")
+    monkeypatch.setattr(queues, "_SOURCES", [source])
+    with pytest.raises(RuntimeError, match=r"(?s)queue.c does not compile: .*missing"):
+        queues._library.__wrapped__()
+
+
 @pytest.mark.check
-def test_rows_of_memory_run_with_real_services(tmp_path: Path) -> None:
-    keys = [
-        "input-shm-copied",
-        "input-pickled",
-        *(f"state-{way}-1KiB" for way in ("domain", "copied", "pingpong")),
-        "slot-first",
-    ]
-    cases = [case for case in all_cases() if case.key in keys]
+@pytest.mark.leaks("libraries of peers keep descriptors until their process ends")
+@pytest.mark.parametrize("group", sorted({case.group for case in all_cases()}))
+def test_every_row_is_measured(group: str, tmp_path: Path) -> None:
+    cases = [case for case in all_cases() if case.group == group]
     results = run_rows(cases, tmp_path)
-    assert {key: result.note for key, result in results.items()} == dict.fromkeys(keys, "")
-    assert all(len(result.rounds) == 2 for result in results.values())
+    assert {key: result.note for key, result in results.items() if result.failed} == {}
+
+
+@pytest.mark.check
+def test_the_regression_set_runs() -> None:
+    pytest.importorskip("pytest_benchmark")
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "--benchmark-disable", "benchmarks"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.check

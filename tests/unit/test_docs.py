@@ -430,6 +430,8 @@ def test_markdown_of_a_run_is_stored_and_shown_as_it_was(tables: Any) -> None:
     (shown,) = (match.group() for match in tables.MADE.finditer(page) if match.group(3) == "round-trips")
     run = tables.stored()["round-trips"]
     assert tables.parse(shown) == {"tables": run["tables"], "conditions": run["conditions"]}
+    head = {"command": "make it", "machine": "2 cores, Linux 6.18"}
+    assert tables.parse("`make it`. 2 cores, Linux 6.18.\n") == head | {"tables": [], "conditions": []}
 
 
 @pytest.mark.check

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -116,6 +116,7 @@ def bench(
     turns, seconds = (1, 0.5) if quick else (5, 1.0)
     others = watch_others(os.sched_getaffinity(0))
     writer: _Writer
+    results: Mapping[str, Result] = {}
     if model is not None and clients is not None:
         if only or list_rows or bursts != 1:
             raise click.UsageError("--clients --model goes with --quick, --shape, --batch, --batch-wait and --json")
@@ -123,7 +124,7 @@ def bench(
     elif model is not None:
         if only or list_rows:
             raise click.UsageError("--model goes with --quick, --count, --rounds, --threads, --shape and --json")
-        writer = _bench_model(model, threads, shapes, _plan(quick, count, rounds), polling_window / 1e6)
+        writer, results = _bench_model(model, threads, shapes, _plan(quick, count, rounds), polling_window / 1e6)
     elif clients is not None:
         if only or list_rows:
             raise click.UsageError("--clients goes with --quick, --bursts and --json")
@@ -135,16 +136,26 @@ def bench(
         report = measure(all_cases(), Report, only, list_rows, quick, count, rounds, polling_window)
         if report is None:
             return
-        writer = report.write_json
+        writer, results = report.write_json, report.results
     tell_of_others(others())
     if json_path:
         write(json_path, writer)
+    require_figures(results)
 
 
 def write(path: Path, writer: _Writer) -> None:
     with writing(path):
         writer(path)
     click.echo(f"wrote {path}", err=True)
+
+
+def require_figures(results: Mapping[str, Result]) -> None:
+    """End with an error if a row that can run here has no figures."""
+    from .report import notes
+
+    failed = notes(results, failed=True)
+    if failed:
+        raise click.ClickException("\n".join(["these rows could not be measured:", *failed]))
 
 
 def measure(
@@ -221,13 +232,15 @@ def _bench_rows(
     return lambda path: path.write_text(as_json(measured) + "\n", encoding="utf-8")
 
 
-def _bench_model(model: str, threads: int, shapes: tuple[str, ...], plan: Any, polling_window: float) -> _Writer:
+def _bench_model(
+    model: str, threads: int, shapes: tuple[str, ...], plan: Any, polling_window: float
+) -> tuple[_Writer, Mapping[str, Result]]:
     from ..tensors import parse_shapes
     from .model import Contest, run_contest
 
     report = run_contest(Contest(model, threads, parse_shapes(shapes)), plan, polling_window)
     report.show(_console())
-    return report.write_json
+    return report.write_json, report.results
 
 
 def _measured(

@@ -65,14 +65,19 @@ def machine(conditions: Mapping[str, Any]) -> str:
     return f"{c['cpu']}, {c['cores']} cores{virtual}, Linux {c['kernel']}, {c['python']}"
 
 
-def show_notes(console: Console, results: Mapping[str, Result]) -> None:
-    """Print why rows have no figures, or fewer."""
-    notes: dict[str, list[str]] = {}
+def notes(results: Mapping[str, Result], failed: bool) -> list[str]:
+    """Return the notes of rows that have failed, or of the others. Rows with the same note share a line."""
+    keys: dict[str, list[str]] = {}
     for key, result in results.items():
-        if result.note:
-            notes.setdefault(result.note, []).append(key)
-    for note, keys in notes.items():
-        console.print(f"{', '.join(keys)}: {note}", style="yellow", markup=False, highlight=False)
+        if result.note and result.failed == failed:
+            keys.setdefault(result.note, []).append(key)
+    return [f"{', '.join(named)}: {note}" for note, named in keys.items()]
+
+
+def show_notes(console: Console, results: Mapping[str, Result]) -> None:
+    """Print why rows have no figures, or fewer. The command ends with those that have failed."""
+    for note in notes(results, failed=False):
+        console.print(note, style="yellow", markup=False, highlight=False)
 
 
 def write_document(path: Path, document: Mapping[str, Any]) -> None:

@@ -121,10 +121,12 @@ class Result:
     Attributes:
         rounds: Measurements; empty if the row did not run.
         note: Why it did not run, or what the reader must know.
+        failed: It can run here, and has no figures.
     """
 
     rounds: list[Round] = field(default_factory=list)
     note: str = ""
+    failed: bool = False
 
     @property
     def samples(self) -> Samples:

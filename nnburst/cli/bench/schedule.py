@@ -144,9 +144,10 @@ def run(
                 except Exception as error:
                     results[case.key] = Result(note=f"failed: {error}")
                     del subjects[case.key]
-    for result in results.values():
+    for case, result in zip(cases, results.values(), strict=True):
         missed = sum(not len(r.samples) for r in result.rounds)
         if missed:
             result.note = f"{missed} of {len(result.rounds)} turns without samples: the machine was too busy"
             result.rounds = result.rounds if missed < len(result.rounds) else []
+        result.failed = not result.rounds and not case.why_not(bench.cpus)
     return results
