@@ -23,6 +23,7 @@
 #   make wheels    sdist and one wheel for each platform, into dist/; ARGS: --only TAG
 #   make release-notes TAG=vX.Y.Z  what a release brings, into dist/notes.txt; an error if it is not ready
 #   make test-wheel    the unit and fault tests on the installed wheel, under each CPython on the PATH; PYTHONS: these
+#   make lowest    the unit tests with the lowest versions that pyproject.toml allows; ARGS: options of pytest
 #   make test-aarch64  the C tests, and the unit tests that depend on the architecture, under qemu-aarch64; ARGS: others
 #   make test-musl the C tests with musl in place of glibc
 #   make ext       only (re)build the C extension in place
@@ -38,7 +39,7 @@ SOURCES := $(wildcard csrc/*.c csrc/*.h nnburst/_core/*.h) packaging/extension.p
 # --no-build-isolation: the build uses the setuptools and cffi of the environment, so a rebuild downloads nothing.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --editable
 
-.PHONY: demo test check nightly weekly coverage bench record regress conformance-onnx exporters dev lint format sanitize test-asan prove prove-mutants lines tables docs wheels release-notes test-wheel test-aarch64 test-musl ext clean
+.PHONY: demo test check nightly weekly coverage bench record regress conformance-onnx exporters dev lint format sanitize test-asan prove prove-mutants lines tables docs wheels release-notes test-wheel lowest test-aarch64 test-musl ext clean
 
 demo: $(VENV)/.stamp-ext
 	$(BIN)/nnburst demo $(ARGS)
@@ -93,6 +94,7 @@ lint: $(VENV)/.stamp-ext $(VENV)/.stamp-dev
 	$(BIN)/clang-format --dry-run -Werror $(C_FILES)
 	$(BIN)/codespell
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose.yaml
 	$(BIN)/hadolint deploy/Dockerfile
 	$(BIN)/mypy
@@ -141,6 +143,12 @@ release-notes:
 
 test-wheel: $(VENV)/.stamp-ext $(VENV)/.stamp-wheels
 	$(BIN)/python packaging/installed.py $(PYTHONS:%=--python %) build/wheel $(ARGS)
+
+lowest:
+	$(PYTHON) -m venv build/lowest
+	build/lowest/bin/python -m pip install --quiet --disable-pip-version-check uv
+	build/lowest/bin/uv pip install --quiet --python build/lowest/bin/python --resolution lowest-direct --editable ".[test]"
+	build/lowest/bin/python -m pytest -n 2 --dist worksteal tests/unit $(ARGS)
 
 test-aarch64: $(VENV)/.stamp-ext $(VENV)/.stamp-wheels
 	$(BIN)/python packaging/aarch64.py build/aarch64 emulator

@@ -1,9 +1,9 @@
 """Builds what is published: the sdist, and from it one wheel for each platform. Run by `make wheels`.
 
 Zig compiles for every platform on any one, against the oldest C library that the name of the wheel promises; patchelf
-gives musl its own name; auditwheel says whether each wheel is what its name says. The same sources give the same bytes:
-times come from the last commit (`SOURCE_DATE_EPOCH`, if it is set), paths are left out. twine says whether a registry
-takes them, with their page.
+gives musl its own name; auditwheel says whether each wheel is what its name says, abi3audit whether it keeps to the
+stable ABI, twine whether a registry takes it, with its page. The same sources give the same bytes: times come from the
+last commit (`SOURCE_DATE_EPOCH`, if it is set), paths are left out.
 
     python packaging/wheels.py --out dist
 """
@@ -147,6 +147,7 @@ def build_wheel(platform: Platform, sdist: Path, work: Path, env: dict[str, str]
     found = re.search(r'platform tag: "([^"]+)"', " ".join(said.split()))
     if not found or found.group(1) != platform.tag:
         sys.exit(f"wheels: {wheel.name} is not what its name says:\n{said}")
+    run(tool("abi3audit"), "--strict", wheel)
     return wheel
 
 
