@@ -44,7 +44,7 @@ def main() -> int:
         print("this system makes no namespaces for this user", file=sys.stderr)
         return NO_CONTAINERS
     with tempfile.TemporaryDirectory() as shared:
-        serve = [sys.executable, "-m", "nnburst", "serve", "--socket", f"{shared}/vision.sock"]
+        serve = [sys.executable, "-P", "-m", "nnburst", "serve", "--socket", f"{shared}/vision.sock"]
         with subprocess.Popen([*CONTAINER, *serve], stdout=subprocess.PIPE, text=True) as service:
             assert service.stdout is not None
             print(service.stdout.readline().strip())

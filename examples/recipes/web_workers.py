@@ -70,7 +70,7 @@ def stop(worker: int) -> None:
 def main() -> int:
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
         save(f"{directory}/detector.onnx")
-        command = [sys.executable, "-m", "nnburst", "serve", "--socket", f"{directory}/s"]
+        command = [sys.executable, "-P", "-m", "nnburst", "serve", "--socket", f"{directory}/s"]
         service = stack.enter_context(
             subprocess.Popen([*command, "--model", f"detector={directory}/detector.onnx"], stdout=subprocess.PIPE)
         )

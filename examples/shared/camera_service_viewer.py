@@ -133,7 +133,7 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory() as directory:
         place = str(Path(directory, "camera.sock"))
-        serve = [sys.executable, "-m", "nnburst", "serve", "--json", "--name", options.name]
+        serve = [sys.executable, "-P", "-m", "nnburst", "serve", "--json", "--name", options.name]
         command = [sys.executable, __file__, "--place", place, "--name", options.name]
         rate = ["--frames", str(options.frames), "--fps", str(options.fps)]
         started: list[subprocess.Popen[str]] = []

@@ -39,7 +39,7 @@ def brightness(image: Array) -> tuple[Array, Array]:
 def main() -> int:
     name = f"example-{os.getpid()}"
     functions = [f"{__file__}:{function}" for function in ("edges", "brightness")]
-    command = [sys.executable, "-m", "nnburst", "serve", "--json", "--name", name, *functions]
+    command = [sys.executable, "-P", "-m", "nnburst", "serve", "--json", "--name", name, *functions]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         try:

@@ -61,7 +61,7 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory() as directory:
         save_model(Path(directory, "mixer.onnx"))
-        command = [sys.executable, "-m", "nnburst", "serve", "--json", "--name", options.name]
+        command = [sys.executable, "-P", "-m", "nnburst", "serve", "--json", "--name", options.name]
         service = subprocess.Popen(
             [*command, "--model", f"mixer={directory}/mixer.onnx"], stdout=subprocess.PIPE, text=True
         )

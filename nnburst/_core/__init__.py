@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import sys
 
-from ._nnburst import ffi, lib
+try:
+    from ._nnburst import ffi, lib
+except ModuleNotFoundError as error:
+    if error.name != f"{__name__}._nnburst":
+        raise
+    raise ImportError(
+        f"the source tree {__file__.rsplit('/', 3)[0]} is not built for this Python: run pip install --editable . "
+        "there, or start Python in another directory if nnburst is installed"
+    ) from None
 
 __all__ = ["ffi", "lib"]
 

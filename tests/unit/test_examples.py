@@ -17,15 +17,19 @@ pytestmark = pytest.mark.check
 
 
 def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run an example in a directory whose own `nnburst` cannot be imported, as in a source tree that is not built."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
-    return subprocess.run(
-        [sys.executable, str(ROOT / "examples" / name), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env={**os.environ, "PYTHONPATH": path},
-    )
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory, "nnburst.py").write_text("raise ImportError", encoding="utf-8")
+        return subprocess.run(
+            [sys.executable, str(ROOT / "examples" / name), *arguments],
+            cwd=directory,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            env={**os.environ, "PYTHONPATH": path},
+        )
 
 
 def test_recurrent_state_agrees_with_numpy() -> None:

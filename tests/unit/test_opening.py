@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -195,3 +196,16 @@ def test_package_without_its_stubs_says_what_is_missing(tmp_path: Path) -> None:
     )
     assert "ImportError" in done.stderr.splitlines()[-1]
     assert "have what packs nnburst take its *.pyi files along" in done.stderr
+
+
+def test_source_tree_that_is_not_built_says_so_in_a_sentence(tmp_path: Path) -> None:
+    shutil.copytree(PACKAGE, tmp_path / "nnburst", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    for command in (["-c", "import nnburst"], ["-m", "nnburst"]):
+        done = subprocess.run(
+            [sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False
+        )
+        assert done.returncode == 1
+        assert done.stderr.splitlines()[-1] == (
+            f"ImportError: the source tree {tmp_path} is not built for this Python: run pip install --editable . "
+            "there, or start Python in another directory if nnburst is installed"
+        )
