@@ -228,7 +228,7 @@ def _arrays(
     arrays: dict[str, Array] = {}
     parts: list[RegionPart] = []
     for given in inputs:
-        tensor = model.inputs.get(given.name)
+        tensor = model.inputs.get(given.name) or model.optional.get(given.name)
         if tensor is None or given.name in arrays:
             known = "is given twice" if tensor else f"is unknown; the model takes {list(model.inputs)}"
             raise InvalidArgument(f"input {given.name!r} {known}")

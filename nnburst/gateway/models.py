@@ -100,6 +100,7 @@ class OpenedModel:
             more than to answer.
         has_died: Whether a run has found its process dead.
         inputs, outputs: By name, in order.
+        optional: Inputs that may be left out, which descriptions do not name: the protocol knows none.
         refused: Why the protocol cannot serve it; then it has none of these, and its session is closed.
     """
 
@@ -111,6 +112,7 @@ class OpenedModel:
         self.is_repeatable = not is_of_functions(session.device.name)
         self.has_died = False
         self.inputs: dict[str, ModelTensor] = {}
+        self.optional: dict[str, ModelTensor] = {}
         self.outputs: dict[str, ModelTensor] = {}
         self.refused = ""
         self.counts = counts
@@ -118,6 +120,9 @@ class OpenedModel:
         self._users = 1  # `Models` itself
         try:
             self.inputs = ModelTensor.all_of(session.get_inputs())
+            for node in session.get_overridable_initializers():
+                with contextlib.suppress(InvalidArgument):  # then its default is what it is
+                    self.optional |= ModelTensor.all_of([node])
             self.outputs = ModelTensor.all_of(session.get_outputs())
         except InvalidArgument as error:
             self.refused = str(error)

@@ -68,12 +68,14 @@ class ImportedModel(Struct, frozen=True):
         files: What each pool must be: the empty name is the file that was imported, the others are beside it.
         input_shapes: One per input, with symbolic dimensions.
         output_shapes: One per output.
+        optional_inputs: How many of the inputs, the last ones, a request may omit: the model has a default for them.
     """
 
     model: Model
     files: tuple[str, ...] = ()
     input_shapes: tuple[OpenShape, ...] = ()
     output_shapes: tuple[OpenShape, ...] = ()
+    optional_inputs: int = 0
 
 
 def extension_code(prefix: int, number: int) -> int:

@@ -18,7 +18,7 @@ def described(compilation: Compilation) -> str:
 
 
 def _line(nodes: Iterable[NodeArg]) -> str:
-    return ", ".join(f"{node.name} {_shape(node.shown)} {_type(node)}" for node in nodes)
+    return ", ".join(f"{node.name} {_shape(node.shown)} {_type(node)}" for node in nodes if not node.is_optional)
 
 
 def _type(node: NodeArg) -> str:

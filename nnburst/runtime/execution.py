@@ -124,7 +124,8 @@ class Execution(Computation, Closing):
 
     def _fits(self, arrays: Mapping[str, Array]) -> bool:
         """Whether arrays that `checked_inputs` returned have the shapes of `inputs`."""
-        return all(self._wired[name].shape == array.shape for name, array in arrays.items())
+        wired = self._wired
+        return wired.keys() == arrays.keys() and all(wired[name].shape == each.shape for name, each in arrays.items())
 
     def _fill(self, arrays: Mapping[str, Array]) -> None:
         """Copy such arrays to `inputs`."""

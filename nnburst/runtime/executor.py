@@ -87,7 +87,9 @@ class BurstExecutor(Executor):
         self._waiting: deque[_Call] = deque()
         self._timeout = session.timeout if timeout is ... else checked_timeout(timeout)
         self._shapes = shapes or {}
-        self._takes_any = shapes is None and any(node.is_open for node in session.compilation.inputs)
+        self._takes_any = shapes is None and any(
+            node.is_open or node.is_optional for node in session.compilation.inputs
+        )
         self._idle: list[Execution | None] = [None] * depth  # None: not bound yet
         if not self._takes_any:
             self._idle = [session._opening().call(self._bound, self._shapes) for _ in range(depth)]

@@ -82,8 +82,12 @@ class OpenModel(OneProcess, Closing):
         return compilation.cache_report.outcome
 
     def get_inputs(self) -> list[NodeArg]:
-        """Return names, shapes and types of the inputs."""
-        return [node.shown for node in self._compilation.inputs]
+        """Return names, shapes and types of the inputs that each run needs."""
+        return [node.shown for node in self._compilation.inputs if not node.is_optional]
+
+    def get_overridable_initializers(self) -> list[NodeArg]:
+        """Return names, shapes and types of the inputs that may be left out: the model has a default for each."""
+        return [node.shown for node in self._compilation.inputs if node.is_optional]
 
     def get_outputs(self) -> list[NodeArg]:
         """Return names, shapes and types of the outputs."""

@@ -177,7 +177,7 @@ class SlowModels:
 
     def __init__(self) -> None:
         self.model = SimpleNamespace(
-            version="1", inputs={"x": conversions("UINT8")}, outputs={}, run=self.run, counts=ModelCounts()
+            version="1", inputs={"x": conversions("UINT8")}, optional={}, outputs={}, run=self.run, counts=ModelCounts()
         )
         self.runs: asyncio.Queue[float | None] = asyncio.Queue()
         self.go_on = asyncio.Event()

@@ -68,7 +68,7 @@ SAMPLES = (
     (protocol.GetSupportedOperations(0, MODEL), protocol.GetSupportedOperationsReply((True, False))),
     (
         protocol.ImportModel(0, "name:detector", (POOL,)),
-        protocol.ImportModelReply(SMALL, ("", "weights.bin"), (("batch", None, 4), None), ((),)),
+        protocol.ImportModelReply(SMALL, ("", "weights.bin"), (("batch", None, 4), None), ((),), 1),
     ),
     (
         protocol.PrepareModel(
@@ -107,7 +107,7 @@ SAMPLES = (
     (protocol.EndClients(uid=1000), protocol.EndClientsReply(2)),
     (protocol.TakeClient(3, has_pidfd=True), protocol.Done()),
     (
-        protocol.PublishModel("detector", 1, POOLED, (("batch", None, 4), None), ((),), 64 * "0", 32, 0.001),
+        protocol.PublishModel("detector", 1, POOLED, (("batch", None, 4), None), ((),), 1, 64 * "0", 32, 0.001),
         protocol.Done(),
     ),
     (protocol.WithdrawModel("detector:1"), protocol.Done()),

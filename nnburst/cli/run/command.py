@@ -130,6 +130,8 @@ def _show(session: Session, as_json: bool) -> None:
     from ..tensors import as_row, describe
 
     arguments = {"input": session.get_inputs(), "output": session.get_outputs()}
+    if optional := session.get_overridable_initializers():
+        arguments["optional input"] = optional
     if as_json:
         rows = {f"{kind}s": [as_row(argument) for argument in found] for kind, found in arguments.items()}
         click.echo(json.dumps(rows, indent=1))
@@ -165,10 +167,11 @@ def _inputs(
     from ..tensors import describe, made_up
     from .pictures import load_picture
 
-    arguments = {argument.name: argument for argument in session.get_inputs()}
+    required = session.get_inputs()
+    arguments = {argument.name: argument for argument in (*required, *session.get_overridable_initializers())}
     _check_known("--input", {**arrays, **pictures}, list(arguments))
     arrays = {**arrays, **{name: load_picture(file, arguments[name]) for name, file in pictures.items()}}
-    missing = [argument for name, argument in arguments.items() if name not in arrays]
+    missing = [argument for argument in required if argument.name not in arrays]
     if missing and not fill:
         wanted = "; ".join(describe(argument) for argument in missing)
         raise InvalidArgument(f"give --input NAME=FILE.npy for each of: {wanted}; or make them up with --random")

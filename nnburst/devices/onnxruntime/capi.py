@@ -42,10 +42,13 @@ _FUNCTIONS = {
     "SetInterOpNumThreads": (25, "void *, int"),
     "SessionGetInputCount": (30, "void *, size_t *"),
     "SessionGetOutputCount": (31, "void *, size_t *"),
+    "SessionGetOverridableInitializerCount": (32, "void *, size_t *"),
     "SessionGetInputTypeInfo": (33, "void *, size_t, void **"),
     "SessionGetOutputTypeInfo": (34, "void *, size_t, void **"),
+    "SessionGetOverridableInitializerTypeInfo": (35, "void *, size_t, void **"),
     "SessionGetInputName": (36, "void *, size_t, void *, char **"),
     "SessionGetOutputName": (37, "void *, size_t, void *, char **"),
+    "SessionGetOverridableInitializerName": (38, "void *, size_t, void *, char **"),
     "CreateTensorAsOrtValue": (48, "void *, int64_t *, size_t, int, void **"),
     "CreateTensorWithDataAsOrtValue": (49, "void *, void *, size_t, int64_t *, size_t, int, void **"),
     "GetTensorMutableData": (51, "void *, void **"),
@@ -419,6 +422,10 @@ class InferenceSession:
     def get_inputs(self) -> list[OrtArgument]:
         """Return its inputs, without those that have a default."""
         return self._nodes("Input")
+
+    def get_overridable_initializers(self) -> list[OrtArgument]:
+        """Return the inputs that have a default."""
+        return self._nodes("OverridableInitializer")
 
     def get_outputs(self) -> list[OrtArgument]:
         return self._nodes("Output")

@@ -272,8 +272,10 @@ def _source_of(model: Model) -> Source:
 def _check_arguments(model: Model, graph: Graph) -> None:
     """Raise `InvalidArgument` if a model declares other arguments than its graph has."""
     prefix = extension_prefix(model, EXTENSION_NAME)
+    if unknown := set(model.input_names[len(graph.inputs) :]) - graph.optional.keys():
+        raise InvalidArgument(f"the graph has no inputs {sorted(unknown)} that may be left out")
     for kind, indexes, arguments in (
-        ("input", model.main.input_indexes, graph.inputs),
+        ("input", model.main.input_indexes, graph.inputs_of(model.input_names)),
         ("output", model.main.output_indexes, graph.outputs),
     ):
         if len(indexes) != len(arguments):

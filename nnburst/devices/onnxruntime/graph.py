@@ -70,11 +70,13 @@ class Graph:
 
     Attributes:
         session: The `InferenceSession`, or the Python module's.
+        inputs: Those without a default.
+        optional: Those with one, by name.
         exposed: Names of inputs and outputs that need a copy around each run, see `exposed_arguments`.
         keys: By name of an output, which is scores, those of the maps to be made of them; see `take_out`.
     """
 
-    __slots__ = ("__weakref__", "_kept", "exposed", "inputs", "keys", "outputs", "seconds", "session")
+    __slots__ = ("__weakref__", "_kept", "exposed", "inputs", "keys", "optional", "outputs", "seconds", "session")
 
     def __init__(
         self,
@@ -91,16 +93,21 @@ class Graph:
         self.seconds = seconds
         self._kept = kept  # weights that the session does not own
         self.inputs = tuple(described_by(argument) for argument in session.get_inputs())
+        self.optional = {each.name: described_by(each) for each in session.get_overridable_initializers()}
         outputs = (described_by(argument) for argument in session.get_outputs())
         self.outputs = tuple(
             GraphArgument(each.name, ENCODED, None, "maps of scores") if each.name in labels else each
             for each in outputs
         )
-        held = [argument.name for argument in (*self.inputs, *self.outputs) if argument.holds]
+        held = [argument.name for argument in (*self.inputs, *self.optional.values(), *self.outputs) if argument.holds]
         if held and not isinstance(session, InferenceSession):
             raise GeneralFailure(
                 f"{held} hold other values than numbers; that needs the C library of ONNX Runtime 1.19, and {CPU} alone"
             )
+
+    def inputs_of(self, names: Sequence[str]) -> tuple[GraphArgument, ...]:
+        """Return the inputs of a model whose inputs have these names: all without a default come first."""
+        return (*self.inputs, *(self.optional[name] for name in names[len(self.inputs) :]))
 
     def bound(
         self, binding: Any, before: Copies, after: Copies, binds: Sequence[Callable[[], None]] = ()

@@ -36,6 +36,8 @@ _PREFIX = 1
 _MOST_FILES = 252
 """Pools of one message, without the model file itself."""
 _LONGEST_NAME = 4096
+_DEFAULTS_OF_INPUTS = 4
+"""Version of the format from which on an initializer needs not be an input."""
 
 
 class GraphArgument(Struct, frozen=True):
@@ -86,17 +88,35 @@ def serialised(proto: Any) -> OwnBytes:
         raise InvalidArgument(f"the model cannot be written again ({error}); use external data for weights") from None
 
 
-def describe(proto: Any) -> tuple[tuple[GraphArgument, ...], tuple[GraphArgument, ...]]:
-    """Return the inputs, without those that have a default, and the outputs of a model."""
-    graph = proto.graph
-    defaults = {tensor.name for tensor in graph.initializer}
-    defaults |= {tensor.values.name for tensor in graph.sparse_initializer}
-    outputs = graph.output
+def _initializers(graph: Any) -> set[str]:
+    return {tensor.name for tensor in graph.initializer} | {each.values.name for each in graph.sparse_initializer}
+
+
+def constants(proto: Any) -> set[str]:
+    """Return the names of the initializers of which no run has another value.
+
+    One that is an input, too, is the default of that input, but for files before version 4 of the format, which list
+    all of them.
+    """
+    inputs = {value.name for value in proto.graph.input} if proto.ir_version >= _DEFAULTS_OF_INPUTS else set()
+    return _initializers(proto.graph) - inputs
+
+
+def describe(proto: Any) -> tuple[list[GraphArgument], list[GraphArgument], list[GraphArgument]]:
+    """Return the inputs without a default, those with one that can be passed to a model, and the outputs."""
+    graph, fixed = proto.graph, constants(proto)
+    defaults, outputs = _initializers(graph) - fixed, graph.output
     if not all(value.type.WhichOneof("value") for value in outputs):
         outputs = _infer_shapes(proto).graph.output
+    optional = []
+    for value in graph.input:
+        if value.name in defaults:
+            with contextlib.suppress(GeneralFailure):
+                optional.append(_argument(value, "input"))
     return (
-        tuple(_argument(value, "input") for value in graph.input if value.name not in defaults),
-        tuple(_argument(value, "output") for value in outputs),
+        [_argument(value, "input") for value in graph.input if value.name not in fixed | defaults],
+        optional,
+        [_argument(value, "output") for value in outputs],
     )
 
 
@@ -226,17 +246,19 @@ def external_location(tensor: Any) -> str:
 def import_graph(data: bytes) -> ImportedModel:
     """Read a model; `InvalidArgument` if it is none, `GeneralFailure` if its arguments cannot be passed."""
     proto = parse(data)
-    inputs, outputs = describe(proto)
+    required, optional, outputs = describe(proto)
     if not outputs:
         raise InvalidArgument("the graph has no output")
     files = sorted({location for tensor, _ in all_tensors(proto) if (location := external_location(tensor))})
     if len(files) > _MOST_FILES:
         raise GeneralFailure(f"the model has {len(files)} external files; at most {_MOST_FILES} can be passed on")
+    inputs = [*required, *optional]
     return ImportedModel(
         _model(len(data), files, inputs, outputs),
         ("", *files),
         tuple(argument.shape for argument in inputs),
         tuple(argument.shape for argument in outputs),
+        len(optional),
     )
 
 

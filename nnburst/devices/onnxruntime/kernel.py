@@ -101,8 +101,9 @@ class BoundGraph:
         self._insufficient: set[int] = set()
         self._binding = graph.session.io_binding()
         operands = main.operands
-        for position, (argument, index) in enumerate(zip(request.inputs, main.input_indexes, strict=True)):
-            self._bind_input(graph.inputs[position], operands[index], request, argument)
+        nodes = graph.inputs_of(model.input_names)
+        for node, argument, index in zip(nodes, request.inputs, main.input_indexes, strict=True):
+            self._bind_input(node, operands[index], request, argument)
         self._order: list[int] = []
         for position, (argument, index) in enumerate(zip(request.outputs, main.output_indexes, strict=True)):
             if not argument.has_no_value:
@@ -112,7 +113,8 @@ class BoundGraph:
         binding = self._binding if self._order else None
         self._bound = graph.bound(binding, self._copied_in, self._copied_out, self._rebind)
         self._batch, token = None, present_token()
-        is_whole = [len(places) for places in self._places] == [len(main.input_indexes), len(main.output_indexes)]
+        is_whole = [node for node, _, _ in self._places[0]] == list(graph.inputs)
+        is_whole = is_whole and len(self._places[1]) == len(main.output_indexes)
         if batches is not None and is_whole and token is not None and token.server:
             inputs, outputs = self._places
             self._batch = batches.join(self._bound.kernel, inputs, outputs)
@@ -124,6 +126,8 @@ class BoundGraph:
     ) -> None:
         dims = combine_dimensions(operand.dimensions, argument.dimensions)
         if argument.has_no_value:
+            if node.name in self._graph.optional and not argument.dimensions:
+                return
             if 0 not in dims or node.holds:
                 raise GeneralFailure(f"input {node.name!r} is omitted, but the graph needs it")
             self._inputs[node.name] = dims, np.empty(0, np.uint8)

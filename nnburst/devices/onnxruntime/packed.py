@@ -35,7 +35,7 @@ from .graph import FILES_OF_MODELS, Graph, SessionSettings, build_session, compi
 from .importer import all_tensors, parse, serialised
 from .library import onnx
 
-FORMAT = 7
+FORMAT = 8
 """Part of the epoch: files of another format are not even opened."""
 _ALIGNMENT = 64
 _SMALLEST = 1024
@@ -258,7 +258,7 @@ def _optimised(
         started = time.perf_counter()
         session, exposed, labels = build_session(data, files, settings, options)
         seconds = time.perf_counter() - started
-        names = {argument.name for argument in session.get_inputs()}
+        names = {argument.name for argument in (*session.get_inputs(), *session.get_overridable_initializers())}
         del session
         proto = parse(graph.read_bytes())
         raw: Bytes = np.memmap(weights, np.uint8, "r") if weights.stat().st_size else np.zeros(0, np.uint8)

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..elements import ElementType
+from .importer import constants
 
 _INDEX_TYPES = frozenset(("int32", "int64", "uint32", "uint64", "bool"))
 
@@ -101,7 +102,7 @@ class _Flow:
         self.is_harmless = _HARMLESS.issuperset(kinds)
         if self.is_harmless:
             return
-        self._constants = {tensor.name for tensor in proto.graph.initializer} | {""}
+        self._constants = constants(proto) | {""}
         self._inputs = {value.name for value in proto.graph.input} - self._constants
         self._outputs = [value.name for value in proto.graph.output]
         self._nodes: list[tuple[str, list[str], list[str]]] = []

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from .importer import constants
 from .library import onnx
 
 _Shape = tuple[int, ...]
@@ -60,7 +61,7 @@ def write_all(proto: Any) -> None:
     """Change a model so that each result is written, or the run fails."""
     owners = (proto, *proto.functions)
     graphs = (proto.graph, *proto.functions)
-    weights = {tensor.name for tensor in proto.graph.initializer if 0 not in tensor.dims}
+    weights = {tensor.name for tensor in _weights(proto) if 0 not in tensor.dims}
     if not any(_is_suspect(node, weights) for graph in graphs for node in _all_nodes(graph)):
         return
     taken = set(_all_names(proto))
@@ -70,6 +71,11 @@ def write_all(proto: Any) -> None:
         changed = _Rewriting(graph, known, taken, versions[0] if versions else _OPSET).run()
         if changed and not versions:
             owner.opset_import.add(domain="", version=_OPSET)
+
+
+def _weights(proto: Any) -> list[Any]:
+    fixed = constants(proto)
+    return [tensor for tensor in proto.graph.initializer if tensor.name in fixed]
 
 
 def _is_suspect(node: Any, weights: set[str]) -> bool:
@@ -115,7 +121,7 @@ class _Known:
         try:
             graph = onnx().shape_inference.infer_shapes(_skeleton(proto), data_prop=True).graph
         except Exception:  # of several kinds; ONNX Runtime says later what is wrong with the model
-            return cls({tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer})
+            return cls({tensor.name: tuple(tensor.dims) for tensor in _weights(proto)})
         return cls._of_graph(graph, None)
 
     @classmethod
@@ -156,9 +162,9 @@ def _skeleton(proto: Any) -> Any:
     graph = skeleton.graph
     graph.name = "graph"
     graph.node.extend(proto.graph.node)
-    weights = {tensor.name for tensor in proto.graph.initializer}
-    graph.input.extend(value for value in proto.graph.input if value.name not in weights)
-    for tensor in proto.graph.initializer:
+    fixed = constants(proto)
+    graph.input.extend(value for value in proto.graph.input if value.name not in fixed)
+    for tensor in _weights(proto):
         if len(tensor.dims) <= 1 and sum(tensor.dims) <= _SMALL and not tensor.external_data:
             graph.initializer.append(tensor)
         else:

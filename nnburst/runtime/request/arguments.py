@@ -130,7 +130,10 @@ class Arguments:
         self._given[kind][index] = argument
 
     def check_complete(self) -> None:
-        """Raise `InvalidArgument` if an argument is missing."""
+        """Omit optional inputs that are missing; `InvalidArgument` if another argument is."""
+        for index, node in enumerate(self.compilation.inputs):
+            if node.is_optional:
+                self._given["input"].setdefault(index, Argument())
         for kind, operands in self._operands.items():
             missing = sorted(set(range(len(operands))) - self._given[kind].keys())
             if missing:

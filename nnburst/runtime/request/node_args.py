@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -13,7 +13,16 @@ from msgspec.structs import replace
 from ...burst import CHANNEL_LENGTH
 from ...devices import encoded
 from ...errors import GeneralFailure, InvalidArgument
-from ...model import Extension, ImportedModel, Model, OpenShape, extension_operand_type, is_extension, operand_info
+from ...model import (
+    Array,
+    Extension,
+    ImportedModel,
+    Model,
+    OpenShape,
+    extension_operand_type,
+    is_extension,
+    operand_info,
+)
 from ...model.dimensions import HIGHEST_RANK
 
 if TYPE_CHECKING:
@@ -47,6 +56,7 @@ class NodeArg(Struct, frozen=True):
             ``seq(map(int64,tensor(float)))``. What a session shows then has the `shape` and `dtype` of its elements; in
             a compilation it is an array of bytes, which a value is copied to.
         said: In a compilation, the shape of its elements.
+        is_optional: Whether it is an input that may be left out: the model has a default for it.
     """
 
     name: str
@@ -59,6 +69,7 @@ class NodeArg(Struct, frozen=True):
     holds: str = ""
     said: OpenShape = None
     bits_of: str = ""
+    is_optional: bool = False
 
     @property
     def shown(self) -> NodeArg:
@@ -182,6 +193,8 @@ def imported_arguments(
         )
 
     main, (inputs, outputs) = imported.model.main, model_arguments(imported.model, extensions)
+    required = len(inputs) - imported.optional_inputs
+    inputs = (*inputs[:required], *(replace(each, is_optional=True) for each in inputs[required:]))
     return (
         completed(inputs, main.input_indexes, imported.input_shapes),
         completed(outputs, main.output_indexes, imported.output_shapes),
@@ -189,16 +202,33 @@ def imported_arguments(
 
 
 def checked_inputs(nodes: Sequence[NodeArg], inputs: object) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
-    """Return what a caller gives as a dict of arrays, one for each input; `InvalidArgument` if it is not that."""
+    """Return what a caller gives as a dict of arrays, one for each input that is not optional, in order.
+
+    Raises:
+        InvalidArgument: It is not that.
+    """
     if not isinstance(inputs, Mapping):
         raise InvalidArgument(f"inputs are a dict of arrays by name, not {type(inputs).__name__}")
     by_name = {node.name: node for node in nodes}
     if inputs.keys() != by_name.keys():
-        missing = sorted(by_name.keys() - inputs.keys())
+        optional = [node.name for node in nodes if node.is_optional]
+        missing = sorted(by_name.keys() - inputs.keys() - set(optional))
         extra = sorted(str(name) for name in inputs.keys() - by_name.keys())
-        wrong = [f"no inputs {extra}"] * bool(extra) + [f"inputs {missing} are missing"] * bool(missing)
-        raise InvalidArgument(f"{'; '.join(wrong)}; this model takes {list(by_name)}")
-    return {name: node.check(inputs[name]) for name, node in by_name.items()}
+        if missing or extra:
+            wrong = [f"no inputs {extra}"] * bool(extra) + [f"inputs {missing} are missing"] * bool(missing)
+            takes = [name for name, node in by_name.items() if not node.is_optional]
+            also = f" and, if given, {', '.join(map(repr, optional[:8]))}{', …' * (len(optional) > 8)}" * bool(optional)
+            raise InvalidArgument(f"{'; '.join(wrong)}; this model takes {takes}{also}")
+    return {name: node.check(inputs[name]) for name, node in by_name.items() if name in inputs}
+
+
+def shapes_to_say(nodes: Sequence[NodeArg], arrays: Mapping[str, Array]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes that an execution is bound with to take these arrays: those that the model does not say."""
+    return {
+        node.name: arrays[node.name].shape
+        for node in nodes
+        if node.name in arrays and (node.is_open or node.is_optional)
+    }
 
 
 class NoSuchArray(InvalidArgument, KeyError):
@@ -267,6 +297,13 @@ def answer_length(outputs: Sequence[NodeArg]) -> int:
     return min(2 + len(outputs) + sum(ranks), _MOST_DATUMS)
 
 
+def request_channel_length(inputs: Sequence[NodeArg], outputs: Sequence[NodeArg]) -> int:
+    """Return how many datums the request channel of a burst needs, also for a model that has very many inputs."""
+    arguments = (*inputs, *outputs)
+    with_pools = answer_length(arguments) + len(arguments)
+    return min(max(CHANNEL_LENGTH, with_pools), _MOST_DATUMS)
+
+
 def result_channel_length(outputs: Sequence[NodeArg]) -> int:
     """Return how many datums the result channel of a burst needs, so that the dimensions of all outputs fit.
 
@@ -280,16 +317,19 @@ class Sizes(Struct, frozen=True):
     """Shapes of all arguments, as far as they are known before a run.
 
     Attributes:
-        inputs: One shape per input.
+        inputs: One shape per input; None for an optional one that is left out.
         outputs: One per output; None where only a run tells.
     """
 
-    inputs: tuple[tuple[int, ...], ...]
+    inputs: tuple[tuple[int, ...] | None, ...]
     outputs: tuple[tuple[int, ...] | None, ...]
 
 
 def solve_shapes(
-    inputs: Sequence[NodeArg], outputs: Sequence[NodeArg], given: Mapping[str, int | Sequence[int]]
+    inputs: Sequence[NodeArg],
+    outputs: Sequence[NodeArg],
+    given: Mapping[str, int | Sequence[int]],
+    present: Collection[str] = (),
 ) -> Sizes:
     """Complete what a model says about shapes with what the caller says.
 
@@ -298,6 +338,7 @@ def solve_shapes(
 
     Args:
         given: Complete shapes by name of an argument, sizes by name of a dimension.
+        present: Optional inputs that are there whether a shape of theirs is given or not.
 
     Raises:
         InvalidArgument: A name is unknown, a shape is missing, or the arguments contradict each other or the model.
@@ -324,8 +365,11 @@ def solve_shapes(
         found = [size if isinstance(size, int) else sizes.get(size or "") for size in argument.shape]
         return None if None in found else tuple(size for size in found if size is not None)
 
-    complete = []
+    complete: list[tuple[int, ...] | None] = []
     for argument in inputs:
+        if argument.is_optional and argument.name not in shapes and argument.name not in present:
+            complete.append(None)
+            continue
         shape = known(argument)
         if shape is None:
             name = next((n for n in argument.shape or () if isinstance(n, str) and n not in said), argument.name)

@@ -65,7 +65,9 @@ class SharedArguments(Arguments):
         for kind, nodes, shapes in (("input", inputs, self._sizes.inputs), ("output", outputs, self._sizes.outputs)):
             tokens = states.tokens(kind)
             for i, (node, shape) in enumerate(zip(nodes, shapes, strict=True)):
-                if node.name in buffers:
+                if kind == "input" and shape is None:
+                    argument = Argument()
+                elif node.name in buffers:
                     argument = self._in_buffer(kind, i, node, shape, buffers[node.name])
                 elif node.name in tokens:
                     argument = Argument(memories=tokens[node.name], dimensions=shape if node.is_open and shape else ())
@@ -139,7 +141,7 @@ class SharedArguments(Arguments):
             rows = self.compilation.outputs, self._sizes.outputs, self.layout.outputs
         states, arrays = self.states.tokens(kind), {}
         for node, shape, view in zip(*rows, strict=True):
-            if node.name in states:
+            if node.name in states or (kind == "input" and shape is None):
                 continue
             if node.name in given:
                 if (there := given[node.name]) is not None:

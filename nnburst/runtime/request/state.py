@@ -240,7 +240,7 @@ def steps_of(
 def _check(
     output: str,
     target: str,
-    inputs: Mapping[str, tuple[NodeArg, tuple[int, ...]]],
+    inputs: Mapping[str, tuple[NodeArg, tuple[int, ...] | None]],
     outputs: Mapping[str, tuple[NodeArg, tuple[int, ...] | None]],
 ) -> None:
     what = f"state {output!r} → {target!r}"
@@ -249,9 +249,10 @@ def _check(
             f"{what}: give {{output: input}}; the model has outputs {list(outputs)} and inputs {list(inputs)}"
         )
     (source, left), (node, read) = outputs[output], inputs[target]
+    assert read is not None  # which the state makes present
     if node.shape is None or node.holds:
         raise InvalidArgument(f"{what}: input {target!r} is {node.holds or 'of any rank'}, which no state can be")
-    if replace(source, name="", shape=None) != replace(node, name="", shape=None):
+    if replace(source, name="", shape=None) != replace(node, name="", shape=None, is_optional=False):
         raise InvalidArgument(f"{what}: type or quantisation differ")
     if not source.admits(read) or (left is not None and left != read):
         raise InvalidArgument(f"{what}: an output of shape {left or source.shape} is no input of shape {read}")

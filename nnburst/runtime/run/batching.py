@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,7 +13,7 @@ import numpy as np
 
 from ...errors import BadState, DeadObject, GeneralFailure, InvalidArgument, NNBurstError
 from ...model import Array
-from ..request.node_args import Encoded, NodeArg, checked_inputs
+from ..request.node_args import Encoded, NodeArg, checked_inputs, shapes_to_say
 from .pipeline import LASTING
 
 if TYPE_CHECKING:
@@ -75,7 +75,8 @@ def _parts(
         raise InvalidArgument(f"run_many takes an iterable of dicts of arrays, got {type(inputs).__name__}")
     nodes = session.compilation.inputs
     rest = _Rest((_encoded(nodes, item) for item in inputs) if any(node.holds for node in nodes) else inputs)
-    fixed = [node.name for node in nodes if not _is_batched(node)]
+    optional = {node.name for node in nodes if node.is_optional}
+    fixed = [node.name for node in nodes if not _is_batched(node) and not node.is_optional]
 
     def again(execution: Execution) -> list[Array]:
         return session.run(None, {name: view.view(Encoded) for name, view in execution._wired.items()}, timeout)
@@ -90,12 +91,15 @@ def _parts(
             yield (error,)
             continue
         if batch == 1:
-            shapes = {node.name: arrays[node.name].shape for node in nodes if node.is_open}
+            shapes = shapes_to_say(nodes, arrays)
             with session._lent_pipeline(16, shapes, timeout) as pipeline:
-                for outcome in pipeline._outcomes(rest.alike(shapes) if shapes else rest, again):
+                alike = rest.alike(shapes, optional) if shapes or optional else rest
+                for outcome in pipeline._outcomes(alike, again):
                     yield (outcome,)
             continue
-        shapes = {node.name: (batch, *arrays[node.name].shape[1:]) for node in nodes}
+        if whole := [node.name for node in nodes if node.name in arrays and not _is_batched(node)]:
+            raise InvalidArgument(f"batch={batch} needs a symbolic first dimension of every input, also of {whole}")
+        shapes = {name: (batch, *array.shape[1:]) for name, array in arrays.items()}
         with session._lent_pipeline(_DEPTH, shapes, timeout) as pipeline:
             yield from _Batches(session, pipeline, shapes, timeout).outcomes(rest)
     if rest.error is not None:
@@ -151,11 +155,12 @@ class _Rest:
         """Have some taken again."""
         self._back.extend(reversed(items))
 
-    def alike(self, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Inputs]:
-        """Take those that have these shapes, up to the first one that has others."""
+    def alike(self, shapes: Mapping[str, tuple[int, ...]], optional: Collection[str]) -> Iterator[Inputs]:
+        """Take those that have these shapes and these optional inputs, up to the first one that has others."""
         for arrays in self:
-            if isinstance(arrays, Mapping) and any(
-                name in arrays and np.shape(arrays[name]) != shape for name, shape in shapes.items()
+            if isinstance(arrays, Mapping) and (
+                any(name in arrays and np.shape(arrays[name]) != shape for name, shape in shapes.items())
+                or any((name in arrays) != (name in shapes) for name in optional)
             ):
                 self.give_back([arrays])
                 return
@@ -238,6 +243,8 @@ class _Batches:
         """
         checked = checked_inputs(self._session.compilation.inputs, arrays)
         count = _rows(checked, self._batch)
+        if checked.keys() != self._shapes.keys():
+            return None
         if any(array.shape[1:] != self._shapes[name][1:] for name, array in checked.items()):
             return None
         if self._filled + count <= self._batch:

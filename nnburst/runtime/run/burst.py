@@ -18,7 +18,7 @@ from ...model import ExecutionPreference
 from ..compile.compilation import Compilation
 from ..execution import Execution
 from ..request.external_buffers import find_buffers, merged, of_one_step
-from ..request.node_args import result_channel_length, solve_shapes
+from ..request.node_args import request_channel_length, result_channel_length, solve_shapes
 from ..request.shared_arguments import SharedArguments
 from ..request.state import States, check_states, check_steps, make_states, steps_of
 from ..service import closes_with, service_of
@@ -75,6 +75,7 @@ class Burst(OneProcess, Closing):
             compilation.prepared_model,
             polling_window=polling_window,
             loop_timeout=loop_timeout,
+            channel_length=request_channel_length(compilation.inputs, compilation.outputs),
             result_channel_length=result_channel_length(compilation.outputs),
         )
         self._loop_timeout = loop_timeout
@@ -114,7 +115,7 @@ class Burst(OneProcess, Closing):
         Args:
             shapes: What the model leaves open: sizes by name of a dimension (``{"batch": 8}``), complete shapes by name
                 of an argument (``{"image": (8, 3, 224, 224)}``). Outputs that only have dimensions of known names get
-                their shape from them.
+                their shape from them. An optional input is among the arrays if it is named here, or below.
             measure: Whether `Execution.timing` is filled.
             state: ``{output: input}``: what a run leaves in the output, the next one reads as the input. It stays
                 in the device, in driver-managed buffers. Its shape is the input's, which `shapes` completes.
@@ -155,14 +156,16 @@ class Burst(OneProcess, Closing):
             check_steps(compilation, steps)
         buffers = find_buffers(compilation.inputs, compilation.outputs, memory or {}, state or {})
         given = merged(shapes or {}, of_one_step(buffers, steps))
-        sizes = solve_shapes(compilation.inputs, compilation.outputs, given)
+        present = {*buffers, *(state or {}).values()}
+        sizes = solve_shapes(compilation.inputs, compilation.outputs, given, present)
         sizes = check_states(compilation, state or {}, sizes)
-        shapes_of_inputs = {node.name: shape for node, shape in zip(compilation.inputs, sizes.inputs, strict=True)}
+        rows = zip(compilation.inputs, sizes.inputs, strict=True)
+        known = {node.name: shape for node, shape in rows if shape is not None}
         rooms = {name: _room(name, room) for name, room in (rooms or {}).items() if name not in given}
         execution = Execution(compilation)
         execution.timeout = timeout
         execution.set_loop_timeout(self._loop_timeout)
-        states = States(make_states(compilation, state or {}, shapes_of_inputs))
+        states = States(make_states(compilation, state or {}, known))
         try:
             stepped = None if steps is None else steps_of(compilation, sizes, states.all, buffers, rooms, steps)
             arguments = SharedArguments(compilation, sizes, states, buffers, rooms, stepped)

@@ -265,8 +265,11 @@ def fill(execution: Execution, inputs: Mapping[str, npt.ArrayLike]) -> None:
     """Copy arrays into the inputs of an execution; `InvalidArgument` if a name, dtype or shape is wrong."""
     if execution._feed(inputs):
         return
-    for name, array in checked_inputs(execution.compilation.inputs, inputs).items():
-        view = execution._wired[name]
+    arrays, wired = checked_inputs(execution.compilation.inputs, inputs), execution._wired
+    if arrays.keys() != wired.keys():
+        raise InvalidArgument(f"inputs {list(arrays)} are given; what is bound here runs {list(wired)}")
+    for name, array in arrays.items():
+        view = wired[name]
         if array.shape != view.shape:
             raise InvalidArgument(f"input {name!r} has shape {array.shape}; what is bound here runs {view.shape}")
         view[...] = array

@@ -15,7 +15,7 @@ from ..._core.once import Once
 from ...errors import BadState, GeneralFailure, MissedDeadline, OutputInsufficientSize, ResourceExhausted
 from ...model import Array
 from ..execution import Execution
-from ..request.node_args import NodeArg, checked_inputs
+from ..request.node_args import NodeArg, checked_inputs, shapes_to_say
 from . import event_loop
 from .permits import Permit, Permits
 from .route import setting_up
@@ -163,7 +163,7 @@ class Runs:
         else:
             while len(permit.others) >= _KEPT:
                 permit.others.pop(0).forget()
-            execution = self._bound({node.name: arrays[node.name].shape for node in self._nodes if node.is_open})
+            execution = self._bound(shapes_to_say(self._nodes, arrays))
         permit.execution = execution
         execution._fill(arrays)
         return execution

@@ -305,8 +305,8 @@ class ServiceConnection(OneProcess, Closing):
         assert isinstance(device, RemoteDevice)
         wire, fds = model_to_wire(imported.model)
         number = device.place().number
-        shapes = imported.input_shapes, imported.output_shapes
-        message = calls.PublishModel(name, number, wire, *shapes, digest, batch, batch_wait)
+        arguments = imported.input_shapes, imported.output_shapes, imported.optional_inputs
+        message = calls.PublishModel(name, number, wire, *arguments, digest, batch, batch_wait)
         self._connection.call(message, fds)
 
     def close(self) -> None:

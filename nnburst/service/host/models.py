@@ -75,6 +75,7 @@ def on_import_model(client: Client, message: calls.ImportModel, fds: FdBundle) -
             files=imported.files,
             input_shapes=imported.input_shapes,
             output_shapes=imported.output_shapes,
+            optional_inputs=imported.optional_inputs,
         )
 
 
@@ -84,7 +85,8 @@ def on_publish_model(client: Client, message: calls.PublishModel, fds: FdBundle)
     with contextlib.ExitStack() as call:
         model = client.model(call, message.model, fds)
         check_pools(model.pools, "model")
-        imported = ImportedModel(model, (), message.input_shapes, message.output_shapes)
+        shapes = message.input_shapes, message.output_shapes
+        imported = ImportedModel(model, (), *shapes, message.optional_inputs)
         batching = message.batch, message.batch_wait
         named.publish(message.name, client.device(message.device), imported, message.digest, *batching)
     return calls.Done()

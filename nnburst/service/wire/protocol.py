@@ -158,12 +158,13 @@ class ImportModel(Message, tag="import_model", frozen=True):
 
 
 class ImportModelReply(Message, tag="import_model.reply", frozen=True):
-    """`model` has no pools; `files` says what each of them must be."""
+    """`model` has no pools; `files` says what each of them must be. The last `optional_inputs` have a default."""
 
     model: WireModel
     files: Annotated[tuple[ArgumentName, ...], msgspec.Meta(max_length=MAX_FDS)]
     input_shapes: OpenShapes
     output_shapes: OpenShapes
+    optional_inputs: Id = 0
 
 
 class Execute(Message, tag="execute", frozen=True):
@@ -398,6 +399,7 @@ class PublishModel(Message, tag="publish_model", frozen=True, omit_defaults=True
     model: WireModel
     input_shapes: OpenShapes
     output_shapes: OpenShapes
+    optional_inputs: Id = 0
     digest: ArgumentName = ""
     batch: Annotated[int, msgspec.Meta(ge=1, le=lib.NNB_MOST_BATCHED)] = 1
     batch_wait: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
