@@ -23,7 +23,7 @@ class Budget:
 
     def __init__(self, most_requests: int = 1024, most_bytes: int = 1 << 30) -> None:
         self.most_requests = most_requests
-        self.most_connections = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 3
+        self.most_connections = min(1 << 16, resource.getrlimit(resource.RLIMIT_NOFILE)[0]) // 3
         self._most_bytes = most_bytes
         self._requests = self._bytes = 0
         self._finished: asyncio.Event | None = None

@@ -53,6 +53,8 @@ from .tensors import BRISK, PIECE, as_sent, is_long
 _Result = TypeVar("_Result")
 _MOST_BYTES = 256 << 20
 """Of one message."""
+_MOST_STREAMS = 64
+"""Requests under way on one connection. One client alone cannot have all that the gateway takes."""
 
 (_DESCRIPTION,) = FileDescriptorSet.FromString(Path(__file__).with_name("open_inference.binpb").read_bytes()).file
 _POOL = DescriptorPool()  # of this module, so that a program may also have a client's messages of the same names
@@ -399,6 +401,7 @@ async def serve(
             ("grpc.max_send_message_length", _MOST_BYTES),
             ("grpc.so_reuseport", 0),
             ("grpc.max_allowed_incoming_connections", budget.most_connections),
+            ("grpc.max_concurrent_streams", _MOST_STREAMS),
         ],
         interceptors=[_Guard(tokens)],
     )

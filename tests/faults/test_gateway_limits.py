@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
+import itertools
 import json
 import signal
+import socket
 import threading
 import urllib.error
 import urllib.request
@@ -23,6 +25,7 @@ pytest.importorskip("tritonclient", reason="needs the extra nnburst[oip]")
 
 import aiohttp  # noqa: E402 (they may be absent)
 import grpc  # noqa: E402
+from tritonclient.grpc import service_pb2 as pb  # noqa: E402
 from tritonclient.grpc import service_pb2_grpc as stubs  # noqa: E402
 
 from nnburst.errors import DeviceUnavailable, InvalidArgument  # noqa: E402
@@ -107,6 +110,49 @@ def test_body_that_does_not_come_is_waited_for_no_longer_than_its_time(monkeypat
 def test_head_that_does_not_come_is_waited_for_no_longer_than_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateway_rest, "_IDLE_S", 0.01)
     assert first_line_of_answer(b"GET /v2 HT") == b""
+
+
+def test_streams_that_one_connection_opens_without_pause_cost_no_other_client_a_request() -> None:
+    fields = {":method": "POST", ":scheme": "http", ":authority": "x", "te": "trailers"}
+    fields |= {":path": "/inference.GRPCInferenceService/ModelStreamInfer", "content-type": "application/grpc"}
+    texts = [bytes([len(text)]) + text.encode() for field in fields.items() for text in field]
+    block = b"".join(b"\0" + name + value for name, value in zip(texts[::2], texts[1::2], strict=True))
+    over = threading.Event()
+
+    def flood(port: int) -> None:
+        with socket.create_connection(("127.0.0.1", port)) as sock, sock.makefile("rb", 0) as answers:
+            sock.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4))
+            sock.setblocking(False)
+            for first in itertools.count(1, 200):
+                opened = b"".join(frame(1, block, stream, 4) for stream in range(first, first + 200, 2))
+                while opened and not over.is_set():
+                    with contextlib.suppress(BlockingIOError):
+                        opened = opened[sock.send(opened) :]
+                    answers.read(1 << 16)
+                if over.is_set():
+                    break
+
+    async def main() -> None:
+        models: Any = SlowModels()
+        server, port = await gateway_grpc.serve(models, Regions(False), Budget(), "127.0.0.1:0")
+        attacker = threading.Thread(target=flood, args=(port,))
+        attacker.start()
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                stub = stubs.GRPCInferenceServiceStub(channel)
+                for _ in range(200):
+                    assert (await stub.ServerLive(pb.ServerLiveRequest())).live
+        finally:
+            over.set()
+            attacker.join()
+            await server.stop(None)
+
+    asyncio.run(main())
+
+
+def frame(kind: int, payload: bytes = b"", stream: int = 0, flags: int = 0) -> bytes:
+    """Make a frame of HTTP/2."""
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
 
 
 @pytest.mark.parametrize("kind", [gateway_grpc, gateway_rest], ids=["grpc", "rest"])
