@@ -215,6 +215,7 @@ static const struct row table[] = {
     /* No TIOCSTI: standard error may be the user's terminal. */
     CALL_IF(ioctl, 1, EXACT, 0x5401),     /* TCGETS: is it a terminal? */
     CALL_IF(ioctl, 1, EXACT, 0x541b),     /* FIONREAD */
+    CALL_IF(ioctl, 1, EXACT, 0x5411),     /* SIOCOUTQ: what its client has not read */
     CALL_IF(ioctl, 1, EXACT, 0x5421),     /* FIONBIO */
     CALL_IF(ioctl, 1, EXACT, 0x5450),     /* FIONCLEX */
     CALL_IF(ioctl, 1, EXACT, 0x5451),     /* FIOCLEX */

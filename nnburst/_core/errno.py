@@ -91,6 +91,12 @@ def meaning(number: int) -> str:
             "memories, or raise RLIMIT_NOFILE where it is started: `ulimit -n`, LimitNOFILE= of a systemd unit, "
             "the limit nofile of a container"
         )
+    if number == errno.ETOOMANYREFS:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return (
+            f"programs of user {os.getuid()} have sent descriptors that were not received, more than RLIMIT_NOFILE of "
+            f"{_this_process} (pid {os.getpid()}) allows, {limit:,}: end what does not receive, or raise it"
+        )
     if number == errno.ENFILE:
         return "this machine has as many open files as it may; raise the sysctl fs.file-max"
     return _MEANINGS.get(number) or os.strerror(number)

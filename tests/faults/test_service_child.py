@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
-import resource
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +30,7 @@ from nnburst.service.process import launch
 from nnburst.testing import inject
 from support import ROOT
 from support.models import request_on, tiny_model
-from support.processes import Client, descriptors, stop, wait_gone
+from support.processes import Client, descriptors, no_more_files, stop, wait_gone
 from support.waiting import PATIENCE
 
 pytestmark = pytest.mark.check
@@ -292,18 +289,6 @@ def test_no_thread_is_left_after_close() -> None:
     assert set(threading.enumerate()) - before
     service.close()
     assert set(threading.enumerate()) <= before
-
-
-@contextlib.contextmanager
-def no_more_files(pid: int) -> Iterator[None]:
-    """Have a process be refused any further descriptor."""
-    limit, most = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    unused = next(n for n in range(limit) if not os.path.lexists(f"/proc/{pid}/fd/{n}"))
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (unused, most))
-    try:
-        yield
-    finally:
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, most))
 
 
 REMEDY = r"RLIMIT_NOFILE where it is started: `ulimit -n`, LimitNOFILE="

@@ -25,7 +25,7 @@ from support import wire_page
 from support.hostile import Values, encoded
 from support.intruder import attack, attack_with, hostile_service
 from support.models import relu
-from support.processes import wait_gone, worker_of, workers_of
+from support.processes import no_more_files, wait_gone, worker_of, workers_of
 from support.services import Shared, header, save_scaling, shared_service
 from support.waiting import until
 from support.ways_out import REFUSALS, build, names, needs_compiler, needs_walls
@@ -168,6 +168,17 @@ def test_worker_that_talks_without_pause_has_its_broker_keep_the_last_of_each_cl
         jobs.pop()()
     assert ended == {1: "reason 999", 2: "reason 1"}
     assert not worker.clients
+
+
+def test_client_for_whom_its_worker_has_no_descriptors_is_told(shared: Shared) -> None:
+    worker = shared.worker
+    with (
+        no_more_files(worker),
+        pytest.raises(nnburst.DeviceUnavailable, match=rf"pid {worker}\) has as many open files"),
+    ):
+        nnburst.connect(shared.address)
+    assert re.search(rf"process {os.getpid()} of user {os.getuid()} is refused: .*open files", shared.log.read_text())
+    nnburst.connect(shared.address).close()
 
 
 def test_broker_survives_whatever_a_worker_may_call(shared: Shared) -> None:

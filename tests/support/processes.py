@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -57,6 +58,18 @@ def of_threads(pid: int, file: str) -> list[str]:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             found.append((task / file).read_text())
     return found
+
+
+@contextlib.contextmanager
+def no_more_files(pid: int) -> Iterator[None]:
+    """Have a process be refused any further descriptor."""
+    limit, most = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    unused = next(n for n in range(limit) if not os.path.lexists(f"/proc/{pid}/fd/{n}"))
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (unused, most))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, most))
 
 
 @contextlib.contextmanager

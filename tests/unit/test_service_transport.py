@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import array
+import errno
 import fcntl
 import functools
+import math
 import os
 import select
 import socket
 import struct
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -503,6 +507,153 @@ def test_a_peer_that_does_not_read_replies_is_dropped() -> None:
             pass
         assert end.wait_ended(PATIENCE)
         assert "read" in end.end_reason or "too many calls" in end.end_reason
+
+
+# -- answers that are not received -------------------------------------------------------------------------------------
+
+
+class LongAnswers(Answers):
+    """Serves lists of names that need a descriptor, and charges the answers; it refuses those after `most`."""
+
+    def __init__(self, most: int = 100) -> None:
+        super().__init__(on_list_models=lambda message, fds: protocol.ListModelsReply(("x" * 4096,) * 20))
+        self.most = most
+        self.charged: list[tuple[int, int]] = []
+        self.released: list[int] = []
+
+    def charge_answer(self, nbytes: int, n_fds: int) -> Callable[[], None]:
+        if len(self.charged) >= self.most:
+            raise ResourceExhausted("too much was not received")
+        self.charged.append((nbytes, n_fds))
+        return functools.partial(self.released.append, len(self.charged))
+
+
+THREADS = 3
+LIST = protocol.encode(protocol.ListModels())
+
+
+def in_flight(sock: socket.socket) -> int:
+    """Return how many descriptors wait in a socket."""
+    with open(f"/proc/self/fdinfo/{sock.fileno()}") as info:
+        return int(next(line for line in info if line.startswith("scm_fds:")).split()[1])
+
+
+def take(sock: socket.socket) -> int:
+    """Receive a message, and return which call it answers."""
+    packet = receive(sock)
+    packet.fds.close()
+    return packet.call_id
+
+
+def test_answer_with_a_descriptor_is_sent_when_the_one_before_was_received() -> None:
+    service = LongAnswers()
+    with raw_peer(Side.SERVICE, service, workers=THREADS) as (end, sock):
+        for number in range(1, 11):
+            raw_send(sock, header(call_id=number) + LIST)
+        until(lambda: len(service.charged) == THREADS)
+        found = []
+        for received in range(10):
+            until(lambda: select.select([sock], [], [], 0)[0])
+            assert in_flight(sock) == 1
+            assert len(service.released) == received
+            assert len(service.seen) <= received + THREADS, "calls are served whose answers have no room"
+            found.append(take(sock))
+            until(lambda n=received: len(service.released) == n + 1, "what was received is charged")  # type: ignore[misc]
+        assert sorted(found) == list(range(1, 11))
+        assert all(nbytes > 80_000 and n_fds == 1 for nbytes, n_fds in service.charged)
+        assert end.alive
+
+
+def test_answer_was_received_although_later_ones_were_not() -> None:
+    def in_socket() -> int:
+        return packets.unread_bytes(end._sock)
+
+    service = LongAnswers()
+    with raw_peer(Side.SERVICE, service) as (end, sock):
+        raw_send(sock, header() + LIST)
+        until(lambda: select.select([sock], [], [], 0)[0])
+        alone = in_socket()
+        small = [header() + protocol.encode(protocol.Goodbye())] * 10
+        for request in small:
+            raw_send(sock, request)
+        until(lambda: in_socket() >= 11 * alone)
+        assert not service.released
+        take(sock)
+        left = in_socket()
+        while not service.released:
+            raw_send(sock, small[0])
+            until(lambda: in_socket() > left)
+            take(sock)
+        assert end.alive
+
+
+def test_peer_that_does_not_receive_an_answer_with_a_descriptor_is_dropped_and_the_log_says_who(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    service = LongAnswers()
+    with raw_peer(Side.SERVICE, service, send_timeout=0.05, peer="process 7 of user 8") as (end, sock):
+        for number in range(1, 11):
+            raw_send(sock, header(call_id=number) + LIST)
+        assert end.wait_ended(PATIENCE)
+        assert end.end_reason == "the peer does not read its socket"
+        assert "process 7 of user 8 is disconnected: the peer does not read its socket" in caplog.text
+        assert len(service.released) == len(service.charged) >= 1
+        assert in_flight(sock) == 1
+
+
+def test_answer_that_may_not_be_charged_is_refused() -> None:
+    with raw_peer(Side.SERVICE, LongAnswers(most=0)) as (end, sock):
+        sock.settimeout(PATIENCE)
+        raw_send(sock, header() + LIST)
+        until(lambda: select.select([sock], [], [], 0)[0])
+        packet = receive(sock)
+        assert (packet.kind, len(packet.fds)) == (Kind.ERROR, 0)
+        assert "too much was not received" in protocol.decode_error(packet.body).message
+        assert end.alive
+
+
+def refusing_descriptors(monkeypatch: pytest.MonkeyPatch, times: float) -> list[int]:
+    """Have the kernel refuse so often to take descriptors; returns a list that grows with each refusal."""
+    send, refused = socket.socket.sendmsg, []
+
+    def sendmsg(sock: socket.socket, data: Any, ancillary: Any = (), *rest: Any) -> int:
+        if ancillary and len(refused) < times:
+            refused.append(len(refused))
+            raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
+        return send(sock, data, ancillary, *rest)
+
+    monkeypatch.setattr(socket.socket, "sendmsg", sendmsg)
+    return refused
+
+
+def test_descriptors_that_the_kernel_refuses_are_sent_again_until_it_takes_them(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    service = LongAnswers()
+    with connected(service=service) as (client, _):
+        refused = refusing_descriptors(monkeypatch, 3)
+        reply, _ = client.call(protocol.ListModels(), timeout=PATIENCE)
+        assert len(reply.names) == 20
+        assert len(refused) == 3
+        assert caplog.text.count("descriptors that were not received") == 1
+        until(lambda: service.released)
+
+
+def test_descriptors_that_the_kernel_refuses_for_too_long_are_told_and_the_connection_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    service = LongAnswers()
+    with connected(service=service, send_timeout=0.2) as (client, _):
+        refused = refusing_descriptors(monkeypatch, math.inf)
+        with pytest.raises(ResourceExhausted, match="descriptors that were not received, more than RLIMIT_NOFILE"):
+            client.call(protocol.ListModels(), timeout=PATIENCE)
+        assert len(refused) > 1
+        assert len(service.released) == 1
+        client.call(protocol.Goodbye(), timeout=PATIENCE)
+        failures: list[NNBurstError] = []
+        client.forget(protocol.TakeClient(1, False), [0], failures.append)
+        until(lambda: failures, "nobody learns that a request was not sent")
+        assert isinstance(failures[0], ResourceExhausted)
 
 
 @pytest.mark.parametrize("how", ["peer closes", "own close"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import socket
 import threading
@@ -10,8 +11,14 @@ import time
 from collections import deque
 
 from ..._core.fds import close_fds
-from ...errors import NNBurstError
-from ..wire.packets import Kind, Outgoing
+from ...errors import NNBurstError, ResourceExhausted
+from ..wire.packets import Kind, Outgoing, unread_bytes
+
+_log = logging.getLogger(__name__)
+_FIRST_LOOK = 0.001
+"""Seconds until it is looked whether an answer was received; then after twice as long each time."""
+_RETRY = 0.05
+"""Seconds until the kernel is asked again for room."""
 
 
 class Outbox:
@@ -22,32 +29,41 @@ class Outbox:
     handler that raises could leave it unknown whether a call was sent. A lock keeps the owner from closing the socket
     in between, as its number may be another file's at once; it is never held while anything waits.
 
+    Descriptors that were sent and not received count for the user, in all of its processes, and the memory behind them
+    for nobody. So answers with descriptors are the owner's to send: the next when the one before was received, until
+    when it stays charged. The kernel says what was not received (`unread_bytes`): at least all bytes from that answer
+    on, if it is part of them.
+
     Args:
         sock: Non-blocking; closed by `close`.
         send_timeout: Seconds after which a peer that does not read its answers has had enough time.
+
+    Attributes:
+        is_full: Whether the socket is.
     """
 
     def __init__(self, sock: socket.socket, send_timeout: float) -> None:
         self._sock = sock
         self._messages: deque[Outgoing] = deque()
-        self._full_since = math.inf
+        self._sent = 0
+        self._unread: tuple[Outgoing, int, float] | None = None
+        """The last answer with descriptors: what had been sent before it, and when it was sent."""
+        self.is_full = False
+        self._full_since = self._refused_since = math.inf
         self._sending = threading.Lock()
         self._ended = False
         self.send_timeout = send_timeout
 
-    def __len__(self) -> int:
-        return len(self._messages)
-
     def send_now(self, message: Outgoing) -> bool:
         """Send an answer, for a worker thread; False if that is left to the owner."""
         with self._sending:
-            if self._ended or self._messages:
+            if self._ended or self._messages or message.n_fds:
                 return False
             try:
                 message.try_send(self._sock)
             except (OSError, NNBurstError):  # also that the socket is full: the owner will see it, too
                 return False
-        message.close()
+            self._sent += message.size
         return True
 
     # -- the owner -----------------------------------------------------------------------------------------------------
@@ -69,21 +85,51 @@ class Outbox:
 
     def send(self) -> tuple[Outgoing, NNBurstError] | None:
         """Send what the socket takes. Returns a message that cannot be sent at all; call it again then."""
-        while self._messages:
+        self.is_full = False
+        self._settle()
+        while self._messages and not (self._messages[0].n_fds and self._unread):
             message = self._messages[0]
             try:
-                message.try_send(self._sock)
+                self._post(message)
             except BlockingIOError:
+                self.is_full = True
                 self._full_since = min(self._full_since, time.monotonic())
                 return None
             except NNBurstError as error:
+                if isinstance(error, ResourceExhausted) and self._may_retry(error):
+                    return None
                 return self._messages.popleft(), error
-            self._full_since = math.inf
-            self._messages.popleft().close()
+            self._full_since = self._refused_since = math.inf
+            self._messages.popleft()
             if message.on_sent is not None:
                 message.on_sent()
-        self._full_since = math.inf
         return None
+
+    def _post(self, message: Outgoing) -> None:
+        with self._sending:  # so that it is known what was sent before it
+            message.try_send(self._sock)
+            if message.n_fds and message.release is not None:
+                self._unread = message, self._sent, time.monotonic()
+            else:
+                message.close()
+            self._sent += message.size
+
+    def _may_retry(self, error: ResourceExhausted) -> bool:
+        """Whether it is too early to give a message up for want of room in the kernel, which others may have taken."""
+        now = time.monotonic()
+        if self._refused_since == math.inf:
+            self._refused_since = now
+            _log.warning("it is tried again for %g s: %s", self.send_timeout, error)
+        return now < self._refused_since + self.send_timeout
+
+    def _settle(self) -> None:
+        """See whether the last answer with descriptors was received."""
+        if self._unread is not None:
+            message, before, _ = self._unread
+            since = self._sent - before  # first: what is sent meanwhile is not meant
+            if unread_bytes(self._sock) < since:
+                message.close()
+                self._unread = None
 
     @property
     def answers(self) -> int:
@@ -92,15 +138,26 @@ class Outbox:
     @property
     def gives_up_at(self) -> float:
         """When a peer that does not read its answers has had enough time; requests have deadlines of their own."""
-        return self._full_since + self.send_timeout if self.answers else math.inf
+        full_since = self._full_since if self.answers else math.inf
+        return min(full_since, self._unread[2] if self._unread else math.inf) + self.send_timeout
+
+    @property
+    def next_look(self) -> float:
+        """When to call `send` or look at `gives_up_at` again, if nothing happens."""
+        now = time.monotonic()
+        looks = now + max(_FIRST_LOOK, now - self._unread[2]) if self._unread else math.inf
+        return min(looks, self.gives_up_at, math.inf if self._refused_since == math.inf else now + _RETRY)
 
     def end(self) -> None:
         self._ended = True
         self.clear()
+        if self._unread is not None:
+            self._unread[0].close()
 
     def clear(self) -> None:
-        """Drop what is queued; the descriptors of a message close with it."""
-        self._messages.clear()
+        """Drop what is queued."""
+        while self._messages:
+            self._messages.popleft().close()
 
     def close(self) -> None:
         """Close the socket, and with it what the peer has sent that was not received: sockets that linger."""

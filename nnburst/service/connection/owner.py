@@ -77,6 +77,7 @@ class Owner:
     hello_by: float
     exit_status: Callable[[], int | None]
     on_end: Callable[[float], None] | None
+    peer: str
 
     def __post_init__(self) -> None:
         self.launched: Future[None] = Future()
@@ -145,7 +146,7 @@ class Owner:
         """End the connection with a peer that breaks the protocol, and say why: whoever wrote it has to know."""
         self.note(f"malformed message: {error}")
         self.serving.part(self._stop_reason)
-        _log.warning("connection closed: malformed message: %s", error)
+        _log.warning("%s is disconnected: malformed message: %s", self.peer, error)
 
     def _serve_until_end(self) -> None:
         poll = select.poll()
@@ -160,7 +161,7 @@ class Owner:
                 with contextlib.suppress(BlockingIOError):
                     self._receive()
             self._send()
-            if was_full != bool(self.outbox):
+            if was_full != self.outbox.is_full:
                 was_full = not was_full
                 poll.modify(self.sock.fileno(), select.POLLIN | (select.POLLOUT if was_full else 0))
             if not ready.isdisjoint(self.pidfd.fds):
@@ -173,17 +174,22 @@ class Owner:
 
     def _milliseconds(self) -> int | None:
         """Until `_check_time` has something to say."""
-        moment = min(self.outbox.gives_up_at, self._leave_by if self._farewell else math.inf, self.hello_by)
+        moment = min(self.outbox.next_look, self._leave_by if self._farewell else math.inf, self.hello_by)
         return None if moment == math.inf else math.ceil(max(0.0, moment - time.monotonic()) * 1000)
 
     def _check_time(self) -> None:
         now = time.monotonic()
         if now >= self.hello_by:
-            self.note("the peer has not said hello")
+            self._drop("the peer has not said hello")
         if self._farewell is not None and now >= self._leave_by:
             self.note("closed by this side")
         if now >= self.outbox.gives_up_at:
-            self.note("the peer does not read its socket")
+            self._drop("the peer does not read its socket")
+
+    def _drop(self, reason: str) -> None:
+        self.note(reason)
+        self.serving.part(reason)
+        _log.warning("%s is disconnected: %s", self.peer, reason)
 
     def finish(self) -> None:
         """The end, once: in the owner, or in `close` if that never started."""

@@ -31,6 +31,7 @@ class PendingCall:
         message: The request.
         fds: Descriptors that go with it.
         on_late: Called with the reply if the caller does not take it.
+        on_failure: Called with the error, likewise.
     """
 
     __slots__ = (
@@ -44,17 +45,23 @@ class PendingCall:
         "message",
         "number",
         "on_done",
+        "on_failure",
         "on_late",
         "outgoing",
     )
 
     def __init__(
-        self, message: Message, fds: FdBundle | None = None, on_late: Callable[[Message], None] | None = None
+        self,
+        message: Message,
+        fds: FdBundle | None = None,
+        on_late: Callable[[Message], None] | None = None,
+        on_failure: Callable[[NNBurstError], None] = lambda error: None,
     ) -> None:
         self.call = CALL_BY_REQUEST[type(message)]
         self.message = message
         self.fds = FdBundle() if fds is None else fds
         self.on_late = on_late
+        self.on_failure = on_failure
         self.on_done: Callable[[], None] | None = None
         """Called by the owner when the answer has come, or will not come."""
         self.body = b""
@@ -95,15 +102,17 @@ class PendingCall:
         if not self.number and not has_room:
             return MissedDeadline(f"{self.call.name}: too many calls are under way already, or another long one")
         if self.number and not self.is_sent:
-            return MissedDeadline(f"{self.call.name}: the peer does not read its socket")
+            return MissedDeadline(f"{self.call.name}: the peer does not read its socket, or the kernel has no room")
         return MissedDeadline(f"{self.call.name}: no answer within {timeout:.3g} s")
 
     def discard(self) -> None:
         """The answer is not wanted: close its descriptors and let go of the object that it names. Idempotent."""
-        (reply, _, fds), self._answer = self._answer, (None, None, FdBundle())
+        (reply, error, fds), self._answer = self._answer, (None, None, FdBundle())
         fds.close()
         if reply is not None and self.on_late is not None:
             self.on_late(reply)
+        if error is not None:
+            self.on_failure(error)
 
     # -- the owner -----------------------------------------------------------------------------------------------------
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 
 from ...errors import DeadObject, GeneralFailure, NNBurstError, ResourceExhausted
@@ -71,7 +73,9 @@ class Serving:
     Args:
         side: Which calls.
         handler: Object with the methods that the rows of `CALLS` name for this side. If there are such methods, too:
-            `admit(call)` is called before each, `rank(message)` says which is served first of those that wait.
+            `admit(call)` is called before each, `rank(message)` says which is served first of those that wait, and
+            `charge_answer(nbytes, n_fds)` charges one that the client does not receive at once, and returns what gives
+            that back.
         workers: Where they are served: those that compute in the second ones, the others in the first.
         outbox: Where answers go.
         mailbox: Where the owner learns of answers that it has to send.
@@ -91,6 +95,7 @@ class Serving:
         self._handlers = {call: getattr(handler, call.handler) for call in calls.CALLS if call.side is side}
         self._admit: Callable[[calls.Call], None] | None = getattr(handler, "admit", None)
         self._rank: Callable[[Message], int] = getattr(handler, "rank", lambda message: 0)
+        self._charge: Callable[[int, int], Callable[[], None]] | None = getattr(handler, "charge_answer", None)
         self._workers = workers
         self._outbox = outbox
         self._mailbox = mailbox
@@ -162,16 +167,25 @@ class Serving:
         return Kind.ERROR, calls.encode(calls.error_reply(failure)), FdBundle()
 
     def _answer(self, number: int, kind: Kind, body: bytes, fds: FdBundle) -> None:
-        """Send the answer of a call, unless none is wanted."""
+        """Send the answer of a call, unless none is wanted. A client that does not receive it keeps this thread."""
         if not number:
             fds.close()
             return
+        received = threading.Event()
         try:
             message = Outgoing(kind, number, body, fds)
+            if self._outbox.send_now(message):
+                return
+            if self._charge is not None:
+                held = ExitStack()
+                held.callback(received.set)
+                held.callback(self._charge(len(body), message.n_fds))
+                message.release = held.close
         except NNBurstError as error:
             message = refusal(number, error)
-        if not self._outbox.send_now(message):
-            self._mailbox.post(partial(self._outbox.put, message))
+        self._mailbox.post(partial(self._outbox.put, message))
+        if message.release is not None:
+            received.wait()
 
 
 def refusal(number: int, error: NNBurstError) -> Outgoing:

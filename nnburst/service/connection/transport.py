@@ -17,7 +17,7 @@ from ..._core.deadline import Deadline
 from ..._core.fds import FdSet
 from ..._core.leaving import LEAVING, abandon_when_forked
 from ..._core.threads import start
-from ...errors import BadState, Ending
+from ...errors import BadState, Ending, NNBurstError
 from ..wire import protocol as calls
 from ..wire.packets import FdBundle
 from ..wire.values import Message
@@ -48,6 +48,7 @@ class Connection:
         exit_status: Called when the peer has ended the connection: returns its exit status, or minus the signal that
             has killed it; None if it lives on, or that is not known.
         on_end: Called once, after all death listeners, with the seconds that it may take.
+        peer: It is, for the log.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Connection:
         exit_status: Callable[[], int | None] = lambda: None,
         on_end: Callable[[float], None] | None = None,
         name: str = "nnburst",
+        peer: str = "the peer",
     ) -> None:
         sock.setblocking(False)
         self._sock = sock
@@ -74,7 +76,7 @@ class Connection:
         hello_by = math.inf if hello_timeout is None else time.monotonic() + hello_timeout
         pidfd = peer_pidfd or FdSet()
         self._owner = Owner(
-            sock, pidfd, self._mailbox, self._outbox, pools, self._serving, launch, hello_by, exit_status, on_end
+            sock, pidfd, self._mailbox, self._outbox, pools, self._serving, launch, hello_by, exit_status, on_end, peer
         )
         self._thread = threading.Thread(target=self._owner.run, name=f"{name}-reader", daemon=True)
         self._abandoned = False
@@ -252,17 +254,23 @@ class Connection:
             raise pending.missed(limit, has_room=self._owner.calls.has_room_for(pending))
         pending.result()
 
-    def forget(self, message: Message, fds: Sequence[int] = ()) -> None:
+    def forget(
+        self,
+        message: Message,
+        fds: Sequence[int] = (),
+        on_failure: Callable[[NNBurstError], None] = lambda error: None,
+    ) -> None:
         """Make a call whose answer nobody needs, without waiting. From anywhere, without descriptors a finaliser, too.
 
         Args:
             message: Mostly to let go of something.
             fds: Descriptors that go with it; they stay the caller's.
+            on_failure: Called (in the owner) with what comes instead of an answer.
 
         Raises:
             ResourceExhausted: There are no copies of them to be had.
         """
         if self.alive:
-            pending = PendingCall(message, FdBundle.duplicate(fds) if fds else None)
+            pending = PendingCall(message, FdBundle.duplicate(fds) if fds else None, on_failure=on_failure)
             pending.give_up()
             self._mailbox.post(partial(self._owner.begin, pending, is_attended=False))

@@ -78,14 +78,16 @@ class Client:
         self.peer = peer.pid, peer.uid
         self.same_user = peer.uid == os.geteuid()
 
-    def account(self, nbytes: int) -> Callable[[], None]:
+    def account(self, nbytes: int, n_fds: int = 0) -> Callable[[], None]:
         """Charge working memory; where that would be too much, what is kept for later runs goes first."""
         try:
-            return self.ledger.charge(working_bytes=nbytes).release
+            return self.ledger.charge(working_bytes=nbytes, fds=n_fds).release
         except ResourceExhausted:
             for context in tuple(self.bursts):
                 context.forget_plans()
-            return self.ledger.charge(working_bytes=nbytes).release
+            return self.ledger.charge(working_bytes=nbytes, fds=n_fds).release
+
+    charge_answer = account
 
     def charge_for(self, pools: Sequence[WireMemory], fds: FdBundle, **more: int) -> Charge:
         """Charge what a message hands over."""

@@ -238,6 +238,7 @@ class HostedConnection(Client):
             hello_timeout=hello_timeout,
             on_end=lambda seconds: self._release_all(),
             name="nnburst-service",
+            peer=str(peer),
         )
 
     @property

@@ -284,7 +284,7 @@ class Broker:
         try:
             client.charge = self._charged(user, peer.uid)
         except ResourceExhausted as error:
-            _log.warning("process %d of user %d is refused: %s", peer.pid, peer.uid, error)
+            _log.warning("%s is refused: %s", client.peer, error)
             self.refuse(client, str(error))
             return
         self._await(client, _HELLO_PATIENCE)
@@ -334,6 +334,7 @@ class Broker:
         except BlockingIOError:
             self._awaited[client.sock.fileno()] = client
         except Malformed as error:
+            _log.warning("%s is disconnected: malformed message: %s", client.peer, error)
             self.end_client(client, f"malformed message: {error}")
         except (EndOfStream, OSError):
             client.close()
@@ -346,7 +347,10 @@ class Broker:
     def _drop_late(self) -> None:
         now = time.monotonic()
         for fd in [fd for fd, client in self._awaited.items() if client.until <= now]:
-            self._awaited.pop(fd).close()
+            client = self._awaited.pop(fd)
+            if not client.is_told and not client.refusal:
+                _log.warning("%s is disconnected: it has not said hello", client.peer)
+            client.close()
 
     def kick(self, pid: int, reason: str, uid: int | None) -> int:
         """End the connections of a process, and what runs for it; or those of a user, but for that process.

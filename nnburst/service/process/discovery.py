@@ -304,6 +304,9 @@ class Peer(Struct, frozen=True):
     uid: int
     groups: frozenset[int]
 
+    def __str__(self) -> str:
+        return f"process {self.pid} of user {self.uid}"
+
 
 def peer_of(sock: socket.socket) -> Peer:
     """Return the credentials of the other end."""

@@ -213,15 +213,24 @@ class Worker:
             self._hand(service, client)
 
     def _hand(self, service: ServiceConnection, client: AcceptedClient) -> None:
+        def failed(error: NNBurstError) -> None:
+            if isinstance(error, ResourceExhausted):  # else the process has ended, which is told otherwise
+                self._broker.post(partial(self._not_handed, client, str(error)))
+
         pidfd = peer_pidfd(client.sock)
         fds = [client.sock.fileno(), *(() if pidfd is None else (pidfd,))]
         try:
-            service.connection.forget(calls.TakeClient(client.number, pidfd is not None), fds)
+            service.connection.forget(calls.TakeClient(client.number, pidfd is not None), fds, failed)
         except ResourceExhausted as error:
-            del self.clients[client.number]
-            self._broker.refuse(client, str(error))
+            failed(error)
         finally:
             close_fds(fds[1:])
+
+    def _not_handed(self, client: AcceptedClient, reason: str) -> None:
+        if self.clients.pop(client.number, None) is not None:
+            self.idle_since = time.monotonic()
+            _log.warning("%s is refused: %s", client.peer, reason)
+            self._broker.refuse(client, reason)
 
 
 class WorkerPool:

@@ -17,11 +17,12 @@ import fcntl
 import os
 import socket
 import struct
+import termios
 from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
-from ..._core.errno import system
+from ..._core.errno import meaning, system
 from ..._core.fds import FdSet, close_fds
 from ..._core.leaving import Closing
 from ...errors import GeneralFailure, InvalidArgument, ResourceExhausted
@@ -142,6 +143,11 @@ class Outgoing:
         fds: At most 253 descriptors, 252 when the body is longer than 64 KiB.
         on_sent: For its sender, who calls it.
 
+    Attributes:
+        size: Bytes of the datagram.
+        n_fds: Descriptors that go with it.
+        release: Gives back what the message is charged, once it is received or dropped; None if it is charged nothing.
+
     Raises:
         InvalidArgument: Too many descriptors.
         ResourceExhausted: The body is too long, or the process has no descriptor or memory for a long one.
@@ -159,6 +165,7 @@ class Outgoing:
         self.number = number
         self.on_sent = on_sent
         self.is_long = len(body) > MAX_INLINE
+        self.release: Callable[[], None] | None = None
         self._fds = FdBundle() if fds is None else fds
         n_fds = len(self._fds)
         try:
@@ -177,30 +184,42 @@ class Outgoing:
         except BaseException:
             self.close()
             raise
+        self.size, self.n_fds = sum(map(len, self._data)), len(passed)
         self._ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", passed))] if passed else []
 
     def close(self) -> None:
-        """Close its descriptors. Idempotent."""
+        """Close its descriptors, and give back what it is charged. Idempotent."""
         self._fds.close()
+        release, self.release = self.release, None
+        if release is not None:
+            release()
 
     def try_send(self, sock: socket.socket) -> None:
-        """Send it as one datagram, without waiting.
+        """Send it as one datagram, without waiting, and close its descriptors.
 
         Raises:
             BlockingIOError: The socket is full; nothing was sent.
-            ResourceExhausted: No more descriptors may be in flight.
+            ResourceExhausted: The kernel has no room, or the user has as many descriptors in flight as it may.
             ConnectionError: The peer is gone.
         """
         try:
             sock.sendmsg(self._data, self._ancillary, _SEND_FLAGS)
+            self._fds.close()
         except (BlockingIOError, ConnectionError):
             raise
         except OSError as error:
             if error.errno == errno.ENOTCONN:
                 raise BrokenPipeError(errno.EPIPE, "the connection is closed") from error
             if error.errno in (errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM):
-                raise ResourceExhausted(f"the message cannot be queued: {error}") from error
+                raise ResourceExhausted(f"the message cannot be queued: {meaning(error.errno)}") from error
             raise GeneralFailure(f"the message cannot be sent: {error}") from error
+
+
+def unread_bytes(sock: socket.socket) -> int:
+    """Return what the kernel keeps of datagrams that were sent and not received: more than their own bytes."""
+    answer = array.array("i", [0])
+    fcntl.ioctl(sock, termios.TIOCOUTQ, answer)
+    return answer[0]
 
 
 def receive(sock: socket.socket) -> Packet:
