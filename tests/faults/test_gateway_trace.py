@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,7 @@ def test_span_of_a_run_is_below_the_one_that_its_request_names(tmp_path: Path) -
     model, written = save_scaling(tmp_path / "scale.onnx", 2), tmp_path / "spans"
     env = {"PYTHONPATH": f"{ROOT}:{tmp_path / 'site'}", "SPANS": str(written), "NNBURST_STATE_DIR": str(tmp_path)}
     listen = ("--oip", "127.0.0.1:0", "--oip-rest", "127.0.0.1:0")
-    with shared_service(tmp_path, "--model", f"scale={model}", *listen, env=os.environ | env) as shared:
+    with shared_service(tmp_path, "--model", f"scale={model}", *listen, env=env) as shared:
         for protocol, kind in PROTOCOLS.items():
             client = kind.InferenceServerClient(f"127.0.0.1:{shared.ready['oip'][protocol]}")
             x = tensor(kind, "x", np.ones((1, 4), np.float32))

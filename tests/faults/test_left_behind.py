@@ -257,7 +257,7 @@ def test_top_shows_a_run_without_a_client_until_it_ends(tmp_path: Path) -> None:
     )
     env = {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}", "NNBURST_STATE_DIR": str(tmp_path / "state")}
     device = "nnburst-function:call=waits:until_told"
-    with shared_service(tmp_path, "--device", device, env={**os.environ, **env}) as shared:
+    with shared_service(tmp_path, "--device", device, env=env) as shared:
         client = subprocess.Popen(
             [sys.executable, "-c", program, shared.address], stdout=subprocess.PIPE, text=True, cwd=ROOT
         )

@@ -18,14 +18,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner, Result
 
 import nnburst
+from nnburst.cli import main
 from nnburst.errors import DeadObject, DeviceUnavailable, InvalidArgument
-from nnburst.service import dial
+from nnburst.service import dial, service_environment
 from support import ROOT
 from support.models import tiny_model
 from support.processes import wait_gone
-from support.services import save_scaling
+from support.services import let_pass, save_scaling, shared_service, told_to_pass
 from support.waiting import PATIENCE, Background, until
 
 pytestmark = pytest.mark.check
@@ -62,10 +64,9 @@ def line_of(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline()
 
 
-@pytest.fixture
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Served]]:
-    """Starts services of this test's own; whatever is left is killed."""
-    monkeypatch.setenv("NNBURST_RUNTIME_DIR", str(tmp_path / "run"))
+@contextlib.contextmanager
+def starting(directory: Path) -> Iterator[Callable[..., Served]]:
+    """Starts services of a directory; whatever is left is killed."""
     started: list[subprocess.Popen[str]] = []
 
     def run(*options: str, **more: Any) -> Served:
@@ -74,8 +75,8 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            cwd=tmp_path,
-            **{"env": {**os.environ, "PYTHONPATH": str(ROOT)}, **more},
+            cwd=directory,
+            **{"env": service_environment({**os.environ, "PYTHONPATH": str(ROOT)}), **more},
         )
         started.append(process)
         line = line_of(process)
@@ -84,10 +85,37 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
             raise AssertionError(said)
         return Served(process, json.loads(line))
 
-    yield run
-    for process in started:
-        process.kill()
-        process.communicate(timeout=PATIENCE)
+    try:
+        yield run
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate(timeout=PATIENCE)
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Served]]:
+    """Starts services of this test's own."""
+    monkeypatch.setenv("NNBURST_RUNTIME_DIR", str(tmp_path / "run"))
+    with starting(tmp_path) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Served]]:
+    directory = tmp_path_factory.mktemp("vision")
+    doubling = save_scaling(directory / "scaling.onnx", 2.0)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NNBURST_RUNTIME_DIR": str(directory / "run")}
+    with starting(directory) as start:
+        models = [option for name in ("double", "twice") for option in ("--model", f"{name}={doubling}")]
+        yield directory / "run", start("--name", "vision", *models, env=environment)
+
+
+@pytest.fixture
+def vision(running: tuple[Path, Served], monkeypatch: pytest.MonkeyPatch) -> Served:
+    """A service for tests that leave it as it was: of this name, with a model under two names."""
+    monkeypatch.setenv("NNBURST_RUNTIME_DIR", str(running[0]))
+    return running[1]
 
 
 @pytest.fixture
@@ -99,9 +127,8 @@ def scaling(tmp_path: Path) -> str:
 
 
 @pytest.mark.representative
-def test_programs_share_a_named_model(start: Callable[..., Served], scaling: str) -> None:
-    served = start("--name", "vision", "--model", f"double={scaling}")
-    assert served.ready["models"] == ["double"]
+def test_programs_share_a_named_model(vision: Served) -> None:
+    assert vision.ready["models"] == ["double", "twice"]
     program = (
         "import nnburst, numpy as np\n"
         "with nnburst.connect('vision') as service, service.session('double') as s:\n"
@@ -117,11 +144,10 @@ def test_programs_share_a_named_model(start: Callable[..., Served], scaling: str
         assert answer == "120.0"
         workers.add(pid)
     assert len(workers) == 1, "they do not share the model"
-    assert str(served.process.pid) not in workers, "the broker runs models"
+    assert str(vision.process.pid) not in workers, "the broker runs models"
 
 
-def test_one_prepared_model_serves_every_session(start: Callable[..., Served], scaling: str) -> None:
-    start("--name", "vision", "--model", f"double={scaling}")
+def test_one_prepared_model_serves_every_session(vision: Served) -> None:
     with nnburst.connect("vision") as service, nnburst.connect("vision") as other:
         before = service.device("nnburst-onnxruntime").counters()
         for home in (service, other, service):
@@ -156,8 +182,7 @@ def test_state_of_a_named_model_belongs_to_one_session(start: Callable[..., Serv
         assert second.get_state()["h"].tolist() == [1.0] * 4
 
 
-def test_environment_is_that_of_a_service(start: Callable[..., Served]) -> None:
-    start("--name", "vision")
+def test_environment_is_that_of_a_service(vision: Served) -> None:
     with nnburst.connect("vision") as service:
         env = Path(f"/proc/{service.pid}/environ").read_bytes().split(b"\0")
     assert b"ORT_DISABLE_TELEMETRY=1" in env
@@ -166,15 +191,13 @@ def test_environment_is_that_of_a_service(start: Callable[..., Served]) -> None:
         assert {f"{name}=1".encode() for name in threads} <= set(env)
 
 
-def test_unknown_model_names_those_that_there_are(start: Callable[..., Served], scaling: str) -> None:
-    start("--name", "vision", "--model", f"detector={scaling}", "--model", f"finder={scaling}")
-    unknown = pytest.raises(InvalidArgument, match=r"no model 'detectr': .*\['detector', 'finder'\]")
+def test_unknown_model_names_those_that_there_are(vision: Served) -> None:
+    unknown = pytest.raises(InvalidArgument, match=r"no model 'doubl': .*\['double', 'twice'\]")
     with nnburst.connect("vision") as service, unknown:
-        service.session("detectr")
+        service.session("doubl")
 
 
-def test_closing_a_connection_leaves_the_service_to_others(start: Callable[..., Served], scaling: str) -> None:
-    start("--name", "vision", "--model", f"double={scaling}")
+def test_closing_a_connection_leaves_the_service_to_others(vision: Served) -> None:
     with nnburst.connect("vision") as stays, stays.session("double") as session:
         for _ in range(5):
             with nnburst.connect("vision") as goes:
@@ -182,8 +205,7 @@ def test_closing_a_connection_leaves_the_service_to_others(start: Callable[..., 
         np.testing.assert_array_equal(session.run(None, {"x": X})[0], 2 * X)
 
 
-def test_killed_client_disturbs_no_other(start: Callable[..., Served], scaling: str) -> None:
-    start("--name", "vision", "--model", f"double={scaling}")
+def test_killed_client_disturbs_no_other(vision: Served) -> None:
     program = (
         "import nnburst, numpy as np\n"
         "s = nnburst.connect('vision').session('double')\n"
@@ -363,13 +385,21 @@ def test_signal_while_it_starts_ends_it_in_order(number: str, scaling: str, tmp_
     assert not list(run.iterdir())
 
 
-def test_idle_service_ends_when_it_was_asked_to(start: Callable[..., Served]) -> None:
-    served = start("--name", "vision", "--idle-exit", "1.5")  # in which this test connects
-    with nnburst.connect("vision") as service:
-        with pytest.raises(subprocess.TimeoutExpired):
-            served.process.wait(2.0)  # not while somebody is connected
-        assert service.alive
-    assert served.ended() == 0
+def test_idle_service_ends_when_it_was_asked_to(tmp_path: Path) -> None:
+    before = told_to_pass(tmp_path)
+    options = ("--device", "nnburst-noop", "--idle-exit", "1000", "--log-level", "info")
+    with shared_service(tmp_path, *options, before=before) as shared:
+
+        def look() -> None:
+            let_pass(tmp_path, 1001)
+            shared.process.send_signal(signal.SIGHUP)
+
+        with nnburst.connect(shared.address) as service:
+            look()
+            nnburst.connect(shared.address).close()  # not while somebody is connected
+            assert service.alive
+        until(lambda: (look(), shared.process.poll() is not None)[1], "it does not end")
+        assert "ended: no client for 1000 s" in shared.log.read_text()
 
 
 def activity(pid: int) -> dict[str, list[str]]:
@@ -384,26 +414,19 @@ def activity(pid: int) -> dict[str, list[str]]:
 @pytest.mark.parametrize(
     "seconds", [1.0, pytest.param(10.0, marks=pytest.mark.soak)], ids=["for a second", "for ten seconds"]
 )
-@pytest.mark.parametrize("connected", [True, False], ids=["with a client", "alone"])
-def test_idle_service_uses_no_processor(
-    start: Callable[..., Served], scaling: str, connected: bool, seconds: float
-) -> None:
+def test_idle_service_uses_no_processor(vision: Served, seconds: float) -> None:
     """No thread wakes up: there is no timer."""
-    served = start("--name", "vision", "--model", f"double={scaling}")
-    with contextlib.ExitStack() as stack:
-        session = stack.enter_context(stack.enter_context(nnburst.connect("vision")).session("double"))
+
+    def is_idle() -> bool:
+        before = activity(vision.process.pid)
+        with pytest.raises(subprocess.TimeoutExpired):
+            vision.process.wait(seconds)
+        return activity(vision.process.pid) == before
+
+    with nnburst.connect("vision") as service, service.session("double") as session:
         session.run(None, {"x": X})
-        if not connected:
-            stack.close()
-
-        def is_idle() -> bool:
-            before = activity(served.process.pid)
-            with pytest.raises(subprocess.TimeoutExpired):
-                served.process.wait(seconds)
-            return activity(served.process.pid) == before
-
-        until(is_idle, "it does not come to rest")  # what was under way ends
-        assert is_idle()
+        until(is_idle, "it does not come to rest with a client")  # what was under way ends
+    until(is_idle, "it does not come to rest alone")
 
 
 @pytest.mark.parametrize(
@@ -412,7 +435,6 @@ def test_idle_service_uses_no_processor(
         (["--name", "a/b"], "name of a service"),
         (["--name", "a", "--socket", "b"], "not both"),
         (["--model", "x"], "KEY=VALUE"),
-        (["--model", "m=nope.onnx"], "model m of nope.onnx: "),
         (["--quota", "cats=3"], "mapped_bytes"),
         (["--quota", "models=many"], "whole number"),
         (["--quota", "connections=1"], "connections=1: give a whole number for one of models"),
@@ -427,13 +449,32 @@ def test_idle_service_uses_no_processor(
         (["--allow-uid", "nobody-like-this"], "no such user"),
         (["--allow-gid", "nobody-like-this"], "no such group"),
         (["--idle-exit", "0"], "above 0"),
+    ],
+)
+def test_wrong_option_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], message: str
+) -> None:
+    for name, value in service_environment(os.environ).items():
+        monkeypatch.setenv(name, value)  # else it begins again with that
+    monkeypatch.setenv("NNBURST_RUNTIME_DIR", str(tmp_path / "run"))
+    done = run_command("serve", *options)
+    assert done.exit_code == 1
+    assert message in done.output
+    assert "Traceback" not in done.output
+    assert not list((tmp_path / "run").glob("*"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--model", "m=nope.onnx"], "model m of nope.onnx: "),
         (["--device", "no-such"], "no device"),
         (["nope.py:f"], "there is no file"),
         (["nope:f"], "PYTHONPATH"),
         (["--device", "nnburst-function", "nope:f"], "give all functions as FILE.py:FUNCTION"),
     ],
 )
-def test_wrong_option_is_one_sentence(
+def test_service_that_cannot_start_says_so_in_one_sentence(
     start: Callable[..., Served], tmp_path: Path, options: list[str], message: str
 ) -> None:
     with pytest.raises(AssertionError, match=message) as raised:
@@ -451,8 +492,8 @@ def test_quota_is_named_in_the_error(start: Callable[..., Served], scaling: str)
             pass  # another connection has its own
 
 
-def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT)
+def run_command(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
 
 
 def test_ls_shows_what_runs_and_stop_ends_it(start: Callable[..., Served]) -> None:
@@ -463,11 +504,11 @@ def test_ls_shows_what_runs_and_stop_ends_it(start: Callable[..., Served]) -> No
     assert str(served.process.pid) in run_command("ls").stdout
     waiting = Background(served.ended)  # reaps it, so that `stop` sees its end
     stopped = run_command("stop", "vision")
-    assert stopped.returncode == 0, stopped.stderr
+    assert stopped.exit_code == 0, stopped.output
     assert waiting.result() == 0
     again = run_command("stop", "vision")
-    assert again.returncode == 1
-    assert "nnburst serve --name vision" in again.stderr
+    assert again.exit_code == 1
+    assert "nnburst serve --name vision" in again.output
 
 
 def test_stop_kills_a_service_that_does_not_answer(start: Callable[..., Served]) -> None:
@@ -475,10 +516,10 @@ def test_stop_kills_a_service_that_does_not_answer(start: Callable[..., Served])
     os.kill(served.process.pid, signal.SIGSTOP)
     waiting = Background(served.ended)
     told = run_command("stop", "hangs", "--timeout", "0.1")
-    assert told.returncode == 1
-    assert "use --kill" in told.stderr
+    assert told.exit_code == 1
+    assert "use --kill" in told.output
     killed = run_command("stop", "hangs", "--kill")
-    assert killed.returncode == 0, killed.stderr
+    assert killed.exit_code == 0, killed.output
     assert waiting.result() == -signal.SIGKILL
 
 
@@ -525,8 +566,8 @@ def test_service_manager_is_told_and_its_socket_is_used(start: Callable[..., Ser
             assert sender == process.pid  # as a unit with NotifyAccess=main needs it
             with nnburst.connect(f"unix:{path}"):
                 refused = run_command("stop", f"unix:{path}")  # would otherwise end what made the socket: this test
-                assert refused.returncode == 1
-                assert "service manager" in refused.stderr
+                assert refused.exit_code == 1
+                assert "service manager" in refused.output
             process.terminate()
             assert process.wait(PATIENCE) == 0
             assert path.exists()  # its socket is the manager's

@@ -22,7 +22,7 @@ from nnburst.service.wire.protocol import ListDevices, encode
 from support import ROOT
 from support.hostile import Descriptors
 from support.processes import line_of, stopped
-from support.services import Honest, RawConnection, Shared, header, shared_service
+from support.services import Honest, RawConnection, Shared, header, let_pass, shared_service, told_to_pass
 from support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.check
@@ -229,28 +229,16 @@ def test_sockets_that_linger_in_connections_that_say_no_hello_keep_nobody_out(
         descriptors.close()
 
 
-CLOCK = """
-import os, time
-from types import SimpleNamespace
-from nnburst.service.process import broker
-broker.time = SimpleNamespace(monotonic=lambda: time.monotonic() + os.path.getsize({passed!r}))
-broker._NEW = 1000.0
-"""
-"""Seconds pass for a broker as a file grows by bytes, and a connection is a new one for more than a test can take."""
-
-
 def test_user_whose_connections_come_too_fast_is_refused_for_some_seconds(tmp_path: Path) -> None:
-    passed = tmp_path / "passed"
-    passed.touch()
     options = ("--device", "nnburst-noop", "--quota", "user.new_connections=3")
-    with shared_service(tmp_path, *options, before=f"exec({CLOCK.format(passed=str(passed))!r})") as shared:
+    with shared_service(tmp_path, *options, before=f"{told_to_pass(tmp_path)}; broker._NEW = 1000.0") as shared:
         for _ in range(3):
             nnburst.connect(shared.address).close()
         refusal = r"user \d+ may have 3 new_connections.*--quota user\.new_connections=N"
         for _ in range(3):
             with pytest.raises(DeviceUnavailable, match=refusal):
                 nnburst.connect(shared.address)
-        os.truncate(passed, 1001)
+        let_pass(tmp_path, 1001)
         nnburst.connect(shared.address).close()
 
 

@@ -30,6 +30,7 @@ from tritonclient.grpc import service_pb2 as pb  # noqa: E402
 from nnburst.gateway.models import ModelCounts  # noqa: E402
 from nnburst.gateway.tensors import _DTYPES, ModelTensor  # noqa: E402
 from nnburst.model import Priority  # noqa: E402
+from nnburst.service import service_environment  # noqa: E402
 from support.processes import beside, open_files  # noqa: E402
 
 MARKS = [
@@ -62,7 +63,7 @@ class Gateway:
 
     def __init__(self, folder: Path, *options: str) -> None:
         (folder / "run").mkdir(mode=0o700)
-        environment = os.environ | {"XDG_RUNTIME_DIR": str(folder / "run")}
+        environment = service_environment(os.environ | {"XDG_RUNTIME_DIR": str(folder / "run")})
         command = [sys.executable, "-m", "nnburst", "serve", "--name", "gate", "--json"]
         for make in (relu, types, compress, total):
             command += ["--model", f"{make.__name__}={make(folder)}"]

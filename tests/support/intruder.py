@@ -62,7 +62,7 @@ def hostile_service(
     source = textwrap.dedent(inspect.getsource(function))
     (code / "hostile.py").write_text(DEVICE.format(setup=setup, name=function.__name__, function=source))
     env = {"PYTHONPATH": f"{ROOT}{os.pathsep}{code}", "NNBURST_STATE_DIR": str(directory / "state")}
-    with shared_service(directory, "--device", "hostile", *options, env={**os.environ, **env}) as shared:
+    with shared_service(directory, "--device", "hostile", *options, env=env) as shared:
         yield shared
 
 

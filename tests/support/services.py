@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import numpy as np
 
 import nnburst
 from nnburst.devices import Device
-from nnburst.service import ServiceConnection, ServiceHost
+from nnburst.service import ServiceConnection, ServiceHost, service_environment
 from nnburst.service.wire.protocol import VERSION, Hello, encode
 from support import ROOT
 from support.connections import socket_pair
@@ -165,10 +165,17 @@ class Shared:
 
     Args:
         before: A statement that its process begins with, such as one that shortens a wait.
+        env: Variables beside those of this process.
     """
 
     def __init__(
-        self, directory: Path, *options: str, under: Sequence[str] = (), before: str = "pass", **more: Any
+        self,
+        directory: Path,
+        *options: str,
+        under: Sequence[str] = (),
+        before: str = "pass",
+        env: Mapping[str, str] = {},
+        **more: Any,
     ) -> None:
         self.path = directory / "shared.sock"
         self.address = f"unix:{self.path}"
@@ -182,7 +189,8 @@ class Shared:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                **{"env": {**os.environ, **own}, **more},
+                env=service_environment({**os.environ, **own, **env}),  # or it begins again with that
+                **more,
             )
         try:
             line = line_of(self.process)
@@ -230,6 +238,22 @@ class Shared:
             self.process.wait()
             assert self.process.stdout is not None
             self.process.stdout.close()
+
+
+def told_to_pass(directory: Path) -> str:
+    """Return a statement that has seconds pass for a broker when `let_pass` says so, and otherwise as they do."""
+    file = directory / "passed"
+    file.touch()
+    return (
+        "import os, time; from types import SimpleNamespace; from nnburst.service.process import broker; "
+        f"broker.time = SimpleNamespace(monotonic=lambda: time.monotonic() + os.path.getsize({str(file)!r}))"
+    )
+
+
+def let_pass(directory: Path, seconds: int) -> None:
+    """Have seconds pass at once. A broker that sleeps does not notice."""
+    file = directory / "passed"
+    os.truncate(file, file.stat().st_size + seconds)
 
 
 @contextlib.contextmanager
