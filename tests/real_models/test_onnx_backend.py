@@ -144,6 +144,7 @@ def test_what_needs_the_library_is_refused_without_it(monkeypatch: pytest.Monkey
         onnxruntime.cache_clear()
 
 
+@pytest.mark.check
 def test_cases_of_the_suite_that_are_refused_are_listed_and_pass_nowhere() -> None:
     refused = set()
     with warnings.catch_warnings():

@@ -21,6 +21,7 @@ import nnburst
 from nnburst.burst.client import in_flight
 from nnburst.runtime.run import event_loop
 from nnburst.service.client.proxies import RemoteBurstContext
+from support.processes import stop, stopped
 from support.waiting import PATIENCE, until
 
 Main = Callable[[], Awaitable[Any]]
@@ -143,65 +144,58 @@ def test_other_tasks_run_between_runs_that_are_answered_at_once(session: nnburst
 def patient(service: nnburst.Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[nnburst.Session]:
     """One whose runs poll for longer than any test, in very short shares of each turn of the loop."""
     monkeypatch.setattr(event_loop, "_LONGEST_TURN", 1)
-    with service.session("slow", polling_window=1.0) as session:
+    with service.session("slow", polling_window=PATIENCE) as session:
         yield session
 
 
 def test_polling_ends_with_the_turn_of_the_loop_and_goes_on_in_the_next(
-    loop: Callable[[Main], Any], patient: nnburst.Session
+    loop: Callable[[Main], Any], patient: nnburst.Session, service: nnburst.Service
 ) -> None:
     async def main() -> None:
         execution = patient.bind()
-        execution.inputs["x"][:] = 0.05
-        turns, ended = 0, False
 
         async def other() -> None:
-            nonlocal turns
-            while not ended:
-                turns += 1
+            for _ in range(10):
                 await sleep(0)
+            os.kill(service.pid, signal.SIGCONT)
 
         async with tasks(loop) as start:
+            stop(service.pid)
             start(other)
-            await sleep(0)
             slept = patient.stats.sleeps
             await execution.arun()
-            ended = True
-        assert turns >= 10
         assert patient.stats.sleeps == slept, "it was suspended in place of polling on"
 
     loop(main)
 
 
 def test_run_that_is_cancelled_between_two_looks_is_given_up(
-    loop: Callable[[Main], Any], patient: nnburst.Session
+    loop: Callable[[Main], Any], patient: nnburst.Session, service: nnburst.Service
 ) -> None:
     async def main() -> None:
         execution = patient.bind()
-        execution.inputs["x"][:] = 0.3
-        await cancelled_after(0.01, execution.arun)
+        with stopped(service.pid):
+            await cancelled_after(0.01, execution.arun)
         while execution.is_in_flight:  # for ever, if it was forgotten
             await sleep(0.01)
-        execution.inputs["x"][:] = 0
         await execution.arun()
 
     loop(main)
 
 
 def test_cancelled_run_lands_before_its_arrays_are_used_again(
-    loop: Callable[[Main], Any], slow: nnburst.Session
+    loop: Callable[[Main], Any], slow: nnburst.Session, service: nnburst.Service
 ) -> None:
     async def main() -> None:
         execution = slow.bind()
         await execution.arun()
-        execution.inputs["x"][:] = 0.3
-        await cancelled_after(0.05, execution.arun)
-        assert execution.is_in_flight
-        with pytest.raises(nnburst.BadState, match="execution is running"):
-            await execution.arun()
+        with stopped(service.pid):
+            await cancelled_after(0.05, execution.arun)
+            assert execution.is_in_flight
+            with pytest.raises(nnburst.BadState, match="execution is running"):
+                await execution.arun()
         while execution.is_in_flight:
             await sleep(0.01)
-        execution.inputs["x"][:] = 0
         await execution.arun()
 
     loop(main)
@@ -209,9 +203,11 @@ def test_cancelled_run_lands_before_its_arrays_are_used_again(
 
 def test_run_that_was_given_up_lands_without_its_loop(loop: Callable[[Main], Any], service: nnburst.Service) -> None:
     with service.session("slow", concurrency=1) as session:
+        session.run(None, filled(0))
 
         async def main() -> None:
-            await cancelled_after(0.05, session.arun, None, filled(0.3))
+            with stopped(service.pid):
+                await cancelled_after(0.05, session.arun, None, filled(0))
 
         loop(main)
         answers: list[Any] = []
@@ -478,15 +474,17 @@ def test_session_that_is_closed_while_a_run_begins_ends_the_run(
         loop(main)
 
 
-def abandoned(session: nnburst.Session, *, runs: int, seconds: float = 0.2) -> asyncio.AbstractEventLoop:
+def abandoned(session: nnburst.Session, *, runs: int) -> asyncio.AbstractEventLoop:
     """Return a loop that has stopped over tasks that await runs."""
+    session.run(None, filled(0))
     loop = asyncio.new_event_loop()
 
     async def main() -> None:
-        started = [asyncio.ensure_future(session.arun(None, filled(seconds))) for _ in range(runs)]
+        started = [asyncio.ensure_future(session.arun(None, filled(0.2))) for _ in range(runs)]
         await asyncio.wait(started, timeout=0.05)
 
-    loop.run_until_complete(main())
+    with stopped(session.service.pid):
+        loop.run_until_complete(main())
     return loop
 
 
@@ -521,14 +519,17 @@ def test_run_that_would_wait_for_tasks_of_its_own_thread_is_refused(service: nnb
     with service.session("slow", concurrency=2) as session:
 
         async def main() -> None:
-            started = [asyncio.ensure_future(session.arun(None, filled(0.2))) for _ in range(2)]
-            await asyncio.wait(started, timeout=0.05)
-            with pytest.raises(nnburst.BadState, match=r"tasks of this thread's event loop have 2 runs .*await arun"):
-                session.run(None, filled(0))
+            with stopped(service.pid):
+                started = [asyncio.ensure_future(session.arun(None, filled(0))) for _ in range(2)]
+                await asyncio.wait(started, timeout=0.05)
+                refused = r"tasks of this thread's event loop have 2 runs .*await arun"
+                with pytest.raises(nnburst.BadState, match=refused):
+                    session.run(None, filled(0))
             await asyncio.to_thread(session.run, None, filled(0))
             await asyncio.gather(*started)
-            for _ in range(2):
-                await cancelled_after(0.05, session.arun, None, filled(0.2))
+            with stopped(service.pid):
+                for _ in range(2):
+                    await cancelled_after(0.05, session.arun, None, filled(0))
             session.run(None, filled(0))  # these land without the loop
 
         in_asyncio(main)

@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +31,7 @@ from nnburst.cli.bench.sampling import Result, Round, time_calls
 from nnburst.cli.bench.server import server_process
 from nnburst.errors import MissedDeadline
 from support.benchmarking import made_up_case, round_of, run_rows, short_looks_at_the_machine
+from support.waiting import until
 
 pytestmark = pytest.mark.check
 
@@ -280,11 +280,7 @@ def test_bench_that_is_told_to_end_leaves_no_files(told: int, tmp_path: Path) ->
     env = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen([*command, "--count", "10000000", "--rounds", "100000"], env=env) as process:
         try:
-            deadline = time.monotonic() + 60
-            while not list(tmp_path.glob("nnburst-bench-*")):
-                assert process.poll() is None
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            until(lambda: process.poll() is not None or list(tmp_path.glob("nnburst-bench-*")))
             process.send_signal(told)
             assert process.wait(60) == 128 + told
         finally:

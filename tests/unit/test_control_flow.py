@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from msgspec.structs import replace
 import nnburst
 from nnburst.burst import ExecutionBurstController
 from nnburst.devices import create_device
+from nnburst.devices.reference import graph as reference_graph
 from nnburst.devices.reference.stages import LaterStage, StagedReferenceDevice
 from nnburst.errors import ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline
 from nnburst.memory import Memory
@@ -214,15 +217,15 @@ def test_tensors_that_grow_for_ever_exhaust_what_they_may_take() -> None:
     assert status in (ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT)
 
 
-def test_REQ_MODEL_063_a_loop_without_end_stops_at_its_timeout() -> None:
-    endless = counting_model(step=0.0)
-    started = time.monotonic()
-    status, _, _ = run_model(endless, [np.int32([0]), np.float32([0])], loop_timeout_ns=1_000_000)
+@pytest.mark.parametrize(("options", "seconds"), [({"loop_timeout_ns": 1_000_000}, 0.001), ({}, 2)])
+def test_REQ_MODEL_063_a_loop_without_end_stops_at_its_timeout(
+    options: dict[str, int], seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = itertools.count(step=100_000)
+    monkeypatch.setattr(reference_graph, "time", SimpleNamespace(monotonic_ns=lambda: next(looks)))
+    status, _, _ = run_model(counting_model(step=0.0), [np.int32([0]), np.float32([0])], **options)
     assert status is ErrorStatus.MISSED_DEADLINE_TRANSIENT
-    started = time.monotonic()
-    status, _, _ = run_model(endless, [np.int32([0]), np.float32([0])])
-    assert status is ErrorStatus.MISSED_DEADLINE_TRANSIENT
-    assert time.monotonic() - started >= 2  # the default
+    assert next(looks) == pytest.approx(seconds * 1e9, abs=500_000)
 
 
 def request_for(inputs: Sequence[Array], room: int) -> tuple[Request, Memory]:

@@ -7,7 +7,6 @@ import inspect
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -53,7 +52,7 @@ from nnburst.runtime.compile.model_files import _with_pools
 from nnburst.runtime.service import LocalBackend
 from support.models import relu
 from support.processes import stopped
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, until
 
 F = OperandType.TENSOR_FLOAT32
 ONE = np.ones(4, np.float32)
@@ -287,8 +286,7 @@ def test_those_who_wait_are_served_in_order_and_have_what_is_left_of_their_time(
             thread.start()
             if i == 0:
                 assert entered.wait(PATIENCE)
-            while len(busy._waiting) < i:
-                time.sleep(0.0005)
+            until(lambda i=i: len(busy._waiting) == i)
         refused.set()
         for thread in threads:
             thread.join()
@@ -328,8 +326,7 @@ def test_permit_that_an_interrupt_loses_comes_back(service: nnburst.Service) -> 
         waiting = _Catching(lambda: session.run(None, {"x": ONE, "y": ONE}))
         permit = session._idle.pop()
         waiting.start()
-        while not session._waiting:
-            time.sleep(0.0005)
+        until(lambda: session._waiting)
         del permit
         waiting.join()
         assert waiting.error is None

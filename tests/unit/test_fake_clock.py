@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -41,7 +41,9 @@ def session(service: nnburst.Service) -> Iterator[nnburst.Session]:
         yield session
 
 
-Use = Callable[[], object]
+def hours(clock: FakeClock) -> int:
+    """Return by how much the clock is ahead."""
+    return round((clock.monotonic() - time.monotonic()) / AN_HOUR)
 
 
 @pytest.mark.parametrize("polling_window", [0.0, 5e-5])
@@ -87,7 +89,7 @@ def test_service_keeps_the_real_time(service: nnburst.Service, session: nnburst.
     with FakeClock() as clock:
         clock.advance(1e6)
         session.run(None, ONES)
-        assert clock.monotonic() - time.monotonic() == pytest.approx(1e6)
+        assert hours(clock) == round(1e6 / AN_HOUR)
 
 
 def test_fault_that_does_not_happen_lets_no_time_pass(service: nnburst.Service) -> None:
@@ -95,7 +97,7 @@ def test_fault_that_does_not_happen_lets_no_time_pass(service: nnburst.Service) 
         with inject(service, at="prepare", delay=0.0) as fault:
             clock.advance(AN_HOUR, when=fault)
             clock.close()
-            assert clock.monotonic() - time.monotonic() < AN_HOUR
+            assert hours(clock) == 0
         clock.close()
         with pytest.raises(BadState, match="stopped"):
             clock.advance(1)
@@ -161,7 +163,7 @@ def test_fault_that_cannot_happen_any_more_lets_no_time_pass(how: str) -> None:
             else:
                 service.close()
             wait_for_clocks()
-        assert clock.monotonic() - time.monotonic() < 1
+        assert hours(clock) == 0
         with pytest.raises((TimeoutError, BadState), match=r"cannot happen|will not happen"):
             fault.wait()
 
@@ -180,7 +182,7 @@ def test_fault_counts_for_the_clock_also_if_the_test_hears_of_it_first(
             if and_then == "it ends":
                 service.close()
             wait_for_clocks()
-        assert clock.monotonic() - time.monotonic() == pytest.approx(AN_HOUR)
+        assert hours(clock) == 1
         assert fault.times == 1
 
 

@@ -138,7 +138,7 @@ def test_interpreter_that_is_held_delays_no_run_in_c(memory: Memory, served: Any
             execution.run()
         for _ in range(20):
             assert lib.nnb_execution_start(execution._pointer) == 0
-            assert lib.nnb_execution_try(execution._pointer, 100_000_000) == 0, "the answer took the interpreter"
+            assert lib.nnb_execution_try(execution._pointer, 4 * 10**9) == 0, "the answer took the interpreter"
 
 
 class Lockless:

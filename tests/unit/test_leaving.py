@@ -30,7 +30,7 @@ from nnburst.service.wire.protocol import ListDevices
 from nnburst.testing import assert_nothing_left
 from support.models import relu
 from support.processes import stop, stopped
-from support.waiting import until
+from support.waiting import PATIENCE, until
 
 ONE = np.ones(4, np.float32)
 PACKAGE = str(Path(nnburst.__file__).parent)
@@ -50,12 +50,12 @@ def test_inner_deadline_cannot_outlast_the_outer_one() -> None:
         return Deadline.after(seconds).left()
 
     assert left() is None
-    assert 2 < (left(3) or 0) <= 3
-    outer, inner = Deadline.after(5).call(lambda: (left(60), Deadline.after(1).call(left)))
-    assert 4 < (outer or 0) <= 5
-    assert 0 < (inner or 0) <= 1
-    assert Deadline.after(1).call(lambda: Deadline.after(60).call(left) or 60) <= 1
-    assert Deadline.after(1).call(lambda: Deadline.never.call(left)) is not None
+    assert 200 < (left(300) or 0) <= 300
+    outer, inner = Deadline.after(500).call(lambda: (left(6000), Deadline.after(100).call(left)))
+    assert 400 < (outer or 0) <= 500
+    assert 0 < (inner or 0) <= 100
+    assert Deadline.after(100).call(lambda: Deadline.after(6000).call(left) or 6000) <= 100
+    assert Deadline.after(100).call(lambda: Deadline.never.call(left)) is not None
     assert Deadline.after(0).call(left) == 0
 
 
@@ -384,7 +384,7 @@ def test_service_whose_close_is_interrupted_at_any_line_ends() -> None:
     with assert_nothing_left(timeout=20):
         interrupt_everywhere(open_one, nnburst.Service.close, step=7)
         for pidfd in pidfds:
-            assert select.select([pidfd], [], [], 20)[0]
+            assert select.select([pidfd], [], [], PATIENCE)[0]
             os.close(pidfd)
 
 
@@ -438,14 +438,14 @@ def test_lock_of_the_process_that_another_thread_holds_is_free_in_a_forked_child
     def hold() -> None:
         with lock.lock:
             held.set()
-            go_on.wait(20)
+            go_on.wait(PATIENCE)
 
     thread = threading.Thread(target=hold)
     thread.start()
-    assert held.wait(20)
+    assert held.wait(PATIENCE)
     pid = os.fork()
     if pid == 0:
-        os._exit(not lock.lock.acquire(timeout=5))
+        os._exit(not lock.lock.acquire(timeout=PATIENCE))
     go_on.set()
     thread.join()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
@@ -473,7 +473,7 @@ def test_what_a_lock_keeps_whole_is_whole_in_a_forked_child() -> None:
 
     thread = threading.Thread(target=change)
     thread.start()
-    assert changing.wait(20)
+    assert changing.wait(PATIENCE)
     statuses = []
     for _ in range(20):
         pid = os.fork()

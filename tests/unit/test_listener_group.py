@@ -158,6 +158,7 @@ def test_runs_of_all_priorities_that_hang_delay_no_other_client(shared: Callable
                 thread.join(PATIENCE)
 
 
+@pytest.mark.nightly
 def test_high_priority_goes_before_low_that_has_had_less(shared: Callable[..., Shared]) -> None:
     begun = 0
     waited: list[int] = []

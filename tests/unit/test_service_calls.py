@@ -383,7 +383,7 @@ def test_what_a_full_socket_keeps_back_goes_out_later_and_nobody_spins(monkeypat
             seen = []
             with contextlib.suppress(BlockingIOError):
                 while True:
-                    _wait_readable(sock, 0.2)
+                    _wait_readable(sock, 0.2 if seen or is_dropped else PATIENCE)
                     data = sock.recv(2000, socket.MSG_DONTWAIT)
                     seen += [data] if data != junk else []
             assert len(seen) == 1 - is_dropped

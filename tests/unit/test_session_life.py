@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,8 +44,15 @@ from nnburst.devices.function import Tensor, declare
 
 @declare(inputs=[Tensor("x", "float32", (4,))], outputs=[Tensor("y", "float32", (4,))])
 def slow(x):
+    begun.append(x)
     time.sleep(float(x[0]))
     return x + 1
+
+@declare(inputs=[Tensor("x", "float32", (4,))], outputs=[Tensor("y", "float32", (4,))])
+def count(x):
+    return x + len(begun)
+
+begun = []
 """
 
 
@@ -69,7 +75,7 @@ def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     (tmp_path / "slow_function.py").write_text(FUNCTIONS)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))))
     monkeypatch.syspath_prepend(str(tmp_path))
-    yield "nnburst-function:call=slow_function:slow"
+    yield "nnburst-function:call=slow_function:slow+slow_function:count"
     sys.modules.pop("slow_function", None)
 
 
@@ -218,6 +224,7 @@ def test_run_of_a_signal_handler_over_the_same_execution_is_refused_and_harms_no
 @pytest.mark.parametrize("where", ["child", "in process"])
 def test_runs_that_were_given_up_are_not_run_after_the_end(slow: str, where: str) -> None:
     with (nnburst.launch if where == "child" else nnburst.in_process)(devices=[slow]) as service:
+        (before,) = service.session("count").run(None, {"x": np.zeros(4, np.float32)})
         session = service.session("slow")
         session.run(None, {"x": np.zeros(4, np.float32)})
         execution = session.bind()
@@ -226,9 +233,9 @@ def test_runs_that_were_given_up_are_not_run_after_the_end(slow: str, where: str
         for _ in range(20):
             with pytest.raises(MissedDeadline):
                 execution.run()
-        started = time.monotonic()
         session.close()
-    assert time.monotonic() - started < 20 * 0.3 / 2
+        (after,) = service.session("count").run(None, {"x": np.zeros(4, np.float32)})
+    assert after[0] - before[0] < 21
 
 
 def test_run_does_not_overtake_runs_that_were_given_up(slow: str) -> None:
@@ -258,11 +265,17 @@ class _Cycle:
         self.me = self
 
 
-def test_collector_may_find_a_session_in_the_connection_s_own_thread() -> None:
+def test_collector_may_find_a_session_in_the_connection_s_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """There nobody could read an answer."""
     with nnburst.launch(devices=["nnburst-reference"]) as service:
         connection = service._backend._connection  # type: ignore[attr-defined]
-        collected = threading.Event()
+        collected, calling, call = threading.Event(), list[str](), type(connection).call
+
+        def recorded(*args: Any, **options: Any) -> Any:
+            calling.append(threading.current_thread().name)
+            return call(*args, **options)
+
+        monkeypatch.setattr(type(connection), "call", recorded)
 
         def collect() -> None:
             gc.collect()
@@ -281,9 +294,8 @@ def test_collector_may_find_a_session_in_the_connection_s_own_thread() -> None:
             assert collected.wait(PATIENCE)
         finally:
             gc.enable()
-        started = time.monotonic()
         assert service.devices[0].status is DeviceStatus.AVAILABLE
-        assert time.monotonic() - started < 5
+        assert not any(name.startswith("nnburst-client-reader") for name in calling)
 
 
 def test_sessions_that_are_dropped_end_their_listeners() -> None:
@@ -339,7 +351,7 @@ execution.run()
 
 
 HANDLER = """
-import random, signal, sys, time
+import random, signal
 import nnburst
 b = nnburst.ModelBuilder()
 x = b.input("x", nnburst.OperandType.TENSOR_FLOAT32, (4,))
@@ -347,12 +359,10 @@ b.output("y", b.relu(x))
 model = b.build()
 random.seed(1)
 signal.signal(signal.SIGALRM, lambda *_: session.close())
-end = time.monotonic() + 3
 with nnburst.{where}(devices=["nnburst-reference"]) as service:
-    while time.monotonic() < end:
+    for _ in range(300):
         session = service.session(model)
         signal.setitimer(signal.ITIMER_REAL, 0.0003 + random.random() * 0.003)
-        started = time.monotonic()
         try:
             while True:
                 execution = session.bind()
@@ -362,7 +372,6 @@ with nnburst.{where}(devices=["nnburst-reference"]) as service:
         except nnburst.BadState:
             pass
         signal.setitimer(signal.ITIMER_REAL, 0)
-        assert time.monotonic() - started < 5, "it waited for what it interrupted"
 print("ended")
 """
 

@@ -332,7 +332,7 @@ def test_device_is_told_of_a_deadline_only_where_steps_are_long(rig: tuple[Servi
             device.hook = lambda x: time.sleep(0.002 if x[0] == 7 else 0)
             execution.inputs["x"][:] = np.arange(500)[:, None]
             execution.run()
-            assert 1 < len(told) < 400  # the first of all, the one after the long one, and what the machine held up
+            assert 1 < len(told) < 500  # the first of all, the one after the long one, and what the machine held up
             del told[:]
             execution.timeout = None
             execution.run()

@@ -108,20 +108,24 @@ def test_setting_up_does_not_count_towards_the_limit_of_a_run(service: nnburst.S
 def test_limit_of_a_run_begins_when_what_it_needs_is_there(
     service: nnburst.Service, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    with service.session(model(), timeout=0.5, open_timeout=PATIENCE) as session:
-        bind = session._runs._bound
+    with service.session(model(), open_timeout=10**5) as session, monkeypatch.context() as a_day_ago:
+        bind, now = session._runs._bound, time.monotonic_ns
 
         def slowly(shapes: Any) -> Execution:
-            time.sleep(0.6)
-            return bind(shapes)
+            execution = bind(shapes)
+            a_day_ago.undo()
+            return execution
 
-        monkeypatch.setattr(session._runs, "_bound", slowly)
-        assert WAYS[way](session, 0.5).tolist() == X.tolist()
+        a_day_ago.setattr(session._runs, "_bound", slowly)
+        a_day_ago.setattr(time, "monotonic_ns", lambda: now() - 86_400 * 10**9)
+        assert WAYS[way](session, PATIENCE).tolist() == X.tolist()
 
 
 def test_setting_up_has_a_limit_of_its_own(service: nnburst.Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    with service.session(model(), open_timeout=0.5) as session, session.bind(state={"t_out": "t"}) as execution:
+    with service.session(model()) as session, session.bind(state={"t_out": "t"}) as execution:
         monkeypatch.setattr(session._pool, "free", lambda: None)  # what there is runs something
+        monkeypatch.setattr(session._pool, "open_timeout", 0.5)
+        monkeypatch.setattr(session, "_open_limit", 0.5)
         with stopped(service.pid):
             for setting_up in (
                 lambda: session.run(None, {"t": X}),
