@@ -142,7 +142,8 @@ def check_states(compilation: Compilation, state: Mapping[str, str], sizes: Size
     clash = sorted(state.keys() & set(state.values()))
     if clash:
         raise InvalidArgument(f"inputs and outputs of a state need names of their own, not {clash} for both")
-    told = (inputs[state[name]][1] if name in state else shape for name, (_, shape) in outputs.items())
+    rows = zip(compilation.outputs, sizes.outputs, strict=True)
+    told = (inputs[state[node.name]][1] if node.name in state else shape for node, shape in rows)
     return replace(sizes, outputs=tuple(told))
 
 

@@ -156,7 +156,7 @@ class Burst(OneProcess, Closing):
             check_steps(compilation, steps)
         buffers = find_buffers(compilation.inputs, compilation.outputs, memory or {}, state or {})
         given = merged(shapes or {}, of_one_step(buffers, steps))
-        present = {*buffers, *(state or {}).values()}
+        present = [*buffers, *(state or {}).values()]
         sizes = solve_shapes(compilation.inputs, compilation.outputs, given, present)
         sizes = check_states(compilation, state or {}, sizes)
         rows = zip(compilation.inputs, sizes.inputs, strict=True)
