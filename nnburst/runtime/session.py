@@ -246,7 +246,8 @@ class Session(OpenModel):
         Args:
             output_names: Which outputs to return, in which order; None or none of them for all.
             inputs: An array for each input, of exactly its dtype and shape (`get_inputs`); if need be for others, too,
-                that have a default (`get_overridable_initializers`).
+                that have a default (`get_overridable_initializers`). A number, or a list of them, becomes an array of
+                the input's dtype, if that has these numbers: whole ones only, if it is one of integers.
             timeout: Seconds that this run may take; None for no limit. By default those of the session.
 
         Returns:

@@ -753,6 +753,40 @@ def test_run_keeps_an_execution_for_each_shape_and_not_for_all(named: nnburst.Se
     assert rows.tolist() == [2, 2]
 
 
+OF_THE_DECLARED_TYPE: list[tuple[OperandType, tuple[int, ...], Any, Any]] = [
+    (F, (1, 2), [[1.5, 2]], [[1.5, 2]]),
+    (F, (1, 2), ((1, 2),), [[1, 2]]),
+    (F, (0, 2), [[1, 2], [3, np.float64(4)]], [[1, 2], [3, 4]]),
+    (OperandType.TENSOR_FLOAT16, (2,), [float("inf"), -0.5], [float("inf"), -0.5]),
+    (OperandType.TENSOR_INT32, (2,), [1, -2], [1, -2]),
+    (OperandType.TENSOR_INT32, (2,), [1.0, 2.0], "got a list, which becomes an array of float64"),
+    (OperandType.TENSOR_INT32, (2,), [2**31, 0], "is int32, which has no 2147483648"),
+    (F, (1, 1), 3, [[3]]),
+    (F, (1, 1), np.float64(0.5), [[0.5]]),
+    (F, (1, 1), np.float32([3]), [[3]]),
+    (F, (1,), np.float32([[3]]), [3]),
+    (F, (1, 1), np.float64([3]), "got float64; convert it"),
+    (F, (0, 1), np.float32(3), r"has shape \(None, 1\), got \(\)"),
+]
+
+
+@pytest.mark.parametrize(("kind", "shape", "value", "expected"), OF_THE_DECLARED_TYPE)
+def test_numbers_lists_and_arrays_of_one_element_are_taken_where_the_declared_type_is_plain(
+    kind: OperandType, shape: tuple[int, ...], value: Any, expected: Any
+) -> None:
+    b = ModelBuilder()
+    x = b.input("x", kind, shape)
+    b.output("y", b.maximum(x, x))
+    with nnburst.in_process(devices=["nnburst-reference"]) as service, service.session(b.build()) as session:
+        if isinstance(expected, str):
+            with pytest.raises(InvalidArgument, match=expected):
+                session.run(None, {"x": value})
+            return
+        (y,) = session.run(None, {"x": value})
+        assert (y.dtype, y.tolist()) == (session.get_inputs()[0].dtype, expected)
+        assert [y.tolist() for (y,) in session.run_many([{"x": value}] * 2)] == [expected] * 2
+
+
 @pytest.mark.parametrize("names", [None, [], ()])
 def test_no_names_of_outputs_are_all_of_them(named: nnburst.Session, names: Any) -> None:
     feed = {"a": np.ones((3, 2), np.float32), "b": np.ones((3, 1), np.float32)}

@@ -111,11 +111,24 @@ def test_arrays_of_another_type_and_arrays_without_elements(service: nnburst.Ser
             session.run(None, {"x": np.zeros((0, 3), np.float32)})
 
 
-def test_list_is_told_how_to_become_an_array_of_the_right_type(service: nnburst.Service) -> None:
-    with service.session(relu((2,))) as session:
-        remedy = r"'x' is float32, got a list, which becomes an array of float64; give numpy\.array\(…, 'float32'\)"
-        with pytest.raises(InvalidArgument, match=remedy):
-            session.run(None, {"x": [1.0, 2.0]})
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ([True, False], r"is float32, got a list, which becomes an array of bool; give numpy\.array\(…, 'float32'\)"),
+        (["1", "2"], "got a list, which becomes an array of <U1"),
+        ([1, None], "got a list, which becomes an array of object"),
+        ([[1], [2, 3]], "cannot be made an array"),
+        ([1e39, 0], "which has no 1e"),
+        ([16777217, 0], "which has no 16777217"),
+        (1.0, r"has shape \(2,\), got \(\)"),
+        (np.zeros(2), r"got float64; convert it with \.astype\('float32'\)"),
+    ],
+)
+def test_list_that_is_none_of_numbers_of_the_declared_type_is_refused(
+    service: nnburst.Service, value: Any, says: str
+) -> None:
+    with service.session(relu((2,))) as session, pytest.raises(InvalidArgument, match=says):
+        session.run(None, {"x": value})
 
 
 def test_argument_that_is_too_large_is_named(service: nnburst.Service) -> None:

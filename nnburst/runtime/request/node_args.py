@@ -32,6 +32,8 @@ _MOST_DATUMS = 1 << 16
 """Of a channel."""
 
 
+_TAKES = {"f": "fiu", "i": "iu", "u": "iu"}
+"""Kinds of numbers in a list that become those of a type, by its kind."""
 _LEAST_ROOM = 8
 """Bytes that an input takes which is no array of numbers, as a power of two."""
 
@@ -134,6 +136,8 @@ class NodeArg(Struct, frozen=True):
         boolean = self.dtype == np.uint8 and array.dtype == np.bool_
         if array.dtype.name == self.bits_of:
             array = array.view(self.dtype)
+        elif self._is_of_numbers(value, array):
+            array = self._converted(array)
         elif array.dtype != self.dtype and not boolean:
             wanted = f"ml_dtypes.{self.bits_of}" if self.bits_of else repr(str(self.dtype))
             got, remedy = str(array.dtype), f"convert it with .astype({wanted})"
@@ -142,10 +146,27 @@ class NodeArg(Struct, frozen=True):
                 remedy = f"give numpy.array(…, {wanted})"
             bits = f", the bits of {self.bits_of}" * bool(self.bits_of)
             raise InvalidArgument(f"input {self.name!r} is {self.dtype}{bits}, got {got}; {remedy}")
+        if array.size == 1 and self.shape is not None and all(size == 1 for size in self.shape):
+            array = array.reshape((1,) * len(self.shape))
         if not self.admits(array.shape):
             raise InvalidArgument(f"input {self.name!r} has shape {self.shape}, got {array.shape}; reshape it")
         self.is_empty(array.shape)
         return array
+
+    def _is_of_numbers(self, value: object, array: Array) -> bool:
+        """Whether a value is a number, or a list of such, that has to be of the declared type: whole, if that is."""
+        if isinstance(value, np.ndarray) or not isinstance(value, list | tuple | int | float | np.generic):
+            return False
+        return not self.bits_of and (not array.size or array.dtype.kind in _TAKES.get(self.dtype.kind, ""))
+
+    def _converted(self, array: Array) -> Array:
+        """Return numbers as the declared type has them; `InvalidArgument` if that has not all of them."""
+        with np.errstate(over="ignore"):
+            made = array.astype(self.dtype)
+        fits = np.isfinite(made) | ~np.isfinite(array) if array.dtype.kind == "f" else made == array
+        if not fits.all():
+            raise InvalidArgument(f"input {self.name!r} is {self.dtype}, which has no {array[~fits][0]}")
+        return made
 
 
 def _argument(model: Model, index: int, name: str, extensions: Sequence[Extension]) -> NodeArg:

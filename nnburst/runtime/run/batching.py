@@ -156,11 +156,15 @@ class _Rest:
         self._back.extend(reversed(items))
 
     def alike(self, shapes: Mapping[str, tuple[int, ...]], optional: Collection[str]) -> Iterator[Inputs]:
-        """Take those that have these shapes and these optional inputs, up to the first one that has others."""
-        for arrays in self:
-            if isinstance(arrays, Mapping) and (
-                any(name in arrays and np.shape(arrays[name]) != shape for name, shape in shapes.items())
-                or any((name in arrays) != (name in shapes) for name in optional)
+        """Take one that has these shapes and these optional inputs, and those after it, up to one that has others."""
+        for i, arrays in enumerate(self):
+            if (
+                i
+                and isinstance(arrays, Mapping)
+                and (
+                    any(name in arrays and np.shape(arrays[name]) != shape for name, shape in shapes.items())
+                    or any((name in arrays) != (name in shapes) for name in optional)
+                )
             ):
                 self.give_back([arrays])
                 return
