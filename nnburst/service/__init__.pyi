@@ -21,6 +21,7 @@ from .process.discovery import peer_of as peer_of
 from .process.discovery import peer_pidfd as peer_pidfd
 from .process.discovery import running_services as running_services
 from .process.launch import absolute_entries as absolute_entries
+from .process.launch import interpreter as interpreter
 from .process.launch import safe_command as safe_command
 from .process.launch import service_environment as service_environment
 from .process.launch import start_child as start_child

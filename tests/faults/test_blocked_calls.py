@@ -11,7 +11,7 @@ import pytest
 
 import nnburst
 from nnburst._core.errno import system
-from nnburst.errors import DeviceUnavailable, GeneralFailure, InvalidArgument, ResourceExhausted
+from nnburst.errors import GeneralFailure, InvalidArgument, ResourceExhausted
 
 NUMBERS = {"memfd_create": 319, "eventfd2": 290, "pidfd_open": 434, "socketpair": 53, "sched_getaffinity": 204}
 """Of x86-64."""
@@ -85,13 +85,6 @@ def test_errors_of_system_calls_are_typed_and_name_the_call() -> None:
     with pytest.raises(GeneralFailure, match=r"frob failed: .*\[EIO\]$"):
         system(failing, OSError(5, "x"))
     assert system(os.getpid) == os.getpid()
-
-
-def test_program_without_an_interpreter_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    for nothing in (None, ""):
-        monkeypatch.setattr(sys, "executable", nothing)
-        with pytest.raises(DeviceUnavailable, match=r"sys\.executable"):
-            nnburst.launch()
 
 
 def test_no_memory_for_a_service_is_a_resource_that_is_exhausted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -287,11 +287,12 @@ def serve(
 
 def _settle_environment() -> None:
     """Begin again with the environment of a service: NumPy's libraries start no threads, which would get signals."""
-    from ...service import service_environment
+    from ...service import interpreter, service_environment
 
     env = service_environment(os.environ)
     if env != dict(os.environ):
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], env)
+        python = interpreter()
+        os.execve(python, [python, *sys.orig_argv[1:]], env)
 
 
 def _ready_line(ready: dict[str, Any]) -> str:

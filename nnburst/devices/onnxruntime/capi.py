@@ -13,6 +13,7 @@ import re
 import struct
 from collections.abc import Sequence
 from functools import cache, partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -188,7 +189,10 @@ def _package() -> Path:
 @cache
 def package_version() -> str:
     """Return what the package says of itself: it is installed by several names, onnxruntime-gpu is one."""
-    said = re.search(r'^__version__ = "(.+)"$', (_package() / "__init__.py").read_text(), re.MULTILINE)
+    try:
+        said = re.search(r'^__version__ = "(.+)"$', (_package() / "__init__.py").read_text(), re.MULTILINE)
+    except FileNotFoundError:  # in a frozen program, where only importing it tells
+        return str(import_module("onnxruntime").__version__)
     return said[1] if said else "unknown"
 
 

@@ -41,6 +41,25 @@ _EXIT_PATIENCE = 0.2
 """Seconds between the end of a child's socket, which the system closes first, and that of the child."""
 
 
+def interpreter() -> str:
+    """Return the path of the Python that runs this program: `sys.executable`, or, if that is another program which has
+    Python in it (uWSGI, Blender), the one of `sys.prefix`.
+
+    Raises:
+        DeviceUnavailable: There is none, as in a program that is frozen into one file or folder.
+    """
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    for path in (sys.executable or "", os.path.join(sys.prefix, "bin", version)):
+        names = os.path.basename(path), os.path.basename(os.path.realpath(path))
+        is_python = any(name.startswith("python") for name in names) and not getattr(sys, "frozen", False)
+        if is_python and os.access(path, os.X_OK):
+            return path
+    raise DeviceUnavailable(
+        f"no service process: sys.executable is {sys.executable!r}, not an interpreter; connect() to a service that "
+        f"`nnburst serve` runs, use in_process(), or, in uWSGI, give --py-executable"
+    )
+
+
 def safe_command(module: str) -> list[str]:
     """Return the beginning of a command that runs a module of this package, and takes none from where it is run.
 
@@ -50,11 +69,7 @@ def safe_command(module: str) -> list[str]:
     Raises:
         DeviceUnavailable: There is no interpreter that could run it.
     """
-    if not sys.executable:
-        raise DeviceUnavailable(
-            "no service process: sys.executable does not name an interpreter that could run it; use in_process()"
-        )
-    return [sys.executable, *_flags(), _BOOTSTRAP, module]
+    return [interpreter(), *_flags(), _BOOTSTRAP, module]
 
 
 def absolute_entries(path: str) -> str:
