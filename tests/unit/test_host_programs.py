@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 import nnburst
+from nnburst._core import threads
 from nnburst.cli import main
-from nnburst.errors import DeviceUnavailable
+from nnburst.errors import BadState, DeviceUnavailable
 from nnburst.service import safe_command
 
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -73,3 +77,55 @@ def test_frozen_program_does_not_become_a_service_by_starting_itself(
     done = CliRunner().invoke(main, ["serve", "--name", "frozen"])
     assert (done.exit_code, executed) == (1, [])
     assert "DeviceUnavailable" in done.output
+
+
+def replaced(library: str, function: Callable[..., object]) -> Callable[..., object]:
+    def replacement(*arguments: object) -> object:
+        return function(*arguments)
+
+    replacement.__module__ = f"{library}.module"
+    return replacement
+
+
+@pytest.mark.parametrize("library", ["gevent", "eventlet"])
+@pytest.mark.parametrize(
+    "name", ["threading.get_ident", "queue.SimpleQueue", "select.select", "os.fork", "subprocess.Popen"]
+)
+def test_module_that_greenlets_have_taken_is_named_before_a_thread_starts(
+    monkeypatch: pytest.MonkeyPatch, library: str, name: str
+) -> None:
+    module, _, function = name.partition(".")
+    monkeypatch.setattr(sys.modules[module], function, replaced(library, getattr(sys.modules[module], function)))
+    with pytest.raises(BadState, match=f"a call needs a thread, and {library} has patched {module}: .*gthread"):
+        threads.start_daemon(pytest.fail, name="never", what="a call")
+
+
+def test_function_that_another_library_has_replaced_is_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fork", replaced("debugger", os.fork))
+    threads.start_daemon(lambda: None, name="plain", what="a call").join()
+
+
+GREENLETS = """
+from gevent import monkey; monkey.{patch}()
+import numpy, nnburst
+builder = nnburst.ModelBuilder()
+builder.output("y", builder.relu(builder.input("x", nnburst.OperandType.TENSOR_FLOAT32, (1, 4))))
+model = builder.build()
+for open_service in (nnburst.launch, nnburst.in_process):
+    try:
+        with open_service(devices=["nnburst-noop"]) as service, service.session(model) as session:
+            session.run(None, {{"x": numpy.ones((1, 4), "f")}})
+            print("runs")
+    except nnburst.BadState as error:
+        print(error)
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("gevent") is None, reason="gevent is not installed")
+@pytest.mark.parametrize(("patch", "said"), [("patch_all", "gevent has patched threading"), ("patch_socket", "runs")])
+def test_program_of_gevent(patch: str, said: str) -> None:
+    code = GREENLETS.format(patch=patch)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2, done.stderr
+    assert all(said in line for line in lines)

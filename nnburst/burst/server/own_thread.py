@@ -26,7 +26,7 @@ class OwnThreadServer(ServerEnd):
         self._thread = threading.Thread(target=self._run, name="nnburst-listener", daemon=True)
         try:
             start(self._thread, "a burst")
-        except ResourceExhausted:
+        except (BadState, ResourceExhausted):
             ffi.release(endpoint)
             self.close_row()
             raise
