@@ -13,12 +13,14 @@ from .process.broker import Broker as Broker
 from .process.broker import activated_sockets as activated_sockets
 from .process.broker import tell_manager as tell_manager
 from .process.discovery import Claim as Claim
+from .process.discovery import check_free as check_free
 from .process.discovery import claim as claim
 from .process.discovery import dial as dial
 from .process.discovery import listen_at as listen_at
 from .process.discovery import owner_of as owner_of
 from .process.discovery import peer_of as peer_of
 from .process.discovery import peer_pidfd as peer_pidfd
+from .process.discovery import remove_own as remove_own
 from .process.discovery import running_services as running_services
 from .process.launch import absolute_entries as absolute_entries
 from .process.launch import interpreter as interpreter

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -15,8 +16,9 @@ import pytest
 from click.testing import CliRunner
 
 from nnburst.cli import main
+from nnburst.cli.serve import gateway, metrics
 from nnburst.errors import BadState, DeviceUnavailable, InvalidArgument, MissedDeadline
-from nnburst.service import claim, dial, owner_of, peer_of, peer_pidfd, running_services
+from nnburst.service import claim, dial, listen_at, owner_of, peer_of, peer_pidfd, running_services
 from nnburst.service.process import discovery as rendezvous
 
 
@@ -157,6 +159,122 @@ def test_listing_does_not_disturb_a_claim() -> None:
         thread.join(20)
 
 
+# ---- what cleans up /tmp ---------------------------------------------------------------------------------------
+
+
+def test_name_whose_lock_file_was_removed_is_still_the_first_owners(runtime: Path) -> None:
+    claimed = claim("vision")
+    try:
+        claimed.say("closed in")
+        (runtime / "vision.lock").unlink()
+        (found,) = running_services()
+        assert (found.name, found.pid, found.sandbox) == ("vision", os.getpid(), "closed in")
+        assert owner_of("vision") == os.getpid()
+        with pytest.raises(BadState, match=f"process {os.getpid()} listens at .*vision.sock"):
+            claim("vision")
+        with dial("vision", 1.0):  # the first one goes on listening
+            pass
+        assert owner_of("vision") == os.getpid()
+    finally:
+        claimed.close()
+    assert list(runtime.iterdir()) == []
+
+
+def test_name_whose_socket_was_removed_is_told_to_all_who_ask(runtime: Path) -> None:
+    claimed = claim("vision")
+    try:
+        (runtime / "vision.sock").unlink()
+        with pytest.raises(BadState, match=f"process {os.getpid()} already"):
+            claim("vision")
+        with pytest.raises(DeviceUnavailable, match=f"process {os.getpid()} serves 'vision', but .* was removed"):
+            dial("vision", 1.0)
+        assert f"process {os.getpid()} serves 'vision', but" in CliRunner().invoke(main, ["stop", "vision"]).output
+        assert "was removed" in CliRunner().invoke(main, ["ls"]).output
+        (row,) = json.loads(CliRunner().invoke(main, ["ls", "--json"]).output)
+        assert (row["name"], row["socket"], row["pid"], row["running"]) == ("vision", None, os.getpid(), True)
+    finally:
+        claimed.close()
+
+
+def test_owner_removes_none_of_its_successors_files(runtime: Path) -> None:
+    first = claim("vision")
+    for file in runtime.iterdir():
+        file.unlink()
+    second = claim("vision")
+    try:
+        first.close()
+        assert {path.name for path in runtime.iterdir()} == {"vision.sock", "vision.lock"}
+        assert owner_of("vision") == os.getpid()
+        with dial("vision", 1.0):
+            pass
+    finally:
+        second.close()
+    assert list(runtime.iterdir()) == []
+
+
+def test_lock_file_that_a_dead_owner_left_alone_is_no_service(runtime: Path) -> None:
+    _killed_owner("vision")
+    (runtime / "vision.sock").unlink()
+    assert list(running_services()) == []
+    with pytest.raises(DeviceUnavailable, match="no service runs"):
+        dial("vision", 1.0)
+
+
+@pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_SEQPACKET])
+def test_place_where_another_program_listens_is_not_taken(tmp_path: Path, kind: int) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX, kind) as other:
+        other.bind(str(path))
+        other.listen(0)
+        for take in (claim, lambda address: listen_at(Path(address.removeprefix("unix:")))):  # then its backlog is full
+            with pytest.raises(BadState, match="listens at"):
+                take(f"unix:{path}")
+        assert [file.name for file in tmp_path.iterdir()] == ["s"]
+
+
+class _Process:
+    """A process that serves metrics or the protocol, as far as its service can tell."""
+
+    def __init__(self, what: str, option: str, module: str, options: dict[str, object], **more: object) -> None:
+        self.ports = {"rest": options.get("rest")}
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("what", ["metrics", "gateway"])
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_socket_of_metrics_or_a_gateway_is_removed_unless_another_listens_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, is_replaced: bool
+) -> None:
+    path = tmp_path / "s"
+    options = {"rest": f"unix:{path}", "token_file": None, "drain": 0.0}
+    for module in (metrics, gateway):
+        monkeypatch.setattr(module, "SupervisedProcess", _Process)
+    with contextlib.ExitStack() as ending:
+        serving = ending.enter_context(contextlib.ExitStack())
+        if what == "metrics":
+            serving.enter_context(metrics.metrics(f"unix:{path}", None))
+        else:
+            serving.callback(gateway.Gateway(options).close)
+            listen_at(path).close()
+        if is_replaced:
+            path.unlink(missing_ok=True)
+            ending.enter_context(listen_at(path))
+        serving.close()
+        assert path.exists() == is_replaced
+
+
+def test_gateway_does_not_take_the_socket_of_another() -> None:
+    claimed = claim("vision")
+    options = {"grpc": None, "rest": f"unix:{claimed.path}", "token_file": None}
+    try:
+        with pytest.raises(BadState, match="listens at"), gateway.gateway(options, has_models=True):
+            pass
+    finally:
+        claimed.close()
+
+
 @pytest.mark.parametrize("address", ["", "a/b", "../x", ".hidden", "x" * 65, "a b", "a\0b"])
 def test_malformed_name_is_refused(address: str) -> None:
     with pytest.raises(InvalidArgument, match="name of a service"):
@@ -271,6 +389,7 @@ def test_name_is_looked_for_in_the_directory_of_the_system_second(
         with dial("vision", 1.0):
             pass
         assert [(found.name, found.path.parent.name) for found in running_services()] == [("vision", "system")]
+        assert owner_of("vision") == os.getpid()
     finally:
         claimed.close()
 

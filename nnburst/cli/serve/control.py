@@ -26,7 +26,7 @@ def ls(as_json: bool) -> None:
         rows = [
             {
                 "name": service.name,
-                "socket": str(service.path),
+                "socket": str(service.path) if service.path.exists() else None,
                 "pid": service.pid or None,
                 "running": None if service.pid is None else service.pid > 0,
                 "sandbox": service.sandbox,
@@ -40,7 +40,8 @@ def ls(as_json: bool) -> None:
     for service in found:
         states = {None: "see its service manager", 0: "ended, left its socket"}
         state = states.get(service.pid, f"pid {service.pid}")
-        click.echo(f"{service.name:20} {state:24} {service.path}")
+        removed = "" if service.path.exists() else " was removed: end the process, and start it again"
+        click.echo(f"{service.name:20} {state:24} {service.path}{removed}")
         if service.sandbox:
             click.echo(f"{'':20} sandbox {service.sandbox}")
 
@@ -86,18 +87,16 @@ def stop(address: str, timeout: float, kill: bool, trust_uid: tuple[int, ...]) -
 
     Executions that run are finished, unless --kill says otherwise.
     """
-    from ...service import connect_to, dial, owner_of, peer_of, peer_pidfd
+    from ...service import dial, owner_of, peer_of, peer_pidfd
 
     deadline = Deadline.after(timeout)
     with dial(address, timeout, trust_uid) as sock:
         pid, pidfd = peer_of(sock).pid, peer_pidfd(sock)
     if pidfd is None:
         raise DeviceUnavailable(f"the process behind {address!r} cannot be seen from here")
-    if owner_of(address) != pid:  # else what holds the name made the socket: one that hangs need not say so
-        with connect_to(address, timeout=deadline.left(), trust_uid=trust_uid) as service:
-            if service.pid != pid:  # what made the socket is not what serves it
-                os.close(pidfd)
-                raise DeviceUnavailable(f"{address!r} was started by a service manager; stop it there (systemctl stop)")
+    if owner_of(address, trust_uid) != pid:
+        os.close(pidfd)
+        raise DeviceUnavailable(f"{address!r} was started by a service manager; stop it there (systemctl stop)")
     try:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL if kill else signal.SIGTERM)

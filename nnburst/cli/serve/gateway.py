@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from ...burst import default_polling_window
-from ...errors import DeviceUnavailable, InvalidArgument
+from ...errors import BadState, DeviceUnavailable, InvalidArgument
+from ...service import check_free
 from ..targets import whole_number
 from .supervised import SupervisedProcess
 
@@ -29,6 +30,7 @@ def gateway(options: dict[str, Any], *, has_models: bool) -> Iterator[Gateway | 
         options: Of `nnburst.gateway.run.run`, as they were given.
 
     Raises:
+        BadState: Another process listens at the path.
         DeviceUnavailable: The extra is not installed, or an address cannot be had.
         InvalidArgument: An address is none; or there are no models to serve.
     """
@@ -41,6 +43,7 @@ def gateway(options: dict[str, Any], *, has_models: bool) -> Iterator[Gateway | 
     for option, text in wanted.items():
         host, colon, port_text = (text or "localhost:0").rpartition(":")
         if text is not None and text.startswith("unix:/"):
+            check_free(Path(text.removeprefix("unix:")))
             continue
         if options["token_file"] is None and host not in ("localhost", "127.0.0.1", "[::1]"):
             _log.warning(
@@ -88,5 +91,7 @@ class Gateway:
         self._process.close()
         for port in self.ports.values():
             if isinstance(port, str):
-                with contextlib.suppress(OSError):
-                    os.unlink(port.removeprefix("unix:"))
+                with contextlib.suppress(OSError, BadState):  # another gateway may have taken the place
+                    path = Path(port.removeprefix("unix:"))
+                    check_free(path)
+                    path.unlink()

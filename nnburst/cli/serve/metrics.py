@@ -12,7 +12,7 @@ from pathlib import Path
 from ..._core.tokens import Tokens
 from ...errors import BadState, DeviceUnavailable, InvalidArgument
 from ...gateway.address import unix_path
-from ...service import listen_at
+from ...service import listen_at, remove_own
 from ...watch.metrics import BACKLOG
 from ..targets import whole_number
 from .supervised import SupervisedProcess
@@ -62,7 +62,7 @@ def metrics(where: str | None, token_file: str | None = None) -> Iterator[Metric
         raise BadState(f"metrics cannot be served at {where}: {error.strerror or error}") from error
     with listener, contextlib.ExitStack() as ending:
         if path is not None:
-            ending.callback(Path(path).unlink, missing_ok=True)
+            ending.callback(remove_own, Path(path), Path(path).lstat())
         running = SupervisedProcess(
             "the process that serves metrics",
             "--metrics",

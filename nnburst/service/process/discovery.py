@@ -1,8 +1,11 @@
 """Where a shared service is found: a socket in the runtime directory, and the lock that says who owns its name.
 
 The owner of a name holds a lock on ``NAME.lock`` that belongs to its open file, so the kernel drops it with the
-process, however that ends. A socket whose lock is free was left behind, and the next owner may replace it. The lock
-file carries the owner's process id, for people and for `nnburst ls`.
+process, however that ends. A socket whose lock is free and at which nobody listens was left behind, and the next owner
+may replace it. The lock file carries the owner's process id, for people and for `nnburst ls`.
+
+What cleans up /tmp may remove either file of a service that runs. The owner still has the lock file open, and still
+listens at the socket; at its end it removes no files but its own.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import glob
 import os
 import re
 import socket
@@ -156,26 +160,16 @@ class Claim:
         self.path = path
         self.listener = listener
         self._lock = lock
+        self._own = (path, path.lstat()), (_lock_path(path), os.fstat(lock))
 
     def close(self) -> None:
-        """Stop to listen, remove the socket and let go of the name. Idempotent."""
-        self.listener.close()
+        """Remove the files, stop to listen and let go of the name. Idempotent."""
         lock, self._lock = self._lock, -1
         if lock >= 0:
-            self.remove()
+            for path, own in self._own:
+                remove_own(path, own)
+            self.listener.close()
             os.close(lock)
-
-    def remove(self) -> None:
-        """Remove the socket and the lock file, while the name is held: the next owner finds no file or a new one."""
-        for path in (self.path, _lock_path(self.path)):
-            with contextlib.suppress(OSError):  # a service in its sandbox cannot, and has it done
-                path.unlink()
-
-    def abandon(self) -> None:
-        """In a forked child: let go of the copies, which would keep socket and name."""
-        self.listener.close()
-        os.close(self._lock)
-        self._lock = -1
 
     def say(self, text: str) -> None:
         """Leave a line about the service for `running_services`."""
@@ -198,7 +192,7 @@ def claim(address: str, *, wider: bool = False) -> Claim:
         _own_directory(path.parent, wider)
     lock = _take_lock(_lock_path(path), address)
     try:
-        return Claim(path, _listen(path, wider), lock)
+        return Claim(path, listen_at(path, wider=wider, kind=socket.SOCK_SEQPACKET), lock)
     except BaseException:
         with contextlib.suppress(OSError):
             _lock_path(path).unlink()
@@ -217,15 +211,18 @@ def _take_lock(path: Path, address: str) -> int:
         except (BlockingIOError, PermissionError):
             pid, _ = _read(fd)
             os.close(fd)
-            owner = f"process {pid}" if pid else "another process"
             raise BadState(
-                f"{address!r} is served by {owner} already: stop that one (nnburst stop), or choose another name"
+                f"{address!r} is served by {_named(pid)} already: stop that one (nnburst stop), or choose another name"
             ) from None
         if _is_file(fd, path):  # else its last owner removed it between our open and our lock
             os.ftruncate(fd, 0)
             os.pwrite(fd, b"%d\n" % os.getpid(), 0)
             return fd
         os.close(fd)
+
+
+def _named(pid: int) -> str:
+    return f"process {pid}" if pid else "another process"
 
 
 def _open_lock(path: Path, flags: int) -> int:
@@ -241,13 +238,33 @@ def _open_lock(path: Path, flags: int) -> int:
     return fd
 
 
+def _open_removed(path: Path) -> int:
+    """Open a lock file that was removed while a process of this user has it open.
+
+    Raises:
+        FileNotFoundError: None has.
+    """
+    removed = f"{os.path.realpath(path)} (deleted)"
+    for link in glob.iglob("/proc/[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if os.readlink(link) == removed and os.stat(link).st_uid == os.geteuid():
+                return os.open(link, os.O_RDONLY | os.O_CLOEXEC)
+    raise FileNotFoundError(path)
+
+
+def remove_own(path: Path, own: os.stat_result) -> None:
+    """Remove a file if it is the one that was found there, which is still open: no other has its inode."""
+    with contextlib.suppress(OSError):
+        if os.path.samestat(path.lstat(), own):
+            path.unlink()
+
+
 def _is_file(fd: int, path: Path) -> bool:
     try:
         found = path.lstat()
     except FileNotFoundError:
         return False
-    ours = os.fstat(fd)
-    return (found.st_dev, found.st_ino) == (ours.st_dev, ours.st_ino)
+    return os.path.samestat(found, os.fstat(fd))
 
 
 def _read(fd: int) -> tuple[int, str]:
@@ -257,26 +274,34 @@ def _read(fd: int) -> tuple[int, str]:
     return (int(pid), said) if pid.isascii() and pid.isdigit() else (0, "")
 
 
-def listen_at(path: Path) -> socket.socket:
-    """Listen at a Unix stream socket of this user's own; one that nobody listens at any more is replaced.
+def check_free(path: Path) -> None:
+    """Raise `BadState` if a process listens at a Unix socket, whether or not anything says so."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as probe:
+        error = probe.connect_ex(os.fspath(path))
+        if error in (0, errno.EAGAIN, errno.EPROTOTYPE):  # it listens; its backlog is full; at a socket of another kind
+            owner = _named(0 if error else peer_of(probe).pid)
+            raise BadState(f"{owner} listens at {str(path)!r} already: stop that one, or choose another place")
+
+
+def listen_at(path: Path, *, wider: bool = False, kind: int = socket.SOCK_STREAM) -> socket.socket:
+    """Listen at a Unix socket; one that nobody listens at any more is replaced.
+
+    Args:
+        path: Of the socket.
+        wider: Whether users other than this one may reach it.
+        kind: Of socket.
 
     Raises:
         BadState: Another process listens there.
         InvalidArgument: The path is taken by a file that is not a socket.
     """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
-        probe.connect(os.fspath(path))
-        raise BadState(f"another process listens at {str(path)!r}: stop that one, or choose another path")
-    return _listen(path, wider=False, kind=socket.SOCK_STREAM)
-
-
-def _listen(path: Path, wider: bool, kind: int = socket.SOCK_SEQPACKET) -> socket.socket:
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise InvalidArgument(f"{str(path)!r} exists and is not a socket: choose another path")
-        path.unlink()
+    check_free(path)
     listener = socket.socket(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC)
     try:
+        path.unlink(missing_ok=True)
         os.fchmod(listener.fileno(), 0o600)  # so that bind creates it like that, whatever the umask
         listener.bind(os.fspath(path))
         if wider:
@@ -396,6 +421,10 @@ def dial(address: str, timeout: float | None, trust_uid: int | Collection[int] =
 def _unreachable(address: str, path: Path, error: OSError) -> DeviceUnavailable | ResourceExhausted:
     option = f"--socket {path}" if address.startswith(_PREFIX) else f"--name {address}"
     start = f"start one with: nnburst serve {option}"
+    if error.errno == errno.ENOENT and _lock_path(path).exists() and (pid := _owner(_lock_path(path))[0]):
+        return DeviceUnavailable(
+            f"process {pid} serves {address!r}, but {str(path)!r} was removed: end it, and {start}"
+        )
     if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
         return ResourceExhausted(f"no connection to {str(path)!r}: {meaning(error.errno)}")
     reason = {
@@ -434,23 +463,33 @@ def running_services() -> Iterator[FoundService]:
 
     A directory that another user has made, or can write, holds none.
     """
-    seen, trusted = set(), trusted_uids()
+    seen: set[str] = set()
+    trusted = trusted_uids()
     for directory in (runtime_directory(), SYSTEM_DIRECTORY):
         is_used = directory.is_dir() and not _distrusted(directory, trusted)
-        for path in sorted(directory.glob("*.sock")) if is_used else ():
-            if path.name not in seen:
-                seen.add(path.name)
-                yield FoundService(path.name.removesuffix(".sock"), path, *_owner(_lock_path(path)))
+        names = {path.stem for kind in ("sock", "lock") for path in directory.glob(f"*.{kind}") if is_used}
+        for name in sorted(names - seen):
+            found = FoundService(name, directory / f"{name}.sock", *_owner(directory / f"{name}.lock"))
+            if found.pid or found.path.exists():
+                seen.add(name)
+                yield found
 
 
-def owner_of(address: str) -> int:
-    """Return the pid of the process that owns a name, 0 if none can be seen to do so. It is not asked itself."""
-    return _owner(_lock_path(socket_path(address)))[0] or 0
+def owner_of(address: str, trust_uid: int | Collection[int] = ()) -> int:
+    """Return the pid of the process that owns a name, 0 if none can be seen to do so. It is not asked itself.
+
+    Arguments and errors are those of `dial`.
+    """
+    return _owner(_lock_path(_find(address, trusted_uids(trust_uid))))[0] or 0
 
 
 def _owner(lock: Path) -> tuple[int | None, str]:
+    """Return the pid, 0 if the owner is gone, None if there was none; and what the service says of itself."""
     try:
-        fd = _open_lock(lock, os.O_RDONLY)
+        try:
+            fd = _open_lock(lock, os.O_RDONLY)
+        except FileNotFoundError:
+            fd = _open_removed(lock)
     except FileNotFoundError:
         return None, ""
     except OSError:
