@@ -390,9 +390,15 @@ def test_idle_service_ends_when_it_was_asked_to(tmp_path: Path) -> None:
     options = ("--device", "nnburst-noop", "--idle-exit", "1000", "--log-level", "info")
     with shared_service(tmp_path, *options, before=before) as shared:
 
+        def slept() -> str:
+            return Path(f"/proc/{shared.pid}/status").read_text().partition("voluntary_ctxt_switches:")[2]
+
         def look() -> None:
+            """Have it look up after a long time."""
             let_pass(tmp_path, 1001)
-            shared.process.send_signal(signal.SIGHUP)
+            before = slept()
+            os.kill(shared.pid, signal.SIGHUP)  # which does not reap it, as Popen.send_signal() does
+            until(lambda: slept() != before, "it does not look")
 
         with nnburst.connect(shared.address) as service:
             look()
