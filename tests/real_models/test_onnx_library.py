@@ -85,6 +85,19 @@ def test_failure_is_told_as_the_python_module_does(in_c: bool) -> None:
         assert session.run(None, inputs | {"i": np.array([3])})[0].tolist() == [0]
 
 
+def test_version_is_known_where_the_source_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(capi, "_package", lambda: tmp_path)  # as in a program that PyInstaller has frozen
+    assert capi.package_version.__wrapped__() == ort.__version__
+
+
+def test_operator_that_only_a_library_has_is_named_with_its_domain(in_c: bool) -> None:
+    frob = node("Frob", ["x"], ["y"], domain="com.example")
+    model = graph([frob], [("x", FLOAT, (4,))], [("y", FLOAT, (4,))])
+    model.opset_import.add(domain="com.example", version=1)
+    with pytest.raises(GeneralFailure, match=r"no operator Frob of the domain 'com\.example'.* serve a function"):
+        compile_graph(model.SerializeToString(), {}, SessionSettings(1))
+
+
 def test_refusal_of_a_model_is_told_as_the_python_module_does(in_c: bool) -> None:
     data = graph([node("Nope", ["x"], ["y"])], [("x", FLOAT, (4,))], [("y", FLOAT, (4,))]).SerializeToString()
     with pytest.raises(Exception, match="ONNXRuntimeError") as theirs:

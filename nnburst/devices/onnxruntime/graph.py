@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import re
 import threading
 import time
 import weakref
@@ -210,6 +211,10 @@ def open_session(data: OwnBytes, settings: SessionSettings, options: Any) -> Any
     except MemoryError as error:
         raise ResourceExhausted("no memory for the model") from error
     except Exception as error:  # ONNX Runtime's own classes have no common base
+        if unknown := re.search(r"Fatal error: (\S*):(\w+)\(-?\d+\) is not a registered function/op", str(error)):
+            domain, name = unknown.groups()
+            hint = f"; it has no operator {name} of the domain {domain!r}: if a library of yours has it, serve a "
+            hint += "function that opens the model with that library (docs/onnx.md#operators-of-a-library)"
         raise GeneralFailure(f"ONNX Runtime refuses the model: {error}{hint}") from None
     if providers and (missing := set(providers).difference(session.get_providers())):
         raise GeneralFailure(f"ONNX Runtime cannot start {', '.join(sorted(missing))} here{hint}")
