@@ -98,7 +98,8 @@ def serve(options: argparse.Namespace) -> int:
     if is_worker:
         _offer_to_oom_killer(_OWN_FIRST if options.own else _NAMED_NEXT)
         if options.own:
-            os.nice(NICENESS)
+            with contextlib.suppress(PermissionError):  # of a unit's filter: then its group has a weight
+                os.nice(NICENESS)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of a service manager, to all at once: so does the broker
     if options.state is not None:
         os.environ["NNBURST_STATE_DIR"] = options.state
