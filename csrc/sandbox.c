@@ -204,8 +204,7 @@ static const struct row table[] = {
     CALL(read), CALL(readv), CALL(pread64), CALL(preadv), NEW(preadv2, PREADV2), CALL(write), CALL(writev),
     CALL(pwrite64), CALL(pwritev), NEW(pwritev2, PREADV2 + 1),
     CALL(lseek), CALL(close), NEW(close_range, 436), CALL(dup), CALL(dup3), CALL(fstat), CALL(fstatfs), CALL(ftruncate),
-    CALL(fallocate), CALL(fadvise64), CALL(fsync), CALL(fdatasync), CALL(eventfd2), CALL(pipe2), CALL(epoll_create1),
-    CALL(epoll_ctl), CALL(epoll_pwait),
+    CALL(fallocate), CALL(fadvise64), CALL(fsync), CALL(fdatasync), CALL(eventfd2), CALL(pipe2),
     /* No F_SETOWN, which has the kernel send signals; no leases and notes of what happens to files. */
     CALL_IF(fcntl, 1, EXACT, F_GETFL), CALL_IF(fcntl, 1, EXACT, F_SETFL), CALL_IF(fcntl, 1, EXACT, F_GETFD),
     CALL_IF(fcntl, 1, EXACT, F_SETFD), CALL_IF(fcntl, 1, EXACT, F_DUPFD), CALL_IF(fcntl, 1, EXACT, F_DUPFD_CLOEXEC),
@@ -242,7 +241,7 @@ static const struct row table[] = {
 #ifdef __x86_64__
     /* What aarch64 never had, and C libraries of x86-64 still use. */
     CALL(open), CALL(stat), CALL(lstat), CALL(access), CALL(readlink), CALL(mkdir), CALL(rmdir), CALL(unlink), CALL(link), CALL(rename),
-    CALL(renameat), CALL(getdents), CALL(poll), CALL(select), CALL(pipe), CALL(dup2), CALL(epoll_create), CALL(epoll_wait),
+    CALL(renameat), CALL(getdents), CALL(poll), CALL(select), CALL(pipe), CALL(dup2),
     CALL(eventfd), CALL(getrlimit), CALL(time), CALL(pause), CALL(getpgrp),
     CALL_IF(arch_prctl, 0, 0xfffffff0u, 0x1020), /* ARCH_*_XCOMP_*: permission to use AMX */
 #else
@@ -259,7 +258,13 @@ static const struct row table[] = {
     CALL_FOR(NNB_MAY_EXECUTE, vfork), CALL_FOR(NNB_MAY_EXECUTE, fork), CALL_FOR(NNB_MAY_EXECUTE, arch_prctl),
 #endif
 
-    /* Devices that use the network: TCP and UDP, no other kind of socket. */
+    /* Devices that use the network: TCP and UDP, no other kind of socket; and what their libraries wait with, whose
+     * watches the kernel counts for each user, not for each process. */
+    CALL_FOR(NNB_MAY_CONNECT, epoll_create1), CALL_FOR(NNB_MAY_CONNECT, epoll_ctl),
+    CALL_FOR(NNB_MAY_CONNECT, epoll_pwait),
+#ifdef __x86_64__
+    CALL_FOR(NNB_MAY_CONNECT, epoll_create), CALL_FOR(NNB_MAY_CONNECT, epoll_wait),
+#endif
     CALL_FOR(NNB_MAY_CONNECT, connect), CALL_FOR(NNB_MAY_CONNECT, bind), CALL_FOR(NNB_MAY_CONNECT, listen),
     CALL_FOR(NNB_MAY_CONNECT, accept), CALL_FOR(NNB_MAY_CONNECT, accept4), CALL_FOR(NNB_MAY_CONNECT, sendmmsg),
     SOCKET(SOCK_STREAM, 0), SOCKET(SOCK_STREAM, IPPROTO_TCP), SOCKET(SOCK_DGRAM, 0), SOCKET(SOCK_DGRAM, IPPROTO_UDP),

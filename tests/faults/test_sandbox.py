@@ -91,7 +91,7 @@ def test_call_that_no_library_makes_ends_the_process(place: Path, number: int) -
 def function(place: Path, body: str, needs: str = "") -> str:
     """Write a function and return the device that has it."""
     (place / "asking.py").write_text(
-        "import os, socket, subprocess\n"
+        "import asyncio, os, select, socket, subprocess\n"
         "import numpy as np\n"
         "from nnburst.devices.function import Needs, Tensor, declare\n"
         f"@declare(inputs=[Tensor('x', 'float32', (1,))], outputs=[Tensor('y', 'float32', (1,))]{needs})\n"
@@ -139,6 +139,14 @@ def test_function_gets_what_it_says_and_no_more(tmp_path: Path, deed: str) -> No
             )
             assert "PermissionError" in said, (deed, other)
     assert outcome(function(tmp_path / "code", body), sandbox="off") == "[1.0]"
+
+
+@needs_walls
+def test_function_gets_epoll_with_the_network_and_asyncio_does_without(tmp_path: Path) -> None:
+    assert outcome(function(tmp_path, "asyncio.run(asyncio.sleep(0))")) == "[1.0]"
+    assert "PermissionError" in outcome(function(tmp_path, "select.epoll()"))
+    body = "select.epoll().close(); asyncio.run(asyncio.sleep(0))"
+    assert outcome(function(tmp_path, body, ", needs=Needs(network=True)")) == "[1.0]"
 
 
 @needs_walls

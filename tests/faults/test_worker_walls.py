@@ -7,6 +7,7 @@ import errno
 import os
 import random
 import re
+import resource
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 
 import nnburst
+from nnburst._core._nnburst import lib
 from nnburst.service.process.workers import Worker
 from nnburst.service.wire.protocol import CALLS, EndNotice, Side, encode
 from support import wire_page
@@ -101,6 +103,54 @@ def test_each_descriptor_of_a_worker_is_known(tmp_path: Path) -> None:
         assert unknown_descriptors(shared.pid, model, tmp_path / "state"), "the broker's, which lead everywhere, are"
 
 
+# ---- what the kernel counts for each user ----------------------------------------------------------------------------
+
+SAME = """
+from nnburst.devices.function import Tensor, declare
+@declare(inputs=[Tensor('x', 'float32', (1, 4))], outputs=[Tensor('y', 'float32', (1, 4))])
+def same(x): return x
+"""
+
+
+def test_worker_has_a_part_of_what_the_kernel_counts_for_its_user(shared: Shared) -> None:
+    with nnburst.connect(shared.address) as service:
+        processes = shared.pid, shared.worker, own_worker(shared, service)
+        for which in (resource.RLIMIT_NOFILE, resource.RLIMIT_SIGPENDING):
+            broker, named, own = (resource.prlimit(pid, which) for pid in processes)
+            assert broker[0] >= 2 * named[0] >= 4 * own[0] > 0
+            assert (named[0], own[0]) == (named[1], own[1]), "it may raise it"
+
+
+@needs_walls
+def test_descriptors_that_a_worker_keeps_in_flight_leave_room_for_the_broker_and_others(tmp_path: Path) -> None:
+    def fill() -> list[int]:
+        while True:
+            ours, theirs = socket.socketpair()  # type: ignore[name-defined]  # noqa: F821
+            ours.setblocking(False)
+            kept.extend((ours, theirs))  # type: ignore[name-defined]  # noqa: F821
+            try:
+                while True:
+                    kept[0] += socket.send_fds(ours, [b"x"], [0] * 100)  # type: ignore[name-defined]  # noqa: F821
+            except BlockingIOError:
+                pass
+            except OSError as error:
+                return [error.errno, 100 * kept[0]]  # type: ignore[name-defined]  # noqa: F821
+
+    def limited() -> None:  # as an ordinary user's
+        resource.setrlimit(resource.RLIMIT_NOFILE, (4000, 4000))
+        lib.nnb_capabilities_drop()
+
+    (tmp_path / "functions.py").write_text(SAME)
+    target, setup = f"{tmp_path}/functions.py:same", "import socket\nkept = [0]"
+    with hostile_service(tmp_path, fill, target, setup=setup, preexec_fn=limited) as shared:
+        with nnburst.connect(shared.address) as service:
+            why, in_flight = attack_with(service)
+            assert why == errno.ETOOMANYREFS
+            assert 0 < in_flight <= 1000 + 100
+            with nnburst.connect(shared.address) as other, other.session("same") as session:
+                session.run(None, X)
+
+
 # ---- what it tells its broker ----------------------------------------------------------------------------------------
 
 
@@ -115,11 +165,7 @@ def shared() -> Iterator[Shared]:
                         sock.send(bytes.fromhex(message))
 
     with tempfile.TemporaryDirectory(prefix="nnburst-") as place:
-        (Path(place) / "functions.py").write_text(
-            "from nnburst.devices.function import Tensor, declare\n"
-            "@declare(inputs=[Tensor('x', 'float32', (1, 4))], outputs=[Tensor('y', 'float32', (1, 4))])\n"
-            "def same(x): return x\n"
-        )
+        (Path(place) / "functions.py").write_text(SAME)
         with hostile_service(Path(place), send, f"{place}/functions.py:same", setup="import socket") as shared:
             yield shared
 

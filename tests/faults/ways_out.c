@@ -178,6 +178,8 @@ struct way {
     X(change_owner, fchownat(AT_FDCWD, code, -1, -1, 0))                                                               \
     X(change_times, utimensat(AT_FDCWD, code, NULL, 0))                                                                \
     X(set_attribute, syscall(SYS_setxattr, code, "user.x", NULL, 0, 4096))                                             \
+    X(wait_for_many, closed(syscall(SYS_epoll_create1, 0)))                                                            \
+    X(watch_descriptor, syscall(SYS_epoll_ctl, -1, 1, -1, NULL))                                                       \
     X(watch_files, closed(syscall(SYS_inotify_init1, IN_FLAGS)))                                                       \
     X(watch_mounts, closed(syscall(SYS_fanotify_init, -1, 0)))                                                         \
     X(change_directory, fchdir(root))                                                                                  \
@@ -250,10 +252,12 @@ struct way {
     X(traced_by_all, syscall(SYS_prctl, 0x59616d61 /* SET_PTRACER */, 0, 0, 0, 0))                                     \
     X(outlive_client, syscall(SYS_prctl, 1 /* SET_PDEATHSIG */, SIGKILL, 0, 0, 0))                                     \
     X(shared_segment, syscall(SYS_shmget, 0, 0, 0))                                                                    \
+    X(lock_segment, syscall(SYS_shmctl, -1, 11 /* SHM_LOCK */, NULL))                                                  \
     X(message_queue, syscall(SYS_msgget, 0, 0))                                                                        \
     X(semaphores, syscall(SYS_semget, 0, -1, 0))                                                                       \
     X(named_queue, syscall(SYS_mq_open, NULL, 0, 0, NULL))                                                             \
     X(type_into_terminal, syscall(SYS_ioctl, 2, 0x5412 /* TIOCSTI */, NULL))                                           \
+    X(widen_pipe, fcntl(own_code, 1031 /* F_SETPIPE_SZ */, 1 << 20))                                                   \
     X(lease, fcntl(own_code, 1024 /* F_SETLEASE */, 2))                                                                \
     X(note_of_directory, fcntl(own_code, 1026 /* F_NOTIFY */, 0))
 #define IN_FLAGS 0

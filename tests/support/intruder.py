@@ -45,7 +45,7 @@ class Hostile(LocalDevice):
 
 @contextlib.contextmanager
 def hostile_service(
-    directory: Path, function: Callable[..., object], *options: str, setup: str = ""
+    directory: Path, function: Callable[..., object], *options: str, setup: str = "", **process: Any
 ) -> Iterator[Shared]:
     """Run a shared service with a device that calls a function, with what `attack` gives, while it compiles.
 
@@ -54,6 +54,7 @@ def hostile_service(
         function: Its source is the device's: it knows `contextlib`, `json` and `os`, and what the setup has made.
         options: Of the service.
         setup: Statements that run before the door is closed.
+        process: For its `subprocess.Popen`.
     """
     code = directory / "code"
     (code / "hostile-1.dist-info").mkdir(parents=True)
@@ -62,7 +63,7 @@ def hostile_service(
     source = textwrap.dedent(inspect.getsource(function))
     (code / "hostile.py").write_text(DEVICE.format(setup=setup, name=function.__name__, function=source))
     env = {"PYTHONPATH": f"{ROOT}{os.pathsep}{code}", "NNBURST_STATE_DIR": str(directory / "state")}
-    with shared_service(directory, "--device", "hostile", *options, env=env) as shared:
+    with shared_service(directory, "--device", "hostile", *options, env=env, **process) as shared:
         yield shared
 
 

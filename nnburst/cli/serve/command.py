@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .repository import Batching
 
 _LONGEST_IDLE_S = 1_000_000
+_MOST_FDS = 1 << 18
 _LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -352,11 +353,11 @@ def _gid(group: str) -> int:
 
 
 def _raise_descriptor_limit() -> None:
-    """Each pool of a client takes a descriptor here."""
+    """Each pool of a client takes a descriptor in a worker, which has a quarter of this limit."""
     import resource
 
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 65536 if most == resource.RLIM_INFINITY else min(most, 65536)
+    wanted = _MOST_FDS if most == resource.RLIM_INFINITY else min(most, _MOST_FDS)
     if limit < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 

@@ -27,6 +27,8 @@ from .sandbox import close_door, log_sandbox
 from .scheduling import Scheduling
 
 _MOST_FDS = 65536
+_NAMED_PART, _OWN_PART = 2, 4
+"""Of its broker's limits a worker has a half, or a quarter."""
 _OWN_FIRST, _NAMED_NEXT = 500, 200
 """Of a thousand: how much more a worker seems to take than it does, to the kernel that is short of memory."""
 
@@ -104,9 +106,11 @@ def serve(options: argparse.Namespace) -> int:
     if options.state is not None:
         os.environ["NNBURST_STATE_DIR"] = options.state
     faulthandler.enable()
-    # Each pool of a client takes a descriptor here, and the usual limit of 1024 is for programs that use select().
-    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit, min(most, _MOST_FDS)), most))
+    if is_worker:
+        _leave_to_broker(_OWN_PART if options.own else _NAMED_PART)
+    else:  # each pool of a client takes a descriptor here: the usual limit of 1024 is for programs that use select()
+        limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit, min(most, _MOST_FDS)), most))
     logging.basicConfig(
         level=options.log_level,
         format="nnburst service %(process)d: %(levelname)s: %(message)s",
@@ -178,6 +182,18 @@ def serve(options: argparse.Namespace) -> int:
         logging.shutdown()
         os._exit(0)
     return 0
+
+
+def _leave_to_broker(part: int) -> None:
+    """Have a part of what the kernel counts for each user: descriptors in flight, and timers and signals that wait.
+
+    It counts them for all processes of the user together, and compares with the limit of the one that wants more. So a
+    worker that a model has taken over uses up its own limit, and leaves the rest to its broker.
+    """
+    for which in (resource.RLIMIT_NOFILE, resource.RLIMIT_SIGPENDING):
+        limit, _ = resource.getrlimit(which)
+        if limit != resource.RLIM_INFINITY:
+            resource.setrlimit(which, (limit // part, limit // part))
 
 
 def _offer_to_oom_killer(most: int) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import resource
+import selectors
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
@@ -83,6 +84,8 @@ def close_door(
     needs = Needs.sum([more, *wanted.values()])
     may = (lib.NNB_MAY_EXECUTE if needs.programs else 0) | (lib.NNB_MAY_CONNECT if needs.network else 0)
     missing: list[str] = []
+    if not needs.network:  # epoll is refused then: the kernel counts its watches for each user, not for each process
+        selectors.DefaultSelector = selectors.PollSelector  # type: ignore[misc, assignment]
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # memory of clients stays out of files
     _turn_terminals_outwards(outputs)
     landlock = lib.nnb_landlock_version()
