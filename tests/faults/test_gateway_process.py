@@ -212,7 +212,7 @@ class FakeSession:
     def get_inputs(self) -> list[Any]:
         return []
 
-    get_outputs = get_inputs
+    get_outputs = get_overridable_initializers = get_inputs
 
     def close(self) -> None:
         self.closed += 1
