@@ -59,6 +59,7 @@ def test_few_shapes_and_little_memory_are_kept_for_a_model() -> None:
     del kept[2]
     assert joins(plain, 1, 20) is not None
     kept.clear()
+    assert joins(plain, 1, 5 << 20) is None  # two, with their outputs, are 80 MiB
     large = joins(plain, 1, 1 << 18)  # of 2 MiB with its output, of which 32 are kept
     assert large is not None
     assert sum(batch.nbytes for batch in plain._batches.values()) <= 64 << 20

@@ -123,8 +123,6 @@ class Batches:
         if len(rows) != 1 or any(not math.prod(dims) for dims in shapes):
             return None
         most, nbytes = self._most // max(rows), sum(region.nbytes for _, _, region in bound)
-        if min(most, _MOST_BYTES // nbytes) < 2:
-            return None
         with self._lock:
             batch = self._batches.get(shapes)
             if batch is None:
