@@ -276,6 +276,17 @@ def test_process_that_cannot_be_looked_at_is_looked_at_again_later(monkeypatch: 
 
 
 @pytest.mark.representative
+def test_output_without_an_end_of_line_is_cut_into_lines_as_it_comes() -> None:
+    said = 2 * account._BYTES + 5
+    reading, writing = os.pipe()
+    pidfd = os.pidfd_open(os.getpid())
+    with open(reading, "rb", 0), open(pidfd, "rb", 0):
+        with open(writing, "wb", 0) as file:
+            assert file.write(b"x" * said) == said
+        assert list(map(len, account._lines(reading, pidfd))) == [account._BYTES, account._BYTES, 5]
+
+
+@pytest.mark.representative
 def test_account_that_cannot_be_opened_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(pid: int) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -260,6 +261,20 @@ def ignored() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGUSR2, old)
+
+
+def standing_when_nicer() -> list[tuple[object, ...]]:
+    """Look at this thread, before and after it is nicer, which an ordinary user's cannot take back."""
+    found = [forked._standing()]
+    os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + 1)
+    return [*found, forked._standing()]
+
+
+@pytest.mark.representative
+def test_nicer_thread_does_not_stand_as_before() -> None:
+    with ThreadPoolExecutor(1) as thread:
+        before, after = thread.submit(standing_when_nicer).result()
+    assert before != after
 
 
 CHANGES: dict[str, tuple[Callable[[], contextlib.AbstractContextManager[None]], Callable[[int], object], object]] = {

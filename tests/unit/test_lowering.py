@@ -153,6 +153,21 @@ def test_filters_are_signed_where_the_processor_has_vnni(monkeypatch: pytest.Mon
         assert lowering._multiplies_signed.__wrapped__() is wanted
 
 
+def test_large_weights_of_any_length_come_out_of_the_file_beside_the_graph_as_they_are() -> None:
+    b = ModelBuilder()
+    sizes = (301, 303, 257)  # none fills a multiple of 64 bytes
+    inputs = [b.input(f"x{size}", F32, (size,)) for size in sizes]
+    for size, x in zip(sizes, inputs, strict=True):
+        b.output(f"y{size}", b.add(x, b.constant(np.arange(size, dtype=np.float32) + size)))
+    model = b.build()
+    device = lowering_device()
+    assert device is not None
+    assert Lowering(model, LOWERED).graph()[1]
+    _, outputs, _ = run_on(device, model, [np.zeros(size, np.float32) for size in sizes])
+    for size, found in zip(sizes, outputs, strict=True):
+        np.testing.assert_array_equal(found, np.arange(size) + size)
+
+
 def test_integers_wrap_around() -> None:
     left, right = np.repeat(INTEGERS, INTEGERS.size), np.tile(INTEGERS, INTEGERS.size)
     for name in "ADD SUB MUL".split():

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnburst.devices import ReferenceDevice
-from nnburst.errors import ErrorStatus
+from nnburst.errors import ErrorStatus, InvalidArgument
 from nnburst.memory import Memory
 from nnburst.model import (
     DataLocation,
@@ -365,12 +365,20 @@ def test_binary_quant(operation: OperationType, kind: OperandType) -> None:
     np.testing.assert_array_equal(found, stored(real, 1.0, 128 - shift, kind))
 
 
-def test_add_of_integers_has_no_activation() -> None:
+@pytest.mark.parametrize("activation", [1, 2, 3])
+def test_add_of_integers_has_no_activation(activation: int) -> None:
+    b = ModelBuilder()
+    i = b.input("x", T.TENSOR_INT32, (2,))
+    with pytest.raises(InvalidArgument, match="TENSOR_INT32 arithmetic has no fused activation"):
+        b.add(i, np.array([5, -7], np.int32), act=activation)
+
+
+def test_difference_of_integers_wraps_around() -> None:
     b = ModelBuilder()
     i = b.input("x", T.TENSOR_INT32, (2,))
     b.output("z", b.sub(i, np.array([5, -7], np.int32)))
     (found,) = compute(b.build(), np.array([1, 2**31 - 1], np.int32))
-    assert found.tolist() == [-4, -(2**31) + 6]  # wraps around
+    assert found.tolist() == [-4, -(2**31) + 6]
 
 
 def logistic(x: Array) -> Array:

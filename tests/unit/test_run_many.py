@@ -77,6 +77,15 @@ def test_wrong_inputs_can_be_returned_while_the_others_are_run(
             assert outcome == i
 
 
+@pytest.mark.parametrize("kind", [list, iter])
+def test_numbers_of_another_type_are_wrong_wherever_they_come(
+    session: nnburst.Session, batch: int, kind: Callable[[Any], Any]
+) -> None:
+    inputs = [rows(0), {"x": np.full((1, 4), 0.1)}, rows(2)]
+    outcomes = list(session.run_many(kind(inputs), batch=batch, on_error="return"))
+    assert [type(outcome) for outcome in outcomes] == [list, nnburst.InvalidArgument, list]
+
+
 def test_runs_that_fail_can_be_returned_while_the_others_are_run(service: nnburst.Service, batch: int) -> None:
     b = ModelBuilder()
     x = b.input("x", OperandType.TENSOR_INT32, (0, 1))

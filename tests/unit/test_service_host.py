@@ -915,6 +915,15 @@ def test_quotas_of_bursts_and_of_their_memories() -> None:
         burst.close()
 
 
+def test_memory_of_a_slot_that_is_asked_again_counts_once() -> None:
+    device = FakeDevice()
+    with in_process([device], quotas=Quotas(mapped_bytes=1 << 20)) as (client, _):
+        burst = configure(client.devices[0].prepare_model(tiny_model()), Callback(size=400 << 10))
+        for _ in range(4):
+            assert device.contexts[0].callback.get_memories([0])[0] is ErrorStatus.NONE
+        burst.close()
+
+
 # -- hello and hostile clients -----------------------------------------------------------------------------------------
 
 

@@ -409,3 +409,18 @@ def test_permit_that_is_dropped_while_they_are_made_raises_nothing(monkeypatch: 
         permits.Permits(3)
     gc.collect()
     assert not ignored
+
+
+def test_permit_that_a_waiter_refuses_is_free_for_the_next() -> None:
+    home = permits.Permits(1)
+    permit = home.take(0)
+    assert permit is not None
+    woken: list[str] = []
+    withdrawn, patient = (permits._Waiter(lambda name=name: woken.append(name)) for name in ("withdrawn", "patient"))
+    home.waiting += [withdrawn, patient]
+    assert withdrawn.open.take()  # its time is over, but it has not left the queue yet
+    home.give(permit)
+    assert woken == ["patient"]
+    assert patient.permit is permit
+    home.give(permit)
+    assert home.take(0) is permit
