@@ -5,9 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import threading
 from collections.abc import Iterator
+from multiprocessing import resource_tracker
 
 import pytest
+
+from nnburst.testing import assert_nothing_left
 
 pytest.register_assert_rewrite("support")
 pytest_plugins = ["nnburst.testing.pytest_plugin"]
@@ -25,7 +29,7 @@ LIMIT = float(os.environ.get("NNBURST_TEST_LIMIT", "inf"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "leaks(reason): do not check what the module leaves behind, and why")
+    config.addinivalue_line("markers", "leaks(reason): do not check what the test or its module leaves behind, and why")
     # A shell starts background jobs with Ctrl-C ignored, and children inherit that; some tests send it.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -37,17 +41,35 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
 
 
-@pytest.fixture(autouse=True)
-def leaves_nothing_behind(request: pytest.FixtureRequest) -> None:
-    if not request.node.get_closest_marker("leaks"):
-        request.getfixturevalue("nnburst_leaves_nothing")
+@pytest.fixture(autouse=True, scope="module")
+def module_leaves_nothing(request: pytest.FixtureRequest, _fork_server: None) -> Iterator[None]:
+    """Fail if a module leaves something behind. In `faults/` each test is checked, too."""
+    if any(item.get_closest_marker("leaks") for item in request.session.items if item.path == request.path):
+        yield
+        return
+    resource_tracker.ensure_running()
+    try:
+        with assert_nothing_left():
+            yield
+    except AssertionError as error:
+        pytest.fail(f"{request.node.name} is over: {error}", pytrace=False)
+
+
+def _held() -> int:
+    return len(os.listdir("/proc/self/fd")) + threading.active_count()
 
 
 @pytest.fixture(autouse=True)
-def is_cheap_or_marked(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail if a test of `make test` takes much processor time."""
-    before = sum(os.times()[:4])
+def is_cheap_or_marked(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Fail if a test of `make test` takes much processor time; let go of what the test had, for the check above."""
+    before, held = sum(os.times()[:4]), _held()
     yield
     used = sum(os.times()[:4]) - before
+    for phase in ("setup", "call"):
+        caplog.get_records(phase).clear()
+    if request.node.funcargs is not None:
+        request.node.funcargs.clear()
+    if _held() > held:
+        gc.collect()  # what lies in cycles goes now: the next test may count what it opens
     if used > LIMIT and not {"check", "nightly", "soak"} & {mark.name for mark in request.node.iter_markers()}:
         pytest.fail(f"{used:.1f} s of processor time: make it cheaper, or mark it `check`", pytrace=False)

@@ -1,4 +1,4 @@
-"""Fixtures of several files: a gateway and its clients."""
+"""Each test leaves nothing behind. Fixtures of several files: a gateway and its clients."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ import pytest
 
 if TYPE_CHECKING:
     from support.gateways import Gateway
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind(request: pytest.FixtureRequest) -> None:
+    if not request.node.get_closest_marker("leaks"):
+        request.getfixturevalue("nnburst_leaves_nothing")
 
 
 @pytest.fixture(scope="module")
