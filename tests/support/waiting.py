@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-PATIENCE = float(os.environ.get("NNBURST_TEST_PATIENCE", "30"))
+PATIENCE = float(os.environ.get("NNBURST_TEST_PATIENCE", "60"))
 """Seconds. `make test-aarch64` sets the variable, since an emulator is slow and may be stopped for minutes. The C tests
 know it, too (`tests/c/check.h`)."""
 

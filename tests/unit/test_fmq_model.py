@@ -161,7 +161,7 @@ class _Unsynchronized(_Machine):
     flavour = Flavour.UNSYNCHRONIZED
 
 
-_SETTINGS = settings(max_examples=150, stateful_step_count=40, deadline=None)
+_SETTINGS = settings(max_examples=75, stateful_step_count=40, deadline=None)
 
 TestSynchronizedQueueIsADeque = _Synchronized.TestCase
 TestSynchronizedQueueIsADeque.settings = _SETTINGS
