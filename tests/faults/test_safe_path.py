@@ -148,14 +148,14 @@ def test_directory_that_is_gone_harms_no_program_and_no_service(tmp_path: Path) 
         "sys.path.append('')\n"
         "with nnburst.launch(devices=['nnburst-function:call=functions:places']) as service:\n"
         "    assert service.alive\n"
-        "sys.exit(subprocess.call([sys.executable, '-P', '-m', 'nnburst', 'ops'], stdout=subprocess.DEVNULL))\n"
+        "sys.exit(subprocess.call([sys.executable, '-P', '-m', 'nnburst', 'ls'], stdout=subprocess.DEVNULL))\n"
     )
     assert run(tmp_path, str(program)) == set()
 
 
 def test_gateway_runs_nothing_of_the_working_directory(hostile: Path) -> None:
     pytest.importorskip("grpc", reason="needs the extra nnburst[oip]")
-    options = {"address": "unix:/nowhere", "shared_memory": False, "control": False, "canaries": {}}
+    options = {"address": "unix:/nowhere", "shared_memory": False, "control": False}
     options |= {"drain": 0, "unloaded": []}
     options |= dict.fromkeys(("grpc", "rest"), "127.0.0.1:0")
     command = [*safe_command("nnburst.gateway.run"), json.dumps(options)]
