@@ -87,6 +87,21 @@ def test_lstm_of_no_steps_fails_and_the_service_lives() -> None:
         assert session.run(None, {"x": np.ones((1, 1, 2), np.float32)})[0].shape == (1, 1, 1, 3)
 
 
+def test_normalisation_of_computed_nothing_fails_and_the_service_lives() -> None:
+    weights = {"one": np.ones(2, np.float32), "starts": np.zeros(3, np.int64)}
+    nodes = [
+        node("Slice", ["x", "starts", "ends"], ["cut"]),
+        node("InstanceNormalization", ["cut", "one", "one"], ["y"]),
+    ]
+    inputs = [("x", FLOAT, ("n", 2, "w")), ("ends", TensorProto.INT64, (3,))]
+    with nnburst.Session(graph(nodes, inputs, [("y", FLOAT, None)], weights).SerializeToString()) as session:
+        x = np.ones((1, 2, 3), np.float32)
+        with pytest.raises(GeneralFailure, match="InstanceNormalization of no elements"):
+            session.run(None, {"x": x, "ends": np.int64([1, 2, 0])})
+        for ends in [(1, 2, 3), (0, 2, 3), (0, 2, 0)]:
+            assert session.run(None, {"x": x, "ends": np.int64(ends)})[0].shape == ends
+
+
 @pytest.mark.parametrize("groups", [1, 4])
 @pytest.mark.parametrize("operator", ["Conv", "ConvInteger", "QLinearConv", "FusedConv"])
 def test_convolution_with_a_kernel_of_size_0_fails_and_the_service_lives(operator: str, groups: int) -> None:

@@ -7,8 +7,9 @@ so each of these nodes gets a few others that look at the sizes of what it reads
   state it began with.
 * Of other results that are not written as a whole, the run fails. ONNX Runtime joins what does not fit together if a
   part is empty, and leaves the gaps as they are.
-* A GRU or LSTM is not begun without elements, a convolution not with a kernel of size 0, and an Inverse not of what is
-  not square: ONNX Runtime crashes, does not end, or reads and writes beyond the matrix.
+* A GRU or LSTM is not begun without elements, an InstanceNormalization not of images without any, a convolution not
+  with a kernel of size 0, and an Inverse not of what is not square: ONNX Runtime crashes, does not end, or reads and
+  writes beyond the matrix.
 
 Nodes whose dimensions are known and not 0 stay as they are. What a file says of shapes inside of a graph may be wrong,
 so it is not believed: only inputs, which are checked for each run, weights, and what follows from them.
@@ -52,6 +53,8 @@ _KERNELS = {
     (_MICROSOFT, "FusedConv"): 1,
 }
 """Which input of a convolution is its kernel."""
+_NEVER_EMPTY = {("", "GRU"): None, ("", "InstanceNormalization"): 0, ("", "LSTM"): None}
+"""Operators that are not begun with an input of no elements; and the axis along which there may be none."""
 _ZERO_POINT_OF_RESULT = {("", "QLinearMatMul"): 7}
 _JOINS = {("", "Concat"): (0, 1), (_MICROSOFT, "QLinearConcat"): (2, 3)}
 """From which input on there are parts, and how many inputs each has."""
@@ -360,11 +363,14 @@ def _checked_join(made: _Rewriting, node: Any, total: str) -> None:
     made.passed_on(value, to, missing, f"{_title(node)} of parts that do not fit together")
 
 
-def _recurrent(made: _Rewriting, node: Any) -> bool:
-    if made.known.is_filled(node.input[0]):
+def _never_empty(made: _Rewriting, node: Any) -> bool:
+    axis = _NEVER_EMPTY[_kind(node)]
+    if made.known.is_filled(node.input[0], axis):
         return False
-    is_empty = made.is_zero(made.add("Size", node.input[0]))
-    made.guard(node, 0, made.count(is_empty), f"{_title(node)} of no elements")
+    missing = made.count(made.is_zero(made.add("Size", node.input[0])))
+    if axis is not None:
+        missing = made.add("Mul", missing, made.add("Gather", made.add("Shape", node.input[0]), made.number(axis)))
+    made.guard(node, 0, missing, f"{_title(node)} of no elements")
     made.put(node)
     return True
 
@@ -434,8 +440,7 @@ _RULES: dict[tuple[str, str], Callable[[_Rewriting, Any], bool]] = {
     (_MICROSOFT, "Inverse"): _inverse,
     **dict.fromkeys(_JOINS, _join),
     ("", "ConcatFromSequence"): _join_of_sequence,
-    ("", "GRU"): _recurrent,
-    ("", "LSTM"): _recurrent,
+    **dict.fromkeys(_NEVER_EMPTY, _never_empty),
     ("", "Scan"): _scan,
     ("", "Attention"): _attention,
 }
