@@ -121,20 +121,23 @@ def test_entry_that_came_between_look_up_and_lock_is_used(tmp_path: Path) -> Non
     assert compile_once(cache, model) == "HIT/HIT/-"
 
 
-@pytest.mark.check
 def test_THR_27_wait_leaves_time_to_compile(tmp_path: Path) -> None:
     """At most half of what is left until the deadline; then the model is compiled and not saved."""
-    cache = Cache(tmp_path / "c", Limits(min_free=0))
-    waits = threading.Event()
-    cache.hook = lambda step: waits.set() if step == "waits" else None
-    asked = CompileJob(deadline_ns=time.monotonic_ns() + 6_000_000_000)
+    cache, real, waits = Cache(tmp_path / "c", Limits(min_free=0)), Cache._lock, list[float]()
+
+    def lock(entry: str, kind: str, *, shared: bool, patience: float = 0.0) -> Any:
+        waits.append(patience)
+        return real(cache, entry, kind, shared=shared)
+
+    cache._lock = lock  # type: ignore[method-assign]
+    asked = CompileJob(deadline_ns=time.monotonic_ns() + 40_000_000_000)
     job = Job(create_device("nnburst-reference"), build(), asked)
     source = DirectoryCache(cache, bytes(32), always=True)
     with contextlib.closing(
         Cache(tmp_path / "c", Limits(min_free=0)).stage(entry_name(source.token(job, b"")), COUNTS)
     ):
         prepared, report = compile_with_cache(job, source)
-    assert waits.is_set()
+    assert 0 < max(waits) <= 20
     assert (report.outcome, report.reason) == ("NOT_SAVED", R.BUSY)
     prepared.close()
 
