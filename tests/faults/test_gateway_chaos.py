@@ -39,12 +39,17 @@ from support.waiting import PATIENCE, until  # noqa: E402
 pytestmark = MARKS
 CLIENTS = 32
 SLOW = """
-import time
-from nnburst.devices.function import Tensor, declare
+import pathlib, time
+from nnburst.devices.function import Needs, Tensor, declare
 
-@declare(inputs=[Tensor("x", "float32", ("n", 4))], outputs=[Tensor("y", "float32", ("n", 4))])
+here = pathlib.Path(__file__).parent
+x, y = ([Tensor(name, "float32", ("n", 4))] for name in "xy")
+
+@declare(inputs=x, outputs=y, needs=Needs(read=[str(here)]))
 def slow(x):
-    time.sleep(float(x[0, 0]))
+    while x[0, 0] < 0 and not (here / "told").exists():
+        time.sleep(0.01)
+    time.sleep(max(0.0, float(x[0, 0])))
     return 3 * x
 """
 REFUSED = "refused with a hint"
@@ -153,9 +158,10 @@ def put(models: Path, version: int, edition: int) -> None:
     path.with_suffix(".new").replace(path)
 
 
-def started(models: Path, *options: str) -> Shared:
+def started(models: Path, *options: str, before: str = "pass") -> Shared:
     listen = ("--oip", "127.0.0.1:0", "--oip-rest", "127.0.0.1:0", "--oip-control")
-    return Shared(models.parent, "--models", str(models), *listen, *options, f"{models.parent / 'functions.py'}:slow")
+    function = f"{models.parent / 'functions.py'}:slow"
+    return Shared(models.parent, "--models", str(models), *listen, *options, function, before=before)
 
 
 def worker_of(shared: Shared) -> int:
@@ -283,12 +289,13 @@ def test_request_whose_worker_is_killed_is_repeated_unless_a_function_has_begun(
 
 
 def test_run_that_takes_long_is_waited_for_and_others_are_refused_meanwhile(models: Path) -> None:
-    shared = started(models, "--oip-drain", "60")
+    before = "from nnburst.cli.serve import supervised; supervised._ENDING_S = 0.0"  # but for the drain
+    shared = started(models, "--oip-drain", "60", before=before)
 
     async def main() -> None:
         url = f"http://127.0.0.1:{shared.ready['oip']['rest']}"
         async with aiohttp.ClientSession(url) as session, aiohttp.ClientSession(url) as other:
-            x = np.full((1, 4), 6, np.float32)  # seconds; longer than a process may usually take to end
+            x = np.full((1, 4), -1, np.float32)  # until it is told
             asked = asyncio.ensure_future(over_rest(session, "slow", "", x))
             await asyncio.to_thread(until, lambda: pending(shared, "slow"), "it does not come")
             await over_rest(other, "scale", "", x)
@@ -296,6 +303,7 @@ def test_run_that_takes_long_is_waited_for_and_others_are_refused_meanwhile(mode
             while (await over_rest(other, "scale", "", x))[0] != REFUSED:
                 await asyncio.sleep(0.01)
             assert not asked.done()
+            (models.parent / "told").touch()
             answered, y = await asked
             assert answered == "1"
             assert np.array_equal(y, 3 * x)
@@ -308,7 +316,8 @@ def test_run_that_takes_long_is_waited_for_and_others_are_refused_meanwhile(mode
 
 
 def test_run_that_takes_longer_than_it_may_is_given_up_when_the_service_is_stopped(models: Path) -> None:
-    shared = started(models, "--oip-drain", "0.2")
+    before = "from nnburst.service.process import launch; launch._END_OF_A_WORKER = 0.1"
+    shared = started(models, "--oip-drain", "0.2", before=before)
 
     async def main() -> None:
         async with aiohttp.ClientSession(f"http://127.0.0.1:{shared.ready['oip']['rest']}") as session:
