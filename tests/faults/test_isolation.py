@@ -202,7 +202,8 @@ def test_orders_of_a_broker_are_refused_to_clients(shared: Shared) -> None:
 def test_first_message_that_is_no_hello_costs_its_sender_the_connection_and_no_worker_anything(
     start: Callable[..., Shared], isolation: str
 ) -> None:
-    shared = start("--isolate", isolation)
+    before = "from nnburst.service.process import broker; broker.LEAVING = 0.1"  # for one that does not go
+    shared = start("--isolate", isolation, before=before)
     for sent in b"", b"x", b"\0" * 8, b"\0" * 8 + b"\xff" * 4000, b"\0" * 60_000:
         with stopped(shared.worker), dial(shared.address, PATIENCE) as sock:
             sock.setblocking(True)
@@ -294,7 +295,8 @@ def test_worker_that_does_not_answer_holds_up_neither_reloads_nor_the_end(
     start: Callable[..., Shared], tmp_path: Path
 ) -> None:
     save_scaling(tmp_path / "scale.onnx", 2.0)
-    shared = start("--device", "nnburst-onnxruntime", "--model", f"scale={tmp_path}/scale.onnx")
+    before = "from nnburst.service.process import launch; launch._END_OF_A_WORKER = 0.1"
+    shared = start("--device", "nnburst-onnxruntime", "--model", f"scale={tmp_path}/scale.onnx", before=before)
     with nnburst.connect(shared.address) as service, service.session(relu((1, 4))) as session:
         os.kill(service.pid, signal.SIGSTOP)
         for _ in range(3):
@@ -302,7 +304,7 @@ def test_worker_that_does_not_answer_holds_up_neither_reloads_nor_the_end(
         with dial(shared.address, PATIENCE) as sock, ServiceConnection(sock, own=True) as own:
             assert own.pid == worker_of(session)
         shared.process.terminate()
-        assert shared.process.wait(3 * PATIENCE) == 0
+        assert shared.process.wait(PATIENCE) == 0
 
 
 def test_user_whose_model_takes_too_much_memory_has_an_error_and_others_go_on(start: Callable[..., Shared]) -> None:
