@@ -75,6 +75,10 @@ class InvalidArgument(NNBurstError, ValueError):
     status = ErrorStatus.INVALID_ARGUMENT
 
 
+class NoSuchFile(InvalidArgument, FileNotFoundError):
+    """A file is not where the argument says."""
+
+
 class GeneralFailure(NNBurstError, RuntimeError):
     """The call was well-formed but failed."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import ClassVar, ParamSpec, TypeVar
 
 from msgspec import Struct
@@ -80,6 +80,11 @@ def checked_timeout(seconds: float | None) -> float | None:
     """
     if seconds is None or (is_real(seconds) and seconds >= 0):  # which no NaN is
         return None if seconds is None else float(seconds)
+    if isinstance(seconds, Mapping) or hasattr(seconds, "__array__"):
+        raise InvalidArgument(
+            f"timeout is a {type(seconds).__name__}; arrays are given to session.run(None, inputs), or written into "
+            "execution.inputs"
+        )
     raise InvalidArgument(
         f"timeout={seconds!r}: give seconds, 0 for what is ready now, or None to wait without a limit"
     )

@@ -36,6 +36,13 @@ _DECLINED_OFTEN = 3
 _TRASH = "trash-"
 _HEX = set("0123456789abcdef")
 _OFF = (CacheReason.READ_ONLY, CacheReason.DISK_FULL)
+_UNUSABLE = (
+    CacheReason.IO_ERROR,
+    CacheReason.MISSING,
+    CacheReason.NO_STORE,
+    CacheReason.REMOTE_FILES,
+    CacheReason.UNSAFE_PATH,
+)
 _BY_DESCRIPTOR = "/proc/self/fd/"
 _given_up: dict[tuple[object, ...], CacheReason] = {}
 """Directories in which this process keeps nothing any more."""
@@ -250,12 +257,14 @@ class Cache:
         if reason is not None:
             raise CacheRejected(reason, "caching was given up for this directory")
 
-    def give_up(self, reason: CacheReason) -> None:
-        """Stop caching in this directory, in this process, if the reason will not go away. Warns once a reason."""
-        if reason in _OFF and _given_up.setdefault(self._identity, reason) is reason:
+    def give_up(self, reason: CacheReason, why: object = "") -> None:
+        """Warn, once a reason, that this directory cannot be used. If the reason will not go away, stop caching in it,
+        in this process."""
+        if reason in _UNUSABLE or (reason in _OFF and _given_up.setdefault(self._identity, reason) is reason):
             level = logging.DEBUG if reason in _warned_of else logging.WARNING
             _warned_of.add(reason)
-            _log.log(level, "%s: caching is off for this process: %s", self._root, reason.value)
+            how_long = " in this process any more" * (reason in _OFF)
+            _log.log(level, "%s: nothing is cached here%s: %s", self._root, how_long, why or reason.value)
 
     @property
     def _identity(self) -> tuple[object, ...]:
@@ -306,7 +315,6 @@ class Cache:
             staged.close()
             if not isinstance(error, OSError):
                 raise
-            self.give_up(reason_of(error))
             raise CacheRejected(reason_of(error), f"{self._root}: {error.strerror}") from error
 
     def _make_room(self, root: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -46,6 +47,8 @@ def trace(output: Path, every: int, command: tuple[str, ...]) -> None:
     """
     from ..watch.trace import EVERY_VARIABLE, FILE_VARIABLE, adopt, begin
 
+    if shutil.which(command[0]) is None:
+        raise click.ClickException(f"{command[0]} cannot be run: there is no such program")
     with writing(output):
         begin(str(output))
     env = {**os.environ, FILE_VARIABLE: str(output.absolute()), EVERY_VARIABLE: str(every)}

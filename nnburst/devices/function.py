@@ -29,7 +29,15 @@ import numpy as np
 from msgspec import Struct
 
 from ..burst import Kernel
-from ..errors import DeviceUnavailable, ErrorStatus, GeneralFailure, InvalidArgument, OutputInsufficientSize
+from ..errors import (
+    DeviceUnavailable,
+    ErrorStatus,
+    GeneralFailure,
+    InvalidArgument,
+    NNBurstError,
+    OutputInsufficientSize,
+    error_for,
+)
 from ..memory import BufferTracker, Memory
 from ..model import (
     NO_TIMING,
@@ -47,6 +55,7 @@ from ..model import (
     RunOptions,
     combine_dimensions,
     extension_prefix,
+    failure_of,
     is_fully_specified,
 )
 from .common import call_by_name, extension_of_names, named_in
@@ -90,7 +99,7 @@ class Tensor(Struct, frozen=True):
     @property
     def element(self) -> np.dtype[Any]:
         """NumPy type."""
-        return np.dtype(self.dtype)
+        return np.dtype(self.dtype or "none")  # None would be float64
 
 
 class Declaration(Struct, frozen=True):
@@ -134,7 +143,13 @@ def declare(
     if not outputs or len(set(names)) != len(names):
         raise InvalidArgument(f"a function needs outputs, and names of their own for all tensors, not {names}")
     for tensor in (*inputs, *outputs):
-        element_of(tensor.element, f"tensor {tensor.name!r}")
+        try:
+            element_of(tensor.element, f"tensor {tensor.name!r}")
+        except (TypeError, GeneralFailure):
+            raise InvalidArgument(
+                f"tensor {tensor.name!r} has dtype {tensor.dtype!r}; give that of numbers of 1, 2, 4 or 8 bytes, such "
+                "as 'float32', or 'bool'"
+            ) from None
 
     def decorate(function: Function) -> Function:
         declaration = Declaration(name or function.__name__, tuple(inputs), tuple(outputs), needs)
@@ -223,7 +238,10 @@ class FunctionModel(LocalModel):
         is_open = any(target.is_open for target in outputs)
 
         def run() -> ExecutionResult | None:
-            answer = function(*inputs)
+            try:
+                answer = function(*inputs)
+            except Exception as error:
+                raise _failed(declared.name, function, error) from error
             if answer is None and outputs:
                 raise GeneralFailure(f"{declared.name} returned None; return an array for each of its outputs")
             results = answer if isinstance(answer, tuple) else (answer,)
@@ -239,6 +257,16 @@ class FunctionModel(LocalModel):
             return ErrorStatus.NONE, shapes, NO_TIMING
 
         return run
+
+
+def _failed(name: str, function: Callable[..., Any], error: Exception) -> NNBurstError:
+    """Return what a client is told of an exception: with the line of the function's file that it comes from."""
+    file = getattr(sys.modules.get(function.__module__), "__file__", None)
+    lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)][1:]
+    at = ([place for place in lines if place[0] == file] or lines)[-1:]
+    where = "".join(f" ({path}, line {line})" for path, line in at)
+    status, shapes, _ = failure = failure_of(error)
+    return error_for(status, f"{name}{where}: {failure.reason}", shapes)
 
 
 class _Target:

@@ -319,6 +319,10 @@ class Execution(Computation, Closing):
 
     # ---- life ------------------------------------------------------------------------------------------------
 
+    def __enter__(self) -> Execution:
+        self._check_not_closed()
+        return self
+
     def close(self) -> None:
         """Give the memory and the state back on both sides; arrays that you still hold stay readable. Idempotent."""
         self._end(ClientEnd.free_memory)

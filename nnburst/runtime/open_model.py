@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from .compile.caching import CacheReport
     from .run.burst import Burst
     from .service import ServiceProcess
+
+
+T = TypeVar("T", bound="OpenModel")
 
 
 class Settings(Struct, frozen=True):
@@ -140,6 +143,11 @@ class OpenModel(OneProcess, Closing):
         every run that is not answered at once. Runs without a burst are not among them.
         """
         return self._pool.latency()
+
+    def __enter__(self: T) -> T:
+        if self.closed:
+            raise BadState("the session is closed; open another one")
+        return self
 
     @property
     def closed(self) -> bool:

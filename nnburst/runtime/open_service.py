@@ -94,13 +94,16 @@ def launch(
     )
 
 
-def connect(address: str, *, open_timeout: float | None = 10.0, trust_uid: int | Collection[int] = ()) -> Service:
+def connect(
+    address: str = "nnburst", *, open_timeout: float | None = 10.0, trust_uid: int | Collection[int] = ()
+) -> Service:
     """Return a service that is running (``nnburst serve``) and that other programs may use, too.
 
     Closing it ends this program's connection; the service goes on.
 
     Args:
-        address: The name of the service, or ``unix:`` and the path of its socket.
+        address: The name of the service, by default that of ``nnburst serve`` without one, or ``unix:`` and the path
+            of its socket.
         open_timeout: Seconds that it may take to answer; None for no limit.
         trust_uid: User id, or several, whose services are used beside those of this user and of root. A service sees
             what its models get, and says what they give.

@@ -313,6 +313,8 @@ class Session(OpenModel):
 
     def _checked_outputs(self, names: Sequence[str]) -> list[int] | None:
         """Return the places of outputs; None for all of them, also if no name is given."""
+        if isinstance(names, Mapping):
+            raise InvalidArgument("output_names is a dict; inputs come second: session.run(None, inputs)")
         if isinstance(names, str):
             raise InvalidArgument(f"output_names is a list of names; for one output give [{names!r}]")
         try:

@@ -443,7 +443,7 @@ def test_missing_file_is_named_once(service: nnburst.Service, tmp_path: Path) ->
     (tmp_path / "empty.onnx").touch()
     with pytest.raises(InvalidArgument, match="empty"):
         service.session(str(tmp_path / "empty.onnx"))
-    with pytest.raises(InvalidArgument, match="regular"):
+    with pytest.raises(InvalidArgument, match="is a directory; give the path of a file in it"):
         (tmp_path / "dir.onnx").mkdir()
         service.session(str(tmp_path / "dir.onnx"))
 

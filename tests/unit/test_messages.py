@@ -10,22 +10,27 @@ import inspect
 import os
 import pickle
 import re
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import nnburst
 import nnburst.fmq
 import nnburst.testing
 from nnburst import InvalidArgument, ModelBuilder, OperandType
 from nnburst.burst import ExecutionBurstController
+from nnburst.cache import directory
+from nnburst.cli import main
+from nnburst.cli.serve.command import _address, _batching
 from nnburst.devices import Needs, create_device, registry
 from nnburst.devices.function import declare
-from nnburst.service import start_child
+from nnburst.service import claim, start_child
 from support.models import relu
 
 PACKAGE = Path(nnburst.__file__).parent
@@ -55,11 +60,24 @@ def kept(service: nnburst.Service) -> Iterator[tuple[str, Any]]:
             yield "in each process", controller
 
 
+def test_closed_execution_begins_no_block(service: nnburst.Service) -> None:
+    with service.session(relu((2, 3))) as session:
+        execution = session.bind()
+        execution.close()
+        with pytest.raises(nnburst.BadState, match="the execution is closed"), execution:
+            pass
+
+
 def test_closed_session_says_what_is_closed(service: nnburst.Service) -> None:
     session = service.session(relu((2, 3)))
     session.close()
     inputs = {"x": np.zeros((2, 3), np.float32)}
-    for use in (lambda: session.run(None, inputs), session.bind, lambda: list(session.run_many([inputs]))):
+    for use in (
+        lambda: session.run(None, inputs),
+        session.bind,
+        lambda: list(session.run_many([inputs])),
+        session.__enter__,
+    ):
         with pytest.raises(nnburst.BadState, match="the session is closed"):
             use()
 
@@ -69,6 +87,23 @@ def test_objects_of_one_process_say_what_to_do_instead(service: nnburst.Service,
     for remedy, thing in kept(service):
         with pytest.raises(InvalidArgument, match=rf"{type(thing).__name__} objects belong to the process.*{remedy}"):
             how(thing)
+
+
+class Module:
+    """Looks like torch.nn.Module."""
+
+    def __call__(self, x: object) -> object:
+        return x
+
+    def state_dict(self) -> dict[str, object]:
+        return {}
+
+
+class Tensor:
+    """Looks like a torch.Tensor with gradients."""
+
+    def __array__(self, *_: object, **__: object) -> np.ndarray:
+        raise RuntimeError("Use tensor.detach().numpy() instead.")
 
 
 class ModelProto:
@@ -82,6 +117,9 @@ MODELS = {
     "proto": (ModelProto(), r"model is a ModelProto; give its bytes, model\.SerializeToString\(\)"),
     "bytearray": (bytearray(b"x"), r"model is a bytearray; give bytes\(model\)"),
     "array": (np.zeros(3), r"expected a path, the bytes of a file, or a Model .* got ndarray"),
+    "builder": (ModelBuilder(), r"model is a ModelBuilder; give the model that it builds, builder\.build\(\)"),
+    "module": (Module(), r"model is a Module of PyTorch; write a file with torch\.onnx\.export\("),
+    "function": (relu, r"model is a function of Python; declare it .*'nnburst-function:call=FILE\.py:FUNCTION'"),
 }
 
 
@@ -90,6 +128,155 @@ def test_model_of_another_type(service: nnburst.Service, what: str) -> None:
     model, message = MODELS[what]
     with pytest.raises(InvalidArgument, match=message):
         service.session(model)
+
+
+@pytest.mark.parametrize("with_service", [False, True])
+@pytest.mark.parametrize(
+    ("name", "says", "is_missing"),
+    [
+        ("saved", r"saved' is a directory; give the path of a file \(\.onnx\)$", False),
+        ("net.pt", r"no device reads '.*net\.pt', .* \.onnx; write one with torch\.onnx\.export\(", False),
+        ("net.tflite", r"no device reads '.*net\.tflite', .* \.onnx; convert it with tf2onnx$", False),
+        ("net", r"no device reads '.*net', .* \.onnx; rename it if it is such a file$", False),
+        ("none.pt", r"^there is no file '.*none\.pt'; devices read files whose names end with \.onnx$", True),
+    ],
+)
+def test_path_that_no_device_reads(
+    service: nnburst.Service, tmp_path: Path, with_service: bool, name: str, says: str, is_missing: bool
+) -> None:
+    (tmp_path / "saved").mkdir()
+    for each in ("net.pt", "net.tflite", "net"):
+        (tmp_path / each).write_bytes(b"x")
+    with pytest.raises(InvalidArgument, match=says) as raised:
+        nnburst.Session(tmp_path / name, service=service if with_service else None)
+    assert isinstance(raised.value, FileNotFoundError) is is_missing
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\n", "fetch the file itself with git lfs pull$"),
+        (b"<!DOCTYPE html>", "but a page of the web: fetch the file itself$"),
+        (b"PK\x03\x04", r"as torch\.save\(\) writes one: export the model with torch\.onnx\.export\(\)$"),
+        (b"no model", "fetch it again if it was cut off, else export it anew$"),
+        (b"\x08\x0a", "it has no graph; fetch it again"),
+    ],
+)
+def test_file_that_is_no_onnx_model_is_named_with_the_way_out(tmp_path: Path, data: bytes, says: str) -> None:
+    pytest.importorskip("onnxruntime")
+    path = tmp_path / "net.onnx"
+    with nnburst.in_process(devices=["nnburst-onnxruntime"]) as service:
+        with pytest.raises(FileNotFoundError, match=r"net\.onnx' cannot be opened: No such file"):
+            service.session(path)
+        path.write_bytes(data)
+        for source, what in ((path, rf"model file '{path}'"), (data, "the bytes of the model")):
+            with pytest.raises(InvalidArgument, match=f"^{what}: this is no ONNX model.*{says}"):
+                service.session(source)
+
+
+def test_inputs_in_the_wrong_place_are_not_printed(service: nnburst.Service) -> None:
+    inputs: Any = {"x": np.full((2, 3), 7, np.float32)}
+    with service.session(relu((2, 3))) as session, session.bind() as execution:
+        for wrong in (
+            lambda: execution.run(inputs),
+            lambda: execution.run(inputs["x"]),
+            lambda: execution.run(None, inputs),  # type: ignore[call-arg]
+            lambda: session.run(None, inputs, inputs),
+            lambda: session.run(inputs, None),  # type: ignore[arg-type]
+        ):
+            with pytest.raises(InvalidArgument, match=r"session\.run\(None, inputs\)") as raised:
+                wrong()
+            assert "7." not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "shape", "remedy"),
+    [
+        ((1, 3), (3,), "; add a batch dimension: array[None]"),
+        ((0, 3, 4), (3, 4), "; add a batch dimension: array[None]"),
+        ((0, 3, 4), (5, 3), ""),
+        ((2, 3), (3,), ""),
+        ((2, 3), (3, 2), "; transpose it"),
+        ((0, 3, 4), (1, 4, 3), "; transpose it"),
+        ((2, 3), (6,), "; reshape it"),
+        ((0, 3), (6,), "; reshape it"),
+        ((0, 3), (7,), ""),
+        ((1, 3), (1, 4), ""),
+    ],
+)
+def test_remedy_for_a_shape_is_one_that_works(
+    service: nnburst.Service, wanted: tuple[int, ...], shape: tuple[int, ...], remedy: str
+) -> None:
+    with service.session(relu(wanted)) as session:
+        with pytest.raises(InvalidArgument, match=r"^input 'x' has shape") as raised:
+            session.run(None, {"x": np.zeros(shape, np.float32)})
+    assert str(raised.value).endswith(f"got {shape}{remedy}")
+
+
+def test_tensor_with_gradients_says_what_its_library_says(service: nnburst.Service) -> None:
+    with service.session(relu((2, 3))) as session:
+        for value in (Tensor(), [Tensor()]):
+            with pytest.raises(InvalidArgument, match=r"'x' cannot be made an array: Use tensor\.detach\(\)\.numpy"):
+                session.run(None, {"x": value})  # type: ignore[dict-item]
+
+
+def test_part_of_a_state_that_does_not_fit_is_named(service: nnburst.Service) -> None:
+    b = ModelBuilder()
+    x = b.input("x", OperandType.TENSOR_QUANT8_ASYMM, (2, 3), scale=0.5, zero_point=3)
+    b.output("y", b.relu(x))
+    b.output("z", b.dequantize(b.input("q", OperandType.TENSOR_QUANT8_ASYMM, (2, 3), scale=0.25, zero_point=3)))
+    with service.session(b.build()) as session:
+        for state, says in (
+            ({"y": "q"}, r"state 'y' → 'q': output and input differ in scale \(0\.5 and 0\.25\)$"),
+            ({"z": "x"}, r"differ in dtype \(float32 and uint8\), type \(3 and 5\), scale \(0\.0 and 0\.5\)"),
+        ):
+            with pytest.raises(InvalidArgument, match=says):
+                session.bind(state=state)
+
+
+def test_cache_directory_that_cannot_be_used_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(directory, "_warned_of", set())
+    (tmp_path / "file").touch()
+    with nnburst.in_process() as service:
+        for _ in range(2):
+            service.session(relu((2, 3)), cache_dir=tmp_path / "file", cache_always=True).close()
+    (said,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert said.startswith(f"{tmp_path}/file: nothing is cached here: ")
+    assert "Not a directory" in said
+
+
+def test_connect_without_a_name_finds_what_serve_without_one_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NNBURST_RUNTIME_DIR", str(tmp_path))
+    with pytest.raises(nnburst.DeviceUnavailable, match="no service runs at"):
+        nnburst.connect(open_timeout=0)
+    with contextlib.closing(claim(_address(None, None))), pytest.raises(nnburst.MissedDeadline):  # it says no hello
+        nnburst.connect(open_timeout=0)
+
+
+@pytest.mark.parametrize(("option", "rows", "waits"), [("--batch", ["8"], ()), ("--batch-wait", (), ["m=1ms"])])
+def test_batches_of_no_model_are_refused(option: str, rows: Sequence[str], waits: Sequence[str]) -> None:
+    says = f"^{option} [m=18s]+: there is no model; give --model NAME=FILE or --models DIR$"
+    with pytest.raises(InvalidArgument, match=says):
+        _batching({}, None, rows, waits)
+
+
+def test_trace_of_no_program_leaves_the_file_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "trace.json").write_text("of yesterday")
+    for name in ("trace.json", "new.json"):
+        done = CliRunner().invoke(main, ["trace", "-o", str(tmp_path / name), "no-such-program"])
+        assert (done.exit_code, done.output) == (1, "Error: no-such-program cannot be run: there is no such program\n")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("trace.json", "of yesterday")]
+
+
+def test_drawing_needs_pillow_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    done = CliRunner().invoke(main, ["run", "no-such.onnx", "--random", "--draw", str(tmp_path / "found.png")])
+    assert done.exit_code == 1
+    assert "found.png: pictures need Pillow: pip install 'nnburst[pictures]'" in done.output
 
 
 def test_text_in_place_of_a_type() -> None:

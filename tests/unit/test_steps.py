@@ -145,7 +145,8 @@ def test_failure_of_a_step_is_named_and_leaves_the_state(rig: tuple[Service, Acc
 
         device.hook = fail
         execution.inputs["x"][:] = np.arange(8)[:, None]
-        with pytest.raises(GeneralFailure, match="step 5 of 8: KeyError: 'no such frame'"):
+        place = r"add \(.*test_steps\.py, line \d+\)"
+        with pytest.raises(GeneralFailure, match=f"step 5 of 8: {place}: KeyError: 'no such frame'"):
             execution.run()
         assert execution.get_state()["h_in"].tolist() == [8.0] * 4
         device.hook = lambda x: None

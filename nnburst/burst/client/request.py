@@ -6,7 +6,7 @@ import contextlib
 import errno
 from collections.abc import Callable, Iterator
 from types import EllipsisType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..._core._nnburst import Runnable, ffi, lib
 from ..._core.deadline import Deadline, checked_timeout, limit_ns
@@ -167,9 +167,12 @@ class BoundRequest(Runnable, OneProcess):
         """Index of the request that the next run sends. A run that ends with NONE passes the turn."""
         return lib.nnb_execution_turn(self._pointer) if self._burst is not None else 0
 
-    def _run_at_length(self, timeout: float | EllipsisType | None = ...) -> None:
-        """What `run` does with an argument, or if this is not bound; else it is one call of C."""
-        with self._limited(timeout):
+    def _run_at_length(self, timeout: Any = ..., inputs: Any = ...) -> None:
+        """Do what `run` does with an argument, or if this is not bound; else it is one call of C.
+
+        Inputs are refused, as something that is no timeout.
+        """
+        with self._limited(timeout if inputs is ... else inputs):
             try:
                 if status := self._run(self._pointer):
                     self._settle(status)

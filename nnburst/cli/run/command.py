@@ -88,7 +88,7 @@ def run(
     """
     from ...runtime import Session
     from ..tensors import load_arrays, parse_pairs, parse_shapes
-    from .pictures import is_picture
+    from .pictures import check_pillow, is_picture
     from .words import find_boxes, read_labels
 
     if many is not None:
@@ -101,6 +101,8 @@ def run(
     given = parse_pairs(inputs, "--input")
     if draw is not None and not is_picture(draw.name):
         raise InvalidArgument(f"--draw {draw}: give a name of a picture, such as found.png")
+    if draw is not None:
+        check_pillow(f"--draw {draw}")
     arrays = load_arrays({name: file for name, file in given.items() if not is_picture(file)})
     pictures = {name: file for name, file in given.items() if name not in arrays}
     files, names = _targets(parse_pairs(outputs, "--output")), read_labels(labels)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,12 @@ Array = npt.NDArray[Any]
 
 _ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 _COLOURS = {1: "L", 3: "RGB"}
+
+
+def check_pillow(what: str) -> None:
+    """Raise `InvalidArgument` if pictures cannot be read or written here."""
+    if find_spec("PIL") is None:
+        raise InvalidArgument(f"{what}: pictures need Pillow: pip install 'nnburst[pictures]'")
 
 
 def is_picture(file: str) -> bool:
@@ -78,10 +85,9 @@ def draw(array: Array, boxes: Iterable[Box], file: Path) -> None:
 
 
 def _open(file: str) -> Image:
-    try:
-        from PIL import Image
-    except ImportError:
-        raise InvalidArgument(f"{file}: pictures need Pillow: pip install 'nnburst[pictures]'") from None
+    check_pillow(file)
+    from PIL import Image
+
     try:
         return Image.open(file)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:

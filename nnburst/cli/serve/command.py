@@ -377,6 +377,8 @@ def _batching(
     for option, texts in (("--batch", batches), ("--batch-wait", waits)):
         for text in sorted(texts, key=lambda text: "=" in text):  # what is said of all comes first
             name, equals, value = text.rpartition("=")
+            if not files and directory is None:
+                raise InvalidArgument(f"{option} {text}: there is no model; give --model NAME=FILE or --models DIR")
             if equals and name not in files and directory is None:
                 raise InvalidArgument(f"{option} {text}: no --model has the name {name!r}")
             if option == "--batch":

@@ -36,6 +36,12 @@ _PREFIX = 1
 _MOST_FILES = 252
 """Pools of one message, without the model file itself."""
 _LONGEST_NAME = 4096
+_OTHERS = {
+    b"version https://git-lfs": "a pointer to one: fetch the file itself with git lfs pull",
+    b"<": "a page of the web: fetch the file itself",
+    b"PK\x03\x04": "an archive, as torch.save() writes one: export the model with torch.onnx.export()",
+}
+"""What other files begin with that have the name of a model, and the way out."""
 _DEFAULTS_OF_INPUTS = 4
 """Version of the format from which on an initializer needs not be an input."""
 
@@ -72,12 +78,19 @@ def parse(data: bytes) -> Any:
     try:
         proto = onnx().load_model_from_string(data)
     except Exception as error:  # protobuf's own exception class differs between its implementations
-        raise InvalidArgument(f"this is no ONNX model: {error}") from None
+        raise _no_model(data, str(error)) from None
     if not proto.graph.node and not proto.graph.output:
-        raise InvalidArgument("this is no ONNX model: it has no graph")
+        raise _no_model(data, "it has no graph")
     proto.DiscardUnknownFields()
     check_functions(proto)
     return proto
+
+
+def _no_model(data: bytes, why: str) -> InvalidArgument:
+    for start, found in _OTHERS.items():
+        if data.startswith(start):
+            return InvalidArgument(f"this is no ONNX model, but {found}")
+    return InvalidArgument(f"this is no ONNX model: {why}; fetch it again if it was cut off, else export it anew")
 
 
 def serialised(proto: Any) -> OwnBytes:

@@ -201,6 +201,7 @@ class DirectoryCache:
         except CacheRejected as error:
             if error.reason not in (CacheReason.DISABLED, *_REFUSALS):  # a refusal was counted when it was made
                 self._cache.index.count(error.reason)
+                self._cache.give_up(error.reason, error)
             raise
 
     def _keep(

@@ -12,7 +12,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from ...devices import Device
-from ...errors import DeviceUnavailable, GeneralFailure, InvalidArgument
+from ...errors import DeviceUnavailable, GeneralFailure, InvalidArgument, NoSuchFile, error_for
 from ...memory import PROT_READ, Memory
 from ...model import DataLocation, ImportedModel, Lifetime, Model
 from ..service import DEFAULT_DEVICES
@@ -21,6 +21,12 @@ _FORMATS = {".onnx": ("onnx", "nnburst-onnxruntime")}
 """Suffix of a file: its format, and the device that reads it."""
 _IN_MEMORY = "model.onnx"
 """What stands for a path where there are only bytes."""
+_TORCH = "torch.onnx.export(module, arguments, 'model.onnx')"
+_WAYS_OUT = {
+    **dict.fromkeys((".pt", ".pth", ".ckpt", ".bin", ".safetensors"), f"write one with {_TORCH}"),
+    **dict.fromkeys((".pb", ".h5", ".keras", ".tflite"), "convert it with tf2onnx"),
+}
+"""What makes a model file of files of other suffixes."""
 
 
 def devices_for(model: Model | str | bytes, device: str | None) -> Sequence[str]:
@@ -49,10 +55,22 @@ def _format(source: str | bytes) -> tuple[str, str]:
     try:
         return _FORMATS[_suffix(path)]
     except KeyError:
-        raise InvalidArgument(
+        raise _no_reader(path) or InvalidArgument(
             f"no device reads {path!r} ({', '.join(_FORMATS)}); a model by its name needs service=, "
             "such as nnburst.connect(…)"
         ) from None
+
+
+def _no_reader(path: str) -> InvalidArgument | None:
+    """Return (not raise) why no device reads a path; None if it may be the name of a model."""
+    wanted, way_out = ", ".join(_FORMATS), _WAYS_OUT.get(_suffix(path), "rename it if it is such a file")
+    if os.path.isdir(path):
+        return InvalidArgument(f"{path!r} is a directory; give the path of a file ({wanted})")
+    if os.path.exists(path):
+        return InvalidArgument(f"no device reads {path!r}, whose name does not end with {wanted}; {way_out}")
+    if os.sep in path or _suffix(path) in _WAYS_OUT:
+        return NoSuchFile(f"there is no file {path!r}; devices read files whose names end with {wanted}")
+    return None
 
 
 class _Service(Protocol):
@@ -82,7 +100,11 @@ def imported(service: _Service, name: str | None, source: str | bytes) -> Iterat
     device = _reader(service, name or reader, _IN_MEMORY if isinstance(source, bytes) else source)
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(_in_memory(source) if isinstance(source, bytes) else _open(source, None))
-        found = device.import_model(form, [file])
+        try:
+            found = device.import_model(form, [file])
+        except (InvalidArgument, GeneralFailure) as error:
+            what = "the bytes of the model" if isinstance(source, bytes) else f"model file {source!r}"
+            raise error_for(error.status, f"{what}: {error}") from None
         if isinstance(source, bytes):
             if found.files[1:]:
                 raise InvalidArgument(
@@ -99,11 +121,22 @@ def check_source(model: object) -> None:
     """Raise `InvalidArgument` for what is none of the types that a session can run."""
     if isinstance(model, Model | str | os.PathLike | bytes):
         return
+    from ...model.model_builder import ModelBuilder  # with all that it needs, which most programs do without
+
     kind = type(model).__name__
     if hasattr(model, "SerializeToString"):
         raise InvalidArgument(f"model is a {kind}; give its bytes, model.SerializeToString(), or the path of its file")
     if isinstance(model, bytearray | memoryview):
         raise InvalidArgument(f"model is a {kind}; give bytes(model)")
+    if isinstance(model, ModelBuilder):
+        raise InvalidArgument("model is a ModelBuilder; give the model that it builds, builder.build()")
+    if hasattr(model, "state_dict"):
+        raise InvalidArgument(f"model is a {kind} of PyTorch; write a file with {_TORCH} and give its path")
+    if callable(model):
+        raise InvalidArgument(
+            f"model is a {kind} of Python; declare it with nnburst.devices.function.declare, start "
+            "launch(devices=['nnburst-function:call=FILE.py:FUNCTION']), and give its name to session() of that"
+        )
     raise InvalidArgument(f"expected a path, the bytes of a file, or a Model of nnburst.ModelBuilder, got {kind}")
 
 
@@ -134,8 +167,8 @@ def _by_name(service: _Service, device: str | None, name: str) -> tuple[Device, 
             known.append(str(error))
         except GeneralFailure:
             pass  # it has no models by name
-    if not name or os.sep in name:
-        raise InvalidArgument(f"{name!r} is no file that a device reads ({', '.join(_FORMATS)}), and no model's name")
+    if (not known or os.sep in name) and (refusal := _no_reader(name)):
+        raise refusal
     where = "this service" if device is None else device
     raise InvalidArgument(f"no model {name!r}: {'; '.join(known) or f'{where} has no models by name'}")
 
@@ -162,11 +195,14 @@ def _open(path: str, directory: str | None) -> Memory:
                 why = f"it is a link to {os.readlink(full)!r}, which is not there"
             elif similar := _similar(full):
                 why = f"{why}; there is {similar!r}"
-        raise InvalidArgument(f"{what} cannot be opened: {why}") from None
+        kind = NoSuchFile if isinstance(error, FileNotFoundError) else InvalidArgument
+        raise kind(f"{what} cannot be opened: {why}") from None
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or not status.st_size:
-            raise InvalidArgument(f"{what} is {'empty' if stat.S_ISREG(status.st_mode) else 'no regular file'}")
+            kinds = (stat.S_ISREG, "empty"), (stat.S_ISDIR, "a directory; give the path of a file in it")
+            said = (text for is_kind, text in kinds if is_kind(status.st_mode))
+            raise InvalidArgument(f"{what} is {next(said, 'no regular file')}")
         if directory is not None:
             place, root = os.path.realpath(os.path.dirname(full)), os.path.realpath(directory)
             if os.path.commonpath([place, root]) != root:

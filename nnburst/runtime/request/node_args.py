@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import operator
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -83,7 +85,7 @@ class NodeArg(Struct, frozen=True):
         place = f"input {self.name!r}"
         made = encoded.from_python(value, self.holds, place)
         if isinstance(made, encoded.EncodedTensor) and not self.shown.admits(made.shape):
-            raise InvalidArgument(f"{place} has shape {self.said}, got {made.shape}; reshape it")
+            raise InvalidArgument(f"{place} has shape {self.said}, got {made.shape}{_remedy(self.said, made.shape)}")
         return encoded.write(made)
 
     def decode(self, region: np.ndarray[Any, np.dtype[np.uint8]]) -> Any:
@@ -131,7 +133,7 @@ class NodeArg(Struct, frozen=True):
             raise InvalidArgument(f"input {self.name!r} has no array, but None; give one of {self.dtype}")
         try:
             array = np.asarray(value)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RuntimeError) as error:  # the last is PyTorch's, of tensors with gradients
             raise InvalidArgument(f"input {self.name!r} cannot be made an array: {error}") from None
         boolean = self.dtype == np.uint8 and array.dtype == np.bool_
         if array.dtype.name == self.bits_of:
@@ -149,7 +151,8 @@ class NodeArg(Struct, frozen=True):
         if array.size == 1 and self.shape is not None and all(size == 1 for size in self.shape):
             array = array.reshape((1,) * len(self.shape))
         if not self.admits(array.shape):
-            raise InvalidArgument(f"input {self.name!r} has shape {self.shape}, got {array.shape}; reshape it")
+            remedy = _remedy(self.shape, array.shape)
+            raise InvalidArgument(f"input {self.name!r} has shape {self.shape}, got {array.shape}{remedy}")
         self.is_empty(array.shape)
         return array
 
@@ -167,6 +170,25 @@ class NodeArg(Struct, frozen=True):
         if not fits.all():
             raise InvalidArgument(f"input {self.name!r} is {self.dtype}, which has no {array[~fits][0]}")
         return made
+
+
+def _remedy(wanted: OpenShape, shape: tuple[int, ...]) -> str:
+    """Say what makes an array of a shape one of the shape that is wanted; empty if nothing does."""
+    assert wanted is not None
+    fixed = [size for size in wanted if isinstance(size, int)]
+    without_batch = zip(wanted[1:], shape, strict=False)
+    if (
+        len(wanted) == len(shape) + 1
+        and wanted[0] in (1, *(size for size in wanted if size not in fixed))
+        and all(want == have or not isinstance(want, int) for want, have in without_batch)
+    ):
+        return "; add a batch dimension: array[None]"
+    if len(wanted) == len(shape) and not Counter(fixed) - Counter(shape):
+        return "; transpose it"
+    elements, least = math.prod(shape), math.prod(fixed)
+    if elements == least or (len(fixed) < len(wanted) and least and not elements % least):
+        return "; reshape it"
+    return ""
 
 
 def _argument(model: Model, index: int, name: str, extensions: Sequence[Extension]) -> NodeArg:

@@ -20,6 +20,8 @@ from .node_args import NodeArg, Sizes
 if TYPE_CHECKING:
     from ..compile.compilation import Compilation
 
+_ALIKE = ("holds", "dtype", "bits_of", "type", "scale", "zero_point")
+"""Attributes that the output and the input of a state have in common."""
 _LARGEST = 2**32
 """Bytes: offsets and lengths in a packet are smaller."""
 
@@ -253,8 +255,9 @@ def _check(
     assert read is not None  # which the state makes present
     if node.shape is None or node.holds:
         raise InvalidArgument(f"{what}: input {target!r} is {node.holds or 'of any rank'}, which no state can be")
-    if replace(source, name="", shape=None) != replace(node, name="", shape=None, is_optional=False):
-        raise InvalidArgument(f"{what}: type or quantisation differ")
+    pairs = [(part, getattr(source, part), getattr(node, part)) for part in _ALIKE]
+    if differ := [f"{part} ({given} and {taken})" for part, given, taken in pairs if given != taken]:
+        raise InvalidArgument(f"{what}: output and input differ in {', '.join(differ)}")
     if not source.admits(read) or (left is not None and left != read):
         raise InvalidArgument(f"{what}: an output of shape {left or source.shape} is no input of shape {read}")
     if 0 in read:
