@@ -18,16 +18,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
 import nnburst
-from nnburst.cli import main
 from nnburst.errors import DeadObject, DeviceUnavailable, InvalidArgument
 from nnburst.service import dial, service_environment
 from support import ROOT
 from support.models import tiny_model
 from support.processes import wait_gone
-from support.services import let_pass, save_scaling, shared_service, told_to_pass
+from support.services import let_pass, run_command, save_scaling, shared_service, told_to_pass
 from support.waiting import PATIENCE, Background, until
 
 pytestmark = pytest.mark.check
@@ -460,8 +458,6 @@ def test_idle_service_uses_no_processor(vision: Served, seconds: float) -> None:
 def test_wrong_option_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], message: str
 ) -> None:
-    for name, value in service_environment(os.environ).items():
-        monkeypatch.setenv(name, value)  # else it begins again with that
     monkeypatch.setenv("NNBURST_RUNTIME_DIR", str(tmp_path / "run"))
     done = run_command("serve", *options)
     assert done.exit_code == 1
@@ -496,10 +492,6 @@ def test_quota_is_named_in_the_error(start: Callable[..., Served], scaling: str)
             service.session("double")
         with nnburst.connect("small") as other, other.session("double"):
             pass  # another connection has its own
-
-
-def run_command(*arguments: str) -> Result:
-    return CliRunner().invoke(main, arguments)
 
 
 def test_ls_shows_what_runs_and_stop_ends_it(start: Callable[..., Served]) -> None:

@@ -16,8 +16,10 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from click.testing import CliRunner, Result
 
 import nnburst
+from nnburst.cli import main
 from nnburst.devices import Device
 from nnburst.service import ServiceConnection, ServiceHost, service_environment
 from nnburst.service.wire.protocol import VERSION, Hello, encode
@@ -76,6 +78,11 @@ for line in sys.stdin:
 stop.set()
 thread.join()
 """
+
+
+def run_command(*arguments: str) -> Result:
+    """Run the `nnburst` command in this process. `serve` would begin again with another environment."""
+    return CliRunner(env=service_environment(os.environ)).invoke(main, arguments)
 
 
 @contextlib.contextmanager
@@ -180,7 +187,7 @@ class Shared:
         self.path = directory / "shared.sock"
         self.address = f"unix:{self.path}"
         self.log = directory / "shared.log"
-        (directory / "state").mkdir(mode=0o700)
+        (directory / "state").mkdir(mode=0o700, exist_ok=True)
         own = {"PYTHONPATH": str(ROOT), "NNBURST_STATE_DIR": str(directory / "state")}
         program = [*COMMAND[:-1], f"{before}; {COMMAND[-1]}"]
         with self.log.open("w") as log:
