@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx_zero_sized import compare, made
+from onnx_zero_sized import compare, computed, made
 
 import nnburst
 from nnburst import GeneralFailure
@@ -23,17 +23,19 @@ NOT_WRITTEN = (
 @pytest.mark.check
 @pytest.mark.timeout(600)
 def test_results_of_sizes_of_zero_do_not_depend_on_what_memory_held(tmp_path: Path) -> None:
-    ran, different = compare(tmp_path, NOT_WRITTEN, 0)
+    ran, different, ended = compare(tmp_path, NOT_WRITTEN, 0)
     assert not different
+    assert not ended
     assert ran >= 200
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 def test_results_of_no_operator_with_sizes_of_zero_depend_on_what_memory_held(tmp_path: Path) -> None:
-    ran, different = compare(tmp_path, "", 200)
+    ran, different, ended = compare(tmp_path, "", 200)
     print(f"{ran} cases ran")
     assert not different
+    assert not ended
     assert ran >= 8000
 
 
@@ -102,6 +104,38 @@ def test_normalisation_of_computed_nothing_fails_and_the_service_lives() -> None
             assert session.run(None, {"x": x, "ends": np.int64(ends)})[0].shape == ends
 
 
+SCALES = {"s": np.array(0.5, np.float32), "z": np.array(3, np.uint8)}
+BYTES = {"x": np.ones((2, 4), np.uint8)} | SCALES
+VOLUME, KERNEL = np.ones((1, 2, 3, 4, 4), np.float32), np.ones((2, 2, 3, 3, 3), np.float32)
+SIGNAL = {"x": np.ones((1, 8, 1), np.float32), "n": np.array(1, np.int64), "w": np.ones(4, np.float32)}
+NEEDED: list[tuple[str, dict[str, np.ndarray], str, int, dict[str, int]]] = [
+    ("ConvTranspose", {"x": VOLUME, "k": KERNEL}, "x", 2, {}),
+    ("Dropout", {"x": SIGNAL["x"], "r": SCALES["s"], "t": np.zeros(1, np.bool_)}, "t", 0, {}),
+    ("QLinearSoftmax", BYTES | {"t": np.ones(1, np.float32), "u": SCALES["z"]}, "t", 0, {"opset": 13}),
+    ("QLinearWhere", {"c": BYTES["x"] > 0} | BYTES | {"x2": BYTES["x"], "s2": SCALES["s"], "z2": SCALES["z"],
+     "t": np.ones(1, np.float32), "u": SCALES["z"]}, "t", 0, {}),
+    ("STFT", SIGNAL, "w", 0, {}),
+    ("Unique", {"x": np.ones((3, 2), np.float32)}, "x", 1, {"axis": 0}),
+]  # fmt: skip
+"""An operator and its inputs; the one that may not be empty, along which axis; and attributes."""
+
+
+@pytest.mark.parametrize(("operator", "filled", "needed", "axis", "attributes"), NEEDED, ids=[row[0] for row in NEEDED])
+def test_run_with_a_computed_input_of_no_elements_fails_and_the_service_lives(
+    operator: str, filled: dict[str, np.ndarray], needed: str, axis: int, attributes: dict[str, int]
+) -> None:
+    domain = "com.microsoft" if operator[0] == "Q" else ""
+    one = helper.make_node(operator, list(filled), ["y"], domain=domain, **attributes)
+    model = made([one], filled, ["y"])
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.UINT8 if domain else FLOAT, None))
+    empty = filled | {needed: np.take(filled[needed], [], axis)}
+    _, model, (good, bad) = computed(("", model, [filled, empty]))
+    with nnburst.Session(model.SerializeToString()) as session:
+        with pytest.raises(GeneralFailure, match=f"{operator} of no elements"):
+            session.run(None, bad)
+        assert session.run(None, good)[0].size
+
+
 @pytest.mark.parametrize("groups", [1, 4])
 @pytest.mark.parametrize("operator", ["Conv", "ConvInteger", "QLinearConv", "FusedConv"])
 def test_convolution_with_a_kernel_of_size_0_fails_and_the_service_lives(operator: str, groups: int) -> None:
@@ -142,6 +176,9 @@ def test_nodes_whose_sizes_are_known_and_not_zero_stay_as_they_are() -> None:
         node("Concat", ["y", "y"], ["z"], axis=0),  # of 3 columns each
         node("Shape", ["x"], ["s"]),
         node("Concat", ["s", "s"], ["t"], axis=0),  # of one dimension
+        node("Dropout", ["z"], ["d"]),
+        node("ConvTranspose", ["image", "k"], ["e"]),  # of no volume
+        node("Unique", ["x"], ["u"]),
     ]
     inputs = [("x", TensorProto.UINT8, ("batch", 4)), ("image", FLOAT, None)]
     outputs = [("c", FLOAT, None), ("z", TensorProto.INT32, None), ("t", TensorProto.INT64, None)]

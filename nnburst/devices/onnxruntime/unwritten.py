@@ -7,9 +7,9 @@ so each of these nodes gets a few others that look at the sizes of what it reads
   state it began with.
 * Of other results that are not written as a whole, the run fails. ONNX Runtime joins what does not fit together if a
   part is empty, and leaves the gaps as they are.
-* A GRU or LSTM is not begun without elements, an InstanceNormalization not of images without any, a convolution not
-  with a kernel of size 0, and an Inverse not of what is not square: ONNX Runtime crashes, does not end, or reads and
-  writes beyond the matrix.
+* Some nodes are not begun without elements of an input (`_NEVER_EMPTY`, Unique along an axis), a convolution not with a
+  kernel of size 0, and an Inverse not of what is not square: ONNX Runtime crashes, does not end, or reads and writes
+  beyond the matrix.
 
 Nodes whose dimensions are known and not 0 stay as they are. What a file says of shapes inside of a graph may be wrong,
 so it is not believed: only inputs, which are checked for each run, weights, and what follows from them.
@@ -53,8 +53,17 @@ _KERNELS = {
     (_MICROSOFT, "FusedConv"): 1,
 }
 """Which input of a convolution is its kernel."""
-_NEVER_EMPTY = {("", "GRU"): None, ("", "InstanceNormalization"): 0, ("", "LSTM"): None}
-"""Operators that are not begun with an input of no elements; and the axis along which there may be none."""
+_NEVER_EMPTY: dict[tuple[str, str], dict[int, int | None]] = {
+    ("", "ConvTranspose"): {0: 0},
+    ("", "Dropout"): {1: None, 2: None},
+    ("", "GRU"): {0: None},
+    ("", "InstanceNormalization"): {0: 0},
+    ("", "LSTM"): {0: None},
+    ("", "STFT"): {2: None},
+    (_MICROSOFT, "QLinearSoftmax"): dict.fromkeys(range(1, 5)),
+    (_MICROSOFT, "QLinearWhere"): dict.fromkeys((2, 3, 5, 6, 7, 8)),
+}
+"""Which inputs have to have elements, and the axis, if any, along which each may have none."""
 _ZERO_POINT_OF_RESULT = {("", "QLinearMatMul"): 7}
 _JOINS = {("", "Concat"): (0, 1), (_MICROSOFT, "QLinearConcat"): (2, 3)}
 """From which input on there are parts, and how many inputs each has."""
@@ -85,6 +94,8 @@ def _is_suspect(node: Any, weights: set[str]) -> bool:
     kind = _kind(node)
     if kind not in _RULES:
         return False
+    if kind in _NEVER_EMPTY:
+        return any(i < len(node.input) and node.input[i] not in ("", *weights) for i in _NEVER_EMPTY[kind])
     factors: tuple[int, ...] = () if node.domain == _MICROSOFT else _FACTORS.get(kind, ())
     if kind in _KERNELS:
         factors = (_KERNELS[kind],)
@@ -363,14 +374,34 @@ def _checked_join(made: _Rewriting, node: Any, total: str) -> None:
     made.passed_on(value, to, missing, f"{_title(node)} of parts that do not fit together")
 
 
-def _never_empty(made: _Rewriting, node: Any) -> bool:
-    axis = _NEVER_EMPTY[_kind(node)]
-    if made.known.is_filled(node.input[0], axis):
+def _guarded(made: _Rewriting, node: Any, position: int, axis: int | None) -> bool:
+    """Fail a run in which an input has no elements, unless its size along an axis is 0; returns whether that may be."""
+    name = node.input[position] if position < len(node.input) else ""
+    if not name or made.known.is_filled(name, axis):
         return False
-    missing = made.count(made.is_zero(made.add("Size", node.input[0])))
+    missing = made.count(made.is_zero(made.add("Size", name)))
     if axis is not None:
-        missing = made.add("Mul", missing, made.add("Gather", made.add("Shape", node.input[0]), made.number(axis)))
-    made.guard(node, 0, missing, f"{_title(node)} of no elements")
+        missing = made.add("Mul", missing, made.add("Gather", made.add("Shape", name), made.number(axis)))
+    made.guard(node, position, missing, f"{_title(node)} of no elements")
+    return True
+
+
+def _never_empty(made: _Rewriting, node: Any) -> bool:
+    guarded = [_guarded(made, node, *row) for row in _NEVER_EMPTY[_kind(node)].items()]
+    if any(guarded):
+        made.put(node)
+    return any(guarded)
+
+
+def _transposed_convolution(made: _Rewriting, node: Any) -> bool:
+    kernel = made.known.shape(node.input[1])
+    return (kernel is None or len(kernel) == 5) and _never_empty(made, node)  # ONNX Runtime crashes over volumes alone
+
+
+def _unique(made: _Rewriting, node: Any) -> bool:
+    axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), None)
+    if axis is None or not _guarded(made, node, 0, axis):
+        return False
     made.put(node)
     return True
 
@@ -441,6 +472,8 @@ _RULES: dict[tuple[str, str], Callable[[_Rewriting, Any], bool]] = {
     **dict.fromkeys(_JOINS, _join),
     ("", "ConcatFromSequence"): _join_of_sequence,
     **dict.fromkeys(_NEVER_EMPTY, _never_empty),
+    ("", "ConvTranspose"): _transposed_convolution,
+    ("", "Unique"): _unique,
     ("", "Scan"): _scan,
     ("", "Attention"): _attention,
 }
