@@ -402,6 +402,7 @@ async def serve(
             ("grpc.so_reuseport", 0),
             ("grpc.max_allowed_incoming_connections", budget.most_connections),
             ("grpc.max_concurrent_streams", _MOST_STREAMS),
+            ("grpc.http.overload_protection", 0),  # which resets streams of a client that has not heard of an end yet
         ],
         interceptors=[_Guard(tokens)],
     )
