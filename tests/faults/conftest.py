@@ -18,7 +18,7 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> None:
         request.getfixturevalue("nnburst_leaves_nothing")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     from support.gateways import Gateway  # needs extras
 

@@ -264,6 +264,7 @@ class Script:
         return self.now
 
 
+@pytest.mark.representative
 def test_process_that_cannot_be_looked_at_is_looked_at_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
     script = Script(monkeypatch)
     monkeypatch.setattr(account, "usage_of", lambda pid: None)

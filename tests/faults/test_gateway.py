@@ -79,7 +79,6 @@ def test_health_and_metadata(client: Any, protocol: str) -> None:
     }
 
 
-@pytest.mark.representative
 def test_inference_gives_the_bits_of_the_model(client: Any, protocol: str) -> None:
     kind = PROTOCOLS[protocol]
     answer = client.infer("relu", [tensor(kind, "x", X)], request_id="7")
@@ -88,6 +87,7 @@ def test_inference_gives_the_bits_of_the_model(client: Any, protocol: str) -> No
     assert asked.as_numpy("y").tobytes() == Y.tobytes()
 
 
+@pytest.mark.check
 def test_python_function_is_served_as_a_model(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(
         "from nnburst.devices.function import Tensor, declare\n"

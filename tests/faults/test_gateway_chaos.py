@@ -36,7 +36,7 @@ from support.processes import stop  # noqa: E402
 from support.services import Shared, save_scaling  # noqa: E402
 from support.waiting import PATIENCE, until  # noqa: E402
 
-pytestmark = MARKS
+pytestmark = [pytest.mark.check, *MARKS]
 CLIENTS = 32
 SLOW = """
 import pathlib, time

@@ -217,6 +217,7 @@ def test_what_is_under_way_is_finished_and_nothing_else_is_begun() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.check
 def test_request_whose_body_is_coming_when_the_service_is_stopped_is_answered(tmp_path: Path) -> None:
     gateway = Gateway(tmp_path)
     body = json.dumps(

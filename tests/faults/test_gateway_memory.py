@@ -185,6 +185,7 @@ def test_memory_that_is_cut_while_it_is_used_voids_the_request() -> None:
             part.check()
 
 
+@pytest.mark.check
 def test_memory_is_refused_unless_it_was_allowed(tmp_path: Path, memory: Any) -> None:
     gateway = Gateway(tmp_path)
     client = gateway.client("grpc")

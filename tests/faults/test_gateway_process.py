@@ -52,6 +52,7 @@ from support.gateways import (  # noqa: E402
 pytestmark = MARKS
 
 
+@pytest.mark.check
 def test_gateway_that_was_killed_is_started_again_at_its_ports(tmp_path: Path) -> None:
     gateway = Gateway(tmp_path)
     try:
@@ -69,6 +70,7 @@ def test_gateway_that_was_killed_is_started_again_at_its_ports(tmp_path: Path) -
         gateway.close()
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("option", ["--oip", "--oip-rest"])
 def test_port_that_others_listen_at_is_refused_also_if_they_are_gateways(
     gateway: Gateway, tmp_path: Path, option: str
@@ -84,6 +86,7 @@ def test_port_that_others_listen_at_is_refused_also_if_they_are_gateways(
             assert f"cannot listen at 127.0.0.1:{port}" in done.stderr
 
 
+@pytest.mark.check
 def test_clients_that_ask_again_and_again_see_answers_or_unavailable_when_the_service_is_stopped(
     tmp_path: Path,
 ) -> None:
@@ -112,6 +115,7 @@ def test_clients_that_ask_again_and_again_see_answers_or_unavailable_when_the_se
         assert set().union(*(one.result(60) for one in asking)) <= {grpc.StatusCode.UNAVAILABLE}
 
 
+@pytest.mark.check
 def test_model_that_was_loaded_again_is_served_by_the_gateway_that_runs(tmp_path: Path) -> None:
     gateway = Gateway(tmp_path)
     try:
@@ -491,6 +495,7 @@ def test_index_says_which_models_are_refused_also_before_they_are_asked_for(
     assert [row["name"] for row in models.index(only_ready=True)] == ["b"]
 
 
+@pytest.mark.check
 def test_options_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     serve = [sys.executable, "-m", "nnburst", "serve", "--socket", str(tmp_path / "s")]
     for options, said in (

@@ -42,7 +42,7 @@ from support.gateways import MARKS, PROTOCOLS, raw, tensor  # noqa: E402
 from support.services import COMMAND, Shared, save_scaling, shared_service  # noqa: E402
 from support.waiting import PATIENCE, until  # noqa: E402
 
-pytestmark = MARKS
+pytestmark = [pytest.mark.check, *MARKS]
 PARTS = ("input", "infer", "output")
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
 
@@ -252,6 +252,7 @@ def test_counts_have_the_names_of_triton(start: Callable[..., Shared]) -> None:
     assert 0 < parts[1] <= sum(parts) <= values['nv_inference_request_duration_us{model="scale",version="2"}']
 
 
+@pytest.mark.representative
 def test_labels_are_as_prometheus_reads_them() -> None:
     counts = [('d\xe9tecteur "\\\n', "1", ModelCounts(inferences=3))]
     line = 'nv_inference_count{model="d\xe9tecteur \\"\\\\\\n",version="1"} 3'
@@ -262,6 +263,7 @@ def test_labels_are_as_prometheus_reads_them() -> None:
     assert (sample.labels["model"], sample.value) == (counts[0][0], 3)
 
 
+@pytest.mark.representative
 def test_refusals_for_the_moment_say_when_to_try_again() -> None:
     async def main() -> None:
         models: Any = Models("no-such-service")

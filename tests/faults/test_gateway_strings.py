@@ -135,6 +135,7 @@ def test_strings_in_shared_memory(client: Any, protocol: str, memory: Any) -> No
         client.unregister_system_shared_memory("texts")
 
 
+@pytest.mark.check
 def test_many_strings_are_read_beside_the_loop(client: Any, protocol: str) -> None:
     sent = np.array([[f"{i:012}"] for i in range(100_000)], object)
     answer = client.infer("twice", [tensor(PROTOCOLS[protocol], "x", sent, "BYTES")]).as_numpy("y")
@@ -305,6 +306,7 @@ def test_model_that_the_protocol_has_no_datatypes_for_is_refused(
 # ---- batches -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.check
 def test_requests_of_the_gateway_wait_for_others_and_run_as_one(gateway: Gateway, folder: Path) -> None:
     sent = [tensor(PROTOCOLS["grpc"], "x", X)]
     with ExitStack() as stack:

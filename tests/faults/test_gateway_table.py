@@ -29,7 +29,7 @@ from tritonclient.grpc import service_pb2_grpc as stubs
 from support import ROOT
 from support.gateways import MARKS, Gateway, X, asked
 
-pytestmark = MARKS
+pytestmark = [pytest.mark.check, *MARKS]
 PAGE = ROOT / "docs" / "gateway.md"
 METHODS = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name
 OPTIONS = ("--oip-control", "--oip-shared-memory")

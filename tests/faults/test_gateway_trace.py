@@ -18,7 +18,7 @@ from support.gateways import MARKS, PROTOCOLS, tensor
 from support.services import save_scaling, shared_service
 from support.waiting import until
 
-pytestmark = MARKS
+pytestmark = [pytest.mark.check, *MARKS]
 AS_OPENTELEMETRY_INSTRUMENT = """
 import os, sys
 if "nnburst.gateway.run" in sys.orig_argv:

@@ -88,6 +88,7 @@ def test_each_connection_has_a_process_of_its_own_if_that_is_asked(start: Callab
     until(lambda: workers_of(shared.pid) == {shared_one}, "a worker without its connection stays")
 
 
+@pytest.mark.representative
 def test_files_that_change_while_a_successor_reads_them_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "own_groups", lambda: None)
     broker, service, jobs = Mock(), Mock(pid=os.getpid()), SimpleQueue[Callable[[], None]]()

@@ -25,8 +25,6 @@ from support.processes import beside
 from support.services import Shared, shared_service
 from support.waiting import PATIENCE, until
 
-pytestmark = pytest.mark.check
-
 pytest.importorskip("prometheus_client", reason="needs the extra nnburst[metrics]")
 
 CONNECTIONS = 500
@@ -60,6 +58,7 @@ def threads(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/task"))
 
 
+@pytest.mark.check
 def test_idle_connections_to_the_metrics_port_take_nothing_of_the_service(served: Shared) -> None:
     scraped(served)
     assert served.worker
@@ -79,7 +78,6 @@ def test_idle_connections_to_the_metrics_port_take_nothing_of_the_service(served
             assert f'nnburst_results_total{{model="nnburst-noop: x → y",user="{os.geteuid()}"}} 1.0' in scraped(served)
 
 
-@pytest.mark.representative
 def test_process_that_serves_metrics_is_started_again_and_what_came_meanwhile_is_answered(served: Shared) -> None:
     (first,) = beside(served.pid)
     os.kill(first, signal.SIGKILL)
@@ -92,6 +90,7 @@ def test_process_that_serves_metrics_is_started_again_and_what_came_meanwhile_is
     assert "another one is started" in served.log.read_text()
 
 
+@pytest.mark.check
 def test_only_the_service_is_found_by_those_who_watch(served: Shared) -> None:
     (exporter,) = beside(served.pid)
     with nnburst.connect(served.address) as service:

@@ -107,6 +107,7 @@ def test_connection_that_sends_nonsense_on_a_mute_file_system_ends(fds: list[int
         ours.close()
 
 
+@pytest.mark.representative
 @pytest.mark.parametrize("where", [0, 1], ids=["fuse", "overlay"])
 def test_fence_on_a_mute_file_system_is_refused_without_a_look_at_it(
     device: Device, fds: list[int], where: int

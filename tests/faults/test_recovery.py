@@ -138,6 +138,7 @@ def test_kill_ends_a_run_that_nothing_else_can_stop(service: nnburst.Service, pl
         service.kill()
 
 
+@pytest.mark.representative
 def test_kill_of_what_is_not_a_child_says_what_to_do() -> None:
     with nnburst.in_process(devices=["nnburst-reference"]) as service, pytest.raises(BadState, match="this process"):
         service.kill()
@@ -394,6 +395,7 @@ def test_shared_service_that_stays_away_is_given_up_in_time(serve: Callable[[], 
                 session.run(None, {"t": ONE})
 
 
+@pytest.mark.representative
 @pytest.mark.parametrize("on_death", ["raise", "restart"])
 def test_burst_that_the_service_has_ended_is_replaced_and_the_service_goes_on(
     on_death: str, monkeypatch: pytest.MonkeyPatch

@@ -664,6 +664,7 @@ def test_refused_peers_that_say_nothing_keep_nobody_out(start: Callable[..., Ser
     nnburst.connect(f"unix:{path}").close()
 
 
+@pytest.mark.representative
 def test_wrong_address_is_refused_before_anything_is_opened() -> None:
     with contextlib.suppress(DeviceUnavailable), pytest.raises(InvalidArgument):
         nnburst.connect("no/such")

@@ -33,8 +33,6 @@ from support.models import request_on, tiny_model
 from support.processes import Client, descriptors, no_more_files, stop, wait_gone
 from support.waiting import PATIENCE
 
-pytestmark = pytest.mark.check
-
 
 def test_a_child_runs_a_model_and_is_reaped() -> None:
     with start_child() as service, Memory.ashmem(512) as pool:
@@ -65,6 +63,7 @@ def test_several_children_are_independent() -> None:
         b.devices[0].prepare_model(tiny_model(256))
 
 
+@pytest.mark.check
 def test_an_unknown_device_is_said_with_the_child_s_own_words() -> None:
     with pytest.raises(DeviceUnavailable, match=r"status 1:\n.*no device 'no-such'"):
         start_child(["no-such"])
@@ -90,7 +89,6 @@ def test_a_child_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytes
         start_child(env=env, timeout=0.05)
 
 
-@pytest.mark.representative
 def test_exit_status_of_a_service_is_said() -> None:
     with start_child(["nnburst-noop"], faults=True) as service:
         inject(service, at="prepare", exit_on=1, exit_status=7)
@@ -103,6 +101,7 @@ def environment(pid: int) -> dict[str, str]:
     return dict(part.split("=", 1) for part in Path(f"/proc/{pid}/environ").read_text().split("\0") if part)
 
 
+@pytest.mark.check
 def test_telemetry_of_a_library_is_off_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)
     for env, value in ((None, "1"), (dict(os.environ), "1"), (os.environ | {"ORT_DISABLE_TELEMETRY": "0"}, "0")):
@@ -153,6 +152,7 @@ def test_log_that_cannot_be_written_is_an_invalid_argument(log: Any) -> None:
         start_child(["nnburst-noop"], log=log)
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("given", [{}, {"OMP_NUM_THREADS": "3"}])
 def test_numeric_libraries_get_one_thread_unless_the_user_says_otherwise(given: dict[str, str]) -> None:
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -162,6 +162,7 @@ def test_numeric_libraries_get_one_thread_unless_the_user_says_otherwise(given: 
     assert {name: there[name] for name in names if name in there} == (given or dict.fromkeys(names, "1"))
 
 
+@pytest.mark.check
 def test_ctrl_c_in_the_terminal_does_not_reach_the_child() -> None:
     with start_child(["nnburst-noop"]) as service:
         assert os.getsid(service.pid) != os.getsid(0)
@@ -179,7 +180,6 @@ def test_the_child_inherits_nothing_but_its_socket() -> None:
     assert not any("child-stderr" in link for link in links)
 
 
-@pytest.mark.representative
 def test_a_service_that_is_dropped_ends() -> None:
     service = start_child(["nnburst-noop"])
     pidfd = os.pidfd_open(service.pid)
@@ -188,6 +188,7 @@ def test_a_service_that_is_dropped_ends() -> None:
     wait_gone(pidfd)
 
 
+@pytest.mark.check
 def test_a_service_closed_in_a_forked_child_goes_on_in_the_parent() -> None:
     with start_child(["nnburst-noop"]) as service:
         pid = os.fork()
@@ -220,6 +221,7 @@ LEAVES = {
 }
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("how", LEAVES)
 def test_a_client_that_just_ends_takes_its_service_along(how: str) -> None:
     program = (
@@ -236,6 +238,7 @@ def test_a_client_that_just_ends_takes_its_service_along(how: str) -> None:
     wait_gone(client.pidfds[0])
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("starter", ["main thread", "thread that has ended"])
 def test_a_child_that_is_stopped_goes_with_its_client_that_is_killed(starter: str) -> None:
     start = {

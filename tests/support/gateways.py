@@ -34,7 +34,6 @@ from nnburst.service import service_environment  # noqa: E402
 from support.processes import beside, open_files  # noqa: E402
 
 MARKS = [
-    pytest.mark.check,
     pytest.mark.leaks("gRPC keeps threads and descriptors"),
     pytest.mark.filterwarnings("ignore"),
 ]

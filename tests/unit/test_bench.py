@@ -33,8 +33,6 @@ from nnburst.errors import MissedDeadline
 from support.benchmarking import made_up_case, round_of, run_rows, short_looks_at_the_machine
 from support.waiting import until
 
-pytestmark = pytest.mark.check
-
 ROW_KEYS = ("name", "wait", "payload_bytes", "count", "p50_us", "p90_us", "p99_us", "p999_us", "max_us", "ratio_to_L")
 
 __all__ = ["short_looks_at_the_machine"]
@@ -138,6 +136,7 @@ def test_turn_that_a_busy_machine_takes_is_said_and_the_next_ones_follow(tmp_pat
     assert row["p50_us"] > 0
 
 
+@pytest.mark.check
 @two_cpus
 @pytest.mark.parametrize("key", ["mmap-word", "seqpacket-poll", "simple-queue"])
 def test_peer_answers_with_what_it_was_sent(key: str, tmp_path: Path) -> None:
@@ -145,6 +144,7 @@ def test_peer_answers_with_what_it_was_sent(key: str, tmp_path: Path) -> None:
     assert (result.note, len(result.rounds)) == ("", 2)
 
 
+@pytest.mark.check
 @two_cpus
 def test_peer_with_another_answer_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nnburst.cli.bench.peers._asking", lambda send, receive: lambda: b"")
@@ -169,6 +169,7 @@ def _die(end: Any) -> Generator[None, None, None]:
     yield
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("parked", [False, True])
 def test_server_that_polls_for_ever_ends_with_its_context(parked: bool) -> None:
     with pytest.raises(ZeroDivisionError), server_process(_spin, None) as server:
@@ -180,6 +181,7 @@ def test_server_that_polls_for_ever_ends_with_its_context(parked: bool) -> None:
         os.kill(pid, 0)
 
 
+@pytest.mark.check
 def test_server_that_ignores_the_request_to_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_server, "_STOP_SECONDS", 0.1)
     with server_process(_deaf, None) as server:
@@ -188,6 +190,7 @@ def test_server_that_ignores_the_request_to_end_is_killed(monkeypatch: pytest.Mo
         os.kill(pid, 0)
 
 
+@pytest.mark.check
 def test_server_that_cannot_start_is_an_error(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RuntimeError, match="ended while it started"), server_process(_die, None):
         pytest.fail("the server started")
@@ -200,6 +203,7 @@ def test_bursts_without_clients_are_refused() -> None:
     assert "--bursts goes with --clients" in done.output
 
 
+@pytest.mark.check
 def test_clients_of_a_shared_service_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "clients.json"
     done = CliRunner().invoke(bench, ["--clients", "3", "--bursts", "2", "--quick", "--json", str(path)])
@@ -210,6 +214,7 @@ def test_clients_of_a_shared_service_are_counted(tmp_path: Path) -> None:
     assert all(len(row["runs"]) == row["clients"] and min(row["runs"]) > 0 for row in rows)
 
 
+@pytest.mark.check
 def test_rows_of_clients_are_measured_with_batches_and_without(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     from support.onnx_models import mlp, save
@@ -225,6 +230,7 @@ def test_rows_of_clients_are_measured_with_batches_and_without(tmp_path: Path) -
         assert float(line[-1]) == pytest.approx(pair["batched"]["rate"] / pair["alone"]["rate"], abs=0.006)
 
 
+@pytest.mark.check
 def test_model_that_has_no_rows_is_not_measured_with_batches(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("onnxruntime")
     from support.onnx_models import mlp, save
@@ -247,6 +253,7 @@ def test_unknown_row_is_refused() -> None:
     assert "--list" in result.output
 
 
+@pytest.mark.check
 @two_cpus
 def test_bench_writes_rows_and_conditions(tmp_path: Path) -> None:
     out = tmp_path / "bench.json"
@@ -273,6 +280,7 @@ def test_bench_writes_rows_and_conditions(tmp_path: Path) -> None:
     assert os.sched_getaffinity(0) == affinity
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("told", [signal.SIGTERM, signal.SIGHUP])
 def test_bench_that_is_told_to_end_leaves_no_files(told: int, tmp_path: Path) -> None:
     program = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL); from nnburst.cli import main; main()"

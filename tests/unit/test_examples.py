@@ -13,8 +13,6 @@ import pytest
 
 from support import ROOT
 
-pytestmark = pytest.mark.check
-
 
 def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run an example in a directory whose own `nnburst` cannot be imported, as in a source tree that is not built."""
@@ -32,6 +30,7 @@ def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         )
 
 
+@pytest.mark.check
 def test_recurrent_state_agrees_with_numpy() -> None:
     done = run("recurrent_state.py", "--units", "32", "--steps", "40")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -39,6 +38,7 @@ def test_recurrent_state_agrees_with_numpy() -> None:
     assert "the results agree" in done.stdout
 
 
+@pytest.mark.check
 def test_cached_start_gives_the_same_answers_in_all_ways() -> None:
     done = run("cached_start.py", "--width", "300", "--starts", "2")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -46,6 +46,7 @@ def test_cached_start_gives_the_same_answers_in_all_ways() -> None:
     assert "all answers are the same" in done.stdout
 
 
+@pytest.mark.check
 def test_camera_ring_gives_right_answers_for_every_frame_it_counts() -> None:
     done = run("camera_ring.py", "--frames", "60", "--fps", "300", "--slots", "3")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -58,6 +59,7 @@ def test_camera_ring_gives_right_answers_for_every_frame_it_counts() -> None:
     assert "every answer is right" in done.stdout
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(("arguments", "how"), [([], "read where they are"), (["--copy"], "copied")])
 def test_frames_of_a_v4l2_like_camera_get_right_answers(arguments: list[str], how: str) -> None:
     done = run("live/v4l2_like.py", "--frames", "60", "--fps", "300", "--buffers", "3", *arguments)
@@ -68,6 +70,7 @@ def test_frames_of_a_v4l2_like_camera_get_right_answers(arguments: list[str], ho
     assert "every answer is right" in done.stdout
 
 
+@pytest.mark.check
 def test_camera_service_and_viewer_share_frames_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryDirectory(prefix="nnburst-") as directory:  # short enough for a socket
         monkeypatch.setenv("NNBURST_RUNTIME_DIR", directory)
@@ -79,6 +82,7 @@ def test_camera_service_and_viewer_share_frames_without_a_copy(monkeypatch: pyte
     assert f"service: process {found[2]};" not in done.stdout, "the broker runs the model"
 
 
+@pytest.mark.check
 def test_functions_of_a_shared_service_give_what_they_give_here(monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryDirectory(prefix="nnburst-") as directory:  # short enough for a socket
         monkeypatch.setenv("NNBURST_RUNTIME_DIR", directory)
@@ -104,6 +108,7 @@ def test_options_that_make_no_sense_are_refused(name: str, arguments: list[str])
     assert "usage" in done.stderr
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(
     "name",
     ["shared/two_programs.py", "recipes/web_workers.py", "live/audio_loop.py", "live/camera_loop.py"],

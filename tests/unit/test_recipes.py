@@ -16,8 +16,6 @@ import pytest
 import nnburst
 from support import ROOT
 
-pytestmark = pytest.mark.check
-
 FOLDER = ROOT / "examples" / "recipes"
 NO_CONTAINERS = 77
 COMMANDS = {
@@ -32,6 +30,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("name", COMMANDS)
 def test_recipe_runs_and_its_answers_are_right(name: str) -> None:
     if name == "web_workers.py":
@@ -75,6 +74,7 @@ raise SystemExit(real_time.main())
 """
 
 
+@pytest.mark.check
 def test_loop_in_real_time_lets_the_first_runs_take_longer() -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(FOLDER)))}
     command = [sys.executable, "-c", SLOW_START, "--steps", "1"]
