@@ -94,6 +94,7 @@ def test_sleeper_without_its_fence_may_miss_a_packet_or_room(program: str, model
     assert "Non-terminating" in outcome.detail
 
 
+@pytest.mark.check
 @pytest.mark.skipif(bool(checker.missing("spin", "cc")), reason="spin is not on the PATH")
 @pytest.mark.parametrize("protocol", checker.PROTOCOLS)
 def test_protocol_is_proven_and_needs_each_of_its_parts(protocol: str) -> None:
@@ -105,6 +106,7 @@ def test_protocol_is_proven_and_needs_each_of_its_parts(protocol: str) -> None:
     )
 
 
+@pytest.mark.check
 @pytest.mark.skipif(bool(checker.missing("spin", "cc")), reason="spin is not on the PATH")
 def test_protocol_that_fails_is_told_step_by_step() -> None:
     fault = re.findall(r"#ifdef (FAULT_\w+)", (MODEL / "burst.pml").read_text(encoding="utf-8"))[0]
