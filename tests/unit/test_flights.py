@@ -9,7 +9,6 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,16 +16,13 @@ import pytest
 import nnburst
 from nnburst import ModelBuilder, OperandType
 from nnburst.burst import ExecutionBurstController
-from nnburst.devices import create_device
 from nnburst.memory import Memory, interop
 from nnburst.runtime.run.burst import Burst
 from nnburst.runtime.run.burst_pool import BurstPool
 from nnburst.runtime.run.pipeline import Pipeline
-from nnburst.service.wire import protocol
 from nnburst.watch import find_services, look
 from support.models import relu
 from support.processes import stopped
-from support.services import in_process
 from support.waiting import PATIENCE, until
 
 FUNCTIONS = """
@@ -465,17 +461,6 @@ def test_pipeline_and_futures_share_a_burst(session: nnburst.Session) -> None:
                 future.result(PATIENCE)
         assert seen[3:] == list(range(37))
         assert len(list(pipeline.drain())) == 3
-
-
-def test_older_service_is_sent_no_bell_and_takes_one_request_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nnburst.service.host.host.calls", SimpleNamespace(**vars(protocol) | {"VERSION": (2, 0)}))
-    with (
-        in_process([create_device("nnburst-reference")]) as (client, _),
-        client.devices[0].prepare_model(relu()) as prepared,
-        ExecutionBurstController.create(prepared) as burst,
-    ):
-        with pytest.raises(nnburst.GeneralFailure, match="one request at a time"):
-            _ = burst.flights
 
 
 # ---- many inputs -----------------------------------------------------------------------------------------------------

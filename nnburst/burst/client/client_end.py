@@ -105,9 +105,7 @@ class ClientEnd(OneProcess):
     def flights(self) -> InFlightRuns:
         """The executions that were started and are not waited for; `GeneralFailure` if there can be none."""
         if self._flights is None:
-            raise GeneralFailure(
-                "the service takes one request at a time (it is older, or has a server of its own); use run()"
-            )
+            raise GeneralFailure("the service takes one request at a time, as burst servers of its own do; use run()")
         return self._flights
 
     def slots_for(self, pools: Sequence[Memory | Named]) -> list[int]:
