@@ -50,9 +50,13 @@ X = np.arange(8, dtype=np.float32).reshape(2, 4)
 @pytest.fixture
 def models(tmp_path: Path) -> Path:
     """Two versions of one model, which multiply by their numbers."""
+    return two_versions(tmp_path / "models")
+
+
+def two_versions(models: Path) -> Path:
     for version in (2, 10):
-        put(tmp_path / "models", version)
-    return tmp_path / "models"
+        put(models, version)
+    return models
 
 
 def put(models: Path, version: int, factor: float | None = None) -> Path:
@@ -65,16 +69,20 @@ def put(models: Path, version: int, factor: float | None = None) -> Path:
 @pytest.fixture
 def start(models: Path, tmp_path: Path) -> Iterator[Callable[..., Shared]]:
     with contextlib.ExitStack() as stack:
-        yield lambda *options: stack.enter_context(
-            shared_service(
-                tmp_path, "--models", str(models), "--oip", "127.0.0.1:0", "--oip-rest", "127.0.0.1:0", *options
-            )
-        )
+        yield lambda *options: stack.enter_context(serving(tmp_path, models, *options))
 
 
-@pytest.fixture(params=["grpc", "rest"])
-def protocol(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+def serving(directory: Path, models: Path, *options: str) -> contextlib.AbstractContextManager[Shared]:
+    listen = ("--oip", "127.0.0.1:0", "--oip-rest", "127.0.0.1:0")
+    return shared_service(directory, "--models", str(models), *listen, *options)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    """A service for tests that leave it as it was."""
+    directory = tmp_path_factory.mktemp("shared")
+    with serving(directory, two_versions(directory / "models")) as shared:
+        yield shared
 
 
 def client_of(shared: Shared, protocol: str) -> Any:
@@ -99,30 +107,34 @@ def index(client: Any, protocol: str) -> dict[tuple[str, str], str]:
     return {(row["name"], row["version"]): row["state"] for row in rows}
 
 
-def test_versions_are_told_apart(start: Callable[..., Shared], protocol: str, models: Path) -> None:
-    shared = start()
+def test_versions_are_told_apart(shared: Shared, protocol: str) -> None:
     assert shared.ready["models"] == ["scale:10", "scale:2"]
     with contextlib.closing(client_of(shared, protocol)) as client:
+        options = {"as_json": True} if protocol == "grpc" else {}
+
+        def counts() -> dict[str, int]:
+            stats = client.get_inference_statistics("scale", **options)["model_stats"]
+            return {row["version"]: int(row.get("inference_count", 0)) for row in stats}
+
+        before = counts()
         assert [factor(client, protocol, version) for version in ("", "2", "10")] == [10, 2, 10]
+        assert counts() == {"2": before["2"] + 1, "10": before["10"] + 2}
         assert index(client, protocol) == {("scale", "2"): "READY", ("scale", "10"): "READY"}
         assert client.is_model_ready("scale", "2")
         assert not client.is_model_ready("scale", "3")
         with pytest.raises(InferenceServerException, match=r"the versions \['2', '10'\], not '3'"):
             factor(client, protocol, "3")
-        options = {"as_json": True} if protocol == "grpc" else {}
         assert client.get_model_metadata("scale", **options)["versions"] == ["2", "10"]
         config = client.get_model_config("scale", "2", **options)
         config = config.get("config", config)
         (given,) = config["input"]
         assert (given["name"], given["data_type"], list(map(int, given["dims"]))) == ("x", "TYPE_FP32", [-1, 4])
-        digest = hashlib.sha256((models / "scale/2/model.onnx").read_bytes()).hexdigest()
+        digest = hashlib.sha256((shared.path.parent / "models/scale/2/model.onnx").read_bytes()).hexdigest()
         assert config["parameters"]["sha256"]["string_value"] == digest
-        stats = client.get_inference_statistics("scale", **options)["model_stats"]
-        assert {row["version"]: int(row["inference_count"]) for row in stats} == {"2": 1, "10": 2}
 
 
-def test_local_programs_name_versions_too(start: Callable[..., Shared]) -> None:
-    with nnburst.connect(start().address) as service:
+def test_local_programs_name_versions_too(shared: Shared) -> None:
+    with nnburst.connect(shared.address) as service:
         for name, wanted in (("scale", 10), ("scale:10", 10), ("scale:2", 2)):
             with service.session(name) as session:
                 np.testing.assert_array_equal(session.run(None, {"x": X})[0], wanted * X)
@@ -190,8 +202,8 @@ def test_new_worker_serves_what_is_loaded(start: Callable[..., Shared], models: 
         until(lambda: answer() == 11, "it is not served again")
 
 
-def test_clients_load_nothing_unless_they_may(start: Callable[..., Shared], protocol: str) -> None:
-    with contextlib.closing(client_of(start(), protocol)) as client:
+def test_clients_load_nothing_unless_they_may(shared: Shared, protocol: str) -> None:
+    with contextlib.closing(client_of(shared, protocol)) as client:
         for change in (client.load_model, client.unload_model):
             with pytest.raises(InferenceServerException, match="--oip-control"):
                 change("scale")
@@ -298,8 +310,8 @@ def test_options_that_do_not_fit_are_refused(tmp_path: Path, models: Path) -> No
         assert said in done.stderr
 
 
-def test_config_is_what_the_schema_says(start: Callable[..., Shared]) -> None:
-    with contextlib.closing(client_of(start(), "grpc")) as client:
+def test_config_is_what_the_schema_says(shared: Shared) -> None:
+    with contextlib.closing(client_of(shared, "grpc")) as client:
         config = client.get_model_config("scale")
         assert isinstance(config, pb.ModelConfigResponse)
         assert MessageToDict(config)["config"]["input"] == [{"name": "x", "dataType": "TYPE_FP32", "dims": ["-1", "4"]}]
