@@ -89,6 +89,12 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("fragile_functions", None)
 
 
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a service is started again; test_accounts.py is about them."""
+    monkeypatch.setattr("nnburst.runtime.service._wait", lambda seconds: None)
+
+
 @pytest.fixture
 def service(place: Path) -> Iterator[nnburst.Service]:
     device = "nnburst-function:call=fragile_functions:fragile"

@@ -171,6 +171,12 @@ def test_descriptors_that_the_service_cannot_take_are_refused() -> None:
         until(lambda: len(os.listdir(f"/proc/{service.pid}/fd")) <= before, "descriptors are kept")
 
 
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a run sets up has no more time than the run."""
+    monkeypatch.setattr("nnburst.runtime.run.route.MIN_SETUP_SECONDS", 0.0)
+
+
 def state_model() -> nnburst.Model:
     b = nnburst.ModelBuilder()
     t = b.input("t", nnburst.OperandType.TENSOR_FLOAT32, (4,))
@@ -202,6 +208,7 @@ def test_a_stopped_service_cannot_block_its_client_for_ever() -> None:
 
 
 @pytest.mark.check
+@pytest.mark.usefixtures("hasty")
 def test_runs_that_need_another_burst_of_a_stopped_service_do_not_outlast_their_timeout() -> None:
     x = np.ones(4, np.float32)
 
@@ -248,6 +255,7 @@ def test_session_of_short_runs_gets_another_burst(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.check
+@pytest.mark.usefixtures("hasty")
 def test_copies_of_a_state_do_not_outlast_their_timeout_in_a_stopped_service() -> None:
     with nnburst.launch(devices=["nnburst-reference"]) as service:
         with service.session(state_model(), timeout=0.1) as session, session.bind(state={"t_out": "t"}) as execution:
