@@ -32,6 +32,7 @@ Case = tuple[str, Any, list[dict[str, Array]]]
 _MOST = 120
 """Ways to set sizes of one model to 0."""
 _LONGEST_S = 3
+"""Of processor time, for one run."""
 _FLOAT = TensorProto.FLOAT
 
 
@@ -277,14 +278,14 @@ def _run_some(log: Any, numbered: Iterator[tuple[int, dict[str, Array]]], name: 
     session = None
     for number, inputs in numbered:
         print(f"{number} {name} {[array.shape for array in inputs.values()]}", end=" ", file=log, flush=True)
-        signal.alarm(_LONGEST_S)
+        signal.setitimer(signal.ITIMER_PROF, _LONGEST_S)
         try:
             session = session or _open(model)
             ort.set_seed(1)
             print(_digest(session.run(None, inputs)), file=log, flush=True)
         except Exception:
             print("refused", file=log, flush=True)
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def run(out: str, pattern: str, tries: int) -> None:

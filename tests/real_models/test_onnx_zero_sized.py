@@ -20,7 +20,7 @@ NOT_WRITTEN = (
 """Cases of operators that ONNX Runtime does not write all results of."""
 
 
-@pytest.mark.check
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_results_of_sizes_of_zero_do_not_depend_on_what_memory_held(tmp_path: Path) -> None:
     ran, different, ended = compare(tmp_path, NOT_WRITTEN, 0)
