@@ -83,5 +83,5 @@ def attack_with(service: nnburst.Service, *arguments: object) -> Any:
         y = b.maximum(y, chunk)
     b.output("y", y)
     with pytest.raises(GeneralFailure, match="said:") as failure:
-        service.session(b.build())
+        service.session(b.build(), device="hostile")
     return json.loads(str(failure.value).split("said:")[1])

@@ -8,6 +8,7 @@ import gc
 import os
 import re
 import socket
+import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -51,7 +52,7 @@ from nnburst.model import (
 )
 from nnburst.service import PER_USER, Quotas, ServiceConnection, ServiceHost
 from nnburst.service.client import proxies
-from nnburst.service.connection import transport
+from nnburst.service.connection import owner, transport
 from nnburst.service.connection.pending import PendingCall
 from nnburst.service.host.host import HostedConnection
 from nnburst.service.process.discovery import Peer
@@ -721,6 +722,34 @@ def test_connection_that_does_not_say_hello_in_time_ends_and_no_other() -> None:
             assert silent.connection.end_reason == "the peer has not said hello"
             assert not greeted.wait_ended(2.0)
             assert client.devices[0].status is DeviceStatus.AVAILABLE
+    finally:
+        host.close()
+
+
+class LongNamed(FakeDevice):
+    """Has more names than fit into a datagram."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(f"{n:4000}" for n in range(20))
+
+
+def test_client_that_does_not_read_a_long_answer_owns_it_until_it_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owner, "WORKER_PATIENCE", 0.0)
+    host, (client, other) = ServiceHost([LongNamed()], quotas=Quotas(fds=1)), socket_pair()
+    try:
+        hosted = host.serve(other)
+        hosted.connection._outbox.send_timeout = 0.05
+        with client:
+            for number, call in enumerate((protocol.Hello(protocol.VERSION, 1), *[protocol.ListModels()] * 2)):
+                client.send(struct.pack("<BBHI", 0, 0, 0, number) + protocol.encode(call))
+            until(lambda: hosted.connection.end_reason)
+            assert not hosted.wait_ended(0.5)
+            used = hosted.ledger.used
+            assert used["working_bytes"] > 80_000
+            assert used["fds"] == 1, "the second answer has no descriptor: it is a refusal"
+        assert hosted.wait_ended(PATIENCE)
+        assert set(hosted.ledger.used.values()) == {0}
     finally:
         host.close()
 

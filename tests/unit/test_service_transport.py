@@ -33,6 +33,7 @@ from nnburst.errors import (
     error_for,
 )
 from nnburst.model import OutputShape
+from nnburst.service.connection.transport import Connection
 from nnburst.service.wire import packets, protocol, values
 from nnburst.service.wire.packets import DescriptorsLost, EndOfStream, FdBundle, Kind, receive
 from nnburst.service.wire.protocol import Malformed, Side
@@ -322,12 +323,14 @@ def test_a_call_that_is_not_answered_in_time_gives_up_and_the_late_reply_is_hand
         seen.append(reply)
         late.set()
 
-    with connected(service=Answers(on_hello=slow)) as (a, _):
-        with pytest.raises(MissedDeadline):
-            a.call(HELLO, timeout=0.02, on_late=on_late)
+    service = Answers(on_hello=slow)
+    with connected(service=service) as (a, _):
+        while not service.seen:  # it may give up before the request is sent
+            with pytest.raises(MissedDeadline):
+                a.call(HELLO, timeout=0.02, on_late=on_late)
         go_on.set()
         assert late.wait(PATIENCE)
-        assert seen == [protocol.HelloReply((1, 0), 3)]
+        assert seen[0] == protocol.HelloReply((1, 0), 3)
         a.call(protocol.Goodbye(), timeout=PATIENCE)
 
 
@@ -599,6 +602,23 @@ def test_peer_that_does_not_receive_an_answer_with_a_descriptor_is_dropped_and_t
         assert "process 7 of user 8 is disconnected: the peer does not read its socket" in caplog.text
         assert len(service.released) == len(service.charged) >= 1
         assert in_flight(sock) == 1
+
+
+@pytest.mark.parametrize("how", ["reads", "closes"])
+def test_peer_that_is_dropped_counts_until_it_has_read_or_closed(how: str) -> None:
+    service, ends = LongAnswers(), list[Connection]()
+    more = {"send_timeout": 0.05, "on_end": lambda seconds: ends[0].linger()}
+    with raw_peer(Side.SERVICE, service, **more) as (end, sock):
+        ends.append(end)
+        raw_send(sock, header() + LIST)
+        raw_send(sock, header(call_id=2) + LIST)
+        until(lambda: end.end_reason)
+        until(lambda: service.released)  # what was not sent
+        assert not end.wait_ended(0)
+        assert len(service.released) == 1
+        take(sock) if how == "reads" else sock.close()
+        assert end.wait_ended(PATIENCE)
+        assert len(service.released) == 2
 
 
 def test_answer_that_may_not_be_charged_is_refused() -> None:

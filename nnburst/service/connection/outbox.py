@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 
 from ..._core.fds import close_fds
 from ...errors import NNBurstError, ResourceExhausted
@@ -17,6 +18,7 @@ from ..wire.packets import Kind, Outgoing, unread_bytes
 _log = logging.getLogger(__name__)
 _FIRST_LOOK = 0.001
 """Seconds until it is looked whether an answer was received; then after twice as long each time."""
+_LAST_LOOK = 0.5
 _RETRY = 0.05
 """Seconds until the kernel is asked again for room."""
 
@@ -55,9 +57,9 @@ class Outbox:
         self.send_timeout = send_timeout
 
     def send_now(self, message: Outgoing) -> bool:
-        """Send an answer, for a worker thread; False if that is left to the owner."""
+        """Send an answer without descriptors, for a worker thread; False if that is left to the owner."""
         with self._sending:
-            if self._ended or self._messages or message.n_fds:
+            if self._ended or self._messages:
                 return False
             try:
                 message.try_send(self._sock)
@@ -103,6 +105,8 @@ class Outbox:
             self._messages.popleft()
             if message.on_sent is not None:
                 message.on_sent()
+        if not self._messages:
+            self._full_since = self._refused_since = math.inf
         return None
 
     def _post(self, message: Outgoing) -> None:
@@ -151,8 +155,18 @@ class Outbox:
     def end(self) -> None:
         self._ended = True
         self.clear()
-        if self._unread is not None:
-            self._unread[0].close()
+
+    def linger(self, is_closed: Callable[[], bool]) -> None:
+        """Wait until the peer has received the last answer with a descriptor, or has closed its end: it counts so long.
+
+        Args:
+            is_closed: Whether this side does not want to wait.
+        """
+        pause = _FIRST_LOOK
+        while self._unread is not None and not is_closed():
+            time.sleep(pause)
+            pause = min(2 * pause, _LAST_LOOK)
+            self._settle()
 
     def clear(self) -> None:
         """Drop what is queued."""
@@ -161,6 +175,8 @@ class Outbox:
 
     def close(self) -> None:
         """Close the socket, and with it what the peer has sent that was not received: sockets that linger."""
+        if self._unread is not None:
+            self._unread[0].close()
         with self._sending:
             if self._sock.fileno() >= 0:
                 close_fds([self._sock.detach()])

@@ -12,7 +12,7 @@ from functools import partial
 from ...errors import DeadObject, GeneralFailure, NNBurstError, ResourceExhausted
 from ..wire import protocol as calls
 from ..wire.packets import FdBundle, Kind, Outgoing, Packet
-from ..wire.values import Message
+from ..wire.values import MAX_INLINE, Message
 from .mailbox import Mailbox
 from .outbox import Outbox
 from .pending import MAX_PENDING
@@ -171,17 +171,19 @@ class Serving:
         if not number:
             fds.close()
             return
-        received = threading.Event()
+        is_long = len(body) > MAX_INLINE
+        if not (fds or is_long) and self._outbox.send_now(Outgoing(kind, number, body)):
+            return
+        received, held = threading.Event(), ExitStack()
+        held.callback(received.set)
         try:
-            message = Outgoing(kind, number, body, fds)
-            if self._outbox.send_now(message):
-                return
             if self._charge is not None:
-                held = ExitStack()
-                held.callback(received.set)
-                held.callback(self._charge(len(body), message.n_fds))
-                message.release = held.close
+                held.callback(self._charge(len(body), len(fds) + is_long))
+            message = Outgoing(kind, number, body, fds)
+            message.release = None if self._charge is None else held.close
         except NNBurstError as error:
+            held.close()
+            fds.close()
             message = refusal(number, error)
         self._mailbox.post(partial(self._outbox.put, message))
         if message.release is not None:

@@ -153,6 +153,10 @@ class Connection:
         deadline = Deadline.after(LEAVING + WORKER_PATIENCE if timeout is None else timeout)
         return self.wait_ended(deadline.left()) and self._owner.join_workers(deadline)
 
+    def linger(self) -> None:
+        """Wait, in `on_end`, until nothing is left of what counts for the peer, or this side closes. See `Outbox`."""
+        self._outbox.linger(lambda: self._owner.closed)
+
     def abandon(self) -> None:
         """In a forked child: close the copies of the descriptors; the connection is the parent's and goes on."""
         self._abandoned = True

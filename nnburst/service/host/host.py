@@ -265,6 +265,7 @@ class HostedConnection(Client):
         self.objects.close()
         for hosted in self.fenced.copy():
             hosted.cancel()
+        self.connection.linger()
         self.ledger.close()
         self.flow = None
         self._host.forget(self)

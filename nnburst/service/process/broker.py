@@ -28,7 +28,7 @@ from ..._core.threads import start
 from ...errors import BadState, DeadObject, DeviceUnavailable, ResourceExhausted
 from ..client.connection import ServiceConnection
 from ..host.quotas import PER_USER, Charge, Ledger
-from ..wire.packets import EndOfStream, peek_hello
+from ..wire.packets import EndOfStream, peek_hello, unread_bytes
 from ..wire.protocol import Malformed
 from .discovery import Peer, peer_of
 from .workers import AcceptedClient, Isolation, WorkerPool
@@ -43,6 +43,8 @@ _HELLO_PATIENCE = 10.0
 """Seconds that a peer that is served has to say hello. How many a user may have, its quota of connections says."""
 _NEW = 10.0
 """Seconds for which a connection counts as a new one of its user's."""
+_UNREAD = 1.0
+"""Seconds until it is looked again whether a client that was told of its end has read all, or gone."""
 _STARVED = 0.1
 """Seconds without descriptors or threads before connections are taken again."""
 
@@ -347,7 +349,11 @@ class Broker:
     def _drop_late(self) -> None:
         now = time.monotonic()
         for fd in [fd for fd, client in self._awaited.items() if client.until <= now]:
-            client = self._awaited.pop(fd)
+            client = self._awaited[fd]
+            if client.worker is not None and unread_bytes(client.sock):
+                client.until = now + _UNREAD  # it keeps descriptors of this user's in its socket, and counts so long
+                continue
+            del self._awaited[fd]
             if not client.is_told and not client.refusal:
                 _log.warning("%s is disconnected: it has not said hello", client.peer)
             client.close()
