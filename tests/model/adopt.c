@@ -6,15 +6,13 @@
 #include "message_queue.c"
 
 static ring shared;
-static nnb_mq writing, reading;
+static nnb_mq writing, reading, later;
 static const uint8_t elements[2][8] = {{1}, {2}};
 
 static void *write_two(void *unused)
 {
     assert(nnb_mq_write(&writing, elements[0], 1) == 0);
-    nnb_mq later;
     attach(&later, &shared, 8, 1, NNB_SYNCHRONIZED, NNB_MQ_EXCLUSIVE);
-    later.corrupt = later.is_writer = 0;
     adopt_w(&later);
     adopt_r(&later);
     int rc = nnb_mq_write(&later, elements[1], 1);
