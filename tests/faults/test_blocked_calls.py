@@ -12,6 +12,7 @@ import pytest
 import nnburst
 from nnburst._core.errno import system
 from nnburst.errors import GeneralFailure, InvalidArgument, ResourceExhausted
+from nnburst.service.process import forked
 
 NUMBERS = {"memfd_create": 319, "eventfd2": 290, "pidfd_open": 434, "socketpair": 53, "sched_getaffinity": 204}
 """Of x86-64."""
@@ -91,6 +92,7 @@ def test_no_memory_for_a_service_is_a_resource_that_is_exhausted(monkeypatch: py
     def starved(*arguments: object, **options: object) -> None:
         raise MemoryError
 
+    forked.end()  # a process to fork from is there already, perhaps
     monkeypatch.setattr(subprocess, "Popen", starved)
     with pytest.raises(ResourceExhausted, match="cannot be started: out of memory"):
         nnburst.launch()

@@ -365,12 +365,12 @@ def test_binary_quant(operation: OperationType, kind: OperandType) -> None:
     np.testing.assert_array_equal(found, stored(real, 1.0, 128 - shift, kind))
 
 
-@pytest.mark.parametrize("activation", [1, 2, 3])
-def test_add_of_integers_has_no_activation(activation: int) -> None:
+@pytest.mark.parametrize("activation", ["relu", "relu1", "relu6"])
+def test_add_of_integers_has_no_activation(activation: Any) -> None:
     b = ModelBuilder()
     i = b.input("x", T.TENSOR_INT32, (2,))
     with pytest.raises(InvalidArgument, match="TENSOR_INT32 arithmetic has no fused activation"):
-        b.add(i, np.array([5, -7], np.int32), act=activation)
+        b.add(i, np.array([5, -7], np.int32), activation=activation)
 
 
 def test_difference_of_integers_wraps_around() -> None:
