@@ -166,8 +166,9 @@ def shared() -> Iterator[Shared]:
 
     with tempfile.TemporaryDirectory(prefix="nnburst-") as place:
         (Path(place) / "functions.py").write_text(SAME)
-        with hostile_service(Path(place), send, f"{place}/functions.py:same", setup="import socket") as shared:
-            yield shared
+        function, before = f"{place}/functions.py:same", "from nnburst._core import backoff; backoff._FIRST = 0.0"
+        with hostile_service(Path(place), send, function, setup="import socket", before=before) as shared:
+            yield shared  # whose workers die again and again
 
 
 def own_worker(shared: Shared, service: nnburst.Service) -> int:

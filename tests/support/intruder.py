@@ -54,7 +54,7 @@ def hostile_service(
         function: Its source is the device's: it knows `contextlib`, `json` and `os`, and what the setup has made.
         options: Of the service.
         setup: Statements that run before the door is closed.
-        process: For its `subprocess.Popen`.
+        process: Of `Shared`, or for its `subprocess.Popen`.
     """
     code = directory / "code"
     (code / "hostile-1.dist-info").mkdir(parents=True)
