@@ -69,7 +69,11 @@ def members(group: Path) -> set[int]:
 
 
 def groups_of(node: Path) -> dict[str, set[int]]:
-    return {group.name: members(group) for group in node.iterdir() if group.is_dir()}
+    found = {}
+    for group in filter(Path.is_dir, node.iterdir()):
+        with contextlib.suppress(OSError):  # it has just gone with its last process
+            found[group.name] = members(group)
+    return found
 
 
 def needs(node: Path, controller: str) -> None:

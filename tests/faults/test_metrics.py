@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import socket
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,14 +38,16 @@ def served(tmp_path: Path) -> Iterator[Shared]:
 
 def scraped(shared: Shared) -> str:
     """What a scrape gives; one that is turned away is repeated."""
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        try:
-            with urllib.request.urlopen(shared.ready["metrics"], timeout=PATIENCE) as answer:
-                return str(answer.read().decode())
-        except OSError:
-            assert time.monotonic() < deadline, "no scrape succeeds"
-            time.sleep(0.01)
+
+    def scrape() -> str:
+        with (
+            contextlib.suppress(OSError),
+            urllib.request.urlopen(shared.ready["metrics"], timeout=PATIENCE) as answer,
+        ):
+            return str(answer.read().decode())
+        return ""
+
+    return str(until(scrape, "no scrape succeeds"))
 
 
 def address(shared: Shared) -> tuple[str, int]:
