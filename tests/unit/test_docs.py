@@ -68,6 +68,11 @@ def commands(page: Path) -> list[list[str]]:
 
 GATEWAY = next(words for words in commands(ROOT / "docs" / "gateway.md") if "--oip" in words)
 """The command that starts the service ``vision``; what other pages serve over the network is part of it."""
+CLONE = [
+    shlex.split(line)
+    for line in ('git clone "$REPOSITORY" nnburst', "cd nnburst", "python3 -m venv ../env && . ../env/bin/activate")
+]
+"""Commands that make a clone and an environment, which the tests are run in."""
 ADDRESS = GATEWAY[GATEWAY.index("--oip") + 1]
 
 
@@ -280,14 +285,14 @@ def test_commands_of_a_page_run_as_written(
             done = CliRunner().invoke(main, arguments if run else [*arguments, "--help"])
             assert done.exit_code == 0, f"{shlex.join(words)}\n{done.output}"
         elif program == "pip":
-            (what,) = re.findall(r"^(?:\.|nnburst|\$\(ls nnburst-\*\.whl\))(?:\[([\w,]+)\])?$", arguments[1])
-            assert arguments[0] == "install"
+            (what,) = re.findall(r"^(?:\.|nnburst|\$\(ls nnburst-\*\.whl\))(?:\[([\w,]+)\])?$", arguments[-1])
+            assert arguments[:-1] in (["install"], ["install", "--editable"])
             assert set(filter(None, what.split(","))) <= set(metadata("nnburst").get_all("Provides-Extra", []))
         elif program == "make":
             subprocess.run(["make", "--dry-run", *arguments], cwd=ROOT, check=True, capture_output=True)
         elif words[:2] == ["python", "-c"]:
             subprocess.run([sys.executable, *arguments], env=vision, check=True, capture_output=True)
-        else:
+        elif words not in CLONE:
             assert program in ("python", ".venv/bin/python"), words
             named = [word for word in arguments if "/" in word]
             assert named or arguments == ["program.py"], words

@@ -237,7 +237,7 @@ def test_things_of_a_service_that_does_not_answer_are_closed_within_one_budget(
         first, *others = waits.seconds
         assert first > 0
         assert len(others) >= 5
-        assert max(others) <= 0
+        assert sum(others) < transport.LEAVING  # each waits for what the one before has left
     # It has come to all of them, and is waited for again.
     again = service.session(relu())
     waits.seconds.clear()
