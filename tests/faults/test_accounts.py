@@ -8,7 +8,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,7 +26,7 @@ from nnburst.service.process.cgroup import NICENESS
 from nnburst.watch.usage import Usage, usage_of
 from support.models import relu
 from support.processes import worker_of, workers_of
-from support.services import COMMAND, Shared, shared_service
+from support.services import Shared, run_command, shared_service
 from support.waiting import until
 
 pytestmark = pytest.mark.check
@@ -206,7 +205,7 @@ def test_pipe_of_the_log_that_another_process_keeps_is_read_no_more_once_the_wor
 
 
 def top(*which: str) -> list[dict[str, Any]]:
-    reports: list[dict[str, Any]] = json.loads(subprocess.check_output([*COMMAND, "top", "--once", "--json", *which]))
+    reports: list[dict[str, Any]] = json.loads(run_command("top", "--once", "--json", *which).stdout)
     return reports
 
 
@@ -234,7 +233,7 @@ def test_top_shows_what_each_process_and_each_client_takes_and_may_take(start: C
         assert reports[service.pid]["process"]["most_fds"] == 0, "it is not one user's"
         session.close()
         until(lambda: top(str(own))[0]["clients"][0]["bytes"] == 0, "what was given back counts")
-        table = subprocess.check_output([*COMMAND, "top", "--once", str(own)], text=True)
+        table = run_command("top", "--once", str(own)).stdout
         assert re.search(rf"of user {os.geteuid()} \({own}\) .* / 8,192 .* / 300 .*\(100 in 10 s\)", table), table
     until(lambda: not top(str(own))[0]["clients"], "who has gone is shown")
 

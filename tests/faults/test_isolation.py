@@ -38,7 +38,7 @@ from support.processes import (
     worker_of,
     workers_of,
 )
-from support.services import COMMAND, RawConnection, Shared, header, save_scaling, shared_service
+from support.services import COMMAND, RawConnection, Shared, header, run_command, save_scaling, shared_service
 from support.users import GUEST, as_root, as_user
 from support.waiting import PATIENCE, Background, until
 from support.ways_out import needs_walls
@@ -434,12 +434,14 @@ def test_user_who_is_kicked_while_the_process_starts_leaves_none(start: Callable
 
 
 def test_kick_asks_for_one_whom_it_can_find(shared: Shared) -> None:
-    assert "has no such user" in kick_user(shared.address, "no-such-user").stderr
-    assert "has no such user" in kick_user(shared.address, str(1 << 32)).stderr
-    assert f"user {GUEST} is no client" in kick_user(shared.address, str(GUEST)).stderr
-    for options in (), ("--user", "root", "1"):
-        done = subprocess.run([*COMMAND, "kick", "x", *options], capture_output=True, text=True, timeout=PATIENCE)
-        assert "the id of a process, or --user" in done.stderr
+    for options, said in (
+        (("--user", "no-such-user"), "has no such user"),
+        (("--user", str(1 << 32)), "has no such user"),
+        (("--user", str(GUEST)), f"user {GUEST} is no client"),
+        ((), "the id of a process, or --user"),
+        (("--user", "root", "1"), "the id of a process, or --user"),
+    ):
+        assert said in run_command("kick", shared.address, *options).output
 
 
 @as_root

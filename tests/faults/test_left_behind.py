@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import Result
 
 import nnburst
 from nnburst.errors import InvalidArgument, MissedDeadline
@@ -21,7 +22,7 @@ from nnburst.watch import RowKind, RowStats, find_services, look
 from support import ROOT
 from support.models import tiny_model
 from support.processes import line_of, rests
-from support.services import COMMAND, Shared, shared_service
+from support.services import Shared, run_command, shared_service
 from support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.check
@@ -203,17 +204,15 @@ def test_two_that_leave_endless_runs_slow_nobody_afterwards(shared: Shared, give
 # ---- nnburst kick ----------------------------------------------------------------------------------------------------
 
 
-def kick(shared: Shared, pid: int) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, "kick", shared.address, str(pid)], capture_output=True, text=True, timeout=PATIENCE
-    )
+def kick(shared: Shared, pid: int) -> Result:
+    return run_command("kick", shared.address, str(pid))
 
 
 def test_client_that_is_kicked_is_told_and_its_run_ends(shared: Shared, gives_all_back: None) -> None:
     with endless_client(shared, "burst") as client:
         wait_until_it_computes(shared)
         done = kick(shared, client.pid)
-        assert done.stdout == f"ended 1 connection of process {client.pid} to {shared.address}\n", done.stderr
+        assert done.stdout == f"ended 1 connection of process {client.pid} to {shared.address}\n", done.output
         said = says(client, "result")
         assert "DeadObject" in said
         assert "by order of user" in said
@@ -222,9 +221,9 @@ def test_client_that_is_kicked_is_told_and_its_run_ends(shared: Shared, gives_al
 
 
 def test_kick_of_a_process_that_is_no_client_says_so(shared: Shared) -> None:
-    done = kick(shared, os.getpid())
-    assert done.returncode == 1
-    assert f"process {os.getpid()} is no client" in done.stderr
+    done = kick(shared, os.getppid())
+    assert done.exit_code == 1
+    assert f"process {os.getppid()} is no client" in done.output
 
 
 # ---- nnburst top -----------------------------------------------------------------------------------------------------
@@ -273,11 +272,11 @@ def test_top_shows_a_run_without_a_client_until_it_ends(tmp_path: Path) -> None:
             lambda: [row.has_left for row in rows_of(shared, client.pid)] == [True, True],  # of the model and the burst
             lambda: rows_of(shared, client.pid),
         )
-        top = [*COMMAND, "top", str(shared.worker), "--once"]
-        shown: list[Any] = json.loads(subprocess.check_output([*top, "--json"]))
+        top = ("top", str(shared.worker), "--once")
+        shown: list[Any] = json.loads(run_command(*top, "--json").stdout)
         left = [burst["client_has_left"] for model in shown[0]["models"] for burst in model["bursts"]]
         assert left == [True], shown
-        table = subprocess.check_output(top, text=True)
+        table = run_command(*top).stdout
         assert f"({client.pid}) has left" in table
         (tmp_path / "told").touch()
         until(lambda: not rows_of(shared, client.pid), lambda: rows_of(shared, client.pid))
