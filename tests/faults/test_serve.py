@@ -396,7 +396,7 @@ def test_idle_service_ends_when_it_was_asked_to(tmp_path: Path) -> None:
             let_pass(tmp_path, 1001)
             before = slept()
             os.kill(shared.pid, signal.SIGHUP)  # which does not reap it, as Popen.send_signal() does
-            until(lambda: slept() != before, "it does not look")
+            until(lambda: shared.process.poll() is not None or slept() != before, "it does not look")
 
         with nnburst.connect(shared.address) as service:
             look()

@@ -33,24 +33,23 @@ _LEVELS = ("debug", "info", "warning", "error")
 def _signals_of_the_start() -> Iterator[None]:
     """While the service starts, SIGTERM and SIGINT end it in order, and a SIGHUP waits until the service handles it.
 
-    The start is left by `SystemExit`, so that what it has taken is given back. A second signal changes nothing.
+    The start is left by `SystemExit`, so that what it has taken is given back. A second signal changes nothing, nor
+    does a SIGHUP that comes while the process ends: it stays blocked.
     """
-    hangup, ends = {signal.SIGHUP}, (signal.SIGTERM, signal.SIGINT)
+    ends = (signal.SIGTERM, signal.SIGINT)
 
     def leave(*_: object) -> None:
         for number in ends:
             signal.signal(number, signal.SIG_IGN)
         raise SystemExit(0)
 
-    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, hangup)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     before = {number: signal.signal(number, leave) for number in ends}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        signal.sigtimedwait(hangup, 0)  # one that came after the end
-        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
 
 
 @click.command()
