@@ -189,7 +189,7 @@ AS_WRITTEN = (
     ["trace"],
     ["doctor"],
     ["bench", "--list"],
-    *(["cache", verb] for verb in ("ls", "verify", "prune", "stats", "path")),
+    *(["cache", verb] for verb in ("ls", "verify", "prune", "path")),
 )
 """Commands that run beside the services and benchmarks below; of others click looks at names and options."""
 
