@@ -8,5 +8,5 @@ from .event_flag import NOT_EMPTY as NOT_EMPTY
 from .event_flag import NOT_FULL as NOT_FULL
 from .event_flag import EventFlag as EventFlag
 from .queue import MessageQueue as MessageQueue
-from .queue_end import QueueError as QueueError
+from .queue import QueueError as QueueError
 from .transaction import MemTransaction as MemTransaction

@@ -8,6 +8,7 @@ import operator
 import os
 import struct
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -131,11 +132,6 @@ class MQDescriptor(Closing):
 
     __slots__ = ("_fds", "dtype", "flags", "grantors", "quantum")
 
-    grantors: tuple[Grantor, ...]
-    quantum: int
-    flags: int
-    dtype: np.dtype[Any] | None
-
     def __init__(
         self,
         grantors: Iterable[Sequence[int]],
@@ -207,7 +203,8 @@ class MQDescriptor(Closing):
         self._fds.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (tuple(map(tuple, self.grantors)), self._fds, self.quantum, self.flags, self.dtype)
+        parts = tuple(map(tuple, self.grantors)), self._fds, self.quantum, int(self.flags)
+        return partial(MQDescriptor, dtype=self.dtype), parts
 
     def __repr__(self) -> str:
         fds = "closed" if self.closed else list(self.fds)
@@ -221,9 +218,3 @@ def _without_write_access(fd: int) -> int:
     except OSError:
         return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0)
-
-
-def _rebuild(
-    grantors: tuple[tuple[int, ...], ...], fds: FdSet, quantum: int, flags: int, dtype: np.dtype[Any] | None
-) -> MQDescriptor:
-    return MQDescriptor(grantors, fds, quantum, flags, dtype=dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from .._core._nnburst import ffi, lib
 from .._core.deadline import Deadline
@@ -17,11 +17,6 @@ NOT_EMPTY: int = lib.NNB_EVENT_NOT_EMPTY
 """Bit that the blocking calls of a queue use for "data has come"."""
 
 _ALL_BITS = 0xFFFFFFFF
-
-
-@runtime_checkable
-class _HasEventWord(Protocol):
-    def _event_word(self) -> tuple[Any, object]: ...
 
 
 class EventFlag(Closing):
@@ -120,10 +115,9 @@ def _bits(mask: int) -> int:
 
 def _find_word(source: Any, offset: int) -> tuple[Any, object]:
     """The word as ``uint32_t *`` and what keeps it mapped."""
-    if isinstance(source, _HasEventWord):
-        return source._event_word()
-    if source is None:
-        raise InvalidArgument("an event flag needs a queue or a writable buffer")
+    own = getattr(source, "_event_word", None)
+    if own is not None:
+        return own()  # type: ignore[no-any-return]
     try:
         buffer = ffi.from_buffer("uint8_t[]", source, require_writable=True)
     except (TypeError, ValueError, BufferError) as error:

@@ -2,32 +2,105 @@
 
 from __future__ import annotations
 
+import enum
 import errno
+import fcntl
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from .._core._nnburst import ffi, lib
+from .._core._nnburst import ffi, lib, queue_calls
 from .._core.deadline import Deadline
-from .._core.errno import member
+from .._core.errno import check, member
 from .._core.fds import FdSet
-from ..errors import InvalidArgument
+from .._core.leaving import Closing, abandon_when_forked
+from ..errors import BadState, GeneralFailure, InvalidArgument, NNBurstError
 from ..options import FlavourName, QueueLayout
-from .descriptor import Flavour, Layout, MQDescriptor
-from .elements import Elements, as_elements, element_count, element_type, readable, writable
+from .descriptor import Flavour, Grantor, Layout, MQDescriptor
+from .elements import MAX_COUNT, Elements, as_elements, element_count, element_type, readable, writable
 from .event_flag import NOT_EMPTY, NOT_FULL, EventFlag
-from .handle import CLOSED, ring_array
-from .layout import create_memory
-from .layout import options as open_options
-from .queue_end import QueueEnd
 from .transaction import MemTransaction
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
 
-class MessageQueue(QueueEnd):
+class QueueError(enum.IntEnum):
+    """Why an error handler is called."""
+
+    NONE = 0
+    POINTER_CORRUPTION = 1
+    """A shared counter has a value that no well-behaved peer can give it."""
+
+
+ErrorHandler = Callable[[QueueError, str], object]
+
+
+def _not_here(_: object) -> Any:
+    return NotImplemented
+
+
+class Handle:
+    """An ``nnb_mq *`` that is closed when nothing refers to it any more.
+
+    A queue, the NumPy views on its ring and a call that waits in another thread each hold one reference, so closing
+    the queue never unmaps memory that a view still shows.
+
+    Attributes:
+        read: Fills an array, or a new one of so many elements. Returns it; None if there are not enough; False if this
+            reader was overtaken; NotImplemented for what only a call with `pointer` can do or explain.
+        write: Appends an array or bytes. Returns True; False if there is no room; NotImplemented likewise.
+    """
+
+    __slots__ = ("__weakref__", "pointer", "read", "write")
+
+    def __init__(self, pointer: Any, dtype: np.dtype[Any] | None = None) -> None:
+        self.pointer: Any = None
+        self.read: Callable[[Any], Any] = _not_here
+        self.write: Callable[[Any], Any] = _not_here
+        if dtype is not None:
+            self.pointer = ffi.gc(pointer, lib.nnb_mq_close)
+            probe = np.empty(2, dtype)
+            start, _read_only = probe.__array_interface__["data"]
+            bound = int(ffi.cast("uintptr_t", pointer)), self.pointer, dtype, np.ndarray, np.empty
+            self.read, self.write = queue_calls(bound, probe, start) or (_not_here, _not_here)
+        abandon_when_forked(self)
+
+    def abandon(self) -> None:
+        """In a forked child."""
+        if self.pointer is not None:
+            lib.nnb_mq_inherit(self.pointer)
+
+    def live(self) -> Any:
+        """The pointer; `BadState` if the queue is closed."""
+        if self.pointer is None:
+            raise BadState("the queue is closed")
+        return self.pointer
+
+
+_CLOSED = Handle(None)
+
+
+class _RingMemory:
+    """The owner of the ring's bytes, for NumPy."""
+
+    __slots__ = ("__array_interface__", "_handle")
+
+    def __init__(self, handle: Handle, address: int, size: int, read_only: bool) -> None:
+        self._handle = handle
+        self.__array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, read_only), "version": 3}
+
+
+def _ring_array(handle: Handle, start: Any, dtype: np.dtype[Any], read_only: bool) -> np.ndarray[Any, np.dtype[Any]]:
+    """The whole ring, from a ``uint8_t *`` on, as an array of elements that keeps the handle alive."""
+    pointer = handle.live()
+    size = lib.nnb_mq_capacity(pointer) * lib.nnb_mq_quantum(pointer)
+    address = int(ffi.cast("uintptr_t", start))
+    return np.asarray(_RingMemory(handle, address, size, read_only)).view(dtype)
+
+
+class MessageQueue(Closing):
     """A lock-free FIFO in shared memory: one writer, and one reader (or many, if unsynchronized).
 
     Making one creates the shared memory; `attach` joins an existing one. With its first write (read) an object becomes
@@ -45,6 +118,11 @@ class MessageQueue(QueueEnd):
         exclusive: False lets several objects, of several threads or processes, take turns as the writer (reader). Each
             call then reads the counters again, which takes C about twice as long.
 
+    Attributes:
+        dtype: Element type.
+        flavour: Synchronized or not.
+        overruns: How often this reader of an unsynchronized queue was overtaken by the writer.
+
     Raises:
         InvalidArgument: The element type, the count or the memory object cannot be used.
         ResourceExhausted: Out of memory or file descriptors.
@@ -58,8 +136,6 @@ class MessageQueue(QueueEnd):
         array([1, 2, 3], dtype=int32)
     """
 
-    __slots__ = ()
-
     def __init__(
         self,
         dtype: npt.DTypeLike,
@@ -71,7 +147,6 @@ class MessageQueue(QueueEnd):
         ring_fd: int | None = None,
         exclusive: bool = True,
     ) -> None:
-        self._handle = CLOSED
         element = element_type(dtype)
         kind, drawing = member(Flavour, flavour, "flavour"), member(Layout, layout, "layout")
         size = element_count(count)
@@ -80,8 +155,9 @@ class MessageQueue(QueueEnd):
         if drawing is not Layout.COMPAT and not event_flag:
             name = drawing.name.lower()
             raise InvalidArgument(f"the {name} layout always has an event word; use layout='compat' to do without")
-        grantors, fds = create_memory(size, element.itemsize, kind, drawing, event_flag, ring_fd)
-        self._open(grantors, fds, element, kind, open_options(reset=True, exclusive=exclusive, sealed=False))
+        grantors, fds = _create_memory(size, element.itemsize, kind, drawing, event_flag, ring_fd)
+        own = MQDescriptor(grantors, fds, element.itemsize, kind, dtype=element)
+        self._open(own, element, reset=True, exclusive=exclusive, sealed=False)
 
     @classmethod
     def attach(
@@ -118,11 +194,27 @@ class MessageQueue(QueueEnd):
         kind = Flavour(descriptor.flags)
         if flavour is not None and member(Flavour, flavour, "flavour") is not kind:
             raise InvalidArgument(f"expected a queue of the other flavour, got {kind.name.lower()}")
-        queue = cls.__new__(cls)
-        queue._handle = CLOSED
-        options = open_options(reset=reset, exclusive=exclusive, sealed=sealed)
-        queue._open(descriptor.grantors, FdSet.duplicate(descriptor.fds), element, kind, options)
+        queue, own = cls.__new__(cls), descriptor.duplicate()
+        own.dtype = element
+        queue._open(own, element, reset=reset, exclusive=exclusive, sealed=sealed)
         return queue
+
+    def _open(self, own: MQDescriptor, dtype: np.dtype[Any], *, reset: bool, exclusive: bool, sealed: bool) -> None:
+        wanted = ((reset, lib.NNB_MQ_RESET), (exclusive, lib.NNB_MQ_EXCLUSIVE), (sealed, lib.NNB_MQ_SEALED))
+        options = sum(bit for given, bit in wanted if given)
+        grantors, fds, out = own.grantors, own.fds, ffi.new("nnb_mq **")
+        regions, numbers = ffi.new("nnb_grantor[]", [*grantors] or 1), ffi.new("int[]", [*fds, -1])
+        rc = lib.nnb_mq_open(out, regions, len(grantors), numbers, len(fds), dtype.itemsize, own.flags, options)
+        if rc < 0:
+            own.close()
+            check(rc, f"cannot attach to a queue of {len(grantors)} regions in {len(fds)} memory objects")
+        self._handle = Handle(out[0], dtype)
+        self._own, self._exclusive = own, exclusive
+        self.dtype, self.flavour, self.overruns = dtype, Flavour(own.flags), 0
+        self._on_error: ErrorHandler | None = None
+        self._region = ffi.new("nnb_mq_region *")
+        self._ring: Elements | None = None
+        self._ring_start: Any = None
 
     # -- for others ----------------------------------------------------------------------------------------------------
 
@@ -130,8 +222,7 @@ class MessageQueue(QueueEnd):
     def descriptor(self) -> MQDescriptor:
         """A new descriptor for a peer, with file descriptors of its own: close it, or let it be collected."""
         self._handle.live()
-        fds = FdSet.duplicate(self._fds.fds)
-        return MQDescriptor(self._grantors, fds, self._dtype.itemsize, self._flavour, dtype=self._dtype)
+        return self._own.duplicate()
 
     @property
     def event_flag(self) -> EventFlag:
@@ -184,7 +275,7 @@ class MessageQueue(QueueEnd):
             wanted = None
         got: Elements | Literal[False] | None = self._handle.read(wanted)
         if got is False:
-            self._overruns += 1
+            self.overruns += 1
             return None
         if got is not NotImplemented:
             return got
@@ -326,22 +417,21 @@ class MessageQueue(QueueEnd):
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._handle.live()
-        parts = tuple(map(tuple, self._grantors))
-        return _attach_parts, (parts, self._fds, self._dtype.itemsize, int(self._flavour), self._dtype, self._exclusive)
+        return _attach, (self._own, self._exclusive)
 
     def _source(self, data: Any) -> Elements:
         if isinstance(data, np.ndarray) and data.size > self.capacity:  # before it is copied
             self._explain(-errno.EMSGSIZE, f"write of {data.size} elements")
-        return as_elements(data, self._dtype)
+        return as_elements(data, self.dtype)
 
     def _target(self, count: int, out: Elements | None) -> Elements:
         if out is None:
             if element_count(count) > self.capacity:
                 raise InvalidArgument(f"read of {count} elements exceeds the capacity of {self.capacity}")
-            return np.empty(count, self._dtype)
-        is_array = isinstance(out, np.ndarray) and out.dtype == self._dtype
+            return np.empty(count, self.dtype)
+        is_array = isinstance(out, np.ndarray) and out.dtype == self.dtype
         if not (is_array and out.flags.c_contiguous and out.flags.writeable):
-            raise InvalidArgument(f"out must be a writable, contiguous array of {self._dtype}")
+            raise InvalidArgument(f"out must be a writable, contiguous array of {self.dtype}")
         return out
 
     def _views(self, *, writable: bool) -> tuple[Elements, Elements]:
@@ -351,16 +441,137 @@ class MessageQueue(QueueEnd):
         if ring is None:
             # `second` is always the beginning of the ring.
             self._ring_start = region.second
-            ring = self._ring = ring_array(self._handle, region.second, self._dtype, self.read_only)
-        start = (region.first - self._ring_start) // self._dtype.itemsize
+            ring = self._ring = _ring_array(self._handle, region.second, self.dtype, self.read_only)
+        start = (region.first - self._ring_start) // self.dtype.itemsize
         first, second = ring[start : start + region.first_count], ring[: region.second_count]
         if not writable:
             first.flags.writeable = second.flags.writeable = False
         return first, second
 
+    # -- as a whole ---------------------------------------------------------------------------------------------------
 
-def _attach_parts(
-    grantors: tuple[tuple[int, ...], ...], fds: FdSet, quantum: int, flags: int, dtype: np.dtype[Any], exclusive: bool
-) -> MessageQueue:
-    with MQDescriptor(grantors, fds, quantum, flags, dtype=dtype) as descriptor:
+    @property
+    def capacity(self) -> int:
+        """Elements."""
+        return int(lib.nnb_mq_capacity(self.handle))
+
+    @property
+    def quantum(self) -> int:
+        """Size of an element in bytes."""
+        return int(lib.nnb_mq_quantum(self.handle))
+
+    @property
+    def read_only(self) -> bool:
+        """Whether the memory could only be mapped for reading (unsynchronized readers)."""
+        return bool(lib.nnb_mq_is_read_only(self.handle))
+
+    @property
+    def closed(self) -> bool:
+        """Whether the queue can no longer be used."""
+        return self._handle.pointer is None
+
+    @property
+    def handle(self) -> Any:
+        """The ``nnb_mq *``, still owned by this object.
+
+        Raises:
+            BadState: The queue is closed.
+        """
+        return self._handle.live()
+
+    def _event_word(self) -> tuple[Any, object]:
+        handle = self._handle
+        word = lib.nnb_mq_event_word(handle.live())
+        if word == ffi.NULL:
+            raise InvalidArgument("the queue has no event word; make it with event_flag=True")
+        return word, handle
+
+    @property
+    def available_to_read(self) -> int:
+        """Elements that can be read now; 0 if the counters are corrupt (the error handler is told)."""
+        return self._available(lib.nnb_mq_available_to_read(self.handle))
+
+    @property
+    def available_to_write(self) -> int:
+        """Elements that fit now; 0 if the counters are corrupt (the error handler is told).
+
+        Means nothing on the writer of an unsynchronized queue: a write that is not larger than the capacity succeeds.
+        """
+        return self._available(lib.nnb_mq_available_to_write(self.handle))
+
+    def _available(self, rc: int) -> int:
+        if rc == -errno.EBADMSG:
+            self._report()
+            return 0
+        return check(rc, "MessageQueue")
+
+    def set_error_handler(self, handler: ErrorHandler | None) -> None:
+        """Have a function called whenever the shared counters are found corrupt.
+
+        Args:
+            handler: Called with the `QueueError` and a message; None removes it.
+        """
+        self._on_error = handler
+
+    def close(self) -> None:
+        """Let go of the memory; NumPy views on the ring stay valid. Ends waits in other threads. Idempotent."""
+        if self._handle is not _CLOSED:
+            self._handle = _CLOSED
+            self._ring = None
+            self._own.close()
+
+    def __repr__(self) -> str:
+        if self.closed:
+            return "MessageQueue(closed)"
+        return f"MessageQueue({self.dtype}, {self.capacity}, flavour={self.flavour.name.lower()!r})"
+
+    def _explain(self, rc: int, what: str, special: dict[int, NNBurstError] | None = None) -> bool:
+        """Return False for failures that a caller must expect, raise for the others."""
+        if rc == -errno.EAGAIN:
+            return False
+        if rc == -errno.EOVERFLOW:
+            self.overruns += 1
+            return False
+        if rc == -errno.EBADMSG:
+            self._report()
+        corrupt = (
+            f"{what}: the shared counters are corrupt, or pages of the memory are gone; make a new queue, with "
+            "exclusive=False if several objects take turns as its writer or reader"
+        )
+        too_long = f"{what} exceeds the capacity of {self.capacity}; make a longer queue"
+        own = {errno.EBADMSG: GeneralFailure(corrupt), errno.EMSGSIZE: InvalidArgument(too_long)}
+        check(rc, what, own | (special or {}))
+        return True
+
+    def _report(self) -> None:
+        if self._on_error is not None:
+            self._on_error(QueueError.POINTER_CORRUPTION, "a shared counter has an impossible value")
+
+
+def _attach(descriptor: MQDescriptor, exclusive: bool) -> MessageQueue:
+    with descriptor:
         return MessageQueue.attach(descriptor, exclusive=exclusive)
+
+
+def _create_memory(
+    count: int, quantum: int, flavour: Flavour, layout: Layout, event_flag: bool, ring_fd: int | None
+) -> tuple[tuple[Grantor, ...], FdSet]:
+    """Draw the layout of a new queue and make the memory for it."""
+    regions, size = ffi.new("nnb_grantor[5]"), ffi.new("uint64_t *")
+    # A ring elsewhere needs no room beside the counters.
+    inner = 1 if ring_fd is not None else count
+    n = lib.nnb_mq_layout(inner, quantum, flavour, layout, event_flag, regions, size)
+    too_large = InvalidArgument(f"{count} elements of {quantum} bytes are more than a queue can hold (2 GiB)")
+    check(n, f"a queue of {count} elements of {quantum} bytes", {errno.EOVERFLOW: too_large})
+    if ring_fd is not None and count * quantum > MAX_COUNT:
+        raise InvalidArgument(f"a queue of {count} elements of {quantum} bytes is larger than any memory")
+    seals: int = lib.NNB_SEALS_FIXED_SIZE
+    if flavour is Flavour.UNSYNCHRONIZED:
+        seals &= ~fcntl.F_SEAL_SEAL  # `MQDescriptor.without_write_access` adds one
+    with_ring = FdSet() if ring_fd is None else FdSet.duplicate([ring_fd])
+    what = f"shared memory of {size[0]} bytes for a queue"
+    own = FdSet([check(lib.nnb_memfd_create(b"MessageQueue", size[0], seals), what)])
+    grantors = [Grantor(g.flags, g.fd_index, g.offset, g.extent) for g in list(regions)[:n]]
+    if ring_fd is not None:
+        grantors[lib.NNB_GRANTOR_DATA] = Grantor(0, 1, 0, count * quantum)
+    return tuple(grantors), own.joined(with_ring)

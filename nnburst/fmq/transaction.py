@@ -34,9 +34,6 @@ class MemTransaction:
 
     __slots__ = ("_commit", "first", "second")
 
-    first: Elements
-    second: Elements
-
     def __init__(self, first: Elements, second: Elements, commit: Callable[[int], bool]) -> None:
         """Use `MessageQueue.begin_write` or `begin_read`."""
         self.first = first
@@ -75,12 +72,8 @@ class MemTransaction:
             InvalidArgument: They do not fit.
         """
         values = np.asarray(data, self.first.dtype).reshape(-1)
-        self._check_range(start, values.size)
-        split = len(self.first)
-        head = max(0, min(values.size, split - start))
-        self.first[start : start + head] = values[:head]
-        rest = max(0, start - split)
-        self.second[rest : rest + values.size - head] = values[head:]
+        first, second = self._range(start, values.size)
+        first[...], second[...] = values[: first.size], values[first.size :]
 
     def copy_from(self, start: int = 0, count: int | None = None) -> Elements:
         """Copy elements out of the transaction.
@@ -95,16 +88,14 @@ class MemTransaction:
         Raises:
             InvalidArgument: The range is not inside the transaction.
         """
-        wanted = len(self) - start if count is None else count
-        self._check_range(start, wanted)
-        split = len(self.first)
-        head = max(0, min(wanted, split - start))
-        rest = max(0, start - split)
-        return np.concatenate((self.first[start : start + head], self.second[rest : rest + wanted - head]))
+        return np.concatenate(self._range(start, len(self) - start if count is None else count))
 
-    def _check_range(self, start: int, count: int) -> None:
+    def _range(self, start: int, count: int) -> tuple[Elements, Elements]:
+        """Return views of `count` elements in both parts; `InvalidArgument` if they are not all there."""
         if start < 0 or count < 0 or start + count > len(self):
             raise InvalidArgument(f"{count} elements at slot {start} exceed a transaction of {len(self)}")
+        split, end = len(self.first), start + count
+        return self.first[start:end], self.second[max(start - split, 0) : max(end - split, 0)]
 
     def commit(self, count: int | None = None) -> bool:
         """Publish the written elements, or give back the read ones.
@@ -120,7 +111,7 @@ class MemTransaction:
             BadState: Committed before, or the queue is closed.
         """
         wanted = len(self) if count is None else count
-        self._check_range(0, wanted)
+        self._range(0, wanted)
         commit, self._commit = self._commit, None
         if commit is None:
             raise BadState("the transaction is already committed; begin a new one")

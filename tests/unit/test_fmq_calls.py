@@ -33,7 +33,8 @@ def queue() -> Iterator[MessageQueue]:
 @pytest.fixture
 def no_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes a call by cffi fail."""
-    monkeypatch.delattr("nnburst.fmq.queue.lib")
+    monkeypatch.delattr(MessageQueue, "_source")
+    monkeypatch.delattr(MessageQueue, "_target")
 
 
 @pytest.mark.usefixtures("no_other_way")

@@ -24,7 +24,7 @@ from support.waiting import PATIENCE
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """All holds for both ways into C; the second is for data that the first does not take."""
     if request.param == "cffi":
-        monkeypatch.setattr("nnburst.fmq.handle.queue_calls", lambda *_: None)
+        monkeypatch.setattr("nnburst.fmq.queue.queue_calls", lambda *_: None)
 
 
 def maps() -> int:
