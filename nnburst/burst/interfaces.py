@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ..errors import ErrorStatus
 from ..model import (
@@ -12,7 +12,6 @@ from ..model import (
     MeasureTiming,
     Named,
     Request,
-    RunOptions,
     Timing,
 )
 from .polling import allowed_cpus
@@ -160,10 +159,3 @@ class BurstExecutorWithCache(abc.ABC):
 def implements(executor: BurstExecutorWithCache, name: str) -> bool:
     """Whether an executor has a method of its own in place of one that it need not have."""
     return getattr(getattr(executor, name), "__func__", None) is not getattr(BurstExecutorWithCache, name)
-
-
-class SupportsExecute(Protocol):
-    """The one method of a prepared model that the default executor needs."""
-
-    def execute_synchronously(self, request: Request, options: RunOptions = RunOptions()) -> ExecutionResult:
-        """Run once and wait for the end."""

@@ -21,7 +21,7 @@ import nnburst
 from nnburst import BadState, DeadObject, InvalidArgument, MissedDeadline
 from nnburst._core.deadline import Deadline
 from nnburst._core.leaving import ProcessLock
-from nnburst.burst.server import own_thread
+from nnburst.burst.server import server_end
 from nnburst.errors import Ending
 from nnburst.model import Model, ModelBuilder, OperandType
 from nnburst.runtime.run.burst_pool import BurstPool
@@ -406,7 +406,7 @@ def test_shared_service_that_stays_away_is_given_up_in_time(serve: Callable[[], 
 def test_burst_that_the_service_has_ended_is_replaced_and_the_service_goes_on(
     on_death: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    serve, first, ending = own_thread.serve, [-errno.ENOBUFS], threading.Event()
+    serve, first, ending = server_end.serve, [-errno.ENOBUFS], threading.Event()
 
     def serve_all_but_the_first(*given: Any) -> int:
         if not first:
@@ -415,7 +415,7 @@ def test_burst_that_the_service_has_ended_is_replaced_and_the_service_goes_on(
         ending.wait(PATIENCE)
         return number
 
-    monkeypatch.setattr(own_thread, "serve", serve_all_but_the_first)
+    monkeypatch.setattr(server_end, "serve", serve_all_but_the_first)
     with (
         nnburst.in_process() as service,
         service.session(relu((4,)), on_death=on_death) as session,

@@ -609,7 +609,7 @@ def test_burst_that_the_server_ends_by_itself_ends_the_run_that_waits(
         ending.wait(PATIENCE)
         return -errno.ENOBUFS
 
-    monkeypatch.setattr("nnburst.burst.server.own_thread.serve", serve)
+    monkeypatch.setattr("nnburst.burst.server.server_end.serve", serve)
     with ThreadPoolExecutor() as pool, ExecutionBurstController.create(model, polling_window=window) as controller:
         answer = pool.submit(controller.bind(adder_request(memory)).run)
         until(lambda: controller.stats.sent == 1)
@@ -624,7 +624,7 @@ def test_burst_whose_listener_fails_says_so(model: LocalModel, memory: Memory, m
     def fail(*_: Any) -> int:
         raise SystemExit(3)
 
-    monkeypatch.setattr("nnburst.burst.server.own_thread.serve", fail)
+    monkeypatch.setattr("nnburst.burst.server.server_end.serve", fail)
     with ExecutionBurstController.create(model) as controller:
         until(lambda: not controller.is_sound)
         with pytest.raises(DeadObject, match="has ended the burst: its listener has failed"):
@@ -645,7 +645,7 @@ def test_burst_that_the_server_ends_before_the_client_has_its_end_is_a_dead_obje
         assert told.wait(PATIENCE)
         return made
 
-    monkeypatch.setattr("nnburst.burst.server.own_thread.serve", lambda *_: -errno.ENOBUFS)
+    monkeypatch.setattr("nnburst.burst.server.server_end.serve", lambda *_: -errno.ENOBUFS)
     monkeypatch.setattr(SlotTable, "ended", note)
     monkeypatch.setattr(model, "configure_execution_burst", wait_for_the_end)
     with ExecutionBurstController.create(model) as controller:

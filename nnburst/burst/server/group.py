@@ -8,7 +8,7 @@ import logging
 import threading
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ..._core._nnburst import ffi, lib
 from ..._core.deadline import Deadline
@@ -17,31 +17,15 @@ from ..._core.threads import start
 from ...errors import BadState, ResourceExhausted
 from ...model import Priority
 from ..polling import allowed_cpus
-from .loop import SERVING, Answering, serve
+from .loop import SERVING, serve
 
 if TYPE_CHECKING:
     from ..._core._nnburst import CData
     from ..kernel import Kernel
+    from .server_end import ServerEnd
 
 _log = logging.getLogger("nnburst.burst")
 _RANKS = {Priority.HIGH: 0, Priority.MEDIUM: 1, Priority.LOW: 2}
-
-
-class Member(Answering, Protocol):
-    """What a group asks of a burst that it serves; see `ServerEnd`."""
-
-    @property
-    def alive(self) -> bool: ...
-
-    def take_places(self, plans: list[Kernel], first: int) -> None: ...
-
-    def end(self, number: int) -> None: ...
-
-    def leave(self) -> None: ...
-
-    def hang_up(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class ListenerGroup:
@@ -62,14 +46,14 @@ class ListenerGroup:
         self._handle = ffi.gc(out[0], lib.nnb_group_destroy)
         self._lock = threading.RLock()
         self._plans: list[Kernel] = []
-        self._bursts: list[Member | None] = []
+        self._bursts: list[ServerEnd | None] = []
         self._threads: set[threading.Thread] = set()
         self._numbers = itertools.count(1)
         self._batchers: set[CData] = set()  # the leader may still know those of models that are gone
         self._closed = False
         SERVING[id(self)] = self
 
-    def add(self, burst: Member, queue: FlowQueue, endpoint: CData) -> None:
+    def add(self, burst: ServerEnd, queue: FlowQueue, endpoint: CData) -> None:
         """Serve one more burst; `BadState` if the group is closed, `ResourceExhausted` if there is no thread for it."""
         with self._lock:  # before this is released, no worker finds the burst of a number
             if self._closed:
@@ -135,13 +119,13 @@ class ListenerGroup:
             else:
                 return  # the group is closed, or has threads enough
 
-    def _burst_of(self, plan: int) -> Member:
+    def _burst_of(self, plan: int) -> ServerEnd:
         with self._lock:
             burst = self._bursts[plan // lib.NNB_BURST_PLANS]
         assert burst is not None
         return burst
 
-    def _take_out(self, plan: int) -> Member:
+    def _take_out(self, plan: int) -> ServerEnd:
         """Forget a burst that is over. The worker gives its number back afterwards."""
         with self._lock:
             burst = self._burst_of(plan)

@@ -7,31 +7,25 @@ import errno
 import logging
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ..._core._nnburst import lib
 from ...errors import NNBurstError
 from ...memory import free_closed_buffers
-from ...model import ExecutionResult, failure_of
+from ...model import failure_of
 
 if TYPE_CHECKING:
     from ..._core._nnburst import CData
     from ..kernel import Kernel
+    from .group import ListenerGroup
+    from .server_end import ServerEnd
 
 _log = logging.getLogger("nnburst.burst")
 _RESTART = -errno.ERESTART
 
 
-class Answering(Protocol):
-    """What the loop asks of a burst; see `ServerEnd`."""
-
-    def attend(self, plan: int) -> None: ...
-
-    def answer(self, result: ExecutionResult) -> None: ...
-
-
 def serve(
-    following: Callable[[CData], int], source: CData, plans: list[Kernel], burst_of: Callable[[int], Answering]
+    following: Callable[[CData], int], source: CData, plans: list[Kernel], burst_of: Callable[[int], ServerEnd]
 ) -> int:
     """Run what comes until there is nothing to run for a plan's id; return what came instead.
 
@@ -63,12 +57,7 @@ def serve(
             burst_of(plan & (new - 1)).answer(failure_of(error))
 
 
-class _Serving(Protocol):
-    def leave(self) -> None: ...
-    def close(self) -> None: ...
-
-
-SERVING: weakref.WeakValueDictionary[int, _Serving] = weakref.WeakValueDictionary()
+SERVING: weakref.WeakValueDictionary[int, ServerEnd | ListenerGroup] = weakref.WeakValueDictionary()
 """What has threads in this loop, by id."""
 
 

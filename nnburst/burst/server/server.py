@@ -15,14 +15,12 @@ from ..endpoint import open_channels
 from ..interfaces import BurstCallback, BurstContext, BurstExecutorWithCache, implements
 from ..kernel import Kernel
 from ..polling import window_ns
-from .group_server import GroupServer
-from .own_thread import OwnThreadServer
 from .server_end import MAX_PLANS, ServerEnd
 from .slot_executor import SlotExecutor
 
 if TYPE_CHECKING:
+    from ...devices import PreparedModel
     from ...fmq import MQDescriptor
-    from ..interfaces import SupportsExecute
     from ..stats import ServerStats
 
 
@@ -39,7 +37,7 @@ class ExecutionBurstServer(BurstContext):
         callback: BurstCallback,
         request_channel: MQDescriptor,
         result_channel: MQDescriptor,
-        executor: BurstExecutorWithCache | SupportsExecute,
+        executor: BurstExecutorWithCache | PreparedModel,
         polling_window: float | None = None,
     ) -> ExecutionBurstServer:
         """Attach to the channels and serve what comes.
@@ -70,14 +68,12 @@ class ExecutionBurstServer(BurstContext):
         ends = open_channels(request_channel, result_channel, reset=True)
         out = ffi.new("nnb_server **")
         check(lib.nnb_server_create(out, *ends, window, MAX_PLANS), "burst channels")
-        endpoint, flow_queue = ffi.gc(out[0], lib.nnb_server_destroy), callback.flow_queue
+        endpoint = ffi.gc(out[0], lib.nnb_server_destroy)
         if callback.max_run is not None:
             lib.nnb_server_limit_runs(endpoint, max(1, int(callback.max_run * 1e9)))
         if callback.bell is not None:
             lib.nnb_server_set_bell(endpoint, system(os.dup, callback.bell))
-        if flow_queue is None:
-            return cls(OwnThreadServer(callback, executor, endpoint))
-        return cls(GroupServer(flow_queue, callback, executor, endpoint))
+        return cls(ServerEnd(callback, executor, endpoint))
 
     def __init__(self, end: ServerEnd) -> None:
         """Use `create`."""
@@ -123,7 +119,7 @@ class ExecutionBurstServer(BurstContext):
         return self._end.alive
 
 
-def executor_of(prepared_model: SupportsExecute) -> SlotExecutor:
+def executor_of(prepared_model: PreparedModel) -> SlotExecutor:
     def bind(request: Request, options: RunOptions) -> Kernel:
         token = present_token()
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import abc
 import errno
 import logging
+import threading
 import time
 import weakref
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ..._core._nnburst import drop_plans, ffi, lib, swap
-from ...errors import ErrorStatus, InvalidArgument, MissedDeadline, NNBurstError, error_for
+from ..._core.deadline import Deadline
+from ..._core.threads import start_daemon
+from ...errors import BadState, ErrorStatus, InvalidArgument, MissedDeadline, NNBurstError, error_for
 from ...memory import BufferSet
 from ...model import ExecutionResult, MeasureTiming, reason_of, took_too_long
 from ...watch import private_row
@@ -20,6 +22,7 @@ from ..endpoint import c_result, python_request
 from ..interfaces import BurstCallback, BurstExecutorWithCache, implements
 from ..kernel import Kernel, run_until
 from ..stats import ServerStats, server_stats
+from .loop import SERVING, serve
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,10 +35,14 @@ _log = logging.getLogger("nnburst.burst")
 MAX_PLANS: int = lib.NNB_BURST_PLANS
 
 
-class ServerEnd(abc.ABC):
-    """One burst. It knows nothing of the `ExecutionBurstServer` that its user may drop.
+class ServerEnd:
+    """One burst, served by the group of its callback's `flow_queue` or by a thread of its own.
 
-    Once the burst has ended, whatever ended it, all that it held is given back.
+    It knows nothing of the `ExecutionBurstServer` that its user may drop. Once the burst has ended, whatever ended it,
+    all that it held is given back.
+
+    Raises:
+        BadState, ResourceExhausted: As `ListenerGroup.add`, or there is no thread for it.
     """
 
     def __init__(self, callback: BurstCallback, executor: BurstExecutorWithCache, endpoint: CData) -> None:
@@ -53,6 +60,28 @@ class ServerEnd(abc.ABC):
         self._reason = ""
         self._freed_meanwhile: set[int] | None = None
         self._final_stats: ServerStats | None = None
+        self._ended = threading.Event()
+        queue = callback.flow_queue
+        self._group = None if queue is None else queue.flow.group
+        self._thread: threading.Thread | None = None
+        try:
+            if queue is not None:
+                queue.flow.group.add(self, queue, endpoint)
+            else:
+                self.take_places([], 0)
+                self._thread = start_daemon(self._listen, name="nnburst-listener", what="a burst")
+                SERVING[id(self)] = self
+        except BaseException:
+            ffi.release(endpoint)
+            self._row.close()
+            raise
+
+    def _listen(self) -> None:
+        ending = 0
+        try:
+            ending = serve(lib.nnb_server_next, self._endpoint, self._plans, lambda plan: self)
+        finally:
+            self.end(ending)
 
     # ---- the thread that runs a request of the burst -------------------------------------------------------------
 
@@ -99,6 +128,14 @@ class ServerEnd(abc.ABC):
 
     def end(self, number: int) -> None:
         """Give everything back; nothing runs any more. `number` is what has ended the burst, a negative errno."""
+        try:
+            self._give_all_back(number)
+        except Exception:  # also of a device of the user's: a thread of a group goes on with the other bursts
+            _log.exception("giving back a burst failed")
+        finally:
+            self._ended.set()
+
+    def _give_all_back(self, number: int) -> None:
         if number != -errno.EPIPE:
             reason = _ENDINGS.get(-number, errno.errorcode.get(-number, str(number)))
             _log.error("burst ended: %s", reason)
@@ -108,12 +145,8 @@ class ServerEnd(abc.ABC):
         self._endpoint = self._token.server = ffi.NULL  # destroyed with the last reference
         self._plans[self._base : self._base + MAX_PLANS] = [_nothing] * MAX_PLANS
         self._gated, self._leaving, self._plans = {}, [], []
-        self.close_row()
-        self._executor.close()
-
-    def close_row(self) -> None:
-        """Nothing is counted any more."""
         self._row.close()
+        self._executor.close()
 
     def answer(self, result: ExecutionResult) -> None:
         if result[0] is not ErrorStatus.NONE:
@@ -268,15 +301,24 @@ class ServerEnd(abc.ABC):
         endpoint = self._endpoint
         if endpoint:
             lib.nnb_server_hang_up(endpoint)
+        if self._group is not None:
+            self._group.wake_all()
 
-    @abc.abstractmethod
     def close(self) -> None:
         """End the burst and wait until an execution that is running has finished. Idempotent."""
+        thread, group = self._thread, self._group
+        if threading.current_thread() is thread or (group is not None and group.serves_here()):
+            raise BadState("a burst cannot be closed by a listener thread; close it from another one")
+        self.hang_up()
+        if thread is None:
+            self._ended.wait(Deadline.after().left())
+        else:
+            thread.join(Deadline.after().left())
 
     @property
-    @abc.abstractmethod
     def alive(self) -> bool:
         """Whether requests are still served."""
+        return not self._ended.is_set()
 
     @property
     def stats(self) -> ServerStats:
