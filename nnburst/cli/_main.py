@@ -30,7 +30,7 @@ COMMANDS: dict[str, CommandRow] = {
     "kick": CommandRow("nnburst.cli.serve.control", "End a client of a shared service, and what runs for it."),
     "ls": CommandRow("nnburst.cli.serve.control", "List the shared services of this machine."),
     "run": CommandRow("nnburst.cli.run.command", "Run a model file in a service process, once or for many inputs."),
-    "doctor": CommandRow("nnburst.cli.doctor.command", "Check this machine, the devices and the extras."),
+    "doctor": CommandRow("nnburst.cli.doctor", "Check this machine, the devices and the extras."),
     "serve": CommandRow("nnburst.cli.serve.command", "Run a service that programs of this machine share."),
     "stop": CommandRow("nnburst.cli.serve.control", "End a shared service."),
     "trace": CommandRow("nnburst.cli.trace", "Run a program and record its executions for Perfetto."),

@@ -15,7 +15,7 @@ from test_onnx_values import ECHO
 
 import nnburst
 from nnburst import DeviceUnavailable, GeneralFailure, MissedDeadline, ModelBuilder, OperandType
-from nnburst.cli.doctor.checks import check_extra
+from nnburst.cli.doctor import check_extra
 from nnburst.devices.onnxruntime import OnnxRuntimeDevice
 from nnburst.devices.onnxruntime.library import checked_providers
 from nnburst.model import DeviceType

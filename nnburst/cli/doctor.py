@@ -1,26 +1,25 @@
-"""The checks, one function each, and the table of them.
+"""`nnburst doctor`: check whether this machine suits bursts, and recommend remedies.
 
-A check returns what it found. One that raises is reported as failed, with the exception: on a broken machine the
-doctor must still say something about everything else.
+There is one function for each check, and a table of them. A check returns what it found. One that raises is reported as
+failed, with the exception: on a broken machine the doctor must still say something about everything else.
 """
 
 from __future__ import annotations
 
 import enum
-import errno
-import fcntl
 import importlib.metadata
-import mmap
+import json
 import os
 import platform
 import resource
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
+
+import click
 
 _NAMED_MEMORY = ("posix_ipc",) if sys.version_info < (3, 14) else ()
 DEPENDENCIES = ("cffi", "numpy", *_NAMED_MEMORY, "cryptography", "msgspec", "click", "rich")
@@ -43,8 +42,7 @@ class Level(enum.IntEnum):
     FAIL = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(NamedTuple):
     """What a check found, and the remedy if it is not as good as it could be."""
 
     level: Level
@@ -63,40 +61,25 @@ def _read(path: str) -> str | None:
         return None
 
 
-def check_system() -> Finding:
-    """Linux with the system calls that death detection needs."""
-    found = (
-        f"{platform.system()} {platform.release()} {platform.machine()}, "
-        f"{platform.python_implementation()} {platform.python_version()}"
-    )
-    if platform.system() != "Linux":
-        return Finding(Level.FAIL, found, "nnburst needs Linux: memfd, futex, descriptor passing.")
-    return _ok(found)
-
-
-def check_packages() -> Finding:
-    """Versions of the package and of its core dependencies."""
-    versions, missing = [], []
+def check_versions() -> Finding:
+    """Versions of the kernel, of Python, of the package and of its core dependencies."""
+    versions = [f"{platform.system()} {platform.release()}", f"{platform.machine()}, Python {sys.version.split()[0]}"]
+    missing = []
     for name in ("nnburst", *DEPENDENCIES):
         try:
             versions.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
             missing.append(name)
-    found = ", ".join(versions) + (f"; not installed: {', '.join(missing)}" if missing else "")
-    if missing == ["nnburst"]:
-        return Finding(Level.WARN, found, "Run from a source tree; `make ext` (or `pip install -e .`) installs it.")
+    found = ", ".join(versions)
     return Finding(Level.FAIL, found, f"pip install {' '.join(missing)}") if missing else _ok(found)
 
 
 def check_extension() -> Finding:
-    """The C core can be imported and its clock runs."""
+    """The C core can be imported."""
     try:
         from nnburst import _core
     except ImportError as error:
         return Finding(Level.FAIL, str(error), "Build it: `make ext`, or `pip install .` (needs a C compiler).")
-    first, second = _core.lib.nnb_now_ns(), _core.lib.nnb_now_ns()
-    if not 0 < first <= second:
-        return Finding(Level.FAIL, f"CLOCK_MONOTONIC went from {first} to {second}", "Report this with your kernel.")
     return _ok(str(Path(getattr(_core.lib, "__file__", None) or _core.__file__).parent))
 
 
@@ -161,28 +144,6 @@ def check_cpus() -> Finding:
     return _ok(found)
 
 
-def check_frequency() -> Finding:
-    """A governor that clocks down adds microseconds after each pause."""
-    governor = _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
-    if governor is None:
-        return _ok("not under this system's control")
-    if governor == "powersave" and _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_driver") != "intel_pstate":
-        return Finding(Level.WARN, governor, "cpupower frequency-set -g performance (or schedutil).")
-    return _ok(governor)
-
-
-def check_clock() -> Finding:
-    """Reading the clock must not be a system call, since polling reads it."""
-    source = _read("/sys/devices/system/clocksource/clocksource0/current_clocksource")
-    if source in ("hpet", "acpi_pm", "jiffies", "pit"):
-        return Finding(
-            Level.WARN,
-            f"clock source {source}: each look at the clock is a system call",
-            "Boot with clocksource=tsc if the CPU has a stable TSC, or set NNBURST_POLLING_WINDOW_US=0.",
-        )
-    return _ok(f"clock source {source or 'unknown'}")
-
-
 def check_window() -> Finding:
     """The polling window that bursts use unless told otherwise."""
     from nnburst.burst import default_polling_window
@@ -194,57 +155,6 @@ def check_window() -> Finding:
         return Finding(Level.FAIL, str(error), "Correct the variable or unset it.")
     source = "NNBURST_POLLING_WINDOW_US" if "NNBURST_POLLING_WINDOW_US" in os.environ else "default"
     return _ok(f"{window * 1e6:g} µs ({source})")
-
-
-def check_memfd() -> Finding:
-    """Anonymous shared memory that a peer cannot truncate."""
-    with open(os.memfd_create("nnburst-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "wb") as memory:
-        memory.truncate(mmap.PAGESIZE)
-        fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        try:
-            memory.truncate(0)
-        except PermissionError:
-            return _ok("memfd_create works and seals hold")
-    return Finding(Level.FAIL, "a sealed memfd could be truncated", "Use a kernel ≥ 3.17 without emulation of memfd.")
-
-
-def check_futex() -> Finding:
-    """A notification that is set wakes, one that is not times out."""
-    from nnburst._core._nnburst import ffi, lib
-
-    word, state = ffi.new("uint32_t *"), ffi.new("uint32_t *")
-    lib.nnb_event_wake(word, 2)
-    woken = lib.nnb_event_wait_retry(word, 2, state, lib.nnb_now_ns() + 100_000_000)
-    late = lib.nnb_event_wait_retry(word, 2, state, lib.nnb_now_ns() + 1_000_000)
-    if woken != 0 or late != -errno.ETIMEDOUT:
-        return Finding(
-            Level.FAIL,
-            f"wait returned {woken} for a set bit and {late} for one that is not set",
-            "Allow the futex system call (seccomp profile of the container).",
-        )
-    return _ok("wakes and times out")
-
-
-def check_sockets() -> Finding:
-    """The control plane: packets with descriptors over a Unix socket, peer identity, a handle on a process."""
-    left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with left, right, open(os.memfd_create("nnburst-doctor"), "wb") as memory:
-        socket.send_fds(left, [b"x"], [memory.fileno()])
-        _, fds, _, _ = socket.recv_fds(right, 1, 1)
-        same = len(fds) == 1 and os.path.sameopenfile(memory.fileno(), fds[0])
-        for received in fds:
-            os.close(received)
-    if not same:
-        return Finding(Level.FAIL, "a descriptor did not arrive", "Allow SCM_RIGHTS over Unix sockets.")
-    try:
-        os.close(os.pidfd_open(os.getpid()))
-    except OSError as error:
-        return Finding(
-            Level.WARN,
-            f"descriptors pass; pidfd_open: {error.strerror}",
-            "Death is still seen by the socket's hang-up; a kernel ≥ 5.3 that allows pidfd_open sees it both ways.",
-        )
-    return _ok("SEQPACKET with descriptors, pidfd")
 
 
 def check_sandbox() -> Finding:
@@ -286,16 +196,10 @@ def check_limits() -> Finding:
 
 
 CHECKS: dict[str, Callable[[], Finding]] = {
-    "system": check_system,
-    "packages": check_packages,
+    "versions": check_versions,
     "C extension": check_extension,
     "CPUs": check_cpus,
-    "frequency": check_frequency,
-    "clock": check_clock,
     "polling window": check_window,
-    "sealed memory": check_memfd,
-    "futex": check_futex,
-    "control plane": check_sockets,
     "sandbox": check_sandbox,
     "shared memory": check_shm,
     "limits": check_limits,
@@ -321,3 +225,30 @@ def run_check(check: Callable[[], Finding]) -> Finding:
         return check()
     except Exception as error:
         return Finding(Level.FAIL, f"{type(error).__name__}: {error}", "See the failures above it, or report this.")
+
+
+@click.command()
+@click.argument("devices", nargs=-1, metavar="[DEVICE]...")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def doctor(devices: tuple[str, ...], as_json: bool) -> None:
+    """Check whether this machine suits bursts, and recommend remedies.
+
+    Opens each device in a service, with those that are named, such as nnburst-function:call=FILE.py:NAME, and says what
+    they need beyond the sandbox; imports each extra, and lists ONNX Runtime's execution providers. Exits with 1 if
+    nnburst cannot work here. The last line reads "doctor: ok=… warn=… fail=…".
+    """
+    findings = {name: run_check(check) for name, check in all_checks(devices).items()}
+    levels = [finding.level for finding in findings.values()]
+    counts = {level.name.lower(): levels.count(level) for level in Level}
+    if as_json:
+        rows = [
+            {"check": name, "level": found.level.name.lower(), "found": found.found, "remedy": found.remedy}
+            for name, found in findings.items()
+        ]
+        click.echo(json.dumps({"checks": rows, **counts}, indent=1))
+    else:
+        for name, (level, found, remedy) in findings.items():
+            mark = click.style(f"{level.name.lower():5}", fg=("green", "yellow", "red")[level])
+            click.echo(f"{mark} {name:28} {found}" + (f"\n{'':34} → {remedy}" if remedy else ""))
+        click.echo("doctor: " + " ".join(f"{level}={count}" for level, count in counts.items()))
+    sys.exit(1 if counts["fail"] else 0)

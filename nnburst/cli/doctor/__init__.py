@@ -1,1 +1,0 @@
-"""`nnburst doctor`: check whether this machine suits bursts, and recommend remedies."""
