@@ -5,7 +5,12 @@ Where an option also takes a member of an enumeration, or a number, its own anno
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypedDict
+
+if TYPE_CHECKING:
+    import os
+
+    from .model import ExecutionPreference, Priority
 
 OnDeath = Literal["raise", "restart"]
 """What the death of the service is to the calls after it: `nnburst.Session`."""
@@ -55,3 +60,22 @@ FlavourName = Literal["synchronized", "unsynchronized"]
 """How many readers, and what becomes of a write that does not fit: `nnburst.fmq.MessageQueue`."""
 QueueLayout = Literal["lines", "stamped", "compat"]
 """Where a queue's counters lie: `nnburst.fmq.MessageQueue`."""
+
+
+class SessionKeywords(TypedDict, total=False):
+    """Options of a session, as a type: for functions that hand them on to `nnburst.Session`, which explains each."""
+
+    device: str | None
+    preference: PreferenceName | ExecutionPreference
+    priority: PriorityName | Priority
+    concurrency: int | None
+    polling_window: float | None
+    loop_timeout: float | None
+    timeout: float | None
+    open_timeout: float | None
+    cache_dir: str | os.PathLike[str] | None
+    token: bytes | None
+    cache_always: bool
+    cache_encrypt: bool
+    on_death: OnDeath
+    retry: int

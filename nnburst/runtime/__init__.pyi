@@ -10,6 +10,7 @@ from ..model import ExecutionResult as ExecutionResult
 from ..model import OutputShape as OutputShape
 from ..model import Priority as Priority
 from ..model import Timing as Timing
+from ..service import Sandbox as Sandbox
 from ..watch import Latency as Latency
 from .compile.caching import CacheReport as CacheReport
 from .compile.compilation import Compilation as Compilation
@@ -30,5 +31,5 @@ from .run.burst_pool import Restart as Restart
 from .run.computation import Duration as Duration
 from .run.event import Event as Event
 from .run.pipeline import Pipeline as Pipeline
-from .session import Service as Service
+from .service import Service as Service
 from .session import Session as Session

@@ -12,8 +12,7 @@ from ..devices import create_device
 from ..devices.registry import checked_names
 from ..errors import DeviceUnavailable, MissedDeadline
 from ..options import LogLevel, RealTimePolicy, SandboxMode
-from .service import DEFAULT_DEVICES, LocalBackend, child
-from .session import Service
+from .service import DEFAULT_DEVICES, LocalBackend, Service, child
 
 if TYPE_CHECKING:
     import os

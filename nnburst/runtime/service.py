@@ -1,4 +1,4 @@
-"""What owns a process where models run, or stands for this one: its devices, its end, and its next life."""
+"""The owner of a process where models run, or of this one: its devices, its end, and its next life."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from .._core.backoff import LONGEST, Backoff
 from .._core.deadline import Deadline
@@ -17,16 +17,22 @@ from ..devices import Device, ResilientDevice, device_of
 from ..errors import BadState, InvalidArgument, MissedDeadline
 
 if TYPE_CHECKING:
+    import os
     import socket
+    from typing import Unpack
 
+    from ..model import Model
+    from ..options import SessionKeywords
     from ..service import Sandbox, ServiceConnection
+    from .compile.compilation import Compilation
+    from .run.burst import Burst
+    from .session import Session
 
 DEFAULT_DEVICES: Sequence[str] = (
     "nnburst-reference",
     *(("nnburst-onnxruntime",) if find_spec("onnxruntime") and find_spec("onnx") else ()),
 )
 """Those that can be had. ONNX Runtime itself is loaded for the first model that needs it."""
-S = TypeVar("S", bound="ServiceProcess")
 
 
 class Backend(Protocol):
@@ -45,15 +51,10 @@ class Backend(Protocol):
     def close(self) -> None: ...
 
 
-class _Opened(Protocol):
-    def _refuse(self) -> None: ...
-    def close(self) -> None: ...
+_services: weakref.WeakKeyDictionary[Device, weakref.ref[Service]] = weakref.WeakKeyDictionary()
 
 
-_services: weakref.WeakKeyDictionary[Device, weakref.ref[ServiceProcess]] = weakref.WeakKeyDictionary()
-
-
-def closes_with(devices: Iterable[Device], thing: _Opened) -> None:
+def closes_with(devices: Iterable[Device], thing: Compilation | Burst) -> None:
     """Have something closed when the service of one of its devices is."""
     for each in devices:
         service = service_of(each)
@@ -61,7 +62,7 @@ def closes_with(devices: Iterable[Device], thing: _Opened) -> None:
             service._opened[id(thing)] = thing
 
 
-def service_of(device: Device) -> ServiceProcess | None:
+def service_of(device: Device) -> Service | None:
     """Return the service that a device belongs to, if it was opened as one."""
     return _services.get(device, lambda: None)()
 
@@ -90,8 +91,14 @@ class LocalBackend:
         self._leaving()
 
 
-class ServiceProcess(OneProcess, Closing):
-    """What a `Service` is without its sessions: a process with devices, which is started again when it is to be."""
+class Service(OneProcess, Closing):
+    """Hosts devices; several sessions may share one. Made by `launch`, `connect` or `in_process`. Context manager.
+
+    Example:
+        >>> with nnburst.launch() as service, service.session(model) as session:
+        ...     session.run(None, {"x": np.ones((1, 4), np.float32)})
+        [array([[1., 1., 1., 1.]], dtype=float32)]
+    """
 
     _instead = "launch one in each process"
 
@@ -107,7 +114,7 @@ class ServiceProcess(OneProcess, Closing):
         self._again = again
         self._reviving = ProcessLock()  # held while a service starts, by threads that do nothing else
         self._closed = False
-        self._opened: weakref.WeakValueDictionary[int, _Opened] = weakref.WeakValueDictionary()
+        self._opened: weakref.WeakValueDictionary[int, Compilation | Burst] = weakref.WeakValueDictionary()
         self._leaving: Leaving | None = None
         self._given: dict[int, Backend] = {}
         self._backend = backend
@@ -150,6 +157,12 @@ class ServiceProcess(OneProcess, Closing):
         if self._closed:  # meanwhile
             fresh.close()
             self._check_open()
+
+    def session(self, model: Model | str | os.PathLike[str] | bytes, **options: Unpack[SessionKeywords]) -> Session:
+        """Open a session on this service; the arguments are those of `Session`."""
+        from .session import Session
+
+        return Session(model, service=self, **options)
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -227,7 +240,7 @@ class ServiceProcess(OneProcess, Closing):
     def close(self) -> None:
         """End the service and everything that it runs: what was opened on it is closed, too. Idempotent."""
         self._closed = True
-        opened = list(filter(None, (ref() for ref in self._opened.valuerefs())))
+        opened = [thing for ref in self._opened.valuerefs() if (thing := ref()) is not None]
         self._leaving = self._leaving or Leaving(
             *(thing._refuse for thing in opened),
             self._backend.close,
@@ -239,7 +252,7 @@ class ServiceProcess(OneProcess, Closing):
         if self._closed:
             raise BadState("the service is closed; launch another one")
 
-    def __enter__(self: S) -> S:
+    def __enter__(self) -> Service:
         self._check_open()
         return self
 

@@ -1,4 +1,4 @@
-"""The shape of onnxruntime's session, on a model in another process; and the service, which opens sessions."""
+"""The shape of onnxruntime's session, on a model in another process."""
 
 from __future__ import annotations
 
@@ -10,89 +10,96 @@ from contextlib import AbstractContextManager
 from functools import partial
 from threading import get_ident
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
-from msgspec.structs import replace
+from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from .._core.deadline import Deadline, checked_timeout
 from .._core.errno import flag, member
-from .._core.leaving import Leaving
-from ..errors import InvalidArgument, NNBurstError, OutputInsufficientSize
+from .._core.leaving import Closing, Leaving
+from .._core.one_process import OneProcess
+from ..errors import BadState, DeadObject, GeneralFailure, InvalidArgument, NNBurstError, OutputInsufficientSize
 from ..memory import Memory
 from ..model import Array, ExecutionPreference, Model, Priority
-from ..options import OnDeath, OnError, PreferenceName, PriorityName, SandboxMode
-from .compile.cache_sources import cache_source
-from .compile.model_files import check_source, devices_for
+from ..options import OnDeath, OnError, SandboxMode, SessionKeywords
+from .compile.cache_sources import CacheSource, cache_source
+from .compile.compilation import Compilation
+from .compile.model_files import check_source, devices_for, found
+from .display import described, nodes_table
 from .execution import Execution
-from .open_model import OpenModel, Settings, open_again
 from .run.batching import run_many
-from .run.burst_pool import BurstPool
+from .run.burst_pool import OPENING, BurstPool, Restart
 from .run.pipeline import Pipeline
 from .run.runs import Runs
-from .service import ServiceProcess, child
+from .service import Service, child
 from .spans import spans
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from ..burst import BurstStats
+    from ..devices import Device
+    from ..watch import Latency
+    from .compile.caching import CacheReport
+    from .request.node_args import NodeArg
     from .run.burst import Burst
 
-_OPENING = 60.0
-"""Seconds for opening a session whose runs have a limit, if the caller names no other."""
 _MOST_PERMITS = 4096
 
 
-class Service(ServiceProcess):
-    """Hosts devices; several sessions may share one. Made by `launch`, `connect` or `in_process`. Context manager.
+class Options(Struct, frozen=True, kw_only=True):
+    """The options of a session, checked: see `Session`."""
 
-    Example:
-        >>> with nnburst.launch() as service, service.session(model) as session:
-        ...     session.run(None, {"x": np.ones((1, 4), np.float32)})
-        [array([[1., 1., 1., 1.]], dtype=float32)]
-    """
+    device: str | None = None
+    preference: ExecutionPreference = ExecutionPreference.FAST_SINGLE_ANSWER
+    priority: Priority = Priority.MEDIUM
+    concurrency: int | None = None
+    polling_window: float | None = None
+    loop_timeout: float | None = None
+    timeout: float | None = None
+    open_timeout: float | None = None
+    cache_dir: str | os.PathLike[str] | None = None
+    token: bytes | None = None
+    cache_always: bool = False
+    cache_encrypt: bool = False
+    on_death: OnDeath = "raise"
+    retry: int = 0
 
-    def session(
-        self,
-        model: Model | str | os.PathLike[str] | bytes,
-        *,
-        device: str | None = None,
-        preference: PreferenceName | ExecutionPreference = ExecutionPreference.FAST_SINGLE_ANSWER,
-        priority: PriorityName | Priority = Priority.MEDIUM,
-        concurrency: int | None = None,
-        polling_window: float | None = None,
-        loop_timeout: float | None = None,
-        timeout: float | None = None,
-        open_timeout: float | None = None,
-        cache_dir: str | os.PathLike[str] | None = None,
-        token: bytes | None = None,
-        cache_always: bool = False,
-        cache_encrypt: bool = False,
-        on_death: OnDeath = "raise",
-        retry: int = 0,
-    ) -> Session:
-        """Open a session on this service; the arguments are those of `Session`."""
-        return Session(
-            model,
-            service=self,
-            device=device,
-            preference=preference,
-            priority=priority,
-            concurrency=concurrency,
-            polling_window=polling_window,
-            loop_timeout=loop_timeout,
-            timeout=timeout,
-            open_timeout=open_timeout,
-            cache_dir=cache_dir,
-            token=token,
-            cache_always=cache_always,
-            cache_encrypt=cache_encrypt,
-            on_death=on_death,
-            retry=retry,
-        )
+    def __post_init__(self) -> None:
+        if not isinstance(self.on_death, str) or self.on_death not in ("raise", "restart"):
+            raise InvalidArgument(f"on_death={self.on_death!r}; choose 'raise' or 'restart'")
+        if not isinstance(self.retry, int) or self.retry < 0 or (self.retry and not self.restarts):
+            raise InvalidArgument(f"retry={self.retry!r}; give a number from 0, and on_death='restart' with it")
+        wanted = self.concurrency
+        if wanted is not None and (not isinstance(wanted, int) or not 1 <= wanted <= _MOST_PERMITS):
+            raise InvalidArgument(f"concurrency={wanted!r}; give a number from 1 to {_MOST_PERMITS}")
+        force_setattr(self, "preference", member(ExecutionPreference, self.preference, "preference"))
+        force_setattr(self, "priority", member(Priority, self.priority, "priority"))
+        force_setattr(self, "timeout", checked_timeout(self.timeout))
+        force_setattr(self, "open_timeout", checked_timeout(self.open_timeout))
+
+    @property
+    def restarts(self) -> bool:
+        """Whether a service that has died is started again."""
+        return self.on_death == "restart"
+
+    @property
+    def open_limit(self) -> float | None:
+        """Seconds that opening may take."""
+        if self.open_timeout is None and self.timeout is not None:
+            return max(self.timeout, OPENING)
+        return self.open_timeout
+
+    @property
+    def cache(self) -> CacheSource | None:
+        """Where the compilation is kept."""
+        always, encrypt = flag(self.cache_always, "cache_always"), flag(self.cache_encrypt, "cache_encrypt")
+        return cache_source(self.cache_dir, self.token, always, encrypt)
 
 
-class Session(OpenModel):
+class Session(OneProcess, Closing):
     """A model, compiled and ready to run in a service process, through a burst.
 
     `run` may be called from any number of threads, and so may executions of `bind`, each from one thread at a time.
@@ -145,60 +152,29 @@ class Session(OpenModel):
     """
 
     _instead = "open one in each process, on a service of that process"
-    _service: Service
 
     def __init__(
         self,
         model: Model | str | os.PathLike[str] | bytes,
         *,
         service: Service | None = None,
-        device: str | None = None,
-        preference: PreferenceName | ExecutionPreference = ExecutionPreference.FAST_SINGLE_ANSWER,
-        priority: PriorityName | Priority = Priority.MEDIUM,
-        concurrency: int | None = None,
-        polling_window: float | None = None,
-        loop_timeout: float | None = None,
-        timeout: float | None = None,
-        open_timeout: float | None = None,
-        cache_dir: str | os.PathLike[str] | None = None,
-        token: bytes | None = None,
-        cache_always: bool = False,
-        cache_encrypt: bool = False,
-        on_death: OnDeath = "raise",
-        retry: int = 0,
         sandbox: SandboxMode | None = None,
+        **options: Unpack[SessionKeywords],
     ) -> None:
         check_source(model)
         if not isinstance(service, Service | None):
             raise InvalidArgument(f"service is {type(service).__name__}; give what launch() or connect() returns")
-        if not isinstance(on_death, str) or on_death not in ("raise", "restart"):
-            raise InvalidArgument(f"on_death={on_death!r}; choose 'raise' or 'restart'")
-        if not isinstance(retry, int) or retry < 0 or (retry and on_death == "raise"):
-            raise InvalidArgument(f"retry={retry!r}; give a number from 0, and on_death='restart' with it")
         if sandbox is not None and service is not None:
             raise InvalidArgument(
                 f"sandbox={sandbox!r} needs a service of the session's own: no service=; give it to launch()"
             )
-        if concurrency is not None and (not isinstance(concurrency, int) or not 1 <= concurrency <= _MOST_PERMITS):
-            raise InvalidArgument(f"concurrency={concurrency!r}; give a number from 1 to {_MOST_PERMITS}")
-        wish = member(ExecutionPreference, preference, "preference")
-        rank = member(Priority, priority, "priority")
-        self._timeout = checked_timeout(timeout)
-        self._open_timeout = limit = checked_timeout(open_timeout)
-        if limit is None and self._timeout is not None:
-            limit = max(self._timeout, _OPENING)
-        self._open_limit = limit
-        cache = cache_source(cache_dir, token, flag(cache_always, "cache_always"), flag(cache_encrypt, "cache_encrypt"))
-        source = os.fspath(model) if isinstance(model, os.PathLike) else model
-        settings = Settings(source, device, wish, rank, cache)
-        Deadline.after(limit).call(
-            self._open, settings, service, polling_window, loop_timeout, on_death == "restart", sandbox
-        )
-        if on_death == "restart":
-            this = weakref.ref(self)  # its bursts must not keep it alive
-            self._pool.get_over_deaths(lambda: open_again(this()), limit or _OPENING, retry)
+        self._options = Options(**options)  # type: ignore[arg-type]  # names become members
+        self._cache = self._options.cache
+        self._model = os.fspath(model) if isinstance(model, os.PathLike) else model
+        self._timeout = self._options.timeout
         self._leaving: Leaving | None = None
-        concurrency = concurrency or len(self._pool.first._controller.cpus)
+        self._opening().call(self._open, service, sandbox)
+        concurrency = self._options.concurrency or len(self._pool.first._controller.cpus)
         self._runs = Runs(self._pool, self._compilation.inputs, self._timeout, concurrency)
         self._pool.most_at_home = concurrency
         self._idle, self._waiting = self._runs.permits.idle, self._runs.permits.waiting
@@ -209,29 +185,36 @@ class Session(OpenModel):
         self._finalizer = weakref.finalize(self, self._pool.hang_up)
         self._finalizer.atexit = False
 
-    def _open(
-        self,
-        settings: Settings,
-        service: Service | None,
-        polling_window: float | None,
-        loop_timeout: float | None,
-        restarts: bool,
-        sandbox: SandboxMode | None,
-    ) -> None:
+    def _open(self, service: Service | None, sandbox: SandboxMode | None) -> None:
         with contextlib.ExitStack() as opened:
             self._owned: Service | None = None
+            self._device = self._options.device
             if service is None:
-                names = devices_for(settings.model, settings.device)
+                names = devices_for(self._model, self._device)
                 mode = "on" if sandbox is None else sandbox
                 started = child(names, sandbox=mode, warm=len(names) == 1)
                 service = self._owned = opened.enter_context(Service(*started))
-                settings = replace(settings, device=settings.device and settings.device.partition(":")[0])
-            elif restarts:
-                Deadline.after(_OPENING).call(service._revive)
-            self._service, self._settings = service, settings
-            self._compilation = opened.enter_context(settings.compiled(service))
-            self._pool = BurstPool(self._compilation, polling_window, loop_timeout, self._open_timeout)
+                self._device = self._device and self._device.partition(":")[0]
+            elif self._options.restarts:
+                Deadline.after(OPENING).call(service._revive)
+            self._service = service
+            self._compilation = opened.enter_context(self._compiled())
+            this = weakref.ref(self)  # its bursts must not keep it alive
+            self._pool = BurstPool(self._compilation, self._options, lambda: _open_again(this()))
             opened.pop_all()
+
+    def _compiled(self) -> Compilation:
+        with found(self._service, self._device, self._model) as (model, devices):
+            compilation = Compilation(model, devices)
+            try:
+                compilation.set_preference(self._options.preference)
+                compilation.set_priority(self._options.priority)
+                compilation._set_cache_source(self._cache)
+                compilation.finish()
+            except BaseException:
+                compilation.close()
+                raise
+            return compilation
 
     # ---- running ---------------------------------------------------------------------------------------------
 
@@ -361,7 +344,7 @@ class Session(OpenModel):
 
     def _opening(self) -> Deadline:
         """Return the deadline of what is opened now."""
-        return Deadline.after(self._open_limit)
+        return Deadline.after(self._options.open_limit)
 
     @overload
     def run_many(
@@ -466,6 +449,66 @@ class Session(OpenModel):
 
     # ---- looking ---------------------------------------------------------------------------------------------
 
+    def get_inputs(self) -> list[NodeArg]:
+        """Return names, shapes and types of the inputs that each run needs."""
+        return [node.shown for node in self._compilation.inputs if not node.is_optional]
+
+    def get_overridable_initializers(self) -> list[NodeArg]:
+        """Return names, shapes and types of the inputs that may be left out: the model has a default for each."""
+        return [node.shown for node in self._compilation.inputs if node.is_optional]
+
+    def get_outputs(self) -> list[NodeArg]:
+        """Return names, shapes and types of the outputs."""
+        return [node.shown for node in self._compilation.outputs]
+
+    @property
+    def compilation(self) -> Compilation:
+        """What the session runs; for executions made step by step."""
+        return self._compilation
+
+    @property
+    def burst(self) -> Burst:
+        """The burst that was opened first; runs that do not come at once go through it."""
+        return self._pool.first
+
+    @property
+    def device(self) -> Device:
+        """The device that the model was compiled for."""
+        return self._compilation.device
+
+    @property
+    def cache_report(self) -> CacheReport:
+        """What caching did when the session was opened."""
+        return self._compilation.cache_report
+
+    @property
+    def restarts(self) -> tuple[Restart, ...]:
+        """The deaths of the service that the session has got over, with ``on_death="restart"``."""
+        return self._pool.restarts
+
+    def reopen(self) -> None:
+        """Get over a death of the service now rather than with the next run. Does nothing while it lives.
+
+        Raises:
+            DeadObject: It does not come back, or the session was not opened with ``on_death="restart"``.
+            NNBurstError: As a run that has to wait for it.
+        """
+        if not self._service.alive and not self._pool.recover(self._pool.first):
+            raise DeadObject("the service is gone; open the session with on_death='restart' to have it started again")
+
+    @property
+    def stats(self) -> BurstStats:
+        """Counters of this end of all bursts."""
+        return self._pool.stats
+
+    def latency(self) -> Latency:
+        """Return how long the runs of this session took: p50, p99 and max in seconds, and where the time went.
+
+        Counted always, at no cost to speak of: in a fast loop one run in 256 is timed and stands for the others, and
+        every run that is not answered at once. Runs without a burst are not among them.
+        """
+        return self._pool.latency()
+
     @property
     def service(self) -> Service:
         """The service that runs it."""
@@ -476,7 +519,25 @@ class Session(OpenModel):
         """Seconds that one run may take, as given when the session was opened; None for no limit."""
         return self._timeout
 
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"{self.stats.received:,} runs, {self.latency()!r}"
+        return f"<Session of {described(self._compilation)} on {self._compilation.device.name}, {state}>"
+
+    def _repr_html_(self) -> str:
+        about = f"session on {self._compilation.device.name}, {self._service!r}"
+        return nodes_table(about, self._compilation) + self.latency()._repr_html_()
+
     # ---- life ------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Session:
+        if self.closed:
+            raise BadState("the session is closed; open another one")
+        return self
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._leaving is not None
 
     def close(self) -> None:
         """Release the burst and the model; a service of the session's own ends. Idempotent."""
@@ -492,3 +553,20 @@ class Session(OpenModel):
             self._finalizer.detach,
         )
         self._leaving()
+
+
+def _open_again(session: Session | None) -> str:
+    """Start the service of a session again, which has died, and compile the model. Returns what caching did."""
+    if session is None:
+        raise BadState("the session was dropped")
+    session._service._revive()
+    compilation, old = session._compiled(), session._compilation
+    try:
+        if (compilation.inputs, compilation.outputs) != (old.inputs, old.outputs):
+            raise GeneralFailure("the model has other inputs or outputs than before; open another session")
+        session._pool.begin_again(compilation)
+    except BaseException:
+        compilation.close()
+        raise
+    session._compilation = compilation
+    return compilation.cache_report.outcome

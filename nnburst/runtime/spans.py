@@ -12,7 +12,7 @@ from .._version import VERSION
 from .display import described
 
 if TYPE_CHECKING:
-    from .open_model import OpenModel
+    from .session import Session
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ class Spans:
         return not _inside.get()
 
     @contextlib.contextmanager
-    def of_run(self, session: OpenModel) -> Iterator[None]:
+    def of_run(self, session: Session) -> Iterator[None]:
         """Make a span of the run inside, below the span that is current."""
         with self._tracer.start_as_current_span("nnburst.run", **self._about(session)):
             before = _inside.set(True)
@@ -40,7 +40,7 @@ class Spans:
             finally:
                 _inside.reset(before)
 
-    def of_many(self, session: OpenModel, outcomes: Generator[T, None, None]) -> Generator[T, None, None]:
+    def of_many(self, session: Session, outcomes: Generator[T, None, None]) -> Generator[T, None, None]:
         """Make a span of what a generator does, which is not current where it is consumed."""
         with self._tracer.start_span("nnburst.run_many", **self._about(session)):
             yield from outcomes
@@ -49,7 +49,7 @@ class Spans:
     def _tracer(self) -> Any:
         return self._trace.get_tracer("nnburst", VERSION)
 
-    def _about(self, session: OpenModel) -> dict[str, Any]:
+    def _about(self, session: Session) -> dict[str, Any]:
         attributes = {
             "nnburst.model": described(session.compilation),
             "nnburst.device": session.compilation.device.name,

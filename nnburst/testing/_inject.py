@@ -19,7 +19,7 @@ from ..errors import BadState, InvalidArgument
 from ..service.host.faults import Point
 
 if TYPE_CHECKING:
-    from ..runtime.service import ServiceProcess
+    from ..runtime.service import Service
     from ..service import ServiceConnection
 
 Freeze = Literal["process", "call", "interpreter"]
@@ -49,7 +49,7 @@ class Fault:
         1
     """
 
-    def __init__(self, service: ServiceProcess | ServiceConnection, order: bytes, *, stops: bool) -> None:
+    def __init__(self, service: Service | ServiceConnection, order: bytes, *, stops: bool) -> None:
         """Use `inject`."""
         self.service = service
         self._stops = stops
@@ -156,7 +156,7 @@ class Fault:
 
 
 def inject(
-    service: ServiceProcess | ServiceConnection,
+    service: Service | ServiceConnection,
     *,
     at: Point = "run",
     after: int = 0,

@@ -25,6 +25,7 @@ from nnburst.burst.server import server_end
 from nnburst.errors import Ending
 from nnburst.model import Model, ModelBuilder, OperandType
 from nnburst.runtime.run.burst_pool import BurstPool
+from nnburst.runtime.session import Options
 from support import ROOT
 from support.models import relu
 from support.processes import workers_of
@@ -444,14 +445,14 @@ def recovered_with_a_handler_at(wanted: int) -> bool:
     pool = object.__new__(BurstPool)
     dead = SimpleNamespace(_controller=SimpleNamespace(ending=Ending("gone"), told=""))
     pool._bursts, pool._refuses, pool._attempt, pool.restarts = [dead], False, None, ()  # type: ignore[list-item]
-    pool._restarting = ProcessLock()
+    pool._restarting, pool._options, pool.restarts_service = ProcessLock(), Options(), True
 
     def open_again() -> str:
         assert go.wait(PATIENCE)
         pool._bursts = []
         return "DISABLED"
 
-    pool.get_over_deaths(open_again, None, 0)
+    pool._open_again = open_again
     lines = 0
 
     def trace(frame: Any, event: str, argument: Any) -> Any:

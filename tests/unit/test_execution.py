@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import os
 import sys
 import threading
@@ -47,9 +46,11 @@ from nnburst.model import (
     Request,
     Timing,
 )
+from nnburst.options import SessionKeywords
 from nnburst.runtime import MemoryDesc, Service
 from nnburst.runtime.compile.model_files import _with_pools
 from nnburst.runtime.service import LocalBackend
+from nnburst.runtime.session import Options
 from support.models import relu
 from support.processes import stopped
 from support.waiting import PATIENCE, until
@@ -587,13 +588,8 @@ def test_preference_and_priority_may_be_given_in_each_way_and_nothing_else(scrip
             Execution.get_duration(object(), wrong)  # type: ignore[arg-type]
 
 
-def test_options_of_a_session_are_parameters_by_name(scripted: tuple[Service, Scripted]) -> None:
-    """So that a type checker finds a typo."""
-    ours = dict(inspect.signature(Service.session).parameters)
-    theirs = dict(inspect.signature(nnburst.Session.__init__).parameters)
-    del theirs["service"], theirs["sandbox"]  # of a session with a service of its own
-    assert ours == theirs
-    assert all(parameter.kind is not parameter.VAR_KEYWORD for parameter in ours.values())
+def test_type_checkers_know_the_options_of_a_session_and_no_others(scripted: tuple[Service, Scripted]) -> None:
+    assert tuple(SessionKeywords.__annotations__) == Options.__struct_fields__
     with pytest.raises(TypeError, match="timout"):
         scripted[0].session(relu(), timout=1)  # type: ignore[call-arg]
 

@@ -277,7 +277,7 @@ def test_sessions_are_opened_within_the_limit_that_is_named(service: nnburst.Ser
 @pytest.mark.check
 def test_limit_of_runs_also_limits_opening(service: nnburst.Service, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(_session, "_OPENING", 0.1)
+        patched.setattr(_session, "OPENING", 0.1)
         with stopped(service.pid), pytest.raises(MissedDeadline):
             service.session(relu(), timeout=0.01)
     service.session(relu(), timeout=0.01).close()

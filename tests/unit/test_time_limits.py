@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import nnburst
 from nnburst import Execution, ModelBuilder, OperandType
@@ -125,7 +126,7 @@ def test_setting_up_has_a_limit_of_its_own(service: nnburst.Service, monkeypatch
     with service.session(model()) as session, session.bind(state={"t_out": "t"}) as execution:
         monkeypatch.setattr(session._pool, "free", lambda: None)  # what there is runs something
         monkeypatch.setattr(session._pool, "open_timeout", 0.5)
-        monkeypatch.setattr(session, "_open_limit", 0.5)
+        monkeypatch.setattr(session, "_options", replace(session._options, open_timeout=0.5))
         with stopped(service.pid):
             for setting_up in (
                 lambda: session.run(None, {"t": X}),

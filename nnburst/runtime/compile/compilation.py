@@ -29,7 +29,7 @@ from ...model import (
 )
 from ...options import CacheLayout, PreferenceName, PriorityName
 from ..request.node_args import NodeArg, imported_arguments, model_arguments
-from ..service import ServiceProcess, closes_with
+from ..service import Service, closes_with
 from .cache_sources import CacheSource, DescriptorCache, DirectoryCache, FlatCache, Job
 from .caching import CacheReport, combined_report, compile_with_cache
 
@@ -92,14 +92,14 @@ class Compilation(OneProcess, Closing):
 
     model: Model
 
-    def __init__(self, model: Model | ImportedModel, devices: Sequence[Device] | ServiceProcess) -> None:
+    def __init__(self, model: Model | ImportedModel, devices: Sequence[Device] | Service) -> None:
         self._imported = model if isinstance(model, ImportedModel) else None
         if isinstance(model, ImportedModel):
             model = model.model
         if not isinstance(model, Model):
             raise InvalidArgument(f"model is {type(model).__name__}; build a Model with nnburst.ModelBuilder")
-        self._names_devices = not isinstance(devices, ServiceProcess)
-        listed = devices.devices if isinstance(devices, ServiceProcess) else devices
+        self._names_devices = not isinstance(devices, Service)
+        listed = devices.devices if isinstance(devices, Service) else devices
         chosen = tuple(listed) if isinstance(listed, Iterable) else (listed,)
         if not chosen:
             raise InvalidArgument("no device given; service.devices lists those of a service")

@@ -7,7 +7,7 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -16,6 +16,10 @@ from ...errors import DeviceUnavailable, GeneralFailure, InvalidArgument, NoSuch
 from ...memory import PROT_READ, Memory
 from ...model import DataLocation, ImportedModel, Lifetime, Model
 from ..service import DEFAULT_DEVICES
+
+if TYPE_CHECKING:
+    from ...service import ServiceConnection
+    from ..service import Service
 
 _FORMATS = {".onnx": ("onnx", "nnburst-onnxruntime")}
 """Suffix of a file: its format, and the device that reads it."""
@@ -73,14 +77,22 @@ def _no_reader(path: str) -> InvalidArgument | None:
     return None
 
 
-class _Service(Protocol):
-    @property
-    def devices(self) -> Sequence[Device]: ...
-    def device(self, name: str) -> Device: ...
+@contextlib.contextmanager
+def found(
+    service: Service, device: str | None, model: Model | str | bytes
+) -> Iterator[tuple[Model | ImportedModel, Service | Sequence[Device]]]:
+    """Find a model and the devices that it is for; raises as `imported`."""
+    if isinstance(model, Model):
+        yield model, service if device is None else (service.device(device),)
+    else:
+        with imported(service, device, model) as (reader, read):
+            yield read, (reader,)
 
 
 @contextlib.contextmanager
-def imported(service: _Service, name: str | None, source: str | bytes) -> Iterator[tuple[Device, ImportedModel]]:
+def imported(
+    service: Service | ServiceConnection, name: str | None, source: str | bytes
+) -> Iterator[tuple[Device, ImportedModel]]:
     """Have a device of a service read a model. Its files are open until the end of the ``with`` block.
 
     Args:
@@ -148,7 +160,7 @@ def _in_memory(data: bytes) -> Memory:
     return memory
 
 
-def _reader(service: _Service, name: str, source: str) -> Device:
+def _reader(service: Service | ServiceConnection, name: str, source: str) -> Device:
     try:
         return service.device(name)
     except DeviceUnavailable as error:
@@ -157,7 +169,7 @@ def _reader(service: _Service, name: str, source: str) -> Device:
         raise DeviceUnavailable(f"{source!r} needs the device {name}: {hint} ({error})") from None
 
 
-def _by_name(service: _Service, device: str | None, name: str) -> tuple[Device, ImportedModel]:
+def _by_name(service: Service | ServiceConnection, device: str | None, name: str) -> tuple[Device, ImportedModel]:
     candidates = service.devices if device is None else (service.device(device),)
     known = []
     for candidate in candidates:

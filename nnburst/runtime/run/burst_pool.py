@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -22,8 +23,13 @@ from .burst import Burst
 from .pipeline import Pipeline
 from .route import OpenBurst
 
+if TYPE_CHECKING:
+    from ..session import Options
+
 _CLOSED = "the session is closed, or its service is; open another one"
 _MOST_KEPT = 4
+OPENING = 60.0
+"""Seconds for opening what has no limit of its own, but runs that have one, or a death to get over."""
 
 
 class Restart(Struct, frozen=True):
@@ -51,25 +57,23 @@ class BurstPool:
     A pipeline cannot move: it is lent a burst that nothing else uses meanwhile.
 
     Args:
-        polling_window, loop_timeout: As for `Burst`.
-        open_timeout: Seconds that a run may take to set up what it needs first; None: see `setting_up`.
+        options: Those of the session.
+        open_again: Opens the model again when the service has died: calls `begin_again`, and returns what caching did.
 
     Attributes:
+        open_timeout: Seconds that a run may take to set up what it needs first; None: see `setting_up`.
         retry: How often a run that a death has ended is repeated.
+        restarts_service: Whether it gets over a death of the service; else runs get `DeadObject`.
         most_at_home: So many of those that were lent and given back are kept; the others are ended.
         restarts: The deaths that it has got over.
     """
 
-    def __init__(
-        self,
-        compilation: Compilation,
-        polling_window: float | None,
-        loop_timeout: float | None = None,
-        open_timeout: float | None = None,
-    ) -> None:
-        self.open_timeout = open_timeout
-        self._polling_window = polling_window
-        self._loop_timeout = loop_timeout
+    def __init__(self, compilation: Compilation, options: Options, open_again: Callable[[], str]) -> None:
+        self._options = options
+        self._open_again = open_again
+        self.open_timeout = options.open_timeout
+        self.retry = options.retry
+        self.restarts_service = options.restarts
         self._refuses = False
         self._bursts = [self._open(compilation)]
         self._lendable: list[Burst] = []
@@ -78,10 +82,7 @@ class BurstPool:
         self._past: tuple[BurstStats, Latency] | None = None
         self._adding = ProcessLock()  # to `_past`; a signal handler may come while it is held
         self.most_at_home = 1
-        self.retry = 0
         self.restarts: tuple[Restart, ...] = ()
-        self._open_again: Callable[[], str] | None = None
-        self._restart_timeout: float | None = None
         self._restarting = ProcessLock()  # a signal handler may come while it is held; nothing is waited for below it
         self._attempt: tuple[threading.Thread, list[BaseException]] | None = None
         self._kept: list[tuple[Hashable, Burst, Pipeline]] = []
@@ -95,7 +96,7 @@ class BurstPool:
     def _open(self, compilation: Compilation) -> Burst:
         if self._refuses:
             raise BadState(_CLOSED)
-        return Burst(compilation, polling_window=self._polling_window, loop_timeout=self._loop_timeout)
+        return Burst(compilation, polling_window=self._options.polling_window, loop_timeout=self._options.loop_timeout)
 
     def begin_again(self, compilation: Compilation) -> None:
         """Take the place of bursts that have died; executions move when they run next."""
@@ -108,19 +109,6 @@ class BurstPool:
             burst.close()
             raise BadState(_CLOSED)
         return burst
-
-    def get_over_deaths(self, open_again: Callable[[], str], timeout: float | None, retry: int) -> None:
-        """Have the model opened again when the service has died, and runs repeated; else they get `DeadObject`.
-
-        Args:
-            open_again: Calls `begin_again`, and returns the outcome of caching.
-        """
-        self._open_again, self._restart_timeout, self.retry = open_again, timeout, retry
-
-    @property
-    def restarts_service(self) -> bool:
-        """Whether `get_over_deaths` was called."""
-        return self._open_again is not None
 
     def replacement(self, burst: OpenBurst, *, died: bool) -> Burst | None:
         """Return a burst for one that is busy, or has died; None if there is none after a death. Raises as `living`."""
@@ -136,12 +124,12 @@ class BurstPool:
             MissedDeadline: It takes longer than the caller may wait, and goes on.
             BadState: The session is closed.
         """
-        open_again, ending = self._open_again, dead._controller.ending
+        ending = dead._controller.ending
         if self._refuses:
             return False
         if dead._controller.told and not ending.reason:  # the burst alone has ended
             return True
-        if open_again is None:
+        if not self.restarts_service:
             return False
         with self._restarting.lock:
             if self._refuses:
@@ -151,8 +139,7 @@ class BurstPool:
             attempt = self._attempt
             if attempt is None or not attempt[0].is_alive():
                 what, failures = "a service that starts again", list[BaseException]()
-                given = open_again, failures, ending
-                attempt = start_daemon(self._restart, *given, name="nnburst-restart", what=what), failures
+                attempt = start_daemon(self._restart, failures, ending, name="nnburst-restart", what=what), failures
                 self._attempt = attempt
         thread, failures = attempt
         thread.join(Deadline.after().left())  # holds nothing that a handler, which waits as well, could need
@@ -163,13 +150,13 @@ class BurstPool:
             raise MissedDeadline(f"the service is gone ({ending.reason}) and is still being started again; come later")
         return True
 
-    def _restart(self, open_again: Callable[[], str], failures: list[BaseException], how: Ending) -> None:
-        begin, deadline = time.monotonic(), Deadline.after(self._restart_timeout)
+    def _restart(self, failures: list[BaseException], how: Ending) -> None:
+        begin, deadline = time.monotonic(), Deadline.after(self._options.open_limit or OPENING)
         try:
             try:
-                cache = deadline.call(open_again)
+                cache = deadline.call(self._open_again)
             except DeadObject:  # what killed the service may have hit the next one, too
-                cache = deadline.call(open_again)
+                cache = deadline.call(self._open_again)
         except BaseException as error:  # raised where it is waited for
             failures.append(error)
             return
