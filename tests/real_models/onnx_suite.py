@@ -22,8 +22,65 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
+import numpy as np
+
+from nnburst import InvalidArgument, Service, Session, launch
+
+_DEVICE = "nnburst-onnxruntime"
 REFUSED = re.compile(r"holds (complex|2-bit|elements of type)|which cannot be passed to a model")
 """What the device says of arguments that a burst does not carry; docs/onnx.md has the list."""
+
+
+class Prepared:
+    """A model in the service: ``onnx.backend.base.BackendRep``."""
+
+    def __init__(self, session: Session, dtypes: list[Any]) -> None:
+        self._session, self._dtypes = session, dtypes
+
+    def run(self, inputs: list[Any], **options: Any) -> tuple[Any, ...]:
+        names = [argument.name for argument in self._session.get_inputs()]
+        outputs = self._session.run(None, dict(zip(names, inputs, strict=True)))
+        return tuple(_as_onnx(output, dtype) for output, dtype in zip(outputs, self._dtypes, strict=True))
+
+
+class BurstBackend:
+    """``onnx.backend.base.Backend`` over a service, in which every run goes through a burst."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def is_compatible(self, model: Any) -> bool:
+        return True  # whether it can run turns out as it is prepared
+
+    def supports_device(self, device: str) -> bool:
+        return device == "CPU"
+
+    def prepare(self, model: Any, device: str, **options: Any) -> Prepared:
+        if not self.supports_device(device):
+            raise InvalidArgument(f"device {device!r} is not supported; choose 'CPU'")
+        session = self._service.session(model.SerializeToString(), device=_DEVICE)
+        return Prepared(session, [_dtype(value) for value in model.graph.output])
+
+
+def _as_onnx(output: Any, dtype: Any) -> Any:
+    """Return an output with the types of arrays that the onnx package has: strings are objects."""
+    if isinstance(output, list):
+        return [_as_onnx(item, None) for item in output]
+    if not isinstance(output, np.ndarray):
+        return output
+    if output.dtype.kind == "T":
+        return output.astype(object)
+    if dtype is None or dtype == output.dtype:
+        return output
+    return output.astype(dtype) if "int" in dtype.name else output.view(dtype)
+
+
+def _dtype(value: Any) -> Any:
+    """The NumPy type that the onnx package has for an output, also where it comes from another library."""
+    import onnx
+
+    number = value.type.tensor_type.elem_type
+    return onnx.helper.tensor_dtype_to_np_dtype(number) if number else None
 
 
 @dataclass(frozen=True)
@@ -71,12 +128,11 @@ def compare(pattern: str = "") -> Iterator[tuple[Outcome, Outcome]]:
         warnings.simplefilter("ignore")  # it imports what onnx deprecates
         import onnxruntime.backend
 
-    from nnburst.onnx_backend import BurstBackend
-
     onnxruntime.set_default_logger_severity(4)
-    ours, theirs = cases(BurstBackend, pattern), cases(onnxruntime.backend.backend.OnnxRuntimeBackend, pattern)
-    for name, function in ours.items():
-        yield outcome(name, function), outcome(name, theirs[name])
+    theirs = cases(onnxruntime.backend.backend.OnnxRuntimeBackend, pattern)
+    with launch(devices=[_DEVICE]) as service:
+        for name, function in cases(BurstBackend(service), pattern).items():
+            yield outcome(name, function), outcome(name, theirs[name])
 
 
 def main(pattern: str = "") -> int:

@@ -1,4 +1,4 @@
-"""ONNX's own conformance suite through `nnburst.onnx_backend`; all of it with ``-m soak``."""
+"""ONNX's own conformance suite through a burst; all of it with ``-m soak``."""
 
 from __future__ import annotations
 
@@ -15,21 +15,19 @@ from onnx_suite import Outcome, compare
 from test_onnx_values import CASES, ECHO, OPTIONALS, SEQUENCES, ZIPMAP
 
 import nnburst
-from nnburst import GeneralFailure, InvalidArgument, onnx_backend
+from nnburst import GeneralFailure
 from nnburst.devices.onnxruntime import capi
 from nnburst.devices.onnxruntime.importer import import_graph
 from nnburst.devices.onnxruntime.library import onnxruntime
 from support import ROOT
-from support.onnx_models import FLOAT, RNG, TensorProto, graph, helper, in_process, mlp, node, save
+from support.onnx_models import FLOAT, TensorProto, graph, helper, node
 
 
 @pytest.fixture(scope="module", autouse=True)
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ONNX_HOME", str(tmp_path_factory.mktemp("onnx-home")))  # the suite keeps copies of networks there
-        onnx_backend.run_model(mlp(4, 1), [np.zeros((1, 4), np.float32)])
         yield
-    onnx_backend.shutdown()
 
 
 def check(pattern: str, at_least: int) -> None:
@@ -156,23 +154,3 @@ def test_cases_of_the_suite_that_are_refused_are_listed_and_pass_nowhere() -> No
     outcomes = list(compare(f"^({'|'.join(refused)})$"))
     assert {ours.name for ours, _ in outcomes} == refused
     assert not [ours for ours, theirs in outcomes if theirs.kind == "passed"]
-
-
-def test_backend_takes_models_bytes_and_paths(tmp_path: Path) -> None:
-    model, x = mlp(16, 2), RNG.normal(size=(1, 16)).astype(np.float32)
-    (expected,) = in_process(model.SerializeToString(), {"x": x})
-    path = save(model, tmp_path / "m.onnx")
-    for given in (model, model.SerializeToString(), path, Path(path)):
-        for inputs in ([x], x):
-            assert np.array_equal(onnx_backend.run_model(given, inputs)[0], expected)
-    with pytest.raises(InvalidArgument, match="1 inputs"):
-        onnx_backend.run_model(model, [x, x])
-
-
-def test_backend_is_for_the_cpu() -> None:
-    assert onnx_backend.supports_device("CPU")
-    assert not onnx_backend.is_compatible(mlp(4, 1), "CUDA")
-    with pytest.raises(InvalidArgument, match="CUDA"):
-        onnx_backend.prepare(mlp(4, 1), "CUDA")
-    with pytest.raises((InvalidArgument, GeneralFailure), match="ONNX"):
-        onnx_backend.prepare(b"no model")

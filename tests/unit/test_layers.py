@@ -33,7 +33,6 @@ ROOMS = (  # lowest first; "" is nnburst/__init__.py, which re-exports what user
     "service",
     "runtime",
     "",
-    "onnx_backend",
     "gateway",
     "scale",
     "testing",

@@ -25,6 +25,7 @@ COMMANDS = {
     "throughput.py": ["--inputs", "1000"],
     "real_time.py": ["--steps", "100"],
     "crash_and_hang.py": [],
+    "standby.py": [],
     "containers.py": [],
     "test_program.py": ["-q", "-p", "no:cacheprovider"],
 }
@@ -51,6 +52,8 @@ def test_recipe_runs_and_its_answers_are_right(name: str) -> None:
         assert "Traceback" not in done.stderr, done.stderr
     if name == "crash_and_hang.py":
         assert done.stdout.count("another service after ") == 2
+    if name == "standby.py":
+        assert "3 services were killed" in done.stdout
 
 
 SLOW_START = """

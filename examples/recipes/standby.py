@@ -1,0 +1,66 @@
+"""Two services with the model: when one dies, the other takes its place at once, and a third is started behind it.
+
+python examples/recipes/standby.py
+
+After a death `Session(on_death="restart", retry=1)` starts a service and compiles the model. Where that takes too long,
+a standby costs its memory again, and no request waits.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from detector import MODEL, images, right
+
+import nnburst
+
+
+class Standby:
+    """A session in use, and one that takes its place; for any number of threads."""
+
+    def __init__(self, open_session: Callable[[], nnburst.Session]) -> None:
+        self._open = open_session
+        self._opening = ThreadPoolExecutor(1)
+        self._changing = threading.Lock()
+        self.in_use, self._next = open_session(), self._opening.submit(open_session)
+
+    def run(self, inputs: dict[str, Any]) -> list[Any]:
+        """Run the model; a request that meets the death of its service is repeated once, on the other one."""
+        session = self.in_use
+        try:
+            return session.run(None, inputs)
+        except nnburst.DeadObject:
+            with self._changing:
+                if self.in_use is session:  # the first request that meets this death
+                    self.in_use, self._next = self._next.result(), self._opening.submit(self._open)
+            return self.in_use.run(None, inputs)
+
+    def close(self) -> None:
+        self._opening.shutdown()
+        self._next.result().close()
+        self.in_use.close()
+
+
+def main() -> int:
+    image, answers, services = images(1), [], set()
+    pair = Standby(partial(nnburst.Session, MODEL))
+    for _ in range(3):
+        answers.append(right(image, pair.run({"image": image})[0]))
+        services.add(pair.in_use.service.pid)
+        os.kill(pair.in_use.service.pid, signal.SIGKILL)
+    answers.append(right(image, pair.run({"image": image})[0]))
+    pair.close()
+    print(f"{len(services)} services were killed")
+    print("every answer is right" if all(answers) else "there are WRONG answers")
+    return 0 if all(answers) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
