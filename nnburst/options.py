@@ -28,8 +28,6 @@ PriorityName = Literal["low", "medium", "high"]
 """Whose waiting runs a shared service takes first: `nnburst.Session`."""
 CacheLayout = Literal["native", "flat"]
 """How entries lie in their directory: `nnburst.Compilation.set_caching`."""
-EvictionPolicy = Literal["value", "lru"]
-"""Which entries go first: `nnburst.cache.Limits`."""
 ActivationName = Literal["relu", "relu1", "relu6"]
 """The function that is fused with an operation: `nnburst.ModelBuilder`."""
 TensorLayout = Literal["NHWC", "NCHW"]

@@ -4,8 +4,8 @@ from .device_cache import VerifiedEntry as VerifiedEntry
 from .device_cache import check_entry as check_entry
 from .directory import Cache as Cache
 from .directory import StagedEntry as StagedEntry
+from .entry import EntryInfo as EntryInfo
 from .eviction import prune as prune
-from .index import EntryInfo as EntryInfo
 from .limits import Limits as Limits
 from .limits import amount as amount
 from .places import default_cache_directory as default_cache_directory

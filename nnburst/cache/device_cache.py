@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from .container import Header, overhead, sealed
-from .index import EntryInfo
+from .entry import EntryInfo
 from .reasons import CacheReason, CacheRejected, SaveResult
 from .sealed_copy import SealedCopies, check_fd, check_not_locked, read_header, seconds_per_byte
 from .token import TOKEN_SIZE, entry_name

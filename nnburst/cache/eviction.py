@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from .index import EntryInfo
-from .limits import Limits
+from .entry import EntryInfo
+
+if TYPE_CHECKING:
+    from .directory import Cache
 
 _DOWN_TO = 0.8
 """Of the limit; so that not every save evicts."""
 _HALF_LIFE = 14 * 86400.0
-
-
-class Prunable(Protocol):
-    """What `prune` asks of a cache directory."""
-
-    limits: Limits
-
-    def litter(self) -> list[str]: ...
-    def sweep(self, names: Sequence[str]) -> int: ...
-    def entries(self) -> list[EntryInfo]: ...
-    def remove(self, entry: str, generation: str) -> int: ...
 
 
 @dataclass
@@ -41,19 +32,12 @@ class Pruned:
 
 def _value(info: EntryInfo, now: float) -> float:
     """Milliseconds that an entry saves per byte, decaying since it was last used."""
-    idle = max(0.0, now - max(info.last_hit, info.created))  # a clock may have been ahead
-    kept = float(0.5 ** (idle / _HALF_LIFE))
-    return max(info.saves_ms, 0.001) * (1 + info.hits) * kept / max(info.nbytes, 1)
-
-
-_POLICIES: dict[str, Callable[[EntryInfo, float], float]] = {
-    "value": _value,
-    "lru": lambda info, now: float(max(info.last_hit, info.created)),
-}
+    idle = max(0.0, now - info.used)  # a clock may have been ahead
+    return float(max(info.compile_ms, 0.001) * 0.5 ** (idle / _HALF_LIFE) / max(info.nbytes, 1))
 
 
 def prune(
-    cache: Prunable,
+    cache: Cache,
     *,
     max_bytes: int | None = None,
     max_age: float | None = None,
@@ -79,9 +63,7 @@ def prune(
         done.entries["litter"] = len(litter)
         done.nbytes["litter"] = 0 if dry_run else cache.sweep(litter)
     there = cache.entries()
-    left = [info for info in there if force or not info.pinned]
-    total = sum(info.nbytes for info in there)
-    count = len(there)
+    total, count = sum(info.nbytes for info in there), len(there)
 
     def go(kind: str, info: EntryInfo) -> None:
         nonlocal total, count
@@ -94,13 +76,14 @@ def prune(
         count -= 1
 
     rest = []
-    for info in left:
-        used = max(info.last_hit, info.created)
+    for info in there:
+        if info.pinned and not force:
+            continue
         if everything:
             go("all", info)
         elif epochs is not None and info.epoch != epochs.get(info.device, info.epoch):
             go("stale", info)
-        elif age and used < now - age:
+        elif age and info.used < now - age:
             go("expired", info)
         elif max_bytes is None and 0 < limits.max_entry_bytes < info.nbytes:  # a deferred save made it so
             go("too big", info)
@@ -108,11 +91,10 @@ def prune(
             rest.append(info)
     too_big = total > most and (most or max_bytes == 0)
     too_many = limits.max_entries and count > limits.max_entries
-    if not everything and (too_big or too_many):
-        order = _POLICIES.get(limits.policy, _value)
-        for info in sorted(rest, key=lambda info: (order(info, now), info.last_hit)):
-            fits = total <= most * _DOWN_TO or not too_big
-            if fits and not (limits.max_entries and count > limits.max_entries * _DOWN_TO and too_many):
+    if too_big or too_many:
+        for info in sorted(rest, key=lambda info: (_value(info, now), info.used)):
+            fits = not too_big or total <= most * _DOWN_TO
+            if fits and (not too_many or count <= limits.max_entries * _DOWN_TO):
                 break
             go("evicted", info)
     return done

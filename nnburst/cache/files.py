@@ -32,7 +32,7 @@ def reason_of(error: OSError) -> CacheReason:
     return _REASONS.get(error.errno or 0, CacheReason.IO_ERROR)
 
 
-def directory(path: str | os.PathLike[str], *, create: bool) -> int:
+def open_directory(path: str | os.PathLike[str], *, create: bool) -> int:
     """Open a directory of this user's own; `CacheRejected` if others may write to it."""
     if create:
         make_directories(path)
@@ -52,14 +52,6 @@ def make_directories(path: str | os.PathLike[str]) -> None:
     for place in reversed(missing):
         with suppress(FileExistsError):
             os.mkdir(place, 0o700)
-
-
-def subdirectory(parent: int, name: str, *, create: bool) -> int:
-    """Open a directory below another; raises as `directory`, also for a link."""
-    if create:
-        with suppress(FileExistsError):
-            os.mkdir(name, 0o700, dir_fd=parent)
-    return _checked(os.open(name, _DIRECTORY, dir_fd=parent), name)
 
 
 def _checked(fd: int, name: str) -> int:
@@ -124,9 +116,12 @@ def lock(parent: int, name: str, *, shared: bool, patience: float = 0.0) -> File
 
 
 @contextmanager
-def opened(parent: int, name: str) -> Iterator[int]:
-    """Open a directory below another for the duration of a with block."""
-    fd = subdirectory(parent, name, create=False)
+def opened(parent: int, name: str, *, create: bool = False) -> Iterator[int]:
+    """Open a directory below another for the duration of a with block; raises as `open_directory`, also for a link."""
+    if create:
+        with suppress(FileExistsError):
+            os.mkdir(name, 0o700, dir_fd=parent)
+    fd = _checked(os.open(name, _DIRECTORY, dir_fd=parent), name)
     try:
         yield fd
     finally:

@@ -11,8 +11,6 @@ from functools import cache
 
 from msgspec import Struct
 
-from ..options import EvictionPolicy
-
 _log = logging.getLogger("nnburst.cache")
 SIZES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 """Units of sizes."""
@@ -34,7 +32,6 @@ class Limits(Struct, frozen=True):
         max_entries: How many.
         max_age: Seconds since an entry was last used.
         min_free: Bytes that the file system keeps free.
-        policy: ``value`` (compile time saved per byte, decaying) or ``lru``.
     """
 
     max_bytes: int = 2 << 30
@@ -42,7 +39,6 @@ class Limits(Struct, frozen=True):
     max_entries: int = 10_000
     max_age: float = 90 * 86400.0
     min_free: int = 256 << 20
-    policy: EvictionPolicy = "value"
 
     @classmethod
     def from_environment(cls) -> Limits:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from msgspec.structs import asdict
 
 from ..cache.limits import SIZES, amount
 from .targets import size
@@ -86,22 +87,18 @@ def _epochs() -> dict[str, str]:
 
 
 def _when(seconds: int) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds)) if seconds else "never"
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
 @cache.command("ls")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @click.pass_obj
 def ls(directory: Cache, as_json: bool) -> None:
-    """List the entries as their headers describe them, the oldest first. Needs no service."""
+    """List the entries as their files describe them, the oldest first. Needs no service."""
     with _readable():
         infos = sorted(directory.entries(), key=lambda info: info.created)
     epochs = _epochs()
-    rows = [
-        {name: getattr(info, name) for name in info.__struct_fields__}
-        | {"stale": epochs.get(info.device) not in (None, info.epoch)}
-        for info in infos
-    ]
+    rows = [{**asdict(info), "stale": epochs.get(info.device) not in (None, info.epoch)} for info in infos]
     total = sum(info.nbytes for info in infos)
     if as_json:
         click.echo(json.dumps({"path": directory.path, "entries": rows, "bytes": total}, indent=1))
@@ -110,7 +107,7 @@ def ls(directory: Cache, as_json: bool) -> None:
         marks = ("*" if row["pinned"] else "") + ("!" if row["stale"] else "")
         click.echo(
             f"{row['entry'][:12]}{marks:2} {row['device']:24} {row['files']:2} files {size(row['nbytes']):>10}  "
-            f"created {_when(row['created'])}  last hit {_when(row['last_hit'])}  "
+            f"created {_when(row['created'])}  used {_when(row['used'])}  "
             f"compiled in {row['compile_ms']:.0f} ms  {row['version']}"
         )
     click.echo(f"{len(rows)} entries, {size(total)} of {size(directory.limits.max_bytes)}   (* pinned, ! stale)")

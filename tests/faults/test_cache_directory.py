@@ -51,17 +51,15 @@ def outcomes(process: subprocess.Popen[str], code: int = 0) -> list[str]:
     return out.split()
 
 
-def fill(cache: Cache, entry: str, size: int = 1000, **info: Any) -> EntryInfo:
+def fill(cache: Cache, entry: str, size: int = 1000, *, used: int = 1000, compile_ms: float = 0.0) -> EntryInfo:
     """Put an entry into a directory without asking a device."""
-    staged = cache.stage(entry, COUNTS)
+    staged, generation = cache.stage(entry, COUNTS), os.urandom(16)
     with contextlib.closing(staged):
         os.pwrite(staged.data_fds[0], bytes(size), 0)
-        generation = os.urandom(16)
-        made = EntryInfo(
-            entry, generation.hex(), "test-device", "1", "aa", 2, **{"nbytes": size, "created": 1000, **info}
-        )
+        made = EntryInfo(entry, generation.hex(), "test-device", "1", "aa", 2, created=used, compile_ms=compile_ms)
         staged.publish(generation, made)
-        staged.finish()
+        staged.finish(generation)
+    os.utime(Path(cache.path, "objects", entry[:2], f"{entry}.{made.generation}", "MANIFEST"), (used, used))
     return made
 
 
@@ -173,7 +171,7 @@ def small_disk(place: Path, size: str, *options: str) -> Iterator[Path]:
 
 @pytest.mark.parametrize("kib", [4, 16, 64, 128, 256, 320, 340, 352, 360, 368, 384, 400, 448])
 def test_THR_20_disk_is_full_at_every_write(tmp_path: Path, kib: int) -> None:
-    """The sizes fall into every step: directories, index, files, manifest. The compilation succeeds in all."""
+    """The sizes fall into every step: directories, files, manifest. The compilation succeeds in all."""
     with small_disk(tmp_path / "disk", f"{kib}k") as disk:
         cache = Cache(disk / "c", Limits(min_free=0))
         outcome = compile_once(cache, build())
@@ -241,22 +239,6 @@ def test_THR_23_everything_is_private(tmp_path: Path) -> None:
     assert bytes(32).hex() not in "".join(map(str, (tmp_path / "c").rglob("*")))
 
 
-@pytest.mark.parametrize("how", ["deleted", "garbage", "directory"])
-def test_index_that_is_lost_is_made_again(tmp_path: Path, how: str) -> None:
-    cache = Cache(tmp_path / "c")
-    compile_once(cache, build())
-    (before,) = cache.entries()
-    index = tmp_path / "c" / "index.sqlite3"
-    index.unlink()
-    if how == "garbage":
-        index.write_bytes(os.urandom(5000))
-    elif how == "directory":
-        index.mkdir()
-    assert compile_once(cache, build()) == "HIT/HIT/-"
-    (after,) = cache.entries()
-    assert (after.device, after.nbytes, after.compile_ms) == (before.device, before.nbytes, before.compile_ms)
-
-
 def test_trust_store_that_is_lost_makes_a_miss_and_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = Cache(tmp_path / "c")
     assert compile_once(cache, build()) == "SAVED/SAVED/-"
@@ -283,7 +265,7 @@ def test_part_of_the_files(tmp_path: Path) -> None:
 def test_what_is_worth_least_goes_first_and_pins_stay(tmp_path: Path) -> None:
     cache = Cache(tmp_path / "c", Limits(max_bytes=10_000, min_free=0))
     for n in range(8):
-        fill(cache, name(n), 1000, compile_ms=float(n + 1), created=10**9)
+        fill(cache, name(n), 1000, compile_ms=float(n + 1), used=10**9)
     cache.pin([name(0)], True)
     done = prune(cache, max_bytes=5000, max_age=0)
     assert done.entries == {"evicted": 4}
@@ -295,8 +277,8 @@ def test_what_is_worth_least_goes_first_and_pins_stay(tmp_path: Path) -> None:
 
 def test_expired_and_stale_entries_go(tmp_path: Path) -> None:
     cache = Cache(tmp_path / "c", Limits(min_free=0))
-    fill(cache, name(1), created=1000)
-    fill(cache, name(2), created=2**33)
+    fill(cache, name(1))
+    fill(cache, name(2), used=2**33)
     assert prune(cache, max_age=60).entries == {"expired": 1}
     assert prune(cache, max_age=0, epochs={"test-device": "aa"}).entries == {}
     assert prune(cache, max_age=0, epochs={"test-device": "bb"}).entries == {"stale": 1}
@@ -346,7 +328,7 @@ def test_third_refusal_of_a_device_ends_the_attempts(tmp_path: Path) -> None:
     cache = Cache(tmp_path / "c", Limits(min_free=0))
     for _ in range(3):
         cache.stage(name(1), COUNTS).close()
-        cache.index.decline(name(1), R.NOT_WORTH_IT)
+        cache.decline(name(1), R.NOT_WORTH_IT)
     with pytest.raises(CacheRejected) as error:
         cache.stage(name(1), COUNTS)
     assert error.value.reason is R.NOT_WORTH_IT

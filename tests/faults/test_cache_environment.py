@@ -1,4 +1,4 @@
-"""A cache directory, its index and its surroundings in every odd state: nothing of it makes a compilation fail."""
+"""A cache directory and its surroundings in every odd state: nothing of it makes a compilation fail."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import logging
 import os
 import pwd
 import resource
-import sqlite3
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -132,59 +131,11 @@ def test_directories_above_are_private_whatever_the_mask_is(tmp_path: Path) -> N
         assert stat.S_IMODE((tmp_path / place).stat().st_mode) == 0o700, place
 
 
-# ---- the index ------------------------------------------------------------------------------------------------------
-
-
-def change(directory: Path, *statements: str) -> None:
-    with contextlib.closing(sqlite3.connect(directory / "index.sqlite3")) as database, database:
-        for statement in statements:
-            database.execute(statement)
-
-
-SPOILT = {
-    "a size that is no number": ["UPDATE entry SET nbytes = 'many'"],
-    "a date that is none": ["UPDATE entry SET created = -5, last_hit = 1e300"],
-    "nothing where a name is": ["UPDATE entry SET device = NULL, hits = x'00'"],
-    "another version": ["PRAGMA user_version = 7"],
-    "a column less": ["ALTER TABLE entry DROP COLUMN hits"],
-    "a table less": ["DROP TABLE declined", "DROP TABLE counter"],
-    "no rows": ["DELETE FROM entry", "DELETE FROM complete"],
-}
-
-
-@pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT.keys())
-def test_index_that_makes_no_sense_does_not_lift_the_limits(tmp_path: Path, spoil: list[str]) -> None:
-    cache = Cache(tmp_path / "c", FREE)
-    made = [fill(cache, name(n), compile_ms=1.0 + n, created=10**9) for n in range(6)]
-    cache.entries()
-    change(tmp_path / "c", *spoil)
-    small = Cache(tmp_path / "c", Limits(max_bytes=3500, max_age=0, min_free=0))
-    assert compile_once(small, build()).startswith("SAVED/SAVED")  # larger than all of them
-    assert len(small.entries()) < len(made)
-    assert sum(info.nbytes for info in small.entries()) <= 3500
-    assert {info.device for info in small.entries()} <= {"test-device"}
-
-
-@pytest.mark.parametrize("how", ["lost", "link", "directory"])
-def test_limits_hold_without_an_index(tmp_path: Path, how: str) -> None:
-    cache = Cache(tmp_path / "c", Limits(max_entries=3, max_age=0, min_free=0))
-    index = tmp_path / "c" / "index.sqlite3"
-    for n in range(8):
-        if n == 5:
-            index.unlink()
-            if how == "link":
-                (tmp_path / "victim").write_text("precious")
-                index.symlink_to(tmp_path / "victim")
-            elif how == "directory":
-                index.mkdir()
-        fill(cache, name(n))
-        cache.enforce_limits()
-        assert len(list((tmp_path / "c").glob("objects/*/*"))) <= 3
-    assert how != "link" or (tmp_path / "victim").read_text() == "precious"
+# ---- limits ---------------------------------------------------------------------------------------------------------
 
 
 def test_an_entry_is_worth_less_with_every_moment_without_a_use() -> None:
-    entry = EntryInfo(name(1), "0" * 32, created=1000, nbytes=100)
+    entry = EntryInfo(name(1), "0" * 32, used=1000, nbytes=100)
     values = [eviction._value(entry, 1000 + part * eviction._HALF_LIFE) for part in (0.0, 0.5, 1.0, 1.5)]
     assert values == sorted(values, reverse=True)
     assert len(set(values)) == 4
@@ -195,52 +146,64 @@ def test_clock_that_went_back(tmp_path: Path) -> None:
     """Entries of a correct clock on a board that believes in 1970: half-lives of the future are none."""
     cache = Cache(tmp_path / "c", Limits(max_bytes=3000, min_free=0))
     for n in range(6):
-        fill(cache, name(n), created=(1 << 40) - 1)
+        fill(cache, name(n), used=1 << 33)
     cache.enforce_limits()
     assert 0 < len(cache.entries()) <= 3
     assert prune(cache, max_bytes=1000).entries
 
 
-def test_THR_14_index_is_not_touched_in_a_directory_of_others(tmp_path: Path) -> None:
-    directory, victim = tmp_path / "c", tmp_path / "victim.db"
+def test_THR_14_directory_of_others_and_a_link_in_it_are_not_touched(tmp_path: Path) -> None:
+    directory, victim = tmp_path / "c", tmp_path / "victim"
     directory.mkdir(mode=0o777)
     directory.chmod(0o777)
-    with contextlib.closing(sqlite3.connect(victim)) as database, database:
-        database.execute("CREATE TABLE precious (x)")
-    before = victim.read_bytes()
-    (directory / "index.sqlite3").symlink_to(victim)
-    cache = Cache(directory, FREE)
-    assert compile_once(cache, build()) == "NOT_SAVED/UNSAFE_PATH/-"
-    assert cache.stats() == {}
-    (directory / "index.sqlite3").unlink()
-    (directory / "index.sqlite3").symlink_to(tmp_path / "new")
-    assert compile_once(cache, build()) == "NOT_SAVED/UNSAFE_PATH/-"
-    assert victim.read_bytes() == before
-    assert sorted(path.name for path in directory.iterdir()) == ["index.sqlite3"]
+    victim.write_text("precious")
+    for target in (victim, tmp_path / "new"):
+        (directory / "declined").symlink_to(target)
+        assert compile_once(Cache(directory, FREE), build()) == "NOT_SAVED/UNSAFE_PATH/-"
+        Cache(directory, FREE).decline(name(1), R.DECLINED)
+        assert [path.name for path in directory.iterdir()] == ["declined"]
+        (directory / "declined").unlink()
+    assert victim.read_text() == "precious"
     assert not (tmp_path / "new").exists()
 
 
-def test_THR_14_link_in_place_of_the_index_is_replaced(tmp_path: Path) -> None:
-    directory, victim = tmp_path / "c", tmp_path / "victim.db"
-    cache = Cache(directory, FREE)
+DECLINED: dict[str, Callable[[Path, Path], object]] = {
+    "a link": lambda file, victim: file.symlink_to(victim),
+    "a directory": lambda file, victim: file.mkdir(),
+    "garbage": lambda file, victim: file.write_bytes(os.urandom(5000)),
+    "a word that is no reason": lambda file, victim: file.write_text(f"{name(1)} BECAUSE\n{name(1)}\n" * 4),
+}
+
+
+@pytest.mark.parametrize("make", DECLINED.values(), ids=DECLINED.keys())
+def test_THR_14_list_of_what_was_declined_that_makes_no_sense_keeps_nothing_from_being_saved(
+    tmp_path: Path, make: Callable[[Path, Path], object]
+) -> None:
+    cache, victim = Cache(tmp_path / "c", FREE), tmp_path / "victim"
     fill(cache, name(1))
-    (directory / "index.sqlite3").rename(victim)
-    before = victim.read_bytes()
-    (directory / "index.sqlite3").symlink_to(victim)
-    fill(cache, name(2))
-    cache.index.count(R.HIT)
-    assert victim.read_bytes() == before
-    assert not (directory / "index.sqlite3").is_symlink()
+    victim.write_text("precious")
+    make(tmp_path / "c" / "declined", victim)
+    for n in (1, 2):
+        cache.decline(name(n), R.DECLINED)
+        fill(cache, name(n))
+    assert victim.read_text() == "precious"
     assert len(cache.entries()) == 2
 
 
-def test_pins_outlive_the_index(tmp_path: Path) -> None:
+def test_list_of_what_was_declined_begins_anew_when_it_is_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_directory, "_MOST_DECLINED", 300)
+    cache = Cache(tmp_path / "c", FREE)
+    for n in range(20):
+        cache.decline(name(n), R.DECLINED)
+        assert not (tmp_path / "c" / "declined").exists() or (tmp_path / "c" / "declined").stat().st_size <= 300
+
+
+def test_pins_outlive_a_generation(tmp_path: Path) -> None:
     cache = Cache(tmp_path / "c", FREE)
     fill(cache, name(1))
     fill(cache, name(2))
     assert cache.pin([name(1)], True) == 1
     assert stat.S_IMODE((tmp_path / "c" / "pins" / name(1)).stat().st_mode) == 0o600
-    (tmp_path / "c" / "index.sqlite3").unlink()
     fill(cache, name(1))  # a new generation
     assert prune(cache, everything=True).entries == {"all": 1}
     cache.pin([name(1)], False)
@@ -278,20 +241,28 @@ def test_stray_things_among_the_entries_are_passed_over(tmp_path: Path, make: Ca
 def test_entry_that_is_written_late_counts_with_its_size(tmp_path: Path) -> None:
     """The client published empty files; what the device made of them is looked at when limits are."""
     cache = Cache(tmp_path / "c", Limits(max_bytes=20_000, max_age=0, min_free=0))
-    made = fill(cache, name(1), 30_000, nbytes=0)
-    assert cache.index.all()[made.entry, made.generation].nbytes == 0
+    made = fill(cache, name(1), 0)
+    os.truncate(tmp_path / "c" / "objects" / "00" / f"{made.entry}.{made.generation}" / "data.00", 30_000)
     fill(cache, name(2), 1000, compile_ms=1e9)
     cache.enforce_limits()
     assert {info.entry for info in cache.entries()} == {name(2)}
-    fill(cache, name(3), 30_000, nbytes=500)
-    cache.index.hit(name(3), 30_000, 1.0)
-    (grown,) = (info for info in cache.index.all().values() if info.entry == name(3))
-    assert (grown.hits, grown.nbytes) == (1, 30_000)
+
+
+def test_hit_is_a_use(tmp_path: Path) -> None:
+    """The time of the last use is that of the manifest; it keeps an entry from being the next to go."""
+    cache = Cache(tmp_path / "c", Limits(max_age=3600, min_free=0))
+    assert compile_once(cache, build()) == "SAVED/SAVED/-"
+    (manifest,) = (tmp_path / "c").glob("objects/*/*/MANIFEST")
+    os.utime(manifest, (1000, 1000))
+    assert [info.used for info in cache.entries()] == [1000]
+    assert prune(cache, dry_run=True).entries == {"expired": 1}
+    assert compile_once(cache, build()) == "HIT/HIT/-"
+    assert prune(cache).entries == {}
 
 
 def test_entry_that_grew_beyond_its_limit_goes(tmp_path: Path) -> None:
     cache = Cache(tmp_path / "c", Limits(max_entry_bytes=5000, max_bytes=40_000, max_age=0, min_free=0))
-    fill(cache, name(1), 30_000, nbytes=10)
+    fill(cache, name(1), 30_000)
     fill(cache, name(2), 4000)
     assert prune(cache).entries == {"too big": 1}
 

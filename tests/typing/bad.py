@@ -8,7 +8,6 @@ from __future__ import annotations
 import numpy as np
 
 import nnburst
-from nnburst.cache import Limits
 from nnburst.fmq import MessageQueue
 from nnburst.options import OnDeath
 from nnburst.testing import inject
@@ -54,7 +53,6 @@ async def awaited(session: nnburst.Session) -> None:
 def compilations(compilation: nnburst.Compilation) -> None:
     compilation.set_caching("cache", bytes(32), layout="deep")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     compilation.set_caching("cache", "token")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    compilation.set_caching_auto(limits=Limits(policy="fifo"))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     compilation.set_preference("turbo")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     compilation.set_priority("lowest")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 

@@ -55,7 +55,7 @@ def test_ls_shows_what_is_there(directory: Path) -> None:
     assert len(rows) == 2
     assert {row["device"] for row in rows} == {"nnburst-reference"}
     assert not any(row["stale"] or row["pinned"] for row in rows)
-    assert sorted(row["last_hit"] > 0 for row in rows) == [False, True]
+    assert all(0 < row["created"] <= row["used"] for row in rows)
     text = call(directory, "ls").output
     assert "2 entries" in text
     assert rows[0]["entry"][:12] in text
@@ -90,14 +90,14 @@ def test_verify_believes_nothing_that_a_header_says(directory: Path, change: dic
 @pytest.mark.parametrize(
     "value", ["1000000000000000000", "1" + "0" * 30, "-1", "1e400", "NaN", "[]", r'"\\ud800\\u001b[2J"']
 )
-@pytest.mark.parametrize("name", ["created", "nbytes", "hits", "compile_ms", "version"])
+@pytest.mark.parametrize("name", ["created", "nbytes", "used", "compile_ms", "version"])
 def test_manifest_that_says_odd_numbers(directory: Path, name: str, value: str) -> None:
-    (directory / "index.sqlite3").unlink()
     manifest = next(iter(directory.glob("objects/*/*/MANIFEST")))
-    manifest.write_text(re.sub(rf'"{name}": [^,}}]*', f'"{name}": {value}', manifest.read_text()))
+    manifest.write_text(re.sub(rf'"{name}":[^,}}]*', f'"{name}":{value}', manifest.read_text()))
     assert "2 entries" in call(directory, "ls").output
     assert len(listed(directory)) == 2
-    call(directory, "verify")
+    said = CliRunner().invoke(main, ["cache", "--dir", str(directory), "verify"])
+    assert (said.exit_code, "2 entries" in said.output) in ((0, True), (1, True))  # its device may not be known
     compile_into(directory, 3)
     call(directory, "prune", "--max-age", "1d", "--dry-run")
     assert len(listed(directory)) == 3

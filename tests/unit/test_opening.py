@@ -28,7 +28,6 @@ LATER = {
     "logging",
     "nnburst.burst.server",
     "nnburst.cache.container",
-    "nnburst.cache.index",
     "nnburst.cache.trust_store",
     "nnburst.devices.local",
     "nnburst.devices.onnxruntime",

@@ -12,7 +12,6 @@ import pytest
 
 import nnburst
 from nnburst import options
-from nnburst.cache.eviction import _POLICIES
 from nnburst.fmq import Flavour, Layout
 from nnburst.memory.backings import BACKINGS
 from nnburst.memory.image import FORMATS
@@ -39,7 +38,6 @@ def names(members: type[IntEnum]) -> set[str]:
         (options.PaddingName, {*_SCHEMES}),
         (options.BackingName, {*BACKINGS}),
         (options.ImageFormat, {*FORMATS}),
-        (options.EvictionPolicy, {*_POLICIES}),
         (options.RealTimePolicy, {*POLICIES}),
     ],
 )

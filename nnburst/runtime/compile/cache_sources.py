@@ -102,13 +102,11 @@ class CacheSource(Protocol):
     def offers(self, job: Job) -> Generator[Entry | Room, None, None]:
         """Offer entries to be restored, the newest first, then room for a new one; `CacheRejected` if there is none."""
 
-    def note(self, reason: CacheReason, entry: Entry, nbytes: int = 0, hit_ms: float = 0.0) -> None:
-        """Count what came of an entry; forget one that is spoilt.
+    def note(self, reason: CacheReason, entry: Entry) -> None:
+        """Remember that an entry was used; forget one that is spoilt.
 
         Args:
             reason: HIT, or why it was refused.
-            nbytes: Of its files, after a hit.
-            hit_ms: Milliseconds that restoring it took, after a hit.
         """
 
 
@@ -199,9 +197,7 @@ class DirectoryCache:
         try:
             return self._cache.stage(entry, job.counts, always=self._always, patience=until.left() or 0.0)
         except CacheRejected as error:
-            if error.reason not in (CacheReason.DISABLED, *_REFUSALS):  # a refusal was counted when it was made
-                self._cache.index.count(error.reason)
-                self._cache.give_up(error.reason, error)
+            self._cache.give_up(error.reason, error)
             raise
 
     def _keep(
@@ -214,11 +210,10 @@ class DirectoryCache:
         compile_ms: float,
     ) -> CacheReason:
         reason = self._published(job, token, fingerprint, staged, prepared, compile_ms)
-        self._cache.index.count(reason)
         if reason in (CacheReason.SAVED, CacheReason.LATER):
             self._cache.enforce_limits()
         elif reason in _REFUSALS:
-            self._cache.index.decline(staged.entry, reason)
+            self._cache.decline(staged.entry, reason)
         self._cache.give_up(reason)
         return reason
 
@@ -253,20 +248,19 @@ class DirectoryCache:
             staged.publish(generation, info)
             if not later and not job.device.confirm_cache(token, generation):
                 return CacheReason.NO_ROW  # the service has lost it; an older generation may be good
-            staged.finish()
+            staged.finish(generation)
         except DeadObject:
             raise
         except (OSError, NNBurstError):
             return CacheReason.IO_ERROR
         return reason
 
-    def note(self, reason: CacheReason, entry: Entry, nbytes: int = 0, hit_ms: float = 0.0) -> None:
-        self._cache.index.count(reason)
+    def note(self, reason: CacheReason, entry: Entry) -> None:
         name = entry_name(entry.files.token)
         if reason is CacheReason.HIT:
-            self._cache.index.hit(name, nbytes, hit_ms)
+            self._cache.note_use(name, entry.generation)
         elif reason in SPOILT:  # whatever else went wrong, the entry is as good as it was
-            with contextlib.suppress(OSError, CacheRejected):
+            with contextlib.suppress(CacheRejected):
                 self._cache.remove(name, entry.generation)
 
 
@@ -327,7 +321,7 @@ class FlatCache:
         except OSError as error:
             raise CacheRejected(CacheReason.IO_ERROR, f"{self._directory}: {error.strerror}") from error
 
-    def note(self, reason: CacheReason, entry: Entry, nbytes: int = 0, hit_ms: float = 0.0) -> None:
+    def note(self, reason: CacheReason, entry: Entry) -> None:
         pass
 
 
@@ -367,7 +361,7 @@ class DescriptorCache:
             yield Entry(files)
         yield Room(files)
 
-    def note(self, reason: CacheReason, entry: Entry, nbytes: int = 0, hit_ms: float = 0.0) -> None:
+    def note(self, reason: CacheReason, entry: Entry) -> None:
         pass
 
 

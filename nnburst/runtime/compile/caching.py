@@ -93,11 +93,10 @@ class _Attempt:
             return offer.keep(self.compile(offer.files), self.compile_ms)
         if self.rejected is CacheReason.DEAD_SERVICE:
             return None
-        started = time.perf_counter()
         refused = self._restore(offer)
         if refused is None:
             self.nbytes = sum(os.fstat(fd).st_size for fd in (*offer.files.model_fds, *offer.files.data_fds))
-            self._note(CacheReason.HIT, offer, self.nbytes, _since(started))
+            self._note(CacheReason.HIT, offer)
             return CacheReason.HIT
         self.rejected = refused
         offer.close()  # else it could not be removed
@@ -139,9 +138,9 @@ class _Attempt:
             self._note(CacheReason.DEAD_SERVICE, self._suspect)
         return prepared
 
-    def _note(self, reason: CacheReason, entry: Entry, nbytes: int = 0, hit_ms: float = 0.0) -> None:
+    def _note(self, reason: CacheReason, entry: Entry) -> None:
         try:
-            self._source.note(reason, entry, nbytes, hit_ms)
+            self._source.note(reason, entry)
         except Exception as error:
             warn("nnburst.cache", "the outcome of a look-up was not noted: %s", error)
 
