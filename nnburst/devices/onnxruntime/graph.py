@@ -21,11 +21,11 @@ from ..common import OwnBytes
 from ..elements import ENCODED, element_type
 from ..encoded import Bytes, read
 from .capi import BoundRun, Copies, InferenceSession
+from .guards import guard
 from .importer import GraphArgument, all_tensors, external_location, parse, serialised
 from .library import CPU, onnx, onnxruntime
 from .python_run import PythonRun
 from .snapshots import exposed_arguments
-from .unwritten import write_all
 from .zip_maps import take_out
 
 _log = logging.getLogger(__name__)
@@ -194,7 +194,7 @@ def build_session(
     """Return an ``InferenceSession`` of a model's files, `exposed_arguments`, `take_out`; raises as `compile_graph`."""
     proto = parse(data)
     labels = take_out(proto)
-    write_all(proto)
+    guard(proto)
     exposed = exposed_arguments(proto)
     _place_external(proto, files, settings.runtime.OrtValue, options)
     parsed = serialised(proto)

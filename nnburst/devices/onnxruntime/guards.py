@@ -1,0 +1,252 @@
+"""Guards of nodes that ONNX Runtime crashes over, or leaves results of unwritten, where a dimension is 0.
+
+Such a result is memory as it was found: perhaps another client's. Whether a dimension is 0 may show at run time only,
+so these nodes get a few others beside them that look at sizes, a number each, and fail the run:
+
+* Some nodes have to have elements in an input (`_NEEDED`): otherwise ONNX Runtime crashes, does not end, or, in integer
+  products and a Scan of the first version, writes nothing. It reads and writes beyond an Inverse that is not square.
+* ONNX Runtime joins parts that do not fit together if one is empty, and leaves the gaps as they are.
+
+Nodes whose dimensions are known and not 0 stay as they are. What a file says of shapes inside of a graph may be wrong,
+so it is not believed: only inputs, which are checked for each run, weights, and what follows from them.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from itertools import count
+from typing import Any
+
+from .importer import constants
+from .library import onnx
+
+_Shape = tuple[int, ...]
+"""-1 where a size is not known."""
+_MUCH = 1 << 32
+"""A dimension less than nothing, once it is taken off: no tensor has more elements in one dimension."""
+_SMALL = 1024
+"""Elements of a weight that may say a shape."""
+_SCAN_WITHOUT_BATCHES = 9
+"""Version of ONNX's operators from which on Scan has no dimension of batches, and fails if there are no steps."""
+_OPSET = 17
+"""For models that import no operators of ONNX's own."""
+
+_MICROSOFT = "com.microsoft"
+_NEEDED: dict[tuple[str, str], dict[int, int | None]] = {
+    ("", "Attention"): {1: None, 2: None, 4: 2, 5: 2},
+    ("", "Conv"): {1: None},
+    ("", "ConvInteger"): {0: 0, 1: None},
+    ("", "ConvTranspose"): {0: 0},
+    ("", "Dropout"): {1: None, 2: None},
+    ("", "GRU"): {0: None},
+    ("", "InstanceNormalization"): {0: 0},
+    ("", "LSTM"): {0: None},
+    ("", "MatMulInteger"): {1: None},
+    ("", "QLinearConv"): {3: None},
+    ("", "QLinearMatMul"): {3: None},
+    ("", "STFT"): {2: None},
+    (_MICROSOFT, "DynamicQuantizeMatMul"): dict.fromkeys(range(1, 5)),
+    (_MICROSOFT, "FusedConv"): {1: None},
+    (_MICROSOFT, "MatMulIntegerToFloat"): dict.fromkeys(range(1, 7)),
+    (_MICROSOFT, "QGemm"): dict.fromkeys(range(1, 9)),
+    (_MICROSOFT, "QLinearSoftmax"): dict.fromkeys(range(1, 5)),
+    (_MICROSOFT, "QLinearWhere"): dict.fromkeys((2, 3, 5, 6, 7, 8)),
+}
+"""Which inputs have to have elements, and the axis, if any, along which each may have none."""
+_JOINS = {("", "Concat"): (0, 1), (_MICROSOFT, "QLinearConcat"): (2, 3)}
+"""From which input on there are parts, and how many inputs each has."""
+
+
+def guard(proto: Any) -> None:
+    """Change a model so that a run that would do harm fails."""
+    fixed = constants(proto)
+    weights = {tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer if tensor.name in fixed}
+    inferred = cache(partial(_inferred, proto, fixed))
+    names = map(f"{secrets.token_hex(8)}:{{}}".format, count())  # which no file can have foreseen
+    for owner, graph in ((proto, proto.graph), *((each, each) for each in proto.functions)):
+        versions = [entry.version for entry in owner.opset_import if entry.domain in ("", "ai.onnx")]
+
+        def shape(name: str, owner: Any = owner) -> _Shape | None:
+            return (weights.get(name) or inferred().get(name)) if owner is proto else None
+
+        if _Guarding(graph, shape, names, versions[0] if versions else _OPSET).run() and not versions:
+            owner.opset_import.add(domain="", version=_OPSET)
+
+
+def _inferred(proto: Any, fixed: set[str]) -> dict[str, _Shape]:
+    """Return the shapes that follow from what is sure, by name; nothing if that fails."""
+    functions = {function.name for function in proto.functions}  # whatever their domain
+    skeleton = onnx().ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import)
+    graph = skeleton.graph
+    graph.name = "graph"
+    for node in proto.graph.node:  # ONNX crashes over a StringSplit where one of no known type is matched
+        if node.op_type not in ("StringSplit", *functions) and not any(_inner_graphs(node)):
+            graph.node.append(node)
+    graph.input.extend(value for value in proto.graph.input if value.name not in fixed)
+    for tensor in proto.graph.initializer:
+        if tensor.name not in fixed:
+            continue
+        if len(tensor.dims) <= 1 and sum(tensor.dims) <= _SMALL and not tensor.external_data:
+            graph.initializer.append(tensor)
+        else:
+            graph.initializer.add(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+    for value in proto.graph.output:
+        graph.output.add(name=value.name)
+    try:
+        graph = onnx().shape_inference.infer_shapes(skeleton, data_prop=True).graph
+    except Exception:  # of several kinds; ONNX Runtime says later what is wrong with the model
+        return {}
+    kinds = ((value.name, value.type.tensor_type) for value in (*graph.value_info, *graph.input, *graph.output))
+    return {
+        name: tuple(dim.dim_value if dim.HasField("dim_value") else -1 for dim in kind.shape.dim)
+        for name, kind in kinds
+        if kind.HasField("shape")
+    }
+
+
+def _inner_graphs(node: Any) -> Iterator[Any]:
+    for attribute in node.attribute:
+        yield from attribute.graphs
+        if attribute.HasField("g"):
+            yield attribute.g
+
+
+def _title(node: Any) -> str:
+    return f"{node.op_type} {node.name[:100]!r}" if node.name else str(node.op_type)
+
+
+class _Guarding:
+    """One graph, or function, whose nodes get guards, with the graphs inside it."""
+
+    def __init__(self, graph: Any, shape: Callable[[str], _Shape | None], names: Iterator[str], opset: int) -> None:
+        self._graph, self._shape, self._names, self._opset = graph, shape, names, opset
+        self._nodes: list[Any] = []
+
+    def run(self) -> bool:
+        """Add the guards; returns whether there are any."""
+        has_inner = False
+        for node in self._graph.node:
+            for inner in _inner_graphs(node):
+                own = {value.name for value in (*inner.input, *inner.initializer)}
+                own.update(name for each in inner.node for name in each.output)
+                has_inner |= _Guarding(inner, partial(self._unless, own), self._names, self._opset).run()
+            self._put(node)
+        has_own = len(self._nodes) > len(self._graph.node)
+        if has_own:
+            kept = [onnx().NodeProto.FromString(node.SerializeToString()) for node in self._nodes]
+            del self._graph.node[:]
+            self._graph.node.extend(kept)
+        return has_own or has_inner
+
+    def _unless(self, own: set[str], name: str) -> _Shape | None:
+        """Return the shape of a value, if it is not an inner graph's own."""
+        return None if name in own else self._shape(name)
+
+    def _put(self, node: Any) -> None:
+        """Append a node, with its guards before or behind it."""
+        kind = {"ai.onnx": ""}.get(node.domain, node.domain), node.op_type
+        if not node.input or not node.output:  # ONNX Runtime refuses those of the operators here
+            self._nodes.append(node)
+            return
+        for position, axis in self._needed(node, kind).items():
+            self._require_elements(node, position, axis)
+        if kind == (_MICROSOFT, "Inverse"):
+            self._require_square(node)
+        total = self._elements_of_parts(node, kind)
+        if total:
+            to, node.output[0] = node.output[0], next(self._names)
+            self._nodes.append(node)
+            missing = self._add("Sub", self._add("Size", node.output[0]), total)
+            self._pass_on(node.output[0], to, missing, f"{_title(node)} of parts that do not fit together")
+        else:
+            self._nodes.append(node)
+
+    def _is_filled(self, name: str, axis: int | None = None) -> bool:
+        """Whether all sizes of a value, but perhaps that of an axis, are known and not 0."""
+        shape = self._shape(name)
+        if shape is None or (axis is not None and not -len(shape) <= axis < len(shape)):
+            return False
+        skipped = None if axis is None else axis % len(shape)
+        return all(size > 0 for i, size in enumerate(shape) if i != skipped)
+
+    # -- guards --------------------------------------------------------------------------------------------------------
+
+    def _needed(self, node: Any, kind: tuple[str, str]) -> dict[int, int | None]:
+        if kind == ("", "Unique"):
+            return {0: axis} if (axis := _integer(node, "axis", None)) is not None else {}
+        if kind == ("", "Scan") and self._opset < _SCAN_WITHOUT_BATCHES:
+            return {max(len(node.input) - (_integer(node, "num_scan_inputs", 1) or 1), 0): 0}
+        if kind == ("", "ConvTranspose") and len(self._shape("".join(node.input[1:2])) or range(5)) != 5:
+            return {}  # ONNX Runtime crashes over volumes alone
+        return _NEEDED.get(kind, {})
+
+    def _require_elements(self, node: Any, position: int, axis: int | None) -> None:
+        name = node.input[position] if position < len(node.input) else ""
+        if not name or self._is_filled(name, axis):
+            return
+        missing = self._add("Cast", self._add("Equal", self._add("Size", name), self._number(0)), to=7)
+        if axis is not None:
+            missing = self._add("Mul", missing, self._size(name, axis))
+        node.input[position] = self._pass_on(name, next(self._names), missing, f"{_title(node)} of no elements")
+
+    def _require_square(self, node: Any) -> None:
+        name = node.input[0]
+        shape = self._shape(name) or ()
+        if len(shape) > 1 and shape[-1] == shape[-2] != -1:
+            return
+        missing = self._add("Abs", self._add("Sub", self._size(name, -2), self._size(name, -1)))
+        node.input[0] = self._pass_on(name, next(self._names), missing, f"{_title(node)} of what is not square")
+
+    def _elements_of_parts(self, node: Any, kind: tuple[str, str]) -> str:
+        """Return the sum of the sizes of what a node joins; nothing if the parts certainly fit, or if it joins none."""
+        if kind == ("", "ConcatFromSequence"):
+            return self._elements_of_sequence(node.input[0])
+        first, step = _JOINS.get(kind, (len(node.input), 1))
+        parts = list(node.input[first::step])
+        if all(self._is_filled(name, _integer(node, "axis", 0)) for name in parts):
+            return ""
+        total = self._add("Size", parts[0])
+        for name in parts[1:]:
+            total = self._add("Add", total, self._add("Size", name))
+        return total
+
+    def _elements_of_sequence(self, sequence: str) -> str:
+        helper = onnx().helper
+        index, go, so_far, part, size, total, goes = (next(self._names) for _ in range(7))
+        body = helper.make_graph(
+            [
+                helper.make_node("SequenceAt", [sequence, index], [part]),
+                helper.make_node("Size", [part], [size]),
+                helper.make_node("Add", [so_far, size], [total]),
+                helper.make_node("Identity", [go], [goes]),
+            ],
+            "sizes",
+            [helper.make_tensor_value_info(name, kind, ()) for name, kind in ((index, 7), (go, 9), (so_far, 7))],
+            [helper.make_tensor_value_info(name, kind, ()) for name, kind in ((goes, 9), (total, 7))],
+        )
+        return self._add("Loop", self._add("SequenceLength", sequence), "", self._number(0), body=body)
+
+    # -- making nodes --------------------------------------------------------------------------------------------------
+
+    def _add(self, operator: str, *inputs: str, into: str = "", label: str = "", **attributes: Any) -> str:
+        into = into or next(self._names)
+        self._nodes.append(onnx().helper.make_node(operator, inputs, [into], label, **attributes))
+        return into
+
+    def _number(self, value: int) -> str:
+        return self._add("Constant", value=onnx().helper.make_tensor("value", onnx().TensorProto.INT64, (), [value]))
+
+    def _size(self, name: str, axis: int) -> str:
+        return self._add("Gather", self._add("Shape", name), self._number(axis))
+
+    def _pass_on(self, value: str, to: str, missing: str, why: str) -> str:
+        """Hand a value on, where it lies, if a number is 0; else the run fails, with a node's label for an error."""
+        less = self._add("Mul", missing, self._number(_MUCH))
+        shape = self._add("Sub", self._add("Shape", value), less)
+        return self._add("Reshape", value, shape, into=to, label=f"{why}:{next(self._names)}")
+
+
+def _integer(node: Any, name: str, default: int | None) -> int | None:
+    return next((attribute.i for attribute in node.attribute if attribute.name == name), default)
