@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nnburst.devices.onnxruntime.operations import LOWERED
 from nnburst.devices.reference import RUNS
-from nnburst.model import METHODS, OPERANDS, OPERATIONS, ModelBuilder, OperationType, Param
+from nnburst.model import OPERANDS, OPERATIONS, ModelBuilder, OperationType, Param
 
 _WIDTH = 118
 
@@ -41,8 +41,7 @@ class OperationRow:
 
 def operation_rows() -> list[OperationRow]:
     """Return a row for every operation of the table, by name."""
-    methods = {method.operation: method.name for method in METHODS}
-    methods |= {OperationType.IF: "branch", OperationType.WHILE: "loop"}
+    methods = {OperationType.IF: "branch", OperationType.WHILE: "loop"}
     devices, rows = {"nnburst-reference": RUNS, "nnburst-onnxruntime": LOWERED.keys()}, []
     for operation, entry in OPERATIONS.items():
         row = entry.signature

@@ -30,11 +30,11 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
 import click  # noqa: E402
 import messages  # noqa: E402
+from operation_methods import render_module  # noqa: E402
 from operations_page import render_page  # noqa: E402
 from pictures import PICTURES  # noqa: E402
 
 from nnburst.cli import main as nnburst  # noqa: E402
-from nnburst.model import methods  # noqa: E402
 from nnburst.service.wire.protocol import CALLS, Call, Side  # noqa: E402
 
 WIDTH = 119
@@ -54,45 +54,10 @@ QUOTING = (
     "watching.md",
 )
 """Pages whose figures all come from stored runs."""
-SCALARS = {"i32": "int", "bool": "bool", "fx": "float", "f32": "float", "fill": "float"}
-"""What a scalar of the operation table is in Python."""
-
-
-def annotation(argument: Any) -> str:
-    """Return the type of a `methods.MethodArgument` in the stub."""
-    if argument.param.variadic:
-        return "Sequence[Value]"
-    if argument.param.name == "act":
-        return "ActivationName | None"
-    plain = f"{SCALARS[argument.kind]} | Operand" if argument.kind in SCALARS else "Value"
-    return plain + (" | None" if argument.param.may_be_omitted else "")
-
-
-def render_stub() -> str:
-    """Return the text of `methods.pyi`: what is there before the methods stays."""
-    head = "class OperationMethods(ConstantBuilder):\n"
-    lines = [(ROOT / "nnburst" / "model" / "methods.pyi").read_text("utf-8").partition(head)[0], head]
-    made: Iterable[Any] = methods.METHODS
-    for method in made:
-        parameters, optional = ["self"], False
-        for argument in method.arguments:
-            if argument.has_default and not optional:
-                parameters.append("*")
-                optional = True
-            default = f" = {argument.default!r}" if argument.has_default else ""
-            parameters.append(f"{argument.name}: {annotation(argument)}{default}")
-        parameters.append(f"**output: Unpack[{'Output' if method.is_single else '_Several'}]")
-        result = "Operand" if method.is_single else "tuple[Operand, ...]"
-        inside = " ".join(f"{parameter},".replace(" ", "\0") for parameter in parameters).removesuffix(",")
-        text = f"def {method.name}({inside}) -> {result}: ...".replace(") -> ", ")\0->\0").replace(": ...", ":\0...")
-        indents: dict[str, Any] = {"initial_indent": " " * 4, "subsequent_indent": " " * 8}
-        lines.append("\n".join(textwrap.wrap(text, 120, break_on_hyphens=False, **indents)).replace("\0", " ") + "\n")
-    return "".join(lines)
-
 
 WHOLE: dict[str, Callable[[], str]] = {
     "docs/operations.md": render_page,
-    "nnburst/model/methods.pyi": render_stub,
+    "nnburst/model/operation_methods.py": render_module,
 } | PICTURES
 REQUIREMENT = re.compile(r"^- \*\*(REQ-[A-Z]+)-\d{3}\*\* (?:\*(\w+)\.\*)?", re.MULTILINE)
 

@@ -1,7 +1,7 @@
 from ..errors import OutputShape as OutputShape
 from ._validate_request import validate_request as validate_request
 from .builder import INLINE_LIMIT as INLINE_LIMIT
-from .builder import GraphBuilder as GraphBuilder
+from .builder import ModelBuilder as ModelBuilder
 from .dimensions import HIGHEST_RANK as HIGHEST_RANK
 from .dimensions import combine_dimensions as combine_dimensions
 from .dimensions import element_count as element_count
@@ -13,10 +13,8 @@ from .extensions import OpenShape as OpenShape
 from .extensions import extension_code as extension_code
 from .extensions import extension_operand_type as extension_operand_type
 from .extensions import extension_prefix as extension_prefix
-from .methods import METHODS as METHODS
-from .methods import Output as Output
-from .model_builder import ModelBuilder as ModelBuilder
 from .operand import Operand as Operand
+from .operand import Output as Output
 from .operand_types import OPERANDS as OPERANDS
 from .operand_types import HalVersion as HalVersion
 from .operand_types import OperandInfo as OperandInfo

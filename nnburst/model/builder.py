@@ -1,22 +1,26 @@
-"""Building a model call by call, in the NDK's manner."""
+"""Building models: from NumPy arrays with inferred outputs, or call by call with indexes, in the NDK's manner."""
 
 from __future__ import annotations
 
 import heapq
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct
 from msgspec.structs import replace
 
 from .._core.errno import is_real, whole
 from ..errors import BadState, InvalidArgument
+from ..options import ActivationName, PaddingName, TensorLayout
 from .extensions import extension_code
-from .operand import Operand
+from .operand import Operand, Output, Outputs, Value
 from .operand_types import (
     BASE_MAXIMUM,
+    OPERANDS,
     HalVersion,
     OperandType,
     checked_type,
@@ -25,9 +29,12 @@ from .operand_types import (
     operand_nbytes,
     type_name,
 )
-from .operation_types import operation_name, require_operation
-from .operations import view_operation
+from .operation_methods import OperationMethods
+from .operation_types import FusedActivation, OperationType, PaddingScheme, operation_name, require_operation
+from .operation_view import OperationView, OutputSpec, Param, UnknownYet
+from .operations import OPERATIONS, view_operation
 from .pools import PoolFactory, make_pool
+from .signature import types_of
 from .types import (
     Array,
     DataLocation,
@@ -41,6 +48,9 @@ from .types import (
 )
 from .validate import check_operand, validate_model
 
+if TYPE_CHECKING:
+    from typing import Unpack
+
 INLINE_LIMIT = 128
 """By default constants of up to so many bytes travel inside the model; larger ones in a pool."""
 
@@ -49,48 +59,64 @@ _MOST_LOOKED_AT = 4096
 """Bytes of a constant in a caller's memory whose values may decide about shapes, as the target of RESHAPE does."""
 
 _ALIGNMENT = 64
+_NOWHERE = DataLocation()
 _EXTENSION_NAME = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)+")
+_TYPE_OF_DTYPE = {
+    "float32": OperandType.TENSOR_FLOAT32,
+    "float16": OperandType.TENSOR_FLOAT16,
+    "int32": OperandType.TENSOR_INT32,
+    "int64": OperandType.TENSOR_INT32,
+    "bool": OperandType.TENSOR_BOOL8,
+    "uint8": OperandType.TENSOR_QUANT8_ASYMM,
+    "int8": OperandType.TENSOR_QUANT8_ASYMM_SIGNED,
+    "int16": OperandType.TENSOR_QUANT16_SYMM,
+    "uint16": OperandType.TENSOR_QUANT16_ASYMM,
+}
+_SCALAR_TYPES = {bool: OperandType.BOOL, int: OperandType.INT32, float: OperandType.FLOAT32}
+
+_ACTIVATIONS: dict[str | None, FusedActivation] = {
+    None: FusedActivation.NONE,
+    **{activation.name.lower(): activation for activation in FusedActivation},
+}
+_SCHEMES = {"same": PaddingScheme.SAME, "valid": PaddingScheme.VALID}
+
+Pair = int | tuple[int, int]
+Padding = PaddingName | tuple[tuple[int, int], tuple[int, int]]
 
 
-def as_array(value: npt.ArrayLike, what: str) -> Array:
-    """Return an array of what may be nested lists.
+class PoolOptions(TypedDict, total=False):
+    """What is said of a pool: the size is its stride, too, unless another is given; the rest as for a convolution."""
 
-    Raises:
-        InvalidArgument: The lists have different lengths; `what` says what the value was for.
-    """
-    try:
-        return np.asarray(value)
-    except ValueError:
-        raise InvalidArgument(f"{what}={value!r}; its lists have different lengths") from None
+    stride: Pair | None
+    padding: Padding
+    activation: ActivationName | None
+    layout: TensorLayout
 
 
-class _FromMemory(Struct, frozen=True):
-    memory: MemoryLike
-    offset: int
-    length: int
+class ModelBuilder(OperationMethods):
+    """Builds a model from arrays.
 
+    Methods return operands, which are the arguments of later calls and have operators; arrays become constants.
 
-class _FromModel(Struct, frozen=True):
-    """A subgraph, by its place among the referenced ones of the model."""
-
-    number: int
-
-
-_Value = Array | _FromMemory | _FromModel | None
-
-
-class GraphBuilder:
-    """Operands and operations by index, as the NDK adds them. An `Operand` of the builder may stand for its index.
-
-    After `finish`, successful or not, every call raises `BadState`.
+    There is a method for each operation; docs/operations.md lists them with the names of their arguments. Calls such as
+    `add_operand` and `add_operation` work on indexes, as those of the NDK do; an operand is taken for its index there,
+    and `operand` makes one of an index. After `build` or `finish`, successful or not, every call raises `BadState`.
 
     Args:
         pool_factory: Makes the pool for constants above `inline_limit`; default: a sealed memfd.
         relaxed: Permit float32 computations with the range or precision of float16.
-        inline_limit: Bytes (0 … 65536) up to which constants are copied into the model.
+        inline_limit: Constants of up to so many bytes (0 … 65536) are copied into the model; larger ones are gathered
+            in one pool, of which only the handle crosses to a service.
 
     Raises:
         InvalidArgument: No such limit.
+
+    Example:
+        >>> b = nnburst.ModelBuilder()
+        >>> x = b.input("x", nnburst.OperandType.TENSOR_FLOAT32, (1, 3))
+        >>> b.output("y", b.softmax(2 * x + 1))
+        >>> b.build().output_names
+        ('y',)
     """
 
     def __init__(
@@ -107,17 +133,442 @@ class GraphBuilder:
         self._relaxed = relaxed
         self._operands: list[OperandDesc] = []
         self._operations: list[Operation] = []
-        self._values: dict[int, _Value] = {}
+        self._arrays: dict[int, Array] = {}  # constants that are placed by `finish`
+        self._pools: list[MemoryLike] = []
+        self._models: list[Model] = []
         self._inputs: list[int] = []
         self._outputs: list[int] = []
-        self._named_inputs: dict[str, int] = {}  # these three are those of `ModelBuilder`
+        self._named_inputs: dict[str, int] = {}
         self._named_outputs: dict[str, int] = {}
         self._scalars: dict[tuple[OperandType, bytes], int] = {}
-        self._models: list[Model] = []
         self._prefixes: dict[str, int] = {}
         self._finished = False
 
     # -- operands ---------------------------------------------------------------------------------------------
+
+    def input(
+        self,
+        name: str,
+        type: OperandType | int,
+        dimensions: Sequence[int] = (),
+        *,
+        scale: float = 0.0,
+        zero_point: int = 0,
+    ) -> Operand:
+        """Add an input of the model and return it.
+
+        Args:
+            name: For people; inputs of a request are in the order of these calls.
+            type: Operand type.
+            dimensions: Sizes, 0 where only the request knows.
+            scale, zero_point: For quantised types.
+
+        Raises:
+            InvalidArgument: The name is taken or the operand is not legal.
+        """
+        if not isinstance(name, str):
+            raise InvalidArgument(f"the name of an input is text, not {name!r}")
+        if name in self._named_inputs:
+            raise InvalidArgument(f"there is an input {name!r} already; choose another name")
+        index = self.add_operand(type, dimensions, scale=scale, zero_point=zero_point)
+        self._named_inputs[name] = index
+        return Operand(self, index)
+
+    def output(self, name: str, operand: Operand) -> None:
+        """Make an operand an output of the model.
+
+        Args:
+            name: For people; outputs of a request are in the order of these calls.
+            operand: The result of an operation.
+
+        Raises:
+            InvalidArgument: The name is taken, or the operand is an input, a constant or an output already.
+        """
+        self._require_open()
+        if not isinstance(operand, Operand):
+            raise InvalidArgument(f"expected an Operand as output {name!r}, got {operand!r}")
+        index = operand._index_in(self)
+        if not isinstance(name, str):
+            raise InvalidArgument(f"the name of an output is text, not {name!r}")
+        if name in self._named_outputs:
+            raise InvalidArgument(f"there is an output {name!r} already; choose another name")
+        made = self._operands[index].lifetime == Lifetime.TEMPORARY_VARIABLE
+        if not made or index in self._named_inputs.values() or index in self._named_outputs.values():
+            raise InvalidArgument(f"output {name!r}: operand {index} must be the result of an operation, and only once")
+        self._named_outputs[name] = index
+
+    # -- constants --------------------------------------------------------------------------------------------
+
+    def constant(
+        self,
+        value: npt.ArrayLike,
+        type: OperandType | npt.DTypeLike | None = None,
+        *,
+        scale: float | None = None,
+        zero_point: int = 0,
+        channel_scales: npt.ArrayLike | None = None,
+        channel_dim: int = 0,
+    ) -> Operand:
+        """Add a constant tensor and return it.
+
+        Args:
+            value: Array of rank 1 or more, or a list of numbers. int64 becomes int32 if no number is too large. float64
+                becomes float32, which drops digits, only if `type` says so; Python's own floats do in any case.
+            type: Operand type or dtype; default: what the dtype says (uint8 and int8: the asymmetric types).
+            scale: Needed for quantised types.
+            zero_point: For quantised types.
+            channel_scales: Makes an int8 array TENSOR_QUANT8_SYMM_PER_CHANNEL, one scale per index along `channel_dim`.
+            channel_dim: See `channel_scales`.
+
+        Raises:
+            InvalidArgument: The dtype has no operand type, the value does not fit it, or a scale is missing.
+        """
+        if isinstance(value, Operand):
+            raise InvalidArgument(
+                f"{value!r} is an operand already; a constant is made of an array or a list of numbers"
+            )
+        array = _as_array(value, "a constant")
+        if array.ndim == 0:
+            raise InvalidArgument("a constant tensor has rank 1 or more; use scalar() for a scalar")
+        is_array = isinstance(value, np.ndarray)
+        if type is None:
+            floats = not is_array and array.dtype == np.float64
+            type = _type_of(np.dtype(np.float32) if floats else array.dtype, channel_scales)
+        elif not isinstance(type, OperandType):
+            type = _type_of(np.dtype(type), channel_scales)
+        index = self._constant_operand(type, array.shape, scale, zero_point, channel_scales, channel_dim)
+        self.set_operand_value(index, _narrowed(array, operand_info(type).dtype) if is_array else value)
+        return Operand(self, index)
+
+    def constant_from_memory(
+        self,
+        memory: MemoryLike,
+        dimensions: Sequence[int],
+        type: OperandType | npt.DTypeLike = OperandType.TENSOR_FLOAT32,
+        *,
+        offset: int = 0,
+        scale: float | None = None,
+        zero_point: int = 0,
+        channel_scales: npt.ArrayLike | None = None,
+        channel_dim: int = 0,
+    ) -> Operand:
+        """Add and return a constant tensor whose values lie in a memory, for example weights in a file.
+
+        Nothing is read or copied here, and only the memory's handle crosses to a service. The device reads the values
+        once, privately, when the model is prepared, so that they cannot change under it::
+
+            with open("weights.bin", "rb") as file:
+                weights = Memory.mmap_fd(file.fileno(), size, prot=PROT_READ)
+            w = b.constant_from_memory(weights, (64, 128), offset=4096)
+
+        Args:
+            memory: Holds the values in C order and the machine's byte order; it must outlive the model.
+            dimensions: Sizes, all known.
+            type: Operand type, or the dtype of the values (uint8 and int8: the asymmetric types).
+            offset: First byte; any alignment.
+            scale: Needed for quantised types.
+            zero_point: For quantised types.
+            channel_scales: As for `constant`.
+            channel_dim: As for `constant`.
+
+        Raises:
+            InvalidArgument: The region is outside the memory, or a scale is missing.
+        """
+        if not isinstance(type, OperandType):
+            type = _type_of(np.dtype(type), channel_scales)
+        index = self._constant_operand(type, dimensions, scale, zero_point, channel_scales, channel_dim)
+        nbytes = operand_nbytes(type, tuple(dimensions))
+        self.set_operand_value_from_memory(index, memory, offset, nbytes)
+        return Operand(self, index)
+
+    def _constant_operand(
+        self,
+        type: OperandType,
+        dimensions: Sequence[int],
+        scale: float | None,
+        zero_point: int,
+        channel_scales: npt.ArrayLike | None,
+        channel_dim: int,
+    ) -> int:
+        if operand_info(type).is_quantised and scale is None:
+            raise InvalidArgument(f"a constant of {type.name} needs scale= (and zero_point=)")
+        extra = None
+        if channel_scales is not None:
+            scales = tuple(float(s) for s in np.asarray(channel_scales).reshape(-1))
+            extra = SymmPerChannelQuantParams(scales, channel_dim)
+        return self.add_operand(type, dimensions, scale=scale or 0.0, zero_point=zero_point, extra_params=extra)
+
+    def scalar(self, value: bool | int | float, type: OperandType | None = None) -> Operand:
+        """Add a scalar constant and return it; equal scalars share an operand.
+
+        Args:
+            value: A bool, int or float.
+            type: Default BOOL, INT32 or FLOAT32 after the Python type.
+
+        Raises:
+            InvalidArgument: The type is none of a scalar, or the value does not fit it.
+        """
+        if type is None:
+            kind = bool if isinstance(value, bool | np.bool_) else int if isinstance(value, int | np.integer) else float
+            type = _SCALAR_TYPES[kind]
+        info = operand_info(type)
+        if not info.is_scalar or info.dtype is None:
+            raise InvalidArgument(f"expected a scalar type, got {type.name}")
+        try:
+            array = np.asarray(value).astype(info.dtype) if info.is_float else np.array(int(value), info.dtype)
+        except (OverflowError, TypeError, ValueError):
+            raise InvalidArgument(f"{value!r} does not fit into {type.name}") from None
+        key = (type, array.tobytes())
+        if key not in self._scalars:
+            index = self.add_operand(type)
+            self.set_operand_value(index, array)
+            self._scalars[key] = index
+        return Operand(self, self._scalars[key])
+
+    def omitted(self, type: OperandType) -> Operand:
+        """Return a new operand for an optional input that has no value.
+
+        Args:
+            type: What it would be.
+        """
+        index = self.add_operand(type, scale=1.0 if operand_info(type).is_quantised else 0.0)
+        self.set_operand_value(index, None)
+        return Operand(self, index)
+
+    def operand(self, index: int) -> Operand:
+        """Return the operand at an index.
+
+        Args:
+            index: As `add_operand` returns them.
+        """
+        return Operand(self, self._index_of(index))
+
+    # -- operations -------------------------------------------------------------------------------------------
+
+    def operation(
+        self,
+        operation: OperationType | str,
+        *inputs: Value,
+        number: int = 0,
+        outputs: Outputs = None,
+    ) -> tuple[Operand, ...]:
+        """Add an operation that is named by a value: one of an extension, or any of the table.
+
+        An operation of the table has a method of its own, which takes numbers and options by name. An extension's is
+        described by its outputs::
+
+            (y,) = b.operation("com.example.blur", x, outputs=[{"type": x.type, "dimensions": x.shape}])
+
+        Args:
+            operation: A member of `OperationType`, or the name of an extension.
+            inputs: Operands (scalars through `scalar`) or arrays, in the order of the signature.
+            number: Of the operation within its extension.
+            outputs: For each output the values that are not inferred: type, dimensions, scale, zero_point; or a number.
+                Default: the fewest that the operation has. Types of extensions are made by `extension_code`.
+
+        Returns:
+            An operand for each output.
+
+        Raises:
+            InvalidArgument: The inputs do not fit the operation, or something cannot be inferred.
+        """
+        self._require_open()
+        if isinstance(operation, str) and "." in operation:
+            code, name = self.extension_code(operation, number), f"{operation} {number}"
+        else:
+            code = require_operation(operation)
+            name = operation_name(code)
+        given = _checked_outputs(outputs)
+        indexes = [self._operand(value).index for value in _listed(inputs, "operands")]
+        try:
+            specs = self._inferred(Operation(code, tuple(indexes), ()), given)
+        except UnknownYet as error:
+            raise InvalidArgument(f"{name}: {error}; give dimensions= (0 for unknown ones)") from None
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{name}: {error}") from None
+        before = len(self._operands)
+        try:
+            for spec in specs:
+                info = OPERANDS.get(spec.type)
+                if info is not None and info.is_quantised and spec.scale is None:
+                    raise InvalidArgument(
+                        f"{name}: an output of {info.type.name} needs scale= (and zero_point=), as in"
+                        f" {name.lower()}(…, scale=0.5)"
+                    )
+                self.add_operand(spec.type, spec.dimensions, scale=spec.scale or 0.0, zero_point=spec.zero_point or 0)
+            made = range(before, len(self._operands))
+            self.add_operation(code, indexes, made)
+        except InvalidArgument:
+            del self._operands[before:]
+            raise
+        return tuple(Operand(self, index) for index in made)
+
+    def branch(self, condition: Value, then: Model, otherwise: Model, values: Sequence[Value]) -> tuple[Operand, ...]:
+        """Add an IF and return its results.
+
+        Args:
+            condition: TENSOR_BOOL8 of one element.
+            then: Runs if it is true; its inputs are the values, its outputs the results.
+            otherwise: Runs if it is false; the same inputs and outputs.
+            values: As many as the models have inputs.
+        """
+        inputs = [condition, self._subgraph(then), self._subgraph(otherwise), *_listed(values, "operands")]
+        return self.operation(OperationType.IF, *inputs, outputs=_outputs_of(then))
+
+    def loop(
+        self, condition: Model, body: Model, values: Sequence[Value], outputs: int | None = None
+    ) -> tuple[Operand, ...]:
+        """Add a WHILE and return its results.
+
+        Args:
+            condition: Says from the values, by a TENSOR_BOOL8 of one element, whether the body runs once more.
+            body: Makes the first of the next values from the values.
+            values: At the beginning, as many as both models have inputs.
+            outputs: How many of the body's outputs are results; default: all.
+        """
+        inputs = [self._subgraph(condition), self._subgraph(body), *_listed(values, "operands")]
+        return self.operation(OperationType.WHILE, *inputs, outputs=_outputs_of(body)[: outputs or None])
+
+    def conv_2d(
+        self,
+        x: Value,
+        filter: Value,
+        bias: Value | None = None,
+        *,
+        padding: Padding = "valid",
+        stride: Pair = 1,
+        dilation: Pair = 1,
+        activation: ActivationName | None = None,
+        layout: TensorLayout = "NHWC",
+        scale: float | None = None,
+        zero_point: int | None = None,
+    ) -> Operand:
+        """Add a CONV_2D and return its result.
+
+        Args:
+            x: Image [batch, height, width, depth], or [batch, depth, height, width] for ``layout="NCHW"``.
+            filter: [depth out, height, width, depth in].
+            bias: [depth out]; None for zeros. A float array is quantised when x is.
+            padding: "same", "valid" or ((top, bottom), (left, right)).
+            stride, dilation: Steps as (vertical, horizontal) or one number.
+            activation: None, "relu", "relu1" or "relu6".
+            layout: "NHWC" or "NCHW", of x and of the result.
+            scale, zero_point: Of a quantised result.
+        """
+        x, filter = self._operand(x), self._operand(filter)
+        inputs = [x, filter, self._bias(x, filter, bias, 0), *self._window(padding, stride)]
+        inputs += [self.scalar(activation_code(activation)), *self._layout(layout, dilation)]
+        return self._single(OperationType.CONV_2D, inputs, {"scale": scale, "zero_point": zero_point})
+
+    def depthwise_conv_2d(
+        self,
+        x: Value,
+        filter: Value,
+        bias: Value | None = None,
+        *,
+        multiplier: int = 1,
+        padding: Padding = "valid",
+        stride: Pair = 1,
+        dilation: Pair = 1,
+        activation: ActivationName | None = None,
+        layout: TensorLayout = "NHWC",
+        scale: float | None = None,
+        zero_point: int | None = None,
+    ) -> Operand:
+        """Add a DEPTHWISE_CONV_2D and return its result. Other arguments as for `conv_2d`.
+
+        Args:
+            multiplier: `filter` is [1, height, width, depth x multiplier].
+        """
+        x, filter = self._operand(x), self._operand(filter)
+        inputs = [x, filter, self._bias(x, filter, bias, 3), *self._window(padding, stride), self.scalar(multiplier)]
+        inputs += [self.scalar(activation_code(activation)), *self._layout(layout, dilation)]
+        return self._single(OperationType.DEPTHWISE_CONV_2D, inputs, {"scale": scale, "zero_point": zero_point})
+
+    def max_pool_2d(self, x: Value, size: Pair, **options: Unpack[PoolOptions]) -> Operand:
+        """Add a MAX_POOL_2D and return its result.
+
+        Args:
+            x: An image, as for `conv_2d`.
+            size: (height, width) or one number.
+            options: ``stride``, by default `size`; ``padding``, ``activation`` and ``layout`` as for `conv_2d`.
+        """
+        return self._pool(OperationType.MAX_POOL_2D, x, size, **options)
+
+    def average_pool_2d(self, x: Value, size: Pair, **options: Unpack[PoolOptions]) -> Operand:
+        """Add an AVERAGE_POOL_2D and return its result; arguments as for `max_pool_2d`."""
+        return self._pool(OperationType.AVERAGE_POOL_2D, x, size, **options)
+
+    def l2_pool_2d(self, x: Value, size: Pair, **options: Unpack[PoolOptions]) -> Operand:
+        """Add an L2_POOL_2D and return its result; arguments as for `max_pool_2d`."""
+        return self._pool(OperationType.L2_POOL_2D, x, size, **options)
+
+    def _pool(
+        self,
+        operation: OperationType,
+        x: Value,
+        size: Pair,
+        *,
+        stride: Pair | None = None,
+        padding: Padding = "valid",
+        activation: ActivationName | None = None,
+        layout: TensorLayout = "NHWC",
+    ) -> Operand:
+        inputs = [self._operand(x), *self._window(padding, size if stride is None else stride)]
+        height, width = _pair(size)
+        inputs += [self.scalar(number) for number in (width, height, activation_code(activation))]
+        return self._single(operation, [*inputs, *self._layout(layout, 1)], {})
+
+    def fully_connected(
+        self,
+        x: Value,
+        weights: Value,
+        bias: Value | None = None,
+        *,
+        activation: ActivationName | None = None,
+        scale: float | None = None,
+        zero_point: int | None = None,
+    ) -> Operand:
+        """Add a FULLY_CONNECTED and return its result.
+
+        Args:
+            x: Rank 2 to 4, flattened to [count / inputs, inputs].
+            weights: [units, inputs].
+            bias: [units]; None for zeros. A float array is quantised when x is.
+            activation: None, "relu", "relu1" or "relu6".
+            scale, zero_point: Of a quantised result.
+        """
+        x, weights = self._operand(x), self._operand(weights)
+        inputs = [x, weights, self._bias(x, weights, bias, 0), self.scalar(activation_code(activation))]
+        return self._single(OperationType.FULLY_CONNECTED, inputs, {"scale": scale, "zero_point": zero_point})
+
+    def softmax(self, x: Value, beta: float = 1.0, axis: int | None = None) -> Operand:
+        """Add a SOFTMAX and return its result.
+
+        Args:
+            x: Rank 1 to 4.
+            beta: What `x` is multiplied by.
+            axis: Whose elements add up to 1; None for the last.
+        """
+        x = self._operand(x)
+        half = x.type == OperandType.TENSOR_FLOAT16
+        inputs = [x, self.scalar(beta, OperandType.FLOAT16 if half else OperandType.FLOAT32)]
+        return self._single(OperationType.SOFTMAX, inputs if axis is None else [*inputs, self.scalar(axis)], {})
+
+    def build(self) -> Model:
+        """Return the finished, validated model with the inputs and outputs in the order of their calls.
+
+        Raises:
+            InvalidArgument: There is no output, or a rule of the model is violated.
+        """
+        self._require_open()
+        if not self._named_outputs:
+            raise InvalidArgument("the model has no output; name one with output()")
+        self.identify_inputs_and_outputs(list(self._named_inputs.values()), list(self._named_outputs.values()))
+        names = {"input_names": tuple(self._named_inputs), "output_names": tuple(self._named_outputs)}
+        return replace(self.finish(), **names)
+
+    # -- operands and operations by index ---------------------------------------------------------------------
 
     def add_operand(
         self,
@@ -155,23 +606,45 @@ class GraphBuilder:
         self._operands.append(operand)
         return len(self._operands) - 1
 
-    def set_operand_value(self, operand: int | Operand, value: npt.ArrayLike | None) -> None:
+    def describe(self, index: int) -> OperandDesc:
+        """Return what is known of an operand: type, dimensions, quantisation.
+
+        Args:
+            index: Of the operand.
+        """
+        return self._operands[self._index_of(index)]
+
+    def set_operand_value(self, operand: int | Operand, value: npt.ArrayLike | Model | None) -> None:
         """Make an operand a constant, or mark it as omitted.
 
         Args:
             operand: Which, by its index.
             value: Array (or scalar) with the operand's dimensions and dtype, or None for an optional input without
                 a value. Up to the inline limit it is copied now; a larger array must keep its contents until `finish`.
+                For an operand of type SUBGRAPH a model, whose main subgraph it then refers to.
 
         Raises:
             InvalidArgument: The value does not fit the operand.
         """
         index = self._open_operand(operand)
         if value is None:
-            self._set_value(index, None)
-            return
-        array = self._fitting(index, value)
-        self._set_value(index, array.copy() if array.nbytes <= self._inline_limit else array)
+            self._set_constant(index, Lifetime.NO_VALUE)
+        elif isinstance(value, Model):
+            if self._operands[index].type != OperandType.SUBGRAPH:
+                raise InvalidArgument(f"operand {index} is {type_name(self._operands[index].type)}, no SUBGRAPH")
+            number = 0
+            for known in self._models:
+                if known is value:
+                    break
+                number += 1 + len(known.referenced)
+            else:
+                self._models.append(value)
+            self._set_constant(index, Lifetime.SUBGRAPH, DataLocation(0, number, 0))
+        else:
+            array = self._fitting(index, value)
+            small = array.nbytes <= self._inline_limit
+            self._set_constant(index, Lifetime.CONSTANT_COPY if small else Lifetime.CONSTANT_REFERENCE)
+            self._arrays[index] = array.copy() if small else array
 
     def set_operand_value_from_memory(
         self, operand: int | Operand, memory: MemoryLike, offset: int, length: int
@@ -197,32 +670,8 @@ class GraphBuilder:
             )
         if offset < 0 or offset + length > memory.size:
             raise InvalidArgument(f"operand {index}: bytes {offset} … {offset + length} are not in {memory.size}")
-        self._set_value(index, _FromMemory(memory, offset, length))
-
-    def set_operand_value_from_model(self, operand: int | Operand, model: Model) -> None:
-        """Make an operand refer to the main subgraph of another model.
-
-        Args:
-            operand: Of type SUBGRAPH.
-            model: It is copied in.
-
-        Raises:
-            InvalidArgument: The operand has another type.
-        """
-        index = self._open_operand(operand)
-        if not isinstance(model, Model):
-            raise InvalidArgument(f"expected a Model, got {type(model).__name__}")
-        kind = self._operands[index].type
-        if kind != OperandType.SUBGRAPH:
-            raise InvalidArgument(f"operand {index} is {type_name(kind)}; only a SUBGRAPH refers to a model")
-        number = 0
-        for known in self._models:
-            if known is model:
-                break
-            number += 1 + len(known.referenced)
-        else:
-            self._models.append(model)
-        self._set_value(index, _FromModel(number))
+        location = DataLocation(_position(self._pools, memory), offset, length)
+        self._set_constant(index, Lifetime.CONSTANT_REFERENCE, location)
 
     def _fitting(self, index: int, value: npt.ArrayLike) -> Array:
         operand = self._operands[index]
@@ -230,7 +679,7 @@ class GraphBuilder:
         place = f"operand {index} ({info.type.name} {list(operand.dimensions)})"
         if info.dtype is None:
             raise InvalidArgument(f"{place} cannot have an array as its value")
-        array = as_array(value, "a constant")
+        array = _as_array(value, "a constant")
         if (array.dtype == np.bool_ and info.dtype == np.uint8) or not isinstance(value, np.ndarray | np.generic):
             converted = array.astype(info.dtype)
             if not np.array_equal(converted, array) and not info.is_float:
@@ -243,8 +692,6 @@ class GraphBuilder:
                 f"{place} cannot have a value of shape {list(array.shape)}; a constant has all its dimensions known"
             )
         return np.ascontiguousarray(array)
-
-    # -- operations -------------------------------------------------------------------------------------------
 
     def add_operation(self, type: int, inputs: Sequence[int | Operand], outputs: Sequence[int | Operand]) -> None:
         """Add an operation; the order of calls does not matter.
@@ -286,12 +733,12 @@ class GraphBuilder:
         for index in (*ins, *outs):
             if index in seen:
                 raise InvalidArgument(f"operand {index} is an input or output twice")
-            if index in self._values:
+            if self._operands[index].lifetime != Lifetime.TEMPORARY_VARIABLE:
                 raise InvalidArgument(f"operand {index} is a constant; it cannot be an input or output")
             seen.add(index)
         for side, lifetime in ((ins, Lifetime.SUBGRAPH_INPUT), (outs, Lifetime.SUBGRAPH_OUTPUT)):
             for index in side:
-                self._set_lifetime(index, lifetime)
+                self._operands[index] = replace(self._operands[index], lifetime=lifetime)
         self._inputs, self._outputs = ins, outs
 
     def finish(self) -> Model:
@@ -303,7 +750,16 @@ class GraphBuilder:
         self._require_open()
         self._finished = True
         operations = self._sorted_operations()
-        operands, inline, pools = self._placed_operands(operations)
+        operands, inline, pools = self._placed_constants()
+        consumers = Counter(index for operation in operations for index in operation.inputs)
+        written = {index for operation in operations for index in operation.outputs}
+        for index, operand in enumerate(operands):
+            if operand.lifetime == Lifetime.TEMPORARY_VARIABLE and index not in written:
+                raise InvalidArgument(
+                    f"operand {index} ({type_name(operand.type)}) has no value, is no input, and no operation"
+                    " writes it; set a value or identify it as an input"
+                )
+            operands[index] = replace(operand, number_of_consumers=consumers[index])
         referenced, inline, pools = _linked(self._models, inline, pools, self._prefix)
         model = Model(
             referenced=referenced,
@@ -315,6 +771,56 @@ class GraphBuilder:
         )
         validate_model(model)
         return model
+
+    def _sorted_operations(self) -> list[Operation]:
+        """Return the operations so that each comes after those whose results it reads; stable."""
+        producer: dict[int, int] = {}
+        for position, operation in enumerate(self._operations):
+            for index in operation.outputs:
+                if index in producer:
+                    raise InvalidArgument(f"operand {index} is written by two operations")
+                producer[index] = position
+        sorter = TopologicalSorter(
+            {
+                position: {producer[index] for index in operation.inputs if index in producer}
+                for position, operation in enumerate(self._operations)
+            }
+        )
+        try:
+            sorter.prepare()
+        except CycleError:
+            raise InvalidArgument("the operations form a cycle") from None
+        ready: list[int] = []
+        ordered: list[Operation] = []
+        while sorter.is_active():
+            for position in sorter.get_ready():
+                heapq.heappush(ready, position)
+            first = heapq.heappop(ready)
+            ordered.append(self._operations[first])
+            sorter.done(first)
+        return ordered
+
+    def _placed_constants(self) -> tuple[list[OperandDesc], bytes, tuple[MemoryLike, ...]]:
+        """Return the operands with the places of their constants, the small constants, and the pools of the others."""
+        operands, inline, large_end = list(self._operands), bytearray(), 0
+        large: list[tuple[int, Array]] = []
+        for index, value in sorted(self._arrays.items()):
+            if value.nbytes <= self._inline_limit:
+                inline.extend(bytes(-len(inline) % 4))
+                location = DataLocation(0, len(inline), value.nbytes)
+                inline.extend(value.tobytes())
+            else:
+                large_end += -large_end % _ALIGNMENT
+                large.append((large_end, value))
+                location = DataLocation(len(self._pools), large_end, value.nbytes)
+                large_end += value.nbytes
+            operands[index] = replace(operands[index], location=location)
+        if not large:
+            return operands, bytes(inline), tuple(self._pools)
+        pool = (self._pool_factory or make_pool)(large_end)
+        for offset, value in large:
+            pool.array(value.dtype, value.shape, offset)[...] = value
+        return operands, bytes(inline), (*self._pools, pool)
 
     # -- extensions -------------------------------------------------------------------------------------------
 
@@ -342,124 +848,170 @@ class GraphBuilder:
             )
         return self._prefixes.setdefault(name, len(self._prefixes) + 1)
 
-    # -- the work of finish -----------------------------------------------------------------------------------
+    # -- helpers ----------------------------------------------------------------------------------------------
 
-    def _sorted_operations(self) -> list[Operation]:
-        """Return the operations so that each comes after those whose results it reads; stable."""
-        producer: dict[int, int] = {}
-        for position, operation in enumerate(self._operations):
-            for index in operation.outputs:
-                if index in producer:
-                    raise InvalidArgument(f"operand {index} is written by two operations")
-                producer[index] = position
-        missing = [len({producer[i] for i in operation.inputs if i in producer}) for operation in self._operations]
-        readers: dict[int, list[int]] = {}
-        for position, operation in enumerate(self._operations):
-            for source in {producer[i] for i in operation.inputs if i in producer}:
-                readers.setdefault(source, []).append(position)
-        ready = [position for position, count in enumerate(missing) if count == 0]
-        ordered: list[Operation] = []
-        while ready:
-            position = heapq.heappop(ready)
-            ordered.append(self._operations[position])
-            for reader in readers.get(position, ()):
-                missing[reader] -= 1
-                if missing[reader] == 0:
-                    heapq.heappush(ready, reader)
-        if len(ordered) != len(self._operations):
-            raise InvalidArgument("the operations form a cycle")
-        return ordered
+    def _operand(self, value: Value) -> Operand:
+        if isinstance(value, Operand):
+            return Operand(self, value._index_in(self))
+        if isinstance(value, np.ndarray | list | tuple):
+            return self.constant(value)
+        raise InvalidArgument(
+            f"expected an Operand or an array, got {value!r}; scalar() makes an operand of a number, operand() of an"
+            " index"
+        )
 
-    def _placed_operands(self, operations: list[Operation]) -> tuple[list[OperandDesc], bytes, tuple[MemoryLike, ...]]:
-        consumers = [0] * len(self._operands)
-        for operation in operations:
-            for index in operation.inputs:
-                consumers[index] += 1
-        inline = bytearray()
-        large: list[tuple[int, Array]] = []
-        pools: list[MemoryLike] = []
-        operands: list[OperandDesc] = []
-        large_end = 0
-        written = {index for operation in operations for index in operation.outputs}
-        for index, operand in enumerate(self._operands):
-            location = DataLocation()
-            value = self._values.get(index)
-            if isinstance(value, _FromMemory):
-                location = DataLocation(_position(pools, value.memory), value.offset, value.length)
-            elif isinstance(value, _FromModel):
-                location = DataLocation(0, value.number, 0)
-            elif value is not None and value.nbytes <= self._inline_limit:
-                inline.extend(bytes(-len(inline) % 4))
-                location = DataLocation(0, len(inline), value.nbytes)
-                inline.extend(value.tobytes())
-            elif value is not None:
-                large_end += -large_end % _ALIGNMENT
-                large.append((large_end, value))
-                location = DataLocation(-1, large_end, value.nbytes)
-                large_end += value.nbytes
-            elif operand.lifetime == Lifetime.TEMPORARY_VARIABLE and index not in written:
+    def _single(self, operation: OperationType, inputs: Sequence[Value], output: Output) -> Operand:
+        """Add an operation with one output."""
+        return self.operation(operation, *inputs, outputs=[output])[0]
+
+    def _one(self, operation: OperationType, output: Output, *values: Any) -> Operand:
+        """Add an operation with one output by its method."""
+        if unknown := output.keys() - Output.__annotations__.keys():
+            raise TypeError(f"{operation.name.lower()}() got unexpected arguments: {', '.join(sorted(unknown))}")
+        return self._single(operation, self._arguments(operation, values), output)
+
+    def _several(self, operation: OperationType, outputs: Outputs, *values: Any) -> tuple[Operand, ...]:
+        """Add an operation with several outputs by its method."""
+        return self.operation(operation, *self._arguments(operation, values), outputs=outputs)
+
+    def _arguments(self, operation: OperationType, values: Sequence[Any]) -> list[Any]:
+        """Return operands or arrays for the arguments of a method; trailing options of their default are left out."""
+        row = OPERATIONS[operation].signature
+        assert row is not None
+        first = row.forms[0]
+        form = max((form for form in row.forms if form[: len(first)] == first), key=len)
+        given = list(zip(form, values, strict=True))
+        while len(given) > len(first) and _is_default(*given[-1]):
+            given.pop()
+        each = [(param, value) for param, some in given for value in (some if param.variadic else (some,))]
+        known = (self._type_of_value(value) for param, value in each if param.kinds[0][0] == "T")
+        data_type = next((kind for kind in known if kind is not None), None)
+        return [self._argument(param, value, data_type) for param, value in each]
+
+    def _type_of_value(self, value: Any) -> OperandType | None:
+        if isinstance(value, Operand):
+            code = self._operands[value._index_in(self)].type
+            return OperandType(code) if code in OPERANDS else None
+        return _TYPE_OF_DTYPE.get(value.dtype.name) if isinstance(value, np.ndarray) else None
+
+    def _argument(self, param: Param, value: Any, data_type: OperandType | None) -> Any:
+        """Return an operand or array for one value."""
+        kind = param.kinds[0][0]
+        types = types_of(kind, data_type)
+        if value is None and param.may_be_omitted:
+            return self.omitted(types[0] if types else OperandType.TENSOR_FLOAT32)
+        if isinstance(value, Operand | np.ndarray):
+            return value
+        if param.name == "act":
+            return self.scalar(activation_code(value))
+        info = OPERANDS.get(types[0]) if types else None
+        if info is not None and info.is_scalar and kind != "T":
+            return self.scalar(bool(value) if info.type is OperandType.BOOL else value, info.type)
+        if kind == "T" and data_type is None and isinstance(value, int | float):
+            return self.scalar(value)
+        if isinstance(value, str | bytes | dict) or value is None:
+            raise InvalidArgument(f"{param.name}={value!r}; give an Operand, an array, a list of numbers or a number")
+        if info is not None and info.is_quantised:
+            raise InvalidArgument(
+                f"{param.name}={value!r} beside {info.type.name} has no scale; give"
+                f" constant(np.array(…, np.{info.dtype}), scale=…, zero_point=…)"
+            )
+        return self.constant([value] if np.ndim(value) == 0 else value, None if info is None else info.type)
+
+    def _inferred(self, operation: Operation, given: tuple[Output, ...] | int | None) -> list[OutputSpec]:
+        """Return what comes out: as the row says, and as it was given."""
+        view = view_operation(operation, self._operands, value_of=self._constant_value, with_outputs=False)
+        said = given if isinstance(given, tuple) else ()
+        shapes = [output["dimensions"] for output in said if output.get("dimensions") is not None]
+        all_shapes = bool(said) and len(shapes) == len(said)
+        if view is None:
+            if not all_shapes or any(output.get("type") is None for output in said):
                 raise InvalidArgument(
-                    f"operand {index} ({type_name(operand.type)}) has no value, is no input, and no operation"
-                    " writes it; set a value or identify it as an input"
+                    "its outputs cannot be inferred; give outputs=[{'type': …, 'dimensions': …}], one for each"
                 )
-            operands.append(replace(operand, number_of_consumers=consumers[index], location=location))
-        if large:
-            pools.append(self._filled_pool(large, large_end))
-            own = len(pools) - 1
-            for index, operand in enumerate(operands):
-                if operand.location.pool_index == -1:
-                    operands[index] = replace(operand, location=replace(operand.location, pool_index=own))
-        return operands, bytes(inline), tuple(pools)
-
-    def _filled_pool(self, large: list[tuple[int, Array]], size: int) -> MemoryLike:
-        pool = (self._pool_factory or make_pool)(size)
-        for offset, value in large:
-            pool.array(value.dtype, value.shape, offset)[...] = value
-        return pool
-
-    # -- what is known so far ---------------------------------------------------------------------------------
-
-    def _set_value(self, index: int, value: _Value) -> None:
-        self._values[index] = value
-        if value is None:
-            lifetime = Lifetime.NO_VALUE
-        elif isinstance(value, _FromModel):
-            lifetime = Lifetime.SUBGRAPH
-        elif isinstance(value, _FromMemory) or value.nbytes > self._inline_limit:
-            lifetime = Lifetime.CONSTANT_REFERENCE
+            specs = [OutputSpec(OperandType.TENSOR_FLOAT32, ())] * len(said)
         else:
-            lifetime = Lifetime.CONSTANT_COPY
-        self._set_lifetime(index, lifetime)
+            count = given if isinstance(given, int) else len(said)
+            try:
+                view.check_ranks()
+                specs = list(view.infer())[: count or _fewest_outputs(view)]
+            except UnknownYet:
+                if not all_shapes:
+                    raise
+                specs = [OutputSpec(view.data_type, (), *view.output_quantisation())] * len(said)
+        if said and len(said) != len(specs):
+            raise InvalidArgument(f"outputs describes {len(said)}, but it has {len(specs)}")
+        return [
+            replace(spec, **{name: value for name, value in output.items() if value is not None})
+            for spec, output in zip(specs, said or [Output()] * len(specs), strict=True)
+        ]
 
-    def _set_lifetime(self, index: int, lifetime: Lifetime) -> None:
-        self._operands[index] = replace(self._operands[index], lifetime=lifetime)
+    def _subgraph(self, model: Model) -> Operand:
+        if not isinstance(model, Model):
+            raise InvalidArgument(f"expected a Model, got {type(model).__name__}")
+        index = self.add_operand(OperandType.SUBGRAPH)
+        self.set_operand_value(index, model)
+        return Operand(self, index)
+
+    def _bias(self, x: Operand, filter: Operand, bias: Value | None, channel_dim: int) -> Operand:
+        """Return a bias of the type and scale that x and the filter ask for."""
+        if isinstance(bias, Operand):
+            return bias
+        x_info, weights = OPERANDS[x.type], self.describe(filter.index)
+        units = weights.dimensions[channel_dim] if len(weights.dimensions) > channel_dim else 0
+        if bias is None and units == 0:
+            raise InvalidArgument(f"{filter!r} has no known depth; give a bias")
+        if not x_info.is_quantised:
+            if bias is None:
+                return self.constant([0.0] * units, x_info.type)
+            given = _numbers(bias, "bias")
+            if given.dtype.kind == "f" and isinstance(bias, np.ndarray):
+                return self.constant(given)
+            return self.constant(given.astype(x_info.dtype), x_info.type)
+        values = np.zeros(units) if bias is None else _numbers(bias, "bias")
+        params = weights.extra_params
+        if isinstance(params, SymmPerChannelQuantParams):
+            scale, steps = 0.0, x.scale * np.array(params.scales)
+        else:
+            scale = x.scale * weights.scale
+            steps = np.array(scale)
+        if values.dtype.kind == "f":
+            values = np.clip(np.rint(values / steps), -(2**31), 2**31 - 1)
+        return self.constant(values.astype(np.int32), OperandType.TENSOR_INT32, scale=scale)
+
+    def _window(self, padding: Padding, stride: Pair) -> list[Operand]:
+        stride_h, stride_w = _pair(stride)
+        numbers = (*_padding_numbers(padding), stride_w, stride_h)
+        return [self.scalar(whole(n, "a padding or stride")) for n in numbers]
+
+    def _layout(self, layout: str, dilation: Pair) -> list[Operand]:
+        if layout not in ("NHWC", "NCHW"):
+            raise InvalidArgument(f"layout is {layout!r}; it must be 'NHWC' or 'NCHW'")
+        dilation_h, dilation_w = _pair(dilation)
+        if (dilation_h, dilation_w) != (1, 1):
+            return [self.scalar(layout == "NCHW"), self.scalar(dilation_w), self.scalar(dilation_h)]
+        return [self.scalar(True)] if layout == "NCHW" else []
+
+    def _set_constant(self, index: int, lifetime: Lifetime, location: DataLocation = _NOWHERE) -> None:
+        self._arrays.pop(index, None)
+        self._operands[index] = replace(self._operands[index], lifetime=lifetime, location=location)
 
     def _constant_value(self, index: int) -> Array | None:
         """Return an operand's constant, or None if it has none."""
-        value = self._values.get(index)
-        if isinstance(value, _FromModel):
+        operand = self._operands[index]
+        if index in self._arrays or operand.lifetime != Lifetime.CONSTANT_REFERENCE:
+            return self._arrays.get(index)
+        dtype = operand_info(operand.type).dtype
+        if dtype is None or operand.location.length > _MOST_LOOKED_AT:
             return None
-        if isinstance(value, _FromMemory):
-            operand = self._operands[index]
-            dtype = operand_info(operand.type).dtype
-            if dtype is None or value.length > _MOST_LOOKED_AT:
-                return None
-            read = getattr(value.memory, "read", value.memory.array)  # a private copy, where there is such a thing
-            values: Array = read(dtype, operand.dimensions, value.offset)
-            return values
-        return value
+        memory = self._pools[operand.location.pool_index]
+        read = getattr(memory, "read", memory.array)  # a private copy, where there is such a thing
+        values: Array = read(dtype, operand.dimensions, operand.location.offset)
+        return values
 
     def _require_open(self) -> None:
         if self._finished:
             raise BadState("the model is finished; a change needs a new builder")
-
-    def describe(self, index: int) -> OperandDesc:
-        """Return what is known of an operand: type, dimensions, quantisation.
-
-        Args:
-            index: Of the operand.
-        """
-        return self._operands[self._index_of(index)]
 
     def _index_of(self, operand: int | Operand) -> int:
         if isinstance(operand, Operand):
@@ -478,6 +1030,125 @@ class GraphBuilder:
         return index
 
 
+def _padding_numbers(padding: Padding) -> list[int]:
+    """Return the scheme, or left, right, top and bottom."""
+    problem = InvalidArgument(f"padding is {padding!r}; it must be 'same', 'valid' or ((t, b), (l, r))")
+    if isinstance(padding, str):
+        if padding not in _SCHEMES:
+            raise problem
+        return [int(_SCHEMES[padding])]
+    try:
+        (top, bottom), (left, right) = padding
+    except (TypeError, ValueError):
+        raise problem from None
+    return [left, right, top, bottom]
+
+
+def _fewest_outputs(view: OperationView) -> int | None:
+    """Return how many outputs an operation has at least, None if that depends on its inputs."""
+    forms = view.row.outputs
+    return None if any(param.variadic for param in forms[0]) else min(len(form) for form in forms)
+
+
+def _checked_outputs(outputs: Any) -> tuple[Output, ...] | int | None:
+    """Return how outputs are described, or how many there are, after looking at it."""
+    if outputs is None:
+        return None
+    if isinstance(outputs, int | np.integer):
+        if outputs < 1:
+            raise InvalidArgument(f"outputs is {outputs}; an operation has at least one")
+        return int(outputs)
+    checked: list[Output] = []
+    for output in _listed(outputs, "outputs"):
+        unknown = set(output) - set(Output.__annotations__) if isinstance(output, Mapping) else {repr(output)}
+        if unknown:
+            raise InvalidArgument(
+                f"outputs has {', '.join(sorted(map(str, unknown)))}; give a dict for each, of"
+                f" {', '.join(Output.__annotations__)}"
+            )
+        kind, dimensions = output.get("type"), output.get("dimensions")
+        if kind is not None:
+            checked_type(kind)
+        if dimensions is not None:
+            output = {**output, "dimensions": _listed(dimensions, "dimensions")}
+        checked.append(output)
+    return tuple(checked)
+
+
+def _is_default(param: Param, value: object) -> bool:
+    """Whether an option is what it would be if it were left out."""
+    return value is None or (isinstance(value, int) and value == (-1 if param.name == "axis" else 0))
+
+
+def _outputs_of(model: Model) -> list[Output]:
+    """Describe the outputs of a model as those of an operation."""
+    return [
+        Output(type=o.type, dimensions=o.dimensions, scale=o.scale, zero_point=o.zero_point)
+        for o in (model.main.operands[index] for index in model.main.output_indexes)
+    ]
+
+
+def _listed(values: Any, what: str) -> tuple[Any, ...]:
+    if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping):
+        raise InvalidArgument(f"{what}={values!r}; give a list")
+    return tuple(values)
+
+
+def _numbers(values: Any, what: str) -> Array:
+    array = _as_array(values, what)
+    if array.dtype.kind not in "biuf":
+        raise InvalidArgument(f"{what}={values!r}; give an array of numbers, or an Operand")
+    return array
+
+
+def _pair(value: Pair) -> tuple[int, int]:
+    height, width = value if isinstance(value, tuple) and len(value) == 2 else (value, value)
+    what = "a size, stride or dilation"
+    return whole(height, what, " or a pair of them"), whole(width, what, " or a pair of them")
+
+
+def _as_array(value: npt.ArrayLike, what: str) -> Array:
+    """Return an array of what may be nested lists.
+
+    Raises:
+        InvalidArgument: The lists have different lengths; `what` says what the value was for.
+    """
+    try:
+        return np.asarray(value)
+    except ValueError:
+        raise InvalidArgument(f"{what}={value!r}; its lists have different lengths") from None
+
+
+def _type_of(dtype: np.dtype[Any], channel_scales: npt.ArrayLike | None) -> OperandType:
+    found = _TYPE_OF_DTYPE.get(dtype.name)
+    if dtype == np.float64:
+        raise InvalidArgument(
+            "a float64 array would lose digits: no operand type holds them all; write array.astype(np.float32), or"
+            " constant(array, np.float32)"
+        )
+    if found is None:
+        raise InvalidArgument(f"no operand type holds dtype {dtype}; convert it, e.g. to float32")
+    return found if channel_scales is None else OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
+
+
+def _narrowed(array: Array, dtype: np.dtype[Any] | None) -> Array:
+    """Convert float64 and int64 to what operands hold; other mismatches are left for the check that reports them."""
+    if dtype is not None and array.dtype.name in ("float64", "int64") and dtype.kind == array.dtype.kind:
+        with np.errstate(over="ignore"):
+            narrow = array.astype(dtype)
+        if dtype.kind == "i" and not np.array_equal(narrow, array):
+            raise InvalidArgument(f"a constant has values outside {dtype}")
+        return narrow
+    return array
+
+
+def activation_code(name: ActivationName | None) -> int:
+    """Return the code of a fused activation; `InvalidArgument` if there is none of that name."""
+    if not isinstance(name, str | None) or name not in _ACTIVATIONS:
+        raise InvalidArgument(f"activation is {name!r}; it must be one of {list(_ACTIVATIONS)}")
+    return int(_ACTIVATIONS[name])
+
+
 def _linked(
     models: Sequence[Model], inline: bytes, pools: tuple[MemoryLike, ...], prefix: Callable[[str], int]
 ) -> tuple[tuple[Subgraph, ...], bytes, tuple[MemoryLike, ...]]:
@@ -494,34 +1165,21 @@ def _linked(
             Lifetime.SUBGRAPH: DataLocation(0, len(subgraphs) + 1, 0),
         }
         prefixes = {number: prefix(name) for name, number in model.extension_name_to_prefix.items()}
+
+        def renumbered(code: int, prefixes: Mapping[int, int] = prefixes) -> int:
+            return extension_code(prefixes[code >> 16], code & BASE_MAXIMUM) if is_extension(code) else code
+
         for subgraph in (model.main, *model.referenced):
-            operands = tuple(
-                replace(
-                    _shifted(operand, shifts.get(Lifetime(operand.lifetime))), type=_renumbered(operand.type, prefixes)
-                )
-                for operand in subgraph.operands
-            )
-            operations = tuple(replace(each, type=_renumbered(each.type, prefixes)) for each in subgraph.operations)
-            subgraphs.append(replace(subgraph, operands=operands, operations=operations))
+            operands = []
+            for operand in subgraph.operands:
+                at, by = operand.location, shifts.get(Lifetime(operand.lifetime), _NOWHERE)
+                location = DataLocation(at.pool_index + by.pool_index, at.offset + by.offset, at.length)
+                operands.append(replace(operand, type=renumbered(operand.type), location=location))
+            operations = tuple(replace(each, type=renumbered(each.type)) for each in subgraph.operations)
+            subgraphs.append(replace(subgraph, operands=tuple(operands), operations=operations))
         inline += model.operand_values
         pools += model.pools
     return tuple(subgraphs), inline, pools
-
-
-def _renumbered(code: int, prefixes: Mapping[int, int]) -> int:
-    """Return the code of a type or operation of an extension under its prefix in another model."""
-    if not is_extension(code):
-        return code
-    return extension_code(prefixes[code >> 16], code & BASE_MAXIMUM)
-
-
-def _shifted(operand: OperandDesc, by: DataLocation | None) -> OperandDesc:
-    if by is None:
-        return operand
-    at = operand.location
-    return replace(
-        operand, location=replace(at, pool_index=at.pool_index + by.pool_index, offset=at.offset + by.offset)
-    )
 
 
 def _position(pools: list[MemoryLike], memory: MemoryLike) -> int:

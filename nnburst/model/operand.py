@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
 from ..errors import InvalidArgument
 from .operand_types import OPERANDS, type_name
-from .types import Array, OperandDesc
+from .types import Array
 
-
-class _Builder(Protocol):
-    """Where an operand belongs. Its operators call methods of `OperationMethods`, which are made from the table."""
-
-    def describe(self, index: int) -> OperandDesc: ...
+if TYPE_CHECKING:
+    from .builder import ModelBuilder
 
 
 def _operators(name: str) -> tuple[Callable[[Operand, Value], Operand], Callable[[Operand, Value], Operand]]:
@@ -47,7 +44,7 @@ class Operand:
     __array_ufunc__ = None  # an array on the left leaves the operator to the operand on the right
     __slots__ = ("_builder", "_index")
 
-    def __init__(self, builder: _Builder, index: int) -> None:
+    def __init__(self, builder: ModelBuilder, index: int) -> None:
         """Use `ModelBuilder.input` and its like."""
         self._builder = builder
         self._index = index
@@ -116,12 +113,27 @@ class Operand:
     __truediv__, __rtruediv__ = _operators("div")
 
     def __neg__(self) -> Operand:
-        negated: Operand = cast(Any, self._builder).neg(self)
-        return negated
+        return self._builder.neg(self)
 
 
 Value = Operand | Array | Sequence[Any] | float
 """A tensor may be given as an operand, or as an array or number that becomes a constant."""
+
+
+class Output(TypedDict, total=False):
+    """What is said of an output where it is not inferred.
+
+    ``dimensions``: 0 for unknown ones. ``scale`` and ``zero_point`` are for quantised types.
+    """
+
+    type: int | None
+    dimensions: Sequence[int] | None
+    scale: float | None
+    zero_point: int | None
+
+
+Outputs = Sequence[Output] | int | None
+"""The outputs of an operation that has several: each as far as it is not inferred, or how many."""
 
 
 def _is_value(value: object) -> bool:

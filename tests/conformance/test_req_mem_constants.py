@@ -14,7 +14,6 @@ from nnburst.errors import BadState, InvalidArgument
 from nnburst.memory import PROT_READ, Memory
 from nnburst.model import (
     INLINE_LIMIT,
-    GraphBuilder,
     Lifetime,
     ModelBuilder,
     OperandType,
@@ -160,13 +159,13 @@ def test_inline_limit_out_of_range(limit: int) -> None:
 
 
 def test_REQ_MEM_056_optional_operand_without_value() -> None:
-    b = GraphBuilder()
+    b = ModelBuilder()
     b.set_operand_value(b.add_operand(T.TENSOR_INT32, (2,)), None)
 
 
-def small_model() -> tuple[GraphBuilder, int, int]:
+def small_model() -> tuple[ModelBuilder, int, int]:
     """y = x + w + no activation, with `w` and the activation still without value."""
-    b = GraphBuilder()
+    b = ModelBuilder()
     x, w, activation, y = (
         b.add_operand(T.TENSOR_FLOAT32, (2,)),
         b.add_operand(T.TENSOR_FLOAT32, (2,)),
@@ -221,7 +220,7 @@ def test_REQ_MEM_058_060_set_operand_value_from_memory() -> None:
 
 @pytest.mark.parametrize("dimensions", [(), (0,), (2, 0)])
 def test_REQ_MEM_061_constant_of_unknown_dimensions(dimensions: tuple[int, ...]) -> None:
-    b = GraphBuilder()
+    b = ModelBuilder()
     index = b.add_operand(T.TENSOR_FLOAT32, dimensions)
     with pytest.raises(InvalidArgument):
         b.set_operand_value(index, np.zeros(2, np.float32))
@@ -233,7 +232,7 @@ def test_REQ_MEM_061_constant_of_unknown_dimensions(dimensions: tuple[int, ...])
 @pytest.mark.parametrize("type", [T.TENSOR_FLOAT32, T.TENSOR_INT32])
 def test_REQ_MEM_062_097_dimensions_larger_than_a_tensor(type: OperandType, dimensions: tuple[int, ...]) -> None:
     with pytest.raises(InvalidArgument):
-        GraphBuilder().add_operand(type, dimensions)
+        ModelBuilder().add_operand(type, dimensions)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 import nnburst
-from nnburst.model.methods import OperationMethods
+from nnburst.model.operation_methods import OperationMethods
 from support import ROOT
 
 PAGE = (ROOT / "docs" / "api.md").read_text("utf-8")

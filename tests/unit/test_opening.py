@@ -80,9 +80,9 @@ def test_message_queue_reads_no_room_above_its_own() -> None:
 def test_builder_finds_the_memory_of_its_constants_without_a_room_above_it_being_asked_for() -> None:
     read = read_by(
         "import numpy\n"
-        "from nnburst.model import GraphBuilder, OperandType, OperationType\n"
+        "from nnburst.model import ModelBuilder, OperandType, OperationType\n"
         "assert 'nnburst.memory' not in sys.modules\n"
-        "builder = GraphBuilder()\n"
+        "builder = ModelBuilder()\n"
         "x, large, y = (builder.add_operand(OperandType.TENSOR_FLOAT32, (1000,)) for _ in range(3))\n"
         "fused = builder.add_operand(OperandType.INT32)\n"
         "builder.set_operand_value(large, numpy.zeros(1000, numpy.float32))\n"

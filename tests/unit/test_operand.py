@@ -12,7 +12,7 @@ import pytest
 import nnburst
 from nnburst import ErrorStatus, InvalidArgument, ModelBuilder, Operand, OperandType, OperationType
 from nnburst.devices import ReferenceDevice
-from nnburst.model import GraphBuilder, Model
+from nnburst.model import Model
 from support.operations import F16, F32, I32, Q8, run_model
 
 X = np.array([[1, -2, 4], [3, 5, -6]], np.float32)
@@ -192,11 +192,11 @@ def test_what_is_wrong_with_an_extension_is_named(call: Callable[..., Any], says
 
 
 def test_indexes_are_those_of_the_graph_builder() -> None:
-    b = GraphBuilder()
+    b = ModelBuilder()
     x, y = b.add_operand(F32, (2, 3)), b.add_operand(F32, (2, 3))
     b.add_operation(OperationType.RELU, [x], [y])
     b.identify_inputs_and_outputs([x], [y])
     _, (found,), _ = run_model(b.finish(), [X])
     np.testing.assert_array_equal(found, np.maximum(X, 0))
     with pytest.raises(InvalidArgument, match="index of an operand, or an Operand, got 'x'"):
-        GraphBuilder().add_operation(OperationType.RELU, ["x"], [0])  # type: ignore[list-item]
+        ModelBuilder().add_operation(OperationType.RELU, ["x"], [0])  # type: ignore[list-item]

@@ -10,7 +10,8 @@ import pytest
 
 from nnburst.devices.reference import RUNS
 from nnburst.errors import ErrorStatus, InvalidArgument
-from nnburst.model import METHODS, OPERATIONS, ModelBuilder
+from nnburst.model import OPERATIONS, ModelBuilder
+from nnburst.model.operation_methods import OperationMethods
 from support.operations import F16, F32, I32, Q8, O, T, run_model
 
 
@@ -19,13 +20,15 @@ def test_every_operation_of_the_table_runs() -> None:
 
 
 def test_every_operation_has_a_method() -> None:
-    made = {method.operation: method.name for method in METHODS} | {O.IF: "branch", O.WHILE: "loop"}
+    made = {O.IF: "branch", O.WHILE: "loop"}
     assert all(hasattr(ModelBuilder, made.get(operation, O(operation).name.lower())) for operation in RUNS)
 
 
 def test_methods_have_documentation() -> None:
-    for method in METHODS:
-        assert inspect.getdoc(getattr(ModelBuilder, method.name)) == method.doc
+    made = {name: method for name, method in vars(OperationMethods).items() if not name.startswith("_")}
+    assert {name: inspect.getdoc(method) for name, method in made.items()} == {
+        name: f"Add the operation {name.upper()}." for name in made
+    }
 
 
 def outputs_of(make: Any, *inputs: np.ndarray, kind: T = F32) -> list[np.ndarray]:
@@ -91,9 +94,9 @@ def test_methods_with_several_outputs() -> None:
 def test_wrong_calls_name_what_is_wrong() -> None:
     b = ModelBuilder()
     x = b.input("x", F32, (2, 3))
-    with pytest.raises(TypeError, match=r"gather\(\): missing \['indices'\]"):
+    with pytest.raises(TypeError, match=r"gather\(\) missing .* 'indices'"):
         b.gather(x, 0)  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="unexpected"):
+    with pytest.raises(TypeError, match=r"mean\(\) .*unexpected.* keepdims"):
         b.mean(x, [0], keepdims=True)  # type: ignore[call-arg]
     with pytest.raises(InvalidArgument, match="axes"):
         b.mean(x, [5])

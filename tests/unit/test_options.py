@@ -16,8 +16,7 @@ from nnburst.fmq import Flavour, Layout
 from nnburst.memory.backings import BACKINGS
 from nnburst.memory.image import FORMATS
 from nnburst.model import ExecutionPreference, Priority
-from nnburst.model.methods import _ACTIVATIONS
-from nnburst.model.model_builder import _SCHEMES
+from nnburst.model.builder import _ACTIVATIONS, _SCHEMES
 from nnburst.service.process.scheduling import POLICIES
 
 SOURCE = Path(__file__).read_text("utf-8")

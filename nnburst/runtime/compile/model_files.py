@@ -133,7 +133,7 @@ def check_source(model: object) -> None:
     """Raise `InvalidArgument` for what is none of the types that a session can run."""
     if isinstance(model, Model | str | os.PathLike | bytes):
         return
-    from ...model.model_builder import ModelBuilder  # with all that it needs, which most programs do without
+    from ...model.builder import ModelBuilder  # with all that it needs, which most programs do without
 
     kind = type(model).__name__
     if hasattr(model, "SerializeToString"):
