@@ -14,6 +14,8 @@ import pytest
 
 import nnburst
 from nnburst import ModelBuilder, OperandType
+from nnburst.runtime.executor import _Call
+from nnburst.runtime.run.permits import Permits
 from support.models import relu
 from support.processes import stopped
 from support.waiting import PATIENCE
@@ -174,18 +176,18 @@ def test_executor_takes_the_shapes_that_the_model_leaves_open(session: nnburst.S
 @pytest.mark.parametrize(
     ("method", "inputs"),
     [
-        ("_start", rows(7)),
-        ("_start_next", rows(7)),
-        ("_begin", rows(7)),
-        ("_launch", rows(7)),
-        ("_begin", BAD),
-        ("_end", BAD),
+        (nnburst.BurstExecutor.submit, rows(7)),
+        (Permits.hand_over, rows(7)),
+        (_Call.grant, rows(7)),
+        (_Call._launch, rows(7)),
+        (_Call.grant, BAD),
+        (_Call.end, BAD),
     ],
 )
 def test_executor_goes_on_and_ends_after_an_interrupt_at_any_line_of_submit(
-    session: nnburst.Session, method: str, inputs: Inputs
+    session: nnburst.Session, method: Any, inputs: Inputs
 ) -> None:
-    code = getattr(nnburst.BurstExecutor, method).__code__
+    code = method.__code__
     cut: set[int] = set()
     again = True
     while again:

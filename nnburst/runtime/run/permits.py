@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ..._core.leaving import abandon_when_forked
 from ..._core.once import Once
@@ -47,8 +47,21 @@ class Permit:
             home.replace()
 
 
+class Waiting(Protocol):
+    """One that waits for a permit.
+
+    Attributes:
+        permit: What it has taken.
+    """
+
+    permit: Permit | None
+
+    def grant(self, permit: Permit) -> bool:
+        """Give it a permit; False if it does not take it. It may be called again after an interrupt."""
+
+
 class _Waiter:
-    """One that waits: it is either given a permit or withdrawn, which the token decides."""
+    """A caller that waits: it is either given a permit or withdrawn, which the token decides."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
@@ -56,12 +69,13 @@ class _Waiter:
         self.permit: Permit | None = None
 
     def grant(self, permit: Permit) -> bool:
-        """Give it a permit; False if it was withdrawn."""
-        self.permit = permit
-        if not self.open.take():
+        if self.permit is None:
+            self.permit = permit
+        if not self.open.take() and self.permit is permit:  # withdrawn
             return False
-        self._wake()
-        return True
+        with contextlib.suppress(RuntimeError):  # it was woken before an interrupt
+            self._wake()
+        return self.permit is permit
 
 
 class Permits:
@@ -79,7 +93,7 @@ class Permits:
     def __init__(self, number: int) -> None:
         self.number = number
         self.all: list[weakref.ref[Permit]] = []
-        self.waiting: deque[_Waiter] = deque()
+        self.waiting: deque[Waiting] = deque()
         self.idle: list[Permit] = []
         self.idle.extend(Permit(self) for _ in range(number))  # one that is dropped meanwhile comes back to it
         abandon_when_forked(self)
@@ -101,7 +115,7 @@ class Permits:
         arrival.acquire()
         waiter = _Waiter(arrival.release)
         try:
-            self._ask(waiter)
+            self.ask(waiter)
             arrival.acquire(timeout=-1 if timeout is None else timeout)
         except BaseException:
             self._give_up(waiter)
@@ -114,16 +128,17 @@ class Permits:
         arrival = current_loop().waiter()
         waiter = _Waiter(arrival.set)
         try:
-            self._ask(waiter)
+            self.ask(waiter)
             await arrival.wait(timeout)
         except BaseException:
             self._give_up(waiter)
             raise
         return self._end(waiter)
 
-    def _ask(self, waiter: _Waiter) -> None:
+    def ask(self, waiter: Waiting) -> None:
+        """Have one wait, or give it a permit that is idle."""
         self.waiting.append(waiter)
-        self.hand_over()  # one may have come back before it waited
+        self.hand_over()
 
     def _end(self, waiter: _Waiter) -> Permit | None:
         """Return what a waiter was given, perhaps at the last moment; else withdraw it."""
@@ -145,17 +160,20 @@ class Permits:
     def hand_over(self) -> None:
         """Give what is idle to those who wait."""
         while self.waiting and self.idle:
+            waiter: Waiting | None = None
+            permit: Permit | None = None
             try:
                 waiter = self.waiting.popleft()
-            except IndexError:  # another thread was faster
-                continue
-            try:
                 permit = self.idle.pop()
-            except IndexError:
-                self.waiting.appendleft(waiter)
-                continue
-            if not waiter.grant(permit):
-                self.idle.append(permit)
+                if not waiter.grant(permit):
+                    self.idle.append(permit)
+            except BaseException as error:
+                if waiter is not None:
+                    self.waiting.appendleft(waiter)
+                    if permit is not None and waiter.permit is not permit:
+                        self.idle.append(permit)
+                if permit is not None or not isinstance(error, IndexError):  # else another thread was faster
+                    raise  # what a signal handler has raised
 
     def awaited_in(self, thread: int) -> int:
         """How many come back only when a thread goes on."""

@@ -38,18 +38,29 @@ class Runs:
     Args:
         pool: Where they find bursts.
         timeout: Seconds of an execution's run that is given no others.
+        concurrency: How many may be under way.
+        first_burst: Whether all go through the first burst, whatever else it runs.
 
     Attributes:
         permits: Leave to run, with the executions of earlier runs.
         rooms: Bytes that outputs of unknown shape needed so far, by name.
     """
 
-    def __init__(self, pool: BurstPool, nodes: Sequence[NodeArg], timeout: float | None, concurrency: int) -> None:
+    def __init__(
+        self,
+        pool: BurstPool,
+        nodes: Sequence[NodeArg],
+        timeout: float | None,
+        concurrency: int,
+        *,
+        first_burst: bool = False,
+    ) -> None:
         self.permits = Permits(concurrency)
         self.rooms: dict[str, int] = {}
         self._pool = pool
         self._nodes = nodes
         self._timeout = timeout
+        self._first_burst = first_burst
 
     # ---- permits ---------------------------------------------------------------------------------------------
 
@@ -87,7 +98,7 @@ class Runs:
         """Go on after a first attempt; the limit is that of the run, without what is set up meanwhile."""
         for _ in range(_MOST_RERUNS):
             left = failed._deadline.left()
-            larger = self._setting_up(limit).call(self._larger, permit, failed, error)
+            larger = self._setting_up(limit).call(self.larger, permit, failed, error)
             try:
                 larger.run(left)
                 return larger._copied()
@@ -135,7 +146,7 @@ class Runs:
                     await event_loop.run(execution, ... if limit is self._timeout is None else deadline.left(), give)
                     return execution._copied()
                 except OutputInsufficientSize as error:
-                    execution = await set_up(partial(self._larger, permit, execution, error))
+                    execution = await set_up(partial(self.larger, permit, execution, error))
             raise _too_often()
         finally:
             permit.thread = 0
@@ -169,24 +180,15 @@ class Runs:
         return execution
 
     def _bound(self, shapes: Mapping[str, Sequence[int]]) -> Execution:
-        return self._pool.spare().bind(shapes=shapes, timeout=self._timeout, rooms=self.rooms, pool=self._pool)
+        burst, others = (self._pool.first, None) if self._first_burst else (self._pool.spare(), self._pool)
+        return burst.bind(shapes=shapes, timeout=self._timeout, rooms=self.rooms, pool=others)
 
-    def _larger(self, permit: Permit, small: Execution, error: OutputInsufficientSize) -> Execution:
-        larger = self.with_more_room(small, error, self._bound)
-        permit.forget()  # the others have less room, too
-        permit.execution = larger
-        return larger
-
-    def with_more_room(
-        self,
-        small: Execution,
-        error: OutputInsufficientSize,
-        bind: Callable[[Mapping[str, Sequence[int]]], Execution],
-    ) -> Execution:
-        """Return an execution with the room that the last run of another one needed, filled as that; end that one."""
+    def larger(self, permit: Permit, small: Execution, error: OutputInsufficientSize) -> Execution:
+        """Give a permit an execution with the room that the last run of its own one needed, filled as that."""
         for name, nbytes in small._needed_rooms(error).items():
             self.rooms[name] = max(nbytes, self.rooms.get(name, 0))
-        larger = bind({name: view.shape for name, view in small._wired.items()})
+        larger = self._bound({name: view.shape for name, view in small._wired.items()})
         larger._fill(small._wired)
-        small.forget()
+        permit.forget()  # the others have less room, too
+        permit.execution = larger
         return larger
