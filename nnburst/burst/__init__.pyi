@@ -4,7 +4,6 @@ from .cancellation import CancelToken as CancelToken
 from .cancellation import WorkingMemory as WorkingMemory
 from .cancellation import present_token as present_token
 from .cancellation import under_token as under_token
-from .client.client_end import ClientEnd as ClientEnd
 from .client.controller import ExecutionBurstController as ExecutionBurstController
 from .client.in_flight import InFlight as InFlight
 from .client.in_flight import InFlightRuns as InFlightRuns

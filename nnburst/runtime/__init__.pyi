@@ -16,6 +16,7 @@ from .compile.caching import CacheReport as CacheReport
 from .compile.compilation import Compilation as Compilation
 from .compile.compilation import CompilationReport as CompilationReport
 from .compile.compilation import StepReport as StepReport
+from .execution import Duration as Duration
 from .execution import Execution as Execution
 from .executor import BrokenBurst as BrokenBurst
 from .executor import BurstExecutor as BurstExecutor
@@ -28,7 +29,6 @@ from .request.device_memory import MemoryDesc as MemoryDesc
 from .request.node_args import NodeArg as NodeArg
 from .run.burst import Burst as Burst
 from .run.burst_pool import Restart as Restart
-from .run.computation import Duration as Duration
 from .run.event import Event as Event
 from .run.pipeline import Pipeline as Pipeline
 from .service import Service as Service

@@ -174,7 +174,7 @@ def test_descriptors_that_the_service_cannot_take_are_refused() -> None:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a run sets up has no more time than the run."""
-    monkeypatch.setattr("nnburst.runtime.run.route.MIN_SETUP_SECONDS", 0.0)
+    monkeypatch.setattr("nnburst.runtime.execution.MIN_SETUP_SECONDS", 0.0)
 
 
 def state_model() -> nnburst.Model:

@@ -19,7 +19,6 @@ import pytest
 import nnburst
 from nnburst import BadState, MissedDeadline
 from nnburst.burst import ExecutionBurstController
-from nnburst.burst.client.client_end import ClientEnd
 from nnburst.devices import create_device
 from nnburst.memory import Memory
 from nnburst.model import (
@@ -114,7 +113,11 @@ def test_memory_that_was_dropped_goes_wherever_a_handler_takes_it_first(service:
                     session.bind().close()
                 return handle
 
-            sys.settrace(lambda frame, *_, to=handle: to if frame.f_code is ClientEnd.forget_dropped.__code__ else None)
+            sys.settrace(
+                lambda frame, *_, to=handle: (
+                    to if frame.f_code is ExecutionBurstController.forget_dropped.__code__ else None
+                )
+            )
             try:
                 session.bind().close()
             finally:

@@ -1,38 +1,56 @@
-"""The client of a burst, as its user makes it."""
+"""The client's end of a burst: its slots, its channels and its death."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import errno
 import os
+import time
+import weakref
+from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..._core._nnburst import ffi, lib
+from ..._core.deadline import Deadline
 from ..._core.errno import check, system
-from ..._core.leaving import Closing
-from ...errors import InvalidArgument
+from ..._core.leaving import Closing, Leaving, ProcessLock
+from ..._core.one_process import OneProcess
+from ...errors import BadState, DeadObject, GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError
 from ...fmq import Layout, MessageQueue
+from ...model import MeasureTiming, Named, RunOptions
+from ...watch import Latency, private_row, row_stats
 from ..endpoint import open_channels
 from ..polling import CHANNEL_LENGTH, DATUM, loop_timeout_ns, window_ns
-from .client_end import ClientEnd
-from .in_flight import Bell, InFlightRuns
+from ..stats import BurstStats, client_stats
+from .in_flight import InFlightRuns, bell
 from .request import BoundRequest
 from .slots import SlotTable
 
 if TYPE_CHECKING:
+    from ..._core._nnburst import CData
+    from ...devices import PreparedModel
+    from ...errors import Ending
+    from ...memory import Memory
     from ...model import ExecutionResult, Request
-    from .client_end import BurstCapable
+    from ..interfaces import BurstContext
 
 
-class ExecutionBurstController(ClientEnd, Closing):
+class ExecutionBurstController(OneProcess, Closing):
     """One burst on a prepared model: one execution at a time, each one packet there and one back.
 
     Thread-safe in that a second concurrent execution gets `BadState`. Context manager.
+
+    Attributes:
+        told: Why the server has ended the burst, if it did so by itself.
+        closed: Whether `close` or `refuse` was called.
     """
 
     @classmethod
     def create(
         cls,
-        prepared_model: BurstCapable,
+        prepared_model: PreparedModel,
         *,
         polling_window: float | None = None,
         loop_timeout: float | None = None,
@@ -60,11 +78,11 @@ class ExecutionBurstController(ClientEnd, Closing):
         least, most = lib.NNB_MIN_CHANNEL, lib.NNB_MAX_CHANNEL
         if not all(least <= length <= most for length in lengths):
             raise InvalidArgument(f"a burst channel has {least} to {most} datums, not {lengths}")
-        bell = Bell()
-        slots = SlotTable(bell.rung.fds[0], loop_ns)
-        with contextlib.ExitStack() as stack, contextlib.closing(bell.rung):
+        watched, rung = bell()
+        slots = SlotTable(rung.fds[0], loop_ns)
+        with contextlib.ExitStack() as stack, contextlib.closing(rung):
             failing = stack.enter_context(contextlib.ExitStack())
-            failing.callback(bell.watched.close)  # not when the error is collected, which may be kept
+            failing.callback(watched.close)  # not when the error is collected, which may be kept
             queues = [stack.enter_context(MessageQueue(DATUM, length, layout=Layout.STAMPED)) for length in lengths]
             request, result = [stack.enter_context(queue.descriptor) for queue in queues]
             context = prepared_model.configure_execution_burst(slots, request, result, polling_window)
@@ -77,13 +95,50 @@ class ExecutionBurstController(ClientEnd, Closing):
                 endpoint = ffi.gc(out[0], lib.nnb_client_destroy)
                 flights = None
                 if context.pipelined:
-                    lib.nnb_client_set_pipelined(endpoint, system(os.dup, bell.rung.fds[0]))
-                    flights = InFlightRuns(endpoint, bell.watched, polls=window > 0)
+                    lib.nnb_client_set_pipelined(endpoint, system(os.dup, rung.fds[0]))
+                    flights = InFlightRuns(endpoint, watched, polls=window > 0)
             except BaseException:
                 context.close()
                 raise
             failing.pop_all()
         return cls(prepared_model, context, slots, endpoint, flights)
+
+    def __init__(
+        self,
+        prepared_model: PreparedModel,
+        context: BurstContext,
+        slots: SlotTable,
+        endpoint: CData,
+        flights: InFlightRuns | None,
+    ) -> None:
+        """Use `create`."""
+        self._flights = flights
+        self._prepared_model = prepared_model
+        self._context = context
+        self._slots = slots
+        self._row = private_row()
+        lib.nnb_client_watch(endpoint, self._row.pointer)
+        self._endpoint = endpoint
+        self._lock = ProcessLock()  # a signal handler may drop a memory while another one is dropped
+        self.closed = False
+        self._fallbacks = 0
+        self._holders: dict[Memory | Named, set[object]] = {}
+        self._dropped: deque[tuple[Memory | Named, object]] = deque()
+        self._adrift: list[CData] = []
+        self._leaving: Leaving | None = None
+        # Weakly: listeners are kept until the connection ends, and an end that is just dropped must not be.
+        this = weakref.ref(self)
+
+        def hang_up(reason: str = "") -> None:
+            end = this()
+            if end is not None:
+                end.told = end.told or reason
+                lib.nnb_client_hang_up(end._endpoint)
+
+        self.told = ""
+        slots.when_ended(hang_up)
+        self._unlink = prepared_model.link_to_death(hang_up)
+        _ENDS[id(self)] = self
 
     def bind(self, request: Request, *, measure: bool = False) -> BoundRequest:
         """Serialise a request once, to be run many times.
@@ -105,3 +160,169 @@ class ExecutionBurstController(ClientEnd, Closing):
         bound = self.bind(request, measure=measure)
         bound.timeout = timeout
         return bound.execute()
+
+    def record(self, trace: CData, every: int) -> None:
+        """Note at least one run of so many in an ``nnb_trace``, from now on; while nothing runs."""
+        self._trace = trace
+        lib.nnb_client_trace(self._endpoint, trace, every)
+
+    @property
+    def flights(self) -> InFlightRuns:
+        """The executions that were started and are not waited for; `GeneralFailure` if there can be none."""
+        if self._flights is None:
+            raise GeneralFailure("the service takes one request at a time, as burst servers of its own do; use run()")
+        return self._flights
+
+    def slots_for(self, pools: Sequence[Memory | Named]) -> list[int]:
+        """Return the slots of memories, giving each a slot that has none; raises as `bind`."""
+        if self.closed:
+            raise BadState("the burst is closed; open another one")
+        with self._lock.lock:  # a memory that is used again from now on is not among the dropped ones
+            self.forget_dropped()
+            return self._slots.slots_for(pools)
+
+    def _run_without_burst(self, request: Request, measure: bool, timeout: float | None) -> ExecutionResult:
+        self._fallbacks += 1
+        flag = MeasureTiming.YES if measure else MeasureTiming.NO
+        return self._prepared_model.execute_synchronously(request, RunOptions(flag, Deadline.after(timeout).at_ns))
+
+    # ---- memory and life -------------------------------------------------------------------------------------
+
+    def free_memory(self, memory: Memory | Named) -> bool:
+        """Forget a memory on both sides; return whether it was known. Executions bound to it fail from now on."""
+        slot = self._slots.free(memory)
+        if slot is None:
+            return False
+        try:
+            self._context.free_memory(slot)
+        except (BadState, DeadObject, MissedDeadline):  # a service that has ended holds nothing
+            pass
+        except NNBurstError:
+            if not self.closed:  # meanwhile, by another thread or a signal handler
+                raise
+        return True
+
+    def forget(self, memory: Memory | Named) -> None:
+        """As `free_memory`, but do not wait for the service."""
+        slot = self._slots.free(memory)
+        if slot is not None:
+            with contextlib.suppress(NNBurstError):
+                self._context.forget_memory(slot)
+
+    def hold(self, memory: Memory | Named, holder: object) -> None:
+        """Keep a memory, which requests of the holder name, until all who hold it have released it."""
+        with self._lock.lock:
+            self._holders.setdefault(memory, set()).add(holder)
+
+    def release(self, memory: Memory | Named, holder: object, *, wait: bool = False) -> None:
+        """Forget a memory that nobody else holds; `wait` until the service has done so, too. Idempotent."""
+        with self._lock.lock:
+            holders = self._holders.get(memory, set())
+            holders.discard(holder)
+            if holders:
+                return
+            self._holders.pop(memory, None)
+        if wait:
+            self.free_memory(memory)
+        else:
+            self.forget(memory)
+
+    def release_soon(self, memory: Memory | Named, holder: object) -> None:
+        """For a finaliser, which may take no lock: release a memory when the next request is bound."""
+        if not self.closed:
+            self._dropped.append((memory, holder))
+
+    def forget_dropped(self) -> None:
+        """Do what `release_soon` and `give_up` have put off."""
+        with self._lock.lock:
+            adrift, self._adrift = self._adrift, []
+            self.give_up(adrift)
+            while self._dropped:
+                with contextlib.suppress(IndexError):  # perhaps a signal handler or `close` was faster
+                    self.release(*self._dropped.popleft())
+
+    @property
+    def stats(self) -> BurstStats:
+        return client_stats(self._row, self._fallbacks)
+
+    def latency(self) -> Latency:
+        """Say how long the runs took."""
+        row = row_stats(self._row.pointer)
+        assert row is not None
+        return Latency(row.round_trip, row.queue_wait, row.execution)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it runs nothing now. It may be otherwise a moment later."""
+        return bool(lib.nnb_client_is_free(self._endpoint))
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it may be used again: it is not closed, the service has not ended it, nor corrupted its channels."""
+        return not self.told and lib.nnb_client_is_sound(self._endpoint) == 1
+
+    @property
+    def ending(self) -> Ending:
+        return self._prepared_model.ending
+
+    @property
+    def cpus(self) -> frozenset[int]:
+        """CPUs that the server may use."""
+        return self._context.cpus
+
+    def close(self) -> None:
+        """End the burst; an execution in flight gets `BadState`, though the service finishes it. Idempotent."""
+        self.refuse()
+        self._leaving = self._leaving or Leaving(
+            self._unlink,
+            self._context.leave,
+            self._context.close,
+            self._close_endpoint,
+            self._forget_all,
+        )
+        self._leaving()
+
+    def _close_endpoint(self) -> None:
+        # EDEADLK: this is a signal handler over the execution in flight, which finds the burst closed when it goes on.
+        while lib.nnb_client_close(self._endpoint) == -errno.EBUSY:
+            time.sleep(0.001)  # the execution in flight has been told to stop; the lock is free for it here
+
+    def _forget_all(self) -> None:
+        if self._flights is not None:
+            self._flights.close()
+        self._slots.clear()
+        self._dropped.clear()
+
+    def give_up(self, executions: Sequence[CData]) -> None:
+        """Await none of those of this burst that are in flight, for they are going to be dropped. Waits for nothing.
+
+        Any thread, also in a finaliser.
+        """
+        for execution in filter(lib.nnb_execution_flies, executions):
+            if lib.nnb_execution_advance(ffi.NULL, execution) == -errno.EBUSY:
+                self._adrift.append(execution)  # another thread waits in the burst, and will receive their answers
+            lib.nnb_execution_abandon(execution)
+
+    def refuse(self) -> None:
+        """The first half of `close`: nothing is run any more, and an execution in flight gets `BadState`."""
+        self.closed = True
+        lib.nnb_client_hang_up(self._endpoint)
+
+    def hang_up(self) -> None:
+        """End the burst without waiting, from any thread, also in a finaliser; `close` may follow."""
+        with contextlib.suppress(NNBurstError):
+            self._unlink()
+            self._context.leave()
+            self._context.hang_up()
+
+
+_ENDS: weakref.WeakValueDictionary[int, ExecutionBurstController] = weakref.WeakValueDictionary()
+
+
+def _hang_up_all() -> None:
+    """At interpreter exit servers end; an execution that still runs afterwards must not wait for one."""
+    for end in filter(None, (ref() for ref in _ENDS.valuerefs())):
+        lib.nnb_client_hang_up(end._endpoint)
+
+
+atexit.register(_hang_up_all)

@@ -12,7 +12,7 @@ import errno
 import itertools
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ..._core._nnburst import lib
 from ..._core.errno import system
@@ -21,6 +21,7 @@ from ...errors import BadState
 
 if TYPE_CHECKING:
     from ..._core._nnburst import CData
+    from .request import BoundRequest
 
 _AGAIN = -errno.EAGAIN
 _BUSY = -errno.EBUSY
@@ -30,21 +31,13 @@ _CLOSED = -errno.ESHUTDOWN
 _RESTART = -errno.ERESTART
 
 
-class Bell:
-    """A pair of connected sockets: one to watch, one to ring."""
+def bell() -> tuple[FdSet, FdSet]:
+    """Return a pair of connected sockets: one to watch, one to ring."""
+    import socket
 
-    def __init__(self) -> None:
-        import socket
-
-        watched, rung = system(socket.socketpair, socket.AF_UNIX, socket.SOCK_STREAM)
-        watched.setblocking(False)
-        self.watched, self.rung = FdSet([watched.detach()]), FdSet([rung.detach()])
-
-
-class Startable(Protocol):
-    """What `InFlightRuns` needs of a `BoundRequest`."""
-
-    _pointer: CData
+    watched, rung = system(socket.socketpair, socket.AF_UNIX, socket.SOCK_STREAM)
+    watched.setblocking(False)
+    return FdSet([watched.detach()]), FdSet([rung.detach()])
 
 
 class InFlight:
@@ -59,7 +52,7 @@ class InFlight:
 
     __slots__ = ("_then", "may_look", "request", "status", "tag")
 
-    def __init__(self, request: Startable, tag: int) -> None:
+    def __init__(self, request: BoundRequest, tag: int) -> None:
         self.request = request
         self.tag = tag
         self.status: int | None = None
@@ -124,7 +117,7 @@ class InFlightRuns:
         """A descriptor that is readable when `attend` is to be called; `BadState` if the burst is closed."""
         return self._watched.fds[0]
 
-    def start(self, request: Startable, *, look_until: int = 0) -> InFlight:
+    def start(self, request: BoundRequest, *, look_until: int = 0) -> InFlight:
         """Start an execution. If it does not land at once, `look`, `arm` or `attend` afterwards.
 
         Args:

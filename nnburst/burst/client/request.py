@@ -6,7 +6,7 @@ import contextlib
 import errno
 from collections.abc import Callable, Iterator
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..._core._nnburst import Runnable, ffi, lib
 from ..._core.deadline import Deadline, checked_timeout, limit_ns
@@ -30,7 +30,7 @@ from ..endpoint import c_request, python_result
 if TYPE_CHECKING:
     from ..._core._nnburst import CData
     from ...model import OutputShape, Request, Timing
-    from .client_end import ClientEnd
+    from .controller import ExecutionBurstController
     from .in_flight import InFlight, InFlightRuns
 
 _RESTART = -errno.ERESTART
@@ -65,50 +65,14 @@ def _not_bound(pointer: object) -> int:
     raise BadState("the execution is not bound to a burst; use compute() or burst_compute()")
 
 
-class Elsewhere(Protocol):
-    """Where else a request runs."""
-
-    @property
-    def retries(self) -> int:
-        """How often a run is repeated that the death of the service has ended."""
-
-    @property
-    def restarts(self) -> bool:
-        """Whether a run starts the service again that has died before it."""
-
-    def again(self, request: BoundRequest, number: int, deadline: Deadline) -> Deadline | None:
-        """Bind a request elsewhere when a run could not begin, or has died, for that errno.
-
-        Returns:
-            The deadline of the run from now on: what is set up meanwhile is not the run's time. None if there is
-            nowhere else.
-        """
-
-    def on_another_device(self, request: BoundRequest, failure: NNBurstError) -> ExecutionResult | None:
-        """Have another device run a request that one has failed; None if there is none."""
-
-
 class BoundRequest(Runnable, OneProcess):
     """A request that is bound to a burst; `run` as often as you like. Made by `ExecutionBurstController.bind`."""
-
-    __slots__ = (
-        "_allowed",
-        "_burst",
-        "_concluding",
-        "_elsewhere",
-        "_measure",
-        "_requests",
-        "_route",
-        "_run",
-        "_timeout",
-    )
 
     def __init__(self) -> None:
         """Bound to nothing yet; see `_bind_to`."""
         self._run: Callable[[CData], int] = _not_bound
         self._attach(ffi.NULL, 0)
-        self._burst: ClientEnd | None = None
-        self._route: Elsewhere | None = None  # none: a run that is refused, or fails, has ended
+        self._burst: ExecutionBurstController | None = None
         self._elsewhere: ExecutionResult | None = None  # of the last run, if that did not go through the channel
         self._timeout: float | None = None
         self._allowed: float | None = None  # seconds that a run which begins now may take
@@ -118,7 +82,7 @@ class BoundRequest(Runnable, OneProcess):
 
     def _bind_to(
         self,
-        burst: ClientEnd,
+        burst: ExecutionBurstController,
         requests: tuple[Request, ...],
         *,
         measure: bool,
@@ -212,7 +176,7 @@ class BoundRequest(Runnable, OneProcess):
             raise
 
     @property
-    def _controller(self) -> ClientEnd:
+    def _controller(self) -> ExecutionBurstController:
         """This end of its burst.
 
         Raises:
@@ -256,7 +220,7 @@ class BoundRequest(Runnable, OneProcess):
 
     def _wait(self, status: int) -> int:
         """Wait for the end and return the status, or raise."""
-        route, repeats, deadline = self._route, 0, None
+        repeats, deadline = 0, None
         while status < 0:
             if status == _RESTART:  # signal handlers run between two calls
                 status = lib.nnb_execution_resume(self._pointer)
@@ -264,10 +228,10 @@ class BoundRequest(Runnable, OneProcess):
                 assert self._burst is not None
                 request = self._requests[self._turn]
                 return self._ran_elsewhere(self._burst._run_without_burst(request, self._measure, self._allowed))
-            elif route and (status in _NOT_BEGUN or (status == _DIED and repeats < route.retries)):
+            elif status in _NOT_BEGUN or (status == _DIED and repeats < self._retries):
                 repeats += status == _DIED
                 begun = self._deadline if status == _DIED else Deadline.after(self._allowed)
-                deadline = route.again(self, -status, deadline or begun)
+                deadline = self._again(-status, deadline or begun)
                 if deadline is None:
                     self._fail(-status)
                 else:
@@ -275,6 +239,31 @@ class BoundRequest(Runnable, OneProcess):
             else:
                 self._fail(-status)
         return status
+
+    # ---- elsewhere -------------------------------------------------------------------------------------------
+
+    @property
+    def _retries(self) -> int:
+        """How often a run is repeated that the death of the service has ended."""
+        return 0
+
+    @property
+    def _restarts(self) -> bool:
+        """Whether a run starts the service again that has died before it."""
+        return False
+
+    def _again(self, number: int, deadline: Deadline) -> Deadline | None:
+        """Bind this elsewhere when a run could not begin, or has died, for that errno.
+
+        Returns:
+            The deadline of the run from now on: what is set up meanwhile is not the run's time. None if there is
+            nowhere else.
+        """
+        return None
+
+    def _on_another_device(self, failure: NNBurstError) -> ExecutionResult | None:
+        """Have another device run a request that one has failed; None if there is none."""
+        return None
 
     def _run_until(self, deadline: Deadline) -> int:
         """Go on with a run that could not begin, or that is repeated."""
@@ -296,7 +285,7 @@ class BoundRequest(Runnable, OneProcess):
         try:
             self._check_ended_well(self._wait(status))
         except (DeviceUnavailable, GeneralFailure, ResourceExhausted) as error:
-            result = None if self._route is None else self._route.on_another_device(self, error)
+            result = self._on_another_device(error)
             if result is None:
                 raise
             self._check_ended_well(self._ran_elsewhere(result))
@@ -342,10 +331,9 @@ class BoundRequest(Runnable, OneProcess):
         if self._controller.told:
             told = self._controller.told
             return DeadObject(f"the service has ended the burst: {told}; a session's next run opens another one")
-        again = self._route is not None and self._route.restarts
         ending = self._controller.ending
         how = ending.reason or "the other process has ended"
-        then = "the next run opens the session again" if again else "open another session"
+        then = "the next run opens the session again" if self._restarts else "open another session"
         return ending.error(f"the service that holds the model is gone: {how}; {then}")
 
     @property

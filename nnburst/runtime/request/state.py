@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,6 @@ from ...devices import Buffer
 from ...errors import GeneralFailure, InvalidArgument
 from ...memory import Memory
 from ...model import MOST_STEPS, Array, BufferDesc, BufferRole, BufferToken, Steps
-from .layout import ALIGNMENT
 from .node_args import NodeArg, Sizes
 
 if TYPE_CHECKING:
@@ -22,8 +20,6 @@ if TYPE_CHECKING:
 
 _ALIKE = ("holds", "dtype", "bits_of", "type", "scale", "zero_point")
 """Attributes that the output and the input of a state have in common."""
-_LARGEST = 2**32
-"""Bytes: offsets and lengths in a packet are smaller."""
 
 
 class State(Struct, frozen=True):
@@ -199,18 +195,16 @@ def steps_of(
     compilation: Compilation,
     sizes: Sizes,
     states: Mapping[str, State],
-    places: Container[str],
     rooms: Container[str],
     count: int,
 ) -> Steps:
     """Return what a request says of its steps.
 
     Args:
-        places: Names of arguments that lie in memory of the caller's.
         rooms: Names of outputs that have other shapes than the model says.
 
     Raises:
-        InvalidArgument: The shape of an output is not known before it is run, or the arguments are too large.
+        InvalidArgument: The shape of an output is not known before it is run.
     """
     inputs = [node.name for node in compilation.inputs]
     outputs = [node.name for node in compilation.outputs]
@@ -223,19 +217,6 @@ def steps_of(
                 f"the elements of output {name!r} are not known before it is run, which they have to be with steps=; "
                 "say its dimensions with shapes="
             )
-    elsewhere = {name for state in states.values() for name in (state.source.name, state.target.name)}
-    total, largest = 0, (0, "")
-    nodes = (*compilation.inputs, *compilation.outputs)
-    for node, shape in zip(nodes, (*sizes.inputs, *sizes.outputs), strict=True):
-        if node.name not in elsewhere:
-            nbytes = math.prod(shape or ()) * node.dtype.itemsize * int(count)
-            total += 0 if node.name in places else nbytes + ALIGNMENT
-            largest = max(largest, (nbytes, node.name), key=lambda each: each[0])
-    if max(total, largest[0]) >= _LARGEST:
-        raise InvalidArgument(
-            f"{count} steps of {largest[1]!r} take {largest[0]} bytes; the arguments of a run have less than 4 GiB "
-            "together; bind fewer steps"
-        )
     pairs = ((outputs.index(state.source.name), inputs.index(target)) for target, state in states.items())
     return Steps(int(count), tuple(pairs))
 

@@ -17,9 +17,8 @@ from ...memory import Memory
 from ...model import ExecutionPreference
 from ..compile.compilation import Compilation
 from ..execution import Execution
-from ..request.external_buffers import find_buffers, merged, of_one_step
+from ..request.arguments import Arguments, find_buffers, given_shapes
 from ..request.node_args import request_channel_length, result_channel_length, solve_shapes
-from ..request.shared_arguments import SharedArguments
 from ..request.state import States, check_states, check_steps, make_states, steps_of
 from ..service import closes_with, service_of
 from .pipeline import Pipeline
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from ...model import Named
     from ...watch.trace import Recording
     from ..request.device_memory import DeviceMemory
-    from .route import Replacements
+    from .burst_pool import BurstPool
 
 
 DEEPEST = 64
@@ -108,7 +107,7 @@ class Burst(OneProcess, Closing):
         timeout: float | None = None,
         rooms: Mapping[str, int] | None = None,
         keep: object = None,
-        pool: Replacements | None = None,
+        pool: BurstPool | None = None,
     ) -> Execution:
         """Return an execution with shared input and output arrays of its own.
 
@@ -140,13 +139,8 @@ class Burst(OneProcess, Closing):
             GeneralFailure: The device cannot keep state; copy it with `Session.run`. It takes no requests of steps.
             BadState: The burst is closed.
         """
-        for name, value in (
-            ("state", state),
-            ("shapes", shapes),
-            ("initial_state", initial_state),
-            ("memory", memory),
-            ("rooms", rooms),
-        ):
+        by_name = {"state": state, "shapes": shapes, "initial_state": initial_state, "memory": memory, "rooms": rooms}
+        for name, value in by_name.items():
             if value is not None and not isinstance(value, Mapping):
                 raise InvalidArgument(f"{name} is a dict by name, not {type(value).__name__}")
         if initial_state is not None and not state:
@@ -155,26 +149,27 @@ class Burst(OneProcess, Closing):
         if steps is not None:
             check_steps(compilation, steps)
         buffers = find_buffers(compilation.inputs, compilation.outputs, memory or {}, state or {})
-        given = merged(shapes or {}, of_one_step(buffers, steps))
+        given = given_shapes(shapes or {}, buffers, steps)
         present = [*buffers, *(state or {}).values()]
         sizes = solve_shapes(compilation.inputs, compilation.outputs, given, present)
         sizes = check_states(compilation, state or {}, sizes)
         rows = zip(compilation.inputs, sizes.inputs, strict=True)
         known = {node.name: shape for node, shape in rows if shape is not None}
         rooms = {name: _room(name, room) for name, room in (rooms or {}).items() if name not in given}
-        execution = Execution(compilation)
-        execution.timeout = timeout
-        execution.set_loop_timeout(self._loop_timeout)
         states = States(make_states(compilation, state or {}, known))
+        execution = None
         try:
-            stepped = None if steps is None else steps_of(compilation, sizes, states.all, buffers, rooms, steps)
-            arguments = SharedArguments(compilation, sizes, states, buffers, rooms, stepped)
-            execution._share(arguments, self, measure=measure, keep=keep, pool=pool)
+            stepped = None if steps is None else steps_of(compilation, sizes, states.all, rooms, steps)
+            arguments = Arguments(compilation, sizes, states, buffers, rooms, stepped)
+            execution = Execution(compilation, reusable=True, arguments=arguments)
+            execution.set_loop_timeout(self._loop_timeout)
+            execution._join(self, pool, timeout=timeout, measure=measure, keep=keep)
             if states.all:
                 execution._start_state(initial_state)
         except BaseException:
-            execution.forget()
-            states.close()  # which are not the execution's before it has shared arguments
+            if execution is not None:
+                execution.forget()
+            states.close()
             raise
         return execution
 

@@ -21,7 +21,6 @@ from ...watch import Latency
 from ..compile.compilation import Compilation
 from .burst import Burst
 from .pipeline import Pipeline
-from .route import OpenBurst
 
 if TYPE_CHECKING:
     from ..session import Options
@@ -110,11 +109,11 @@ class BurstPool:
             raise BadState(_CLOSED)
         return burst
 
-    def replacement(self, burst: OpenBurst, *, died: bool) -> Burst | None:
+    def replacement(self, burst: Burst, *, died: bool) -> Burst | None:
         """Return a burst for one that is busy, or has died; None if there is none after a death. Raises as `living`."""
         return None if died and not self.recover(burst) else self.spare()
 
-    def recover(self, dead: OpenBurst) -> bool:
+    def recover(self, dead: Burst) -> bool:
         """Wait until there are others in place of one that has died; False if there will be none.
 
         Once for each death, however many threads ask, and in another thread: they may have less time than it takes.

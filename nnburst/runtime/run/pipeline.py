@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ..._core._nnburst import CData
-    from ...burst import ClientEnd
+    from ...burst import ExecutionBurstController
 
 
 _EALREADY = -errno.EALREADY
@@ -254,7 +254,9 @@ class Pipeline(OneProcess, Closing):
         self._finalizer()
 
 
-def _end(controller: ClientEnd, executions: Sequence[CData], then: Sequence[Callable[[], object]]) -> None:
+def _end(
+    controller: ExecutionBurstController, executions: Sequence[CData], then: Sequence[Callable[[], object]]
+) -> None:
     """What is in flight is not awaited any more: its answer must not be written to an execution that is gone."""
     controller.give_up(executions)
     for call in then:

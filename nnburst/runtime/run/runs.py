@@ -14,11 +14,10 @@ from ..._core.deadline import Deadline
 from ..._core.once import Once
 from ...errors import BadState, GeneralFailure, MissedDeadline, OutputInsufficientSize, ResourceExhausted
 from ...model import Array
-from ..execution import Execution
+from ..execution import Execution, setting_up
 from ..request.node_args import NodeArg, checked_inputs, shapes_to_say
 from . import event_loop
 from .permits import Permit, Permits
-from .route import setting_up
 
 if TYPE_CHECKING:
     from .burst_pool import BurstPool
@@ -141,7 +140,7 @@ class Runs:
             for _ in range(_MOST_RERUNS):
                 if not execution._burst_is_free:
                     with contextlib.suppress(ResourceExhausted):  # then it shares the burst
-                        await set_up(partial(execution._move, errno.EBUSY, deadline))
+                        await set_up(partial(execution._again, errno.EBUSY, deadline))
                 try:
                     await event_loop.run(execution, ... if limit is self._timeout is None else deadline.left(), give)
                     return execution._copied()
