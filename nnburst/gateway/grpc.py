@@ -32,7 +32,6 @@ from ..errors import (
     ResourceExhausted,
 )
 from ..runtime.spans import below
-from .address import unix_path
 from .budget import RETRY_S, Budget
 from .inference import (
     Answers,
@@ -414,4 +413,4 @@ async def serve(
     except (RuntimeError, UnicodeError) as error:
         raise DeviceUnavailable(f"cannot listen at {address}: {error}") from None
     await server.start()
-    return server, port if unix_path(address) is None else address
+    return server, address if address.startswith("unix:") else port

@@ -18,7 +18,6 @@ from .._core.tokens import EVERYONE, Tokens
 from ..errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError, ResourceExhausted
 from ..model import Array
 from ..runtime.spans import below
-from .address import unix_path
 from .budget import FAREWELL_S, RETRY_S, Budget, BudgetShare
 from .inference import (
     Answers,
@@ -431,10 +430,9 @@ async def serve(
     )
     await runner.setup()
     _limit_connections(runner.server, budget.most_connections)
-    path = unix_path(address)
     try:
-        if path is not None:
-            await web.UnixSite(runner, path).start()
+        if address.startswith("unix:"):
+            await web.UnixSite(runner, address.removeprefix("unix:")).start()
             return runner, address
         await web.TCPSite(runner, host.strip("[]"), int(port)).start()
         number: int = runner.addresses[0][1]

@@ -36,6 +36,10 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
 
+    def end() -> None:
+        loop.remove_reader(0)
+        ended.set()
+
     def renew() -> None:
         try:
             tokens.renew()
@@ -43,14 +47,9 @@ async def _serve(
             _log.error("%s; those of before are still taken", error)
         models.renew()
 
-    def told() -> None:
-        if os.read(0, 4096):
-            loop.run_in_executor(None, renew)
-        else:
-            loop.remove_reader(0)
-            ended.set()
-
-    loop.add_reader(0, told)
+    loop.add_signal_handler(signal.SIGHUP, loop.run_in_executor, None, renew)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # which the service has blocked until now
+    loop.add_reader(0, end)
     async with contextlib.AsyncExitStack() as stack:
         ports: dict[str, Any] = {}
         if grpc is not None:
@@ -83,7 +82,7 @@ def run(
 ) -> int:
     """Serve until SIGTERM, Ctrl-C or the end of standard input. Prints the ports as JSON when it is ready.
 
-    Whatever comes over standard input says that the models are new ones.
+    SIGHUP says that the models, and the tokens, are new ones.
 
     Args:
         grpc, rest: Where to listen, ``HOST:PORT`` or ``unix:PATH``.

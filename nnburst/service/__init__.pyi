@@ -20,7 +20,6 @@ from .process.discovery import listen_at as listen_at
 from .process.discovery import owner_of as owner_of
 from .process.discovery import peer_of as peer_of
 from .process.discovery import peer_pidfd as peer_pidfd
-from .process.discovery import remove_own as remove_own
 from .process.discovery import running_services as running_services
 from .process.launch import absolute_entries as absolute_entries
 from .process.launch import interpreter as interpreter

@@ -11,10 +11,10 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
+from email import message_from_bytes
 from typing import TYPE_CHECKING, Any
 
 from .._core.tokens import EVERYONE, Tokens
@@ -25,8 +25,6 @@ from .stats import Histogram, RowKind, RowStats
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-BACKLOG = 128
-"""Connections that wait in the kernel; also as many as are taken before one is looked at."""
 _MOST_CONNECTIONS = 8
 _PATIENCE_S = 5.0
 """For a request and its answer."""
@@ -64,25 +62,33 @@ _BOUNDS_NS = tuple(
 
 
 class Collector:
-    """Reads the rows when it is asked for metrics, and sums them by model: a label for each burst would be too many."""
+    """Reads the rows of a service when it is asked for metrics, and sums them by model: a label for each burst would be
+    too many.
 
-    def __init__(self) -> None:
-        self._viewers: dict[int, Viewer] = {}
+    Args:
+        pid: Of the service.
+    """
 
-    def look_at(self, pids: Sequence[int]) -> None:
-        """Show these processes from now on."""
-        for pid in self._viewers.keys() - set(pids):
-            del self._viewers[pid]
-        for pid in set(pids) - self._viewers.keys():
+    def __init__(self, pid: int) -> None:
+        self._service = [Viewer(found) for found in find_services(pid)]
+        self._workers: dict[int, Viewer] = {}
+
+    def _look_for_workers(self) -> None:
+        """Find the processes that the accounts of the service name."""
+        pids = {row.client_pid for service in self._service for row in service.look().of(RowKind.PROCESS)}
+        for pid in self._workers.keys() - pids:
+            del self._workers[pid]
+        for pid in pids - self._workers.keys():
             with contextlib.suppress(NNBurstError):  # it has ended
-                self._viewers.update((pid, Viewer(found)) for found in find_services(pid))
+                self._workers.update((pid, Viewer(found)) for found in find_services(pid))
 
     def collect(self) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
         by_model: dict[tuple[str, str], list[RowStats]] = defaultdict(list)
         unreadable = 0
-        for viewer in self._viewers.values():
+        self._look_for_workers()
+        for viewer in self._workers.values():
             try:
                 rows = viewer.look().rows
             except NNBurstError:  # of a user's worker, say, which a model has taken over
@@ -121,49 +127,31 @@ def _cumulative(histogram: Histogram) -> Iterator[tuple[str, float]]:
     yield "+Inf", total + sum(n for _, n in left)
 
 
-def application(shown: Collector) -> Callable[..., Any]:
-    """Return what answers a request for metrics, as WSGI."""
-    from prometheus_client import CollectorRegistry, make_wsgi_app
-
-    registry = CollectorRegistry()
-    collector: Any = shown
-    registry.register(collector)
-    made: Callable[..., Any] = make_wsgi_app(registry)
-    return made
-
-
 class MetricsServer:
-    """Answers one request of each connection.
+    """Answers one request of each connection: whatever is asked for, the metrics.
 
     Args:
-        application: As `application` gives it.
+        shown: What `collect` gives.
         most: Connections at once.
         patience: Seconds that a connection has.
         tokens: One of which has to be shown.
     """
 
     def __init__(
-        self,
-        application: Callable[..., Any],
-        most: int = _MOST_CONNECTIONS,
-        patience: float = _PATIENCE_S,
-        tokens: Tokens = EVERYONE,
+        self, shown: Any, most: int = _MOST_CONNECTIONS, patience: float = _PATIENCE_S, tokens: Tokens = EVERYONE
     ) -> None:
-        self._application = application
+        self._shown = shown
         self._tokens = tokens
         self._most = most
         self._patience = patience
         self._open: dict[asyncio.StreamWriter, None] = {}  # the oldest first
 
-    async def serve(self, listener: socket.socket, ended: asyncio.Event, when_ready: Callable[[], None]) -> None:
-        """Answer whoever connects to a listening socket, until the event."""
-        begin = asyncio.start_unix_server if listener.family == socket.AF_UNIX else asyncio.start_server
-        server = await begin(self._connected, sock=listener, limit=_MOST_HEAD, backlog=BACKLOG)
-        when_ready()
-        await ended.wait()
-        server.close()
-        for writer in self._open:
-            writer.transport.abort()
+    async def start(self, address: str) -> asyncio.Server:
+        """Answer from now on at ``HOST:PORT`` or ``unix:PATH``."""
+        if address.startswith("unix:"):
+            return await asyncio.start_unix_server(self._connected, address.removeprefix("unix:"), limit=_MOST_HEAD)
+        host, _, port = address.rpartition(":")
+        return await asyncio.start_server(self._connected, host, int(port), limit=_MOST_HEAD)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._open) >= self._most:
@@ -180,61 +168,41 @@ class MetricsServer:
             writer.close()
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
+        from prometheus_client.exposition import choose_encoder
+
+        _, _, fields = (await reader.readuntil(b"\r\n\r\n")).partition(b"\r\n")
+        headers = message_from_bytes(fields)
+        if self._tokens.admit(headers["Authorization"]):
+            encode, kind = choose_encoder(headers.get("Accept", ""))
+            status, more, body = "200 OK", f"Content-Type: {kind}", encode(self._shown)
+        else:
+            status, more, body = "401 Unauthorized", "WWW-Authenticate: Bearer", b""
+        head = f"HTTP/1.1 {status}\r\n{more}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         writer.transport.set_write_buffer_limits(0)  # drain() waits until all has been sent
-        writer.write(self._answer(head.decode("latin-1")))
+        writer.write(head.encode() + body)
         await writer.drain()
 
-    def _answer(self, head: str) -> bytes:
-        line, *lines = head.rstrip().split("\r\n")
-        try:
-            method, target, _ = line.split(" ")
-        except ValueError:
-            return b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-        path, _, query = target.partition("?")
-        environ = {"REQUEST_METHOD": method, "PATH_INFO": path, "QUERY_STRING": query}
-        for name, _, value in (line.partition(":") for line in lines):
-            environ[f"HTTP_{name.upper().replace('-', '_')}"] = value.strip()
-        if not self._tokens.admit(environ.get("HTTP_AUTHORIZATION")):
-            refusal = b"HTTP/1.1 401 Unauthorized\r\nWWW-Authenticate: Bearer\r\n"
-            return refusal + b"Content-Length: 0\r\nConnection: close\r\n\r\n"
-        answer: list[str] = []
 
-        def start(status: str, headers: list[tuple[str, str]]) -> None:
-            answer.extend([f"HTTP/1.1 {status}", *(f"{name}: {value}" for name, value in headers)])
-
-        body = b"".join(self._application(environ, start))
-        answer += [f"Content-Length: {len(body)}", "Connection: close", "", ""]
-        return "\r\n".join(answer).encode("latin-1") + body
-
-
-async def _serve(pids: Sequence[int], listener: socket.socket, tokens: Tokens) -> None:
-    ended, shown, said = asyncio.Event(), Collector(), bytearray()
-    shown.look_at(pids)
-
-    def told() -> None:
-        """A line with the workers of now; standard input ends with the service."""
-        said.extend(part := os.read(0, 1 << 16))
-        *lines, rest = said.split(b"\n")
-        said[:] = rest
-        if lines:
-            shown.look_at(json.loads(lines[-1]))
-        if not part:
-            ended.set()
-
-    asyncio.get_running_loop().add_reader(0, told)
-    await MetricsServer(application(shown), tokens=tokens).serve(
-        listener, ended, lambda: print(json.dumps({"metrics": 0}), flush=True)
-    )
+async def _serve(address: str, tokens: Tokens) -> None:
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_reader(0, ended.set)  # standard input ends with the service
+    server = await MetricsServer(Collector(os.getppid()), tokens=tokens).start(address)
+    names = [sock.getsockname() for sock in server.sockets]
+    print(json.dumps({"metrics": address if address.startswith("unix:") else names[0][1]}), flush=True)
+    await ended.wait()
 
 
 def main() -> int:
-    """Serve until the end of standard input; the listening socket is inherited, the page looked at where it is."""
+    """Serve with the options given as JSON until the end of standard input. Returns the status if it cannot."""
     options = json.loads(sys.argv[1])
-    for number in (signal.SIGTERM, signal.SIGINT):  # those that the whole group gets; the service ends it
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # of the whole group; the service ends it
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):  # a service's real-time policy is not for this
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-    with socket.socket(fileno=options["listener"]) as listener:
-        asyncio.run(_serve(options["pids"], listener, Tokens(options["token_file"])))
-    return 0
+    os.umask(0o077)  # a socket is for this user
+    try:
+        asyncio.run(_serve(options["metrics"], Tokens(options["token_file"])))
+        return 0
+    except (OSError, NNBurstError) as error:
+        print(json.dumps({"error": f"cannot listen at {options['metrics']}: {error}"}), flush=True)
+        return 1

@@ -289,7 +289,7 @@ def test_request_whose_worker_is_killed_is_repeated_unless_a_function_has_begun(
 
 
 def test_run_that_takes_long_is_waited_for_and_others_are_refused_meanwhile(models: Path) -> None:
-    before = "from nnburst.cli.serve import supervised; supervised._ENDING_S = 0.0"  # but for the drain
+    before = "from nnburst.cli.serve import children; children._ENDING_S = 0.0"  # but for the drain
     shared = started(models, "--oip-drain", "60", before=before)
 
     async def main() -> None:

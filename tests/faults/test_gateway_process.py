@@ -29,7 +29,7 @@ import tritonclient.grpc as triton_grpc  # noqa: E402
 from tritonclient.grpc import service_pb2 as pb  # noqa: E402
 from tritonclient.grpc import service_pb2_grpc as stubs  # noqa: E402
 
-from nnburst.cli.serve import supervised  # noqa: E402
+from nnburst.cli.serve import children  # noqa: E402
 from nnburst.errors import BadState, DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline  # noqa: E402
 from nnburst.gateway import Models, Regions  # noqa: E402
 from nnburst.gateway import grpc as gateway_grpc  # noqa: E402
@@ -148,27 +148,29 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> queue.Queue[Any]:
             raise given
         return [sys.executable, "-c", *given]
 
-    monkeypatch.setattr(supervised, "safe_command", command)
-    monkeypatch.setattr(supervised, "_PAUSE_S", 0.01)
-    monkeypatch.setattr(supervised, "_ENDING_S", 0.2)
+    monkeypatch.setattr(children, "safe_command", command)
+    monkeypatch.setattr(children, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(children, "_ENDING_S", 0.2)
     return commands
 
 
 SPEAKS = "import sys; print(sys.argv[1], flush=True); sys.stdin.read()"
 PORTS = '{"grpc": 8001}'
-GATEWAY = ("the gateway", "--oip", "nnburst.gateway.run")
 
 
-def test_gateway_is_started_again_whatever_a_start_met(commands: queue.Queue[Any]) -> None:
-    options = {"grpc": "127.0.0.1:0"}
+def started() -> children.Child:
+    return children.Child("the gateway", "--oip", "nnburst.gateway.run", {"grpc": "127.0.0.1:0"})
+
+
+def test_gateway_is_started_again_at_its_port_whatever_a_start_met(commands: queue.Queue[Any]) -> None:
     commands.put((SPEAKS, PORTS))
-    process = supervised.SupervisedProcess(*GATEWAY, options)
+    process = started()
     try:
         assert process.ports == {"grpc": 8001}
+        assert process.options == {"grpc": "127.0.0.1:8001"}
         first = process._process.pid
-        for what in (OSError(11, "no processes left"), (SPEAKS, "{")):
+        for what in (OSError(11, "no processes left"), (SPEAKS, '{"error": "the port is taken"}'), (SPEAKS, PORTS)):
             commands.put(what)
-        commands.put((SPEAKS, PORTS))
         os.kill(first, signal.SIGKILL)
         until(commands.empty, "no more gateways are started", 2 * PATIENCE)
     finally:
@@ -176,25 +178,31 @@ def test_gateway_is_started_again_whatever_a_start_met(commands: queue.Queue[Any
     assert not process._watcher.is_alive()
 
 
-@pytest.mark.parametrize("line", ["", "{", "[]", "7", '{"a": "b"}', "[" * 100_000], ids=range(6))
-def test_first_line_that_is_none_is_an_error_of_the_service(commands: queue.Queue[Any], line: str) -> None:
-    commands.put((SPEAKS, line))
-    with pytest.raises(DeviceUnavailable, match="not its ports"):
-        supervised.SupervisedProcess(*GATEWAY, {"grpc": "127.0.0.1:0"})
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [('{"error": "the port is taken"}', "--oip: the port is taken"), (None, "it ended; see what it wrote above")],
+    ids=["error", "none"],
+)
+def test_gateway_that_cannot_start_is_an_error_of_the_service(
+    commands: queue.Queue[Any], line: str | None, said: str
+) -> None:
+    commands.put(("pass",) if line is None else (SPEAKS, line))
+    with pytest.raises(DeviceUnavailable, match=said):
+        started()
 
 
 def test_gateway_that_does_not_become_ready_is_an_error(
     commands: queue.Queue[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervised, "_STARTING_S", 0.2)
-    commands.put(("import sys; print('{', end='', flush=True); sys.stdin.read()",))
+    monkeypatch.setattr(children, "_STARTING_S", 0.2)
+    commands.put(("import sys; sys.stdin.read()",))
     with pytest.raises(DeviceUnavailable, match=r"not ready within 0\.2 s"):
-        supervised.SupervisedProcess(*GATEWAY, {"grpc": "127.0.0.1:0"})
+        started()
 
 
 def test_close_ends_a_gateway_that_hangs_before_its_first_line(commands: queue.Queue[Any], tmp_path: Path) -> None:
     commands.put((SPEAKS, PORTS))
-    process = supervised.SupervisedProcess(*GATEWAY, {"grpc": "127.0.0.1:0"})
+    process = started()
     os.mkfifo(tmp_path / "there")
     commands.put(("import sys, time; open(sys.argv[1], 'w').close(); time.sleep(3600)", str(tmp_path / "there")))
     os.kill(process._process.pid, signal.SIGKILL)

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import stat
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from nnburst.cli import main
-from nnburst.cli.serve import gateway, metrics
+from nnburst.cli.serve import children
 from nnburst.errors import BadState, DeviceUnavailable, InvalidArgument, MissedDeadline
 from nnburst.service import claim, dial, listen_at, owner_of, peer_of, peer_pidfd, running_services
 from nnburst.service.process import discovery as rendezvous
@@ -232,36 +233,17 @@ def test_place_where_another_program_listens_is_not_taken(tmp_path: Path, kind: 
         assert [file.name for file in tmp_path.iterdir()] == ["s"]
 
 
-class _Process:
-    """A process that serves metrics or the protocol, as far as its service can tell."""
-
-    def __init__(self, what: str, option: str, module: str, options: dict[str, object], **more: object) -> None:
-        self.ports = {"rest": options.get("rest")}
-
-    def close(self) -> None:
-        pass
-
-
-@pytest.mark.parametrize("what", ["metrics", "gateway"])
 @pytest.mark.parametrize("is_replaced", [False, True])
-def test_socket_of_metrics_or_a_gateway_is_removed_unless_another_listens_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, is_replaced: bool
+def test_socket_of_a_child_is_removed_unless_another_listens_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_replaced: bool
 ) -> None:
     path = tmp_path / "s"
-    options = {"rest": f"unix:{path}", "token_file": None, "drain": 0.0}
-    for module in (metrics, gateway):
-        monkeypatch.setattr(module, "SupervisedProcess", _Process)
+    speaks = "import json, sys; print(json.dumps(json.loads(sys.argv[1])), flush=True); sys.stdin.read()"
+    monkeypatch.setattr(children, "safe_command", lambda module: [sys.executable, "-c", speaks])
     with contextlib.ExitStack() as ending:
-        serving = ending.enter_context(contextlib.ExitStack())
-        if what == "metrics":
-            serving.enter_context(metrics.metrics(f"unix:{path}", None))
-        else:
-            serving.callback(gateway.Gateway(options).close)
-            listen_at(path).close()
-        if is_replaced:
-            path.unlink(missing_ok=True)
-            ending.enter_context(listen_at(path))
-        serving.close()
+        child = children.Child("the gateway", "--oip", "", {"rest": f"unix:{path}"})
+        ending.enter_context(listen_at(path)) if is_replaced else listen_at(path).close()
+        child.close()
         assert path.exists() == is_replaced
 
 
@@ -269,8 +251,8 @@ def test_gateway_does_not_take_the_socket_of_another() -> None:
     claimed = claim("vision")
     options = {"grpc": None, "rest": f"unix:{claimed.path}", "token_file": None}
     try:
-        with pytest.raises(BadState, match="listens at"), gateway.gateway(options, has_models=True):
-            pass
+        with pytest.raises(BadState, match="listens at"):
+            children.gateway(True, options)
     finally:
         claimed.close()
 

@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from ...options import LogLevel, SandboxMode
     from .repository import Batching
 
-_LONGEST_IDLE_S = 1_000_000
 _MOST_FDS = 1 << 18
-_LEVELS = ("debug", "info", "warning", "error")
 
 
 @contextlib.contextmanager
@@ -54,13 +52,11 @@ def _signals_of_the_start() -> Iterator[None]:
 
 @click.command()
 @click.argument("functions", nargs=-1, metavar="[FILE.py:FUNCTION]...")
-@click.option("--name", default=None, help="Name that programs connect to [default: nnburst].")
-@click.option("--socket", "path", default=None, metavar="PATH", help="Listen at this path instead of under a name.")
+@click.option("--name", help="Name that programs connect to [default: nnburst].")
+@click.option("--socket", "path", metavar="PATH", help="Listen at this path instead of under a name.")
 @click.option("--device", "devices", multiple=True, metavar="NAME", help="A device that is offered; may be repeated.")
 @click.option("--model", "models", multiple=True, metavar="NAME=FILE", help="A model that is compiled once for all.")
-@click.option(
-    "--models", "directory", default=None, metavar="DIR", help="Of NAME/VERSION/FILE: models with versions, served so."
-)
+@click.option("--models", "directory", metavar="DIR", help="Of NAME/VERSION/FILE: models with versions, served so.")
 @click.option(
     "--batch", "batches", multiple=True, metavar="[NAME=]N", help="Run up to N waiting rows of a model as one."
 )
@@ -73,65 +69,50 @@ def _signals_of_the_start() -> Iterator[None]:
     "--quota", "quotas", multiple=True, metavar="KEY=N", help="What a connection (KEY) or a user (user.KEY) may own."
 )
 @click.option(
-    "--max-run",
-    type=click.FloatRange(0, 1e6, min_open=True),
-    default=None,
-    metavar="S",
+    "--max-run", type=click.FloatRange(0, 1e6, min_open=True), metavar="S",
     help="End a run that takes longer than S seconds [default: none].",
-)
+)  # fmt: skip
 @click.option(
-    "--max-compile",
-    type=click.FloatRange(0, 1e6, min_open=True),
-    default=600.0,
-    show_default=True,
-    metavar="S",
+    "--max-compile", type=click.FloatRange(0, 1e6, min_open=True), default=600.0, show_default=True, metavar="S",
     help="End the process of a client's model that takes longer than S seconds to compile.",
-)
-@click.option("--idle-exit", type=float, default=None, metavar="S", help="End after S seconds without a client.")
+)  # fmt: skip
 @click.option(
-    "--metrics",
-    default=None,
-    metavar="PORT|unix:PATH",
+    "--idle-exit",
+    type=click.FloatRange(0, 1e6, min_open=True),
+    metavar="S",
+    help="End after S seconds without a client.",
+)
+@click.option(
+    "--metrics", metavar="PORT|unix:PATH",
     help="Answer Prometheus at this port of the loopback interface, or at a socket; needs nnburst[metrics].",
-)
+)  # fmt: skip
 @click.option(
-    "--oip",
-    metavar="HOST:PORT|unix:PATH",
+    "--oip", metavar="HOST:PORT|unix:PATH",
     help="Serve the named models by the Open Inference Protocol over gRPC; needs nnburst[oip].",
-)
+)  # fmt: skip
 @click.option("--oip-rest", metavar="HOST:PORT|unix:PATH", help="The same over HTTP.")
 @click.option(
     "--token-file", metavar="FILE", help="Of NAME:TOKEN lines: who asks for metrics or the protocol shows one."
 )
 @click.option("--oip-control", is_flag=True, help="Let clients of the protocol load and unload models.")
 @click.option(
-    "--oip-drain",
-    type=click.FloatRange(0, 1e6),
-    default=20.0,
-    show_default=True,
-    metavar="S",
+    "--oip-drain", type=click.FloatRange(0, 1e6), default=20.0, show_default=True, metavar="S",
     help="When the service is stopped, requests of the protocol that are under way have S seconds.",
-)
+)  # fmt: skip
 @click.option("--oip-shared-memory", is_flag=True, help="Let clients of the protocol pass tensors in POSIX memory.")
+@click.option("--scheduler", metavar="POLICY:N", help="Real-time policy and priority, such as fifo:20 or rr:1.")
+@click.option("--affinity", metavar="CPUS", help="CPUs that it may use, such as 1 or 0,2-3.")
 @click.option(
-    "--scheduler", default=None, metavar="POLICY:N", help="Real-time policy and priority, such as fifo:20 or rr:1."
-)
-@click.option("--affinity", default=None, metavar="CPUS", help="CPUs that it may use, such as 1 or 0,2-3.")
-@click.option(
-    "--sandbox",
-    type=click.Choice(("strict", "on", "off")),
-    default="on",
-    show_default=True,
+    "--sandbox", type=click.Choice(("strict", "on", "off")), default="on", show_default=True,
     help="Keep the service from all that models do not need: as far as this kernel can, fully or not at all, or not.",
-)
+)  # fmt: skip
 @click.option(
-    "--isolate",
-    type=click.Choice(("user", "connection", "none")),
-    default="user",
-    show_default=True,
+    "--isolate", type=click.Choice(("user", "connection", "none")), default="user", show_default=True,
     help="Who shares a process for the models that clients bring; none: all, with the named models, too.",
+)  # fmt: skip
+@click.option(
+    "--log-level", type=click.Choice(("debug", "info", "warning", "error")), default="warning", show_default=True
 )
-@click.option("--log-level", type=click.Choice(_LEVELS), default="warning", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the line that says it is ready as JSON.")
 @_signals_of_the_start()
 def serve(
@@ -181,8 +162,7 @@ def serve(
     from ...service import AccessPolicy, Broker, Isolation, activated_sockets, claim, start_child, tell_manager
     from ...service.process.limited_log import LimitedHandler
     from ...service.process.scheduling import Scheduling
-    from .gateway import gateway
-    from .metrics import metrics as metrics_served
+    from .children import gateway, start_metrics
     from .repository import Repository
 
     name_process("the service")
@@ -197,10 +177,6 @@ def serve(
     limits, user_limits = _quotas(quotas)
     files = _pairs(models, "--model")
     repository = Repository(files, directory, _batching(files, directory, batches, waits))
-    if idle_exit is not None and not 0 < idle_exit <= _LONGEST_IDLE_S:
-        raise InvalidArgument(
-            f"--idle-exit {idle_exit:g}: give the seconds as a number above 0, at most {_LONGEST_IDLE_S}"
-        )
     with contextlib.ExitStack() as stack:
         listeners: list[socket.socket] = [stack.enter_context(sock) for sock in activated_sockets()]
         claimed = None
@@ -233,55 +209,51 @@ def serve(
             idle_exit=idle_exit,
         )
         stack.callback(broker.close)
+        shared = broker.workers.shared
         beside = stack.enter_context(contextlib.ExitStack())  # clients of its own, which end first
-        watched = beside.enter_context(metrics_served(metrics, token_file))
-        running = beside.enter_context(
-            gateway(
-                {
-                    "address": f"unix:{listeners[0].getsockname()}",
-                    "grpc": oip,
-                    "rest": oip_rest,
-                    "shared_memory": oip_shared_memory,
-                    "control": oip_control,
-                    "drain": oip_drain,
-                    "token_file": token_file,
-                },
-                has_models=directory is not None or bool(broker.workers.shared.list_models()),
-            )
-        )
+        watched = start_metrics(metrics, token_file)
+        if watched is not None:
+            beside.callback(watched.close)
+        running = gateway(
+            directory is not None or bool(shared.list_models()),
+            {
+                "address": f"unix:{where}", "grpc": oip, "rest": oip_rest, "shared_memory": oip_shared_memory,
+                "control": oip_control, "drain": oip_drain, "token_file": token_file, "unloaded": [],
+            },
+        )  # fmt: skip
+        if running is not None:
+            beside.callback(running.close)
         if claimed is not None:
-            claimed.say(str(broker.workers.shared.sandbox))
+            claimed.say(str(shared.sandbox))
         ready: dict[str, Any] = {
             "name": address,
             "socket": where,
             "pid": os.getpid(),
-            "devices": [device.name for device in broker.workers.shared.devices],
-            "models": list(broker.workers.shared.list_models()),
-            "sandbox": str(broker.workers.shared.sandbox),
+            "devices": [device.name for device in shared.devices],
+            "models": list(shared.list_models()),
+            "sandbox": str(shared.sandbox),
             "accounts": str(broker.workers.groups or "counted by the service"),
         }
         if watched is not None:
-            ready["metrics"] = watched.url
+            port = watched.ports["metrics"]
+            ready["metrics"] = port if isinstance(port, str) else f"http://127.0.0.1:{port}/metrics"
         if running is not None:
             ready["oip"] = running.ports
-
-        def look_at(pids: Sequence[int]) -> None:
-            if watched is not None:
-                watched.look_at(pids)
 
         def change(name: str | None, unload: bool) -> None:
             try:
                 repository.change(broker.workers.shared, name, unload)
             finally:
                 if running is not None:
-                    running.renew(repository.unloaded)
+                    running.options["unloaded"] = repository.unloaded  # of one that is started later
+                    running.renew()
 
         def announce() -> None:
             click.echo(json.dumps(ready) if as_json else _ready_line(ready))
             logging.getLogger(__name__).info("accounts of users: %s", ready["accounts"])
             tell_manager()
 
-        reason = broker.run(announce, change=change, finish=beside.close, on_workers=look_at)
+        reason = broker.run(announce, change=change, finish=beside.close)
         logging.getLogger(__name__).info("ended: %s", reason)
 
 

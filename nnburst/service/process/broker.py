@@ -140,7 +140,6 @@ class Broker:
         *,
         change: Callable[[str | None, bool], None] = lambda name, unload: None,
         finish: Callable[[], None] = lambda: None,
-        on_workers: Callable[[Sequence[int]], object] = lambda pids: None,
     ) -> str:
         """Serve until stopped, then end the workers.
 
@@ -150,12 +149,10 @@ class Broker:
                 thread of its own: a worker may take its time.
             finish: Called when no more clients are accepted, before the workers end: clients that this service runs
                 itself end first.
-            on_workers: Called with the process ids of the workers when there are others.
 
         Returns:
             Why it ended.
         """
-        self.workers.on_change = on_workers
         with contextlib.ExitStack() as ending:
             ending.enter_context(_signals(self._woken))  # until all has ended: a second SIGTERM changes nothing
             changing = threading.Thread(target=self._change_when_told, args=[change], name="nnburst-models")
@@ -164,7 +161,6 @@ class Broker:
             ending.callback(self._changes.put, None)
             ending.callback(self.close)
             ending.callback(finish)
-            self.workers.tell()
             when_ready()
             self._loop()
         return self._stop_reason

@@ -251,7 +251,6 @@ class WorkerPool:
     Attributes:
         shared: The worker that all clients share; another one if it has died.
         runs_own: Whether clients may bring models.
-        on_change: Called with the process ids when there are others.
         groups: Where the kernel counts what they take; None if the broker does.
     """
 
@@ -282,7 +281,6 @@ class WorkerPool:
         self._all: dict[_Key, Worker] = {}
         self._pauses: dict[int | None, Backoff] = {}
         """By user."""
-        self.on_change: Callable[[Sequence[int]], object] = lambda pids: None
         shared = self._all[None] = Worker(self, None)
         self.shared = self._started(shared)
         shared.started(self.shared)
@@ -381,7 +379,6 @@ class WorkerPool:
             if self._named:
                 self.broker.reload_models()  # files may have changed while it read them
         worker.service = service
-        self.tell()
         worker.started(service)
 
     def _not_started(self, worker: Worker, reason: str) -> None:
@@ -399,7 +396,6 @@ class WorkerPool:
             self.bury(worker)
             for client in worker.clients.values():
                 self.broker.end_client(client, reason)
-            self.tell()
 
     def bury(self, worker: Worker) -> None:
         """Hand no more clients to a worker; the one that all share is started again."""
@@ -465,10 +461,6 @@ class WorkerPool:
         for worker in workers:
             for client in worker.clients.values():
                 client.close()
-
-    def tell(self) -> None:
-        """Say which there are."""
-        self.on_change([worker.service.pid for worker in self if worker.service is not None])
 
     def _what(self, worker: Worker) -> str:
         return "the worker of all users" if worker.uid is None else f"the worker of user {worker.uid}"

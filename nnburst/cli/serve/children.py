@@ -1,0 +1,222 @@
+"""Processes beside a service, which end with it: the gateway, and the one that serves metrics."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import select
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ..._core.tokens import Tokens
+from ...burst import default_polling_window
+from ...errors import BadState, DeviceUnavailable, InvalidArgument
+from ...service import absolute_entries, check_free, safe_command
+from ..targets import whole_number
+
+_log = logging.getLogger(__name__)
+_STARTING_S = 60.0
+_ENDING_S = 5.0
+_PAUSE_S = 1.0
+_WINDOW_US = 300
+"""For which the gateway looks for an answer before it sleeps: a service that slept has run a small model by then."""
+
+
+class Child:
+    """A process, and a thread that starts it again a second after it has ended by itself.
+
+    It runs a module's `main` with its options as JSON, prints its ports by protocol as one line of JSON when it is
+    ready (or an ``error``), and ends when its standard input does.
+
+    Args:
+        what: It is, for people: ``the gateway``.
+        option: Of `nnburst serve` that asked for it.
+        module: That it runs.
+        options: Of that; the addresses by protocol, with the ports that it took the first time, among them.
+        patience: Seconds that it may take to end what it does, when it is told to end.
+        environment: Variables that are set unless they are already.
+
+    Attributes:
+        options: As given; changes count from the next start on.
+        ports: By protocol; the address of a Unix socket.
+
+    Raises:
+        DeviceUnavailable: It cannot be started.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        option: str,
+        module: str,
+        options: dict[str, Any],
+        *,
+        patience: float = 0.0,
+        environment: Mapping[str, str] = {},
+    ) -> None:
+        self.options = options
+        self._what, self._option, self._module = what, option, module
+        self._patience, self._environment = patience + _ENDING_S, environment
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self.ports: dict[str, int | str] = self._start()
+        for protocol, port in self.ports.items():  # where clients look for the next one
+            if not isinstance(port, str):
+                options[protocol] = f"{options[protocol].rpartition(':')[0]}:{port}"
+        self._watcher = threading.Thread(target=self._watch, name=f"nnburst-{option.lstrip('-')}", daemon=True)
+        self._watcher.start()
+
+    def renew(self) -> None:
+        """Tell it that what it reads is new."""
+        self._process.send_signal(signal.SIGHUP)
+
+    def close(self) -> None:
+        """Tell it to end, start no other one, and wait. Idempotent."""
+        with self._lock:
+            self._closing.set()
+        self._end(self._process)
+        self._watcher.join()
+        for port in self.ports.values():
+            if isinstance(port, str):
+                with contextlib.suppress(OSError, BadState):  # another service's may have taken the place
+                    path = Path(port.removeprefix("unix:"))
+                    check_free(path)
+                    path.unlink()
+
+    def _start(self) -> dict[str, int | str]:
+        """Start a process and wait until it is ready. Returns its ports."""
+        env = {**self._environment, **os.environ, "PYTHONPATH": absolute_entries(os.environ.get("PYTHONPATH", ""))}
+        try:
+            command = [*safe_command(self._module), json.dumps(self.options)]
+            with self._lock:
+                if self._closing.is_set():
+                    raise DeviceUnavailable(f"{self._option}: the service is ending")
+                process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
+                self._process = process
+        except OSError as error:
+            raise DeviceUnavailable(f"{self._option}: cannot start {self._what}: {error}") from error
+        try:
+            assert process.stdout is not None
+            ready = select.poll()
+            ready.register(process.stdout, select.POLLIN)
+            if not ready.poll(_STARTING_S * 1000):
+                raise DeviceUnavailable(
+                    f"{self._option}: {self._what} was not ready within {_STARTING_S:g} s and was ended; "
+                    "start it again when the machine is less busy"
+                )
+            said: dict[str, Any] = json.loads(
+                process.stdout.readline() or b'{"error": "it ended; see what it wrote above"}'
+            )
+            if "error" in said:
+                raise DeviceUnavailable(f"{self._option}: {said['error']}")
+            return said
+        except BaseException:
+            self._end(process)
+            raise
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.close()  # with which it ends
+        try:
+            process.wait(self._patience)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+    def _watch(self) -> None:
+        while True:
+            status = self._process.wait()
+            if self._closing.is_set():
+                return
+            self._end(self._process)
+            how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+            _log.error("%s (process %d) %s; another one is started", self._what, self._process.pid, how)
+            if self._closing.wait(_PAUSE_S):
+                return
+            try:
+                self._start()
+                _log.warning("%s is process %d now", self._what, self._process.pid)
+            except DeviceUnavailable as error:
+                _log.error("%s", error)
+
+
+def _check_address(option: str, address: str, *, asks_for_tokens: bool) -> None:
+    """Check that an address is ``HOST:PORT``, or ``unix:/PATH`` where nobody listens; warn of one that all may reach.
+
+    Raises:
+        BadState: Another process listens at the path.
+        InvalidArgument: It is neither.
+    """
+    if address.startswith("unix:/"):
+        check_free(Path(address.removeprefix("unix:")))
+        return
+    host, colon, text = address.rpartition(":")
+    port = whole_number(text)
+    if not host or not colon or port is None or port > 65535:
+        raise InvalidArgument(f"{option} {address}: give HOST:PORT, for example 127.0.0.1:8001, or unix:/PATH")
+    if not asks_for_tokens and host not in ("localhost", "127.0.0.1", "[::1]"):
+        _log.warning(
+            "%s %s: other machines may reach it, and nobody is asked for a token (--token-file)", option, address
+        )
+
+
+def gateway(has_models: bool, options: dict[str, Any]) -> Child | None:
+    """Start the gateway, if a protocol is wanted.
+
+    Args:
+        has_models: Whether there is a model to serve.
+        options: Of `nnburst.gateway.run.run`, as they were given.
+
+    Raises:
+        BadState: Another process listens at the path.
+        DeviceUnavailable: The extra is not installed, or an address cannot be had.
+        InvalidArgument: An address is none; or there are no models to serve.
+    """
+    wanted = {"--oip": options["grpc"], "--oip-rest": options["rest"]}
+    if not any(wanted.values()):
+        if options["shared_memory"] or options["control"]:
+            raise InvalidArgument("--oip-shared-memory and --oip-control are for clients of --oip or --oip-rest")
+        return None
+    for option, address in wanted.items():
+        if address is not None:
+            _check_address(option, address, asks_for_tokens=options["token_file"] is not None)
+    if not has_models:
+        raise InvalidArgument(
+            "--oip serves named models; give --model NAME=FILE, --models DIR or FILE.py:FUNCTION, too"
+        )
+    if not all(find_spec(module) for module in ("grpc", "grpc_health", "grpc_reflection", "aiohttp")):
+        raise DeviceUnavailable("--oip needs gRPC: pip install 'nnburst[oip]'")
+    window = {"NNBURST_POLLING_WINDOW_US": str(_WINDOW_US)} if default_polling_window() else {}  # if a CPU is for it
+    return Child("the gateway", "--oip", "nnburst.gateway.run", options, patience=options["drain"], environment=window)
+
+
+def start_metrics(where: str | None, token_file: str | None) -> Child | None:
+    """Start the process that serves metrics, if a port is given.
+
+    Args:
+        where: A port of 127.0.0.1, 0 for any that is free; or ``unix:/PATH``.
+        token_file: Of `Tokens`, one of which has to be shown; None for none.
+
+    Raises:
+        BadState: Another process listens at the path.
+        DeviceUnavailable: The extra is not installed, or the address cannot be had.
+        InvalidArgument: It is neither; or the file of tokens is none.
+    """
+    if where is None:
+        return None
+    if find_spec("prometheus_client") is None:
+        raise DeviceUnavailable("--metrics needs prometheus-client: pip install 'nnburst[metrics]'")
+    Tokens(token_file)  # which says what is wrong with it
+    address = where if where.startswith("unix:") else f"127.0.0.1:{where}"
+    _check_address("--metrics", address, asks_for_tokens=token_file is not None)
+    options = {"metrics": address, "token_file": token_file}
+    return Child("the process that serves metrics", "--metrics", "nnburst.watch.metrics", options)
