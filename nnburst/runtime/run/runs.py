@@ -178,7 +178,7 @@ class Runs:
         execution._fill(arrays)
         return execution
 
-    def _bound(self, shapes: Mapping[str, Sequence[int]]) -> Execution:
+    def _bound(self, shapes: Mapping[str, int | Sequence[int]]) -> Execution:
         burst, others = (self._pool.first, None) if self._first_burst else (self._pool.spare(), self._pool)
         return burst.bind(shapes=shapes, timeout=self._timeout, rooms=self.rooms, pool=others)
 
