@@ -15,9 +15,10 @@
 
 void nnb_group_load(const nnb_group *g, nnb_load *load)
 {
-    *load = (nnb_load){.cpus = g->cpus, .n_detached = nnb_load32_relaxed(&g->n_detached)};
-    for (int p = 0; load->n_detached && p < NNB_PRIORITIES; p++)
-        load->n_runs[p] = nnb_load32_relaxed(&g->n_runs[p]);
+    load->cpus = g->cpus;
+    load->n_detached = nnb_load32_relaxed(&g->n_detached);
+    for (int p = 0; p < NNB_PRIORITIES; p++)
+        load->n_runs[p] = load->n_detached ? nnb_load32_relaxed(&g->n_runs[p]) : 0;
 }
 
 int nnb_group_is_saturated(const nnb_group *g)

@@ -54,11 +54,11 @@ static void gather(nnb_worker *w, nnb_burst *b)
             continue;
         }
         nnb_look_heat(g, rider);
-        w->riders[w->n_riders++] = has_kernel(id) ? (nnb_rider){rider, id, is_first} : w->riders[0];
-        if (!has_kernel(id)) {
-            w->riders[0] = (nnb_rider){rider, id, is_first};
+        uint32_t place = has_kernel(id) ? w->n_riders : 0; /* the first one is run last */
+        w->riders[w->n_riders++] = w->riders[place];
+        w->riders[place] = (nnb_rider){rider, id, is_first};
+        if (!has_kernel(id))
             break;
-        }
     }
     w->n_together = w->n_riders + 1;
     if (w->n_riders)

@@ -98,7 +98,7 @@ void nnb_schedule_charge(nnb_schedule *s, nnb_flow *f, nnb_usage *usage, uint32_
     uint64_t counts = usage->took_ns - forgiven, credit = f->credit - forgiven + counts / CREDIT_PART;
     f->credit = credit < MOST_CREDIT_NS ? credit : MOST_CREDIT_NS;
     spend(s, f, counts + usage->first_ns);
-    *usage = (nnb_usage){0};
+    usage->took_ns = usage->excess_ns = usage->first_ns = 0;
     f->n_busy -= n_ended;
     if (n_ended)
         s->rival = NULL; /* it may run again */
@@ -220,7 +220,7 @@ static void note_load(nnb_schedule *s, const nnb_load *load)
         return;
     if (memcmp(&s->load, load, sizeof(*load)))
         s->rival = NULL;
-    s->load = *load;
+    memcpy(&s->load, load, sizeof(*load));
 }
 
 int nnb_schedule_may_pick(nnb_schedule *s, const nnb_load *load, uint64_t now)

@@ -36,6 +36,7 @@ nnb_channel *nnb_server_inbox(nnb_server *s) { return &s->inbox; }
 nnb_channel *nnb_server_outbox(nnb_server *s) { return &s->outbox; } /* without a window no queue is in service */
 void nnb_ask_for_short_slices(void) {}
 void nnb_server_share_thread(nnb_server *s) { (void)s; }
+int nnb_server_joins(const nnb_server *s) { return s == NULL; } /* none: nothing runs as a batch here */
 
 int nnb_server_try(nnb_server *s, uint32_t spins)
 {
@@ -126,6 +127,28 @@ typedef int sigset_t;
 
 /* A name that these files have in common with files before them. */
 #define take take_request
+
+/* Field by field, as the checker sees memory. These files copy and compare nothing but loads. */
+#undef memcmp
+#undef memcpy
+#define memcmp(a, b, n) model_differs(a, b)
+#define memcpy(to, from, n) model_copy_load(to, from)
+static int model_differs(const nnb_load *a, const nnb_load *b)
+{
+    int differs = a->cpus != b->cpus || a->n_detached != b->n_detached;
+    for (int i = 0; i < NNB_PRIORITIES; i++)
+        differs |= a->n_runs[i] != b->n_runs[i];
+    return differs;
+}
+static void model_copy_load(nnb_load *to, const nnb_load *from)
+{
+    to->cpus = from->cpus;
+    to->n_detached = from->n_detached;
+    for (int i = 0; i < NNB_PRIORITIES; i++)
+        to->n_runs[i] = from->n_runs[i];
+}
+#undef sched_yield
+#define sched_yield() ((void)0) /* while it polls: no more than a pause */
 
 #include "schedule.c"
 

@@ -85,7 +85,9 @@ static int model_compare(const uint8_t *a, const uint8_t *b, size_t n)
         uint8_t *: _Generic((from),                          \
             uint32_t *: model_put32,                         \
             uint64_t *: model_put64,                         \
-            const uint8_t *: model_copy,                    \
+            int32_t *: model_copy_i32,                       \
+            const int32_t *: model_copy_i32,                 \
+            const uint8_t *: model_copy,                     \
             uint8_t *: model_copy,                           \
             default: model_copy))((void *)(to), (const void *)(from), n)
 #define memset(to, value, n) \
