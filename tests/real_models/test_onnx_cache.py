@@ -228,21 +228,6 @@ def test_what_was_compiled_is_compared_with_what_was_asked_for(tmp_path: Path) -
         assert relu(device, replace(given, fingerprint=b"its own")).reason is CacheReason.SAVED
 
 
-def test_device_measures_only_once_that_keeping_does_not_pay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = []
-
-    def measured(*_: object) -> None:
-        tried.append(1)
-        raise CacheRejected(CacheReason.NOT_WORTH_IT)
-
-    monkeypatch.setattr(_device, "pack", measured)
-    with closing(create_device(DEVICE)) as device, Files(tmp_path) as files:
-        for worth, count in ((True, 1), (True, 1), (False, 2), (True, 2)):
-            given = replace(files.under(TOKEN[3:] + TOKEN[:3]), only_if_worth=worth)
-            assert relu(device, given).reason is CacheReason.NOT_WORTH_IT
-            assert len(tried) == count
-
-
 @pytest.mark.check
 @pytest.mark.parametrize("sandbox", ["on", "off"])
 def test_encrypted_entry_of_a_service_is_saved_and_found(tmp_path: Path, sandbox: str) -> None:

@@ -46,8 +46,7 @@ def test_network_that_was_kept_answers_bit_for_bit(name: str) -> None:
     data = (LIGHT / f"light_{name}.onnx").read_bytes()
     (argument,) = import_graph(data).model.input_names
     shape = compile_graph(data, {}, ONE).inputs[0].dimensions
-    packed = same_answers(data, {argument: RNG.random(shape, np.float32)})
-    assert len(packed.model) + packed.data.nbytes < 10 << 20  # the weights of these are mostly one number each
+    same_answers(data, {argument: RNG.random(shape, np.float32)})
 
 
 def test_weights_are_kept_beside_the_graph() -> None:
@@ -58,9 +57,9 @@ def test_weights_are_kept_beside_the_graph() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.uint8, np.int32, np.int64])
-def test_tensors_of_long_runs_are_kept_as_such_bit_for_bit(dtype: Any) -> None:
+def test_tensors_are_kept_bit_for_bit(dtype: Any) -> None:
     values = np.array([0, 1, 2, 0, 1] if np.issubdtype(dtype, np.integer) else [-0.0, 0.0, np.nan, 0, -0.0])
-    runs = np.repeat(values.astype(dtype), (5000, 64, 1, 2000, 935)).reshape(80, 100)
+    runs = np.resize(values.astype(dtype), (80, 100))
     noise = RNG.integers(0, 2, (80, 100)).astype(dtype)
     element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     weights = {"runs": runs, "noise": noise}
@@ -68,7 +67,7 @@ def test_tensors_of_long_runs_are_kept_as_such_bit_for_bit(dtype: Any) -> None:
     outputs = [(f"y_{name}", element, (160, 100)) for name in weights]
     model = graph(joined, [("x", element, (80, 100))], outputs, weights)
     packed = same_answers(model.SerializeToString(), {"x": noise})
-    assert noise.nbytes <= packed.data.nbytes < noise.nbytes + 64
+    assert 2 * noise.nbytes <= packed.data.nbytes < 2 * noise.nbytes + 128
     assert len(packed.model) < noise.nbytes
 
 
@@ -76,7 +75,11 @@ def test_names_of_what_needs_a_copy_are_kept() -> None:
     outputs = [("y", FLOAT, (2,)), ("i", TensorProto.INT64, (2,))]
     data = graph([node("TopK", ["x", "k"], ["y", "i"])], [("x", FLOAT, (9,))], outputs, {"k": np.int64([2])})
     packed = same_answers(data.SerializeToString(), {"x": RNG.random(9, np.float32)})
-    assert load_graph(read_contents(memoryview(packed.model), packed.data.data), packed.data.data, ONE).exposed == {"x"}
+    assert load_graph(read_contents(memoryview(packed.model), packed.data.data), packed.data.data, ONE).exposed == {
+        "x",
+        "y",
+        "i",
+    }
 
 
 def test_external_data_is_kept_too(tmp_path: Path) -> None:
@@ -199,16 +202,15 @@ def test_matrix_that_an_inner_graph_may_use_is_not_given_back() -> None:
     assert found == {"w": "rw-p"}
 
 
-def test_matrix_of_one_number_is_given_back() -> None:
+@pytest.mark.parametrize("number", [0.25, -0.0, np.nan])
+def test_matrix_of_one_number_is_kept_as_that_number(number: float) -> None:
     model = graph(
-        [node("MatMul", ["x", "w"], ["y"])], [("x", FLOAT, (1, 512))], [("y", FLOAT, (1, 512))],
-        {"w": np.full((512, 512), 0.25, np.float32)},
+        [node("Concat", ["x", "w"], ["c"], axis=0), node("MatMul", ["c", "w"], ["y"])],
+        [("x", FLOAT, (1, 512))], [("c", FLOAT, (513, 512)), ("y", FLOAT, (513, 512))],
+        {"w": np.full((512, 512), number, np.float32)},
     )  # fmt: skip
-    packed, compiled, _ = packed_and_compiled(model.SerializeToString())
-    assert packed.data.nbytes == 1
-    x = RNG.normal(size=(1, 512)).astype(np.float32)
-    loaded, _ = opened_as_owner(packed)
-    assert run_graph(loaded, {"x": x})[0].tobytes() == run_graph(compiled, {"x": x})[0].tobytes()
+    packed = same_answers(model.SerializeToString(), {"x": RNG.normal(size=(1, 512)).astype(np.float32)})
+    assert packed.data.nbytes == 64
 
 
 @pytest.mark.check
@@ -221,21 +223,10 @@ def test_network_of_large_matrices_answers_bit_for_bit(name: str) -> None:
     assert run_graph(loaded, x)[0].tobytes() == run_graph(compiled, x)[0].tobytes()
 
 
-def test_large_matrices_that_would_be_there_twice_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with an ONNX Runtime that does not say what it rearranges."""
-    for name, value in {"_MUCH": 1 << 20, "_SHORTEST_SECONDS": 0.0, "_GAIN": FOREVER}.items():
-        monkeypatch.setattr(_packed, name, value)
-    data = mlp(512, 2).SerializeToString()
-    pack(import_graph(data).model, data, {}, ONE, FOREVER)
-    monkeypatch.setattr(_packed, "_TELL_REARRANGED", "session.unknown")
-    with pytest.raises(CacheRejected, match="there twice"):
-        pack(import_graph(data).model, data, {}, ONE, FOREVER)
-
-
 def test_what_takes_longer_to_verify_than_to_compile_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     data = mlp(1024, 2).SerializeToString()  # 8 MB
     monkeypatch.setattr("nnburst.devices.onnxruntime.packed.seconds_per_byte", lambda: 1e-9)
-    with pytest.raises(CacheRejected, match=r"verifying 8396800 bytes takes 9\.4 ms, compiling took 10\.0 ms"):
+    with pytest.raises(CacheRejected, match=r"verifying 839\d{4} bytes takes 9\.4 ms, compiling took 10\.0 ms"):
         pack(import_graph(data).model, data, {}, ONE, 0.010)
 
 

@@ -49,8 +49,6 @@ _LARGEST_PROTO = 2**31 - 1
 """Bytes of a model file that protobuf can read; larger models have external data."""
 _MOST_TWICE = 64 << 20
 """Bytes of a model that may be there twice, while it is found out whether it is to run on one thread."""
-_MOST_VERDICTS = 4096
-"""Models of which a device remembers that keeping them does not pay."""
 
 
 class OnnxRuntimeDevice(LocalDevice):
@@ -82,7 +80,6 @@ class OnnxRuntimeDevice(LocalDevice):
             int(threads), spinning == "1", checked_providers(providers) if providers else ()
         )
         self._graphs = GraphStore()
-        self._not_worth: set[bytes] = set()
 
     @property
     def name(self) -> str:
@@ -157,16 +154,10 @@ class OnnxRuntimeDevice(LocalDevice):
         assert source is not None
 
         def payloads() -> tuple[tuple[bytes], tuple[memoryview]] | None:
-            if files.only_if_worth and source.digest in self._not_worth:
-                raise CacheRejected(CacheReason.NOT_WORTH_IT, "that was measured before")
             compiling = prepared.graph.seconds if files.only_if_worth else None
             try:
                 packed = pack(prepared.model, source.data, source.files, self._settings, compiling)
-            except CacheRejected as error:
-                if error.reason is CacheReason.NOT_WORTH_IT:
-                    if len(self._not_worth) >= _MOST_VERDICTS:
-                        self._not_worth.clear()
-                    self._not_worth.add(source.digest)
+            except CacheRejected:
                 raise
             except OSError as error:  # of temporary files: nothing against the model
                 _log.warning("the optimised graph was not kept: %s", error)

@@ -1,21 +1,22 @@
 """What the device keeps in a compilation cache: the optimised graph, and beside it the weights.
 
 The model blob is MessagePack: the operands of the model, the graph as ONNX Runtime optimised it, and a table of its
-large tensors. The data blob is the bytes of those tensors, each at a multiple of 64 bytes; a tensor of long runs of
-equal elements is in the table instead. A graph that is loaded uses the tensors where they lie. ONNX Runtime makes
-rearranged copies of large matrices at each opening; it says which when the graph is written, and the memory of these
-is given back as soon as the graph is open.
+large tensors. The data blob is the bytes of those tensors, each at a multiple of 64 bytes; a graph that is loaded uses
+them where they lie. Of a tensor that has one number throughout it is that number. ONNX Runtime makes rearranged copies
+of large matrices at each opening; it says which when the graph is written, and the memory of these is given back as
+soon as the graph is open.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +26,17 @@ from msgspec import Struct
 
 from ..._core._nnburst import ffi, lib
 from ..._core.errno import check
-from ...cache import CacheReason, CacheRejected, anonymous_memory, default_state_directory, seconds_per_byte
+from ...cache import CacheReason, CacheRejected, default_state_directory, seconds_per_byte
 from ...errors import GeneralFailure
 from ...model import Model, Subgraph
 from ..common import OwnBytes
 from ..elements import element_type
 from ..encoded import Bytes
-from .graph import FILES_OF_MODELS, Graph, SessionSettings, build_session, compile_graph, open_session
+from .graph import FILES_OF_MODELS, Graph, SessionSettings, build_session, open_session
 from .importer import all_tensors, parse, serialised
 from .library import onnx
 
-FORMAT = 8
+FORMAT = 9
 """Part of the epoch: files of another format are not even opened."""
 _ALIGNMENT = 64
 _SMALLEST = 1024
@@ -46,22 +47,16 @@ _HIT_SECONDS = 0.001
 """What a hit costs beside loading, more than a look-up that finds nothing: opening files, asking the trust store."""
 _SHORTEST_SECONDS = 0.004
 """What compiles faster is not kept: looking for it takes half as long."""
-_SHORT_SECONDS = 0.03
-"""What compiles faster is measured once more: the machine may have been busy."""
 _SPARE = 16 << 20
 """Bytes of memory that are left free."""
-_RUN = 64
-"""Length of runs, on average, from which on a tensor is a list of runs."""
 _WEIGHTS = "weights.bin"
 _TELL_REARRANGED = "session.save_external_prepacked_constant_initializers"
-_MATRIX_OPERATORS = {"Gemm", "MatMul"}
-_MUCH = 64 << 20
 _TRIALS = 3
 """How often loading is tried: the first time may be slow for other reasons."""
 
 
 class _Tensor(msgspec.Struct, frozen=True, array_like=True):
-    """A large tensor of the graph: `length` bytes at `offset` of the data blob, or `runs` of equal `elements`.
+    """A large tensor of the graph: `length` bytes at `offset` of the data blob, or the only number that is in it.
 
     `rearranged`: ONNX Runtime opens the graph with a copy in another order, and lets go of the tensor.
     """
@@ -71,8 +66,6 @@ class _Tensor(msgspec.Struct, frozen=True, array_like=True):
     shape: tuple[int, ...]
     offset: int
     length: int
-    runs: bytes
-    elements: bytes
     rearranged: bool
 
 
@@ -101,48 +94,19 @@ class Packed(Struct, frozen=True):
     data: Bytes
 
 
-class _Weights(Struct, frozen=True):
-    """Bytes of the tensors of a model: in its files, in all, and of the latter in large matrices."""
-
-    stored: int
-    all: int
-    matrices: int
-
-    @classmethod
-    def of(cls, proto: Any) -> _Weights:
-        sizes = {tensor.name: _nbytes(tensor.dims, tensor.data_type) for tensor in proto.graph.initializer}
-        stored = sum(sizes.values())
-        shapes = {t.name: onnx().numpy_helper.to_array(t) for t in proto.graph.initializer if _is_shape(t)}
-        matrices = 0
-        for node in proto.graph.node:
-            if node.op_type == "ConstantOfShape" and node.input[0] in shapes:
-                sizes[node.output[0]] = 4 * int(np.prod(shapes[node.input[0]], dtype=np.float64))
-        for node in proto.graph.node:
-            if node.op_type in _MATRIX_OPERATORS:
-                matrices += sum(sizes.get(name, 0) for name in node.input)
-        return cls(stored, sum(sizes.values()), matrices)
-
-
 def _require_long(compile_seconds: float) -> None:
     if compile_seconds < _SHORTEST_SECONDS:
         raise CacheRejected(CacheReason.NOT_WORTH_IT, f"compiling took {compile_seconds * 1e3:.1f} ms only")
 
 
-def _require_chance(weights: _Weights, compile_seconds: float) -> None:
+def _require_chance(nbytes: int, compile_seconds: float) -> None:
     """Refuse what cannot pay before it is tried, which takes several times as long as compiling."""
-    seconds = _HIT_SECONDS + weights.stored * seconds_per_byte()
+    seconds = _HIT_SECONDS + nbytes * seconds_per_byte()
     if seconds > _GAIN * compile_seconds:
         raise CacheRejected(
             CacheReason.NOT_WORTH_IT,
-            f"verifying {weights.stored} bytes takes {seconds * 1e3:.1f} ms, compiling took "
-            f"{compile_seconds * 1e3:.1f} ms",
+            f"verifying {nbytes} bytes takes {seconds * 1e3:.1f} ms, compiling took {compile_seconds * 1e3:.1f} ms",
         )
-
-
-def _require_memory(weights: _Weights) -> None:
-    """Refuse what would need twice its memory: an ONNX Runtime that does not say which matrices it rearranges."""
-    if weights.matrices >= _MUCH and 2 * weights.matrices >= weights.all:
-        raise CacheRejected(CacheReason.NOT_WORTH_IT, "most weights are large matrices, which would be there twice")
 
 
 def _require_room(nbytes: int) -> None:
@@ -167,17 +131,6 @@ def _file_in_memory() -> Iterator[Path]:
         os.close(fd)
 
 
-def _is_shape(tensor: Any) -> bool:
-    return tensor.data_type == onnx().TensorProto.INT64 and len(tensor.dims) == 1 and not tensor.external_data
-
-
-def _nbytes(dims: Any, number: int) -> int:
-    try:
-        return int(np.prod(dims, dtype=np.float64)) * element_type(int(number), "").itemsize
-    except GeneralFailure:
-        return 0
-
-
 def pack(
     model: Model,
     data: bytes,
@@ -194,15 +147,12 @@ def pack(
         CacheRejected: It would not pay, or there is no memory for it.
         NNBurstError: It cannot be done.
     """
+    nbytes = len(data) + sum(content.nbytes for content in files.values())
     if compile_seconds is not None:
         _require_long(compile_seconds)
-    weights = _Weights.of(parse(data))
-    if compile_seconds is not None:
-        _require_chance(weights, compile_seconds)
-    _require_room(3 * weights.all + _SPARE)
+        _require_chance(nbytes, compile_seconds)
+    _require_room(3 * nbytes + _SPARE)
     exposed, labels, graph, tensors, blob, file_size, again = _optimised(data, files, settings)
-    if compile_seconds is not None and not any(tensor.rearranged for tensor in tensors):
-        _require_memory(weights)
     packed = _Packed(
         version=FORMAT,
         main=model.main,
@@ -220,8 +170,6 @@ def pack(
     seconds = min(_loading(encoded, blob, settings) for _ in range(_TRIALS))
     if compile_seconds is not None:
         usual = min(compile_seconds, again)  # the first time in a process takes longer than it ever will again
-        if usual < _SHORT_SECONDS:
-            usual = min(usual, compile_graph(data, files, settings).seconds)
         _require_long(usual)
         if seconds + _HIT_SECONDS > _GAIN * usual:
             raise CacheRejected(
@@ -292,29 +240,22 @@ def _take_apart(proto: Any, raw: Bytes) -> tuple[OwnBytes, tuple[_Tensor, ...], 
             tensor.data_location = 0
             del tensor.external_data[:]
             continue
-        runs, elements = _runs_of(piece.view(row.dtype))
-        stored = 0 if runs else piece.nbytes
         next(entry for entry in tensor.external_data if entry.key == "location").value = _WEIGHTS
         rearranged = [entry for entry in tensor.external_data if entry.key.startswith("prepacked")]
         for entry in rearranged:  # the copies are not kept: ONNX Runtime makes them anyway
             tensor.external_data.remove(entry)
         gone = bool(rearranged) and uses[tensor.name] == 1 and not nested
-        tensors.append(_Tensor(tensor.name, row.number, tuple(tensor.dims), end, stored, runs, elements, gone))
-        if stored:
-            padding = -stored % _ALIGNMENT
-            pieces += [piece, np.zeros(padding, np.uint8)]
-            end += stored + padding
+        if _is_one_number(piece, row.itemsize):
+            piece = piece[: row.itemsize]
+        tensors.append(_Tensor(tensor.name, row.number, tuple(tensor.dims), end, piece.nbytes, gone))
+        pieces += [piece, np.zeros(-piece.nbytes % _ALIGNMENT, np.uint8)]
+        end += piece.nbytes + -piece.nbytes % _ALIGNMENT
     return serialised(proto), tuple(tensors), np.concatenate(pieces) if pieces else np.zeros(1, np.uint8)
 
 
-def _runs_of(elements: np.ndarray[Any, Any]) -> tuple[bytes, bytes]:
-    """Return lengths and elements of the runs that a tensor consists of; nothing if they are many or short."""
-    bits = elements.view(f"u{elements.itemsize}")
-    for part in (bits[:_SMALLEST], bits):  # a look at the beginning is usually enough
-        ends = np.append(np.flatnonzero(part[1:] != part[:-1]), part.size - 1)
-        if len(ends) * _RUN > part.size:
-            return b"", b""
-    return np.diff(ends, prepend=-1).astype("<u8").tobytes(), elements[ends].tobytes()
+def _is_one_number(piece: Bytes, itemsize: int) -> bool:
+    bits = piece.view(f"u{itemsize}")
+    return all(bool((part == bits[0]).all()) for part in (bits[:_SMALLEST], bits))  # the beginning is usually enough
 
 
 class Contents(Struct, frozen=True):
@@ -365,18 +306,26 @@ def load_graph(contents: Contents, data: memoryview, settings: SessionSettings, 
     options = settings.options()
     options.graph_optimization_level = settings.runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
     wrap = settings.runtime.OrtValue.ortvalue_from_numpy_with_onnx_type
-    arrays = _arrays(packed.tensors, raw)
+    arrays = [_array(tensor, raw) for tensor in packed.tensors]
     values = [wrap(array, tensor.element) for tensor, array in zip(packed.tensors, arrays, strict=True)]
     for tensor, value in zip(packed.tensors, values, strict=True):
         options.add_initializer(tensor.name, value)  # used where it lies, and instead of what the graph says
     with _directory_of_holes(max(packed.file_size, 1)) as directory:
         options.add_session_config_entry(FILES_OF_MODELS, directory)
         session = open_session(OwnBytes(packed.graph), settings, options)
-    graph = Graph(session, frozenset(packed.exposed), packed.labels, kept=values)
-    for tensor, array in zip(packed.tensors, arrays, strict=True):
-        if tensor.rearranged and (own or tensor.runs):
-            _give_back(array)
+    kept = [value for tensor, value in zip(packed.tensors, values, strict=True) if not tensor.rearranged]
+    graph = Graph(session, frozenset(packed.exposed), packed.labels, kept=(data, kept))
+    for tensor in packed.tensors:
+        if tensor.rearranged and own:
+            _give_back(raw[tensor.offset : tensor.offset + tensor.length])
     return graph
+
+
+def _array(tensor: _Tensor, raw: Bytes) -> np.ndarray[Any, Any]:
+    stored = raw[tensor.offset : tensor.offset + tensor.length].view(element_type(tensor.element, tensor.name).dtype)
+    if stored.size == math.prod(tensor.shape):
+        return stored.reshape(tensor.shape)
+    return np.full(tensor.shape, stored[0])
 
 
 @contextlib.contextmanager
@@ -391,26 +340,6 @@ def _directory_of_holes(size: int) -> Iterator[str]:
         except OSError as error:
             raise CacheRejected(CacheReason.IO_ERROR, f"no file of holes can be made: {error}") from error
         yield directory
-
-
-def _arrays(tensors: Sequence[_Tensor], raw: Bytes) -> list[np.ndarray[Any, Any]]:
-    """Return the tensors: parts of the blob, and what runs say; in pages of its own if these are given back."""
-    arrays: list[np.ndarray[Any, Any]] = []
-    sizes = [_nbytes(t.shape, t.element) if t.runs and t.rearranged else 0 for t in tensors]
-    memory = np.frombuffer(anonymous_memory(sum(size + -size % mmap.PAGESIZE for size in sizes)), np.uint8)
-    end = 0
-    for tensor, size in zip(tensors, sizes, strict=True):
-        dtype = element_type(tensor.element, tensor.name).dtype
-        if tensor.runs:
-            elements, runs = np.frombuffer(tensor.elements, dtype), np.frombuffer(tensor.runs, "<u8").astype(np.int64)
-            array = np.repeat(elements, runs) if not size else memory[end : end + size].view(dtype)
-            if size:
-                array[:] = elements[0] if len(runs) == 1 else np.repeat(elements, runs)
-            end += size + -size % mmap.PAGESIZE
-        else:
-            array = raw[tensor.offset : tensor.offset + tensor.length].view(dtype)
-        arrays.append(array.reshape(tensor.shape))
-    return arrays
 
 
 def _give_back(array: np.ndarray[Any, Any]) -> None:

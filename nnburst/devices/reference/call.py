@@ -80,8 +80,7 @@ class KernelCall(OperationView):
       What the kernel leaves in `real_out` is clamped by the fused activation and stored after its last step.
     * `centred` is stored value minus zero point, for exact integer arithmetic in float64.
 
-    How a kernel asks for a constant declares what it needs of it: with `centred`, and with `real` if that converts, it
-    has an array of its own from then on, which is kept in cache files in place of the constant.
+    What `centred` and `real` make of a constant is kept with the prepared model.
     """
 
     def __init__(
@@ -96,7 +95,6 @@ class KernelCall(OperationView):
         is_known: Callable[[int], bool],
         is_constant: Callable[[int], bool],
         derived: Callable[[Hashable, Callable[[], Any]], Any],
-        reads: set[int],
         budget: MemoryBudget,
         place: Callable[[int, tuple[int, ...]], None] | None = None,
     ) -> None:
@@ -110,7 +108,6 @@ class KernelCall(OperationView):
             """Return a parameter's value, copied once: a client may change it between two looks."""
             if not is_known(index):
                 return None
-            reads.add(index)
             if index not in snapshots:
                 snapshots[index] = arrays[index].copy()
             return snapshots[index]
@@ -120,7 +117,6 @@ class KernelCall(OperationView):
         self._omitted = omitted
         self._is_constant = is_constant
         self._derived = derived
-        self._reads = reads
         self._budget = budget
         self._place = place
         self._steps: list[KernelStep] = []
@@ -169,10 +165,8 @@ class KernelCall(OperationView):
     # -- stored values ----------------------------------------------------------------------------------------
 
     def array(self, name: str, which: int = 0) -> Array:
-        """Return an input's stored values; of a constant, this declares that they are needed in every run."""
-        index = self.index(name, which)
-        self._reads.add(index)
-        return self._arrays[index]
+        """Return an input's stored values."""
+        return self._arrays[self.index(name, which)]
 
     def out(self, which: int = 0) -> Array:
         return self._arrays[self.operation.outputs[which]]
@@ -202,7 +196,6 @@ class KernelCall(OperationView):
         index, dtype = self.index(name, which), self.real_dtype
         operand, source = self._operands[index], self._arrays[index]
         if source.dtype == dtype:
-            self._reads.add(index)
             return source
         if self._is_constant(index):
             return np.asarray(self.derived(("real", index), lambda: _decoded(source, operand, dtype)))

@@ -19,7 +19,7 @@ from .serial import FORMAT
 
 RUNS = frozenset((*KERNELS, *CONTROL_FLOW))
 """Every operation that the device runs."""
-_COUNTERS = ("validations", "lowerings", "transformations", "saves", "loads")
+_COUNTERS = ("validations", "saves", "loads")
 
 
 class ReferenceDevice(LocalDevice):
@@ -53,7 +53,7 @@ class ReferenceDevice(LocalDevice):
 
     def compile(self, model: Model) -> ReferencePreparedModel:
         prepared = ReferencePreparedModel.compile(model, self._tracker)
-        self.count(validations=1, lowerings=1, transformations=prepared.transformations)
+        self.count(validations=1)
         return prepared
 
     def save(self, prepared: LocalModel, files: CacheFiles, seconds: float | None) -> SaveResult:
@@ -69,7 +69,7 @@ class ReferenceDevice(LocalDevice):
         return build_epoch(self.name, self.version_string, f"format {FORMAT}")
 
     def prepare_model_from_cache(self, cache: CacheFiles, deadline_ns: int = 0) -> ReferencePreparedModel:
-        """Neither validation nor lowering nor transformation; see `Device.prepare_model_from_cache`."""
+        """Without validation; see `Device.prepare_model_from_cache`."""
         entry = self._cache.load(cache)
         if deadline_passed(deadline_ns):
             raise MissedDeadline("the preparation finished after its deadline")
@@ -81,7 +81,7 @@ class ReferenceDevice(LocalDevice):
         return ReferencePreparedModel.restore(entry.model[0], entry.data[0], self._tracker)
 
     def counters(self) -> dict[str, int]:
-        """Validations, lowerings and transformations of weights; saves and loads of cache files."""
+        """Validations of models, and saves and loads of cache files."""
         with self._counting:
             return dict(self._counters)
 

@@ -79,7 +79,6 @@ class Binding:
         regions: Where results go that do not get an array of their own.
         expected: What model and request say of each operand's dimensions.
         insufficient: Results that are larger than their regions, with their dimensions.
-        reads: Constants whose stored values are used, when operations are bound or in each run.
     """
 
     def __init__(self, graph: PreparedSubgraph, budget: MemoryBudget) -> None:
@@ -90,7 +89,6 @@ class Binding:
         self.regions: dict[int, tuple[MemoryLike, DataLocation]] = {}
         self.expected = [operand.dimensions for operand in operands]
         self.insufficient: dict[int, tuple[int, ...]] = {}
-        self.reads: set[int] = set()
         self.budget = budget
         self._taken: dict[int, int] = {}
 
@@ -193,7 +191,6 @@ class Binding:
             is_known=(lambda index: True) if eager else graph.constants.__contains__,
             derived=lambda key, make: graph.derived((position, key), make),
             is_constant=graph.constants.__contains__,
-            reads=self.reads,
             budget=self.budget,
             place=self.place if row.measured else None,
         )

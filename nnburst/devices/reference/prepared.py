@@ -26,7 +26,6 @@ from ...model import (
     view_operation,
 )
 from ..local import LocalModel
-from .dry import bind_for_nothing
 from .graph import PreparedSubgraph
 from .program import Program
 from .serial import Compiled, pack, unpack
@@ -47,7 +46,6 @@ class ReferencePreparedModel(LocalModel):
         self.constants = dict(compiled.constants)
         self.matches = compiled.matches
         self._derived: dict[Hashable, Any] = dict(compiled.derived)
-        self._unneeded: frozenset[int] = frozenset()
         self._referenced: list[PreparedSubgraph] = []
         for subgraph in self.model.referenced:
             kept: dict[Hashable, Any] = {}
@@ -57,24 +55,13 @@ class ReferencePreparedModel(LocalModel):
             )
 
     @classmethod
-    def compile(cls: type[_M], model: Model, tracker: BufferTracker | None = None, *, lower: bool = True) -> _M:
+    def compile(cls: type[_M], model: Model, tracker: BufferTracker | None = None) -> _M:
         """Do everything about a valid model that can be done before a request is known.
 
-        Constants are copied and operations matched with their signatures. If the model leaves no dimension open,
-        operations are bound once for nothing, so that what they make from constants (transposed, decoded and centred
-        weights, tables) is there.
-
-        Args:
-            lower: Whether to bind now; else that is done with the first requests.
+        Constants are copied and operations matched with their signatures. What operations make from constants
+        (transposed, decoded and centred weights, tables) is made with the first request, and kept.
         """
-        prepared = cls(Compiled(model, _constants(model, model.main), {}, _matches(model.main)), tracker)
-        if lower:
-            prepared._unneeded = bind_for_nothing(prepared.graph)
-        return prepared
-
-    def lower(self) -> None:
-        """Have operations derive arrays from constants, if the first requests have not. Any thread."""
-        bind_for_nothing(self.graph)
+        return cls(Compiled(model, _constants(model, model.main), {}, _matches(model.main)), tracker)
 
     @classmethod
     def restore(cls: type[_M], model: memoryview, data: memoryview, tracker: BufferTracker | None = None) -> _M:
@@ -83,7 +70,7 @@ class ReferencePreparedModel(LocalModel):
 
     def packed(self) -> tuple[tuple[bytes], tuple[bytes]] | None:
         """Return the contents of the model file and the data file, or None if this model cannot be cached."""
-        files = pack(self.model, self.matches, self.constants, dict(self._derived), self._unneeded)
+        files = pack(self.model, self.matches, self.constants, dict(self._derived))
         return None if files is None else ((files[0],), (files[1],))
 
     def fingerprint(self) -> bytes:

@@ -115,11 +115,6 @@ class Program:
         self._steps[:] = [self._limits.require_time] * len(self._steps)  # also under a run that does not look at it
 
     @property
-    def reads(self) -> set[int]:
-        """Constants whose stored values are used, when operations are bound or in each run."""
-        return self._binding.reads
-
-    @property
     def is_bound(self) -> bool:
         """Whether all operations are bound, so that a run binds nothing."""
         return self._bound == len(self._operations)

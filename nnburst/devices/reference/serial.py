@@ -16,7 +16,7 @@ import numpy as np
 from ...cache import CacheReason, CacheRejected
 from ...model import OPERATIONS, Array, Match, Model, Signature, Subgraph
 
-FORMAT = 3
+FORMAT = 4
 """Part of the epoch: files of another format are not even opened. Another one, too, when kernels make other arrays of
 constants: what is not in a file is made anew, of constants that may not be in it."""
 
@@ -30,7 +30,7 @@ class _Struct(msgspec.Struct, array_like=True, frozen=True):
 
 class _Blob(_Struct, frozen=True):
     """An array of the data file. `kind` is empty for the constant of operand `owner`; else it is what an operation
-    (`owner`) derived from the constant of operand `of`. `offset` -1: only its shape is needed."""
+    (`owner`) derived from the constant of operand `of`."""
 
     owner: int
     kind: str
@@ -70,13 +70,11 @@ def pack(
     matches: tuple[tuple[Signature, Match], ...],
     constants: Mapping[int, Array],
     derived: Mapping[Hashable, Any],
-    unneeded: frozenset[int],
 ) -> tuple[bytes, bytes] | None:
     """Return (model file, data file), or None for what this format does not hold.
 
     Args:
         derived: By (operation, kind) or (operation, (kind, operand)).
-        unneeded: Operands whose values are not looked at again.
     """
     if model.referenced or model.extension_name_to_prefix or len(matches) != len(model.main.operations):
         return None
@@ -84,20 +82,18 @@ def pack(
     arrays: list[tuple[int, Array]] = []
     end = 0
 
-    def add(owner: int, kind: str, of: int, array: Array, *, needed: bool = True) -> bool:
+    def add(owner: int, kind: str, of: int, array: Array) -> bool:
         nonlocal end
         if array.dtype.name not in _DTYPES:
             return False
-        offset = -1
-        if needed:
-            offset = end = -(-end // _ALIGNMENT) * _ALIGNMENT
-            arrays.append((offset, array))
-            end += array.nbytes
+        offset = end = -(-end // _ALIGNMENT) * _ALIGNMENT
+        arrays.append((offset, array))
+        end += array.nbytes
         blobs.append(_Blob(owner, kind, of, array.dtype.name, array.shape, offset))
         return True
 
     for index, value in constants.items():
-        if not add(index, "", -1, value, needed=index not in unneeded):
+        if not add(index, "", -1, value):
             return None
     for key, value in derived.items():
         position, name = cast("tuple[int, str | tuple[str, int]]", key)
@@ -168,10 +164,8 @@ def _array(blob: _Blob, data: memoryview) -> Array:
     _require(blob.dtype in _DTYPES, "dtype")
     _require(all(size >= 0 for size in blob.shape), "shape")
     dtype = np.dtype(blob.dtype)
-    if blob.offset < 0:
-        return np.broadcast_to(np.zeros((), dtype), blob.shape)
     nbytes = math.prod(blob.shape) * dtype.itemsize
-    _require(blob.offset % _ALIGNMENT == 0 and blob.offset + nbytes <= len(data), "region")
+    _require(blob.offset >= 0 and blob.offset % _ALIGNMENT == 0 and blob.offset + nbytes <= len(data), "region")
     raw = np.frombuffer(data, np.uint8, nbytes, blob.offset) if nbytes else np.zeros(0, np.uint8)
     array = raw.view(dtype).reshape(blob.shape)
     array.flags.writeable = False

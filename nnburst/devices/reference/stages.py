@@ -46,12 +46,10 @@ def reference_device(compilation: str = "ahead", after: str | int = "") -> Refer
 
 
 class StagedReferenceDevice(ReferenceDevice):
-    """Prepares models without transforming their weights.
+    """Writes cache files, with transformed weights, after some executions.
 
     Args:
-        compilation: ``jit``: weights are transformed with the first execution, and cache files written after it.
-            ``multistage``: cache files are written at once without transformed weights, and again with them after some
-            executions.
+        compilation: ``jit``: not before. ``multistage``: also at once, without transformed weights.
         after: Executions after which the later stage begins; 0 for 1 with ``jit``, 3 with ``multistage``.
     """
 
@@ -61,9 +59,8 @@ class StagedReferenceDevice(ReferenceDevice):
         self._after = after or _AFTER[compilation]
 
     def compile(self, model: Model) -> StagedModel:
-        """Copy the constants."""
         self.count(validations=1)
-        return StagedModel.compile(model, self._tracker, lower=False)
+        return StagedModel.compile(model, self._tracker)
 
     def save(self, prepared: LocalModel, files: CacheFiles, seconds: float | None) -> SaveResult:
         """Save now, unless that is left to the later stage."""
@@ -85,17 +82,16 @@ class StagedReferenceDevice(ReferenceDevice):
         return prepared
 
     def _save_later(self, prepared: StagedModel, late: DeferredSave, compiled: Callable[[], bytes] | None) -> None:
-        """Have weights transformed, and the files written with them, after some executions."""
+        """Have the files written after some executions, which have transformed the weights."""
         weak, checks = weakref.ref(prepared), compiled is not None
 
         def work() -> None:
             model = weak()
             if model is None:
                 return
-            model.lower()
             result = late.save(model.packed, model.fingerprint if checks else None)
             model.note_saved(result)
-            self.count(lowerings=1, transformations=model.transformations, saves=int(result.saved))
+            self.count(saves=int(result.saved))
 
         weakref.finalize(prepared, late.close)
         prepared.stage = LaterStage(self._after, work)
