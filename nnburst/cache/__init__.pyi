@@ -6,6 +6,7 @@ from .directory import Cache as Cache
 from .directory import StagedEntry as StagedEntry
 from .entry import EntryInfo as EntryInfo
 from .eviction import prune as prune
+from .files import whole_file as whole_file
 from .limits import Limits as Limits
 from .limits import amount as amount
 from .places import default_cache_directory as default_cache_directory

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -13,10 +14,11 @@ from msgspec.structs import replace
 
 from .container import Header, overhead, sealed
 from .entry import EntryInfo
+from .keys import MasterKey
 from .reasons import CacheReason, CacheRejected, SaveResult
 from .sealed_copy import SealedCopies, check_fd, check_not_locked, read_header, seconds_per_byte
 from .token import TOKEN_SIZE, entry_name
-from .trust_store import EntryRecord, FileRecord, TrustStore
+from .trust_store import EntryRecord, TrustStore
 
 _MODEL, _DATA = 1, 2
 _NO_FINGERPRINT = bytes(32)
@@ -36,16 +38,12 @@ class VerifiedEntry(Struct, frozen=True):
         data: Likewise for the data files.
         generation: Of the entry.
         fingerprint: Of the model it was made from; all zeros if the device was not told.
-        nbytes: Of all files together.
-        seconds: That copying and verifying took.
     """
 
     model: tuple[memoryview, ...]
     data: tuple[memoryview, ...]
     generation: bytes
     fingerprint: bytes
-    nbytes: int
-    seconds: float
 
 
 class DeviceCache:
@@ -152,27 +150,26 @@ class DeviceCache:
         nbytes = sum(len(payload) + overhead() for _, _, payload, _ in files)
         if nbytes > self._most:
             raise CacheRejected(CacheReason.TOO_BIG, f"an entry of {nbytes} bytes; at most {self._most}")
-        generation, salt = os.urandom(16), os.urandom(32)
-        headers, records = [], []
-        for kind, i, payload, _ in files:
-            digest = hashlib.sha256(payload).digest()
-            headers.append(Header(
-                kind, i, self._counts[kind], len(payload), token, generation, self._epoch,
-                fingerprint or _NO_FINGERPRINT, salt, self._store.key.id, digest, encrypt,
-            ))  # fmt: skip
-            records.append(FileRecord(kind, i, len(payload) + overhead(), digest))
+        generation, salt, key = os.urandom(16), os.urandom(32), self._store.key
+        fingerprint = fingerprint or _NO_FINGERPRINT
+        headers = [
+            Header(
+                kind, i, self._counts[kind], len(payload), token, generation, self._epoch, fingerprint, salt, key.id,
+                hashlib.sha256(payload).digest(), encrypt,
+            )
+            for kind, i, payload, _ in files
+        ]  # fmt: skip
         self._hook("digests")
-        record = EntryRecord(
-            token, self._device, generation, self._epoch, fingerprint or _NO_FINGERPRINT, tuple(records),
-            not staged, int(time.time()), place,
-        )  # fmt: skip
-        self._store.put(record)
+        recorded = tuple((header.payload + overhead(), header.digest) for header in headers)
+        record = EntryRecord(generation, self._epoch, fingerprint, recorded, not staged, int(time.time()), place)
+        self._store.put(token, self._device, record)
         try:
             self._hook("stored")
             for header, (_, _, payload, fd) in zip(headers, files, strict=True):
-                self._write(fd, header, payload)
+                self._write(fd, header, payload, key)
         except BaseException:
-            self._store.revoke(token, self._device, generation)
+            with contextlib.suppress(CacheRejected):
+                self._store.revoke(token, self._device, generation)
             for _, _, _, fd in files:  # nothing that looks like an entry stays behind
                 try:
                     os.ftruncate(fd, 0)
@@ -182,7 +179,7 @@ class DeviceCache:
         self._hook("written")
         return generation, nbytes
 
-    def _write(self, fd: int, header: Header, payload: memoryview) -> None:
+    def _write(self, fd: int, header: Header, payload: memoryview, key: MasterKey) -> None:
         """Truncate, reserve, write; the header says that it is complete only at the very end."""
         size = len(payload) + overhead()
         os.ftruncate(fd, 0)
@@ -192,7 +189,7 @@ class DeviceCache:
         _pwrite(fd, memoryview(dirty), 0)
         self._hook("dirty")
         end = len(dirty)
-        for part in sealed(header, payload, self._store.key):
+        for part in sealed(header, payload, key):
             _pwrite(fd, memoryview(part), end)
             end += len(part)
         self._hook("payload")
@@ -223,67 +220,64 @@ class DeviceCache:
         Raises:
             CacheRejected: The entry is not exactly what this build of this device saved last under this token.
         """
-        started = time.perf_counter()
         self._check(token, (model_fds, data_fds))
-        if not self._store.knows(token, self._device):
+        known = self._store.records(token, self._device)
+        if not known:
             raise CacheRejected(CacheReason.NO_ROW, "nothing was saved under this token")
-        for fd in (*model_fds, *data_fds):
-            check_not_locked(fd)
         fds, headers = (*model_fds, *data_fds), []
+        for fd in fds:
+            check_not_locked(fd)
         left = self._most
         for fd in fds:
             headers.append(read_header(fd, left))
             left -= headers[-1].payload + overhead()
-        # Headers are not authentic yet. They choose the row that says how much memory may be asked for, no more.
-        record = self._row_of(token, headers, encrypted)
-        first = headers[0]
-        views = [self._copies.get(fd, header, self._store.key) for fd, header in zip(fds, headers, strict=True)]
+        # Headers are not authentic yet. They choose the record that says how much memory may be asked for, no more.
+        key, first = self._store.key, headers[0]
+        if first.key_id != key.id:
+            raise CacheRejected(CacheReason.KEY_CHANGED, "the files were written with another key")
+        self._check_headers(headers, token, encrypted)
+        self._check_recorded(headers, known)
+        views = [self._copies.get(fd, header, key) for fd, header in zip(fds, headers, strict=True)]
         if fingerprint and first.fingerprint not in (fingerprint, _NO_FINGERPRINT):
             raise CacheRejected(CacheReason.TOKEN_COLLISION, "the token was used for another model")
         models = self._counts[_MODEL]
-        nbytes = sum(file.length for file in record.files)
-        return VerifiedEntry(
-            tuple(views[:models]), tuple(views[models:]), first.generation, first.fingerprint, nbytes,
-            time.perf_counter() - started,
-        )  # fmt: skip
+        return VerifiedEntry(tuple(views[:models]), tuple(views[models:]), first.generation, first.fingerprint)
 
-    def _row_of(self, token: bytes, headers: Sequence[Header], encrypted: bool) -> EntryRecord:
-        """Return what the store knows of the generation that headers speak of, if they fit it and their places."""
+    def _check_headers(self, headers: Sequence[Header], token: bytes, encrypted: bool) -> None:
+        """Check what files say of themselves: honest files in places that are not their own."""
         first = headers[0]
-        if first.key_id != self._store.key.id:
-            raise CacheRejected(CacheReason.KEY_CHANGED, "the files were written with another key")
         places = [(kind, i) for kind in (_MODEL, _DATA) for i in range(self._counts[kind])]
-        for header, (kind, i) in zip(headers, places, strict=True):
-            self._check_header(header, kind, i, token, first)
-            if header.encrypted != encrypted:
-                said = ("encrypted", "not encrypted") if header.encrypted else ("not encrypted", "encrypted")
-                raise CacheRejected(CacheReason.OTHER_CIPHER, f"the files are {said[0]}; {said[1]} ones were asked for")
-        record = self._store.get(token, self._device, first.generation)
+        said = ("not encrypted", "encrypted")
+        for header, place in zip(headers, places, strict=True):
+            rules = (
+                (header.token == token, CacheReason.BAD_TOKEN, "a file belongs to another token"),
+                (header.epoch == self._epoch, CacheReason.BAD_EPOCH, "a file is from another build of the device"),
+                ((header.kind, header.index) == place, CacheReason.BAD_MAC, "files stand in each other's places"),
+                (header.count == self._counts[place[0]], CacheReason.BAD_MAC, "the entry has another number of files"),
+                (header.generation == first.generation, CacheReason.ROLLED_BACK, "files of different generations"),
+                (header.salt == first.salt, CacheReason.ROLLED_BACK, "files of different generations"),
+                (
+                    header.encrypted == encrypted, CacheReason.OTHER_CIPHER,
+                    f"the files are {said[header.encrypted]}; {said[encrypted]} ones were asked for",
+                ),
+            )  # fmt: skip
+            for holds, reason, message in rules:
+                if not holds:
+                    raise CacheRejected(reason, message)
+
+    def _check_recorded(self, headers: Sequence[Header], known: Sequence[EntryRecord]) -> None:
+        """Check that headers are those of a generation that counts."""
+        record = next((record for record in known if record.generation == headers[0].generation), None)
         if record is None:
             raise CacheRejected(CacheReason.ROLLED_BACK, "the files are older than the last save")
-        if [(file.kind, file.index) for file in record.files] != places:
+        if len(record.files) != len(headers):
             raise CacheRejected(CacheReason.BAD_MAC, "the entry has another number of files")
-        for header, file in zip(headers, record.files, strict=True):
-            if header.payload + overhead() != file.length:
-                raise CacheRejected(CacheReason.BAD_LENGTH, f"a file has other than the {file.length} bytes saved")
+        for header, (length, digest) in zip(headers, record.files, strict=True):
+            if header.payload + overhead() != length:
+                raise CacheRejected(CacheReason.BAD_LENGTH, f"a file has other than the {length} bytes saved")
             found = header.digest, header.epoch, header.fingerprint
-            if found != (file.digest, record.epoch, record.fingerprint):
+            if found != (digest, record.epoch, record.fingerprint):
                 raise CacheRejected(CacheReason.BAD_DIGEST, "the files are not those that were saved")
-        return record
-
-    def _check_header(self, header: Header, kind: int, index: int, token: bytes, first: Header) -> None:
-        """Check what a file says of itself: an honest file in a place that is not its own."""
-        rules = (
-            (header.token == token, CacheReason.BAD_TOKEN, "a file belongs to another token"),
-            (header.epoch == self._epoch, CacheReason.BAD_EPOCH, "a file was written by another build of the device"),
-            ((header.kind, header.index) == (kind, index), CacheReason.BAD_MAC, "files stand in each other's places"),
-            (header.count == self._counts[kind], CacheReason.BAD_MAC, "the entry has another number of files"),
-            (header.generation == first.generation, CacheReason.ROLLED_BACK, "files of different generations"),
-            (header.salt == first.salt, CacheReason.ROLLED_BACK, "files of different generations"),
-        )
-        for holds, reason, message in rules:
-            if not holds:
-                raise CacheRejected(reason, message)
 
     def confirm(self, token: bytes, generation: bytes) -> bool:
         """The client has published a staged generation: from now on it alone counts. False if it is not known."""

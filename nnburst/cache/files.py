@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import stat
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -73,6 +74,15 @@ def open_file(parent: int, name: str) -> int:
     return fd
 
 
+def whole_file(kind: int) -> bytes:
+    """Return a ``struct flock`` that stands for all of a file; for locks of an open file, F_OFD_SETLK and F_OFD_GETLK.
+
+    Args:
+        kind: F_RDLCK, F_WRLCK or F_UNLCK.
+    """
+    return struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 0, 0)
+
+
 class FileLock:
     """A lock file that is held; `close` lets go. The file itself is never removed."""
 
@@ -87,7 +97,9 @@ class FileLock:
             return
         if self._pid == os.getpid():
             with suppress(OSError):
-                fcntl.flock(fd, fcntl.LOCK_UN)  # also for copies that children have which were forked meanwhile
+                fcntl.fcntl(
+                    fd, fcntl.F_OFD_SETLK, whole_file(fcntl.F_UNLCK)
+                )  # also for copies that children have which were forked meanwhile
         os.close(fd)
 
 
@@ -103,7 +115,7 @@ def lock(parent: int, name: str, *, shared: bool, patience: float = 0.0) -> File
     deadline = Deadline.after(patience)
     while True:
         try:
-            fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, whole_file(fcntl.F_RDLCK if shared else fcntl.F_WRLCK))
             return FileLock(fd)
         except BlockingIOError:
             if deadline.left() == 0:

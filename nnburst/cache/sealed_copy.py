@@ -20,11 +20,10 @@ from .._core.errno import check
 from .._core.file_system import check_file_system
 from ..errors import GeneralFailure, NNBurstError
 from .container import CODE_SIZE, HEADER_SIZE, Header, Opening, chunks_of, overhead
+from .files import whole_file
 from .keys import MasterKey
 from .reasons import CacheReason, CacheRejected
 
-_LOCK = struct.Struct("hhqqi4x")
-"""``struct flock``: type, whence, start, length, pid."""
 _PATH_ONLY = getattr(os, "O_PATH", 0o10000000)
 
 
@@ -70,10 +69,10 @@ def place_of(fd: int) -> bytes:
 def check_not_locked(fd: int) -> None:
     """Raise `CacheRejected` (BUSY) if a deferred save is writing to a file just now."""
     try:
-        found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _LOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
+        found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, whole_file(fcntl.F_RDLCK))
     except OSError:
         return  # `check_fd` says why the descriptor is wrong
-    if _LOCK.unpack(found)[0] != fcntl.F_UNLCK:
+    if struct.unpack_from("h", found)[0] != fcntl.F_UNLCK:
         raise CacheRejected(CacheReason.BUSY, "the entry is being written")
 
 

@@ -150,8 +150,6 @@ def verify(directory: Cache, quick: bool, fix: bool, ids: tuple[str, ...]) -> No
                 if fix:
                     verdict += ", removed" if directory.remove(info.entry, info.generation) >= 0 else ", in use"
         click.echo(f"{info.entry[:12]} {info.device:24} {verdict}")
-    if store is not None:
-        store.close()
     click.echo(f"{len(infos)} entries, {bad} not good")
     if bad:
         raise SystemExit(_INVALID)

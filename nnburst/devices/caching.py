@@ -1,10 +1,9 @@
-"""What devices that cache have in common: one trust store per process, and what tells their builds apart."""
+"""What devices that cache have in common: files to save to, and what tells their builds apart."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -13,7 +12,6 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from .. import _core
-from .._core.leaving import ProcessLock
 from ..cache import (
     CacheReason,
     CacheRejected,
@@ -74,22 +72,18 @@ class DeviceCacheHome:
         self._device = device
         self._epoch = epoch
         self.counts = model_files, data_files
-        self._caches: dict[tuple[int, Path], DeviceCache] = {}
+        self._caches: dict[Path, DeviceCache] = {}
 
     def get(self) -> DeviceCache:
         """Return the cache; `CacheRejected` if the state directory cannot be used."""
         directory = default_state_directory()
-        key = os.getpid(), directory  # a forked child must not use the database of its parent
-        with _opening.lock:
-            if key not in self._caches:
-                self._caches[key] = DeviceCache(
-                    _store(directory),
-                    device=self._device,
-                    epoch=self._epoch(),
-                    model_files=self.counts[0],
-                    data_files=self.counts[1],
-                )
-            return self._caches[key]
+        if directory not in self._caches:
+            models, data = self.counts
+            opened = DeviceCache(
+                TrustStore(directory), device=self._device, epoch=self._epoch(), model_files=models, data_files=data
+            )
+            self._caches.setdefault(directory, opened)  # another thread may have been faster
+        return self._caches[directory]
 
     def load(self, files: CacheFiles) -> VerifiedEntry:
         """Read an entry back; raises as `DeviceCache.load`, and `InvalidArgument` if the token has not 32 bytes."""
@@ -150,17 +144,3 @@ class DeviceCacheHome:
         except Exception as error:  # no space for what has to be made first, for example; it may go away
             _log.warning("a compilation of %s was not kept: %s: %s", self._device, type(error).__name__, error)
             return SaveResult(False, CacheReason.IO_ERROR)
-
-
-_stores: dict[tuple[int, Path], TrustStore] = {}
-_opening = ProcessLock()
-"""Held while stores and caches are looked up and opened."""
-
-
-def _store(directory: Path) -> TrustStore:
-    """One store per directory for all devices of the process."""
-    key = os.getpid(), directory
-    with _opening.lock:
-        if key not in _stores:
-            _stores[key] = TrustStore(directory)
-        return _stores[key]

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import os
-import struct
 from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
 from .._core.fds import close_fds
-from ..cache import CacheReason, CacheRejected, SaveResult, check_fd
+from ..cache import CacheReason, CacheRejected, SaveResult, check_fd, whole_file
 from .caching import DeviceCacheHome
 from .interfaces import CacheFiles
-
-_LOCK = struct.Struct("hhqqi4x")
-"""``struct flock``: type, whence, start, length, pid."""
 
 
 class DeferredSave:
@@ -61,7 +56,7 @@ class DeferredSave:
                 if check_fd(fd).st_nlink == 0:  # the client may have changed the flags since
                     return SaveResult(False, CacheReason.MISSING)  # the client has removed the entry
             for fd in self._fds[:count]:
-                fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+                fcntl.fcntl(fd, fcntl.F_OFD_SETLK, whole_file(fcntl.F_WRLCK))
             return self._home.save(self._files.with_fds(self._fds), payloads, compiled=compiled)
         except CacheRejected as error:
             return SaveResult(False, error.reason)

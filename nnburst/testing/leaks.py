@@ -16,8 +16,6 @@ from ..service.process import forked
 _PATIENCE = 5.0
 _LASTING = {"nnburst-alarm"}
 """Threads of the process, which stay once they are needed."""
-_LASTING_FILE = "/trust.sqlite3"
-"""The database of a process whose devices cache stays open, too."""
 
 
 class Snapshot:
@@ -102,7 +100,7 @@ def _descriptors() -> dict[str, str]:
     for fd in set(os.listdir("/proc/self/fd")) - {str(fd) for fd in forked.descriptors()}:
         with contextlib.suppress(FileNotFoundError):  # the one that listed the directory
             found[fd] = os.readlink(f"/proc/self/fd/{fd}")
-    return {fd: what for fd, what in found.items() if _LASTING_FILE not in what}
+    return found
 
 
 def _children() -> set[str]:
@@ -126,7 +124,7 @@ def _mappings() -> Counter[str]:
     with open("/proc/self/maps") as file:
         for line in file:
             fields = line.split(maxsplit=5)
-            if len(fields) > 5 and "s" in fields[1] and "nnburst" in fields[5] and _LASTING_FILE not in fields[5]:
+            if len(fields) > 5 and "s" in fields[1] and "nnburst" in fields[5]:
                 names[fields[5].strip()] += 1
     return names
 

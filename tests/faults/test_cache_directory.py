@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from nnburst.cache import Cache, CacheReason, CacheRejected, EntryInfo, Limits, TrustStore, entry_name, prune
+from nnburst.cache import Cache, CacheReason, CacheRejected, EntryInfo, Limits, entry_name, prune
 from nnburst.devices import CompileJob, create_device
 from nnburst.runtime.compile.cache_sources import DirectoryCache, Job
 from nnburst.runtime.compile.caching import compile_with_cache
@@ -351,11 +351,3 @@ def test_litter_of_dead_saves_is_swept(tmp_path: Path) -> None:
     assert prune(cache).entries == {"litter": 1}
     assert not list((tmp_path / "c" / "staging").iterdir())
     staged.close()
-
-
-def test_store_is_shared_by_processes(tmp_path: Path) -> None:
-    first, second = TrustStore(tmp_path / "s"), TrustStore(tmp_path / "s")
-    first.set_epoch("d", bytes(32))
-    second.set_epoch("d", bytes(32))
-    first.close()
-    second.close()

@@ -124,7 +124,7 @@ def test_directories_above_are_private_whatever_the_mask_is(tmp_path: Path) -> N
     previous = os.umask(0)
     try:
         assert compile_once(Cache(tmp_path / "a" / "b" / "c"), build()).startswith("SAVED")
-        TrustStore(tmp_path / "s" / "t" / "u").close()
+        TrustStore(tmp_path / "s" / "t" / "u")
     finally:
         os.umask(previous)
     for place in ("a", "a/b", "a/b/c", "s", "s/t", "s/t/u"):

@@ -312,8 +312,8 @@ def test_terminal_that_cannot_be_opened_anew_is_let_go_of() -> None:
 
 # ---- what services call ---------------------------------------------------------------------------------------------
 
-KNOWN_REFUSALS = {"clone3", "fchown"}
-"""The C library asks for `clone3` before `clone`; SQLite of root gives its files to the owner of the database."""
+KNOWN_REFUSALS = {"clone3"}
+"""The C library asks for `clone3` before `clone`."""
 
 WORK = """
 import importlib.util, sys, numpy as np, nnburst

@@ -55,7 +55,7 @@ def test_every_way_out_is_refused_in_a_worker(tmp_path: Path) -> None:
 # ---- descriptors -----------------------------------------------------------------------------------------------------
 
 
-def unknown_descriptors(pid: int, model: Path, state: Path) -> list[str]:
+def unknown_descriptors(pid: int, model: Path) -> list[str]:
     """Return those of a process of which it is not known what they are for."""
     known = {
         r"/dev/null": os.O_RDONLY,
@@ -65,7 +65,6 @@ def unknown_descriptors(pid: int, model: Path, state: Path) -> list[str]:
         r"/memfd:nnburst[-\w]* \(deleted\)": os.O_RDWR,  # queues, pools, the page of statistics
         rf"/proc/{pid}": os.O_PATH,
         re.escape(str(model)): os.O_RDONLY,  # which its client has sent
-        re.escape(str(state)) + r"/trust\.sqlite3(-wal|-shm)?": os.O_RDWR,
     }
     with open("/proc/net/unix") as table:
         rows = [row for row in map(str.split, table) if row[4] in ("0001", "0005") and row[5] == "03"]
@@ -98,9 +97,9 @@ def test_each_descriptor_of_a_worker_is_known(tmp_path: Path) -> None:
         for session in sessions:
             session.run(None, {session.get_inputs()[0].name: X["x"]})
         for worker in {*map(worker_of, sessions)}:
-            unknown = partial(unknown_descriptors, worker, model, tmp_path / "state")
+            unknown = partial(unknown_descriptors, worker, model)
             until(lambda: not unknown(), unknown)  # noqa: B023 (what is open for a moment only is none of these)
-        assert unknown_descriptors(shared.pid, model, tmp_path / "state"), "the broker's, which lead everywhere, are"
+        assert unknown_descriptors(shared.pid, model), "the broker's, which lead everywhere, are"
 
 
 # ---- what the kernel counts for each user ----------------------------------------------------------------------------

@@ -68,9 +68,6 @@ class Rig:
     def snapshot(self, name: str = "a") -> dict[Path, bytes]:
         return {path: path.read_bytes() for path in self.directory.glob(f"{name}-*")}
 
-    def close(self) -> None:
-        self.store.close()
-
 
 def contents(entry: VerifiedEntry) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
     return tuple(map(bytes, entry.model)), tuple(map(bytes, entry.data))
