@@ -7,13 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import ErrorStatus
-from ..model import (
-    ExecutionResult,
-    MeasureTiming,
-    Named,
-    Request,
-    Timing,
-)
+from ..model import MeasureTiming, Named, Request
 from .polling import allowed_cpus
 
 if TYPE_CHECKING:
@@ -109,7 +103,6 @@ class BurstContext(abc.ABC):
 class BurstExecutorWithCache(abc.ABC):
     """Runs the requests of one burst and keeps mappings and bound requests between them.
 
-    Implement `bind`, or `execute` to look at each request anew. An `execute` of one's own is what a burst calls.
     Never called concurrently, except for `remove_cache_entry`, which may come from the control plane at any time.
 
     Attributes:
@@ -134,6 +127,7 @@ class BurstExecutorWithCache(abc.ABC):
     def remove_cache_entry(self, slot: int) -> None:
         """Forget a slot; nothing happens if it is not present."""
 
+    @abc.abstractmethod
     def bind(self, request: Request, slots: Sequence[int], measure: MeasureTiming) -> Kernel:
         """Check a request and return a callable that runs it; it is called once per identical packet.
 
@@ -145,17 +139,6 @@ class BurstExecutorWithCache(abc.ABC):
         Raises:
             NNBurstError: The request cannot run; the client receives the error's status.
         """
-        raise NotImplementedError("an executor implements bind or execute")
-
-    def execute(self, request: Request, slots: Sequence[int], measure: MeasureTiming) -> ExecutionResult:
-        """Run a request once: `bind` and call. Arguments as `bind`."""
-        result = self.bind(request, slots, measure)()
-        return (ErrorStatus.NONE, (), Timing()) if result is None else result
 
     def close(self) -> None:
         """Release every entry. Idempotent."""
-
-
-def implements(executor: BurstExecutorWithCache, name: str) -> bool:
-    """Whether an executor has a method of its own in place of one that it need not have."""
-    return getattr(getattr(executor, name), "__func__", None) is not getattr(BurstExecutorWithCache, name)

@@ -23,9 +23,9 @@ from .executor import BurstExecutor as BurstExecutor
 from .open_service import connect as connect
 from .open_service import in_process as in_process
 from .open_service import launch as launch
-from .request.copy import copy_memory as copy_memory
 from .request.device_memory import DeviceMemory as DeviceMemory
 from .request.device_memory import MemoryDesc as MemoryDesc
+from .request.device_memory import copy_memory as copy_memory
 from .request.node_args import NodeArg as NodeArg
 from .run.burst import Burst as Burst
 from .run.burst_pool import Restart as Restart

@@ -21,7 +21,7 @@ import nnburst
 from nnburst import BadState, DeadObject, InvalidArgument, MissedDeadline
 from nnburst._core.deadline import Deadline
 from nnburst._core.leaving import ProcessLock
-from nnburst.burst.server import server_end
+from nnburst.burst.server import server as burst_server
 from nnburst.errors import Ending
 from nnburst.model import Model, ModelBuilder, OperandType
 from nnburst.runtime.run.burst_pool import BurstPool
@@ -407,7 +407,7 @@ def test_shared_service_that_stays_away_is_given_up_in_time(serve: Callable[[], 
 def test_burst_that_the_service_has_ended_is_replaced_and_the_service_goes_on(
     on_death: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    serve, first, ending = server_end.serve, [-errno.ENOBUFS], threading.Event()
+    serve, first, ending = burst_server.serve, [-errno.ENOBUFS], threading.Event()
 
     def serve_all_but_the_first(*given: Any) -> int:
         if not first:
@@ -416,7 +416,7 @@ def test_burst_that_the_service_has_ended_is_replaced_and_the_service_goes_on(
         ending.wait(PATIENCE)
         return number
 
-    monkeypatch.setattr(server_end, "serve", serve_all_but_the_first)
+    monkeypatch.setattr(burst_server, "serve", serve_all_but_the_first)
     with (
         nnburst.in_process() as service,
         service.session(relu((4,)), on_death=on_death) as session,

@@ -250,7 +250,7 @@ def test_what_an_executor_a_context_and_a_callback_must_have() -> None:
     assert BurstContext.__abstractmethods__ == {"free_memory", "close"}
     assert BurstCallback.__abstractmethods__ == {"get_memories"}
     entries = {"is_cache_entry_present", "add_cache_entry", "remove_cache_entry"}
-    assert entries == BurstExecutorWithCache.__abstractmethods__  # and bind or execute, as `create` checks
+    assert {*entries, "bind"} == BurstExecutorWithCache.__abstractmethods__
 
 
 def test_server_asks_for_all_unknown_slots_at_once_in_ascending_order(memory: Memory) -> None:
@@ -310,48 +310,6 @@ def test_exception_of_an_executor_becomes_a_status(
                 execution.run()
         model.executor.during = lambda: None
         execution.run()
-
-
-def test_execute_of_an_executor_runs_each_request(memory: Memory) -> None:
-    class LooksEachTime(Adder):
-        def __init__(self) -> None:
-            super().__init__()
-            self.executed: list[MeasureTiming] = []
-
-        def execute(self, request: Request, slots: Sequence[int], measure: MeasureTiming) -> ExecutionResult:
-            self.executed.append(measure)
-            assert super().execute(request, slots, measure) == (ErrorStatus.NONE, (), Timing())
-            return ErrorStatus.NONE, (), Timing(time_on_device=5)
-
-    model = LocalModel(LooksEachTime())
-    with ExecutionBurstController.create(model) as controller:
-        execution = controller.bind(adder_request(memory), measure=True)
-        for runs in range(1, 4):
-            memory.array(np.float32, (4,))[:] = runs
-            execution.run()
-            assert execution.timing.time_on_device == 5
-            assert (memory.array(np.float32, (4,), 64) == runs + 1).all()
-            assert model.executor.executed == [MeasureTiming.YES] * runs
-
-
-def test_executor_that_implements_only_execute_serves_a_burst(memory: Memory) -> None:
-    class OnlyExecutes(Adder):
-        bind = BurstExecutorWithCache.bind
-
-        def execute(self, request: Request, slots: Sequence[int], measure: MeasureTiming) -> ExecutionResult:
-            return Adder.bind(self, request, slots, measure)() or (ErrorStatus.NONE, (), Timing())
-
-    with ExecutionBurstController.create(LocalModel(OnlyExecutes())) as controller:
-        controller.bind(adder_request(memory)).run()
-        assert (memory.array(np.float32, (4,), 64) == memory.array(np.float32, (4,)) + 1).all()
-
-
-def test_executor_that_implements_neither_is_refused() -> None:
-    class Idle(Adder):
-        bind = BurstExecutorWithCache.bind
-
-    with pytest.raises(InvalidArgument, match="Idle implements neither bind nor execute"):
-        ExecutionBurstController.create(LocalModel(Idle()))
 
 
 def test_shapes_and_timing_arrive_and_do_not_stick(model: LocalModel, memory: Memory) -> None:
@@ -609,7 +567,7 @@ def test_burst_that_the_server_ends_by_itself_ends_the_run_that_waits(
         ending.wait(PATIENCE)
         return -errno.ENOBUFS
 
-    monkeypatch.setattr("nnburst.burst.server.server_end.serve", serve)
+    monkeypatch.setattr("nnburst.burst.server.server.serve", serve)
     with ThreadPoolExecutor() as pool, ExecutionBurstController.create(model, polling_window=window) as controller:
         answer = pool.submit(controller.bind(adder_request(memory)).run)
         until(lambda: controller.stats.sent == 1)
@@ -624,7 +582,7 @@ def test_burst_whose_listener_fails_says_so(model: LocalModel, memory: Memory, m
     def fail(*_: Any) -> int:
         raise SystemExit(3)
 
-    monkeypatch.setattr("nnburst.burst.server.server_end.serve", fail)
+    monkeypatch.setattr("nnburst.burst.server.server.serve", fail)
     with ExecutionBurstController.create(model) as controller:
         until(lambda: not controller.is_sound)
         with pytest.raises(DeadObject, match="has ended the burst: its listener has failed"):
@@ -645,7 +603,7 @@ def test_burst_that_the_server_ends_before_the_client_has_its_end_is_a_dead_obje
         assert told.wait(PATIENCE)
         return made
 
-    monkeypatch.setattr("nnburst.burst.server.server_end.serve", lambda *_: -errno.ENOBUFS)
+    monkeypatch.setattr("nnburst.burst.server.server.serve", lambda *_: -errno.ENOBUFS)
     monkeypatch.setattr(SlotTable, "ended", note)
     monkeypatch.setattr(model, "configure_execution_burst", wait_for_the_end)
     with ExecutionBurstController.create(model) as controller:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from nnburst.burst import ExecutionBurstController, FlowQueue, ListenerGroup
-from nnburst.burst.server import server_end
+from nnburst.burst.server import server as burst_server
 from nnburst.devices import CacheFiles, CompileJob, create_device
 from nnburst.devices.function import FunctionDevice, Tensor, declare
 from nnburst.errors import GeneralFailure, ResourceExhausted
@@ -351,7 +351,7 @@ def test_memory_that_is_freed_while_its_burst_ends_leaves_the_plans_of_the_next_
     run(session)
     (burst,) = (burst for burst in service.group._bursts if burst is not None)
     plans, marks = service.group._plans, [lambda: None] * len(service.group._plans)
-    drop_plans = server_end.drop_plans
+    drop_plans = burst_server.drop_plans
 
     def late(*arguments: Any) -> list[Any]:
         monkeypatch.undo()
@@ -360,9 +360,9 @@ def test_memory_that_is_freed_while_its_burst_ends_leaves_the_plans_of_the_next_
         plans[:] = marks  # what a burst with the same places puts there
         return drop_plans(*arguments)
 
-    monkeypatch.setattr(server_end, "drop_plans", late)
+    monkeypatch.setattr(burst_server, "drop_plans", late)
     burst.forget_plans()  # type: ignore[attr-defined]
-    assert server_end.drop_plans is drop_plans
+    assert burst_server.drop_plans is drop_plans
     assert plans == marks
 
 

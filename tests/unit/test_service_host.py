@@ -1096,7 +1096,7 @@ def test_client_hears_that_the_service_has_ended_its_burst(monkeypatch: pytest.M
         ending.wait(PATIENCE)
         return -errno.ENOBUFS
 
-    monkeypatch.setattr("nnburst.burst.server.server_end.serve", serve)
+    monkeypatch.setattr("nnburst.burst.server.server.serve", serve)
     with in_process([create_device("nnburst-noop")]) as (client, _), Memory.ashmem(4096) as pool:
         prepared = client.devices[0].prepare_model(tiny_model())
         with ThreadPoolExecutor() as threads, ExecutionBurstController.create(prepared) as controller:

@@ -14,7 +14,7 @@ import pytest
 from test_control_flow import B8, ONE, TRUTH, O, Values, graph, sub
 
 from nnburst.burst import BurstExecutorWithCache, ExecutionBurstController, Kernel, SlotExecutor
-from nnburst.burst.server.server_end import MAX_PLANS
+from nnburst.burst.server.server import MAX_PLANS
 from nnburst.devices import (
     Device,
     NoopDevice,
@@ -28,10 +28,8 @@ from nnburst.devices.function import Tensor, declare
 from nnburst.errors import ErrorStatus, GeneralFailure, ResourceExhausted, error_for
 from nnburst.memory import Memory
 from nnburst.model import (
-    NO_TIMING,
     DataLocation,
     ExecutionResult,
-    MeasureTiming,
     Model,
     ModelBuilder,
     OperandDesc,
@@ -371,18 +369,6 @@ class Keeping(WrappedModel):
     configure_execution_burst = PreparedModel.configure_execution_burst
 
 
-class Looking(Keeping):
-    """One that looks at each request anew."""
-
-    def burst_executor(self) -> BurstExecutorWithCache:
-        class Executor(SlotExecutor):
-            def execute(self, request: Request, slots: Sequence[int], measure: MeasureTiming) -> ExecutionResult:
-                WorkingMemory().take(MIB)
-                return ErrorStatus.NONE, (), NO_TIMING
-
-        return Executor(lambda request, options: lambda: None)
-
-
 class Alone(Keeping):
     """One without an executor, that runs another model."""
 
@@ -398,7 +384,7 @@ class Other(NoopDevice):
         return self._kind(self._device.prepare_model(model, *arguments))
 
 
-@pytest.mark.parametrize("kind", [Keeping, Looking, Alone])
+@pytest.mark.parametrize("kind", [Keeping, Alone])
 def test_what_devices_of_others_take_counts(kind: type[WrappedModel]) -> None:
     model = large(MIB)
     for quota in (2 * MIB, MIB // 2):

@@ -22,7 +22,7 @@ from .loop import SERVING, serve
 if TYPE_CHECKING:
     from ..._core._nnburst import CData
     from ..kernel import Kernel
-    from .server_end import ServerEnd
+    from .server import ServerEnd
 
 _log = logging.getLogger("nnburst.burst")
 _RANKS = {Priority.HIGH: 0, Priority.MEDIUM: 1, Priority.LOW: 2}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..._core._nnburst import CData
     from ..kernel import Kernel
     from .group import ListenerGroup
-    from .server_end import ServerEnd
+    from .server import ServerEnd
 
 _log = logging.getLogger("nnburst.burst")
 _RESTART = -errno.ERESTART

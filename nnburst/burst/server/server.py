@@ -1,27 +1,337 @@
-"""The server of a burst, as its client holds it."""
+"""The server of a burst: its client's slots, the bound plans, and the face that its client holds."""
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
+import threading
+import time
 import weakref
+from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
-from ..._core._nnburst import ffi, lib
+from ..._core._nnburst import drop_plans, ffi, lib, swap
+from ..._core.deadline import Deadline
 from ..._core.errno import check, system
-from ...errors import InvalidArgument
-from ...model import ExecutionResult, Request, RunOptions
-from ..cancellation import present_token, under_token
-from ..endpoint import open_channels
-from ..interfaces import BurstCallback, BurstContext, BurstExecutorWithCache, implements
-from ..kernel import Kernel
+from ..._core.threads import start_daemon
+from ...errors import BadState, ErrorStatus, InvalidArgument, MissedDeadline, NNBurstError, error_for
+from ...memory import BufferSet
+from ...model import ExecutionResult, MeasureTiming, Request, RunOptions, reason_of, took_too_long
+from ...watch import private_row
+from ..cancellation import CancelToken, present_token, under_token
+from ..endpoint import c_result, open_channels, python_request
+from ..interfaces import BurstCallback, BurstContext, BurstExecutorWithCache
+from ..kernel import Kernel, run_until
 from ..polling import window_ns
-from .server_end import MAX_PLANS, ServerEnd
+from ..stats import ServerStats, server_stats
+from .loop import SERVING, serve
 from .slot_executor import SlotExecutor
 
 if TYPE_CHECKING:
+    from ..._core._nnburst import CData
     from ...devices import PreparedModel
     from ...fmq import MQDescriptor
-    from ..stats import ServerStats
+
+_log = logging.getLogger("nnburst.burst")
+
+MAX_PLANS: int = lib.NNB_BURST_PLANS
+
+
+class ServerEnd:
+    """One burst, served by the group of its callback's `flow_queue` or by a thread of its own.
+
+    It knows nothing of the `ExecutionBurstServer` that its user may drop. Once the burst has ended, whatever ended it,
+    all that it held is given back.
+
+    Raises:
+        BadState, ResourceExhausted: As `ListenerGroup.add`, or there is no thread for it.
+    """
+
+    def __init__(self, callback: BurstCallback, executor: BurstExecutorWithCache, endpoint: CData) -> None:
+        self._callback = callback
+        self._row = callback.row or private_row()
+        lib.nnb_server_watch(endpoint, self._row.pointer)
+        self._executor = executor
+        self._endpoint = endpoint
+        self._token = CancelToken(endpoint, callback.account)
+        self._plans: list[Kernel] = []
+        self._base = 0  # index of the first of this burst's plans
+        self._gated: dict[int, tuple[Kernel, BufferSet]] = {}
+        self._leaving: list[Kernel] = []  # dropped while C runs it, so it has to stay until that run is over
+        self._reason = ""
+        self._freed_meanwhile: set[int] | None = None
+        self._final_stats: ServerStats | None = None
+        self._ended = threading.Event()
+        queue = callback.flow_queue
+        self._group = None if queue is None else queue.flow.group
+        self._thread: threading.Thread | None = None
+        try:
+            if queue is not None:
+                queue.flow.group.add(self, queue, endpoint)
+            else:
+                self.take_places([], 0)
+                self._thread = start_daemon(self._listen, name="nnburst-listener", what="a burst")
+                SERVING[id(self)] = self
+        except BaseException:
+            ffi.release(endpoint)
+            self._row.close()
+            raise
+
+    def _listen(self) -> None:
+        ending = 0
+        try:
+            ending = serve(lib.nnb_server_next, self._endpoint, self._plans, lambda plan: self)
+        finally:
+            self.end(ending)
+
+    # ---- the thread that runs a request of the burst -------------------------------------------------------------
+
+    def take_places(self, plans: list[Kernel], first: int) -> None:
+        """Keep plans in ``plans[first:first + MAX_PLANS]`` from now on."""
+        self._base = first
+        plans[first : first + MAX_PLANS] = [self._rebind] * MAX_PLANS
+        self._plans = plans
+
+    def attend(self, plan: int) -> None:
+        """Run a request whose plan cannot just be called; `plan` is its id with the flags that say why."""
+        deadline_ns = lib.nnb_server_deadline(self._endpoint)
+        if plan & lib.NNB_PLAN_KERNEL:
+            self._run_kernel(partial(self._finish_in_c, plan % MAX_PLANS, deadline_ns), deadline_ns)
+        elif plan & lib.NNB_PLAN_GUARDED:
+            self._answer_guarded(plan % MAX_PLANS, deadline_ns)
+        elif plan & lib.NNB_PLAN_NEW:
+            self._answer_new(plan % MAX_PLANS, deadline_ns)
+        else:
+            self._run_kernel(self._plans[self._base + plan % MAX_PLANS], deadline_ns)
+
+    def _run_kernel(self, kernel: Kernel, deadline_ns: int) -> None:
+        try:
+            result = run_until(kernel, deadline_ns)
+        except MissedDeadline as error:
+            if self._callback.max_run is None or time.monotonic_ns() < deadline_ns:
+                raise
+            raise MissedDeadline(took_too_long(str(error), self._callback.max_run)) from error
+        if result is not None:
+            self.answer(result)
+
+    def _finish_in_c(self, plan_id: int, deadline_ns: int) -> None:
+        """Stands for a kernel that C has run: it failed, or its plan was dropped meanwhile."""
+        status, sentence = ffi.new("int32_t *"), ffi.new("const char **")
+        kernel = self._plans[self._base + plan_id]  # held before C lets go of it
+        if lib.nnb_server_outcome(self._endpoint, status, sentence):
+            kernel = self._leaving.pop()
+        failed = getattr(kernel, "failed", None)
+        if status[0] and failed is not None:
+            raise failed(status[0], deadline_ns)
+        if status[0]:
+            said = ffi.string(sentence[0]).decode(errors="replace") if sentence[0] else "the kernel does not say why"
+            raise error_for(ErrorStatus(status[0]), said)
+
+    def end(self, number: int) -> None:
+        """Give everything back; nothing runs any more. `number` is what has ended the burst, a negative errno."""
+        try:
+            self._give_all_back(number)
+        except Exception:  # also of a device of the user's: a thread of a group goes on with the other bursts
+            _log.exception("giving back a burst failed")
+        finally:
+            self._ended.set()
+
+    def _give_all_back(self, number: int) -> None:
+        if number != -errno.EPIPE:
+            reason = _ENDINGS.get(-number, errno.errorcode.get(-number, str(number)))
+            _log.error("burst ended: %s", reason)
+            self._callback.ended(reason)
+        self._final_stats = server_stats(self._row)
+        self.forget_plans()  # so that one who drops plans later finds none: the next burst may have the places
+        self._endpoint = self._token.server = ffi.NULL  # destroyed with the last reference
+        self._plans[self._base : self._base + MAX_PLANS] = [_nothing] * MAX_PLANS
+        self._gated, self._leaving, self._plans = {}, [], []
+        self._row.close()
+        self._executor.close()
+
+    def answer(self, result: ExecutionResult) -> None:
+        if result[0] is not ErrorStatus.NONE:
+            if result[0] is not ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:  # of which no client asks why
+                self._reason = reason_of(result)
+            if self._token.cancelled[0]:
+                lib.nnb_server_keep_failures(self._endpoint)
+        raw, keep_alive = c_result(result)
+        lib.nnb_server_set_result(self._endpoint, raw)
+        del keep_alive
+
+    def _answer_new(self, plan_id: int, deadline_ns: int) -> None:
+        # The plan that gives way goes first: memory that it keeps may be needed.
+        self._give_up(plan_id)
+        plan = self._bind_request()
+        gate, c_kernel = getattr(plan, "gate", None), getattr(plan, "c_kernel", None)
+        guarded = gate if isinstance(gate, BufferSet) and gate.fixed else None
+        # In its place before C keeps it: from then on another thread may drop it.
+        self._plans[self._base + plan_id] = plan
+        if guarded is not None:
+            self._guard(plan_id, plan, guarded)
+        if lib.nnb_server_keep_plan(self._endpoint, plan_id):
+            self._give_up(plan_id)  # a slot was freed meanwhile: the plan runs this once and is not found again
+        elif guarded is not None:
+            lib.nnb_server_guard_plan(self._endpoint, plan_id, guarded.handle)
+        elif gate is None and c_kernel is not None:
+            lib.nnb_server_set_kernel(self._endpoint, plan_id, c_kernel)
+        self._run_gated(plan_id, plan, deadline_ns)
+
+    def _give_up(self, plan_id: int) -> None:
+        """Forget a plan that C does not know."""
+        self._gated.pop(plan_id, None)
+        self._plans[self._base + plan_id] = self._rebind
+
+    def _guard(self, plan_id: int, plan: Kernel, gate: BufferSet) -> None:
+        end, guarded = weakref.ref(self), weakref.ref(gate)
+
+        def forget() -> None:
+            this = end()
+            if this is None:
+                return
+            plans, place = this._plans, this._base + plan_id
+            held, gated = plans[place] if plans else None, this._gated.get(plan_id)
+            # Another plan may have the id by now, or take it after this look.
+            if gated is not None and gated[1] is guarded():
+                swap(plans, place, held, this._rebind)
+
+        self._gated[plan_id] = plan, gate
+        gate.when_freed(forget)
+
+    def _answer_guarded(self, plan_id: int, deadline_ns: int) -> None:
+        """The plan's buffers are in use, without contents, or not where they were."""
+        plan, _ = self._gated.get(plan_id, (self._rebind, None))
+        self._run_gated(plan_id, plan, deadline_ns)
+
+    def _run_gated(self, plan_id: int, plan: Kernel, deadline_ns: int) -> None:
+        """Run a plan that enters its buffers itself. From then on, also if it failed, C does; see `Kernel`."""
+        try:
+            self._run_kernel(plan, deadline_ns)
+        finally:
+            self._take_admitted(plan_id)
+
+    def _take_admitted(self, plan_id: int) -> None:
+        gated = self._gated.get(plan_id)
+        admitted = None if gated is None else gated[1].current
+        if gated is None or admitted is None:
+            return
+        self._plans[self._base + plan_id] = admitted
+        if gated[1].current is not admitted or plan_id not in self._gated:  # a buffer or a slot was freed meanwhile
+            self._plans[self._base + plan_id] = self._rebind
+
+    def _rebind(self) -> ExecutionResult | None:
+        """Stands where a plan was dropped between its look-up in C and its call."""
+        lib.nnb_server_forgo(self._endpoint)  # the new plan enters its buffers itself
+        return self._bind_request()()
+
+    def _bind_request(self) -> Kernel:
+        request, slots, measure = python_request(lib.nnb_server_request(self._endpoint))
+        self._ensure_present(slots)
+        with under_token(self._token):
+            return self._bind(request, slots, MeasureTiming.YES if measure else MeasureTiming.NO)
+
+    def _bind(self, request: Request, slots: list[int], measure: MeasureTiming) -> Kernel:
+        for kind, arguments in (("input", request.inputs), ("output", request.outputs)):
+            for i, argument in enumerate(arguments):
+                if not argument.has_no_value and argument.location.pool_index >= len(slots):
+                    raise InvalidArgument(
+                        f"{kind} {i}: pool {argument.location.pool_index} of a request with {len(slots)} pools"
+                    )
+        return self._executor.bind(request, slots, measure)
+
+    def _ensure_present(self, slots: Iterable[int]) -> None:
+        """Fetch the memories of unknown slots, all in one call."""
+        freed = self._freed_meanwhile = set[int]()  # before the look
+        try:
+            unknown = sorted(slot for slot in set(slots) if not self._executor.is_cache_entry_present(slot))
+            if not unknown:
+                return
+            lib.nnb_row_count(self._row.pointer, lib.NNB_SLOT_MISSES, len(unknown))
+            status, memories = self._callback.get_memories(unknown)
+            if status is not ErrorStatus.NONE:
+                raise NNBurstError(f"the client has freed a memory of the request (slots {unknown})", status=status)
+            if len(memories) != len(unknown):
+                raise NNBurstError(f"the client sent {len(memories)} memories for {len(unknown)} slots")
+            for slot, memory in zip(unknown, memories, strict=True):
+                self._executor.add_cache_entry(memory, slot)
+                if slot in freed:  # after the entry is there: one who frees it from now on removes it
+                    self._executor.remove_cache_entry(slot)
+                    raise InvalidArgument(f"slot {slot} was freed while a request with it was on its way")
+        finally:
+            self._freed_meanwhile = None
+
+    # ---- any thread ------------------------------------------------------------------------------------------
+
+    # Without locks: a signal handler that comes over one of these may close the burst, and waits for its thread.
+
+    def free_memory(self, slot: int) -> None:
+        freed = self._freed_meanwhile
+        if freed is not None:
+            freed.add(slot)
+        self._executor.remove_cache_entry(slot)
+        # After the entry is gone: a plan that is bound from now on asks the client for the slot.
+        self._drop_plans(slot)
+
+    def forget_plans(self) -> None:
+        self._drop_plans(lib.NNB_ANY_SLOT)
+
+    def _drop_plans(self, slot: int) -> None:
+        endpoint, plans = self._endpoint, self._plans
+        if endpoint and plans:
+            address = int(ffi.cast("uintptr_t", endpoint))
+            drop_plans(address, slot, plans, self._base, self._rebind, self._gated, self._leaving)
+
+    def take_reason(self) -> str:
+        """Return why the last execution failed that did, once."""
+        reason, self._reason = self._reason, ""
+        return reason
+
+    def leave(self) -> None:
+        """Its answers are not awaited any more. Takes no lock."""
+        self._token.cancel()
+
+    def hang_up(self) -> None:
+        """Take no more requests, and wait for nothing. Takes no lock of Python's, for finalisers."""
+        endpoint = self._endpoint
+        if endpoint:
+            lib.nnb_server_hang_up(endpoint)
+        if self._group is not None:
+            self._group.wake_all()
+
+    def close(self) -> None:
+        """End the burst and wait until an execution that is running has finished. Idempotent."""
+        thread, group = self._thread, self._group
+        if threading.current_thread() is thread or (group is not None and group.serves_here()):
+            raise BadState("a burst cannot be closed by a listener thread; close it from another one")
+        self.hang_up()
+        if thread is None:
+            self._ended.wait(Deadline.after().left())
+        else:
+            thread.join(Deadline.after().left())
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests are still served."""
+        return not self._ended.is_set()
+
+    @property
+    def stats(self) -> ServerStats:
+        now = server_stats(self._row)
+        return self._final_stats or now
+
+
+def _nothing() -> None:
+    """Stands where a burst that is over had its plans."""
+
+
+_ENDINGS = {
+    0: "its listener has failed",
+    errno.EBADMSG: "the client corrupted the shared counters",
+    errno.ENOBUFS: "the client takes no results",
+    errno.ECHILD: "the process was forked",
+}
 
 
 class ExecutionBurstServer(BurstContext):
@@ -47,8 +357,8 @@ class ExecutionBurstServer(BurstContext):
             request_channel: Synchronized queue of 24-byte datums with an event word, in sealed memory. The
                 descriptors stay with the caller. Whatever is in the queues is erased.
             result_channel: Likewise.
-            executor: Runs the requests, through `execute` if it has one of its own, else through `bind`. Or a prepared
-                model: then nothing is kept between requests but their memories. Kept alive until the burst ends.
+            executor: Binds the requests. Or a prepared model: then nothing is kept between requests but their
+                memories. Kept alive until the burst ends.
             polling_window: Seconds to poll before sleeping; None for the default of the two ends' CPUs, 0 to never
                 poll.
 
@@ -61,8 +371,6 @@ class ExecutionBurstServer(BurstContext):
             if not hasattr(executor, "execute_synchronously"):
                 raise InvalidArgument("executor must be a BurstExecutorWithCache or a prepared model")
             executor = executor_of(executor)
-        if not implements(executor, "bind") and not implements(executor, "execute"):
-            raise InvalidArgument(f"{type(executor).__name__} implements neither bind nor execute; a burst needs one")
         executor.loop_timeout_ns = callback.loop_timeout_ns
         window = window_ns(polling_window, callback.cpus)
         ends = open_channels(request_channel, result_channel, reset=True)

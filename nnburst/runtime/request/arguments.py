@@ -64,7 +64,7 @@ class Argument(Struct, frozen=True):
     array: Array | None = None
 
 
-class Layout(Struct, frozen=True):
+class ArgumentLayout(Struct, frozen=True):
     """Arguments that have their places.
 
     Attributes:
@@ -82,7 +82,7 @@ class Layout(Struct, frozen=True):
 
 def lay_out(
     inputs: Sequence[Argument], outputs: Sequence[Argument], memory: Memory | None = None, steps: Steps | None = None
-) -> Layout:
+) -> ArgumentLayout:
     """Give each argument its place; those in the execution's own memory begin at multiples of 64 bytes.
 
     Args:
@@ -110,7 +110,7 @@ def lay_out(
         if made is not None:
             made.close()
         raise
-    return Layout(memory, requests, tuple(views[: len(inputs)]), tuple(views[len(inputs) :]))
+    return ArgumentLayout(memory, requests, tuple(views[: len(inputs)]), tuple(views[len(inputs) :]))
 
 
 def _request(
@@ -274,7 +274,7 @@ class Arguments:
             "output": [main.operands[i] for i in main.output_indexes],
         }
         self._given: dict[str, dict[int, Argument]] = {"input": {}, "output": {}}
-        self._layout: Layout | None = None
+        self._layout: ArgumentLayout | None = None
         self._known: dict[str, Sequence[tuple[int, ...] | None]] = {"input": (), "output": ()}
         self._unverified: Set[str] = frozenset()  # outputs whose shape a file declares and a run has contradicted
         self.inputs, self.outputs = SharedArrays(), SharedArrays()
@@ -480,7 +480,7 @@ class Arguments:
         return [*self.in_order("input"), *self.in_order("output")]
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> ArgumentLayout:
         """Where they lie."""
         if self._layout is None:
             self._layout = lay_out(self.in_order("input"), self.in_order("output"), None, self.steps)

@@ -7,8 +7,9 @@ import operator
 import weakref
 from collections.abc import Sequence
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
+import numpy as np
 from msgspec import Struct
 
 from ..._core.errno import is_real
@@ -22,7 +23,6 @@ from ...model import (
     BufferDesc,
     BufferRole,
     BufferToken,
-    Named,
     OperandDesc,
     combine_dimensions,
     is_extension,
@@ -31,11 +31,12 @@ from ...model import (
 )
 from ..compile.compilation import Compilation
 
+if TYPE_CHECKING:
+    from ..run.burst import Burst
+
 _UINT32 = 2**32 - 1
-
-
-class _Burst(Protocol):
-    def _forget(self, pool: Memory | Named) -> object: ...
+_CHUNK = 4 << 20
+"""Bytes that are on their way at a time where neither memory is mapped."""
 
 
 class _Role(Struct, frozen=True):
@@ -201,6 +202,12 @@ class DeviceMemory(OneProcess, Closing):
     It is used whole, and only in the roles that it was described for. Its contents are undefined until `copy_memory`
     or an execution has filled it.
 
+    Attributes:
+        buffer: The buffer in the device; None where shared memory stands in.
+        memory: The shared memory that stands in, or None.
+        initialised: Whether the contents are defined.
+        dimensions: Of the contents; 0 or () where they are not known.
+
     Example:
         >>> with nnburst.launch() as service, nnburst.Compilation(model, service) as compilation:
         ...     compilation.finish()
@@ -216,8 +223,6 @@ class DeviceMemory(OneProcess, Closing):
         (True, (1, 4))
     """
 
-    operand: OperandDesc
-
     def __init__(
         self,
         roles: Sequence[_Role],
@@ -228,42 +233,18 @@ class DeviceMemory(OneProcess, Closing):
     ) -> None:
         """Use `MemoryDesc.create_memory`."""
         self._roles = tuple(roles)
-        self.operand = operand
-        self._initial = dimensions
-        self._current = dimensions
-        self._buffer = buffer
-        self._memory = memory
-        self._initialised = False
+        self.operand, self.buffer, self.memory, self.initialised = operand, buffer, memory, False
+        self._initial = self.dimensions = dimensions
         self._closed = False
         self._leaving = Leaving()
-        self._bursts: weakref.WeakSet[_Burst] = weakref.WeakSet()
+        self._bursts: weakref.WeakSet[Burst] = weakref.WeakSet()
 
     # ---- looking ---------------------------------------------------------------------------------------------
 
     @property
-    def buffer(self) -> Buffer | None:
-        """The buffer in the device, or None where shared memory stands in."""
-        return self._buffer
-
-    @property
-    def memory(self) -> Memory | None:
-        """The shared memory that stands in, or None."""
-        return self._memory
-
-    @property
-    def initialised(self) -> bool:
-        """Whether the contents are defined."""
-        return self._initialised
-
-    @property
-    def dimensions(self) -> tuple[int, ...]:
-        """Of the contents; 0 or () where they are not known."""
-        return self._current
-
-    @property
     def size(self) -> int:
         """Bytes of the contents, 0 if unknown."""
-        return _nbytes(self.operand, self._current)
+        return _nbytes(self.operand, self.dimensions)
 
     @property
     def pool(self) -> Memory | BufferToken:
@@ -273,10 +254,10 @@ class DeviceMemory(OneProcess, Closing):
             BadState: It is closed.
         """
         self._check_open()
-        if self._memory is not None:
-            return self._memory
-        assert self._buffer is not None
-        return BufferToken(self._buffer.token)
+        if self.memory is not None:
+            return self.memory
+        assert self.buffer is not None
+        return BufferToken(self.buffer.token)
 
     # ---- rules of executions ---------------------------------------------------
 
@@ -307,10 +288,10 @@ class DeviceMemory(OneProcess, Closing):
             BadState: The memory is closed.
         """
         self._check_open()
-        if not self._initialised:
+        if not self.initialised:
             raise GeneralFailure(f"input {index}: the memory has no contents; copy to it or run what writes it")
         try:
-            combine_dimensions(self._current, dimensions)
+            combine_dimensions(self.dimensions, dimensions)
         except InvalidArgument as error:
             raise GeneralFailure(f"input {index}: the memory's contents have other dimensions: {error}") from None
 
@@ -320,14 +301,14 @@ class DeviceMemory(OneProcess, Closing):
         Raises:
             GeneralFailure: The dimensions contradict those that it was described with; it has no contents then.
         """
-        self._initialised = False
+        self.initialised = False
         if dimensions is None:
             return
         try:
-            self._current = combine_dimensions(self._initial, dimensions)
+            self.dimensions = combine_dimensions(self._initial, dimensions)
         except InvalidArgument as error:
             raise GeneralFailure(f"the output does not fit the memory's description: {error}") from None
-        self._initialised = True
+        self.initialised = True
 
     def _check_source(self, other: DeviceMemory) -> None:
         """Check that another memory's contents may be copied here.
@@ -343,7 +324,7 @@ class DeviceMemory(OneProcess, Closing):
         """Bytes that contents of these dimensions, which may be () for the described ones, would take; 0 if unknown."""
         return _nbytes(self.operand, combine_dimensions(self._initial, dimensions))
 
-    def _seen_by(self, burst: _Burst) -> None:
+    def _seen_by(self, burst: Burst) -> None:
         """The burst remembers the memory from now on, until one of the two is closed."""
         self._bursts.add(burst)
 
@@ -356,10 +337,10 @@ class DeviceMemory(OneProcess, Closing):
     def close(self) -> None:
         """Give the memory back, also in the bursts that know it. Idempotent."""
         if not self._closed:
-            pool, own = self.pool, self._buffer or self._memory
+            pool, own = self.pool, self.buffer or self.memory
             assert own is not None
             self._leaving = Leaving(*(partial(burst._forget, pool) for burst in list(self._bursts)), own.close)
-            self._closed, self._initialised = True, False
+            self._closed, self.initialised = True, False
         self._leaving()
 
 
@@ -389,3 +370,112 @@ def _nbytes(operand: OperandDesc | None, dimensions: tuple[int, ...]) -> int:
     if not info.is_scalar and not is_fully_specified(dimensions):
         return 0
     return math.prod(dimensions) * info.element_size
+
+
+def copy_memory(source: Memory | DeviceMemory, target: Memory | DeviceMemory) -> None:
+    """Copy the whole contents of one memory to another. Copying a memory to itself does nothing.
+
+    Whatever fails leaves a target that a `MemoryDesc` describes without contents. Between two buffers of one device no
+    byte moves: they share until one of them is written.
+
+    Args:
+        source, target: Of the same size, dimensions, type and quantisation.
+
+    Raises:
+        InvalidArgument: An argument is no memory; the source has no contents; sizes, dimensions, types or
+            quantisations do not fit; the target may not be written.
+        GeneralFailure: The contents cannot be reached.
+        ResourceExhausted: A buffer is in use.
+        BadState: A memory is closed.
+        DeadObject: The service that holds a buffer has ended.
+
+    Example:
+        >>> with nnburst.Memory.ashmem(4) as here, nnburst.Memory.ashmem(4) as there:
+        ...     here.write(np.array([1, 2, 3, 4], np.uint8))
+        ...     nnburst.copy_memory(here, there)
+        ...     there.read(np.uint8, (4,))
+        array([1, 2, 3, 4], dtype=uint8)
+    """
+    for what, memory in (("source", source), ("target", target)):
+        if not isinstance(memory, Memory | DeviceMemory):
+            raise InvalidArgument(f"the {what} is {type(memory).__name__}; give a Memory or a DeviceMemory")
+    if source is target:
+        return
+    if not isinstance(target, DeviceMemory):
+        _check_source(source)
+        _require_size(source, target._contents_size)
+        _move(source, target)
+        return
+    dimensions: tuple[int, ...] | None = None
+    try:
+        _check_source(source)
+        wanted = source.dimensions if isinstance(source, DeviceMemory) else ()
+        if isinstance(source, DeviceMemory):
+            target._check_source(source)
+        needed = target._nbytes_of(wanted)
+        if not needed:
+            raise InvalidArgument("the target's dimensions are open and the source does not know its own")
+        _require_size(source, needed)
+        target.pool  # noqa: B018  # raises if it is closed
+        _to_device(source, target, wanted)
+        dimensions = wanted
+    finally:
+        target._written(dimensions)
+
+
+def _check_source(source: Memory | DeviceMemory) -> None:
+    if isinstance(source, DeviceMemory):
+        source.pool  # noqa: B018  # raises if it is closed
+        if not source.initialised:
+            raise InvalidArgument("the source has no contents; copy to it or run what writes it")
+
+
+def _require_size(source: Memory | DeviceMemory, needed: int) -> None:
+    size = source.size if isinstance(source, DeviceMemory) else source._contents_size
+    if size != needed:
+        raise InvalidArgument(f"the source has {size} bytes, the target takes {needed}")
+
+
+def _move(source: Memory | DeviceMemory, target: Memory) -> None:
+    if isinstance(source, DeviceMemory):
+        if source.buffer is not None:
+            source.buffer.copy_to(target)
+            return
+        assert source.memory is not None
+        source = source.memory
+    if source.image is not None or target.image is not None:
+        whole = np.empty(source._contents_size, np.uint8)
+        source._copy_out(0, whole)
+        target._copy_in(0, whole)
+        return
+    buffer = np.empty(min(source.size, _CHUNK), np.uint8)
+    for start in range(0, source.size, _CHUNK):
+        part = buffer[: min(_CHUNK, source.size - start)]
+        source._copy_out(start, part)
+        target._copy_in(start, part)
+
+
+def _to_device(source: Memory | DeviceMemory, target: DeviceMemory, dimensions: tuple[int, ...]) -> None:
+    if target.memory is not None:
+        _move(source, target.memory)
+        return
+    buffer = target.buffer
+    assert buffer is not None
+    if isinstance(source, Memory):
+        buffer.copy_from(source)
+    elif source.memory is not None:
+        buffer.copy_from(source.memory, dimensions)
+    else:
+        assert source.buffer is not None
+        try:  # within one device, else around it: only the device knows which buffers are its own
+            buffer.copy_buffer(source.buffer)
+        except (InvalidArgument, GeneralFailure):
+            _through_shared_memory(source, target, dimensions)
+
+
+def _through_shared_memory(source: DeviceMemory, target: DeviceMemory, dimensions: tuple[int, ...]) -> None:
+    assert source.buffer is not None
+    assert target.buffer is not None
+    with Memory.hardware_buffer_blob(source.size) as between:
+        source.buffer.copy_to(between)
+        target.buffer.copy_from(between, dimensions)

@@ -340,20 +340,14 @@ def answer_length(outputs: Sequence[NodeArg]) -> int:
     return min(2 + len(outputs) + sum(ranks), _MOST_DATUMS)
 
 
-def request_channel_length(inputs: Sequence[NodeArg], outputs: Sequence[NodeArg]) -> int:
-    """Return how many datums the request channel of a burst needs, also for a model that has very many inputs."""
+def channel_lengths(inputs: Sequence[NodeArg], outputs: Sequence[NodeArg]) -> tuple[int, int]:
+    """Return how many datums the channels of a burst need, also for a model that has very many arguments.
+
+    The dimensions of all outputs fit into the second: they are told where an output's shape is known only after a run.
+    """
     arguments = (*inputs, *outputs)
     with_pools = answer_length(arguments) + len(arguments)
-    return min(max(CHANNEL_LENGTH, with_pools), _MOST_DATUMS)
-
-
-def result_channel_length(outputs: Sequence[NodeArg]) -> int:
-    """Return how many datums the result channel of a burst needs, so that the dimensions of all outputs fit.
-
-    They are told where an output's shape is known only after a run.
-    """
-    is_open = any(argument.is_open for argument in outputs)
-    return max(CHANNEL_LENGTH, answer_length(outputs)) if is_open else CHANNEL_LENGTH
+    return min(max(CHANNEL_LENGTH, with_pools), _MOST_DATUMS), max(CHANNEL_LENGTH, answer_length(outputs))
 
 
 class Sizes(Struct, frozen=True):

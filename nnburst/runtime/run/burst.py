@@ -18,7 +18,7 @@ from ...model import ExecutionPreference
 from ..compile.compilation import Compilation
 from ..execution import Execution
 from ..request.arguments import Arguments, find_buffers, given_shapes
-from ..request.node_args import request_channel_length, result_channel_length, solve_shapes
+from ..request.node_args import channel_lengths, solve_shapes
 from ..request.state import States, check_states, check_steps, make_states, steps_of
 from ..service import closes_with, service_of
 from .pipeline import Pipeline
@@ -70,12 +70,13 @@ class Burst(OneProcess, Closing):
         self.compilation = compilation
         if polling_window is None and compilation.preference is ExecutionPreference.LOW_POWER:
             polling_window = 0.0
+        requests, results = channel_lengths(compilation.inputs, compilation.outputs)
         self._controller = ExecutionBurstController.create(
             compilation.prepared_model,
             polling_window=polling_window,
             loop_timeout=loop_timeout,
-            channel_length=request_channel_length(compilation.inputs, compilation.outputs),
-            result_channel_length=result_channel_length(compilation.outputs),
+            channel_length=requests,
+            result_channel_length=results,
         )
         self._loop_timeout = loop_timeout
         self._recording: Recording | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 
 from ..._core.leaving import ProcessLock
@@ -20,12 +19,12 @@ class Event:
     ended.
 
     Args:
-        fence: Signalled at the end, in error if it failed. The event's from now on.
+        fence: Signalled at the end, in error if it failed. The event's from now on, and its attribute.
         settle: Called once after the end, by the first `wait`; raises what the execution raised.
     """
 
     def __init__(self, fence: Fence, settle: Callable[[], None]) -> None:
-        self._fence = fence
+        self.fence = fence
         self._settle = settle
         self._settled = False
         self._error: Exception | None = None
@@ -38,14 +37,12 @@ class Event:
         failures: list[BaseException] = []
 
         def run() -> None:
-            with contextlib.ExitStack() as stack:
-                stack.callback(signal.fail)
-                try:
-                    work()
-                except BaseException as error:  # raised again by `wait`
-                    failures.append(error)
-                else:
-                    signal.set()
+            try:
+                work()
+                signal.set()
+            except BaseException as error:  # raised again by `wait`
+                failures.append(error)
+                signal.fail()
 
         def settle() -> None:
             thread.join()
@@ -70,23 +67,18 @@ class Event:
         fence = Fence(fd)
         return cls(fence, lambda: fence.wait(0))
 
-    @property
-    def fence(self) -> Fence:
-        """What it waits for; still the event's."""
-        return self._fence
-
     def fileno(self) -> int:
         """The descriptor, which becomes readable at the end; still the event's. Poll it, do not read from it."""
-        return self._fence.fileno()
+        return self.fence.fileno()
 
     def get_sync_fence_fd(self) -> int:
         """Return a duplicate of the descriptor that is the caller's own."""
-        return self._fence.detach_copy()
+        return self.fence.detach_copy()
 
     @property
     def done(self) -> bool:
         """Whether `wait` would return or raise at once."""
-        return self._settled or self._fence.state is not FenceState.ACTIVE
+        return self._settled or self.fence.state is not FenceState.ACTIVE
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait for the end.
@@ -100,7 +92,7 @@ class Event:
         """
         if not self._settled:
             try:
-                self._fence.wait(timeout)
+                self.fence.wait(timeout)
             except GeneralFailure:  # the outcome says more
                 pass
             except MissedDeadline:
