@@ -277,7 +277,7 @@ class Buffer(Closing, abc.ABC):
 
     @abc.abstractmethod
     def copy_buffer(self, source: Buffer) -> None:
-        """Take the contents of another buffer of the same device, inside it and without moving bytes.
+        """Take the contents of another buffer of the same device, inside it.
 
         Raises:
             InvalidArgument: The source is another device's, has no contents, or other type or dimensions.

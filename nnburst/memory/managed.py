@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import weakref
 from collections.abc import Callable, Hashable, Iterator
@@ -18,16 +17,16 @@ from .memory import Memory
 
 
 class Made:
-    """What was made over the bytes of the buffers of one request, by where these are."""
+    """Views over the bytes of the buffers of one request, and where these were then."""
 
     def __init__(self) -> None:
         self.also_forget: Callable[[], None] = _nothing
         self.forget()
 
     def forget(self) -> None:
-        """Let go of all of it, because a buffer was closed and its storage is to be freed."""
+        """Let go of them, because a buffer was closed and its bytes are to be freed."""
         self.current: Any = None
-        self.by_layout: dict[Hashable, Any] = {}
+        self.layout: Hashable = None
         self.also_forget()
 
 
@@ -41,20 +40,6 @@ class RoleKey(NamedTuple):
     model: int
     is_input: bool
     position: int
-
-
-class _Storage:
-    """Bytes that one buffer owns, or several share until one of them is written."""
-
-    __slots__ = ("bytes", "number", "owners")
-
-    _numbers = itertools.count(1)
-
-    def __init__(self, nbytes: int) -> None:
-        self.bytes: Array = private_bytes(nbytes)
-        self.number = next(self._numbers)
-        """Never used again, as `id` would be."""
-        self.owners = 1
 
 
 class ManagedBuffer:
@@ -81,9 +66,8 @@ class ManagedBuffer:
         self.handle = gate.new_buffer()
         self._reading = Uses((self.handle,), ())
         self._writing = Uses((), (self.handle,))
-        self._storage = _Storage(self.nbytes(dimensions) if self.is_fixed else 0)
-        self._spare: _Storage | None = None
-        self._lent: tuple[weakref.ref[ManagedBuffer], _Storage] | None = None
+        self.storage = private_bytes(self.nbytes(dimensions) if self.is_fixed else 0)
+        """The bytes; valid while the buffer is in use. They move only when open dimensions make the buffer grow."""
         self._account: Callable[[int], None] | None = None
         self._accounted = 0
         self._made: weakref.WeakSet[Made] = weakref.WeakSet()
@@ -122,25 +106,10 @@ class ManagedBuffer:
 
     # -- storage ----------------------------------------------------------------------------------------------
 
-    @property
-    def storage(self) -> Array:
-        """The bytes; valid while the buffer is in use."""
-        return self._storage.bytes
-
-    @property
-    def place(self) -> int:
-        """Changes when the bytes have moved, so that views of them are those of another buffer."""
-        return self._storage.number
-
-    @property
-    def shared(self) -> bool:
-        """Whether another buffer has the same storage; then a writer takes another one first."""
-        return self._storage.owners > 1
-
     def account_to(self, account: Callable[[int], None]) -> None:
         """Have a function told of bytes that the buffer is going to take more; what it raises keeps it from growing."""
         self._account = account
-        self._reserve(self._storage.bytes.nbytes)
+        self._reserve(self.storage.nbytes)
 
     def _reserve(self, nbytes: int) -> None:
         if self._account is not None and nbytes > self._accounted:
@@ -149,22 +118,13 @@ class ManagedBuffer:
 
     def room(self, nbytes: int) -> Array:
         """Return storage of at least that size to be overwritten as a whole. Only while writing."""
-        if self._storage.owners > 1 or self._storage.bytes.nbytes < nbytes:
+        if self.storage.nbytes < nbytes:
             self._reserve(nbytes)
+            larger = private_bytes(nbytes)
             with gate.lock:
-                spare, self._spare = self._spare, None
-            if spare is None or spare.bytes.nbytes < nbytes:
-                spare = _Storage(nbytes)
-            self._move(spare)
-        return self._storage.bytes
-
-    def _move(self, storage: _Storage) -> _Storage:
-        """Take another storage and return the old one, which another buffer may still own."""
-        with gate.lock:
-            old, self._storage = self._storage, storage
-            old.owners -= 1
-            gate.moved()
-        return old
+                self.storage = larger
+                gate.moved()
+        return self.storage
 
     def close(self) -> None:
         """Admit no more requests, and give the storage back as soon as it is no longer used. Idempotent."""
@@ -178,11 +138,7 @@ class ManagedBuffer:
         """Give the storage of a closed buffer back, unless it is in use. Under the gate's lock."""
         if not self._look().is_idle:
             return False
-        self._storage.owners -= 1
-        self._storage, self._spare = _NOTHING, None
-        borrower = self._lent and self._lent[0]()
-        if self._lent and borrower and borrower._spare is self._lent[1]:
-            borrower._spare = None  # what this buffer was accounted for goes with it
+        self.storage = private_bytes(0)
         gate.moved()
         for made in self._made:
             made.forget()
@@ -268,10 +224,7 @@ class ManagedBuffer:
             return int(state.generation)
 
     def copy_buffer(self, source: ManagedBuffer) -> None:
-        """Take the contents of another buffer, by sharing its storage until one of the two is written.
-
-        The storage that this buffer had goes to the source, which moves there when it is written next: two buffers that
-        are copied and written in turn use the same two storages for ever.
+        """Take the contents of another buffer.
 
         Raises:
             InvalidArgument: The source has no contents, or other ones than this buffer takes. As after every copy that
@@ -286,17 +239,6 @@ class ManagedBuffer:
             if source.meaning != self.meaning:
                 raise InvalidArgument("the buffers hold operands of different types or quantisations")
             combine_dimensions(self.initial_dimensions, source.dimensions)
-            if source._storage is not self._storage:
-                self._reserve(source._storage.bytes.nbytes)
-                with gate.lock:
-                    source._storage.owners += 1
-                old = self._move(source._storage)
-                if not old.owners and source._spare is None and old.bytes.nbytes == source._storage.bytes.nbytes:
-                    with gate.lock:
-                        source._spare, old.owners = old, 1
-                        self._lent = weakref.ref(source), old
+            size = self.nbytes(source.dimensions)
+            self.room(size)[:size] = source.storage[:size]
             self.settle(source.dimensions)
-
-
-_NOTHING = _Storage(0)
-"""What a closed buffer has."""

@@ -5,24 +5,20 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from .._core._nnburst import ffi, lib
 from .._core.errno import check
 from .._core.leaving import ProcessLock
 from ..errors import InvalidArgument, ResourceExhausted
 
+if TYPE_CHECKING:
+    from .managed import ManagedBuffer
+
 _PATIENCE = 1.0
 """Seconds that a copy or an execution waits for another that uses the buffer in a way that excludes it."""
 _SLICE_NS = 100_000_000
 """Between two looks for signals."""
-
-
-class _Closed(Protocol):
-    """A buffer that was closed while in use."""
-
-    def drop(self) -> bool:
-        """Free it if it is no longer used, and say so."""
 
 
 class Outcome:
@@ -42,12 +38,12 @@ class Gate(ProcessLock):
         check(lib.nnb_gate_create(out), "cannot make the gate of the buffers")
         self.handle = out[0]
         """Lives as long as the process."""
-        self.closed: list[_Closed] = []
+        self.closed: list[ManagedBuffer] = []
         """Buffers to free once they are no longer used."""
 
     @property
     def moves(self) -> int:
-        """Changes when any buffer gets other storage, shares it, is closed, or gets contents of other dimensions."""
+        """Changes when any buffer grows, is closed, or gets contents of other dimensions."""
         return int(lib.nnb_gate_moves(self.handle, 0))
 
     def moved(self) -> None:

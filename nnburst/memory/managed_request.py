@@ -18,9 +18,6 @@ from ..model import Array, combine_dimensions
 from .managed import Made, ManagedBuffer, RoleKey
 from .managed_gate import Outcome, Uses, gate
 
-_MOST_LAYOUTS = 8
-"""Two buffers that are copied to each other and written in turn need two."""
-
 
 class BufferUse(Struct, frozen=True):
     """A buffer as one argument of a request."""
@@ -121,12 +118,10 @@ class BufferSet:
                 raise GeneralFailure("an input is in a buffer without contents; copy to it or write it first")
             for use in self._dimensioned:
                 combine_dimensions(use.buffer.dimensions, use.dimensions)
-            for buffer in self._writing:
-                if buffer.shared:
-                    buffer.room(buffer.storage.nbytes)
             self._moves = gate.moves
             made = self._made
-            made.current = made.by_layout.get(self._layout())
+            if made.layout != self._layout():
+                made.current = None
             if made.current is not None:
                 lib.nnb_uses_settle(self.handle, self._moves)
             return made.current
@@ -136,9 +131,7 @@ class BufferSet:
 
     def keep(self, made: Any) -> None:
         """Remember views made over the buffers' bytes. Only while admitted."""
-        if len(self._made.by_layout) >= _MOST_LAYOUTS:
-            self._made.by_layout.clear()
-        self._made.by_layout[self._layout()] = self._made.current = made
+        self._made.layout, self._made.current = self._layout(), made
         lib.nnb_uses_settle(self.handle, self._moves)
 
     @property
@@ -151,7 +144,7 @@ class BufferSet:
         self._made.also_forget = forget
 
     def _layout(self) -> Hashable:
-        return *[buffer.place for buffer in self._all], *[buffer.dimensions for buffer in self._open]
+        return *[buffer.storage.nbytes for buffer in self._all], *[buffer.dimensions for buffer in self._open]
 
     def commit(self, shapes: Sequence[tuple[int, ...]]) -> None:
         """The execution succeeded.

@@ -227,7 +227,7 @@ def test_REQ_MEM_113_failed_copy_from_ends_the_contents(device: Device, prepare:
             buffer.copy_to(memory)
 
 
-def test_buffer_to_buffer_copy_shares_until_one_is_written(device: Device, prepare: Prepare, memory: Memory) -> None:
+def test_buffer_to_buffer_copy_has_bytes_of_its_own(device: Device, prepare: Prepare, memory: Memory) -> None:
     prepared = prepare(relu(SHAPE))
     with in_out(device, prepared) as a, in_out(device, prepared) as b:
         with pytest.raises(InvalidArgument):
