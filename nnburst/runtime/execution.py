@@ -608,7 +608,7 @@ class Execution(BoundRequest, Closing):
             raise InvalidArgument("the burst belongs to another compilation")
 
         def run() -> None:
-            self._arguments.note_burst(burst)
+            self._arguments.note_burst(burst._controller)
             self._bind(burst._controller)  # each time: the burst may have been told to free a memory
             self.run()
 
