@@ -4,19 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from .._core.deadline import Deadline
-from ..errors import DeadObject, InvalidArgument
+from ..errors import (
+    BadState,
+    DeadObject,
+    DeviceUnavailable,
+    InvalidArgument,
+    MissedDeadline,
+    NNBurstError,
+    ResourceExhausted,
+)
 from ..model import Array, Priority
-from .models import Models, OpenedModel
+from .models import Models, NoSuchModel, OpenedModel
 from .regions import RegionPart, Regions
-from .tensors import BRISK, as_sent, bytes_of, is_long
+from .tensors import BRISK, as_sent, bytes_of, is_text
 
-_Result = TypeVar("_Result")
+CODES: tuple[tuple[type[NNBurstError], str, int], ...] = (
+    (NoSuchModel, "NOT_FOUND", 404),
+    (InvalidArgument, "INVALID_ARGUMENT", 400),
+    (BadState, "ALREADY_EXISTS", 400),
+    (MissedDeadline, "DEADLINE_EXCEEDED", 504),
+    (ResourceExhausted, "RESOURCE_EXHAUSTED", 429),
+    (DeviceUnavailable, "UNAVAILABLE", 503),
+    (DeadObject, "UNAVAILABLE", 503),
+    (NNBurstError, "INTERNAL", 400),
+)
+"""The status of gRPC and of HTTP for each kind of error."""
 
 
 class RegionPlace(NamedTuple):
@@ -49,6 +65,26 @@ class InputTensor(NamedTuple):
     datatype: str
     shape: tuple[int, ...]
     data: bytes | memoryview | Sequence[Any] | Array | RegionPlace
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        datatype: str,
+        shape: Sequence[int],
+        parameters: Mapping[str, Any],
+        raw: bytes | memoryview | None,
+        elements: Sequence[Any] | Array | None,
+    ) -> InputTensor:
+        """Return an input that comes in a region, as bytes, or as elements; raises as `RegionPlace.of`."""
+        data: Any = RegionPlace.of(parameters, "input", name) if parameters else None
+        data = raw if data is None else data
+        if data is not None and elements is not None and len(elements):
+            raise InvalidArgument(f"input {name!r} comes twice, as elements and as bytes or in a region; send it once")
+        data = elements if data is None else data
+        if data is None:
+            raise InvalidArgument(f"input {name!r} has no data")
+        return cls(name, datatype, tuple(shape), data)
 
 
 class OutputTensor(NamedTuple):
@@ -126,19 +162,6 @@ def extensions(models: Models, regions: Regions) -> list[str]:
     ]
 
 
-_QUESTIONS = ThreadPoolExecutor(8, "nnburst-questions")
-
-
-async def elsewhere(work: Callable[[], _Result]) -> _Result:
-    """Do what takes long in another thread."""
-    return await asyncio.get_running_loop().run_in_executor(None, work)
-
-
-async def ask(work: Callable[[], _Result]) -> _Result:
-    """Do what may wait for the service, in threads of which runs have none: where it hangs, questions wait alone."""
-    return await asyncio.get_running_loop().run_in_executor(_QUESTIONS, work)
-
-
 Answers = list[tuple[OutputTensor, str, tuple[int, ...], Array]]
 """For each output what was asked, its datatype, its shape, and its elements: with a place, what was written there."""
 
@@ -187,7 +210,7 @@ async def _run(model: OpenedModel, regions: Regions, inference: Inference, timeo
     began = time.monotonic_ns()
     texts = sum(_size(given) for given in inference.inputs if given.datatype == "BYTES")
     if inference.size + texts > BRISK:
-        arrays, parts = await elsewhere(lambda: _arrays(model, regions, inference.inputs))
+        arrays, parts = await asyncio.to_thread(_arrays, model, regions, inference.inputs)
     else:
         arrays, parts = _arrays(model, regions, inference.inputs)
     outputs = model.outputs
@@ -203,7 +226,7 @@ async def _run(model: OpenedModel, regions: Regions, inference: Inference, timeo
         array = values[output.name]
         shape = array.shape
         if output.place is not None:
-            array = await elsewhere(partial(as_sent, array)) if is_long(array) else as_sent(array)
+            array = await asyncio.to_thread(as_sent, array) if is_text(array) else array
             _put(regions, output.place, array)
         answers.append((output, outputs[output.name].datatype, shape, array))
     model.counts.spent(began, given, ran, time.monotonic_ns())

@@ -73,7 +73,7 @@ class Regions:
         self._lock = threading.Lock()
         self._regions: dict[str, RegisteredRegion] = {}
 
-    def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
+    def register(self, name: str, key: str, offset: int, byte_size: int) -> dict[str, Any]:
         """Register a part of a POSIX shared memory.
 
         Raises:
@@ -101,6 +101,7 @@ class Regions:
         except NNBurstError:
             memory.close()
             raise
+        return {}
 
     @staticmethod
     def _opened(name: str, key: str, offset: int, byte_size: int) -> Memory:
@@ -118,18 +119,17 @@ class Regions:
         finally:
             os.close(fd)
 
-    def unregister(self, name: str) -> None:
+    def unregister(self, name: str) -> dict[str, Any]:
         """Forget a region; all of them for an empty name. One that is not there is forgotten already.
 
         Requests under way keep the memory until they have ended.
         """
         with self._lock:
-            if name:
-                self._regions.pop(name, None)
-            else:
-                self._regions.clear()
+            for each in [name] if name else list(self._regions):
+                self._regions.pop(each, None)
+        return {}
 
-    def status(self, name: str) -> list[RegisteredRegion]:
+    def status(self, name: str) -> list[dict[str, Any]]:
         """Return one region, or all for an empty name.
 
         Raises:
@@ -138,7 +138,8 @@ class Regions:
         with self._lock:
             if name and name not in self._regions:
                 raise InvalidArgument(f"no region {name!r} is registered")
-            return [self._regions[name]] if name else list(self._regions.values())
+            found = [self._regions[name]] if name else list(self._regions.values())
+        return [{"name": r.name, "key": r.key, "offset": r.offset, "byte_size": r.byte_size} for r in found]
 
     def part(self, name: str, offset: int, byte_size: int) -> RegionPart:
         """Return a part of a region.

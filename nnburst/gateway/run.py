@@ -15,7 +15,6 @@ from typing import Any
 from .._core.tokens import Tokens
 from ..errors import NNBurstError
 from .budget import FAREWELL_S, Budget
-from .inference import elsewhere
 from .models import Models
 from .regions import Regions
 
@@ -32,7 +31,7 @@ async def _serve(
 
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(_THREADS, thread_name_prefix="nnburst-oip"))
-    ended, budget = asyncio.Event(), Budget()
+    ended, told, budget = asyncio.Event(), asyncio.Event(), Budget()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
 
@@ -40,14 +39,16 @@ async def _serve(
         loop.remove_reader(0)
         ended.set()
 
-    def renew() -> None:
-        try:
-            tokens.renew()
-        except NNBurstError as error:
-            _log.error("%s; those of before are still taken", error)
-        models.renew()
+    async def renew_when_told() -> None:
+        while await told.wait():
+            told.clear()
+            try:
+                tokens.renew()
+            except NNBurstError as error:
+                _log.error("%s; those of before are still taken", error)
+            await models.renew()
 
-    loop.add_signal_handler(signal.SIGHUP, loop.run_in_executor, None, renew)
+    loop.add_signal_handler(signal.SIGHUP, told.set)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # which the service has blocked until now
     loop.add_reader(0, end)
     async with contextlib.AsyncExitStack() as stack:
@@ -59,11 +60,14 @@ async def _serve(
             runner, ports["rest"] = await _rest.serve(models, regions, budget, rest, tokens=tokens)
             stack.push_async_callback(runner.cleanup)
         print(json.dumps(ports), flush=True)
-        loop.run_in_executor(None, models.is_ready)  # so that the first request finds them open
+        # Opened now, so that the first request finds them so.
+        beside = [asyncio.create_task(models.is_ready()), asyncio.create_task(renew_when_told())]
         await ended.wait()
         models.stop()
         await budget.finish(drain)
-        await asyncio.gather(elsewhere(models.close), asyncio.sleep(FAREWELL_S))  # the last answers are sent
+        for task in beside:
+            task.cancel()
+        await asyncio.gather(models.close(), asyncio.sleep(FAREWELL_S))  # the last answers are sent
         # Its sockets end with the process, which clients take for UNAVAILABLE. A gRPC server that stops in order says
         # CANCELLED to what has come meanwhile, which they would take for their own doing.
         os._exit(0)
@@ -97,7 +101,7 @@ def run(
     """
     models = Models(address, may_change=control, unloaded=unloaded)
     regions = Regions(shared_memory)
-    with contextlib.closing(models), contextlib.closing(regions):
+    with contextlib.closing(regions):
         try:
             os.umask(0o077)  # sockets are for this user, and those who are given more
             asyncio.run(_serve(models, regions, Tokens(token_file), grpc, rest, drain))
