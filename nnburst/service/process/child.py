@@ -33,7 +33,7 @@ _OWN_FIRST, _NAMED_NEXT = 500, 200
 """Of a thousand: how much more a worker seems to take than it does, to the kernel that is short of memory."""
 
 _PARSER = argparse.ArgumentParser(prog="nnburst service")
-_PARSER.add_argument("--socket", type=int, required=True, help="inherited end of a socketpair")
+_PARSER.add_argument("--socket", type=int, default=-1, help="inherited end of a socketpair")
 _PARSER.add_argument("--parent", type=int, default=0, help="process id of the client")
 _PARSER.add_argument("--client", type=int, default=-1, help="pidfd of a client that is not the parent")
 _PARSER.add_argument("--stderr", type=int, default=-1, help="becomes stdout and stderr once all is well")

@@ -211,11 +211,8 @@ def _spawn(
 ) -> subprocess.Popen[bytes] | Forked:
     full = _full(os.environ if env is None else env)
     given = {name: fd for name, fd in passed.items() if fd >= 0}
-    if env is None and _are_forked(names):
-        own = {name: value for name, value in full.items() if name.startswith("NNBURST_")}
-        request = {"names": [*given], "devices": names, "options": options, "env": own}
-        others = {name: value for name, value in full.items() if name not in own}
-        forked = fork(safe_command(_ZYGOTE), others, request, (errors, *given.values()), deadline)
+    if env is None and all(name.partition(":")[0] in _FORKED for name in names):
+        forked = fork(safe_command(_ZYGOTE), full, [*options, *names], errors, given, deadline)
         if forked is not None:
             return forked
     numbers = {**given, "parent": os.getpid()}
@@ -234,13 +231,9 @@ def _spawn(
     )
 
 
-def _are_forked(devices: Sequence[str]) -> bool:
-    return all(name.partition(":")[0] in _FORKED for name in devices)
-
-
 def _full(env: Mapping[str, str]) -> dict[str, str]:
     full = service_environment(env)
-    full.pop("PYTEST_CURRENT_TEST", None)  # pytest changes it in each test, which would need a zygote of its own
+    full.pop("PYTEST_CURRENT_TEST", None)  # pytest changes it in each test, which would have no zygote
     return {**full, "PYTHONPATH": absolute_entries(full.get("PYTHONPATH", ""))}
 
 
