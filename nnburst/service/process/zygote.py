@@ -44,8 +44,8 @@ def _serve(control: socket.socket, client: int) -> argparse.Namespace:
         if control.fileno() in ready:
             data, fds, flags, _ = socket.recv_fds(control, _LONGEST, _MOST_FDS)
         if client in ready or (control.fileno() in ready and not data):
-            for pid in children:  # one that is stopped cannot see it
-                os.kill(pid, signal.SIGKILL)
+            for each in children:  # one that is stopped cannot see it
+                os.kill(each, signal.SIGKILL)
             os._exit(0)
         if ended in ready:
             os.read(ended, select.PIPE_BUF)
