@@ -29,7 +29,7 @@ from ..._core.fds import FdSet
 from ..._core.leaving import LEAVING, ProcessLock, abandon_when_forked
 from ...errors import MissedDeadline
 
-_STATUS = ("Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "Cap", "NoNewPrivs", "Seccomp", "Mems_allowed:")
+_STATUS = ("Umask", "Uid", "Gid", "Groups", "SigIgn", "Cap", "NoNewPrivs", "Seccomp", "Mems_allowed:")
 """Beginnings of lines."""
 _FILES = ("limits", "cgroup", "oom_score_adj", "attr/current")
 _INT = array("i").itemsize
@@ -155,7 +155,8 @@ def fork(
         zygote = current = current or Zygote(command, kind)
     if zygote.kind != kind:
         return None
-    request = json.dumps({"names": [*given], "arguments": [*arguments], "env": own}).encode()
+    blocked = [*map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))]
+    request = json.dumps({"names": [*given], "arguments": [*arguments], "env": own, "blocked": blocked}).encode()
     ours, theirs = system(socket.socketpair, *_SEQPACKET)
     with ours:
         try:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from ..._core.deadline import Deadline, checked_timeout
 from ..._core.errno import meaning, system
@@ -19,10 +19,12 @@ from ...devices.registry import checked_names
 from ...errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError, ResourceExhausted
 from ...options import LogLevel, SandboxMode
 from ..client.connection import ServiceConnection
-from ..connection.callbacks import WorkerCalls
 from ..host.quotas import Quotas
 from .forked import Forked, fork
 from .scheduling import Scheduling
+
+if TYPE_CHECKING:
+    from .worker import Worker
 
 _DEFAULTS = {
     # Large blocks go back to the system when they are freed: glibc raises this by itself, up to 32 MiB, and keeps more.
@@ -101,7 +103,7 @@ def start_child(
     warm: bool = False,
     sandbox: SandboxMode = "on",
     more: Sequence[str] = (),
-    broker: WorkerCalls | None = None,
+    broker: Worker | None = None,
 ) -> ServiceConnection:
     """Start a service process for this process alone and connect to it.
 
@@ -159,7 +161,7 @@ def _start(
     options: Sequence[str],
     stderr: int,
     faults: bool,
-    broker: WorkerCalls | None,
+    broker: Worker | None,
 ) -> ServiceConnection:
     deadline = Deadline.after(timeout)
     timeout = deadline.left()

@@ -95,6 +95,7 @@ def _become(options: argparse.Namespace, client: int, request: dict[str, Any], f
     vars(options).update(zip(request["names"], named, strict=True), client=client)
     os.environ.update(request["env"])
     os.setsid()
+    signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
     os.dup2(stderr, 1)
     os.dup2(stderr, 2)
     os.close(stderr)
