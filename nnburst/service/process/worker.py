@@ -25,6 +25,7 @@ from ...watch import Row, RowKind, usage_of
 from ..host.quotas import NO_LIMIT, Charge
 from ..wire import protocol as calls
 from ..wire.packets import EndOfStream, Kind, Outgoing, receive_number
+from ..wire.values import Message
 from .discovery import Peer, peer_pidfd
 from .limited_log import hand_on
 
@@ -75,7 +76,7 @@ class AcceptedClient:
             self._send(Kind.ERROR, receive_number(self.sock), calls.error_reply(DeviceUnavailable(self.refusal)))
         self.close()
 
-    def _send(self, kind: Kind, number: int, message: calls.Message) -> None:
+    def _send(self, kind: Kind, number: int, message: Message) -> None:
         with contextlib.suppress(OSError, NNBurstError):
             Outgoing(kind, number, calls.encode(message)).try_send(self.sock)
 
