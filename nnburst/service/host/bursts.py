@@ -49,6 +49,8 @@ class HostedBurst(Struct, frozen=True):
 class SlotMemories(BurstCallback):
     """The client's `BurstCallback` as the burst's server sees it; counts the memories that it brings in."""
 
+    row: Row
+
     def __init__(
         self,
         client: Client,

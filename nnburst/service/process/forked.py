@@ -28,6 +28,7 @@ from ..._core.errno import system
 from ..._core.fds import FdSet
 from ..._core.leaving import LEAVING, ProcessLock, abandon_when_forked
 from ...errors import MissedDeadline
+from .options import ServiceOptions
 
 _STATUS = ("Umask", "Uid", "Gid", "Groups", "SigIgn", "Cap", "NoNewPrivs", "Seccomp", "Mems_allowed:")
 """Beginnings of lines."""
@@ -125,7 +126,7 @@ current: Zygote | None = None
 def fork(
     command: Sequence[str],
     env: Mapping[str, str],
-    arguments: Sequence[str],
+    options: ServiceOptions,
     stderr: int,
     given: Mapping[str, int],
     deadline: Deadline,
@@ -135,7 +136,7 @@ def fork(
     Args:
         command: Starts the zygote.
         env: The environment of the process.
-        arguments: Its command line, but for descriptors.
+        options: Of the process, but for descriptors.
         stderr: What becomes stdout and stderr.
         given: Descriptors by the names of their options.
         deadline: Until when.
@@ -156,7 +157,7 @@ def fork(
     if zygote.kind != kind:
         return None
     blocked = [*map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))]
-    request = json.dumps({"names": [*given], "arguments": [*arguments], "env": own, "blocked": blocked}).encode()
+    request = json.dumps({"names": [*given], "options": str(options), "env": own, "blocked": blocked}).encode()
     ours, theirs = system(socket.socketpair, *_SEQPACKET)
     with ours:
         try:

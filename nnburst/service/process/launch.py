@@ -10,7 +10,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
+
+from msgspec.structs import replace
 
 from ..._core.deadline import Deadline, checked_timeout
 from ..._core.errno import meaning, system
@@ -21,6 +23,7 @@ from ...options import LogLevel, SandboxMode
 from ..client.connection import ServiceConnection
 from ..host.quotas import Quotas
 from .forked import Forked, fork
+from .options import ServiceOptions
 from .scheduling import Scheduling
 
 if TYPE_CHECKING:
@@ -102,7 +105,7 @@ def start_child(
     affinity: Collection[int] | None = None,
     warm: bool = False,
     sandbox: SandboxMode = "on",
-    more: Sequence[str] = (),
+    more: Mapping[str, Any] = {},
     broker: Worker | None = None,
 ) -> ServiceConnection:
     """Start a service process for this process alone and connect to it.
@@ -124,7 +127,7 @@ def start_child(
         timeout: Seconds that the child may take to start; None for no limit.
         env: Environment of the child, None for a copy of this one's.
         warm: Whether it loads at once what its devices would load for their first model.
-        more: Options of a worker.
+        more: Of `ServiceOptions`, for a worker.
         broker: What serves its calls then.
 
     Raises:
@@ -134,19 +137,25 @@ def start_child(
     names = checked_names(devices)
     quotas = {} if quotas is None else quotas
     Quotas().changed(quotas)
-    options = [f"--log-level={_level(log_level)}", *(f"--quota={name}={n}" for name, n in quotas.items())]
-    for name, seconds in (("max_run", max_run), ("max_compile", max_compile)):
-        longest = checked_timeout(seconds)
-        if longest == 0:
-            raise InvalidArgument(f"{name}={seconds!r}: give the seconds that it may take, above 0, or None")
-        if longest is not None:
-            options.append(f"--{name.replace('_', '-')}={longest}")
+    longest = {"max_run": checked_timeout(max_run), "max_compile": checked_timeout(max_compile)}
+    for name, seconds in longest.items():
+        if seconds == 0:
+            raise InvalidArgument(f"{name}=0: give the seconds that it may take, above 0, or None")
     if sandbox not in get_args(SandboxMode):
         raise InvalidArgument(f"sandbox={sandbox!r}; choose 'strict', 'on' or 'off'")
-    options += [*Scheduling.of(scheduler, affinity).options(), f"--sandbox={sandbox}", *["--warm"] * warm, *more]
+    options = ServiceOptions(
+        devices=tuple(names),
+        log_level=_level(log_level),
+        quotas=dict(quotas),
+        scheduling=Scheduling.of(scheduler, affinity),
+        sandbox=sandbox,
+        warm=warm,
+        **longest,
+        **more,
+    )
     try:
         with _streams_taken(), _stderr(log) as stderr:
-            return _start(names, limit, env, options, stderr, faults, broker)
+            return _start(options, limit, env, stderr, faults, broker)
     except NNBurstError:  # some of which are OSErrors, too
         raise
     except (OSError, MemoryError) as error:
@@ -155,10 +164,9 @@ def start_child(
 
 
 def _start(
-    names: Sequence[str],
+    options: ServiceOptions,
     timeout: float | None,
     env: Mapping[str, str] | None,
-    options: Sequence[str],
     stderr: int,
     faults: bool,
     broker: Worker | None,
@@ -172,7 +180,7 @@ def _start(
             orders = system(socket.socketpair, socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         ours, theirs = system(socket.socketpair, socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         passed = {"socket": theirs.fileno(), "stderr": stderr, "faults": orders[1].fileno() if orders else -1}
-        child = _Child(partial(_spawn, names, passed, errors, env, options, deadline))
+        child = _Child(partial(_spawn, options, passed, errors, env, deadline))
         try:
             with theirs:
                 connection = ServiceConnection(
@@ -190,7 +198,7 @@ def _start(
             return connection
         except DeadObject as error:
             how = str(error).partition(": ")[2] or error
-            raise DeviceUnavailable(f"no service for {', '.join(names)}: {how}{_said(errors)}") from error
+            raise DeviceUnavailable(f"no service for {', '.join(options.devices)}: {how}{_said(errors)}") from error
         except MissedDeadline as error:
             raise MissedDeadline(f"the service process did not start within {timeout:.3g} s{_said(errors)}") from error
     except BaseException:
@@ -204,26 +212,22 @@ def _start(
 
 
 def _spawn(
-    names: Sequence[str],
+    options: ServiceOptions,
     passed: Mapping[str, int],
     errors: int,
     env: Mapping[str, str] | None,
-    options: Sequence[str],
     deadline: Deadline,
 ) -> subprocess.Popen[bytes] | Forked:
     full = _full(os.environ if env is None else env)
     given = {name: fd for name, fd in passed.items() if fd >= 0}
-    if env is None and all(name.partition(":")[0] in _FORKED for name in names):
-        forked = fork(safe_command(_ZYGOTE), full, [*options, *names], errors, given, deadline)
+    if env is None and all(name.partition(":")[0] in _FORKED for name in options.devices):
+        forked = fork(safe_command(_ZYGOTE), full, options, errors, given, deadline)
         if forked is not None:
             return forked
-    numbers = {**given, "parent": os.getpid()}
-    command = [*safe_command(f"{__package__}.child"), *(f"--{name}={number}" for name, number in numbers.items())]
-    command += options
-    if any(map(is_of_functions, names)):
-        command += [f"--path={_absolute(entry)}" for entry in sys.path if isinstance(entry, str)]
+    if any(map(is_of_functions, options.devices)):
+        options = replace(options, path=tuple(_absolute(entry) for entry in sys.path if isinstance(entry, str)))
     return subprocess.Popen(
-        [*command, *names],
+        [*safe_command(f"{__package__}.child"), str(replace(options, parent=os.getpid(), **given))],
         stdin=subprocess.DEVNULL,
         stdout=errors,
         stderr=errors,

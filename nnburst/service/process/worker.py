@@ -10,11 +10,11 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..._core.errno import system
 from ..._core.fds import FdSet, close_fds
@@ -113,7 +113,7 @@ class Worker:
         self._is_posted = False
         self._pool, self._broker = pool, pool.broker
 
-    def launch(self, devices: Sequence[str], options: Sequence[str]) -> ServiceConnection:
+    def launch(self, devices: Sequence[str], options: Mapping[str, Any]) -> ServiceConnection:
         """Start the process, whose log comes through this one. In any thread.
 
         Raises:

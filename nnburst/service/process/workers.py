@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..._core.backoff import Backoff
 from ..._core.threads import start_daemon
@@ -83,7 +83,7 @@ class WorkerPool:
         self.runs_own = bool(self._for_own)
         self._named, self._prepare, self._isolation = named, prepare, isolation
         self.quotas = PER_USER.changed(user_quotas, of_user=True)
-        self._options = [f"--user-quota={name}={number}" for name, number in user_quotas.items()]
+        self._user_quotas = dict(user_quotas)
         self.groups = own_groups()
         if "processors" in user_quotas and (self.groups is None or "cpu" not in self.groups.held):
             raise DeviceUnavailable(
@@ -154,15 +154,14 @@ class WorkerPool:
 
     def _started(self, worker: Worker) -> ServiceConnection:
         """Start the process of a worker."""
-        uid = worker.uid
-        if uid is not None:
-            own = ["--own", f"--worker={name_of_worker(self._name, uid)}"]
-            if uid != os.geteuid():
-                own.append(f"--state={_state_of(uid)}")
-            return worker.launch(self._for_own, [*self._options, *own])
-        apart = [] if self._isolation is Isolation.NONE else [f"--apart={device}" for device in self._for_own]
-        named = [f"--worker={self._name}", *["--named"] * self._named, *apart]
-        service = worker.launch(self._devices, [*self._options, *named])
+        options: dict[str, Any] = {"user_quotas": self._user_quotas}
+        if worker.uid is not None:
+            state = None if worker.uid == os.geteuid() else _state_of(worker.uid)
+            options |= {"own": True, "worker": name_of_worker(self._name, worker.uid), "state": state}
+            return worker.launch(self._for_own, options)
+        apart = () if self._isolation is Isolation.NONE else tuple(self._for_own)
+        options |= {"worker": self._name, "named": self._named, "apart": apart}
+        service = worker.launch(self._devices, options)
         try:
             self._prepare(service)
         except BaseException:

@@ -6,7 +6,6 @@ children may go on with everything. Requests: see `forked`.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
 import json
@@ -23,13 +22,14 @@ from ..._core.errno import check
 from ...burst import ExecutionBurstServer, ListenerGroup  # noqa: F401 (a room reads it with the first burst)
 from ...devices import DeviceInfo, LocalDevice, create_device
 from . import child
+from .options import ServiceOptions
 from .sandbox import find_code
 
 _LONGEST = 1 << 20
 _MOST_FDS = 16
 
 
-def _serve(control: socket.socket, client: int) -> argparse.Namespace:
+def _serve(control: socket.socket, client: int) -> ServiceOptions:
     """Fork children. Return in each of them, with its options; the zygote itself ends in here."""
     children: dict[int, socket.socket] = {}  # by process id: where the client is told how it ended
     ended, end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -52,15 +52,14 @@ def _serve(control: socket.socket, client: int) -> argparse.Namespace:
             _reap(children)
         if data and not flags & socket.MSG_CTRUNC:
             request = json.loads(data)
-            options = child.parse_options(request["arguments"])
+            options = ServiceOptions.read(request["options"])
             pid = _fork(options)
             if pid == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 for fd in (ended, end, control.detach(), *(told.detach() for told in children.values())):
                     os.close(fd)
-                _become(options, client, request, fds)
-                return options
+                return _become(client, request, fds)
             if pid is not None:
                 children[pid] = socket.socket(fileno=fds.pop(0))
         for fd in fds:
@@ -78,7 +77,7 @@ def _reap(children: dict[int, socket.socket]) -> None:
                 told.send(str(os.waitstatus_to_exitcode(status)).encode())
 
 
-def _fork(options: argparse.Namespace) -> int | None:
+def _fork(options: ServiceOptions) -> int | None:
     """Return the id of a child, 0 in the child; None if this process cannot be forked."""
     for spec in options.devices:
         _load(spec, options.warm)
@@ -89,10 +88,9 @@ def _fork(options: argparse.Namespace) -> int | None:
     return None
 
 
-def _become(options: argparse.Namespace, client: int, request: dict[str, Any], fds: list[int]) -> None:
-    """Take what the client gives, and answer it."""
+def _become(client: int, request: dict[str, Any], fds: list[int]) -> ServiceOptions:
+    """Take what the client gives, and answer it. Return the options, with the descriptors."""
     told, stderr, *named = fds
-    vars(options).update(zip(request["names"], named, strict=True), client=client)
     os.environ.update(request["env"])
     os.setsid()
     signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
@@ -103,6 +101,7 @@ def _become(options: argparse.Namespace, client: int, request: dict[str, Any], f
     with socket.socket(fileno=told) as end, contextlib.suppress(OSError):  # the client has given up
         socket.send_fds(end, [str(os.getpid()).encode()], [pidfd])
     os.close(pidfd)
+    return ServiceOptions.read(request["options"], client=client, **dict(zip(request["names"], named, strict=True)))
 
 
 @cache
