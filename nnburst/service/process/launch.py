@@ -137,10 +137,6 @@ def start_child(
     names = checked_names(devices)
     quotas = {} if quotas is None else quotas
     Quotas().changed(quotas)
-    longest = {"max_run": checked_timeout(max_run), "max_compile": checked_timeout(max_compile)}
-    for name, seconds in longest.items():
-        if seconds == 0:
-            raise InvalidArgument(f"{name}=0: give the seconds that it may take, above 0, or None")
     if sandbox not in get_args(SandboxMode):
         raise InvalidArgument(f"sandbox={sandbox!r}; choose 'strict', 'on' or 'off'")
     options = ServiceOptions(
@@ -150,7 +146,8 @@ def start_child(
         scheduling=Scheduling.of(scheduler, affinity),
         sandbox=sandbox,
         warm=warm,
-        **longest,
+        max_run=_longest("max_run", max_run),
+        max_compile=_longest("max_compile", max_compile),
         **more,
     )
     try:
@@ -252,6 +249,12 @@ def service_environment(env: Mapping[str, str]) -> dict[str, str]:
     """Return `env` with defaults for what the libraries of a process that serves read when they are loaded."""
     threads = {} if any(name in env for name in _THREAD_VARIABLES) else dict.fromkeys(_THREAD_VARIABLES, "1")
     return {**_DEFAULTS, **threads, **env}
+
+
+def _longest(name: str, seconds: float | None) -> float | None:
+    if (longest := checked_timeout(seconds)) == 0:
+        raise InvalidArgument(f"{name}={seconds!r}: give the seconds that it may take, above 0, or None")
+    return longest
 
 
 def _level(level: str | int) -> int:
