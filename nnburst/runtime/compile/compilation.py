@@ -404,7 +404,7 @@ class Compilation(OneProcess, Closing):
 
     def _release_cache(self) -> None:
         cache, self._cache = self._cache, None
-        if isinstance(cache, DescriptorCache):
+        if cache is not None:
             cache.close()
 
     @cached_property
