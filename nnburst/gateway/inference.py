@@ -19,7 +19,7 @@ from ..errors import (
 )
 from ..model import Array, Priority
 from .models import Models, NoSuchModel, OpenedModel
-from .regions import RegionPart, Regions
+from .regions import Regions, RegisteredRegion
 from .tensors import BRISK, as_sent, bytes_of, is_text
 
 CODES: tuple[tuple[type[NNBurstError], str, int], ...] = (
@@ -210,17 +210,21 @@ async def _run(model: OpenedModel, regions: Regions, inference: Inference, timeo
     began = time.monotonic_ns()
     texts = sum(_size(given) for given in inference.inputs if given.datatype == "BYTES")
     if inference.size + texts > BRISK:
-        arrays, parts = await asyncio.to_thread(_arrays, model, regions, inference.inputs)
+        arrays, used = await asyncio.to_thread(_arrays, model, regions, inference.inputs)
     else:
-        arrays, parts = _arrays(model, regions, inference.inputs)
+        arrays, used = _arrays(model, regions, inference.inputs)
     outputs = model.outputs
-    if inference.outputs:
-        _check_names(inference.outputs, outputs)
+    names = [output.name for output in inference.outputs]
+    for name in names:  # a short request must not ask for a huge answer
+        if name not in outputs:
+            raise InvalidArgument(f"output {name!r} is unknown; the model gives {list(outputs)}")
+        if names.count(name) > 1:
+            raise InvalidArgument(f"output {name!r} is asked for twice")
     given = time.monotonic_ns()
     values = dict(zip(outputs, await model.run(arrays, timeout), strict=True))
     ran = time.monotonic_ns()
-    for part in parts:
-        part.check()
+    for region in used:
+        region.check()
     answers = []
     for output in inference.outputs or map(OutputTensor, outputs):
         array = values[output.name]
@@ -233,23 +237,12 @@ async def _run(model: OpenedModel, regions: Regions, inference: Inference, timeo
     return answers
 
 
-def _check_names(wanted: Sequence[OutputTensor], outputs: Mapping[str, object]) -> None:
-    """Check that each is an output of the model, and comes once: a short request must not ask for a huge answer."""
-    seen: set[str] = set()
-    for output in wanted:
-        if output.name not in outputs:
-            raise InvalidArgument(f"output {output.name!r} is unknown; the model gives {list(outputs)}")
-        if output.name in seen:
-            raise InvalidArgument(f"output {output.name!r} is asked for twice")
-        seen.add(output.name)
-
-
 def _arrays(
     model: OpenedModel, regions: Regions, inputs: Sequence[InputTensor]
-) -> tuple[dict[str, Array], list[RegionPart]]:
-    """Return the inputs by name, and the parts of regions that they lie in."""
+) -> tuple[dict[str, Array], list[RegisteredRegion]]:
+    """Return the inputs by name, and the regions that they lie in."""
     arrays: dict[str, Array] = {}
-    parts: list[RegionPart] = []
+    used: list[RegisteredRegion] = []
     for given in inputs:
         tensor = model.inputs.get(given.name) or model.optional.get(given.name)
         if tensor is None or given.name in arrays:
@@ -258,17 +251,15 @@ def _arrays(
         data = given.data
         if isinstance(data, RegionPlace):
             tensor.check_size(given.datatype, given.shape, data.byte_size)
-            part = regions.part(data.region, data.offset, data.byte_size)
-            parts.append(part)
-            if tensor.datatype == "BYTES":
-                text = part.bytes.tobytes()  # a private copy, before it is read
-                part.check()
-                arrays[given.name] = tensor.array_of(given.datatype, given.shape, text)
+            lying, region = regions.part(data.region, data.offset, data.byte_size)
+            used.append(region)
+            if tensor.datatype != "BYTES":
+                arrays[given.name] = lying.view(tensor.dtype).reshape(given.shape)
                 continue
-            arrays[given.name] = part.bytes.view(tensor.dtype).reshape(given.shape)
-        else:
-            arrays[given.name] = tensor.array_of(given.datatype, given.shape, data)
-    return arrays, parts
+            data = lying.tobytes()  # a private copy, before it is read
+            region.check()
+        arrays[given.name] = tensor.array_of(given.datatype, given.shape, data)
+    return arrays, used
 
 
 def _put(regions: Regions, place: RegionPlace, array: Array) -> None:
@@ -276,6 +267,6 @@ def _put(regions: Regions, place: RegionPlace, array: Array) -> None:
         raise InvalidArgument(
             f"an output of {array.nbytes} bytes does not fit into {place.byte_size} of region {place.region!r}"
         )
-    part = regions.part(place.region, place.offset, place.byte_size)
-    part.bytes[: array.nbytes] = bytes_of(array)
-    part.check()
+    part, region = regions.part(place.region, place.offset, place.byte_size)
+    part[: array.nbytes] = bytes_of(array)
+    region.check()
