@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import nnburst
-from nnburst.cli.bench.placement import allowed_cpus, keep_affinity, pin_process
+from nnburst.cli.bench.rounds import allowed_cpus, pin_process
 from nnburst.model import ModelBuilder, OperandType
 
 POLLING_WINDOW = 50e-6
@@ -32,10 +32,13 @@ def pinned_apart(service: Any) -> Iterator[None]:
     if service.pid == os.getpid():
         yield
         return
-    with keep_affinity():
-        pin_process(os.getpid(), {cpus.client})
-        pin_process(service.pid, {cpus.server})
+    before = os.sched_getaffinity(0)
+    pin_process(os.getpid(), {cpus.client})
+    pin_process(service.pid, {cpus.server})
+    try:
         yield
+    finally:
+        pin_process(os.getpid(), before)
 
 
 @pytest.fixture(scope="session")

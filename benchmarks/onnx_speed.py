@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import tempfile
 from pathlib import Path
@@ -14,8 +15,9 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from nnburst.cli.bench.model import Contest, ModelReport, run_contest
-from nnburst.cli.bench.schedule import Plan
+from nnburst.cli.bench.model import BASE, Contest
+from nnburst.cli.bench.report import Report
+from nnburst.cli.bench.rounds import Plan
 
 LIMITS = {
     "mlp 16 x 1": {"burst-bound": 0.80, "burst-run": 0.95},
@@ -61,19 +63,16 @@ def model_file(name: str, directory: Path) -> Path:
     return path
 
 
-def markdown(reports: dict[str, ModelReport]) -> str:
-    """The table of `docs/benchmarks.md`; "-" for a ratio that is not settled."""
-    titles = [row["title"] for row in next(iter(reports.values())).rows()]
-    lines = ["| p50 in µs (ratio) | " + " | ".join(titles) + " |", "|---|" + "--:|" * len(titles)]
+def markdown(reports: dict[str, Report]) -> str:
+    """The table of `docs/benchmarks.md`; "nan" for a ratio that is not settled."""
+    first = next(iter(reports.values()))
+    lines = ["| p50 in µs (ratio) | " + " | ".join(case.title for case in first.cases) + " |"]
+    lines.append("|---|" + "--:|" * len(first.cases))
     for name, report in reports.items():
-        cells = [
-            f"{row['p50_us']:,.2f} ({'-' if row['ratio'] is None else format(row['ratio'], '.2f')})"
-            if row["count"]
-            else "-"
-            for row in report.rows()
-        ]
+        rows = [report.row(case) for case in report.cases]
+        cells = [f"{row['p50_us']:,.2f} ({row['ratio'] or math.nan:.2f})" if row["count"] else "-" for row in rows]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", *(f"- {line}" for line in next(iter(reports.values())).words())]) + "\n"
+    return "\n".join([*lines, "", *(f"- {line}" for line in first.conditions)]) + "\n"
 
 
 def main() -> int:
@@ -82,15 +81,15 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a few seconds per model")
     parser.add_argument("--markdown", type=Path, help="write the table to this file")
     options = parser.parse_args()
-    plan = Plan(5, 5_000, 0.1) if options.quick else Plan(20, 20_000, 0.3)
+    plan = Plan(5, 0.1) if options.quick else Plan(20, 0.3)
     console, reports, missed = Console(), {}, 0
     with tempfile.TemporaryDirectory(prefix="nnburst-speed-") as directory:
         for name, limits in LIMITS.items():
-            report = reports[name] = run_contest(Contest(str(model_file(name, Path(directory)))), plan, 50e-6)
+            report = reports[name] = Contest(str(model_file(name, Path(directory)))).measure(plan)
             report.show(console)
             for key, limit in limits.items():
-                ratio = report.ratios()[key]
-                if ratio is None:
+                ratio = report.results[key].ratio(report.results[BASE])
+                if math.isnan(ratio):
                     missed += 1
                     console.print(f"  not settled  {key}, at most {limit:.2f}: the machine is busy")
                     continue

@@ -1,4 +1,4 @@
-"""A shared service, and programs that use it: processes of their own."""
+"""A shared service, programs that use it, processes of their own, and the model that they run."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from nnburst.model import Model, ModelBuilder, OperandType
 
 PATIENCE = 60.0
 """Seconds that opening a session may take."""
@@ -65,3 +68,23 @@ class Program:
         if not self._end.poll(_TURN):
             raise TimeoutError("a program has said nothing")
         return self._end.recv()
+
+
+def together(count: int, seconds: float, does: Callable[..., None], *arguments: Any) -> list[Any]:
+    """Have so many programs run at the same time; return what each sends. They are told when to begin and to end."""
+    with contextlib.ExitStack() as stack:
+        programs = [Program(stack, does, *arguments) for _ in range(count)]
+        start = time.monotonic() + 0.3
+        for program in programs:
+            program.begin(start, start + seconds)
+        return [program.receive() for program in programs]
+
+
+def step_model(nbytes: int) -> Model:
+    """The least that a step can be: one pass over the state, and a small input and output beside it."""
+    b = ModelBuilder()
+    x = b.input("x", OperandType.TENSOR_FLOAT32, (1, 4))
+    h = b.input("h_in", OperandType.TENSOR_FLOAT32, (1, nbytes // 4))
+    b.output("h_out", b.relu(h))
+    b.output("y", b.relu(x))
+    return b.build()

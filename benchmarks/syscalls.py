@@ -26,14 +26,14 @@ BASELINE = 1000  # executions of the short run: start-up, warm-up and end are th
 def execute(count: int, polling_window: float) -> dict[str, Any]:
     """Run `count` executions on the no-op device and return the session's counters."""
     import nnburst
-    from nnburst.cli.bench.placement import allowed_cpus, keep_affinity, pin_process
+    from nnburst.cli.bench.rounds import allowed_cpus, pin_process
     from nnburst.model import ModelBuilder, OperandType
 
     builder = ModelBuilder()
     x = builder.input("x", OperandType.TENSOR_QUANT8_ASYMM, (1, 32), scale=1.0, zero_point=0)
     builder.output("y", builder.relu(x))
     cpus = allowed_cpus()
-    with nnburst.launch(devices=["nnburst-noop"]) as service, keep_affinity():
+    with nnburst.launch(devices=["nnburst-noop"]) as service:
         with service.session(builder.build(), polling_window=polling_window) as session:
             bound = session.bind()
             pin_process(os.getpid(), {cpus.client})

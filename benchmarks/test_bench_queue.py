@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nnburst._core._nnburst import ffi, lib
-from nnburst.cli.bench.placement import allowed_cpus
+from nnburst.cli.bench.rounds import allowed_cpus
 from nnburst.fmq import EventFlag, MessageQueue
 
 from .record.queues import queue_samples

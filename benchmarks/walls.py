@@ -18,10 +18,9 @@ from pathlib import Path
 
 import numpy as np
 from opening import write_mlp
-from programs import shared_service
+from programs import shared_service, step_model
 
 import nnburst
-from nnburst.cli.bench.models import step_model
 
 _RUNS = 2000
 _QUIET = 0.5

@@ -21,7 +21,7 @@ from typing import Any
 
 import nnburst
 from nnburst._core import ffi, lib
-from nnburst.cli.bench.placement import allowed_cpus
+from nnburst.cli.bench.rounds import allowed_cpus
 
 BLOCK = 10_000
 ATTACHED = 1.3

@@ -2,54 +2,50 @@
 
 from __future__ import annotations
 
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import click
 
-from nnburst.cli.bench.command import FILE, leaving_when_told, measure, require_figures, row_options, write
+from nnburst.cli.bench.command import FILE, finish, plan_of, row_options
+from nnburst.cli.bench.report import measure
+from nnburst.cli.bench.rounds import allowed_cpus
 from nnburst.cli.targets import checked
 
 from .figure import write_figure
+from .others import watch_others
 from .report import Record
-from .rows import all_cases
-
-
-def _draw(report: Record, path: Path) -> None:
-    c = report.conditions
-    caption = (
-        f"{c['cpu']}, Linux {c['kernel']}, {c['python']}; client on CPU {c['client_cpu']}, server on CPU "
-        f"{c['server_cpu']} unless 'one core'; polling window {c['polling_window_us']:g} µs"
-    )
-    write_figure(path, report.cases, report.results, caption)
+from .rows import all_cases, select
 
 
 @click.command()
 @row_options
+@click.option("--only", multiple=True, metavar="NAME", help="Rows by name (* allowed) or letter; may be repeated.")
 @click.option(
     "--png", "png_path", type=FILE, callback=checked, help="Draw the distributions into this file (needs matplotlib)."
 )
 @click.option(
     "--markdown", "markdown_path", type=FILE, callback=checked, help="Write the tables as Markdown to this file."
 )
-@leaving_when_told()
-def record(json_path: Path | None, png_path: Path | None, markdown_path: Path | None, **options: Any) -> None:
+def record(
+    quick: bool,
+    rounds: int | None,
+    only: tuple[str, ...],
+    json_path: Path | None,
+    png_path: Path | None,
+    markdown_path: Path | None,
+) -> None:
     """Measure every row, and compare the run with the budget of the design. See docs/benchmarks.md."""
     if png_path and find_spec("matplotlib") is None:
         raise click.ClickException("--png needs matplotlib: pip install '.[bench]'")
-    report = measure(all_cases(), Record, **options)
-    if report is not None:
-        writers = (
-            (json_path, report.write_json),
-            (markdown_path, report.write_markdown),
-            (png_path, partial(_draw, report)),
-        )
-        for path, writer in writers:
-            if path:
-                write(path, writer)
-        require_figures(report.results)
+    cases, others = select(all_cases(), only), watch_others(set(allowed_cpus()))
+    conditions, _, results = measure(cases, plan_of(quick, rounds))
+    report = Record(conditions, cases, results, others=others())
+
+    def draw(path: Path) -> None:
+        write_figure(path, cases, results, "; ".join(conditions[:2]))
+
+    finish(report, {json_path: report.write_json, markdown_path: report.write_markdown, png_path: draw})
 
 
 if __name__ == "__main__":

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nnburst.cli.bench.report import MOST_OTHERS
 from nnburst.cli.bench.sampling import Result
 
+MOST_OTHERS = 0.05
+"""Share of the CPUs' time beyond which others disturb too many turns; an idle machine has about 0.01."""
 _LINE = "line"
 _STATES = ("1KiB", "64KiB", "1MiB", "16MiB")
 
@@ -90,7 +91,7 @@ def verdicts(results: Mapping[str, Result], others: float = 0.0) -> list[Verdict
         turns = len(row.rounds) if promise.base == _LINE else min(len(row.rounds), len(base.rounds))
         ratios = row.ratios() if promise.base == _LINE else row.ratios(base, promise.percentile)
         kept = sum(r >= promise.limit if promise.at_least else r <= promise.limit for r in ratios)
-        if not turns or (promise.base == _LINE and all(math.isnan(r.line) for r in row.rounds)):
+        if not turns or (promise.base == _LINE and all(math.isnan(r.line_before) for r in row.rounds)):
             outcome = "not measured"
         elif others > MOST_OTHERS or len(ratios) < turns / 2 or len(ratios) / 4 < kept < len(ratios) * 3 / 4:
             outcome = "not settled"

@@ -8,11 +8,13 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
-from nnburst.cli.bench.case import Bench, Case, Subject
+from nnburst import launch
+from nnburst.cli.bench.rounds import Case, Subject
 from nnburst.cli.bench.sampling import time_calls
 from nnburst.devices import CacheFiles, CompileJob
 from nnburst.model import Model, ModelBuilder, OperandType
@@ -49,18 +51,14 @@ def _own_state(directory: str) -> Iterator[None]:
 
 
 @contextmanager
-def _open(what: str, bench: Bench) -> Iterator[Subject]:
-    from nnburst.runtime import launch
-
-    model, fds = _model(), [
-        os.open(os.path.join(bench.directory, f"{what}.{kind}"), os.O_RDWR | os.O_CREAT, 0o600)
-        for kind in ("model", "data")
-    ]  # fmt: skip
-    token = hashlib.sha256(what.encode()).digest()  # the rows share the trust store of the user
+def _open(what: str) -> Iterator[Subject]:
+    model, token = _model(), hashlib.sha256(what.encode()).digest()
     with ExitStack() as stack:
+        directory = stack.enter_context(TemporaryDirectory(prefix="nnburst-bench-"))
+        fds = [os.open(os.path.join(directory, kind), os.O_RDWR | os.O_CREAT, 0o600) for kind in ("model", "data")]
         for fd in fds:
             stack.callback(os.close, fd)
-        with _own_state(bench.directory):
+        with _own_state(directory):
             service = stack.enter_context(launch(devices=[_REFERENCE]))
             device = service.device(_REFERENCE)
             prepared = device.prepare_model(model, CompileJob(cache=CacheFiles(tuple(fds[:1]), tuple(fds[1:]), token)))

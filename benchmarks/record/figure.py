@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from nnburst.cli.bench.case import Case
-from nnburst.cli.bench.models import size_name
+from nnburst.cli.bench.rounds import Case
 from nnburst.cli.bench.sampling import Result, Samples
+from nnburst.cli.targets import size
 
 _COLOURS = {"a": "#8a8a8a", "b": "#8a8a8a", "c": "#4c78a8", "d": "#d62728", "e": "#b9a27c", "f": "#d62728"}
 _LABELS = {"a": "C threads", "c": "MessageQueue", "d": "burst Execution.run()", "e": "others"}
 
 
 def _label(case: Case) -> str:
-    where = ", one core" if case.placement == "one core" else ""
+    where = ", one core" if case.one_core else ""
     return f"{case.title} · {case.wait}{where}"
 
 
@@ -81,7 +81,7 @@ def _payloads(axes: Any, rows: Sequence[tuple[Case, Result]]) -> None:
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     ticks = sorted({case.payload_bytes for case, _ in rows})
-    axes.set_xticks(ticks, [*map(size_name, ticks)], fontsize=8.5, rotation=30, ha="right")
+    axes.set_xticks(ticks, [*map(size, ticks)], fontsize=8.5, rotation=30, ha="right")
     axes.set_xlabel("payload")
     axes.set_ylabel("round trip, µs (line: median; band: p10 to p90)")
     axes.set_title("What the payload costs", loc="left", fontsize=11)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nnburst.cli.bench.case import Bench, Case, Subject
+from nnburst.cli.bench.rounds import Case, Subject
 from nnburst.cli.bench.sampling import Samples
 
 _WIDTH = 16
@@ -43,11 +43,11 @@ def lock(on):
 
 
 @contextmanager
-def _open_thinking(holds: bool, bench: Bench) -> Iterator[Subject]:
+def _open_thinking(holds: bool) -> Iterator[Subject]:
     from benchmarks.onnx_speed import mlp
     from nnburst.runtime import launch
 
-    with tempfile.TemporaryDirectory(dir=bench.directory) as name:
+    with tempfile.TemporaryDirectory(prefix="nnburst-bench-") as name:
         model, holder = Path(name, "model.onnx"), Path(name, "holder.py")
         mlp(_WIDTH, 1, model)
         holder.write_text(HOLDER, encoding="utf-8")
@@ -64,11 +64,14 @@ def _open_thinking(holds: bool, bench: Bench) -> Iterator[Subject]:
             def turn(on: bool) -> None:
                 lock.run(None, {"on": np.array([on])})
 
-            sample = partial(_time_runs, bound.run)
-            if holds:
-                yield Subject(sample, service.pid, partial(turn, False), partial(turn, True))
-            else:
-                yield Subject(sample, service.pid)
+            def sample(count: int) -> Samples:
+                turn(holds)
+                try:
+                    return _time_runs(bound.run, count)
+                finally:
+                    turn(False)
+
+            yield Subject(sample, service.pid)
 
 
 def _time_runs(run: object, count: int) -> Samples:
@@ -86,9 +89,7 @@ def _time_runs(run: object, count: int) -> Samples:
 
 
 def _case(key: str, title: str, holds: bool) -> Case:
-    nbytes = _WIDTH * 4
-    opener = partial(_open_thinking, holds)
-    return Case(key, "l", title, "poll", nbytes, opener, module="onnxruntime", distribution="onnxruntime")
+    return Case(key, "l", title, "poll", _WIDTH * 4, partial(_open_thinking, holds))
 
 
 LOCK_CASES: tuple[Case, ...] = (

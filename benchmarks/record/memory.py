@@ -12,14 +12,18 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.programs import step_model
+from nnburst import launch
 from nnburst.burst import ExecutionBurstController
-from nnburst.cli.bench.case import Bench, Case, Subject
-from nnburst.cli.bench.models import bytes_in_bytes_out, size_name, step_model
-from nnburst.cli.bench.peers import MESSAGE
+from nnburst.cli.bench.rounds import POLLING_WINDOW, Case, Subject
+from nnburst.cli.bench.rows import bytes_in_bytes_out
 from nnburst.cli.bench.sampling import Samples, time_calls
-from nnburst.cli.bench.server import server_process
+from nnburst.cli.targets import size
 from nnburst.memory import Memory
 from nnburst.model import DataLocation, ModelBuilder, OperandType, Request, RequestArgument
+
+from .peers import MESSAGE
+from .server import server_process
 
 _INPUT = 16 << 20
 STATE_SIZES = (1 << 10, 64 << 10, 1 << 20, 16 << 20)
@@ -33,10 +37,9 @@ _F32 = 4
 
 
 @contextmanager
-def _open_pool(copies: bool, bench: Bench) -> Iterator[Subject]:
-    service = bench.service()
-    frame = np.ones((1, _INPUT), np.uint8)
-    with service.session(bytes_in_bytes_out(_INPUT), polling_window=bench.polling_window) as session:
+def _open_pool(copies: bool) -> Iterator[Subject]:
+    frame, model = np.ones((1, _INPUT), np.uint8), bytes_in_bytes_out(_INPUT)
+    with launch(devices=["nnburst-noop"]) as service, service.session(model, polling_window=POLLING_WINDOW) as session:
         bound = session.bind()
         target = bound.inputs["x"]
         target[...] = frame
@@ -66,7 +69,7 @@ def _shared_server(connection: Any) -> Generator[None, None, None]:
 
 
 @contextmanager
-def _open_shared(copies: bool, bench: Bench) -> Iterator[Subject]:
+def _open_shared(copies: bool) -> Iterator[Subject]:
     ours, theirs = multiprocessing.Pipe()
     source = np.ones(_INPUT, np.uint8)
     shared = SharedMemory(create=True, size=_INPUT)
@@ -85,9 +88,7 @@ def _open_shared(copies: bool, bench: Bench) -> Iterator[Subject]:
             theirs.close()
             send(shared.name.encode())
             receive()
-            call()
-            process.park()
-            yield Subject(partial(time_calls, call), process.pid, process.park, process.unpark)
+            yield process.subject(call)
     finally:
         frames.clear()
         shared.close()
@@ -103,7 +104,7 @@ def _pickle_server(connection: Any) -> Generator[None, None, None]:
 
 
 @contextmanager
-def _open_pickled(bench: Bench) -> Iterator[Subject]:
+def _open_pickled() -> Iterator[Subject]:
     ours, theirs = multiprocessing.Pipe()
     frame = np.ones(_INPUT, np.uint8)
     send, receive = ours.send, ours.recv_bytes
@@ -114,12 +115,10 @@ def _open_pickled(bench: Bench) -> Iterator[Subject]:
 
     with ours, server_process(_pickle_server, theirs) as process:
         theirs.close()
-        call()
-        process.park()
-        yield Subject(partial(time_calls, call), process.pid, process.park, process.unpark)
+        yield process.subject(call)
 
 
-def _input_case(key: str, title: str, wait: str, opener: Callable[[Bench], Any]) -> Case:
+def _input_case(key: str, title: str, wait: str, opener: Callable[[], Any]) -> Case:
     return Case(key, "g", title, wait, _INPUT, opener)
 
 
@@ -181,10 +180,9 @@ def _in_pool(service: Any, window: float, nbytes: int, stack: ExitStack) -> Call
 
 
 @contextmanager
-def _open_state(way: Callable[..., Callable[[], object]], nbytes: int, bench: Bench) -> Iterator[Subject]:
-    service = bench.service(_REFERENCE)
-    with ExitStack() as stack:
-        step = way(service, bench.polling_window, nbytes, stack)
+def _open_state(way: Callable[..., Callable[[], object]], nbytes: int) -> Iterator[Subject]:
+    with launch(devices=[_REFERENCE]) as service, ExitStack() as stack:
+        step = way(service, POLLING_WINDOW, nbytes, stack)
         step()
         step()
         yield Subject(partial(time_calls, step), service.pid)
@@ -196,10 +194,9 @@ def _time_steps(run: Callable[[], object], count: int) -> Samples:
 
 
 @contextmanager
-def _open_steps(nbytes: int, bench: Bench) -> Iterator[Subject]:
-    service = bench.service(_REFERENCE)
-    with ExitStack() as stack:
-        run = _in_steps(service, bench.polling_window, nbytes, stack)
+def _open_steps(nbytes: int) -> Iterator[Subject]:
+    with launch(devices=[_REFERENCE]) as service, ExitStack() as stack:
+        run = _in_steps(service, POLLING_WINDOW, nbytes, stack)
         run()
         yield Subject(partial(_time_steps, run), service.pid)
 
@@ -215,9 +212,9 @@ STEPS_CASE = Case(
 )
 
 STATE_CASES: tuple[Case, ...] = tuple(
-    Case(f"state-{key}-{name}", "h", f"{title}, {size_name(n)}", "poll", n, partial(_open_state, way, n))
+    Case(f"state-{key}-{name}", "h", f"{title}, {size(n)}", "poll", n, partial(_open_state, way, n))
     for n in STATE_SIZES
-    for name in [size_name(n).replace(" ", "")]
+    for name in [size(n).replace(" ", "")]
     for key, (title, way) in _WAYS.items()
 )
 STATE_CASES = (STATE_CASES[0], STEPS_CASE, *STATE_CASES[1:])
@@ -227,11 +224,9 @@ STATE_CASES = (STATE_CASES[0], STEPS_CASE, *STATE_CASES[1:])
 
 
 @contextmanager
-def _open_slot(later: bool, bench: Bench) -> Iterator[Subject]:
-    service = bench.service(_REFERENCE)
+def _open_slot(later: bool) -> Iterator[Subject]:
     b = ModelBuilder()
     b.output("y", b.relu(b.input("x", OperandType.TENSOR_FLOAT32, (1, _SLOT // _F32))))
-    prepared = service.device(_REFERENCE).prepare_model(b.build())
     arguments = [(RequestArgument(False, DataLocation(0, offset, _SLOT)),) for offset in (0, _SLOT)]
 
     def sample(count: int) -> Samples:
@@ -249,9 +244,11 @@ def _open_slot(later: bool, bench: Bench) -> Iterator[Subject]:
                 burst.free_memory(memory)
         return times
 
-    with ExecutionBurstController.create(prepared, polling_window=bench.polling_window) as burst:
-        yield Subject(sample, service.pid)
-    prepared.close()
+    with launch(devices=[_REFERENCE]) as service:
+        prepared = service.device(_REFERENCE).prepare_model(b.build())
+        with ExecutionBurstController.create(prepared, polling_window=POLLING_WINDOW) as burst:
+            yield Subject(sample, service.pid)
+        prepared.close()
 
 
 SLOT_CASES: tuple[Case, ...] = (

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from cffi import FFI
 
-from nnburst.cli.bench.case import Bench, Case, Subject
-from nnburst.cli.bench.peers import MESSAGE
-from nnburst.cli.bench.placement import Cpus
-from nnburst.cli.bench.sampling import Samples, from_c, time_calls
-from nnburst.cli.bench.server import server_process
+from nnburst.cli.bench.rounds import Case, Cpus, Subject, allowed_cpus
+from nnburst.cli.bench.sampling import Samples, from_c
 from nnburst.fmq import MessageQueue, MQDescriptor
+
+from .peers import MESSAGE
+from .server import server_process
 
 PACKET_THERE, PACKET_BACK = 7, 4  # datums of a request and a result of a model with one input and one output
 DATUM_BYTES = 24
@@ -54,9 +54,9 @@ def queue_samples(cpus: Cpus, there: int, back: int, count: int, warmup: int = 1
 
 
 @contextmanager
-def _open_c_queue(there: int, back: int, bench: Bench) -> Iterator[Subject]:
+def _open_c_queue(there: int, back: int) -> Iterator[Subject]:
     _library()
-    yield Subject(partial(queue_samples, bench.cpus, there, back))
+    yield Subject(partial(queue_samples, allowed_cpus(), there, back))
 
 
 # ---- (c): MessageQueue between two Python processes
@@ -118,16 +118,12 @@ def _mq_block_echo(requests: MessageQueue, replies: MessageQueue) -> Callable[[]
 def _open_mq(
     echo: Callable[[MessageQueue, MessageQueue], Callable[[], object]],
     server: Callable[[Any], Generator[None, None, None]],
-    bench: Bench,
 ) -> Iterator[Subject]:
     with ExitStack() as stack:
         queues = [stack.enter_context(MessageQueue(_WORD, 128)) for _ in range(2)]
         descriptors = tuple(stack.enter_context(queue.descriptor) for queue in queues)
         process = stack.enter_context(server_process(server, descriptors))
-        call = echo(queues[0], queues[1])
-        call()
-        process.park()
-        yield Subject(partial(time_calls, call), process.pid, process.park, process.unpark)
+        yield process.subject(echo(queues[0], queues[1]))
 
 
 QUEUE_CASES: tuple[Case, ...] = (

@@ -2,36 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from rich.console import Console
 
-from nnburst.cli.bench.models import size_name
-from nnburst.cli.bench.report import FIGURES, GROUPS, Report, finite, machine, number
+from nnburst.cli.bench.report import Report, finite, number
+from nnburst.cli.bench.rounds import Case
+from nnburst.cli.targets import size
 
-from .budget import Verdict, verdicts
+from .budget import MOST_OTHERS, Verdict, verdicts
+
+GROUPS = {
+    "a": "(a) cache line, C threads",
+    "b": "(b) queue, C threads",
+    "c": "(c) queue, Python processes",
+    "d": "(d) burst, Python processes",
+    "e": "(e) 32-byte echo, Python processes",
+    "f": "(f) payload, Python processes",
+    "g": "(g) an input of 16 MiB, Python processes",
+    "h": "(h) a recurrent step, reference device",
+    "i": "(i) the slot table, reference device",
+    "j": "(j) compilation caching, reference device",
+    "k": "(k) 32 bytes, awaited in an event loop, and several in flight",
+    "l": "(l) an ONNX model, a thread of its service with the lock",
+}
+FIGURES = {"p50": "p50_us", "p90": "p90_us", "p99": "p99_us", "p99.9": "p999_us", "max": "max_us"}
 
 
+@dataclass
 class Record(Report):
-    """A finished run of all rows."""
+    """A finished run of the record; `others` is the share of the CPUs that other programs and the host had."""
 
-    groups: ClassVar[Mapping[str, str]] = GROUPS | {
-        "b": "(b) queue, C threads",
-        "c": "(c) queue, Python processes",
-        "g": "(g) an input of 16 MiB, Python processes",
-        "h": "(h) a recurrent step, reference device",
-        "i": "(i) the slot table, reference device",
-        "j": "(j) compilation caching, reference device",
-        "l": "(l) an ONNX model, a thread of its service with the lock",
-    }
+    others: float = 0.0
 
     @property
     def verdicts(self) -> list[Verdict]:
         """The budget."""
-        return verdicts(self.results, self.conditions["others"])
+        return verdicts(self.results, self.others)
 
     def savings(self) -> list[str]:
         """What the slot table saves and what verifying costs, in words, if the rows ran."""
@@ -61,23 +70,39 @@ class Record(Report):
 
     def document(self) -> dict[str, Any]:
         """Return what the JSON file holds."""
-        return {**super().document(), "budget": [asdict(v) | {"ratio": finite(v.ratio)} for v in self.verdicts]}
+        budget = [asdict(v) | {"ratio": finite(v.ratio)} for v in self.verdicts]
+        return {**super().document(), "others": self.others, "budget": budget}
+
+    def cells(self, case: Case) -> list[str]:
+        """Return the row of a table of Markdown."""
+        result, placement = self.results[case.key], "one core" if case.one_core else "apart"
+        figures, samples = result.percentiles_us(), f"{len(result.samples):,}"
+        shown = [*(number(figures[name]) for name in FIGURES.values()), number(self.ratio(case)), samples]
+        return [
+            case.title,
+            case.wait,
+            placement,
+            size(case.payload_bytes),
+            *(shown if result.rounds else [result.note]),
+        ]
 
     def write_markdown(self, path: Path) -> None:
         """Write the tables as `docs/benchmarks.md` and the README show them (`docs/tables.py --store`)."""
-        lines = [f"`python -m benchmarks.record`. {machine(self.conditions)}.", ""]
-        for title, rows in self.paragraphs():
-            lines += [f"**{title}**", "", "| µs | wait | placement | payload | " + " | ".join(FIGURES) + " |"]
-            lines += ["|---" * 4 + "|--:" * len(FIGURES) + "|"]
-            for case in rows:
-                named = [case.title, case.wait, case.placement, size_name(case.payload_bytes)]
-                result = self.results[case.key]
-                cells = [text(result) for text in FIGURES.values()] if result.rounds else [result.note]
-                cells += [""] * (len(FIGURES) - len(cells))
-                lines.append("| " + " | ".join([*named, *cells]) + " |")
-            lines.append("")
+        machine, *conditions = self.conditions
+        columns = [*FIGURES, "p50/L", "samples"]
+        lines = [f"`python -m benchmarks.record`. {machine}.", ""]
+        for letter, title in GROUPS.items():
+            if rows := [self.cells(case) for case in self.cases if case.group == letter]:
+                lines += [f"**{title}**", "", "| µs | wait | placement | payload | " + " | ".join(columns) + " |"]
+                lines += ["|---" * 4 + "|--:" * len(columns) + "|"]
+                lines += ["| " + " | ".join([*row, *[""] * (4 + len(columns) - len(row))]) + " |" for row in rows]
+                lines.append("")
+        others = (
+            f"other programs and the host had {self.others:.1%} of the two CPUs' time (above {MOST_OTHERS:.0%} they "
+        )
+        conditions.append(others + "disturb too many turns)")
         lines += [*self.savings(), *[""][: len(self.savings())]]
-        lines += ["Conditions:", "", *(f"- {line}" for line in self.words()), ""]
+        lines += ["Conditions:", "", *(f"- {line}" for line in conditions), ""]
         lines += ["| budget | measured | |", "|---|--:|---|"]
         lines += [f"| {v.text} | {number(v.ratio)} | {v.outcome} |" for v in self.verdicts]
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -25,11 +25,11 @@ def whole_number(text: str) -> int | None:
 
 def size(nbytes: float) -> str:
     """Return a number of bytes for people."""
-    for unit in ("B", "KiB", "MiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+    units = ["B", "KiB", "MiB", "GiB"]
+    while nbytes >= 1024 and len(units) > 1:
         nbytes /= 1024
-    return f"{nbytes:.1f} GiB"
+        del units[0]
+    return f"{nbytes:.1f}".removesuffix(".0") + f" {units[0]}"
 
 
 def user_number(user: str, option: str) -> int:

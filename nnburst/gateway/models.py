@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import (
     BadState,
@@ -26,6 +29,7 @@ from ..service import ServiceConnection, connect_to
 from ..service.process.launch import is_of_functions
 from .tensors import ModelTensor
 
+_T = TypeVar("_T")
 _ONLY = "1"
 """The version of a model that has none of its own."""
 
@@ -76,24 +80,6 @@ class ModelCounts:
         self.run_ns += ran - given
         self.output_ns += ended - ran
 
-    def told(self, name: str, version: str) -> dict[str, Any]:
-        """Return them as Triton's ModelStatistics."""
-        parts = {
-            "success": (self.inferences, self.success_ns),
-            "fail": (self.failures.total(), self.failure_ns),
-            "compute_input": (self.inferences, self.input_ns),
-            "compute_infer": (self.inferences, self.run_ns),
-            "compute_output": (self.inferences, self.output_ns),
-        }
-        return {
-            "name": name,
-            "version": version,
-            "last_inference": self.last_ms,
-            "inference_count": self.inferences,
-            "execution_count": self.inferences,
-            "inference_stats": {part: {"count": count, "ns": ns} for part, (count, ns) in parts.items()},
-        }
-
 
 REASONS: tuple[tuple[type[BaseException], str], ...] = (
     (asyncio.CancelledError, "CANCELED"),
@@ -114,7 +100,6 @@ class OpenedModel:
             more than to answer.
         has_died: Whether a run has found its process dead.
         inputs, outputs: By name, in order.
-        users: Requests that run it, and `Models` while it is open.
         optional: Inputs that may be left out, which descriptions do not name: the protocol knows none.
         refused: Why the protocol cannot serve it; then it has none of these, and its session is closed.
     """
@@ -131,7 +116,8 @@ class OpenedModel:
         self.outputs: dict[str, ModelTensor] = {}
         self.refused = ""
         self.counts = counts
-        self.users = 1  # `Models` itself
+        self._lock = threading.Lock()
+        self._users = 1  # `Models` itself
         try:
             self.inputs = ModelTensor.all_of(session.get_inputs())
             for node in session.get_overridable_initializers():
@@ -141,6 +127,18 @@ class OpenedModel:
         except InvalidArgument as error:
             self.refused = str(error)
             self.close()
+
+    def use(self) -> bool:
+        """Keep it open for a request. False if it is closed already."""
+        with self._lock:
+            self._users += bool(self._users)
+            return self._users > 0
+
+    def let_go(self) -> bool:
+        """Undo one `use`. True for the last one, who has to close it."""
+        with self._lock:
+            self._users -= 1
+            return self._users == 0
 
     def close(self) -> None:
         """Close the session; a service that is dead has done so."""
@@ -165,7 +163,7 @@ class OpenedModel:
 
 
 class Models:
-    """Named models of a service. The loop's thread has them; what may wait for the service does so in another one.
+    """Named models of a service. Any thread.
 
     Args:
         address: Of the service, as `nnburst.connect` takes it.
@@ -173,35 +171,35 @@ class Models:
         unloaded: Names of those that were unloaded before.
     """
 
-    def __init__(self, address: str, *, may_change: bool = False, unloaded: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        may_change: bool = False,
+        unloaded: Iterable[str] = (),
+    ) -> None:
         self.may_change = may_change
         self._address = address
+        self._lock = threading.Lock()
+        """Of what is below. None waits for the service while it has it."""
+        self._under_way: dict[object, Future[Any]] = {}
+        """What is being opened: a model, by its key, or by none the service."""
         self._is_stopping = False
-        self._service: Service | None = None
         self._connection: ServiceConnection | None = None
+        self._service: Service | None = None
+        self._looks, self._last_look = itertools.count(1), 0
         self._versions: dict[str, dict[str, tuple[str, str]]] = {}
         """By name, by version, the newest last: its name in the service, and the digest of its files."""
         self._gone = {(name, "") for name in unloaded}
         """Versions that were served and are no more; no version: all that there were."""
         self._counts: dict[tuple[str, str], ModelCounts] = {}
         self._opened: dict[tuple[str, str, Priority], OpenedModel] = {}
-        self._under_way: dict[object, asyncio.Future[Any]] = {}
-        """What is being opened: a model, by its key, or by none the service. All who ask wait for one thread."""
-        self._looking, self._changing = asyncio.Lock(), asyncio.Lock()
+        self.changing = asyncio.Lock()
+        """Held while models are loaded or unloaded, which may take long: others wait for that without a thread."""
+        self._awaited: dict[object, asyncio.Future[Any]] = {}
+        """What requests wait for, all for one thread, of which there are not many. The loop's thread has it."""
 
-    async def _once(self, key: object, make: Callable[[], Awaitable[Any]]) -> Any:
-        """Make something, or wait for it if it is under way; a request that is cancelled leaves it so."""
-        if key not in self._under_way:
-
-            def end(task: asyncio.Future[Any]) -> None:
-                del self._under_way[key]
-                _ = task.cancelled() or task.exception()  # is told to those who wait, if they still do
-
-            self._under_way[key] = asyncio.ensure_future(make())
-            self._under_way[key].add_done_callback(end)
-        return await asyncio.shield(self._under_way[key])
-
-    async def open(self, name: str, version: str = "", priority: Priority = Priority.MEDIUM) -> OpenedModel:
+    def open(self, name: str, version: str = "", priority: Priority = Priority.MEDIUM) -> OpenedModel:
         """Return a model for runs of a priority, and wait for the service if it has to be opened first.
 
         Raises:
@@ -209,81 +207,102 @@ class Models:
             DeviceUnavailable: It was unloaded; or the service is not there.
             InvalidArgument: It takes or gives what the protocol has not.
         """
-        model = await self._open(name, version, priority)
+        model = self._open(name, version, priority)
         if model.refused:
             raise InvalidArgument(f"model {name!r} is not served: {model.refused}")
         return model
 
-    async def _open(self, name: str, version: str, priority: Priority = Priority.MEDIUM) -> OpenedModel:
-        model = None
-        while model is None:
-            service = await self._connected()
+    def _open(self, name: str, version: str, priority: Priority = Priority.MEDIUM) -> OpenedModel:
+        service = self._connected()
+        with self._lock:
             key = name, self._choose(name, version), priority
-            model = self._opened.get(key) or await self._once(key, partial(self._open_session, service, key))
-        return model
+            model = self._opened.get(key)
+        if model is None:
+            model = self._alone(key, lambda: self._open_session(service, key, version))
+        return model or self._open(name, version, priority)
 
-    async def _open_session(self, service: Service, key: tuple[str, str, Priority]) -> OpenedModel | None:
+    def _alone(self, key: object, make: Callable[[], _T]) -> _T:
+        """Make something, or wait for it if another thread is about to."""
+        with self._lock:
+            is_first = key not in self._under_way
+            future = self._under_way.setdefault(key, Future())
+        if is_first:
+            try:
+                future.set_result(make())
+            except BaseException as error:
+                future.set_exception(error)
+            finally:
+                del self._under_way[key]
+        made: _T = future.result()
+        return made
+
+    def _open_session(self, service: Service, key: tuple[str, str, Priority], asked: str) -> OpenedModel | None:
         """Open a model; None if it, or the service, has become another one meanwhile."""
         name, version, priority = key
-        if (source := self._versions.get(name, {}).get(version)) is None:
-            return None
-        counts = self._counts.setdefault((name, version), ModelCounts())
-
-        def make() -> OpenedModel:  # a request comes with others, for which it waits if the operator batches the model
+        with self._lock:
+            source = self._versions.get(name, {}).get(version)
+            if source is None or key in self._opened:
+                return self._opened.get(key)
+            counts = self._counts.setdefault((name, version), ModelCounts())
+        try:  # a request comes with others, for which it waits if the operator batches the model
             session = service.session(source[0], priority=priority, preference="sustained_speed")
-            return OpenedModel(version, source[1], session, counts)
-
-        try:
-            model = await asyncio.to_thread(make)
         except InvalidArgument:
-            await self._look()
-            self._choose(name, version)  # raises if it was unloaded meanwhile
+            self._look()
+            with self._lock:
+                self._choose(name, asked)  # raises if it was unloaded meanwhile
             raise
-        if self._service is service and self._versions.get(name, {}).get(version) == source:
-            self._opened[key] = model
-            return model
-        await asyncio.to_thread(model.close)
+        model = OpenedModel(version, source[1], session, counts)
+        with self._lock:
+            if self._service is service and self._versions.get(name, {}).get(version) == source:
+                self._opened[key] = model
+                return model
+        model.close()
         return None
 
-    async def _connected(self) -> Service:
+    def _connected(self) -> Service:
         """Connect to the service again if it has ended, and look what it has."""
-        service: Service = self._usable() or await self._once(None, self._connect)
-        return service
+        return self._usable() or self._alone(None, self._connect)
 
     def _usable(self) -> Service | None:
-        service, died = self._service, any(model.has_died for model in self._opened.values())
+        with self._lock:
+            service, died = self._service, any(model.has_died for model in self._opened.values())
         return None if service is None or died or not service.alive else service
 
-    async def _connect(self) -> Service:
+    def _connect(self) -> Service:
+        if (service := self._usable()) is not None:  # since then
+            return service
         self._check_going_on()
-        await self._drop()
-        self._connection = await asyncio.to_thread(connect_to, self._address)
+        self._drop()
+        self._connection = connect_to(self._address)
         service = Service(self._connection, self._address)
-        try:
-            await self._look()
-            self._check_going_on()
-        except BaseException:
-            await asyncio.to_thread(service.close)
-            raise
-        self._service = service
+        with contextlib.ExitStack() as stack:
+            stack.callback(service.close)
+            self._look()
+            with self._lock:
+                self._check_going_on()
+                self._service = service
+            stack.pop_all()
         return service
 
     def _check_going_on(self) -> None:
         if self._is_stopping:
             raise DeviceUnavailable("the gateway is being stopped; send this request again later")
 
-    async def _look(self) -> None:
-        """Look what the service has."""
+    def _look(self) -> None:
+        """Look what the service has, unless a look that began later was quicker."""
+        number, found = next(self._looks), dict[str, dict[str, tuple[str, str]]]()
         assert self._connection is not None
-        found = dict[str, dict[str, tuple[str, str]]]()
-        async with self._looking:
-            for full, digest in (await asyncio.to_thread(self._connection.list_models)).items():
-                name, _, version = full.partition(":")
-                found.setdefault(name, {})[version or _ONLY] = full, digest
+        for full, digest in self._connection.list_models().items():
+            name, _, version = full.partition(":")
+            found.setdefault(name, {})[version or _ONLY] = full, digest
+        with self._lock:
+            if number < self._last_look:
+                return
+            self._last_look = number
             before = {(name, version) for name, versions in self._versions.items() for version in versions}
             self._versions = {name: dict(sorted(found[name].items(), key=_age)) for name in sorted(found)}
             there = {(name, version) for name, versions in found.items() for version in ("", *versions)}
-            self._gone = (self._gone | before) - there
+            self._gone = (self._gone | before) - there  # not in place: the loop's thread reads it
 
     def _choose(self, name: str, version: str) -> str:
         versions = self._versions.get(name, {})
@@ -294,26 +313,21 @@ class Models:
             if versions:
                 raise NoSuchModel(f"model {name!r} has the versions {list(versions)}, not {version!r}")
             raise NoSuchModel(f"no model {name!r}; this service has {list(self._versions)}")
-        return version or list(versions)[-1]
+        if version:
+            return version
+        return list(versions)[-1]
 
-    async def is_ready(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether every model that the protocol can serve can be run now."""
         try:
-            await self._connected()
-            for name, versions in self._versions.items():
-                for version in versions:
-                    await self._open(name, version)
+            self._connected()
+            with self._lock:
+                wanted = [(name, version) for name, versions in self._versions.items() for version in versions]
+            return all(self._open(*one) is not None for one in wanted)
         except NNBurstError:
             return False
-        return True
 
-    async def load(self, name: str, parameters: Collection[str]) -> dict[str, Any]:
-        """Load all versions of a model from its files again, if it is asked for without parameters; as `change`."""
-        if parameters:
-            raise InvalidArgument(f"a model is loaded as it is, not with {sorted(parameters)}")
-        return await self.change(name, unload=False)
-
-    async def change(self, name: str, *, unload: bool) -> dict[str, Any]:
+    def change(self, name: str, *, unload: bool) -> None:
         """Have the service load all versions of a model from its files again, or unload them.
 
         Raises:
@@ -322,18 +336,16 @@ class Models:
         """
         if not self.may_change:
             raise InvalidArgument("clients load and unload no models here: nnburst serve --oip-control lets them")
-        async with self._changing:  # which may take long: others wait for that without a thread
-            await self._connected()
-            assert self._connection is not None
-            await asyncio.to_thread(self._connection.load_model, name, unload=unload)
-            await self.renew()
-        return {}
+        self._connected()
+        assert self._connection is not None
+        self._connection.load_model(name, unload=unload)
+        self.renew()
 
     # What models are and did: as JSON has it, and as the fields of the protocol's messages.
 
-    async def describe(self, name: str, version: str = "") -> dict[str, Any]:
+    def describe(self, name: str, version: str = "") -> dict[str, Any]:
         """Say what a model takes and gives; raises as `open`."""
-        model = await self.open(name, version)
+        model = self.open(name, version)
 
         def tensors(named: Mapping[str, ModelTensor]) -> list[dict[str, Any]]:
             return [{"name": name, "datatype": one.datatype, "shape": one.shape} for name, one in named.items()]
@@ -341,12 +353,12 @@ class Models:
         arguments = {"inputs": tensors(model.inputs), "outputs": tensors(model.outputs)}
         return {"name": name, "versions": list(self._versions[name]), "platform": model.platform, **arguments}
 
-    async def configure(self, name: str, version: str = "") -> dict[str, Any]:
+    def configure(self, name: str, version: str = "") -> dict[str, Any]:
         """Say the same as Triton's ModelConfig; raises as `open`.
 
         The first dimension is one like the others: `max_batch_size` is 0.
         """
-        model = await self.open(name, version)
+        model = self.open(name, version)
 
         def tensors(named: Mapping[str, ModelTensor]) -> list[dict[str, Any]]:
             return [
@@ -358,90 +370,121 @@ class Models:
         config |= {"input": tensors(model.inputs), "output": tensors(model.outputs)}
         return config | ({"parameters": {"sha256": {"string_value": model.digest}}} if model.digest else {})
 
-    async def index(self, *, only_ready: bool = False) -> list[dict[str, str]]:
+    def index(self, *, only_ready: bool = False) -> list[dict[str, str]]:
         """Name every version of every model, also those that are there no more."""
-        await self.is_ready()  # opens those that are new: whether they are served is known from then on
-        await self._connected()
-        refused = {key[:2]: model.refused for key, model in self._opened.items()}
-        there = [(name, version) for name, versions in self._versions.items() for version in versions]
-        found = [(*one, refused.get(one, "")) for one in there] + [(*one, "unloaded") for one in sorted(self._gone)]
+        self.is_ready()  # opens those that are new: whether they are served is known from then on
+        self._connected()
+        with self._lock:
+            refused = {key[:2]: model.refused for key, model in self._opened.items()}
+            there = [(name, version) for name, versions in self._versions.items() for version in versions]
+            found = [(*one, refused.get(one, "")) for one in there] + [(*one, "unloaded") for one in sorted(self._gone)]
         return [
             {"name": name, "version": version, "state": "UNAVAILABLE" if reason else "READY", "reason": reason}
             for name, version, reason in found
             if not (reason and only_ready)
         ]
 
-    async def counts(self, name: str = "", version: str = "") -> list[tuple[str, str, ModelCounts]]:
+    def counts(self, name: str = "", version: str = "") -> list[tuple[str, str, ModelCounts]]:
         """Return the name, the version and the counts of a model, of each version if none is named; or of all models.
 
         Raises:
             NoSuchModel: There is none of that name, or version.
         """
-        await self._connected()
-        if name:
-            self._choose(name, version)
+        self._connected()
+        with self._lock:
+            if name:
+                self._choose(name, version)
+            return [
+                (each, number, self._counts.setdefault((each, number), ModelCounts()))
+                for each, versions in self._versions.items()
+                for number in versions
+                if name in ("", each) and version in ("", number)
+            ]
+
+    def statistics(self, name: str = "", version: str = "") -> list[dict[str, Any]]:
+        """Say what happened to the requests for a model, or for each if the name is empty; raises as `counts`."""
         return [
-            (each, number, self._counts.setdefault((each, number), ModelCounts()))
-            for each, versions in self._versions.items()
-            for number in versions
-            if name in ("", each) and version in ("", number)
+            {
+                "name": each,
+                "version": number,
+                "last_inference": counts.last_ms,
+                "inference_count": counts.inferences,
+                "execution_count": counts.inferences,
+                "inference_stats": {
+                    "success": {"count": counts.inferences, "ns": counts.success_ns},
+                    "fail": {"count": counts.failures.total(), "ns": counts.failure_ns},
+                    "compute_input": {"count": counts.inferences, "ns": counts.input_ns},
+                    "compute_infer": {"count": counts.inferences, "ns": counts.run_ns},
+                    "compute_output": {"count": counts.inferences, "ns": counts.output_ns},
+                },
+            }
+            for each, number, counts in self.counts(name, version)
         ]
 
-    async def statistics(self, name: str = "", version: str = "") -> dict[str, list[dict[str, Any]]]:
-        """Say what happened to the requests for a model, or for each if the name is empty; raises as `counts`."""
-        return {"model_stats": [counts.told(*key) for *key, counts in await self.counts(name, version)]}
-
     async def take(self, name: str, version: str = "", priority: Priority = Priority.MEDIUM) -> OpenedModel:
-        """As `open`, for one request, which calls `give_back` at its end.
+        """As `open`, without blocking the loop, for one request, which calls `give_back` at its end.
 
         Until then the model is not closed unless the service dies.
         """
-        while (model := self.ready(name, version, priority)) is None:
-            await self.open(name, version, priority)
+        key = name, version, priority
+        while (model := self.ready(*key)) is None:
+            await self.once(key, partial(self.open, *key))
         return model
+
+    async def once(self, key: object, work: Callable[[], _T]) -> _T:
+        """Do something in another thread, for all who ask until it is done."""
+        if key not in self._awaited:
+            self._awaited[key] = asyncio.get_running_loop().run_in_executor(None, work)
+            self._awaited[key].add_done_callback(lambda _: self._awaited.pop(key))
+        done: _T = await asyncio.shield(self._awaited[key])
+        return done
+
+    async def require(self, name: str, version: str = "") -> None:
+        """Wait until a model can be run; raises as `open`."""
+        self.give_back(await self.take(name, version))
 
     def ready(self, name: str, version: str = "", priority: Priority = Priority.MEDIUM) -> OpenedModel | None:
         """As `take`; None if it has to be opened first."""
         if name not in self._versions:
             return None
         model = self._opened.get((name, self._choose(name, version), priority))
-        if model is None or model.refused or model.has_died or not model.session.service.alive:
-            return None
-        model.users += 1
-        return model
+        is_usable = model is not None and not (model.refused or model.has_died) and model.session.service.alive
+        return model if model is not None and is_usable and model.use() else None
 
     def give_back(self, model: OpenedModel) -> None:
         """A request that has taken the model has ended."""
-        model.users -= 1
-        if not model.users:
+        if model.let_go():
             asyncio.get_running_loop().run_in_executor(None, model.close)
 
-    async def renew(self) -> None:
+    def renew(self) -> None:
         """Look what the service has now: what is new is opened when it is next asked for; what runs ends as it was."""
         if self._connection is not None:
             with contextlib.suppress(NNBurstError):  # it is gone, and its successor is looked at
-                await self._look()
-        for key, model in list(self._opened.items()):
-            name, version, _ = key
-            if self._versions.get(name, {}).get(version, ("", None))[1] != model.digest:
-                del self._opened[key]
-                self.give_back(model)
+                self._look()
+        with contextlib.ExitStack() as stack, self._lock:
+            for key, model in list(self._opened.items()):
+                name, version, _ = key
+                if self._versions.get(name, {}).get(version, ("", None))[1] != model.digest:
+                    del self._opened[key]
+                    if model.let_go():
+                        stack.callback(model.close)
 
     def stop(self) -> None:
         """Connect no more: a service that is being stopped takes nobody. What is open is still run."""
         self._is_stopping = True
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Close all sessions. What is asked for from now on is refused."""
         self.stop()
-        await self._drop()
+        self._drop()
 
-    async def _drop(self) -> None:
-        models, service = list(self._opened.values()), self._service
-        self._service, self._opened = None, {}
-        for held in (*models, service):
-            if held is not None:
-                await asyncio.to_thread(held.close)
+    def _drop(self) -> None:
+        with contextlib.ExitStack() as stack, self._lock:
+            if self._service is not None:
+                stack.callback(self._service.close)
+            for model in self._opened.values():
+                stack.callback(model.close)
+            self._service, self._opened = None, {}
 
 
 def _age(version: tuple[str, object]) -> int:

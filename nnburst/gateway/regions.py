@@ -21,7 +21,6 @@ from ..memory import Memory
 
 _MOST_REGIONS = 1024
 _MOST_NAME = 255
-_Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 _KEY = re.compile(r"/?[^/\0]+")
 
 
@@ -40,14 +39,26 @@ class RegisteredRegion:
     byte_size: int
     memory: Memory
 
+
+@dataclass(frozen=True, slots=True)
+class RegionPart:
+    """Where one tensor lies. It can be used after its region was forgotten, until the request has ended.
+
+    Attributes:
+        bytes: The client's memory itself; to be read or written once.
+    """
+
+    bytes: np.ndarray[Any, np.dtype[np.uint8]]
+    _region: RegisteredRegion
+
     def check(self) -> None:
-        """Look whether what was read or written of it was there.
+        """Look whether what was read or written was there.
 
         Raises:
             InvalidArgument: The owner of the memory has made it shorter, or it has no room for what was written.
         """
-        if self.memory.faults:
-            raise _cut(self.name)
+        if self._region.memory.faults:
+            raise _cut(self._region.name)
 
 
 class Regions:
@@ -62,7 +73,7 @@ class Regions:
         self._lock = threading.Lock()
         self._regions: dict[str, RegisteredRegion] = {}
 
-    def register(self, name: str, key: str, offset: int, byte_size: int) -> dict[str, Any]:
+    def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
         """Register a part of a POSIX shared memory.
 
         Raises:
@@ -90,7 +101,6 @@ class Regions:
         except NNBurstError:
             memory.close()
             raise
-        return {}
 
     @staticmethod
     def _opened(name: str, key: str, offset: int, byte_size: int) -> Memory:
@@ -108,17 +118,18 @@ class Regions:
         finally:
             os.close(fd)
 
-    def unregister(self, name: str) -> dict[str, Any]:
+    def unregister(self, name: str) -> None:
         """Forget a region; all of them for an empty name. One that is not there is forgotten already.
 
         Requests under way keep the memory until they have ended.
         """
         with self._lock:
-            for each in [name] if name else list(self._regions):
-                self._regions.pop(each, None)
-        return {}
+            if name:
+                self._regions.pop(name, None)
+            else:
+                self._regions.clear()
 
-    def status(self, name: str) -> list[dict[str, Any]]:
+    def status(self, name: str) -> list[RegisteredRegion]:
         """Return one region, or all for an empty name.
 
         Raises:
@@ -127,13 +138,10 @@ class Regions:
         with self._lock:
             if name and name not in self._regions:
                 raise InvalidArgument(f"no region {name!r} is registered")
-            found = [self._regions[name]] if name else list(self._regions.values())
-        return [{"name": r.name, "key": r.key, "offset": r.offset, "byte_size": r.byte_size} for r in found]
+            return [self._regions[name]] if name else list(self._regions.values())
 
-    def part(self, name: str, offset: int, byte_size: int) -> tuple[_Bytes, RegisteredRegion]:
-        """Return a part of a region, to be read or written once, and the region, to be checked after that.
-
-        They can be used after the region was forgotten, until the request has ended.
+    def part(self, name: str, offset: int, byte_size: int) -> RegionPart:
+        """Return a part of a region.
 
         Raises:
             InvalidArgument: No such region, or no such part of it; or its owner has made it shorter.
@@ -151,8 +159,9 @@ class Regions:
             if region.offset + region.byte_size > os.fstat(region.memory.fds[0]).st_size:
                 raise _cut(name)
             whole = region.memory._map_for(writable=True).bytes()
-        region.check()
-        return whole[offset : offset + byte_size], region
+            part = RegionPart(whole[offset : offset + byte_size], region)
+        part.check()
+        return part
 
     def close(self) -> None:
         self.unregister("")

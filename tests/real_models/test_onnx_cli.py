@@ -121,35 +121,22 @@ def test_run_says_what_is_wrong(model: str, tmp_path: Path) -> None:
 @pytest.mark.check
 def test_bench_measures_five_contenders_side_by_side(model: str, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    done = nnburst(
-        "bench",
-        "--model",
-        model,
-        "--quick",
-        "--count",
-        "60",
-        "--rounds",
-        "2",
-        "--shape",
-        "x=2,16",
-        "--json",
-        str(report),
-    )
+    done = nnburst("bench", "--model", model, "--quick", "--rounds", "2", "--shape", "x=2,16", "--json", str(report))
     assert done.exit_code == 0, done.output
-    rows = {row["name"]: row for row in json.loads(report.read_text())["rows"]}
+    rows = {row["key"]: row for row in json.loads(report.read_text())["rows"]}
     assert list(rows) == ["inprocess-run", "inprocess-binding", "burst-bound", "burst-run", "pipe"]
     for row in rows.values():
         assert not row["note"], row
         assert row["count"] >= 10
         assert 0 < row["p50_us"] <= row["p99_us"] <= row["max_us"]
         assert row["ratio"] is None or row["ratio"] > 0  # None: the machine was too busy in each round
-    assert rows["inprocess-run"]["ratio"] == 1
+    assert rows["inprocess-run"]["ratio"] in (1, None)
 
 
 @pytest.mark.check
 def test_bench_compares_the_outputs(tmp_path: Path) -> None:
     noise = graph([node("RandomNormal", [], ["y"], shape=[4])], [("x", FLOAT, (1,))], [("y", FLOAT, (4,))])
-    done = nnburst("bench", "--model", save(noise, tmp_path / "m.onnx"), "--count", "20", "--rounds", "1")
+    done = nnburst("bench", "--model", save(noise, tmp_path / "m.onnx"), "--quick", "--rounds", "1")
     assert "burst-bound, burst-run, pipe: failed: the outputs differ from those of Infer" in done.output
 
 
@@ -161,7 +148,6 @@ def test_bench_of_a_model_that_cannot_run_says_why(tmp_path: Path) -> None:
     done = nnburst("bench", "--model", save(pairs, tmp_path / "m.onnx"))
     assert done.exit_code == 1
     assert "complex numbers" in done.output
-    assert nnburst("bench", "--model", "x.onnx", "--only", "d").exit_code == 2
     bits = graph([node("Identity", ["x"], ["y"])], [("x", BITS, (1,))], [("y", BITS, (1,))])
     done = nnburst("bench", "--model", save(bits, tmp_path / "m.onnx"))
     assert done.exit_code == 1

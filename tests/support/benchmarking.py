@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 
-from nnburst.cli.bench import schedule
-from nnburst.cli.bench.case import Bench, Case
-from nnburst.cli.bench.placement import ONE_CORE, allowed_cpus, keep_affinity
+from nnburst.cli.bench import rounds
+from nnburst.cli.bench.rounds import Case, Plan, Subject
 from nnburst.cli.bench.sampling import Result, Round
 
 
 @pytest.fixture(autouse=True)
 def short_looks_at_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """L only has to be there: a busy machine takes seconds for as many round trips as a benchmark wants."""
-    monkeypatch.setattr(schedule, "_LINE_COUNT", 20)
+    monkeypatch.setattr(rounds, "_LINE_COUNT", 20)
 
 
 def round_of(p50: int, before: float = 100.0, after: float = 100.0) -> Round:
@@ -26,14 +25,16 @@ def round_of(p50: int, before: float = 100.0, after: float = 100.0) -> Round:
     return Round(np.full(10, p50, dtype=np.int64), before, after)
 
 
-def made_up_case(open_row: Any, key: str = "mine", **more: Any) -> Case:
-    """A row that blocks on one core."""
-    return Case(key, "e", "title", "block", 32, open_row, ONE_CORE, **more)
+def made_up_case(sample: Callable[[int], Any], key: str = "mine") -> Case:
+    """A row of these samples, on one core."""
+
+    @contextmanager
+    def opened() -> Iterator[Subject]:
+        yield Subject(sample)
+
+    return Case(key, "e", "title", "block", 32, opened, one_core=True)
 
 
-def run_rows(cases: list[Case], tmp_path: Path) -> dict[str, Result]:
+def run_rows(cases: list[Case]) -> dict[str, Result]:
     """Measure rows in two short turns each."""
-    plan = schedule.Plan(rounds=2, count=40, turn_seconds=0.01)
-    with keep_affinity(), ExitStack() as stack:
-        shared = Bench(allowed_cpus(), str(tmp_path), 50e-6, stack)
-        return schedule.run(cases, shared, plan, stack, lambda what: None)
+    return rounds.run(cases, Plan(rounds=2, turn_seconds=0.01, count=20))

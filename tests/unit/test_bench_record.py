@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,13 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.record import budget, queues
+from benchmarks.record import budget, others, peers, queues, server
 from benchmarks.record.__main__ import record
+from benchmarks.record.peers import installed_peers
 from benchmarks.record.report import Record
 from benchmarks.record.rows import all_cases
-from nnburst.cli.bench.case import Bench, Subject
 from nnburst.cli.bench.command import bench
-from nnburst.cli.bench.report import MOST_OTHERS
+from nnburst.cli.bench.rounds import Case
 from nnburst.cli.bench.sampling import Result, Round, time_calls
 from support import ROOT
 from support.benchmarking import made_up_case, round_of, run_rows, short_looks_at_the_machine
@@ -78,12 +78,12 @@ def test_every_row_has_a_name_of_its_own_and_the_budget_names_only_rows() -> Non
 
 def test_saving_of_the_slot_table_is_said_in_microseconds() -> None:
     results = {"slot-first": Result([round_of(381_000)]), "slot-later": Result([round_of(9_500)])}
-    (line,) = Record({}, [], results).savings()
+    (line,) = Record([], [], results).savings()
     assert "371.5 µs" in line
-    assert Record({}, [], {"slot-first": Result([round_of(1)])}).savings() == []
+    assert Record([], [], {"slot-first": Result([round_of(1)])}).savings() == []
 
 
-def _failing(bench: Bench) -> Any:
+def _failing() -> Any:
     raise RuntimeError("it does not compile")
 
 
@@ -95,16 +95,20 @@ def _failing(bench: Bench) -> Any:
 def test_a_row_that_cannot_be_measured_ends_the_command_with_its_reason(
     command: click.Command, rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    @contextmanager
-    def fine(bench: Bench) -> Iterator[Subject]:
-        yield Subject(partial(time_calls, lambda: None))
-
-    out, cases = tmp_path / "bench.json", [made_up_case(fine, "fine"), *(made_up_case(_failing, n) for n in "ab")]
+    fine = made_up_case(partial(time_calls, lambda: None), "fine")
+    cases = [fine, *(Case(key, "e", "title", "block", 32, _failing) for key in "ab")]
     monkeypatch.setattr(rows, lambda: tuple(cases))
-    done = CliRunner().invoke(command, ["--count", "10", "--rounds", "1", "--json", str(out)])
+    out = tmp_path / "bench.json"
+    done = CliRunner().invoke(command, ["--rounds", "1", "--json", str(out)])
     assert done.exit_code == 1
     assert done.stderr.splitlines()[-1] == "a, b: failed: it does not compile"
-    assert {row["name"]: row["count"] for row in json.loads(out.read_text())["rows"]} == {"fine": 10, "a": 0, "b": 0}
+    assert {row["key"]: row["count"] for row in json.loads(out.read_text())["rows"]} == {"fine": 1000, "a": 0, "b": 0}
+
+
+def test_unknown_row_is_refused() -> None:
+    result = CliRunner().invoke(record, ["--only", "nothing-like-that"])
+    assert result.exit_code == 2
+    assert "burst-poll" in result.output
 
 
 def test_a_queue_that_does_not_compile_is_an_error_with_the_compilers_words(
@@ -120,10 +124,105 @@ def test_a_queue_that_does_not_compile_is_an_error_with_the_compilers_words(
 @pytest.mark.check
 @pytest.mark.leaks("libraries of peers keep descriptors until their process ends")
 @pytest.mark.parametrize("group", sorted({case.group for case in all_cases()}))
-def test_every_row_is_measured(group: str, tmp_path: Path) -> None:
-    cases = [case for case in all_cases() if case.group == group]
-    results = run_rows(cases, tmp_path)
-    assert {key: result.note for key, result in results.items() if result.failed} == {}
+def test_every_row_is_measured(group: str) -> None:
+    results = run_rows([case for case in all_cases() if case.group == group])
+    assert {key: result.note for key, result in results.items() if result.note} == {}
+
+
+@pytest.mark.check
+@two_cpus
+def test_peer_with_another_answer_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "_asking", lambda send, receive: lambda: b"")
+    result = run_rows([case for case in installed_peers() if case.key == "pipe"])["pipe"]
+    assert (result.note, result.rounds) == ("failed: its answer is b'', not what it was sent", [])
+
+
+def test_peers_that_are_not_installed_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "find_spec", lambda name: None)
+    assert {case.key for case in peers.PEER_CASES} - {case.key for case in installed_peers()} == set(peers._MODULES)
+
+
+def _spin(end: Any) -> Generator[None, None, None]:
+    yield
+    while True:
+        pass
+
+
+def _deaf(end: Any) -> Generator[None, None, None]:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    yield
+    signal.pause()
+
+
+def _die(end: Any) -> Generator[None, None, None]:
+    raise RuntimeError("cannot serve")
+    yield
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("parked", [False, True])
+def test_server_that_polls_for_ever_ends_with_its_context(parked: bool) -> None:
+    with pytest.raises(ZeroDivisionError), server.server_process(_spin, None) as process:
+        pid = process.pid
+        if parked:
+            process.park()
+        raise ZeroDivisionError
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+@pytest.mark.check
+def test_server_that_ignores_the_request_to_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_STOP_SECONDS", 0.1)
+    with server.server_process(_deaf, None) as process:
+        pid = process.pid
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+@pytest.mark.check
+def test_server_that_cannot_start_is_an_error(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RuntimeError, match="ended while it started"), server.server_process(_die, None):
+        pytest.fail("the server started")
+    assert "cannot serve" in capfd.readouterr().err
+
+
+def test_share_of_others_is_what_is_busy_and_not_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy, own, now = iter([100.0, 112.0]), iter([50.0, 54.0]), iter([7.0, 17.0])
+    monkeypatch.setattr(others, "_busy_seconds", lambda cpus: next(busy))
+    monkeypatch.setattr(others, "_own_seconds", lambda: next(own))
+    monkeypatch.setattr(others.time, "monotonic", lambda: next(now))
+    assert others.watch_others({2, 3})() == (12 - 4) / 10 / 2
+
+
+def test_busy_seconds_are_those_of_the_named_cpus_without_their_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    #                user nice system idle iowait irq softirq steal guest
+    text = "cpu  9 9 9 9 9 9 9 9 9 9\ncpu0 1 2 4 900 900 8 16 32 900 0\ncpu1 100 0 0 900 0 0 0 0 0 0\n"
+    monkeypatch.setattr(others.Path, "read_text", lambda path, **how: text)
+    monkeypatch.setattr(others.os, "sysconf", lambda name: 1)
+    assert others._busy_seconds({0}) == 63
+    assert others._busy_seconds({0, 1}) == 163
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(
+    "command",
+    [["clients.py", "--most", "3", "--bursts", "2"], ["clients.py", "--most", "2", "--own"], ["batching.py"]],
+    ids=["shared", "own", "batches"],
+)
+def test_programs_are_counted(command: list[str], tmp_path: Path) -> None:
+    name, *options = command
+    if name == "batching.py":
+        pytest.importorskip("onnxruntime")
+        from support.onnx_models import mlp, save
+
+        options = ["--most", "2", "--model", save(mlp(8, 1, "N"), tmp_path / "m.onnx")]
+    command = [sys.executable, str(ROOT / "benchmarks" / name), "--quick", *options]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=True)
+    rows = [[float(cell.replace(",", "")) for cell in line.split()] for line in done.stdout.splitlines()[1:]]
+    assert [row[0] for row in rows] == ([1, 2, 3] if "3" in options else [1, 2])
+    assert all(cell > 0 for row in rows for cell in row)
 
 
 @pytest.mark.check
@@ -137,13 +236,13 @@ def test_the_regression_set_runs() -> None:
 @pytest.mark.check
 @two_cpus
 def test_machine_that_another_program_uses_gets_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nnburst.cli.bench.command.watch_others", lambda cpus: lambda: 2 * MOST_OTHERS)
+    monkeypatch.setattr("benchmarks.record.__main__.watch_others", lambda cpus: lambda: 2 * budget.MOST_OTHERS)
     out = tmp_path / "bench.json"
-    arguments = ["--only", "seqpacket", "--only", "burst-block", "--count", "40", "--rounds", "2"]
+    arguments = ["--only", "seqpacket", "--only", "burst-block", "--quick", "--rounds", "1"]
     result = CliRunner().invoke(record, [*arguments, "--json", str(out)])
     assert result.exit_code == 0, result.output
     document = json.loads(out.read_text())
-    assert document["conditions"]["others"] == 2 * MOST_OTHERS
+    assert document["others"] == 2 * budget.MOST_OTHERS
     assert {v["outcome"] for v in document["budget"]} == {"not settled", "not measured"}
 
 
@@ -151,18 +250,18 @@ def test_machine_that_another_program_uses_gets_no_verdict(tmp_path: Path, monke
 @two_cpus
 def test_record_writes_rows_conditions_and_budget(tmp_path: Path) -> None:
     out, table = tmp_path / "bench.json", tmp_path / "bench.md"
-    arguments = ["--only", "line", "--only", "queue", "--only", "seqpacket*", "--count", "40", "--rounds", "2"]
+    arguments = ["--only", "line", "--only", "queue", "--only", "seqpacket*", "--quick", "--rounds", "1"]
     result = CliRunner().invoke(record, [*arguments, "--json", str(out), "--markdown", str(table)])
     assert result.exit_code == 0, result.output
     document = json.loads(out.read_text())
-    assert [row["name"] for row in document["rows"]] == [
+    assert [row["key"] for row in document["rows"]] == [
         "line",
         "queue",
         "seqpacket-poll",
         "seqpacket",
         "seqpacket-1core",
     ]
-    assert document["conditions"]["others"] >= 0
+    assert document["others"] >= 0
     assert {v["outcome"] for v in document["budget"]} >= {"not measured"}
-    assert "Unix SOCK_SEQPACKET" in table.read_text()
+    assert "| Unix SOCK_SEQPACKET | block | one core | 32 B |" in table.read_text()
     assert "Budget" in result.output

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -14,9 +16,9 @@ import numpy.typing as npt
 import pytest
 from click.testing import CliRunner
 
+import nnburst
 from nnburst.cli import main
-from nnburst.cli.demo import contenders as _contenders
-from nnburst.cli.demo import network, race
+from nnburst.cli.demo import command, network
 from support import ROOT
 
 LAST_LINE = re.compile(
@@ -26,72 +28,34 @@ LAST_LINE = re.compile(
 FloatArray = npt.NDArray[np.float32]
 
 
-class Scripted(_contenders.Contender):
-    """Answers each image with its first ten pixels, changed by `distort`."""
-
-    def __init__(self, calls: list[str], name: str) -> None:
-        self.calls, self.name = calls, name
-
-    def classify(self, image: FloatArray) -> FloatArray:
-        self.calls.append(self.name)
-        return self.distort(image.reshape(-1)[:10].reshape(1, 10).copy())
-
-    def distort(self, answer: FloatArray) -> FloatArray:
-        return answer
-
-    def close(self) -> None:
-        pass
-
-
-class NegativeZeros(Scripted):
-    """Equal in value, different in bits."""
-
-    def distort(self, answer: FloatArray) -> FloatArray:
-        return -answer
-
-
-@pytest.fixture
-def images() -> FloatArray:
-    drawn = np.random.default_rng(3).random((450, *network.IMAGE_SHAPE), dtype=np.float32)
-    drawn[17] = 0
-    return drawn
-
-
 def first_pixels(images: FloatArray) -> FloatArray:
     return images.reshape(len(images), -1)[:, :10].reshape(-1, 1, 10).copy()
 
 
-def test_race_lets_contenders_take_turns_and_times_every_call(images: FloatArray) -> None:
+def test_race_lets_contenders_take_turns_and_times_every_call() -> None:
+    images = np.random.default_rng(3).random((450, *network.IMAGE_SHAPE), dtype=np.float32)
     calls: list[str] = []
-    advanced: list[tuple[str, int]] = []
-    contenders = {name: Scripted(calls, name) for name in "ab"}
-    laps = race.race(contenders, images, {}, 3, lambda name, count: advanced.append((name, count)))
-    timed = calls[2 * race.WARM_UP :]
-    assert "".join(timed) == ("a" * 450 + "b" * 450) * 3
-    assert {lap.nanoseconds.size for lap in laps.values()} == {3 * 450}
-    assert sum(count for _, count in advanced) == 2 * 3 * 450
-    assert np.array_equal(laps["a"].answers, first_pixels(images))
-    assert laps["a"].differences == ()
+
+    def contender(name: str) -> Callable[[FloatArray], FloatArray]:
+        return lambda image: calls.append(name) or image.reshape(-1)[:10].reshape(1, 10).copy()  # type: ignore[func-returns-value]
+
+    took, answers = command.race({name: contender(name) for name in "ab"}, images, 3)
+    assert "".join(calls[2 * command.WARM_UP :]) == ("a" * 450 + "b" * 450) * 3
+    assert {len(each) for each in took.values()} == {3 * 450}
+    assert [np.array_equal(each, first_pixels(images)) for each in answers["a"]] == [True] * 3
 
 
-def test_race_reports_an_answer_that_differs_in_one_bit(images: FloatArray) -> None:
-    expected = first_pixels(images)
-    expected.view(np.uint32)[33, 0, 4] ^= 1
-    lap = race.race({"a": Scripted([], "a")}, images, {"a": expected}, 2, lambda name, count: None)["a"]
-    assert [difference.partition(":")[0] for difference in lap.differences] == ["a, image 33"] * 2
-
-
-def test_race_tells_negative_zero_from_zero(images: FloatArray) -> None:
-    images[:] = 0
-    lap = race.race({"a": NegativeZeros([], "a")}, images, {"a": first_pixels(images)}, 1, lambda name, count: None)[
-        "a"
-    ]
-    assert len(lap.differences) == len(images)
+def test_answer_that_differs_in_one_bit_is_named_for_each_pass() -> None:
+    expected = np.zeros((40, 1, 10), np.float32)
+    got, negative = expected.copy(), expected.copy()
+    got.view(np.uint32)[33, 0, 4] ^= 1
+    negative[7, 0, 0] = -0.0
+    found = command.differences("a", expected, [got, expected, got, negative])
+    assert [text.partition(":")[0] for text in found] == ["a, image 33", "a, image 33", "a, image 7"]
 
 
 def test_percentiles_are_in_microseconds_and_were_observed() -> None:
-    lap = race.Lap(np.arange(1, 1001, dtype=np.int64) * 1000, np.zeros((1, 1, 10), np.float32), ())
-    assert lap.percentiles_us() == (501.0, 901.0, 991.0, 1000.0)
+    assert command.percentiles_us(np.arange(1, 1001, dtype=np.int64) * 1000) == [501.0, 901.0, 991.0, 1000.0]
 
 
 def test_digits_are_the_whole_set_with_a_hold_out() -> None:
@@ -136,26 +100,24 @@ def test_gradients_of_the_training_script_are_those_of_its_loss(training: Module
             assert (above - below) / 2e-6 == pytest.approx(gradient.flat[index], rel=1e-4, abs=1e-7), (name, index)
 
 
-@pytest.fixture(scope="module")
-def local() -> Iterator[_contenders.InProcessContender]:
-    contender = _contenders.InProcessContender("nnburst-reference", network.build_model())
-    yield contender
-    contender.close()
-
-
-def test_model_computes_what_the_training_script_trained(
-    training: ModuleType, local: _contenders.InProcessContender
-) -> None:
+def test_model_computes_what_the_training_script_trained(training: ModuleType) -> None:
     digits = network.load_digits()
     with np.load(network.DATA / "weights.npz") as weights:
         expected, _ = training.forward(dict(weights), digits.images[:50, 0])
-    got = np.concatenate([local.classify(image) for image in digits.images[:50]])
+    with (
+        nnburst.in_process(devices=["nnburst-reference"]) as service,
+        service.session(network.build_model()) as session,
+    ):
+        got = np.concatenate(list(map(command.asking(session), digits.images[:50])))
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_bound_plan_and_unbound_execution_give_the_same_bits(local: _contenders.InProcessContender) -> None:
-    for image in network.load_digits().images[:20]:
-        assert local.classify(image).tobytes() == local.classify_unbound(image).tobytes()
+def test_files_of_the_demo_are_those_that_the_script_makes(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
+    script = ROOT / "examples" / "digits" / "models.py"
+    subprocess.run([sys.executable, str(script), "--output", str(tmp_path)], check=True, timeout=60)
+    for name in network.EXAMPLES:
+        assert onnx.load(tmp_path / name) == onnx.load(network.DATA / name), name
 
 
 @pytest.mark.check
@@ -176,16 +138,21 @@ def test_demo_ends_with_the_machine_readable_line_and_succeeds() -> None:
 
 @pytest.mark.check
 def test_demo_fails_when_a_burst_answer_was_tampered_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    classify = _contenders.BurstContender.classify
-    victim = network.load_digits().images[1234]
+    asking, victim = command.asking, network.load_digits().images[1234]
 
-    def tampered(self: _contenders.BurstContender, image: FloatArray) -> FloatArray:
-        answer = classify(self, image)
-        if np.array_equal(image, victim):
-            answer.view(np.uint32)[0, 3] ^= 1
+    def tampered(session: nnburst.Session) -> command.Ask:
+        ask = asking(session)
+        tampers = session.service.pid != os.getpid()
+
+        def answer(image: FloatArray) -> FloatArray:
+            given = ask(image)
+            if tampers and np.array_equal(image, victim):
+                given.view(np.uint32)[0, 3] ^= 1
+            return given
+
         return answer
 
-    monkeypatch.setattr(_contenders.BurstContender, "classify", tampered)
+    monkeypatch.setattr(command, "asking", tampered)
     result = CliRunner().invoke(main, ["demo", "--passes", "1"])
     assert result.exit_code == 1, result.output
     assert "differ from in-process execution" in result.stderr

@@ -1,1 +1,1 @@
-"""`nnburst bench`: round trips of this package and of its peers, side by side in one run (docs/benchmarks.md)."""
+"""`nnburst bench`: round trips of this package beside what the hardware allows, or ways to run a model, in turns."""

@@ -1,32 +1,58 @@
-"""Every row, in the order of the table, which is also the order inside a round."""
+"""The rows of `nnburst bench`: L, the burst on a device that does nothing, and what the payload does to it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from fnmatch import fnmatch
 from functools import partial
 
-from .burst import BURST_CASES, PAYLOAD_CASES
-from .case import Bench, Case, Subject
-from .flights import FLIGHT_CASES
-from .peers import PEER_CASES
-from .sampling import line_samples
+from ...model import Model, ModelBuilder, OperandType
+from ...runtime import launch
+from ..targets import size
+from .rounds import POLLING_WINDOW, Case, Subject, allowed_cpus, line_samples
+from .sampling import time_calls
+
+PAYLOADS = (1 << 10, 16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
 
 
 @contextmanager
-def _open_line(bench: Bench) -> Iterator[Subject]:
-    yield Subject(partial(line_samples, bench.cpus))
+def _open_line() -> Iterator[Subject]:
+    yield Subject(partial(line_samples, allowed_cpus()))
+
+
+def bytes_in_bytes_out(nbytes: int) -> Model:
+    """Return a model with one input and one output of `nbytes` each."""
+    builder = ModelBuilder()
+    x = builder.input("x", OperandType.TENSOR_QUANT8_ASYMM, (1, nbytes), scale=1.0, zero_point=0)
+    builder.output("y", builder.relu(x))
+    return builder.build()
+
+
+@contextmanager
+def _open_burst(nbytes: int, window: float) -> Iterator[Subject]:
+    model = bytes_in_bytes_out(nbytes)
+    with launch(devices=["nnburst-noop"]) as service, service.session(model, polling_window=window) as session:
+        bound = session.bind()
+        bound.inputs["x"][...] = 1  # the pages exist before anything is timed
+        bound.run()
+        yield Subject(partial(time_calls, bound.run), service.pid)
+
+
+def _pool(nbytes: int) -> Case:
+    key, opener = f"pool-{size(nbytes).replace(' ', '')}", partial(_open_burst, nbytes, POLLING_WINDOW)
+    return Case(key, "f", f"burst, pool, {size(nbytes)}", "poll", nbytes, opener)
+
+
+_POLLS, _BLOCKS = partial(_open_burst, 32, POLLING_WINDOW), partial(_open_burst, 32, 0.0)
+LINE = Case("line", "a", "L: one cache line, C", "poll", 8, _open_line)
+BURSTS = (
+    Case("burst-poll", "d", "burst Execution.run()", "poll", 32, _POLLS),
+    Case("burst-block", "d", "burst Execution.run()", "block", 32, _BLOCKS),
+    Case("burst-block-1core", "d", "burst Execution.run()", "block", 32, _BLOCKS, one_core=True),
+)
+POOLS = tuple(map(_pool, PAYLOADS))
 
 
 def all_cases() -> tuple[Case, ...]:
-    """Return every row. Rows that are compared with each other stand close together."""
-    line = Case("line", "a", "L: one cache line, C", "poll", 8, _open_line)
-    return (line, *BURST_CASES, *FLIGHT_CASES, *PEER_CASES, *PAYLOAD_CASES)
-
-
-def select(cases: tuple[Case, ...], patterns: tuple[str, ...]) -> tuple[Case, ...]:
-    """Return the rows whose key or group matches any of the patterns (``*`` allowed), or all of them for none."""
-    if not patterns:
-        return cases
-    return tuple(c for c in cases if any(fnmatch(c.key, p) or c.group == p for p in patterns))
+    """Return every row, in the order of the table and of a round; with a single CPU there is no L."""
+    return (LINE, *BURSTS, *POOLS)[not allowed_cpus().two :]

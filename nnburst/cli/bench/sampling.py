@@ -5,22 +5,20 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..._core._nnburst import ffi, lib
+from ..._core._nnburst import ffi
 from ..._core.errno import check
-from .placement import Cpus
 
 Samples = NDArray[np.int64]
 """Nanoseconds, one per round trip, in the order in which they were taken."""
 
-PERCENTILES = (50.0, 90.0, 99.0, 99.9, 100.0)
+PERCENTILES = {"p50_us": 50.0, "p90_us": 90.0, "p99_us": 99.0, "p999_us": 99.9, "max_us": 100.0}
 
 
 def time_calls(call: Callable[[], object], count: int) -> Samples:
@@ -34,25 +32,16 @@ def time_calls(call: Callable[[], object], count: int) -> Samples:
     """
     now = time.perf_counter_ns
     stamps = [0] * (count + 1)
-    with no_collector():
+    gc.collect()
+    gc.disable()
+    try:
         stamps[0] = now()
         for i in range(1, count + 1):
             call()
             stamps[i] = now()
-    return np.diff(stamps)
-
-
-@contextmanager
-def no_collector() -> Iterator[None]:
-    """Collect garbage, and then none until the end."""
-    was_enabled = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
     finally:
-        if was_enabled:
-            gc.enable()
+        gc.enable()
+    return np.diff(stamps)
 
 
 def from_c(count: int, what: str, run: Callable[[Any], int]) -> Samples:
@@ -60,19 +49,6 @@ def from_c(count: int, what: str, run: Callable[[Any], int]) -> Samples:
     samples = np.zeros(count, dtype=np.uint32)
     check(run(ffi.from_buffer("uint32_t[]", samples)), what)
     return samples.astype(np.int64)
-
-
-def line_samples(cpus: Cpus, count: int, warmup: int = 100) -> Samples:
-    """Bounce one cache line between two C threads; int64[count] nanoseconds per round trip."""
-    return from_c(
-        count, "cache line ping-pong", lambda out: lib.nnb_bench_line(cpus.client, cpus.server, warmup, count, out)
-    )
-
-
-def c_clock_overhead(count: int = 2000) -> float:
-    """Return the median cost of one clock reading in C, nanoseconds (mean of the middle half: the clock is coarse)."""
-    samples = np.sort(from_c(count, "clock", lambda out: lib.nnb_bench_runs(ffi.NULL, count, out)))
-    return float(samples[count // 4 : -count // 4].mean())
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,20 +66,6 @@ class Round:
     line_before: float
     line_after: float
 
-    def percentile(self, percent: float) -> float:
-        """Return that of the round, nanoseconds; NaN without samples."""
-        return float(np.percentile(self.samples, percent)) if len(self.samples) else math.nan
-
-    @property
-    def p50(self) -> float:
-        """Median of the round, nanoseconds; NaN without samples."""
-        return self.percentile(50)
-
-    @property
-    def line(self) -> float:
-        """L of this round, nanoseconds."""
-        return (self.line_before + self.line_after) / 2
-
     @property
     def settled(self) -> bool:
         """Whether it can be compared: there are samples, and L stayed within a factor of 1.5 while they were taken.
@@ -120,44 +82,36 @@ class Result:
 
     Attributes:
         rounds: Measurements; empty if the row did not run.
-        note: Why it did not run, or what the reader must know.
-        failed: It can run here, and has no figures.
+        note: Why it did not run.
     """
 
     rounds: list[Round] = field(default_factory=list)
     note: str = ""
-    failed: bool = False
 
     @property
     def samples(self) -> Samples:
         """All rounds together, nanoseconds."""
-        return np.concatenate([r.samples for r in self.rounds])
+        return np.concatenate([np.empty(0, np.int64), *(r.samples for r in self.rounds)])
 
     def percentiles_us(self) -> dict[str, float]:
-        """All over the samples of all rounds together. Microseconds."""
-        names = ("p50_us", "p90_us", "p99_us", "p999_us", "max_us")
-        return dict(zip(names, map(float, np.percentile(self.samples, PERCENTILES) / 1e3), strict=True))
+        """Return the `PERCENTILES` of the samples of all rounds together, microseconds; NaN without samples."""
+        samples = self.samples
+        if not len(samples):
+            return dict.fromkeys(PERCENTILES, math.nan)
+        return dict(zip(PERCENTILES, (np.percentile(samples, [*PERCENTILES.values()]) / 1e3).tolist(), strict=True))
 
-    def ratios(self, other: Result | None = None, percent: float = 50) -> list[float]:
-        """Return this row's percentile over that of another in the same round, or its median over L, for each settled
-        round.
-        """
-        if other is None:
-            return [r.p50 / r.line for r in self.rounds if r.settled and not math.isnan(r.line)]
-        return [
-            a.percentile(percent) / b.percentile(percent)
-            for a, b in zip(self.rounds, other.rounds, strict=False)
-            if a.settled and b.settled
-        ]
+    def ratios(self, base: Result | None = None, percent: float = 50) -> list[float]:
+        """Return this row's percentile over that of another in the same round, or over L, for each settled round."""
+        if base is not None:
+            return [
+                float(np.percentile(a.samples, percent) / np.percentile(b.samples, percent))
+                for a, b in zip(self.rounds, base.rounds, strict=False)
+                if a.settled and b.settled
+            ]
+        lines = [(r, (r.line_before + r.line_after) / 2) for r in self.rounds if r.settled]
+        return [float(np.percentile(r.samples, percent)) / line for r, line in lines if not math.isnan(line)]
 
-    def ratio_to_line(self) -> float:
-        """Return the median of the ratios to L; NaN without a second CPU, or if no round is settled."""
-        return _median(self.ratios())
-
-    def ratio_to(self, other: Result) -> float:
-        """Return the median of the ratios to another row; NaN if no round is settled."""
-        return _median(self.ratios(other))
-
-
-def _median(values: list[float]) -> float:
-    return float(np.median(values)) if values else math.nan
+    def ratio(self, base: Result | None = None) -> float:
+        """Return the median of the ratios; NaN if no round is settled, or there is no L."""
+        found = self.ratios(base)
+        return float(np.median(found)) if found else math.nan

@@ -1,9 +1,11 @@
-"""The digits and the network (trained by `examples/digits/train.py`)."""
+"""The digits, the network (trained by `examples/digits/train.py`), and ONNX files to try things with."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -54,3 +56,22 @@ def build_model() -> Model:
     x = b.fully_connected(x, b.constant(w["dense_weights"]), b.constant(w["dense_bias"]))
     b.output(OUTPUT, b.softmax(x))
     return b.build()
+
+
+def _digit() -> npt.NDArray[Any]:
+    """Return an image that the network has not seen: [1, 8, 8, 1]."""
+    digits = load_digits()
+    image: npt.NDArray[Any] = digits.images[digits.held_out][0]
+    return image
+
+
+def _frame() -> npt.NDArray[Any]:
+    """Return three bright squares and two dark ones on noise: [120, 160, 3]."""
+    image = np.random.default_rng(0).normal(128, 8, (120, 160, 3))
+    for left, top, value in ((20, 12, 230), (120, 24, 250), (64, 80, 240), (92, 48, 20), (8, 88, 10)):
+        image[top + 2 : top + 14, left + 2 : left + 14] = value
+    return image.astype(np.uint8)
+
+
+EXAMPLES: dict[str, Callable[[], npt.NDArray[Any]]] = {"digits.onnx": _digit, "detector.onnx": _frame}
+"""Files of `DATA` (made by `examples/digits/models.py`), and what makes an input for each."""

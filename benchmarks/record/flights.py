@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -12,10 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from .case import Bench, Case, Subject
-from .models import bytes_in_bytes_out
+from nnburst import launch
+from nnburst.cli.bench.rounds import POLLING_WINDOW, Case, Subject
+from nnburst.cli.bench.rows import bytes_in_bytes_out
+from nnburst.cli.bench.sampling import Samples, time_calls
+
 from .peers import MESSAGE, socket_server
-from .sampling import Samples, no_collector, time_calls
 from .server import server_process
 
 _DEPTH = 16
@@ -33,15 +36,19 @@ def _time_awaits(loop: asyncio.AbstractEventLoop, call: Callable[[], Awaitable[o
             stamps[i] = now()
         return np.diff(stamps)
 
-    with no_collector():
+    gc.collect()
+    gc.disable()
+    try:
         return loop.run_until_complete(timed())
+    finally:
+        gc.enable()
 
 
 @contextmanager
-def _open_awaited(polls: bool, copies: bool, bench: Bench) -> Iterator[Subject]:
-    service = bench.service()
-    window = bench.polling_window if polls else 0.0
+def _open_awaited(polls: bool, copies: bool) -> Iterator[Subject]:
+    window = POLLING_WINDOW if polls else 0.0
     with (
+        launch(devices=["nnburst-noop"]) as service,
         service.session(bytes_in_bytes_out(_NBYTES), polling_window=window) as session,
         closing(asyncio.new_event_loop()) as loop,
     ):
@@ -69,7 +76,7 @@ class _Echo(asyncio.Protocol):
 
 
 @contextmanager
-def _open_echo(bench: Bench) -> Iterator[Subject]:
+def _open_echo() -> Iterator[Subject]:
     ours, theirs = socket.socketpair()
     with closing(asyncio.new_event_loop()) as loop, server_process(socket_server, theirs) as process:
         theirs.close()
@@ -80,9 +87,7 @@ def _open_echo(bench: Bench) -> Iterator[Subject]:
             await echo.ask()
 
         try:
-            loop.run_until_complete(call())
-            process.park()
-            yield Subject(partial(_time_awaits, loop, call), process.pid, process.park, process.unpark)
+            yield process.subject(call, partial(_time_awaits, loop))
         finally:
             transport.close()
             with suppress(RuntimeError):
@@ -90,12 +95,12 @@ def _open_echo(bench: Bench) -> Iterator[Subject]:
 
 
 @contextmanager
-def _open_pipeline(bench: Bench) -> Iterator[Subject]:
+def _open_pipeline() -> Iterator[Subject]:
     """A sample is the time of 64 runs, divided by that: one waits for the run that is 16 ahead, at best for none."""
-    service, at_once = bench.service(), 64
-    model = bytes_in_bytes_out(_NBYTES)
+    at_once, model = 64, bytes_in_bytes_out(_NBYTES)
     with (
-        service.session(model, polling_window=bench.polling_window) as session,
+        launch(devices=["nnburst-noop"]) as service,
+        service.session(model, polling_window=POLLING_WINDOW) as session,
         session.pipeline(_DEPTH) as pipeline,
     ):
         advance = pipeline.advance
@@ -111,7 +116,7 @@ def _open_pipeline(bench: Bench) -> Iterator[Subject]:
         yield Subject(sample, service.pid)
 
 
-def _case(key: str, title: str, wait: str, opener: Callable[[Bench], Any]) -> Case:
+def _case(key: str, title: str, wait: str, opener: Callable[[], Any]) -> Case:
     return Case(key, "k", title, wait, _NBYTES, opener)
 
 

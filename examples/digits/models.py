@@ -1,21 +1,20 @@
-"""`nnburst demo --save`: ONNX files to try things with, and an input for each."""
+"""Writes the ONNX files that `nnburst demo --save` hands out: digits.onnx, of weights.npz, and detector.onnx.
+
+Usage: python examples/digits/models.py [--output DIRECTORY]      (needs onnx)
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx
+from onnx import helper, numpy_helper
 
-from ...errors import InvalidArgument
-from ..targets import writing
-from .network import DATA, INPUT, OUTPUT, load_digits
-
-if TYPE_CHECKING:
-    from onnx import ModelProto
-
+DATA = Path(__file__).resolve().parents[2] / "nnburst" / "cli" / "demo" / "data"
 Array = npt.NDArray[Any]
 
 _OPSET, _IR = 17, 8
@@ -26,35 +25,12 @@ _CELL, _STEP = 16, 4
 _LEAST_SCORE, _MOST_OVERLAP, _MOST_BOXES = 0.5, 0.3, 50
 
 
-def save(file: Path) -> Path:
-    """Write the model that a file's name says, and an input for it beside it. Returns the input's file.
-
-    Raises:
-        InvalidArgument: There is no such model, or ONNX is not installed.
-        click.ClickException: A file cannot be written.
-    """
-    if file.name not in MODELS:
-        raise InvalidArgument(f"--save {file}: the models are called {' and '.join(MODELS)}")
-    try:
-        import onnx
-    except ImportError:
-        raise InvalidArgument("--save makes an ONNX file: pip install 'nnburst[onnx]'") from None
-    make, example = MODELS[file.name]
-    model, beside = make(), file.with_suffix(".npy")
-    onnx.checker.check_model(model, full_check=True)
-    with writing(file):
-        file.write_bytes(model.SerializeToString())
-    with writing(beside):
-        np.save(beside, example())
-    return beside
-
-
-def digits() -> ModelProto:
+def digits() -> onnx.ModelProto:
     """Return the network of the demo: images float32 [n, 8, 8, 1] in, probabilities [n, 10] out."""
     g = _Graph()
     with np.load(DATA / "weights.npz") as weights:
         w = {name: array if array.ndim < 3 else array.transpose(0, 3, 1, 2) for name, array in weights.items()}
-    x = g.add("Transpose", INPUT, perm=[0, 3, 1, 2])
+    x = g.add("Transpose", "image", perm=[0, 3, 1, 2])
     for layer in ("conv1", "conv2"):
         x = g.add("Conv", x, w[f"{layer}_filter"], w[f"{layer}_bias"], auto_pad="SAME_UPPER")
         x = g.add("Relu", x)
@@ -62,11 +38,11 @@ def digits() -> ModelProto:
             x = g.add("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2])
     x = g.add("Flatten", g.add("Transpose", x, perm=[0, 2, 3, 1]))
     x = g.add("Gemm", x, w["dense_weights"], w["dense_bias"], transB=1)
-    g.add("Softmax", x, output=OUTPUT)
-    return g.model("digits", {INPUT: (_FLOAT, ["n", 8, 8, 1])}, {OUTPUT: (_FLOAT, ["n", 10])})
+    g.add("Softmax", x, output="probabilities")
+    return g.model("digits", {"image": (_FLOAT, ["n", 8, 8, 1])}, {"probabilities": (_FLOAT, ["n", 10])})
 
 
-def detector() -> ModelProto:
+def detector() -> onnx.ModelProto:
     """Return what finds bright and dark squares of 16 pixels: a frame uint8 [height, width, 3] in, boxes [n, 6] out.
 
     A box is left, top, right, bottom, score and class, 0 for a bright square and 1 for a dark one.
@@ -111,46 +87,33 @@ class _Graph:
 
     def add(self, op: str, *inputs: str | Array | np.float32, output: str = "", **attributes: Any) -> str:
         """Add a node, whose inputs are names or arrays; return the name of its output."""
-        from onnx import helper
-
         output = output or f"{op.lower()}{len(self._nodes)}"
         names = [each if isinstance(each, str) else self._constant(np.asarray(each)) for each in inputs]
         self._nodes.append(helper.make_node(op, names, [output], **attributes))
         return output
 
     def _constant(self, array: Array) -> str:
-        from onnx import numpy_helper
-
         name = f"constant{len(self._constants)}"
         self._constants.append(numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), name))
         return name
 
-    def model(self, name: str, inputs: dict[str, Any], outputs: dict[str, Any]) -> ModelProto:
+    def model(self, name: str, inputs: dict[str, Any], outputs: dict[str, Any]) -> onnx.ModelProto:
         """Return the model; inputs and outputs are types and shapes by name."""
-        from onnx import helper
-
         ends = [[helper.make_tensor_value_info(n, *of) for n, of in each.items()] for each in (inputs, outputs)]
         graph = helper.make_graph(self._nodes, name, *ends, self._constants)
         opsets = [helper.make_opsetid("", _OPSET)]
         return helper.make_model(graph, opset_imports=opsets, ir_version=_IR, producer_name="nnburst")
 
 
-def _digit() -> Array:
-    """Return an image that the network has not seen: [1, 8, 8, 1]."""
-    held_out = load_digits()
-    image: Array = held_out.images[held_out.held_out][0]
-    return image
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=DATA)
+    output = parser.parse_args().output
+    for make in (digits, detector):
+        model = make()
+        onnx.checker.check_model(model, full_check=True)
+        (output / f"{make.__name__}.onnx").write_bytes(model.SerializeToString(deterministic=True))
 
 
-def frame() -> Array:
-    """Return three bright squares and two dark ones on noise: [120, 160, 3]."""
-    image = np.random.default_rng(0).normal(128, 8, (120, 160, 3))
-    for left, top, value in ((20, 12, 230), (120, 24, 250), (64, 80, 240), (92, 48, 20), (8, 88, 10)):
-        image[top + 2 : top + _CELL - 2, left + 2 : left + _CELL - 2] = value
-    return image.astype(np.uint8)
-
-
-MODELS: dict[str, tuple[Callable[[], ModelProto], Callable[[], Array]]] = {
-    "digits.onnx": (digits, _digit),
-    "detector.onnx": (detector, frame),
-}
+if __name__ == "__main__":
+    main()

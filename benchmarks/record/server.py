@@ -1,4 +1,4 @@
-"""A server process of the benchmark: started, parked while other rows are measured, and always ended."""
+"""A server process of a row: started, parked while other rows are measured, and always ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
-from ...errors import DeviceUnavailable
+from nnburst.cli.bench.rounds import Subject
+from nnburst.cli.bench.sampling import Samples, time_calls
+from nnburst.errors import DeviceUnavailable
 
 _START_SECONDS = 30.0
 _STOP_SECONDS = 3.0
@@ -51,8 +53,21 @@ class ServerProcess:
         self._process = process
         self.pid: int = process.pid
 
+    def subject(self, call: Any, timed: Callable[[Any, int], Samples] = time_calls) -> Subject:
+        """Return what takes samples of a call. Between them the process stands still, and leaves its CPU to others."""
+
+        def sample(count: int) -> Samples:
+            self.unpark()
+            try:
+                timed(call, 1)  # wakes it
+                return timed(call, count)
+            finally:
+                self.park()
+
+        sample(1)
+        return Subject(sample, self.pid)
+
     def park(self) -> None:
-        """Stop the process, so that a server that polls leaves the CPU to the other rows."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def unpark(self) -> None:

@@ -8,11 +8,6 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
-import click
-
-_MUCH = 0.1
-"""Share of the processors from which on a newcomer should know that the figures are not those of an idle machine."""
-
 
 def watch_others(cpus: Collection[int]) -> Callable[[], float]:
     """Begin to watch; the result returns the share of these CPUs that other programs and the host have had since."""
@@ -23,12 +18,6 @@ def watch_others(cpus: Collection[int]) -> Callable[[], float]:
         return max(0.0, others / (time.monotonic() - start) / len(cpus))
 
     return share
-
-
-def tell_of_others(share: float) -> None:
-    """Print a line if other programs had much of the processors."""
-    if share > _MUCH:
-        click.echo(f"Other programs or the host had {share:.0%} of the processors: an idle machine is faster.")
 
 
 def _busy_seconds(cpus: Collection[int]) -> float:

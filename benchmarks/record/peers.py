@@ -15,12 +15,13 @@ import socket
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
+from importlib.util import find_spec
 from queue import Empty
+from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
-from .case import Bench, Case, Subject
-from .placement import ONE_CORE
-from .sampling import time_calls
+from nnburst.cli.bench.rounds import Case, Subject
+
 from .server import Serve, server_process
 
 MESSAGE = bytes(range(32))
@@ -43,11 +44,9 @@ def _answer(send: Callable[[Any], object], receive: Call) -> NoReturn:
 
 
 @contextmanager
-def _open(
-    link: Callable[[str], tuple[Any, Any]], client: Callable[[Any], Any], serve: Serve, bench: Bench
-) -> Iterator[Subject]:
+def _open(link: Callable[[str], tuple[Any, Any]], client: Callable[[Any], Any], serve: Serve) -> Iterator[Subject]:
     with ExitStack() as stack:
-        ours, theirs = link(bench.directory)
+        ours, theirs = link(stack.enter_context(TemporaryDirectory(prefix="nnburst-bench-")))
         process = stack.enter_context(server_process(serve, theirs))
         if theirs is not ours and hasattr(theirs, "close"):
             theirs.close()
@@ -55,10 +54,8 @@ def _open(
         answer = call()
         if isinstance(answer, bytes) and answer != MESSAGE:
             raise RuntimeError(f"its answer is {answer!r}, not what it was sent")
-        process.park()
-        # Unparked before the client lets go: closing may need an answer.
-        stack.callback(process.unpark)
-        yield Subject(partial(time_calls, call), process.pid, process.park, process.unpark)
+        stack.callback(process.unpark)  # before the client lets go: closing may need an answer
+        yield process.subject(call)
 
 
 # ---- Unix domain socket
@@ -212,7 +209,7 @@ def _simple_queue_server(queues: Any) -> Generator[None, None, None]:
 
 
 def _ipc_link(directory: str) -> tuple[Any, Any]:
-    address = f"ipc://{directory}/echo-{os.urandom(4).hex()}"
+    address = f"ipc://{directory}/echo"
     return address, address
 
 
@@ -368,16 +365,23 @@ def _fifo_block_server(queues: Any) -> Generator[None, None, None]:
 
 def _case(
     key: str, title: str, wait: str, link: Callable[[str], tuple[Any, Any]], client: Callable[[Any], Any], serve: Serve,
-    **more: Any,
+    one_core: bool = False,
 ) -> Case:  # fmt: skip
     """A row: how the two ends are made, and what each does with its own; the second is pickled into the server."""
-    return Case(key, "e", title, wait, len(MESSAGE), partial(_open, link, client, serve), **more)
+    return Case(key, "e", title, wait, len(MESSAGE), partial(_open, link, client, serve), one_core)
 
 
+_MODULES = {
+    "iceoryx2": "iceoryx2",
+    "zmq": "zmq",
+    "nng": "pynng",
+    "faster-fifo": "faster_fifo",
+    "faster-fifo-poll": "faster_fifo",
+}
+"""What rows need that is not of this package: ``pip install 'nnburst[bench]'``."""
 PEER_CASES: tuple[Case, ...] = (
     _case(
         "iceoryx2", "iceoryx2 request-response", "poll", _iceoryx_link, _iceoryx_client, _iceoryx_server,
-        module="iceoryx2", distribution="iceoryx2",
     ),
     _case("mmap-word", "a word in an mmap, nothing checked", "poll", _word_link, _word_client, _word_server),
     _case(
@@ -387,7 +391,7 @@ PEER_CASES: tuple[Case, ...] = (
     _case("seqpacket", "Unix SOCK_SEQPACKET", "block", _socket_link, _socket_client, socket_server),
     _case(
         "seqpacket-1core", "Unix SOCK_SEQPACKET", "block", _socket_link, _socket_client, socket_server,
-        placement=ONE_CORE,
+        one_core=True,
     ),
     _case("pipe", "multiprocessing.Pipe, bytes", "block", _pipe_link, _pipe_client, _pipe_server),
     _case(
@@ -397,19 +401,20 @@ PEER_CASES: tuple[Case, ...] = (
     _case("mp-queue", "multiprocessing.Queue", "block", partial(_queue_link, "Queue"), _queue_client, _queue_server),
     _case(
         "zmq", "pyzmq ipc:// REQ/REP", "block", _ipc_link, _zmq_client, _zmq_server,
-        module="zmq", distribution="pyzmq",
     ),
     _case(
         "nng", "pynng ipc:// req/rep", "block", _ipc_link, _nng_client, _nng_server,
-        module="pynng", distribution="pynng",
     ),
     _case(
         "faster-fifo-poll", "faster-fifo, bytes", "poll", _fifo_link, _fifo_poll_client, _fifo_poll_server,
-        module="faster_fifo", distribution="faster-fifo",
     ),
     _case(
         "faster-fifo", "faster-fifo, bytes", "block", _fifo_link, _fifo_block_client, _fifo_block_server,
-        module="faster_fifo", distribution="faster-fifo",
     ),
 )  # fmt: skip
 """The order is that of the table."""
+
+
+def installed_peers() -> tuple[Case, ...]:
+    """Return the peers that are there."""
+    return tuple(case for case in PEER_CASES if case.key not in _MODULES or find_spec(_MODULES[case.key]))

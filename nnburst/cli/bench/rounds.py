@@ -1,0 +1,166 @@
+"""Rounds: every row gets a short turn in each, with L measured right before and right after its turn.
+
+The CPUs of a virtual machine move while a benchmark runs, and a cache line then takes several times as long for a
+while. So the rows take turns, each turn knows its own L, and rows are compared within a round.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ..._core._nnburst import lib
+from ...errors import MissedDeadline
+from ..progress import progress
+from .sampling import Result, Round, Samples, from_c
+
+POLLING_WINDOW = 50e-6
+"""Seconds that a burst looks before it sleeps, in rows that poll."""
+_LINE_COUNT = 400
+_CALIBRATION_CALLS = 5
+
+
+class Cpus(NamedTuple):
+    """The pair of CPUs of a run: the caller's, and the servers'. They are equal if there is only one."""
+
+    client: int
+    server: int
+
+    @property
+    def two(self) -> bool:
+        return self.client != self.server
+
+
+def allowed_cpus() -> Cpus:
+    """Return the first two CPUs that this process may use."""
+    cpus = sorted(os.sched_getaffinity(0))
+    return Cpus(cpus[0], cpus[1] if len(cpus) > 1 else cpus[0])
+
+
+def pin_process(pid: int, cpus: set[int]) -> None:
+    """Pin every thread of a process, including those that appear meanwhile."""
+    pinned: set[int] = set()
+    while new := {int(entry) for entry in os.listdir(f"/proc/{pid}/task")} - pinned:
+        for thread in new:
+            with suppress(ProcessLookupError):  # a thread may end between the listing and the call
+                os.sched_setaffinity(thread, cpus)
+        pinned |= new
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A row that is set up and ready to be measured.
+
+    Attributes:
+        sample: Takes a number of samples.
+        server_pid: Process to pin to the server's CPU, or None if nothing is pinned, or by the row itself.
+    """
+
+    sample: Callable[[int], Samples]
+    server_pid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One row.
+
+    Attributes:
+        key: Name for ``--only`` and in the JSON file.
+        group: Paragraph of the table: the letters of ``docs/benchmarks.md``.
+        title: Name in the table.
+        wait: ``poll`` (looks until there is something) or ``block`` (sleeps in the kernel).
+        payload_bytes: What the caller hands over per round trip.
+        open: Sets the row up for as long as the context lasts.
+        one_core: Client and server share the client's CPU; else each has its own.
+    """
+
+    key: str
+    group: str
+    title: str
+    wait: str
+    payload_bytes: int
+    open: Callable[[], AbstractContextManager[Subject]]
+    one_core: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much to measure.
+
+    Attributes:
+        rounds: Turns of every row.
+        turn_seconds: A turn is cut to about this long.
+        count: Samples of a turn, at most.
+    """
+
+    rounds: int
+    turn_seconds: float
+    count: int = 1000
+
+
+def line_samples(cpus: Cpus, count: int, warmup: int = 100) -> Samples:
+    """Bounce one cache line between two C threads; int64[count] nanoseconds per round trip."""
+    return from_c(count, "cache line ping-pong", lambda out: lib.nnb_bench_line(*cpus, warmup, count, out))
+
+
+def _line(cpus: Cpus) -> float:
+    try:
+        return float(np.median(line_samples(cpus, _LINE_COUNT))) if cpus.two else math.nan
+    except MissedDeadline:  # two threads did not get the two CPUs
+        return math.inf
+
+
+def _turn(case: Case, subject: Subject, cpus: Cpus, plan: Plan) -> Round:
+    before = _line(cpus)
+    if subject.server_pid is not None:
+        pin_process(os.getpid(), {cpus.client})
+        pin_process(subject.server_pid, {cpus.client if case.one_core else cpus.server})
+    try:
+        # The first calls wake the server and warm its caches; the second handful tells how long the turn may be.
+        subject.sample(_CALIBRATION_CALLS)
+        each = float(np.median(subject.sample(_CALIBRATION_CALLS)))
+        count = max(_CALIBRATION_CALLS, min(plan.count, int(plan.turn_seconds * 1e9 / each)))
+        subject.sample(max(1, count // 10))
+        samples = subject.sample(count)
+    except MissedDeadline:  # the machine was too busy
+        return Round(np.empty(0, np.int64), math.inf, math.inf)
+    return Round(samples, before, _line(cpus))
+
+
+def run(cases: Sequence[Case], plan: Plan) -> dict[str, Result]:
+    """Measure rows in turns.
+
+    A row that cannot be set up, or fails, gets a note instead of figures; the others go on. A turn for which the
+    machine is too busy has no samples.
+
+    Returns:
+        A result per row, by key, in the order of `cases`.
+    """
+    cpus, results = allowed_cpus(), {case.key: Result() for case in cases}
+    subjects: dict[str, Subject] = {}
+    with ExitStack() as stack:
+        stack.callback(pin_process, os.getpid(), os.sched_getaffinity(0))
+        for case in cases:
+            with _noting(results[case.key]):
+                subjects[case.key] = stack.enter_context(case.open())
+        turns = [case for _ in range(plan.rounds) for case in cases]
+        for case in progress(turns, len(turns), "measuring", draws_between=True):
+            if not (result := results[case.key]).note:
+                with _noting(result):
+                    result.rounds.append(_turn(case, subjects[case.key], cpus, plan))
+    return results
+
+
+@contextmanager
+def _noting(result: Result) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        result.note = f"failed: {error}"
+        result.rounds.clear()
