@@ -301,16 +301,6 @@ int nnb_server_set_result(nnb_server *s, const nnb_result *result)
 
 void nnb_server_keep_failures(nnb_server *s) { s->keeps_failures = 1; }
 
-int nnb_server_set_answer(nnb_server *s, const uint8_t *datums, uint32_t n)
-{
-    if (!s->pending || n > s->result.mq->capacity)
-        return -EINVAL;
-    s->pending = n != 0;
-    memcpy(s->answer, datums, (size_t)n * NNB_DATUM_SIZE);
-    s->answer_n = n;
-    return 0;
-}
-
 /* ---- plans ---------------------------------------------------------------------------------------------------- */
 
 static int matches(const nnb_server *s, const plan *p)

@@ -108,9 +108,3 @@ int nnb_event_wait_retry(uint32_t *word, uint32_t mask, uint32_t *state, uint64_
         }
     }
 }
-
-int nnb_event_sleepers(uint32_t *word)
-{
-    long n = syscall(SYS_futex, word, FUTEX_REQUEUE, 0, INT_MAX, word, 0); /* each is moved to where it is: counted */
-    return n < 0 ? -errno : (int)n;
-}

@@ -74,9 +74,6 @@ void nnb_fd_drop(void *fd);
  * if every bit was pending already or mask is 0. */
 int nnb_event_wake(uint32_t *word, uint32_t mask);
 
-/* Threads that sleep on the word, or -errno: for tests. */
-int nnb_event_sleepers(uint32_t *word);
-
 /* One round: consumes the pending bits of `mask` into *state, or sleeps until one is set.
  * 0: at least one bit; -ETIMEDOUT; -EAGAIN: the word changed meanwhile; -EINTR: signal or spurious wake;
  * -ERESTART: 100 ms passed; -EINVAL: null or mask 0. */
@@ -571,9 +568,6 @@ int nnb_server_is_revoked(const nnb_server *s);
 int nnb_server_set_result(nnb_server *s, const nnb_result *result);
 /* From now on what fails is not answered: the client hears of the end of the service, which made it fail. */
 void nnb_server_keep_failures(nnb_server *s);
-/* The same with datums that are sent as they are, also if they are no packet, or none are: for tests of
- * clients. */
-int nnb_server_set_answer(nnb_server *s, const uint8_t *datums, uint32_t n);
 /* From now on an identical packet has this plan id. */
 int nnb_server_keep_plan(nnb_server *s, uint32_t id);
 /* From now on the plan is admitted to its buffers before nnb_server_next returns it, and leaves them when it is answered:

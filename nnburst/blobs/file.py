@@ -35,14 +35,8 @@ class BlobFileError(ValueError):
     """The bytes are damaged or something else, or there is too little room for them."""
 
 
-def _code(head: bytes, rest: bytes | memoryview, key: bytes) -> bytes:
-    if key:
-        code = hmac.new(key, head, "sha256")
-        code.update(rest)
-        return code.digest()
-    digest = hashlib.sha256(head)
-    digest.update(rest)
-    return digest.digest()
+def _code(head: bytes, rest: bytes, key: bytes) -> bytes:
+    return hmac.digest(key, head + rest, "sha256") if key else hashlib.sha256(head + rest).digest()
 
 
 def pack_blobs(items: Iterable[tuple[bytes, bytes]], *, device_version: int, build: str, key: bytes) -> bytes:
@@ -67,13 +61,12 @@ def unpack_blobs(
     magic, version, device, zero, length, build_digest = _HEAD.unpack_from(raw)
     if magic != _MAGIC:
         raise BlobFileError("no blob file")
-    if version != _VERSION or device != device_version:
-        return iter(())
-    if build_digest != hashlib.sha256(build.encode()).digest():
+    ours = _VERSION, device_version, hashlib.sha256(build.encode()).digest()
+    if (version, device, build_digest) != ours:
         return iter(())
     if zero or length > len(raw) - _START:
         raise BlobFileError("a blob file is cut off")
-    rest = memoryview(raw)[_START : _START + length]
+    rest = raw[_START : _START + length]
     if not hmac.compare_digest(_code(raw[: _HEAD.size], rest, key), raw[_HEAD.size : _START]):
         raise BlobFileError("a blob file is damaged")
     try:
@@ -88,13 +81,10 @@ def write_blob_file(path: str | os.PathLike[str], data: bytes) -> None:
     temporary = target.with_name(f".{target.name}.{os.getpid()}.{os.urandom(4).hex()}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        view, done = memoryview(data), 0
-        try:
-            while done < len(view):
-                done += os.write(fd, view[done:])
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+            file.flush()
             os.fsync(fd)
-        finally:
-            os.close(fd)
         os.replace(temporary, target)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -110,22 +100,18 @@ def write_blob_file(path: str | os.PathLike[str], data: bytes) -> None:
 def read_blob_file(path: str | os.PathLike[str], most: int) -> bytes:
     """Return the bytes of a file, read once; `BlobFileError` if it is not this user's alone, or too large."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(path, "rb", opener=_opened) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+                raise BlobFileError(f"{os.fspath(path)!r} is not a private file of this user")
+            if status.st_size > most:
+                raise BlobFileError(f"{os.fspath(path)!r} has {status.st_size} bytes; at most {most}")
+            return file.read(most)
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise BlobFileError(f"{os.fspath(path)!r} cannot be opened: {error.strerror}") from error
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
-            raise BlobFileError(f"{os.fspath(path)!r} is not a private file of this user")
-        if status.st_size > most:
-            raise BlobFileError(f"{os.fspath(path)!r} has {status.st_size} bytes; at most {most}")
-        data = bytearray()
-        while len(data) <= most and (piece := os.read(fd, min(1 << 20, most + 1 - len(data)))):
-            data += piece
-        return bytes(data)
-    except OSError as error:
         raise BlobFileError(f"{os.fspath(path)!r} cannot be read: {error.strerror}") from error
-    finally:
-        os.close(fd)
+
+
+def _opened(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)

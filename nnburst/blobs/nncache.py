@@ -165,13 +165,10 @@ class NNCache:
             self._cache = self._limits = None
             self._dirty = False
 
-    def _save_later(self) -> None:
-        self.flush()
-
     def _start_timer(self) -> None:
         """Save in a while, unless that is planned already; with the lock held."""
         if self._filename and self._cache is not None and self._timer is None:
-            self._timer = threading.Timer(min(_SECONDS * 2**self._failures, _MOST_SECONDS), self._save_later)
+            self._timer = threading.Timer(min(_SECONDS * 2**self._failures, _MOST_SECONDS), self.flush)
             self._timer.daemon = True  # does not keep the process; `_save_all` saves the rest
             self._timer.start()
 

@@ -56,8 +56,6 @@ class BlobCache:
         self._random = random.Random(seed)
         self._values: dict[bytes, bytes] = {}
         """In the order of their last use, the least recent first."""
-        self._order: list[bytes] = []
-        self._place: dict[bytes, int] = {}
         self._total = 0
 
     # ---- using ---------------------------------------------------------------------------------------------------
@@ -81,7 +79,8 @@ class BlobCache:
             return
         elif key in self._values:  # it survived the eviction
             self._remove(key)
-        self._insert(key, value)
+        self._values[key] = value
+        self._total += needed
 
     def get(self, key: bytes, out: Writable | None = None) -> int:
         """Copy a value into a buffer, if it fits there.
@@ -92,13 +91,7 @@ class BlobCache:
         Returns:
             Size of the value, whether it was copied or not; 0 if there is none. Only a copy counts as a use.
         """
-        value = self._values.get(bytes(key)) if len(key) <= self.max_key else None
-        if value is None:
-            return 0
-        if out is not None and len(value) <= len(out):
-            self._touch(bytes(key))
-            out[: len(value)] = value
-        return len(value)
+        return self.get_with(key, lambda size: out)[0]
 
     def get_with(self, key: bytes, allocate: Allocator) -> tuple[int, Writable | None]:
         """Copy a value into a buffer of its size that the caller makes.
@@ -135,8 +128,6 @@ class BlobCache:
 
     def clear(self) -> None:
         self._values.clear()
-        self._order.clear()
-        self._place.clear()
         self._total = 0
 
     # ---- as bytes ------------------------------------------------------------------------------------------------
@@ -169,41 +160,25 @@ class BlobCache:
     def _make_room(self, key: bytes, needed: int) -> bool:
         """Evict as the policy says; whether an entry of that size fits afterwards."""
         capacity, half = self.policy.capacity, self.max_total // 2
-        if capacity is Capacity.HALVE:
-            if self._total <= half:
-                return False
-            while self._total > half:
-                self._evict()
-        else:
-            while self._values and (
-                self._total + needed - self._size_of(key) > self.max_total
-                or (capacity is Capacity.FIT_HALVE and self._total > half)
-            ):
-                self._evict()
+        if capacity is Capacity.HALVE and self._total <= half:
+            return False
+        victims = list(self._values)
+        if self.policy.select is Select.RANDOM:
+            self._random.shuffle(victims)
+        for victim in victims:
+            over_half = capacity is not Capacity.FIT and self._total > half
+            no_fit = capacity is not Capacity.HALVE and self._total + needed - self._size_of(key) > self.max_total
+            if not over_half and not no_fit:
+                break
+            self._remove(victim)
         return self._total + needed - self._size_of(key) <= self.max_total
 
     def _size_of(self, key: bytes) -> int:
         value = self._values.get(key)
         return 0 if value is None else len(key) + len(value)
 
-    def _evict(self) -> None:
-        if self.policy.select is Select.LRU:
-            self._remove(next(iter(self._values)))
-        else:
-            self._remove(self._order[self._random.randrange(len(self._order))])
-
-    def _insert(self, key: bytes, value: bytes) -> None:
-        self._values[key] = value
-        self._place[key] = len(self._order)
-        self._order.append(key)
-        self._total += len(key) + len(value)
-
     def _remove(self, key: bytes) -> None:
         self._total -= len(key) + len(self._values.pop(key))
-        at, last = self._place.pop(key), self._order.pop()
-        if last != key:
-            self._order[at] = last
-            self._place[last] = at
 
     def _touch(self, key: bytes) -> None:
         self._values[key] = self._values.pop(key)

@@ -12,9 +12,6 @@ Kernel = Callable[[], ExecutionResult | None]
 What fails it may be raised. A kernel with an attribute `gate`, a `BufferSet`, admits itself to driver-managed buffers
 and commits; a burst does both in C, and calls `gate.current` in between, once nothing has to be checked or made anew.
 One with a method ``until(deadline_ns)`` can end itself: it is called instead for a run that has a deadline.
-One with a method ``within(deadline_ns, spent)``, a context manager, is run several times by what that gives: the
-shortest way to run once, until the context is left. It ends between two calls at the deadline (0: none) if it is not
-ended in them. `spent` is a dict of nanoseconds, where it keeps what has a limit for all of these runs together.
 One with a method ``cancel()`` ends soon once that is called, from any thread and without waiting, and never runs again:
 nobody awaits what it computes.
 One with an attribute `c_kernel`, an ``nnb_kernel *`` of ``csrc/nnburst.h`` that does the same, is run by that in C and

@@ -69,16 +69,8 @@ class _LazyGroup(click.Group):
             formatter.write_dl([(name, COMMANDS[name].help) for name in self.list_commands(ctx)])
 
 
-def _print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
-    if wanted and not ctx.resilient_parsing:
-        click.echo(f"nnburst {VERSION}")
-        ctx.exit()
-
-
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show the version."
-)
+@click.version_option(VERSION, message="nnburst %(version)s", help="Show the version.")
 def main() -> None:
     """Run neural networks in another process at the cost of a function call."""
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # as in a service: `bench` and `cache` load the library here

@@ -6,7 +6,7 @@ import itertools
 import math
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, cast
 
 from msgspec.structs import replace
 
@@ -18,7 +18,6 @@ from ..model import (
     BufferToken,
     DataLocation,
     ExecutionResult,
-    Model,
     OperandDesc,
     Request,
     combine_dimensions,
@@ -27,6 +26,9 @@ from ..model import (
 )
 from .interfaces import Buffer
 
+if TYPE_CHECKING:
+    from .local import LocalModel
+
 _numbers = itertools.count(1)
 _UINT32 = 2**32 - 1
 
@@ -34,18 +36,6 @@ _UINT32 = 2**32 - 1
 def next_model_number() -> int:
     """A number for a prepared model, never used again in this process: what buffer roles refer to."""
     return next(_numbers)
-
-
-@runtime_checkable
-class _HasRoles(Protocol):
-    """What allocation needs to know of a prepared model of this process."""
-
-    @property
-    def model(self) -> Model: ...
-    @property
-    def number(self) -> int: ...
-    @property
-    def tracker(self) -> BufferTracker: ...
 
 
 class LocalBuffer(Buffer):
@@ -160,9 +150,9 @@ def _looked_up(
     """Return the prepared model of a role, the operand that it names, and the role's key."""
     if not 0 <= role.model_index < len(prepared_models):
         raise InvalidArgument(f"{place} names model {role.model_index} of {len(prepared_models)}")
-    prepared = prepared_models[role.model_index]
-    if not isinstance(prepared, _HasRoles) or prepared.tracker is not tracker:
+    if getattr(prepared_models[role.model_index], "tracker", None) is not tracker:
         raise InvalidArgument(f"{place} names a prepared model that is not one of this device")
+    prepared = cast("LocalModel", prepared_models[role.model_index])
     main = prepared.model.main
     indexes = main.input_indexes if is_input else main.output_indexes
     if not 0 <= role.io_index < len(indexes):
@@ -177,7 +167,7 @@ class BoundBuffers:
 
     __slots__ = ("_main", "_request", "set")
 
-    def __init__(self, prepared: _HasRoles, request: Request) -> None:
+    def __init__(self, prepared: LocalModel, request: Request) -> None:
         self._main = prepared.model.main
         self._request = request
         uses: list[BufferUse] = []
@@ -221,7 +211,7 @@ class BoundBuffers:
         return known
 
 
-def bind_buffers(prepared: _HasRoles, request: Request) -> BoundBuffers | None:
+def bind_buffers(prepared: LocalModel, request: Request) -> BoundBuffers | None:
     """Find the buffers of a valid request; None if it names none."""
     if not any(isinstance(pool, BufferToken) for pool in request.pools):
         return None

@@ -1,17 +1,8 @@
 """Values that are no arrays of numbers, as bytes that say themselves what they are: the way they cross to a service.
 
 Strings, elements of less than a byte, sequences, maps, and optionals that are empty. In a pool such a value is an array
-of bytes like any other. It consists of words of eight bytes, little-endian: first how many bytes it has (those behind
-them are not looked at), then one of
-
-=====================  =================================================================================================
-0                      nothing: an optional without a value
-1 element rank size…   a tensor, and its bytes, filled up to a whole word; before those of strings, count + 1 offsets;
-                       each string is UTF-8 and a NUL
-2 element count        a sequence (of tensors of the element, if it has none), and as many tensors or maps
-3                      a map: a tensor of keys and one of values; of two dimensions, these are a sequence of maps, a row
-                       for each
-=====================  =================================================================================================
+of bytes like any other: a word of eight bytes, little-endian, says how many bytes it has (those behind them are not
+looked at); the others are MessagePack, nil for an optional without a value, else one of the structures below.
 
 Both sides read only what they have copied, and check all of it: another process may have written anything.
 """
@@ -22,44 +13,52 @@ import struct
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from operator import itemgetter
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
-from msgspec import Struct
+from msgspec import Meta, MsgspecError, Struct
+from msgspec.structs import replace
 
 from ..errors import GeneralFailure, InvalidArgument
 from ..model import element_count
 from .elements import ElementType, element_within
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+_OFFSETS = np.ndarray[Any, np.dtype[np.int64]]
 STRING = 8
 ROOM = 1 << 16
 """Bytes for a value whose size is not known yet."""
-_NOTHING, _TENSOR, _SEQUENCE, _MAP = range(4)
 _WORD = 8
+_MOST_ITEMS = 1 << 20
+"""Of a sequence."""
+_HIGHEST_RANK = 64
 
 
-class EncodedTensor(Struct, frozen=True):
-    """Elements as ONNX Runtime has them; of strings, the text with its NULs, and where each begins and the next."""
+class EncodedTensor(Struct, frozen=True, array_like=True, tag=1):
+    """Elements as ONNX Runtime has them; of strings, UTF-8 with a NUL behind each, and where each begins and the next.
+
+    There is one more of the `offsets` than of the strings.
+    """
 
     element: int
-    shape: tuple[int, ...]
+    shape: Annotated[tuple[int, ...], Meta(max_length=_HIGHEST_RANK)]
     data: Bytes
-    offsets: np.ndarray[Any, np.dtype[np.int64]] | None = None
+    offsets: _OFFSETS | None = None
 
 
-class EncodedMap(Struct, frozen=True):
-    """Keys and values, in the same order; rows of values are a map each."""
+class EncodedMap(Struct, frozen=True, array_like=True, tag=2):
+    """Keys, of one dimension, and values, in the same order; rows of values are a map each."""
 
     keys: EncodedTensor
     values: EncodedTensor
 
 
-class EncodedSequence(Struct, frozen=True):
+class EncodedSequence(Struct, frozen=True, array_like=True, tag=3):
     """Tensors, or maps; `element` is that of the tensors."""
 
     element: int
-    items: tuple[EncodedTensor | EncodedMap, ...]
+    items: Annotated[tuple[EncodedTensor | EncodedMap, ...], Meta(max_length=_MOST_ITEMS)]
 
 
 Value = EncodedTensor | EncodedMap | EncodedSequence | None
@@ -71,33 +70,12 @@ def tensor_nbytes(element: ElementType, shape: Sequence[int]) -> int:
     return -(-count * element.bits // 8) if element.bits else count * element.itemsize
 
 
+_encoder = msgspec.msgpack.Encoder(enc_hook=lambda array: array.data)
+
+
 def write(value: Value) -> Bytes:
-    parts: list[bytes] = []
-    _write(value, parts)
-    nbytes = _WORD + sum(map(len, parts))
-    return np.frombuffer(b"".join([_words(nbytes), *parts]), np.uint8)
-
-
-def _words(*numbers: int) -> bytes:
-    return struct.pack(f"<{len(numbers)}q", *numbers)
-
-
-def _write(value: Value, parts: list[bytes]) -> None:
-    if isinstance(value, EncodedTensor):
-        parts.append(_words(_TENSOR, value.element, len(value.shape), *value.shape))
-        if value.offsets is not None:
-            parts.append(value.offsets.astype("<i8").tobytes())
-        parts += [value.data.tobytes(), bytes(-value.data.size % _WORD)]
-    elif isinstance(value, EncodedSequence):
-        parts.append(_words(_SEQUENCE, value.element, len(value.items)))
-        for item in value.items:
-            _write(item, parts)
-    elif isinstance(value, EncodedMap):
-        parts.append(_words(_MAP))
-        _write(value.keys, parts)
-        _write(value.values, parts)
-    else:
-        parts.append(_words(_NOTHING))
+    body = _encoder.encode(value)
+    return np.frombuffer(struct.pack("<q", _WORD + len(body)) + body, np.uint8)
 
 
 def copied(region: Bytes, place: str) -> Bytes:
@@ -105,7 +83,7 @@ def copied(region: Bytes, place: str) -> Bytes:
     nbytes = int(region[:_WORD].copy().view("<i8")[0]) if region.size >= _WORD else 0
     if not nbytes:
         raise InvalidArgument(f"{place} has no value yet")
-    if not 2 * _WORD <= nbytes <= region.size:
+    if not _WORD < nbytes <= region.size:
         raise InvalidArgument(f"{place} says that it has {nbytes} bytes; there are {region.size}")
     return region[:nbytes].copy()
 
@@ -114,78 +92,54 @@ def read(data: Bytes, place: str, count: Callable[[], object] = lambda: None) ->
     """Return the value of bytes that no other process can write.
 
     Args:
-        count: Called for each tensor, before it is made: there may be one for 32 bytes. What it raises ends all.
+        count: Called for each tensor, while it is made: there may be one for 7 bytes. What it raises ends all.
 
     Raises:
         InvalidArgument: They are none.
     """
-    reader = _Reader(data, place, count)
-    value: Value = reader.value((_NOTHING, _TENSOR, _SEQUENCE, _MAP))
-    if reader.at != data.size:
-        raise InvalidArgument(f"{place} is followed by {data.size - reader.at} bytes that mean nothing")
-    return value
+
+    def array(kind: Any, raw: bytes) -> np.ndarray[Any, Any]:
+        count()
+        return np.frombuffer(raw, "<i8" if kind is _OFFSETS else np.uint8)
+
+    try:
+        value: Value = msgspec.msgpack.decode(data[_WORD:].data, type=Value, dec_hook=array)
+        return value if value is None else _checked(value, place)
+    except (GeneralFailure, InvalidArgument, MsgspecError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"{place} is no encoded value: {error}") from None
 
 
-class _Reader:
-    def __init__(self, data: Bytes, place: str, count: Callable[[], object]) -> None:
-        self._data, self._place, self._count = data, place, count
-        self.at = _WORD
+def _checked(value: Any, place: str) -> Any:
+    if isinstance(value, EncodedTensor):
+        return _checked_tensor(value, place)
+    if isinstance(value, EncodedSequence):
+        return replace(value, items=tuple(_checked(item, place) for item in value.items))
+    keys, values = _checked_tensor(value.keys, place), _checked_tensor(value.values, place)
+    if len(keys.shape) != 1 or keys.shape != values.shape[-1:] or len(values.shape) > 2:
+        raise InvalidArgument(f"a map of keys of shape {keys.shape} and values of shape {values.shape}")
+    return EncodedMap(keys, values)
 
-    def _wrong(self, what: str) -> InvalidArgument:
-        return InvalidArgument(f"{self._place} is no encoded value: {what}")
 
-    def _bytes(self, count: int) -> Bytes:
-        if not 0 <= count <= self._data.size - self.at:
-            raise self._wrong(f"{count} bytes at {self.at} of {self._data.size}")
-        start, self.at = self.at, self.at + count
-        return self._data[start : self.at]
-
-    def _words(self, count: int) -> tuple[int, ...]:
-        at = self.at
-        self._bytes(count * _WORD)
-        return struct.unpack_from(f"<{count}q", self._data.data, at)
-
-    def value(self, kinds: tuple[int, ...]) -> Any:
-        (kind,) = self._words(1)
-        if kind not in kinds:
-            raise self._wrong(f"a {kind} at {self.at - _WORD}, where one of {kinds} is possible")
-        if kind == _TENSOR:
-            return self._tensor()
-        if kind == _SEQUENCE:
-            element, count = self._words(2)
-            if not 0 <= count <= self._data.size // _WORD:
-                raise self._wrong(f"a sequence of {count}")
-            return EncodedSequence(element, tuple(self.value((_TENSOR, _MAP)) for _ in range(count)))
-        if kind == _MAP:
-            keys, values = self.value((_TENSOR,)), self.value((_TENSOR,))
-            if len(keys.shape) != 1 or keys.shape != values.shape[-1:] or len(values.shape) > 2:
-                raise self._wrong(f"a map of keys of shape {keys.shape} and values of shape {values.shape}")
-            return EncodedMap(keys, values)
-        return None
-
-    def _tensor(self) -> EncodedTensor:
-        self._count()
-        number, rank = self._words(2)
-        shape = self._words(rank)
-        try:
-            count = element_count(shape)
-            element = element_within(number, self._place)
-        except (GeneralFailure, InvalidArgument) as error:
-            raise self._wrong(str(error)) from None
-        if number != STRING:
-            data = self._bytes(tensor_nbytes(element, shape))
-            self._bytes(-data.size % _WORD)
-            return EncodedTensor(number, shape, (data != 0).view(np.uint8) if element.dtype == "|b1" else data)
-        offsets = self._bytes((count + 1) * _WORD).view("<i8")
-        data = self._bytes(int(offsets[-1]))
-        self._bytes(-data.size % _WORD)
-        if offsets[0] or (offsets[1:] <= offsets[:-1]).any() or data[offsets[1:] - 1].any():
-            raise self._wrong("offsets of strings that lead elsewhere")
-        try:
-            data.tobytes().decode()
-        except UnicodeDecodeError as error:
-            raise self._wrong(f"a string is no UTF-8 ({error})") from None
-        return EncodedTensor(number, shape, data, offsets)  # between two NULs, so each of them is UTF-8, too
+def _checked_tensor(tensor: EncodedTensor, place: str) -> EncodedTensor:
+    element, count = element_within(tensor.element, place), element_count(tensor.shape)
+    data, offsets = tensor.data, tensor.offsets
+    if tensor.element != STRING:
+        if offsets is not None or data.size != tensor_nbytes(element, tensor.shape):
+            raise InvalidArgument(f"{data.size} bytes for {element.name} of shape {tensor.shape}")
+        return replace(tensor, data=(data != 0).view(np.uint8)) if element.dtype == "|b1" else tensor
+    if (
+        offsets is None
+        or offsets.size != count + 1
+        or (offsets[0], offsets[-1]) != (0, data.size)
+        or (offsets[1:] <= offsets[:-1]).any()
+        or data[offsets[1:] - 1].any()
+    ):
+        raise InvalidArgument("offsets of strings that lead elsewhere")
+    try:
+        data.tobytes().decode()
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"a string is no UTF-8 ({error})") from None
+    return tensor  # between two NULs, so each string is UTF-8, too
 
 
 # ---- Python's values ---------------------------------------------------------------------------------------------

@@ -7,10 +7,8 @@ places with those of all steps (``csrc/steps.c``).
 
 from __future__ import annotations
 
-import contextlib
 import errno
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 import numpy as np
 from msgspec.structs import replace
@@ -143,22 +141,19 @@ class SteppedKernel:
         """
         turn, steps, kernels = lib.nnb_steps_turn, self._steps, self._kernels
         steps.deadline_ns = deadline_ns if is_limit(deadline_ns) else 0
-        step, spent = 0, dict[int, int]()
+        step, even, odd = 0, kernels[0], kernels[-1]
         try:
-            with contextlib.ExitStack() as within:
-                runs = [within.enter_context(_within(kernel, deadline_ns, spent)) for kernel in kernels]
-                even, odd = runs[0], runs[-1]
-                self._begin()
-                for step in range(self._count):
-                    code = turn(steps, step)
-                    if code == 0:
-                        result = odd() if step & 1 else even()
-                    else:
-                        if code < 0:
-                            check(code, special=_ended())
-                        result = run_until(kernels[step & (len(kernels) - 1)], deadline_ns)
-                    if result is not None:
-                        self._check(result)
+            self._begin()
+            for step in range(self._count):
+                code = turn(steps, step)
+                if code == 0:
+                    result = odd() if step & 1 else even()
+                else:
+                    if code < 0:
+                        check(code, special=_ended())
+                    result = run_until(odd if step & 1 else even, deadline_ns)
+                if result is not None:
+                    self._check(result)
         except Exception as error:
             raise self._failed(step, error) from error
         self._end()
@@ -186,11 +181,6 @@ class SteppedKernel:
             real = [shape.dimensions for shape in shapes]
             return GeneralFailure(f"{where}: outputs have shapes {real}, for which there is no room")
         return error_for(status, f"{where}: {failure.reason}")
-
-
-def _within(kernel: Kernel, deadline_ns: int, spent: dict[int, int]) -> AbstractContextManager[Kernel]:
-    within: Callable[[int, dict[int, int]], AbstractContextManager[Kernel]] | None = getattr(kernel, "within", None)
-    return contextlib.nullcontext(kernel) if within is None else within(deadline_ns, spent)
 
 
 def _readable(raw: Array) -> Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import resource
+from collections.abc import Callable, Iterator
 
 from ..errors import DeviceUnavailable, ResourceExhausted
 
@@ -26,62 +27,42 @@ class Budget:
         self.most_connections = min(1 << 16, resource.getrlimit(resource.RLIMIT_NOFILE)[0]) // 3
         self._most_bytes = most_bytes
         self._requests = self._bytes = 0
-        self._finished: asyncio.Event | None = None
+        self._is_finishing, self._idle = False, asyncio.Event()
 
-    def request(self) -> BudgetShare:
-        """Count a request, without bytes as yet, until the context that this gives ends.
+    @contextlib.contextmanager
+    def request(self) -> Iterator[Callable[[int], None]]:
+        """Count a request until the context ends, and what the given function is told of its bytes.
 
         Raises:
-            ResourceExhausted: Too many are under way.
+            ResourceExhausted: Too many are under way; also the function, of bytes.
             DeviceUnavailable: Requests are not taken any more.
         """
-        if self._finished is not None:
+        if self._is_finishing:
             raise DeviceUnavailable("the gateway is being stopped; send this request again later")
         if self._requests >= self.most_requests:
             raise ResourceExhausted(f"{self.most_requests} requests are under way; send this one later")
         self._requests += 1
-        return BudgetShare(self)
+        own = 0
 
-    def _add(self, size: int) -> None:
-        if self._bytes + size > self._most_bytes:
-            raise ResourceExhausted(f"requests of {self._most_bytes} bytes are under way; send this one later")
-        self._bytes += size
+        def take(size: int) -> None:
+            nonlocal own
+            if self._bytes + size > self._most_bytes:
+                raise ResourceExhausted(f"requests of {self._most_bytes} bytes are under way; send this one later")
+            self._bytes += size
+            own += size
 
-    def end(self, size: int) -> None:
-        """A request has ended, of so many bytes in all."""
-        self._requests -= 1
-        self._bytes -= size
-        if self._finished is not None and not self._requests:
-            self._finished.set()
+        try:
+            yield take
+        finally:
+            self._requests -= 1
+            self._bytes -= own
+            if not self._requests:
+                self._idle.set()
 
     async def finish(self, seconds: float) -> None:
         """Take no more requests, and wait for those that are under way, no longer than so many seconds."""
-        self._finished = asyncio.Event()
+        self._is_finishing = True
         if self._requests:
+            self._idle.clear()
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._finished.wait(), seconds)
-
-
-class BudgetShare:
-    """What one request holds of a budget; a context manager that gives it back."""
-
-    __slots__ = ("_budget", "_bytes")
-
-    def __init__(self, budget: Budget) -> None:
-        self._budget = budget
-        self._bytes = 0
-
-    def take(self, size: int) -> None:
-        """Count more bytes.
-
-        Raises:
-            ResourceExhausted: Too many are under way.
-        """
-        self._budget._add(size)
-        self._bytes += size
-
-    def __enter__(self) -> BudgetShare:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._budget.end(self._bytes)
+                await asyncio.wait_for(self._idle.wait(), seconds)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import grpc
 import numpy as np
@@ -22,34 +24,14 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from .. import __version__
 from .._core.tokens import EVERYONE, Tokens
-from ..errors import (
-    BadState,
-    DeadObject,
-    DeviceUnavailable,
-    InvalidArgument,
-    MissedDeadline,
-    NNBurstError,
-    ResourceExhausted,
-)
+from ..errors import DeviceUnavailable, InvalidArgument, NNBurstError
 from ..runtime.spans import below
 from .budget import RETRY_S, Budget
-from .inference import (
-    Answers,
-    Inference,
-    InputTensor,
-    OutputTensor,
-    RegionPlace,
-    Terms,
-    ask,
-    elsewhere,
-    extensions,
-    infer,
-)
+from .inference import CODES, Answers, Inference, InputTensor, OutputTensor, Terms, extensions, infer
 from .models import Models, NoSuchModel
 from .regions import Regions
-from .tensors import BRISK, PIECE, as_sent, is_long
+from .tensors import BRISK, PIECE, as_sent, is_text
 
-_Result = TypeVar("_Result")
 _MOST_BYTES = 256 << 20
 """Of one message."""
 _MOST_STREAMS = 64
@@ -64,16 +46,6 @@ _CALLS = _POOL.FindServiceByName("inference.GRPCInferenceService")
 pb = SimpleNamespace(**{name: GetMessageClass(one) for name, one in _CALLS.file.message_types_by_name.items()})
 _SERVICE = _CALLS.full_name
 _OPEN = (f"/{_SERVICE}/ServerLive", f"/{_SERVICE}/ServerReady", f"/{health.SERVICE_NAME}/Check")
-_CODES: tuple[tuple[type[NNBurstError], grpc.StatusCode], ...] = (
-    (NoSuchModel, grpc.StatusCode.NOT_FOUND),
-    (InvalidArgument, grpc.StatusCode.INVALID_ARGUMENT),
-    (BadState, grpc.StatusCode.ALREADY_EXISTS),
-    (MissedDeadline, grpc.StatusCode.DEADLINE_EXCEEDED),
-    (ResourceExhausted, grpc.StatusCode.RESOURCE_EXHAUSTED),
-    (DeviceUnavailable, grpc.StatusCode.UNAVAILABLE),
-    (DeadObject, grpc.StatusCode.UNAVAILABLE),
-)
-_TRANSIENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
 _CONTENTS = {
     "BOOL": ("bool_contents", "?"),
     **{f"INT{n}": ("int_contents", "i4") for n in (8, 16, 32)},
@@ -87,87 +59,94 @@ _CONTENTS = {
 """The field of single elements for each datatype, and their dtype there; others come as raw bytes only."""
 
 
-def status_code(error: NNBurstError) -> grpc.StatusCode:
-    return next((code for kind, code in _CODES if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
-
-
 async def _abort(context: Any, error: NNBurstError) -> None:
     """End a call with an error; one that may not come again in a moment says when to try."""
-    code = status_code(error)
-    hint = (("grpc-retry-pushback-ms", str(RETRY_S * 1000)),) if code in _TRANSIENT else ()
-    await context.abort(code, str(error), hint)
+    code = next(code for kind, code, _ in CODES if isinstance(error, kind))
+    hint = (("grpc-retry-pushback-ms", str(RETRY_S * 1000)),) if code in ("UNAVAILABLE", "RESOURCE_EXHAUSTED") else ()
+    await context.abort(grpc.StatusCode[code], str(error), hint)
 
 
 class Servicer:
-    """Answers every call of the protocol that a model on a CPU has."""
+    """Answers every call of the protocol that a model on a CPU has: by its name, with what its answer has as JSON."""
 
     def __init__(self, models: Models, regions: Regions, budget: Budget) -> None:
         self._models = models
         self._regions = regions
         self._budget = budget
 
-    async def _answer(
-        self, context: Any, work: Callable[[], _Result], do: Callable[[Callable[[], _Result]], Awaitable[_Result]] = ask
-    ) -> _Result:
-        """Do something, which may wait for the service unless `do` says otherwise; an error becomes a status."""
+    def handlers(self) -> dict[str, Any]:
+        """Return what answers each call. Requests for inference come as bytes, to be counted first."""
+        made = {}
+        for call in _CALLS.methods:
+            work, answer = getattr(self, call.name), GetMessageClass(call.output_type)
+            read, make = None, grpc.unary_unary_rpc_method_handler
+            if call.server_streaming:
+                make = grpc.stream_stream_rpc_method_handler
+            elif call.name != "ModelInfer":
+                read, work = GetMessageClass(call.input_type).FromString, partial(self._answer, work, answer)
+            made[call.name] = make(work, read, answer.SerializeToString)
+        return made
+
+    @staticmethod
+    async def _answer(work: Callable[[Any], Awaitable[Any]], answer: Any, request: Any, context: Any) -> Any:
         try:
-            return await do(work)
+            return ParseDict(await work(request), answer())
         except NNBurstError as error:
             await _abort(context, error)
-            raise
 
     # ---- health and metadata ---------------------------------------------------------------------------------
 
-    async def ServerLive(self, request: Any, context: Any) -> Any:
-        return pb.ServerLiveResponse(live=True)
+    async def ServerLive(self, request: Any) -> Any:
+        return {"live": True}
 
-    async def ServerReady(self, request: Any, context: Any) -> Any:
-        return pb.ServerReadyResponse(ready=await self._models.once("", self._models.is_ready))
+    async def ServerReady(self, request: Any) -> Any:
+        return {"ready": await self._models.is_ready()}
 
-    async def ModelReady(self, request: Any, context: Any) -> Any:
+    async def ModelReady(self, request: Any) -> Any:
         try:
-            await self._models.require(request.name, request.version)
+            await self._models.open(request.name, request.version)
         except NNBurstError:
-            return pb.ModelReadyResponse(ready=False)
-        return pb.ModelReadyResponse(ready=True)
+            return {"ready": False}
+        return {"ready": True}
 
-    async def ServerMetadata(self, request: Any, context: Any) -> Any:
-        return pb.ServerMetadataResponse(
-            name="nnburst", version=__version__, extensions=extensions(self._models, self._regions)
-        )
+    async def ServerMetadata(self, request: Any) -> Any:
+        return {"name": "nnburst", "version": __version__, "extensions": extensions(self._models, self._regions)}
 
-    async def ModelMetadata(self, request: Any, context: Any) -> Any:
-        described = await self._answer(context, lambda: self._models.describe(request.name, request.version))
-        return pb.ModelMetadataResponse(**described)
+    async def ModelMetadata(self, request: Any) -> Any:
+        return await self._models.describe(request.name, request.version)
 
-    async def ModelConfig(self, request: Any, context: Any) -> Any:
-        config = await self._answer(context, lambda: self._models.configure(request.name, request.version))
-        return ParseDict({"config": config}, pb.ModelConfigResponse())
+    async def ModelConfig(self, request: Any) -> Any:
+        return {"config": await self._models.configure(request.name, request.version)}
 
-    async def ModelStatistics(self, request: Any, context: Any) -> Any:
-        statistics = await self._answer(context, lambda: self._models.statistics(request.name, request.version))
-        return pb.ModelStatisticsResponse(model_stats=statistics)
+    async def ModelStatistics(self, request: Any) -> Any:
+        return await self._models.statistics(request.name, request.version)
 
     # ---- the repository --------------------------------------------------------------------------------------
 
-    async def RepositoryIndex(self, request: Any, context: Any) -> Any:
-        index = await self._answer(context, lambda: self._models.index(only_ready=request.ready))
-        return pb.RepositoryIndexResponse(models=index)
+    async def RepositoryIndex(self, request: Any) -> Any:
+        return {"models": await self._models.index(only_ready=request.ready)}
 
-    async def RepositoryModelLoad(self, request: Any, context: Any) -> Any:
-        def load() -> None:
-            if request.parameters:
-                raise InvalidArgument(f"a model is loaded as it is, not with {sorted(request.parameters)}")
-            self._models.change(request.model_name, unload=False)
+    async def RepositoryModelLoad(self, request: Any) -> Any:
+        return await self._models.load(request.model_name, request.parameters)
 
-        async with self._models.changing:
-            await self._answer(context, load)
-        return pb.RepositoryModelLoadResponse()
+    async def RepositoryModelUnload(self, request: Any) -> Any:
+        return await self._models.change(request.model_name, unload=True)
 
-    async def RepositoryModelUnload(self, request: Any, context: Any) -> Any:
-        async with self._models.changing:
-            await self._answer(context, lambda: self._models.change(request.model_name, unload=True))
-        return pb.RepositoryModelUnloadResponse()
+    # ---- shared memory ---------------------------------------------------------------------------------------
+
+    async def SystemSharedMemoryRegister(self, request: Any) -> Any:
+        return self._regions.register(request.name, request.key, request.offset, request.byte_size)
+
+    async def SystemSharedMemoryUnregister(self, request: Any) -> Any:
+        return self._regions.unregister(request.name)
+
+    async def SystemSharedMemoryStatus(self, request: Any) -> Any:
+        return {"regions": {region["name"]: region for region in self._regions.status(request.name)}}
+
+    async def CudaSharedMemoryStatus(self, request: Any) -> Any:
+        return {}
+
+    CudaSharedMemoryUnregister = CudaSharedMemoryStatus
 
     # ---- inference -------------------------------------------------------------------------------------------
 
@@ -192,68 +171,19 @@ class Servicer:
             yield answer
 
     async def _infer(self, data: bytes, answer: Any, context: Any) -> None:
-        with self._budget.request() as share:
-            share.take(size := len(data))
+        with self._budget.request() as take:
+            take(len(data))
             message = _message(data)
-            if size > BRISK and not message.raw_input_contents:
-                request = await elsewhere(lambda: _request(message, size))
+            if len(data) > BRISK and not message.raw_input_contents:
+                inference = await asyncio.to_thread(_inference, message, len(data))
             else:
-                request = _request(message, size)
+                inference = _inference(message, len(data))
             with below(lambda: dict(context.invocation_metadata())):
-                version, answers = await infer(self._models, self._regions, request.inference, context.time_remaining())
-            if any(is_long(array) for *_, array in answers):
-                await elsewhere(lambda: _fill(answer, request, version, answers))
+                version, answers = await infer(self._models, self._regions, inference, context.time_remaining())
+            if any(is_text(array) for *_, array in answers):
+                await asyncio.to_thread(_fill, answer, message, version, answers)
             else:
-                _fill(answer, request, version, answers)
-
-    # ---- shared memory ---------------------------------------------------------------------------------------
-
-    async def SystemSharedMemoryRegister(self, request: Any, context: Any) -> Any:
-        register = self._regions.register
-        given = request.name, request.key, request.offset, request.byte_size
-        await self._answer(context, lambda: register(*given), elsewhere)
-        return pb.SystemSharedMemoryRegisterResponse()
-
-    async def SystemSharedMemoryUnregister(self, request: Any, context: Any) -> Any:
-        self._regions.unregister(request.name)
-        return pb.SystemSharedMemoryUnregisterResponse()
-
-    async def SystemSharedMemoryStatus(self, request: Any, context: Any) -> Any:
-        answer = pb.SystemSharedMemoryStatusResponse()
-        for region in await self._answer(context, lambda: self._regions.status(request.name), elsewhere):
-            status = answer.regions[region.name]
-            status.name, status.key = region.name, region.key
-            status.offset, status.byte_size = region.offset, region.byte_size
-        return answer
-
-    async def CudaSharedMemoryStatus(self, request: Any, context: Any) -> Any:
-        return pb.CudaSharedMemoryStatusResponse()
-
-    async def CudaSharedMemoryUnregister(self, request: Any, context: Any) -> Any:
-        return pb.CudaSharedMemoryUnregisterResponse()
-
-    def handlers(self) -> dict[str, Any]:
-        """Return what answers each call. Requests for inference come as bytes, to be counted first."""
-        made = {}
-        for call in _CALLS.methods:
-            read = GetMessageClass(call.input_type).FromString if call.input_type.name != "ModelInferRequest" else None
-            write = GetMessageClass(call.output_type).SerializeToString
-            kinds = grpc.unary_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
-            made[call.name] = kinds[call.server_streaming](getattr(self, call.name), read, write)
-        return made
-
-
-class _Request(NamedTuple):
-    """A request for inference.
-
-    Attributes:
-        id: The client's name for it, which its answer has, too.
-        is_last_told: Whether the client wants to be told that no other answer follows.
-    """
-
-    inference: Inference
-    id: str
-    is_last_told: bool
+                _fill(answer, message, version, answers)
 
 
 def _message(data: bytes) -> Any:
@@ -263,14 +193,8 @@ def _message(data: bytes) -> Any:
         raise InvalidArgument(f"the request cannot be read: {error}") from None
 
 
-def _request(message: Any, size: int) -> _Request:
-    parameters = _parameters(message) if message.parameters else {}
-    is_last_told = parameters.get("triton_enable_empty_final_response") is True
-    return _Request(_inference(message, size, Terms.of(parameters)), message.id, is_last_told)
-
-
-def _fill(answer: Any, request: _Request, version: str, answers: Answers) -> None:
-    answer.model_name, answer.model_version, answer.id = request.inference.model, version, request.id
+def _fill(answer: Any, message: Any, version: str, answers: Answers) -> None:
+    answer.model_name, answer.model_version, answer.id = message.model_name, version, message.id
     for (name, place), datatype, shape, array in answers:
         output, elements = answer.outputs.add(name=name, datatype=datatype, shape=shape), as_sent(array)
         if place is None:
@@ -280,7 +204,7 @@ def _fill(answer: Any, request: _Request, version: str, answers: Answers) -> Non
         output.parameters["shared_memory_byte_size"].int64_param = elements.nbytes
         if place.offset:
             output.parameters["shared_memory_offset"].int64_param = place.offset
-    if request.is_last_told:
+    if message.parameters and _parameters(message).get("triton_enable_empty_final_response") is True:
         answer.parameters["triton_final_response"].bool_param = True
 
 
@@ -289,25 +213,22 @@ def _parameters(tensor: Any) -> Mapping[str, Any]:
     return {name: getattr(value, value.WhichOneof("parameter_choice") or "", None) for name, value in given.items()}
 
 
-def _inference(request: Any, size: int, terms: Terms) -> Inference:
-    contents = request.raw_input_contents
-    raw = iter(contents) if contents else None
+def _inference(request: Any, size: int) -> Inference:
+    raw = iter(request.raw_input_contents) if request.raw_input_contents else None
     inputs = []
     for tensor in request.inputs:
-        place = RegionPlace.of(_parameters(tensor), "input", tensor.name) if tensor.parameters else None
-        if (place or raw is not None) and tensor.HasField("contents") and tensor.contents.ListFields():
-            where = "in a region" if place else "in raw_input_contents"
-            raise InvalidArgument(f"input {tensor.name!r} comes twice, {where} and in contents; send it once")
-        if place is None and raw is not None:
-            data: Any = next(raw, None)
+        parameters = _parameters(tensor) if tensor.parameters else {}
+        data = None
+        if raw is not None and "shared_memory_region" not in parameters:
+            data = next(raw, None)
             if data is None:
                 raise InvalidArgument("there are fewer raw_input_contents than inputs without a region")
-        else:
-            data = place or _elements(tensor)
-        inputs.append(InputTensor(tensor.name, tensor.datatype, tuple(tensor.shape), data))
+        elements = _elements(tensor) if tensor.HasField("contents") or data is None else None
+        inputs.append(InputTensor.of(tensor.name, tensor.datatype, tensor.shape, parameters, data, elements))
     if raw is not None and (left := sum(1 for _ in raw)):
         raise InvalidArgument(f"{left} raw_input_contents belong to no input")
     outputs = [OutputTensor.of(tensor.name, _parameters(tensor)) for tensor in request.outputs]
+    terms = Terms.of(_parameters(request) if request.parameters else {})
     to_convert = size if raw is None else 0
     return Inference(request.model_name, request.model_version, inputs, outputs, to_convert, terms)
 
@@ -340,9 +261,7 @@ class _Health(HealthServicer):  # type: ignore[misc]
         if name and not _is_admitted(self._tokens, context.invocation_metadata()):
             await _refuse(request, context)
         try:
-            if name:
-                await self._models.require(name)
-            is_ready = bool(name) or await self._models.once("", self._models.is_ready)
+            is_ready = bool(await self._models.open(name)) if name else await self._models.is_ready()
         except NoSuchModel as error:
             await _abort(context, error)
         except NNBurstError:

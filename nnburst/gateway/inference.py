@@ -4,19 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from .._core.deadline import Deadline
-from ..errors import DeadObject, InvalidArgument
+from ..errors import (
+    BadState,
+    DeadObject,
+    DeviceUnavailable,
+    InvalidArgument,
+    MissedDeadline,
+    NNBurstError,
+    ResourceExhausted,
+)
 from ..model import Array, Priority
-from .models import Models, OpenedModel
-from .regions import RegionPart, Regions
-from .tensors import BRISK, as_sent, bytes_of, is_long
+from .models import Models, NoSuchModel, OpenedModel
+from .regions import Regions, RegisteredRegion
+from .tensors import BRISK, as_sent, bytes_of, is_text
 
-_Result = TypeVar("_Result")
+CODES: tuple[tuple[type[NNBurstError], str, int], ...] = (
+    (NoSuchModel, "NOT_FOUND", 404),
+    (InvalidArgument, "INVALID_ARGUMENT", 400),
+    (BadState, "ALREADY_EXISTS", 400),
+    (MissedDeadline, "DEADLINE_EXCEEDED", 504),
+    (ResourceExhausted, "RESOURCE_EXHAUSTED", 429),
+    (DeviceUnavailable, "UNAVAILABLE", 503),
+    (DeadObject, "UNAVAILABLE", 503),
+    (NNBurstError, "INTERNAL", 400),
+)
+"""The status of gRPC and of HTTP for each kind of error."""
 
 
 class RegionPlace(NamedTuple):
@@ -49,6 +65,26 @@ class InputTensor(NamedTuple):
     datatype: str
     shape: tuple[int, ...]
     data: bytes | memoryview | Sequence[Any] | Array | RegionPlace
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        datatype: str,
+        shape: Sequence[int],
+        parameters: Mapping[str, Any],
+        raw: bytes | memoryview | None,
+        elements: Sequence[Any] | Array | None,
+    ) -> InputTensor:
+        """Return an input that comes in a region, as bytes, or as elements; raises as `RegionPlace.of`."""
+        data: Any = RegionPlace.of(parameters, "input", name) if parameters else None
+        data = raw if data is None else data
+        if data is not None and elements is not None and len(elements):
+            raise InvalidArgument(f"input {name!r} comes twice, as elements and as bytes or in a region; send it once")
+        data = elements if data is None else data
+        if data is None:
+            raise InvalidArgument(f"input {name!r} has no data")
+        return cls(name, datatype, tuple(shape), data)
 
 
 class OutputTensor(NamedTuple):
@@ -126,19 +162,6 @@ def extensions(models: Models, regions: Regions) -> list[str]:
     ]
 
 
-_QUESTIONS = ThreadPoolExecutor(8, "nnburst-questions")
-
-
-async def elsewhere(work: Callable[[], _Result]) -> _Result:
-    """Do what takes long in another thread."""
-    return await asyncio.get_running_loop().run_in_executor(None, work)
-
-
-async def ask(work: Callable[[], _Result]) -> _Result:
-    """Do what may wait for the service, in threads of which runs have none: where it hangs, questions wait alone."""
-    return await asyncio.get_running_loop().run_in_executor(_QUESTIONS, work)
-
-
 Answers = list[tuple[OutputTensor, str, tuple[int, ...], Array]]
 """For each output what was asked, its datatype, its shape, and its elements: with a place, what was written there."""
 
@@ -187,46 +210,39 @@ async def _run(model: OpenedModel, regions: Regions, inference: Inference, timeo
     began = time.monotonic_ns()
     texts = sum(_size(given) for given in inference.inputs if given.datatype == "BYTES")
     if inference.size + texts > BRISK:
-        arrays, parts = await elsewhere(lambda: _arrays(model, regions, inference.inputs))
+        arrays, used = await asyncio.to_thread(_arrays, model, regions, inference.inputs)
     else:
-        arrays, parts = _arrays(model, regions, inference.inputs)
+        arrays, used = _arrays(model, regions, inference.inputs)
     outputs = model.outputs
-    if inference.outputs:
-        _check_names(inference.outputs, outputs)
+    names = [output.name for output in inference.outputs]
+    for name in names:  # a short request must not ask for a huge answer
+        if name not in outputs:
+            raise InvalidArgument(f"output {name!r} is unknown; the model gives {list(outputs)}")
+        if names.count(name) > 1:
+            raise InvalidArgument(f"output {name!r} is asked for twice")
     given = time.monotonic_ns()
     values = dict(zip(outputs, await model.run(arrays, timeout), strict=True))
     ran = time.monotonic_ns()
-    for part in parts:
-        part.check()
+    for region in used:
+        region.check()
     answers = []
     for output in inference.outputs or map(OutputTensor, outputs):
         array = values[output.name]
         shape = array.shape
         if output.place is not None:
-            array = await elsewhere(partial(as_sent, array)) if is_long(array) else as_sent(array)
+            array = await asyncio.to_thread(as_sent, array) if is_text(array) else array
             _put(regions, output.place, array)
         answers.append((output, outputs[output.name].datatype, shape, array))
     model.counts.spent(began, given, ran, time.monotonic_ns())
     return answers
 
 
-def _check_names(wanted: Sequence[OutputTensor], outputs: Mapping[str, object]) -> None:
-    """Check that each is an output of the model, and comes once: a short request must not ask for a huge answer."""
-    seen: set[str] = set()
-    for output in wanted:
-        if output.name not in outputs:
-            raise InvalidArgument(f"output {output.name!r} is unknown; the model gives {list(outputs)}")
-        if output.name in seen:
-            raise InvalidArgument(f"output {output.name!r} is asked for twice")
-        seen.add(output.name)
-
-
 def _arrays(
     model: OpenedModel, regions: Regions, inputs: Sequence[InputTensor]
-) -> tuple[dict[str, Array], list[RegionPart]]:
-    """Return the inputs by name, and the parts of regions that they lie in."""
+) -> tuple[dict[str, Array], list[RegisteredRegion]]:
+    """Return the inputs by name, and the regions that they lie in."""
     arrays: dict[str, Array] = {}
-    parts: list[RegionPart] = []
+    used: list[RegisteredRegion] = []
     for given in inputs:
         tensor = model.inputs.get(given.name) or model.optional.get(given.name)
         if tensor is None or given.name in arrays:
@@ -235,17 +251,15 @@ def _arrays(
         data = given.data
         if isinstance(data, RegionPlace):
             tensor.check_size(given.datatype, given.shape, data.byte_size)
-            part = regions.part(data.region, data.offset, data.byte_size)
-            parts.append(part)
-            if tensor.datatype == "BYTES":
-                text = part.bytes.tobytes()  # a private copy, before it is read
-                part.check()
-                arrays[given.name] = tensor.array_of(given.datatype, given.shape, text)
+            lying, region = regions.part(data.region, data.offset, data.byte_size)
+            used.append(region)
+            if tensor.datatype != "BYTES":
+                arrays[given.name] = lying.view(tensor.dtype).reshape(given.shape)
                 continue
-            arrays[given.name] = part.bytes.view(tensor.dtype).reshape(given.shape)
-        else:
-            arrays[given.name] = tensor.array_of(given.datatype, given.shape, data)
-    return arrays, parts
+            data = lying.tobytes()  # a private copy, before it is read
+            region.check()
+        arrays[given.name] = tensor.array_of(given.datatype, given.shape, data)
+    return arrays, used
 
 
 def _put(regions: Regions, place: RegionPlace, array: Array) -> None:
@@ -253,6 +267,6 @@ def _put(regions: Regions, place: RegionPlace, array: Array) -> None:
         raise InvalidArgument(
             f"an output of {array.nbytes} bytes does not fit into {place.byte_size} of region {place.region!r}"
         )
-    part = regions.part(place.region, place.offset, place.byte_size)
-    part.bytes[: array.nbytes] = bytes_of(array)
-    part.check()
+    part, region = regions.part(place.region, place.offset, place.byte_size)
+    part[: array.nbytes] = bytes_of(array)
+    region.check()

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from ..errors import (
     BadState,
@@ -29,7 +26,6 @@ from ..service import ServiceConnection, connect_to
 from ..service.process.launch import is_of_functions
 from .tensors import ModelTensor
 
-_T = TypeVar("_T")
 _ONLY = "1"
 """The version of a model that has none of its own."""
 
@@ -80,6 +76,24 @@ class ModelCounts:
         self.run_ns += ran - given
         self.output_ns += ended - ran
 
+    def told(self, name: str, version: str) -> dict[str, Any]:
+        """Return them as Triton's ModelStatistics."""
+        parts = {
+            "success": (self.inferences, self.success_ns),
+            "fail": (self.failures.total(), self.failure_ns),
+            "compute_input": (self.inferences, self.input_ns),
+            "compute_infer": (self.inferences, self.run_ns),
+            "compute_output": (self.inferences, self.output_ns),
+        }
+        return {
+            "name": name,
+            "version": version,
+            "last_inference": self.last_ms,
+            "inference_count": self.inferences,
+            "execution_count": self.inferences,
+            "inference_stats": {part: {"count": count, "ns": ns} for part, (count, ns) in parts.items()},
+        }
+
 
 REASONS: tuple[tuple[type[BaseException], str], ...] = (
     (asyncio.CancelledError, "CANCELED"),
@@ -100,6 +114,7 @@ class OpenedModel:
             more than to answer.
         has_died: Whether a run has found its process dead.
         inputs, outputs: By name, in order.
+        users: Requests that run it, and `Models` while it is open.
         optional: Inputs that may be left out, which descriptions do not name: the protocol knows none.
         refused: Why the protocol cannot serve it; then it has none of these, and its session is closed.
     """
@@ -116,8 +131,7 @@ class OpenedModel:
         self.outputs: dict[str, ModelTensor] = {}
         self.refused = ""
         self.counts = counts
-        self._lock = threading.Lock()
-        self._users = 1  # `Models` itself
+        self.users = 1  # `Models` itself
         try:
             self.inputs = ModelTensor.all_of(session.get_inputs())
             for node in session.get_overridable_initializers():
@@ -127,18 +141,6 @@ class OpenedModel:
         except InvalidArgument as error:
             self.refused = str(error)
             self.close()
-
-    def use(self) -> bool:
-        """Keep it open for a request. False if it is closed already."""
-        with self._lock:
-            self._users += bool(self._users)
-            return self._users > 0
-
-    def let_go(self) -> bool:
-        """Undo one `use`. True for the last one, who has to close it."""
-        with self._lock:
-            self._users -= 1
-            return self._users == 0
 
     def close(self) -> None:
         """Close the session; a service that is dead has done so."""
@@ -163,7 +165,7 @@ class OpenedModel:
 
 
 class Models:
-    """Named models of a service. Any thread.
+    """Named models of a service. The loop's thread has them; what may wait for the service does so in another one.
 
     Args:
         address: Of the service, as `nnburst.connect` takes it.
@@ -171,35 +173,35 @@ class Models:
         unloaded: Names of those that were unloaded before.
     """
 
-    def __init__(
-        self,
-        address: str,
-        *,
-        may_change: bool = False,
-        unloaded: Iterable[str] = (),
-    ) -> None:
+    def __init__(self, address: str, *, may_change: bool = False, unloaded: Iterable[str] = ()) -> None:
         self.may_change = may_change
         self._address = address
-        self._lock = threading.Lock()
-        """Of what is below. None waits for the service while it has it."""
-        self._under_way: dict[object, Future[Any]] = {}
-        """What is being opened: a model, by its key, or by none the service."""
         self._is_stopping = False
-        self._connection: ServiceConnection | None = None
         self._service: Service | None = None
-        self._looks, self._last_look = itertools.count(1), 0
+        self._connection: ServiceConnection | None = None
         self._versions: dict[str, dict[str, tuple[str, str]]] = {}
         """By name, by version, the newest last: its name in the service, and the digest of its files."""
         self._gone = {(name, "") for name in unloaded}
         """Versions that were served and are no more; no version: all that there were."""
         self._counts: dict[tuple[str, str], ModelCounts] = {}
         self._opened: dict[tuple[str, str, Priority], OpenedModel] = {}
-        self.changing = asyncio.Lock()
-        """Held while models are loaded or unloaded, which may take long: others wait for that without a thread."""
-        self._awaited: dict[object, asyncio.Future[Any]] = {}
-        """What requests wait for, all for one thread, of which there are not many. The loop's thread has it."""
+        self._under_way: dict[object, asyncio.Future[Any]] = {}
+        """What is being opened: a model, by its key, or by none the service. All who ask wait for one thread."""
+        self._looking, self._changing = asyncio.Lock(), asyncio.Lock()
 
-    def open(self, name: str, version: str = "", priority: Priority = Priority.MEDIUM) -> OpenedModel:
+    async def _once(self, key: object, make: Callable[[], Awaitable[Any]]) -> Any:
+        """Make something, or wait for it if it is under way; a request that is cancelled leaves it so."""
+        if key not in self._under_way:
+
+            def end(task: asyncio.Future[Any]) -> None:
+                del self._under_way[key]
+                _ = task.cancelled() or task.exception()  # is told to those who wait, if they still do
+
+            self._under_way[key] = asyncio.ensure_future(make())
+            self._under_way[key].add_done_callback(end)
+        return await asyncio.shield(self._under_way[key])
+
+    async def open(self, name: str, version: str = "", priority: Priority = Priority.MEDIUM) -> OpenedModel:
         """Return a model for runs of a priority, and wait for the service if it has to be opened first.
 
         Raises:
@@ -207,102 +209,81 @@ class Models:
             DeviceUnavailable: It was unloaded; or the service is not there.
             InvalidArgument: It takes or gives what the protocol has not.
         """
-        model = self._open(name, version, priority)
+        model = await self._open(name, version, priority)
         if model.refused:
             raise InvalidArgument(f"model {name!r} is not served: {model.refused}")
         return model
 
-    def _open(self, name: str, version: str, priority: Priority = Priority.MEDIUM) -> OpenedModel:
-        service = self._connected()
-        with self._lock:
+    async def _open(self, name: str, version: str, priority: Priority = Priority.MEDIUM) -> OpenedModel:
+        model = None
+        while model is None:
+            service = await self._connected()
             key = name, self._choose(name, version), priority
-            model = self._opened.get(key)
-        if model is None:
-            model = self._alone(key, lambda: self._open_session(service, key, version))
-        return model or self._open(name, version, priority)
+            model = self._opened.get(key) or await self._once(key, partial(self._open_session, service, key))
+        return model
 
-    def _alone(self, key: object, make: Callable[[], _T]) -> _T:
-        """Make something, or wait for it if another thread is about to."""
-        with self._lock:
-            is_first = key not in self._under_way
-            future = self._under_way.setdefault(key, Future())
-        if is_first:
-            try:
-                future.set_result(make())
-            except BaseException as error:
-                future.set_exception(error)
-            finally:
-                del self._under_way[key]
-        made: _T = future.result()
-        return made
-
-    def _open_session(self, service: Service, key: tuple[str, str, Priority], asked: str) -> OpenedModel | None:
+    async def _open_session(self, service: Service, key: tuple[str, str, Priority]) -> OpenedModel | None:
         """Open a model; None if it, or the service, has become another one meanwhile."""
         name, version, priority = key
-        with self._lock:
-            source = self._versions.get(name, {}).get(version)
-            if source is None or key in self._opened:
-                return self._opened.get(key)
-            counts = self._counts.setdefault((name, version), ModelCounts())
-        try:  # a request comes with others, for which it waits if the operator batches the model
+        if (source := self._versions.get(name, {}).get(version)) is None:
+            return None
+        counts = self._counts.setdefault((name, version), ModelCounts())
+
+        def make() -> OpenedModel:  # a request comes with others, for which it waits if the operator batches the model
             session = service.session(source[0], priority=priority, preference="sustained_speed")
+            return OpenedModel(version, source[1], session, counts)
+
+        try:
+            model = await asyncio.to_thread(make)
         except InvalidArgument:
-            self._look()
-            with self._lock:
-                self._choose(name, asked)  # raises if it was unloaded meanwhile
+            await self._look()
+            self._choose(name, version)  # raises if it was unloaded meanwhile
             raise
-        model = OpenedModel(version, source[1], session, counts)
-        with self._lock:
-            if self._service is service and self._versions.get(name, {}).get(version) == source:
-                self._opened[key] = model
-                return model
-        model.close()
+        if self._service is service and self._versions.get(name, {}).get(version) == source:
+            self._opened[key] = model
+            return model
+        await asyncio.to_thread(model.close)
         return None
 
-    def _connected(self) -> Service:
+    async def _connected(self) -> Service:
         """Connect to the service again if it has ended, and look what it has."""
-        return self._usable() or self._alone(None, self._connect)
+        service: Service = self._usable() or await self._once(None, self._connect)
+        return service
 
     def _usable(self) -> Service | None:
-        with self._lock:
-            service, died = self._service, any(model.has_died for model in self._opened.values())
+        service, died = self._service, any(model.has_died for model in self._opened.values())
         return None if service is None or died or not service.alive else service
 
-    def _connect(self) -> Service:
-        if (service := self._usable()) is not None:  # since then
-            return service
+    async def _connect(self) -> Service:
         self._check_going_on()
-        self._drop()
-        self._connection = connect_to(self._address)
+        await self._drop()
+        self._connection = await asyncio.to_thread(connect_to, self._address)
         service = Service(self._connection, self._address)
-        with contextlib.ExitStack() as stack:
-            stack.callback(service.close)
-            self._look()
-            with self._lock:
-                self._check_going_on()
-                self._service = service
-            stack.pop_all()
+        try:
+            await self._look()
+            self._check_going_on()
+        except BaseException:
+            await asyncio.to_thread(service.close)
+            raise
+        self._service = service
         return service
 
     def _check_going_on(self) -> None:
         if self._is_stopping:
             raise DeviceUnavailable("the gateway is being stopped; send this request again later")
 
-    def _look(self) -> None:
-        """Look what the service has, unless a look that began later was quicker."""
-        number, found = next(self._looks), dict[str, dict[str, tuple[str, str]]]()
+    async def _look(self) -> None:
+        """Look what the service has."""
         assert self._connection is not None
-        for full, digest in self._connection.list_models().items():
-            name, _, version = full.partition(":")
-            found.setdefault(name, {})[version or _ONLY] = full, digest
-        with self._lock:
-            if number < self._last_look:
-                return
-            self._last_look = number
+        found = dict[str, dict[str, tuple[str, str]]]()
+        async with self._looking:
+            for full, digest in (await asyncio.to_thread(self._connection.list_models)).items():
+                name, _, version = full.partition(":")
+                found.setdefault(name, {})[version or _ONLY] = full, digest
             before = {(name, version) for name, versions in self._versions.items() for version in versions}
             self._versions = {name: dict(sorted(found[name].items(), key=_age)) for name in sorted(found)}
             there = {(name, version) for name, versions in found.items() for version in ("", *versions)}
-            self._gone = (self._gone | before) - there  # not in place: the loop's thread reads it
+            self._gone = (self._gone | before) - there
 
     def _choose(self, name: str, version: str) -> str:
         versions = self._versions.get(name, {})
@@ -313,21 +294,26 @@ class Models:
             if versions:
                 raise NoSuchModel(f"model {name!r} has the versions {list(versions)}, not {version!r}")
             raise NoSuchModel(f"no model {name!r}; this service has {list(self._versions)}")
-        if version:
-            return version
-        return list(versions)[-1]
+        return version or list(versions)[-1]
 
-    def is_ready(self) -> bool:
+    async def is_ready(self) -> bool:
         """Whether every model that the protocol can serve can be run now."""
         try:
-            self._connected()
-            with self._lock:
-                wanted = [(name, version) for name, versions in self._versions.items() for version in versions]
-            return all(self._open(*one) is not None for one in wanted)
+            await self._connected()
+            for name, versions in self._versions.items():
+                for version in versions:
+                    await self._open(name, version)
         except NNBurstError:
             return False
+        return True
 
-    def change(self, name: str, *, unload: bool) -> None:
+    async def load(self, name: str, parameters: Collection[str]) -> dict[str, Any]:
+        """Load all versions of a model from its files again, if it is asked for without parameters; as `change`."""
+        if parameters:
+            raise InvalidArgument(f"a model is loaded as it is, not with {sorted(parameters)}")
+        return await self.change(name, unload=False)
+
+    async def change(self, name: str, *, unload: bool) -> dict[str, Any]:
         """Have the service load all versions of a model from its files again, or unload them.
 
         Raises:
@@ -336,16 +322,18 @@ class Models:
         """
         if not self.may_change:
             raise InvalidArgument("clients load and unload no models here: nnburst serve --oip-control lets them")
-        self._connected()
-        assert self._connection is not None
-        self._connection.load_model(name, unload=unload)
-        self.renew()
+        async with self._changing:  # which may take long: others wait for that without a thread
+            await self._connected()
+            assert self._connection is not None
+            await asyncio.to_thread(self._connection.load_model, name, unload=unload)
+            await self.renew()
+        return {}
 
     # What models are and did: as JSON has it, and as the fields of the protocol's messages.
 
-    def describe(self, name: str, version: str = "") -> dict[str, Any]:
+    async def describe(self, name: str, version: str = "") -> dict[str, Any]:
         """Say what a model takes and gives; raises as `open`."""
-        model = self.open(name, version)
+        model = await self.open(name, version)
 
         def tensors(named: Mapping[str, ModelTensor]) -> list[dict[str, Any]]:
             return [{"name": name, "datatype": one.datatype, "shape": one.shape} for name, one in named.items()]
@@ -353,12 +341,12 @@ class Models:
         arguments = {"inputs": tensors(model.inputs), "outputs": tensors(model.outputs)}
         return {"name": name, "versions": list(self._versions[name]), "platform": model.platform, **arguments}
 
-    def configure(self, name: str, version: str = "") -> dict[str, Any]:
+    async def configure(self, name: str, version: str = "") -> dict[str, Any]:
         """Say the same as Triton's ModelConfig; raises as `open`.
 
         The first dimension is one like the others: `max_batch_size` is 0.
         """
-        model = self.open(name, version)
+        model = await self.open(name, version)
 
         def tensors(named: Mapping[str, ModelTensor]) -> list[dict[str, Any]]:
             return [
@@ -370,121 +358,90 @@ class Models:
         config |= {"input": tensors(model.inputs), "output": tensors(model.outputs)}
         return config | ({"parameters": {"sha256": {"string_value": model.digest}}} if model.digest else {})
 
-    def index(self, *, only_ready: bool = False) -> list[dict[str, str]]:
+    async def index(self, *, only_ready: bool = False) -> list[dict[str, str]]:
         """Name every version of every model, also those that are there no more."""
-        self.is_ready()  # opens those that are new: whether they are served is known from then on
-        self._connected()
-        with self._lock:
-            refused = {key[:2]: model.refused for key, model in self._opened.items()}
-            there = [(name, version) for name, versions in self._versions.items() for version in versions]
-            found = [(*one, refused.get(one, "")) for one in there] + [(*one, "unloaded") for one in sorted(self._gone)]
+        await self.is_ready()  # opens those that are new: whether they are served is known from then on
+        await self._connected()
+        refused = {key[:2]: model.refused for key, model in self._opened.items()}
+        there = [(name, version) for name, versions in self._versions.items() for version in versions]
+        found = [(*one, refused.get(one, "")) for one in there] + [(*one, "unloaded") for one in sorted(self._gone)]
         return [
             {"name": name, "version": version, "state": "UNAVAILABLE" if reason else "READY", "reason": reason}
             for name, version, reason in found
             if not (reason and only_ready)
         ]
 
-    def counts(self, name: str = "", version: str = "") -> list[tuple[str, str, ModelCounts]]:
+    async def counts(self, name: str = "", version: str = "") -> list[tuple[str, str, ModelCounts]]:
         """Return the name, the version and the counts of a model, of each version if none is named; or of all models.
 
         Raises:
             NoSuchModel: There is none of that name, or version.
         """
-        self._connected()
-        with self._lock:
-            if name:
-                self._choose(name, version)
-            return [
-                (each, number, self._counts.setdefault((each, number), ModelCounts()))
-                for each, versions in self._versions.items()
-                for number in versions
-                if name in ("", each) and version in ("", number)
-            ]
-
-    def statistics(self, name: str = "", version: str = "") -> list[dict[str, Any]]:
-        """Say what happened to the requests for a model, or for each if the name is empty; raises as `counts`."""
+        await self._connected()
+        if name:
+            self._choose(name, version)
         return [
-            {
-                "name": each,
-                "version": number,
-                "last_inference": counts.last_ms,
-                "inference_count": counts.inferences,
-                "execution_count": counts.inferences,
-                "inference_stats": {
-                    "success": {"count": counts.inferences, "ns": counts.success_ns},
-                    "fail": {"count": counts.failures.total(), "ns": counts.failure_ns},
-                    "compute_input": {"count": counts.inferences, "ns": counts.input_ns},
-                    "compute_infer": {"count": counts.inferences, "ns": counts.run_ns},
-                    "compute_output": {"count": counts.inferences, "ns": counts.output_ns},
-                },
-            }
-            for each, number, counts in self.counts(name, version)
+            (each, number, self._counts.setdefault((each, number), ModelCounts()))
+            for each, versions in self._versions.items()
+            for number in versions
+            if name in ("", each) and version in ("", number)
         ]
 
+    async def statistics(self, name: str = "", version: str = "") -> dict[str, list[dict[str, Any]]]:
+        """Say what happened to the requests for a model, or for each if the name is empty; raises as `counts`."""
+        return {"model_stats": [counts.told(*key) for *key, counts in await self.counts(name, version)]}
+
     async def take(self, name: str, version: str = "", priority: Priority = Priority.MEDIUM) -> OpenedModel:
-        """As `open`, without blocking the loop, for one request, which calls `give_back` at its end.
+        """As `open`, for one request, which calls `give_back` at its end.
 
         Until then the model is not closed unless the service dies.
         """
-        key = name, version, priority
-        while (model := self.ready(*key)) is None:
-            await self.once(key, partial(self.open, *key))
+        while (model := self.ready(name, version, priority)) is None:
+            await self.open(name, version, priority)
         return model
-
-    async def once(self, key: object, work: Callable[[], _T]) -> _T:
-        """Do something in another thread, for all who ask until it is done."""
-        if key not in self._awaited:
-            self._awaited[key] = asyncio.get_running_loop().run_in_executor(None, work)
-            self._awaited[key].add_done_callback(lambda _: self._awaited.pop(key))
-        done: _T = await asyncio.shield(self._awaited[key])
-        return done
-
-    async def require(self, name: str, version: str = "") -> None:
-        """Wait until a model can be run; raises as `open`."""
-        self.give_back(await self.take(name, version))
 
     def ready(self, name: str, version: str = "", priority: Priority = Priority.MEDIUM) -> OpenedModel | None:
         """As `take`; None if it has to be opened first."""
         if name not in self._versions:
             return None
         model = self._opened.get((name, self._choose(name, version), priority))
-        is_usable = model is not None and not (model.refused or model.has_died) and model.session.service.alive
-        return model if model is not None and is_usable and model.use() else None
+        if model is None or model.refused or model.has_died or not model.session.service.alive:
+            return None
+        model.users += 1
+        return model
 
     def give_back(self, model: OpenedModel) -> None:
         """A request that has taken the model has ended."""
-        if model.let_go():
+        model.users -= 1
+        if not model.users:
             asyncio.get_running_loop().run_in_executor(None, model.close)
 
-    def renew(self) -> None:
+    async def renew(self) -> None:
         """Look what the service has now: what is new is opened when it is next asked for; what runs ends as it was."""
         if self._connection is not None:
             with contextlib.suppress(NNBurstError):  # it is gone, and its successor is looked at
-                self._look()
-        with contextlib.ExitStack() as stack, self._lock:
-            for key, model in list(self._opened.items()):
-                name, version, _ = key
-                if self._versions.get(name, {}).get(version, ("", None))[1] != model.digest:
-                    del self._opened[key]
-                    if model.let_go():
-                        stack.callback(model.close)
+                await self._look()
+        for key, model in list(self._opened.items()):
+            name, version, _ = key
+            if self._versions.get(name, {}).get(version, ("", None))[1] != model.digest:
+                del self._opened[key]
+                self.give_back(model)
 
     def stop(self) -> None:
         """Connect no more: a service that is being stopped takes nobody. What is open is still run."""
         self._is_stopping = True
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Close all sessions. What is asked for from now on is refused."""
         self.stop()
-        self._drop()
+        await self._drop()
 
-    def _drop(self) -> None:
-        with contextlib.ExitStack() as stack, self._lock:
-            if self._service is not None:
-                stack.callback(self._service.close)
-            for model in self._opened.values():
-                stack.callback(model.close)
-            self._service, self._opened = None, {}
+    async def _drop(self) -> None:
+        models, service = list(self._opened.values()), self._service
+        self._service, self._opened = None, {}
+        for held in (*models, service):
+            if held is not None:
+                await asyncio.to_thread(held.close)
 
 
 def _age(version: tuple[str, object]) -> int:

@@ -21,6 +21,7 @@ from ..memory import Memory
 
 _MOST_REGIONS = 1024
 _MOST_NAME = 255
+_Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 _KEY = re.compile(r"/?[^/\0]+")
 
 
@@ -39,26 +40,14 @@ class RegisteredRegion:
     byte_size: int
     memory: Memory
 
-
-@dataclass(frozen=True, slots=True)
-class RegionPart:
-    """Where one tensor lies. It can be used after its region was forgotten, until the request has ended.
-
-    Attributes:
-        bytes: The client's memory itself; to be read or written once.
-    """
-
-    bytes: np.ndarray[Any, np.dtype[np.uint8]]
-    _region: RegisteredRegion
-
     def check(self) -> None:
-        """Look whether what was read or written was there.
+        """Look whether what was read or written of it was there.
 
         Raises:
             InvalidArgument: The owner of the memory has made it shorter, or it has no room for what was written.
         """
-        if self._region.memory.faults:
-            raise _cut(self._region.name)
+        if self.memory.faults:
+            raise _cut(self.name)
 
 
 class Regions:
@@ -73,7 +62,7 @@ class Regions:
         self._lock = threading.Lock()
         self._regions: dict[str, RegisteredRegion] = {}
 
-    def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
+    def register(self, name: str, key: str, offset: int, byte_size: int) -> dict[str, Any]:
         """Register a part of a POSIX shared memory.
 
         Raises:
@@ -101,6 +90,7 @@ class Regions:
         except NNBurstError:
             memory.close()
             raise
+        return {}
 
     @staticmethod
     def _opened(name: str, key: str, offset: int, byte_size: int) -> Memory:
@@ -118,18 +108,17 @@ class Regions:
         finally:
             os.close(fd)
 
-    def unregister(self, name: str) -> None:
+    def unregister(self, name: str) -> dict[str, Any]:
         """Forget a region; all of them for an empty name. One that is not there is forgotten already.
 
         Requests under way keep the memory until they have ended.
         """
         with self._lock:
-            if name:
-                self._regions.pop(name, None)
-            else:
-                self._regions.clear()
+            for each in [name] if name else list(self._regions):
+                self._regions.pop(each, None)
+        return {}
 
-    def status(self, name: str) -> list[RegisteredRegion]:
+    def status(self, name: str) -> list[dict[str, Any]]:
         """Return one region, or all for an empty name.
 
         Raises:
@@ -138,10 +127,13 @@ class Regions:
         with self._lock:
             if name and name not in self._regions:
                 raise InvalidArgument(f"no region {name!r} is registered")
-            return [self._regions[name]] if name else list(self._regions.values())
+            found = [self._regions[name]] if name else list(self._regions.values())
+        return [{"name": r.name, "key": r.key, "offset": r.offset, "byte_size": r.byte_size} for r in found]
 
-    def part(self, name: str, offset: int, byte_size: int) -> RegionPart:
-        """Return a part of a region.
+    def part(self, name: str, offset: int, byte_size: int) -> tuple[_Bytes, RegisteredRegion]:
+        """Return a part of a region, to be read or written once, and the region, to be checked after that.
+
+        They can be used after the region was forgotten, until the request has ended.
 
         Raises:
             InvalidArgument: No such region, or no such part of it; or its owner has made it shorter.
@@ -159,9 +151,8 @@ class Regions:
             if region.offset + region.byte_size > os.fstat(region.memory.fds[0]).st_size:
                 raise _cut(name)
             whole = region.memory._map_for(writable=True).bytes()
-            part = RegionPart(whole[offset : offset + byte_size], region)
-        part.check()
-        return part
+        region.check()
+        return whole[offset : offset + byte_size], region
 
     def close(self) -> None:
         self.unregister("")

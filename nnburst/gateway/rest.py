@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import zlib
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -15,26 +15,15 @@ from aiohttp.http import HttpProcessingError
 
 from .. import __version__
 from .._core.tokens import EVERYONE, Tokens
-from ..errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError, ResourceExhausted
+from ..errors import DeviceUnavailable, InvalidArgument, NNBurstError
 from ..model import Array
 from ..runtime.spans import below
-from .budget import FAREWELL_S, RETRY_S, Budget, BudgetShare
-from .inference import (
-    Answers,
-    Inference,
-    InputTensor,
-    OutputTensor,
-    RegionPlace,
-    Terms,
-    ask,
-    elsewhere,
-    extensions,
-    infer,
-)
+from .budget import FAREWELL_S, RETRY_S, Budget
+from .inference import CODES, Answers, Inference, InputTensor, OutputTensor, Terms, extensions, infer
 from .metrics import triton_metrics
-from .models import Models, NoSuchModel
+from .models import Models
 from .regions import Regions
-from .tensors import BRISK, as_sent, bytes_of, is_long
+from .tensors import BRISK, as_sent, bytes_of, is_text
 
 _MOST_BYTES = 256 << 20
 _MOST_JSON = 16 << 20
@@ -48,16 +37,9 @@ _IDLE_S = 75
 """That a connection may be without a request whose head has come."""
 _MOST_NUMBERS = 1 << 20
 """In the JSON of an answer, for the same reason."""
-_DECODER, _ENCODER = msgspec.json.Decoder(), msgspec.json.Encoder()
+_T = TypeVar("_T")
 _HEADER = "Inference-Header-Content-Length"
 _MOST_DIGITS = 20
-_CODES: tuple[tuple[type[NNBurstError], int], ...] = (
-    (NoSuchModel, 404),
-    (DeviceUnavailable, 503),
-    (DeadObject, 503),
-    (MissedDeadline, 504),
-    (ResourceExhausted, 429),
-)
 
 
 def _is_of_us(record: logging.LogRecord) -> bool:
@@ -70,8 +52,40 @@ _log = logging.getLogger("nnburst.gateway")
 _log.addFilter(_is_of_us)
 
 
-def _status(error: NNBurstError) -> int:
-    return next((code for kind, code in _CODES if isinstance(error, kind)), 400)
+class _Input(msgspec.Struct):
+    name: str
+    shape: list[int]
+    datatype: str = ""
+    parameters: dict[str, Any] = {}
+    data: list[Any] | None = None
+
+
+class _Output(msgspec.Struct):
+    name: str
+    parameters: dict[str, Any] = {}
+
+
+class _Infer(msgspec.Struct):
+    """The JSON of a request for inference."""
+
+    inputs: list[_Input] = []
+    outputs: list[_Output] = []
+    parameters: dict[str, Any] = {}
+    id: str | int | None = None
+
+
+class _Index(msgspec.Struct):
+    ready: bool = False
+
+
+class _Load(msgspec.Struct):
+    parameters: dict[str, Any] = {}
+
+
+class _Region(msgspec.Struct):
+    key: str
+    byte_size: int
+    offset: int = 0
 
 
 @web.middleware
@@ -80,7 +94,7 @@ async def _errors(request: web.Request, handler: Callable[[web.Request], Awaitab
     try:
         return await handler(request)
     except NNBurstError as error:
-        status = _status(error)
+        status = next(status for kind, _, status in CODES if isinstance(error, kind))
         hint = {"Retry-After": str(RETRY_S)} if status in (429, 503) else {}
         return web.json_response({"error": str(error)}, status=status, headers=hint)
     except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
@@ -115,120 +129,107 @@ class Rest:
     def application(self, tokens: Tokens = EVERYONE) -> web.Application:
         application = web.Application(middlewares=[_guard(tokens), _errors], client_max_size=_MOST_BYTES)
         model, memory = "/v2/models/{model}", "/v2/systemsharedmemory"
+
+        def add(method: str, path: str, work: Callable[[web.Request], Awaitable[Any]]) -> None:
+            async def answer(request: web.Request) -> web.StreamResponse:
+                said = await work(request)
+                return said if isinstance(said, web.StreamResponse) else web.json_response(said)
+
+            application.router.add_route(method, path, answer)
+
         for prefix in (model, model + "/versions/{version}"):
-            application.router.add_get(prefix, self._metadata)
-            application.router.add_get(prefix + "/config", self._config)
-            application.router.add_get(prefix + "/ready", self._model_ready)
-            application.router.add_post(prefix + "/infer", self._infer)
-            application.router.add_get(prefix + "/stats", self._statistics)
-        application.router.add_get("/v2/models/stats", self._statistics)
+            add("GET", prefix, lambda request: self._models.describe(*_model(request)))
+            add("GET", prefix + "/config", lambda request: self._models.configure(*_model(request)))
+            add("GET", prefix + "/ready", self._model_ready)
+            add("GET", prefix + "/stats", lambda request: self._models.statistics(*_model(request)))
+            add("POST", prefix + "/infer", self._infer)
+        add("GET", "/v2/models/stats", lambda request: self._models.statistics())
         for path in ("/v2", "/v2/"):
-            application.router.add_get(path, self._server)
-        application.router.add_get("/v2/health/live", self._live)
-        application.router.add_get("/v2/health/ready", self._ready)
-        application.router.add_post("/v2/repository/index", self._index)
-        application.router.add_post("/v2/repository/models/{model}/{change:load|unload}", self._change)
-        application.router.add_get("/metrics", self._metrics)
+            add("GET", path, self._server)
+        add("GET", "/v2/health/live", self._live)
+        add("GET", "/v2/health/ready", self._ready)
+        add("POST", "/v2/repository/index", self._index)
+        add("POST", "/v2/repository/models/{model}/load", self._load)
+        add("POST", "/v2/repository/models/{model}/unload", self._unload)
+        add("GET", "/metrics", self._metrics)
         for path in (memory, memory + "/region/{region}"):
-            application.router.add_get(path + "/status", self._regions_status)
-            application.router.add_post(path + "/unregister", self._unregister)
-        application.router.add_post(memory + "/region/{region}/register", self._register)
+            add("GET", path + "/status", self._regions_status)
+            add("POST", path + "/unregister", self._unregister)
+        add("POST", memory + "/region/{region}/register", self._register)
         return application
 
     # ---- health and metadata ---------------------------------------------------------------------------------
 
-    async def _live(self, request: web.Request) -> web.Response:
-        return web.json_response({"live": True})
+    async def _live(self, request: web.Request) -> Any:
+        return {"live": True}
 
-    async def _ready(self, request: web.Request) -> web.Response:
-        ready = await self._models.once("", self._models.is_ready)
+    async def _ready(self, request: web.Request) -> Any:
+        ready = await self._models.is_ready()
         return web.json_response({"ready": ready}, status=200 if ready else 503)
 
-    async def _server(self, request: web.Request) -> web.Response:
+    async def _server(self, request: web.Request) -> Any:
         offered = ["binary_tensor_data", *extensions(self._models, self._regions)]
-        return web.json_response({"name": "nnburst", "version": __version__, "extensions": offered})
+        return {"name": "nnburst", "version": __version__, "extensions": offered}
 
-    async def _index(self, request: web.Request) -> web.Response:
-        with self._budget.request() as share:
-            asked = await _read(await _body(request, share) or b"{}")
-        return web.json_response(await ask(lambda: self._models.index(only_ready=asked.get("ready") is True)))
+    async def _index(self, request: web.Request) -> Any:
+        return await self._models.index(only_ready=(await self._asked(request, _Index)).ready)
 
-    async def _change(self, request: web.Request) -> web.Response:
-        name, unload = request.match_info["model"], request.match_info["change"] == "unload"
-        with self._budget.request() as share:
-            asked = await _read(await _body(request, share) or b"{}")
-        if (given := asked.get("parameters")) and not unload:
-            names = sorted(given) if isinstance(given, dict) else given
-            raise InvalidArgument(f"a model is loaded as it is, not with {names}")
-        async with self._models.changing:
-            await ask(lambda: self._models.change(name, unload=unload))
-        return web.Response()
+    async def _load(self, request: web.Request) -> Any:
+        asked = await self._asked(request, _Load)
+        return await self._models.load(request.match_info["model"], asked.parameters)
 
-    async def _model_ready(self, request: web.Request) -> web.Response:
-        name, version = _model(request)
-        await self._models.require(name, version)
-        return web.json_response({"name": name, "ready": True})
+    async def _unload(self, request: web.Request) -> Any:
+        await self._asked(request, _Load)
+        return await self._models.change(request.match_info["model"], unload=True)
 
-    async def _metadata(self, request: web.Request) -> web.Response:
-        return web.json_response(await ask(lambda: self._models.describe(*_model(request))))
+    async def _model_ready(self, request: web.Request) -> Any:
+        await self._models.open(*_model(request))
+        return {"name": request.match_info["model"], "ready": True}
 
-    async def _config(self, request: web.Request) -> web.Response:
-        return web.json_response(await ask(lambda: self._models.configure(*_model(request))))
+    async def _metrics(self, request: web.Request) -> Any:
+        return web.Response(text=triton_metrics(await self._models.counts()))
 
-    async def _statistics(self, request: web.Request) -> web.Response:
-        asked = _model(request) if "model" in request.match_info else ("", "")
-        return web.json_response({"model_stats": await ask(lambda: self._models.statistics(*asked))})
-
-    async def _metrics(self, request: web.Request) -> web.Response:
-        return web.Response(text=triton_metrics(await ask(self._models.counts)))
+    async def _asked(self, request: web.Request, kind: type[_T]) -> _T:
+        """Return what a body says, which may be left out."""
+        with self._budget.request() as take:
+            return await _read(await _body(request, take) or b"{}", kind)
 
     # ---- inference -------------------------------------------------------------------------------------------
 
     async def _infer(self, request: web.Request) -> web.Response:
         name, version = _model(request)
-        with self._budget.request() as share:
-            body = await _body(request, share)
+        with self._budget.request() as take:
+            body = await _body(request, take)
             length = request.headers.get(_HEADER)
             end = len(body) if length is None else _length(length, len(body))
-            head = await _read(body[:end])
-            number = head.get("id")
-            if number is not None and type(number) not in (str, int):
-                raise InvalidArgument(f"id is a string or a whole number, got a {type(number).__name__}")
+            head = await _read(body[:end], _Infer)
             inference, binary = _inference(name, version, head, memoryview(body)[end:], end)
             with below(lambda: request.headers):
                 version, answers = await infer(self._models, self._regions, inference)
             size = sum(array.nbytes for wanted, *_, array in answers if not binary.get(wanted.name, binary[""]))
-            if size <= BRISK and not any(is_long(array) for *_, array in answers):
-                return _response(name, version, number, answers, binary)
-            return await elsewhere(lambda: _response(name, version, number, answers, binary))
+            told = name, version, head.id, answers, binary
+            if size <= BRISK and not any(is_text(array) for *_, array in answers):
+                return _response(*told)
+            return await asyncio.to_thread(_response, *told)
 
     # ---- shared memory ---------------------------------------------------------------------------------------
 
-    async def _register(self, request: web.Request) -> web.Response:
-        with self._budget.request() as share:
-            body = await _read(await _body(request, share))
-        key, offset, size = body.get("key"), body.get("offset", 0), body.get("byte_size")
-        if not isinstance(key, str) or type(offset) is not int or type(size) is not int:
-            raise InvalidArgument("a region has a key, an offset and a byte_size")
-        self._regions.register(request.match_info["region"], key, offset, size)
-        return web.Response()
+    async def _register(self, request: web.Request) -> Any:
+        asked = await self._asked(request, _Region)
+        return self._regions.register(request.match_info["region"], asked.key, asked.offset, asked.byte_size)
 
-    async def _unregister(self, request: web.Request) -> web.Response:
-        self._regions.unregister(request.match_info.get("region", ""))
-        return web.Response()
+    async def _unregister(self, request: web.Request) -> Any:
+        return self._regions.unregister(request.match_info.get("region", ""))
 
-    async def _regions_status(self, request: web.Request) -> web.Response:
-        regions = self._regions.status(request.match_info.get("region", ""))
-        return web.json_response(
-            [{"name": r.name, "key": r.key, "offset": r.offset, "byte_size": r.byte_size} for r in regions]
-        )
+    async def _regions_status(self, request: web.Request) -> Any:
+        return self._regions.status(request.match_info.get("region", ""))
 
 
 def _model(request: web.Request) -> tuple[str, str]:
     return request.match_info["model"], request.match_info.get("version", "")
 
 
-async def _body(request: web.Request, share: BudgetShare) -> bytes:
+async def _body(request: web.Request, take: Callable[[int], None]) -> bytes:
     """Read the body; what has come of it counts at once, and what it is when it is inflated."""
     encoding = request.headers.get("Content-Encoding", "identity").lower()
     if encoding not in ("identity", "gzip", "deflate"):
@@ -244,14 +245,14 @@ async def _body(request: web.Request, share: BudgetShare) -> bytes:
             chunk = request.content.read_nowait() or await asyncio.wait_for(request.content.readany(), patience)
         except TimeoutError:
             raise web.HTTPRequestTimeout(text=f"only {len(body)} bytes came in {loop.time() - begin:.0f} s") from None
-        share.take(len(chunk))
+        take(len(chunk))
         body += chunk
         if len(body) > most:
             raise web.HTTPRequestEntityTooLarge(most, len(body))
     if encoding == "identity":
         return bytes(body)
-    inflated = await elsewhere(lambda: _inflated(body))
-    share.take(len(inflated))
+    inflated = await asyncio.to_thread(_inflated, body)
+    take(len(inflated))
     return inflated
 
 
@@ -275,73 +276,40 @@ def _length(text: str, most: int) -> int:
     return int(text)
 
 
-async def _read(data: bytes) -> dict[str, Any]:
-    """Return the object that is JSON, read in another thread if it is long."""
+async def _read(data: bytes, kind: type[_T]) -> _T:
+    """Return what JSON says, read in another thread if it is long."""
     if len(data) > _MOST_JSON:
         raise InvalidArgument(f"JSON has at most {_MOST_JSON} bytes, got {len(data)}: send tensors as binary data")
-    return _object(data) if len(data) <= BRISK else await elsewhere(lambda: _object(data))
+    return _decoded(data, kind) if len(data) <= BRISK else await asyncio.to_thread(_decoded, data, kind)
 
 
-def _object(data: bytes) -> dict[str, Any]:
+def _decoded(data: bytes, kind: type[_T]) -> _T:
     try:
-        value = _DECODER.decode(data)
+        return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise InvalidArgument(
-            f"the request is no JSON: {error}. Numbers that JSON has not, as NaN and Infinity, go as binary data"
+            f"the request cannot be read: {error}. Numbers that JSON has not, as NaN and Infinity, go as binary data"
         ) from None
-    if not isinstance(value, dict):
-        raise InvalidArgument("the request is no JSON object")
-    return value
 
 
-def _tensors(head: Mapping[str, Any], kind: str) -> list[dict[str, Any]]:
-    tensors = head.get(kind, [])
-    if not isinstance(tensors, list) or not all(
-        isinstance(tensor, dict)
-        and isinstance(tensor.get("name"), str)
-        and isinstance(tensor.get("parameters", {}), dict)
-        for tensor in tensors
-    ):
-        raise InvalidArgument(f"{kind} is a list of objects with a name")
-    return tensors
-
-
-def _inference(
-    name: str, version: str, head: Mapping[str, Any], data: memoryview, size: int
-) -> tuple[Inference, dict[str, bool]]:
+def _inference(name: str, version: str, head: _Infer, data: memoryview, size: int) -> tuple[Inference, dict[str, bool]]:
     """Return the request, and for each output that it names whether it goes back as bytes ('' for the others)."""
     inputs = []
-    for tensor in _tensors(head, "inputs"):
-        what = f"input {tensor['name']!r}"
-        parameters = tensor.get("parameters", {})
-        shape = tensor.get("shape")
-        if not isinstance(shape, list) or not all(type(size) is int for size in shape):
-            raise InvalidArgument(f"{what}: the shape is a list of numbers, got {shape!r}")
-        elements: Any = RegionPlace.of(parameters, "input", tensor["name"])
-        length = parameters.get("binary_data_size")
-        if elements is None and length is not None:
+    for tensor in head.inputs:
+        raw, length = None, tensor.parameters.get("binary_data_size")
+        if length is not None and "shared_memory_region" not in tensor.parameters:
             if type(length) is not int or not 0 <= length <= len(data):
-                raise InvalidArgument(f"{what}: binary_data_size is {length!r}, {len(data)} bytes are left")
-            elements, data = data[:length], data[length:]
-        if elements is not None and tensor.get("data"):
-            raise InvalidArgument(f"{what} comes twice, as data and as bytes or in a region; send it once")
-        if elements is None:
-            elements = tensor.get("data")
-            if not isinstance(elements, list):
-                raise InvalidArgument(f"{what} has no data")
-        inputs.append(InputTensor(tensor["name"], str(tensor.get("datatype", "")), tuple(shape), elements))
+                raise InvalidArgument(
+                    f"input {tensor.name!r}: binary_data_size is {length!r}, {len(data)} bytes are left"
+                )
+            raw, data = data[:length], data[length:]
+        inputs.append(InputTensor.of(tensor.name, tensor.datatype, tensor.shape, tensor.parameters, raw, tensor.data))
     if len(data):
         raise InvalidArgument(f"{len(data)} bytes behind the JSON belong to no input")
-    parameters = head.get("parameters", {})
-    if not isinstance(parameters, dict):
-        raise InvalidArgument(f"parameters is an object, got {parameters!r}")
-    binary = {"": bool(parameters.get("binary_data_output", False))}
-    outputs = []
-    for tensor in _tensors(head, "outputs"):
-        own = tensor.get("parameters", {})
-        binary[tensor["name"]] = bool(own.get("binary_data", binary[""]))
-        outputs.append(OutputTensor.of(tensor["name"], own))
-    return Inference(name, version, inputs, outputs, size, Terms.of(parameters)), binary
+    binary = {"": bool(head.parameters.get("binary_data_output", False))}
+    binary |= {one.name: bool(one.parameters.get("binary_data", binary[""])) for one in head.outputs}
+    outputs = [OutputTensor.of(one.name, one.parameters) for one in head.outputs]
+    return Inference(name, version, inputs, outputs, size, Terms.of(head.parameters)), binary
 
 
 def _check_json(name: str, datatype: str, array: Array, left: int) -> None:
@@ -380,7 +348,7 @@ def _response(name: str, version: str, request_id: object, answers: Answers, bin
     answer: dict[str, Any] = {"model_name": name, "model_version": version, "outputs": outputs}
     if request_id is not None:
         answer["id"] = request_id
-    head = _ENCODER.encode(answer)
+    head = msgspec.json.encode(answer)
     if not parts:
         return web.Response(body=head, content_type="application/json")
     return web.Response(

@@ -24,8 +24,6 @@ _MOST_STRINGS, _MOST_TEXT = 1 << 20, 256 << 20
 """Elements and bytes of an input of strings, each of which becomes an object."""
 BRISK = 1 << 20
 """Bytes of JSON, of strings, or of single elements, that the loop's own thread converts."""
-_FEW_STRINGS = 1 << 10
-"""That it does in any case."""
 PIECE = 1 << 14
 """Elements that are converted before another thread may have the interpreter."""
 _LENGTH = struct.Struct("<I")
@@ -199,7 +197,7 @@ def _brief(number: int) -> str:
 
 def as_sent(array: Array) -> Array:
     """Return an output as its bytes are sent: itself, but strings each behind its length."""
-    if array.dtype.kind not in ("O", "T"):
+    if not is_text(array):
         return array
     flat = array.reshape(-1)
     parts: list[bytes] = []
@@ -210,11 +208,9 @@ def as_sent(array: Array) -> Array:
     return np.frombuffer(b"".join(parts), np.uint8)
 
 
-def is_long(array: Array) -> bool:
-    """Whether an output is so many strings, or such long ones, that the loop leaves them to another thread."""
-    if array.dtype.kind not in ("O", "T"):
-        return False
-    return array.size > _FEW_STRINGS or sum(map(len, array.reshape(-1).tolist())) > BRISK
+def is_text(array: Array) -> bool:
+    """Whether an output is strings, which the loop leaves to another thread."""
+    return array.dtype.kind in ("O", "T")
 
 
 def bytes_of(array: Array) -> memoryview:

@@ -15,40 +15,24 @@ from ..errors import InvalidArgument
 from ..model import Array
 from . import named
 from .kinds import PROT_READ, PROT_WRITE
-from .pool import Pool
 
 if TYPE_CHECKING:
     from multiprocessing.shared_memory import SharedMemory
 
-    import numpy.typing as npt
+    from .memory import Memory
 
 
-_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+_pools: weakref.WeakSet[Memory] = weakref.WeakSet()
 _lock = ProcessLock()
 
 
-def register(memory: Pool) -> None:
+def register(memory: Memory) -> None:
     """Remember a pool while it lives, so that an array in it can be recognised."""
     with _lock.lock:
         _pools.add(memory)
 
 
-def as_array(whole: Array, dtype: npt.DTypeLike | None, copy: bool | None) -> Array:
-    """The result of ``__array__``, with NumPy's meaning of the arguments."""
-    if dtype is not None and np.dtype(dtype) != whole.dtype:
-        if copy is False:
-            raise ValueError(f"a pool is bytes; as {np.dtype(dtype)} it must be copied. Use memory.array(dtype, shape)")
-        return whole.astype(dtype)
-    return whole.copy() if copy else whole
-
-
-def to_dlpack(whole: Array, wishes: dict[str, Any]) -> Any:
-    """Export bytes as NumPy does; wishes that an older NumPy does not know are refused by it."""
-    given = {name: wish for name, wish in wishes.items() if wish is not None}
-    return whole.__dlpack__(**given)
-
-
-def locate_array(exporter: Any) -> tuple[Any, int, int, int]:
+def locate_array(exporter: Any) -> tuple[Memory, int, int, int]:
     """Find the open pool that an array lies in. Return (pool, offset in it, bytes, rights)."""
     if not hasattr(exporter, "__dlpack__"):
         raise InvalidArgument(f"{type(exporter).__name__} has no __dlpack__; give an array")
@@ -62,7 +46,7 @@ def locate_array(exporter: Any) -> tuple[Any, int, int, int]:
     return memory, offset, array.nbytes, memory.prot if array.flags.writeable else PROT_READ
 
 
-def locate_view(array: Array) -> tuple[Any, int]:
+def locate_view(array: Array) -> tuple[Memory, int]:
     """Find the open `Memory` that a dense array lies in, and where in it; `InvalidArgument` if in none."""
     start = array.__array_interface__["data"][0]
     with _lock.lock:

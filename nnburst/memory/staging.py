@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from ..errors import BadState, GeneralFailure, InvalidArgument
 from ..model import Array, DataLocation, MemoryLike, Named, Request, RequestArgument
 from .mapping import MemoryMapping, private_bytes
-from .memory import Memory
-from .pool import PAGES_GONE
+from .memory import PAGES_GONE, Memory
 
 if TYPE_CHECKING:
     import numpy.typing as npt

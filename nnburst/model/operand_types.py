@@ -85,16 +85,8 @@ class OperandInfo(Struct, frozen=True):
         return self.dtype is not None and self.dtype.kind == "f"
 
 
-def _row(
-    type_: OperandType,
-    short: str,
-    since: HalVersion,
-    dtype: str | None,
-    scalar: bool,
-    scale: str = "zero",
-    zero_points: tuple[int, int] | None = (0, 0),
-) -> OperandInfo:
-    return OperandInfo(type_, short, since, None if dtype is None else np.dtype(dtype), scalar, scale, zero_points)
+def _row(type_: OperandType, short: str, since: HalVersion, dtype: str | None, *rest: Any) -> OperandInfo:
+    return OperandInfo(type_, short, since, None if dtype is None else np.dtype(dtype), *rest)
 
 
 _T, _H = OperandType, HalVersion

@@ -51,25 +51,19 @@ def cut(model: Model, chosen: Sequence[int]) -> tuple[Part, ...]:
     groups: list[tuple[int, list[int]]] = []
     waiting = list(range(len(main.operations)))
     done: set[int] = set()
+
+    def able(n: int) -> bool:
+        return all(writer[i] in done for i in main.operations[n].inputs if i in writer)
+
     while waiting:
-        device = chosen[waiting[0]] if not groups else _next_device(main, writer, waiting, done, chosen)
-        group = []
+        device, group = next(chosen[n] for n in waiting if able(n)), []
         for n in waiting:  # in execution order: what an operation needs comes before it
-            if chosen[n] == device and all(writer.get(i, n) in done for i in main.operations[n].inputs if i in writer):
+            if chosen[n] == device and able(n):
                 group.append(n)
                 done.add(n)
         waiting = [n for n in waiting if n not in done]
         groups.append((device, group))
     return tuple(_part(model, device, group, writer) for device, group in groups)
-
-
-def _next_device(
-    main: Subgraph, writer: dict[int, int], waiting: Sequence[int], done: set[int], chosen: Sequence[int]
-) -> int:
-    for n in waiting:
-        if all(writer[i] in done for i in main.operations[n].inputs if i in writer):
-            return chosen[n]
-    raise AssertionError("a valid model is in execution order")
 
 
 def _part(model: Model, device: int, group: Sequence[int], writer: dict[int, int]) -> Part:

@@ -26,14 +26,12 @@ from ..errors import (
     ErrorStatus,
     InvalidArgument,
     MissedDeadline,
-    NNBurstError,
     OutputInsufficientSize,
     ResourceExhausted,
 )
 from ..memory import Memory, check_open
 from ..model import (
     Array,
-    BufferToken,
     ExecutionResult,
     Failure,
     MeasureTiming,
@@ -151,7 +149,6 @@ class Execution(BoundRequest, Closing):
         self._lock = ProcessLock()  # a signal handler may come while it is held
         self._progress = _Progress.OPEN
         self._fenced: Timing | None = None
-        self._begun: RunOptions | None = None  # how a run that is not through a burst was begun
         self._loop_timeout_ns = 0
         self._home: Burst | None = None
         self._pool: BurstPool | None = None
@@ -499,14 +496,6 @@ class Execution(BoundRequest, Closing):
         busy = {errno.EALREADY: BadState("the execution is running; bind one for each thread")}
         return left if left == -errno.EAGAIN else check(left, "execution", busy)
 
-    def _on_another_device(self, failure: NNBurstError) -> ExecutionResult | None:
-        """Have another device run what one has failed, if the choice of the device was not the caller's."""
-        asked = self._arguments.request(self._turn)
-        if any(isinstance(pool, BufferToken) for pool in asked.pools):
-            return None  # they are the first device's
-        options = self._begun or self._options(self._deadline)
-        return self._arguments.compilation._run_elsewhere(asked, options, failure)
-
     # ---- without a burst, or a burst for each run ------------------------------------------------------------
 
     def compute(self, timeout: Timeout = ...) -> None:
@@ -608,7 +597,7 @@ class Execution(BoundRequest, Closing):
             raise InvalidArgument("the burst belongs to another compilation")
 
         def run() -> None:
-            self._arguments.note_burst(burst)
+            self._arguments.note_burst(burst._controller)
             self._bind(burst._controller)  # each time: the burst may have been told to free a memory
             self.run()
 
@@ -663,7 +652,6 @@ class Execution(BoundRequest, Closing):
             arguments.note_outputs(shapes)
             arguments.copy_out()
         finally:
-            self._begun = None
             if not arguments.is_shared:
                 self._refuse(_not_shared)
                 memory = arguments.drop_layout()
@@ -675,15 +663,15 @@ class Execution(BoundRequest, Closing):
     def _without_burst(self) -> None:
         request = self._arguments.request(self._turn)
         check_open(request)
-        options = self._begun = self._options()
+        options = self._options()
         status = self._ran_elsewhere(self._prepared.execute_synchronously(request, options))
         if status:
             self._settle(status)
 
-    def _options(self, deadline: Deadline | None = None) -> RunOptions:
+    def _options(self) -> RunOptions:
         """Return those of a run without a burst, which ends by a deadline; None: it begins now."""
         measure = MeasureTiming.YES if self._measure else MeasureTiming.NO
-        return RunOptions(measure, (deadline or Deadline.after(self._allowed)).at_ns, self._loop_timeout_ns)
+        return RunOptions(measure, Deadline.after(self._allowed).at_ns, self._loop_timeout_ns)
 
     # ---- results ---------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from .._core.backoff import LONGEST, Backoff
 from .._core.deadline import Deadline
@@ -19,7 +19,7 @@ from ..errors import BadState, InvalidArgument, MissedDeadline
 if TYPE_CHECKING:
     import os
     import socket
-    from typing import Unpack
+    from typing import TypeAlias, Unpack
 
     from ..model import Model
     from ..options import SessionKeywords
@@ -28,27 +28,13 @@ if TYPE_CHECKING:
     from .run.burst import Burst
     from .session import Session
 
+    Backend: TypeAlias = "ServiceConnection | LocalBackend"
+
 DEFAULT_DEVICES: Sequence[str] = (
     "nnburst-reference",
     *(("nnburst-onnxruntime",) if find_spec("onnxruntime") and find_spec("onnx") else ()),
 )
 """Those that can be had. ONNX Runtime itself is loaded for the first model that needs it."""
-
-
-class Backend(Protocol):
-    @property
-    def faults(self) -> socket.socket | None: ...
-    @property
-    def devices(self) -> tuple[Device, ...]: ...
-    @property
-    def pid(self) -> int: ...
-    @property
-    def sandbox(self) -> Sandbox | None: ...
-    @property
-    def alive(self) -> bool: ...
-    def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]: ...
-    def kill(self) -> None: ...
-    def close(self) -> None: ...
 
 
 _services: weakref.WeakKeyDictionary[Device, weakref.ref[Service]] = weakref.WeakKeyDictionary()

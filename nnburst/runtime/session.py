@@ -20,11 +20,12 @@ from .._core.deadline import Deadline, checked_timeout
 from .._core.errno import flag, member
 from .._core.leaving import Closing, Leaving
 from .._core.one_process import OneProcess
+from ..cache import checked_token
 from ..errors import BadState, DeadObject, GeneralFailure, InvalidArgument, NNBurstError, OutputInsufficientSize
 from ..memory import Memory
 from ..model import Array, ExecutionPreference, Model, Priority
 from ..options import OnDeath, OnError, SandboxMode, SessionKeywords
-from .compile.cache_sources import CacheSource, cache_source
+from .compile.cache_sources import CacheSource, DirectoryCache
 from .compile.compilation import Compilation
 from .compile.model_files import check_source, devices_for, found
 from .display import described, nodes_table
@@ -95,8 +96,15 @@ class Options(Struct, frozen=True, kw_only=True):
     @property
     def cache(self) -> CacheSource | None:
         """Where the compilation is kept."""
-        always, encrypt = flag(self.cache_always, "cache_always"), flag(self.cache_encrypt, "cache_encrypt")
-        return cache_source(self.cache_dir, self.token, always, encrypt)
+        given = {each: flag(getattr(self, each), each) for each in ("cache_always", "cache_encrypt")}
+        if self.cache_dir is None and self.token is None:
+            if asked := [each for each, wanted in given.items() if wanted]:
+                raise InvalidArgument(f"{asked[0]}=True, but nothing is cached: give cache_dir=, or token= as well")
+            return None
+        if not isinstance(self.cache_dir, str | os.PathLike | None):
+            raise InvalidArgument(f"cache_dir is {type(self.cache_dir).__name__}; give the path of a directory")
+        token = None if self.token is None else checked_token(self.token)
+        return DirectoryCache.at(self.cache_dir, token, always=self.cache_always, encrypt=self.cache_encrypt)
 
 
 class Session(OneProcess, Closing):

@@ -4,7 +4,6 @@ from .client.proxies import RemoteBuffer as RemoteBuffer
 from .client.proxies import RemoteBurstContext as RemoteBurstContext
 from .client.proxies import RemoteDevice as RemoteDevice
 from .client.proxies import RemotePreparedModel as RemotePreparedModel
-from .host.host import HostedConnection as HostedConnection
 from .host.host import ServiceHost as ServiceHost
 from .host.quotas import PER_USER as PER_USER
 from .host.quotas import Quotas as Quotas

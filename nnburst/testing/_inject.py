@@ -23,10 +23,8 @@ if TYPE_CHECKING:
     from ..service import ServiceConnection
 
 Freeze = Literal["process", "call", "interpreter"]
-Corruption = Literal["packet", "counter", "shapes"]
 
 _FREEZES = {"process": "stop", "call": "block", "interpreter": "spin"}
-_CORRUPTIONS = ("packet", "counter", "shapes")
 _PATIENCE = 30.0
 _LONGEST_POLL = 1e6
 
@@ -166,8 +164,6 @@ def inject(
     exit_status: int = 1,
     delay: float | None = None,
     freeze: bool | Freeze = False,
-    corrupt_answer: Corruption | None = None,
-    drop_wakeup: bool = False,
 ) -> Fault:
     """Order a fault of a service and return it. It is in force for everything that is asked of the service from now on.
 
@@ -185,9 +181,6 @@ def inject(
         delay: Seconds that each passage takes longer.
         freeze: At the next passage, ``"process"`` (or True) stops the whole process, ``"call"`` only this call, and
             ``"interpreter"`` keeps the interpreter lock for ever.
-        corrupt_answer: The next answer of a burst: ``"packet"`` is bytes that are no packet, ``"counter"`` a write
-            counter that cannot be, ``"shapes"`` output shapes that contradict the model.
-        drop_wakeup: The next answer of a burst is there, but its sleeping client is not woken.
 
     Raises:
         BadState: The service has no fault points, or has ended.
@@ -227,18 +220,10 @@ def inject(
         if not isinstance(how, str) or how not in _FREEZES:
             raise InvalidArgument(f"freeze={freeze!r}; choose one of {', '.join(_FREEZES)}")
         given.append((_FREEZES[how], 0))
-    if corrupt_answer is not None:
-        if not isinstance(corrupt_answer, str) or corrupt_answer not in _CORRUPTIONS:
-            raise InvalidArgument(f"corrupt_answer={corrupt_answer!r}; choose one of {', '.join(_CORRUPTIONS)}")
-        given.append((corrupt_answer, 0))
-    if drop_wakeup:
-        given.append(("wakeup", 0))
     if len(given) != 1:
         raise InvalidArgument(f"{len(given)} faults are given; give one, and call inject again for another")
     if at not in get_args(Point):
         raise InvalidArgument(f"at={at!r}; choose one of {', '.join(get_args(Point))}")
-    if at != "run" and (corrupt_answer or drop_wakeup):
-        raise InvalidArgument('an answer of a burst is spoilt at="run"')
     ((act, number),) = given
     order = msgspec.json.encode({"point": at, "act": act, "skip": skip, "number": float(number)})
     return Fault(service, order, stops=act == "stop")

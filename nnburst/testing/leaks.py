@@ -97,16 +97,17 @@ def assert_nothing_left(
 
 def _descriptors() -> dict[str, str]:
     found: dict[str, str] = {}
-    for fd in set(os.listdir("/proc/self/fd")) - {str(fd) for fd in forked.descriptors()}:
+    zygote = forked.current
+    for fd in set(os.listdir("/proc/self/fd")) - ({str(zygote.control.fileno())} if zygote else set()):
         with contextlib.suppress(FileNotFoundError):  # the one that listed the directory
             found[fd] = os.readlink(f"/proc/self/fd/{fd}")
     return found
 
 
 def _children() -> set[str]:
-    """Those of this process, and of its zygotes, which stay."""
-    zygotes = {str(pid) for pid in forked.zygotes()}
-    return set().union(*map(_children_of, {"self", *zygotes})) - zygotes
+    """Those of this process, and of its zygote, which stays."""
+    zygote = {str(forked.current.process.pid)} if forked.current else set[str]()
+    return set().union(*map(_children_of, {"self", *zygote})) - zygote
 
 
 def _children_of(pid: str) -> set[str]:

@@ -390,7 +390,7 @@ def test_E7_interrupted_save_leaves_the_old_file(tmp_path: Path, monkeypatch: py
     cache.set_blob(b"abcd", b"efgh")
     assert cache.flush()
     good = name.read_bytes()
-    for broken in ("write", "fsync", "replace"):
+    for broken in ("open", "fsync", "replace"):
         cache.set_blob(b"x", broken.encode())
 
         def fail(*args: object, **options: object) -> None:

@@ -120,7 +120,7 @@ def test_REQ_CACHE_021_041_042_043_044_052_to_055_057_device_that_may_be_offered
         with pytest.raises(GeneralFailure):
             ResilientDevice(lambda: device)
     host = ServiceHost([device, good])
-    assert host.offer.devices == ((device, good) if fine else (good,))
+    assert host.devices == ((device, good) if fine else (good,))
     host.close()
 
 

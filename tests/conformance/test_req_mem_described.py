@@ -645,7 +645,7 @@ def test_REQ_MEM_077_078_burst_and_memory_end_in_any_order(
     if first == "memory":
         memory.close()
         if what == "device":
-            assert not burst._forget(pool)  # the memory took itself out
+            assert not burst._controller.free_memory(pool)  # the memory took itself out
             with pytest.raises(NNBurstError):
                 execution.burst_compute(burst)
         burst.close()

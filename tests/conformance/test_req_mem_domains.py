@@ -461,7 +461,7 @@ def test_REQ_MEM_108_token_of_another_connection(memory: Memory) -> None:
         for client in clients:
             client.close()
         host.close()
-    assert all(len(device._tracker) == 0 for device in host.offer.devices)  # type: ignore[attr-defined]
+    assert all(len(device._tracker) == 0 for device in host.devices)  # type: ignore[attr-defined]
 
 
 def test_REQ_MEM_109_released_buffer_lives_as_long_as_its_plan(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 
@@ -22,7 +23,7 @@ from nnburst.model import (
     Priority,
     Subgraph,
 )
-from support.samples import SAMPLES, O, T, check_outputs, run
+from support.samples import SAMPLES, O, T, check_outputs, ran, run
 
 _END_OF_TIME = 2**64 - 1
 
@@ -101,9 +102,8 @@ def test_REQ_MODEL_012_013_supported_means_prepared(device: Device, name: str) -
 @pytest.mark.parametrize("priority", list(Priority))
 def test_REQ_MODEL_070_priorities(device: Device, priority: Priority) -> None:
     sample = SAMPLES["three_adds"]()
-    prepared = device.prepare_model(sample.model, CompileJob(priority=priority))
-    check_outputs(sample, run(prepared, sample.model, sample.inputs, [a.shape for a in sample.outputs]))
-    prepared.close()
+    with contextlib.closing(device.prepare_model(sample.model, CompileJob(priority=priority))) as prepared:
+        check_outputs(sample, run(prepared, sample.model, sample.inputs, [a.shape for a in sample.outputs]))
 
 
 def test_REQ_MODEL_071_a_deadline_that_is_soon_is_missed_or_not(device: Device) -> None:
@@ -154,10 +154,8 @@ def test_REQ_MODEL_073_075_a_deadline_that_is_soon_is_missed_or_not_and_the_mode
 @pytest.mark.representative
 def test_REQ_MODEL_073_a_deadline_that_passed_is_missed(device: Device) -> None:
     sample = SAMPLES["three_adds"]()
-    prepared = device.prepare_model(sample.model)
-    outcome = run(prepared, sample.model, sample.inputs, [(2, 3)], deadline_ns=1)
+    outcome = ran(device, sample.model, sample.inputs, [(2, 3)], deadline_ns=1)
     assert outcome.status is ErrorStatus.MISSED_DEADLINE_TRANSIENT
-    prepared.close()
 
 
 def test_REQ_MODEL_013_what_is_not_supported_is_not_prepared(device: Device) -> None:
@@ -166,12 +164,7 @@ def test_REQ_MODEL_013_what_is_not_supported_is_not_prepared(device: Device) -> 
 
     b = ModelBuilder()
     x = b.input("x", OperandType.TENSOR_FLOAT32, (2,))
-    b.output(
-        "y",
-        b.operation(OperationType.OEM_OPERATION, x, outputs=[{"type": OperandType.TENSOR_INT32, "dimensions": (2,)}])[
-            0
-        ],
-    )
+    b.output("y", *b.operation(OperationType.OEM_OPERATION, x, outputs=[{"type": T.TENSOR_INT32, "dimensions": (2,)}]))
     model = b.build()
     assert device.get_supported_operations(model) == (False,)
     with pytest.raises(GeneralFailure, match="OEM_OPERATION"):

@@ -20,11 +20,10 @@ from nnburst.model import (
     Lifetime,
     Model,
     ModelBuilder,
-    OperandType,
     Request,
     RequestArgument,
-    operand_info,
 )
+from support.operations import with_constants_as_inputs
 from support.samples import (
     ALL_WAYS,
     SAMPLES,
@@ -35,8 +34,9 @@ from support.samples import (
     check_outputs,
     execute,
     make_request,
+    placed,
     quant_chain,
-    run,
+    ran,
     with_unspecified_outputs,
 )
 
@@ -90,27 +90,21 @@ def bad_requests(request: Request) -> dict[str, Request]:
 @pytest.mark.parametrize("name", list(bad_requests(Request((RequestArgument(),) * 2, (RequestArgument(),)))))
 def test_REQ_MODEL_046_047_049_bad_request(device: Device, way: str, name: str) -> None:
     sample = SAMPLES["three_adds"]()
-    prepared = device.prepare_model(sample.model)
-    request, memory = make_request(sample.model, sample.inputs, dims_of(sample))
-    with memory:
+    with placed(device, sample.model, sample.inputs, dims_of(sample)) as (prepared, request, _):
         outcome = execute(prepared, bad_requests(request)[name], way, measure=True)
         assert outcome.status is ErrorStatus.INVALID_ARGUMENT
         assert outcome.shapes == ()
         assert outcome.timing.time_on_device is outcome.timing.time_in_driver is None
         assert execute(prepared, request, way).status is ErrorStatus.NONE
-    prepared.close()
 
 
 @every_way
 def test_REQ_MODEL_049_unspecified_input(device: Device, way: str) -> None:
     sample = SAMPLES["unknown_batch"]()
-    prepared = device.prepare_model(sample.model)
-    request, memory = make_request(sample.model, sample.inputs, dims_of(sample))
-    for dims in ((), (0, 4), (3, 0)):
-        bad = replace(request, inputs=(replace(request.inputs[0], dimensions=dims),))
-        assert execute(prepared, bad, way).status is ErrorStatus.INVALID_ARGUMENT
-    memory.close()
-    prepared.close()
+    with placed(device, sample.model, sample.inputs, dims_of(sample)) as (prepared, request, _):
+        for dims in ((), (0, 4), (3, 0)):
+            bad = replace(request, inputs=(replace(request.inputs[0], dimensions=dims),))
+            assert execute(prepared, bad, way).status is ErrorStatus.INVALID_ARGUMENT
 
 
 @all_ways
@@ -120,49 +114,35 @@ def test_REQ_MODEL_049_scalar_with_dimensions(device: Device, way: str) -> None:
     y = b.operation(O.SOFTMAX, x, beta, outputs=[{"dimensions": (1, 2)}])[0]
     b.output("y", y)
     model = b.build()
-    prepared = device.prepare_model(model)
     inputs = (np.zeros((1, 2), np.float32), np.array(1, np.float32))
-    request, memory = make_request(model, inputs, [(1, 2)])
-    assert (
-        execute(
-            prepared, replace(request, inputs=(request.inputs[0], replace(request.inputs[1], dimensions=()))), way
-        ).status
-        is ErrorStatus.NONE
-    )
-    bad = replace(request, inputs=(request.inputs[0], replace(request.inputs[1], dimensions=(1,))))
-    assert execute(prepared, bad, way).status is ErrorStatus.INVALID_ARGUMENT
-    memory.close()
-    prepared.close()
+    with placed(device, model, inputs, [(1, 2)]) as (prepared, request, _):
+        for dims, status in (((), ErrorStatus.NONE), ((1,), ErrorStatus.INVALID_ARGUMENT)):
+            changed = replace(request, inputs=(request.inputs[0], replace(request.inputs[1], dimensions=dims)))
+            assert execute(prepared, changed, way).status is status
 
 
 @every_way
 def test_REQ_MODEL_050_failing_execution_reports_nothing_else(device: Device, way: str) -> None:
     """A required input without a value fails the execution; the model stays usable."""
     sample = SAMPLES["three_adds"]()
-    prepared = device.prepare_model(sample.model)
-    request, memory = make_request(sample.model, sample.inputs, dims_of(sample))
-    bad = replace(request, inputs=(request.inputs[0], RequestArgument(has_no_value=True)))
-    outcome = execute(prepared, bad, way, measure=True)
-    assert outcome.status is ErrorStatus.GENERAL_FAILURE
-    assert outcome.shapes == ()
-    assert outcome.timing.time_on_device is None
-    assert execute(prepared, request, way).status is ErrorStatus.NONE
-    memory.close()
-    prepared.close()
+    with placed(device, sample.model, sample.inputs, dims_of(sample)) as (prepared, request, _):
+        bad = replace(request, inputs=(request.inputs[0], RequestArgument(has_no_value=True)))
+        outcome = execute(prepared, bad, way, measure=True)
+        assert outcome.status is ErrorStatus.GENERAL_FAILURE
+        assert outcome.shapes == ()
+        assert outcome.timing.time_on_device is None
+        assert execute(prepared, request, way).status is ErrorStatus.NONE
 
 
 def test_outputs_in_two_pools_on_one_file_do_not_overlap_unseen(device: Device) -> None:
     """Overlap is judged by the file behind a pool, not by the pool object."""
     sample = SAMPLES["three_adds"]()
-    prepared = device.prepare_model(sample.model)
-    request, memory = make_request(sample.model, sample.inputs, dims_of(sample))
-    twin = Memory.mmap_fd(memory.fds[0], memory.size)
-    out = replace(request.outputs[0], location=DataLocation(1, 0, 24))
-    bad = replace(request, pools=(memory, twin), outputs=(out,))
-    assert execute(prepared, bad, "sync").status is ErrorStatus.INVALID_ARGUMENT
-    memory.close()
-    twin.close()
-    prepared.close()
+    with placed(device, sample.model, sample.inputs, dims_of(sample)) as (prepared, request, memory):
+        twin = Memory.mmap_fd(memory.fds[0], memory.size)
+        out = replace(request.outputs[0], location=DataLocation(1, 0, 24))
+        bad = replace(request, pools=(memory, twin), outputs=(out,))
+        assert execute(prepared, bad, "sync").status is ErrorStatus.INVALID_ARGUMENT
+        twin.close()
 
 
 # -- executions -------------------------------------------------------------------------------------------------------
@@ -174,8 +154,7 @@ def test_outputs_in_two_pools_on_one_file_do_not_overlap_unseen(device: Device) 
 @pytest.mark.parametrize("measure", [False, True], ids=["untimed", "timed"])
 def test_REQ_MODEL_052_053_054_fully_specified(device: Device, name: str, way: str, measure: bool) -> None:
     sample = SAMPLES[name]()
-    prepared = device.prepare_model(sample.model)
-    outcome = run(prepared, sample.model, sample.inputs, dims_of(sample), way, measure=measure)
+    outcome = ran(device, sample.model, sample.inputs, dims_of(sample), way, measure=measure)
     check_outputs(sample, outcome)
     if outcome.shapes:
         assert [shape.dimensions for shape in outcome.shapes] == dims_of(sample)
@@ -185,7 +164,6 @@ def test_REQ_MODEL_052_053_054_fully_specified(device: Device, name: str, way: s
         assert timing.time_on_device is timing.time_in_driver is None
     elif timing.time_on_device is not None:
         assert timing.time_in_driver is None or timing.time_on_device <= timing.time_in_driver
-    prepared.close()
 
 
 @pytest.mark.representative
@@ -194,12 +172,10 @@ def test_REQ_MODEL_052_053_054_fully_specified(device: Device, name: str, way: s
 def test_REQ_MODEL_055_unspecified_outputs(device: Device, name: str, way: str) -> None:
     sample = SAMPLES[name]()
     model = with_unspecified_outputs(sample.model)
-    prepared = device.prepare_model(model)
-    outcome = run(prepared, model, sample.inputs, dims_of(sample), way)
+    outcome = ran(device, model, sample.inputs, dims_of(sample), way)
     check_outputs(sample, outcome)
     assert [shape.dimensions for shape in outcome.shapes] == dims_of(sample)
     assert all(shape.is_sufficient for shape in outcome.shapes)
-    prepared.close()
 
 
 @pytest.mark.representative
@@ -208,17 +184,14 @@ def test_REQ_MODEL_055_unspecified_outputs(device: Device, name: str, way: str) 
 def test_REQ_MODEL_056_first_output_one_byte_short(device: Device, name: str, way: str) -> None:
     sample = SAMPLES[name]()
     model = with_unspecified_outputs(sample.model)
-    prepared = device.prepare_model(model)
-    request, memory = make_request(model, sample.inputs, dims_of(sample), short=1)
-    outcome = execute(prepared, request, way, measure=True)
-    assert outcome.status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
-    assert [shape.is_sufficient for shape in outcome.shapes] == [False] + [True] * (len(sample.outputs) - 1)
-    for shape, dims in zip(outcome.shapes, dims_of(sample), strict=True):
-        assert len(shape.dimensions) == len(dims)
-        assert all(found in (0, wanted) for found, wanted in zip(shape.dimensions, dims, strict=True))
-    assert outcome.timing.time_on_device is None
-    memory.close()
-    prepared.close()
+    with placed(device, model, sample.inputs, dims_of(sample), short=1) as (prepared, request, _):
+        outcome = execute(prepared, request, way, measure=True)
+        assert outcome.status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
+        assert [shape.is_sufficient for shape in outcome.shapes] == [False] + [True] * (len(sample.outputs) - 1)
+        for shape, dims in zip(outcome.shapes, dims_of(sample), strict=True):
+            assert len(shape.dimensions) == len(dims)
+            assert all(found in (0, wanted) for found, wanted in zip(shape.dimensions, dims, strict=True))
+        assert outcome.timing.time_on_device is None
 
 
 @every_way
@@ -231,10 +204,8 @@ def test_REQ_MODEL_055_unknown_rank(device: Device, way: str) -> None:
         for index, operand in enumerate(main.operands)
     )
     model = replace(sample.model, main=replace(main, operands=operands))
-    prepared = device.prepare_model(model)
-    outcome = run(prepared, model, sample.inputs, dims_of(sample), way)
+    outcome = ran(device, model, sample.inputs, dims_of(sample), way)
     check_outputs(sample, outcome)
-    prepared.close()
 
 
 @every_way
@@ -246,17 +217,14 @@ def test_REQ_MODEL_064_omitted_in_model_and_in_request(device: Device, way: str)
     y = b.transpose(b.input("x", T.TENSOR_FLOAT32, x.shape), perm=perm, dimensions=(0, 0))
     b.output("y", y)
     model = b.build()
-    prepared = device.prepare_model(model)
-    request, memory = make_request(model, (np.array([0, 1], np.int32), x), [(2, 3)])
-    given = execute(prepared, request, way)
-    assert given.shapes[0].dimensions == (2, 3)
-    omitted = replace(request, inputs=(RequestArgument(has_no_value=True), request.inputs[1]))
-    reversed_ = execute(prepared, omitted, way)
-    assert reversed_.status is ErrorStatus.NONE
-    assert reversed_.shapes[0].dimensions == (3, 2)
-    np.testing.assert_array_equal(memory.array(np.float32, (3, 2), request.outputs[0].location.offset), x.T)
-    memory.close()
-    prepared.close()
+    with placed(device, model, (np.array([0, 1], np.int32), x), [(2, 3)]) as (prepared, request, memory):
+        given = execute(prepared, request, way)
+        assert given.shapes[0].dimensions == (2, 3)
+        omitted = replace(request, inputs=(RequestArgument(has_no_value=True), request.inputs[1]))
+        reversed_ = execute(prepared, omitted, way)
+        assert reversed_.status is ErrorStatus.NONE
+        assert reversed_.shapes[0].dimensions == (3, 2)
+        np.testing.assert_array_equal(memory.array(np.float32, (3, 2), request.outputs[0].location.offset), x.T)
 
 
 @every_sample
@@ -264,19 +232,16 @@ def test_REQ_MODEL_064_omitted_in_model_and_in_request(device: Device, way: str)
 def test_REQ_MODEL_065_inputs_and_constants_are_not_modified(device: Device, name: str, way: str) -> None:
     sample = SAMPLES[name]()
     pools = [pool.array(np.uint8, (pool.size,)).copy() for pool in sample.model.pools]
-    prepared = device.prepare_model(sample.model)
-    request, memory = make_request(sample.model, sample.inputs, dims_of(sample))
-    before = memory.array(np.uint8, (memory.size,)).copy()
-    assert execute(prepared, request, way).status is ErrorStatus.NONE
-    after = memory.array(np.uint8, (memory.size,)).copy()
-    for output in request.outputs:
-        region = slice(output.location.offset, output.location.offset + output.location.length)
-        before[region] = after[region] = 0
-    np.testing.assert_array_equal(after, before)
-    for pool, contents in zip(sample.model.pools, pools, strict=True):
-        np.testing.assert_array_equal(pool.array(np.uint8, (pool.size,)), contents)
-    memory.close()
-    prepared.close()
+    with placed(device, sample.model, sample.inputs, dims_of(sample)) as (prepared, request, memory):
+        before = memory.array(np.uint8, (memory.size,)).copy()
+        assert execute(prepared, request, way).status is ErrorStatus.NONE
+        after = memory.array(np.uint8, (memory.size,)).copy()
+        for output in request.outputs:
+            region = slice(output.location.offset, output.location.offset + output.location.length)
+            before[region] = after[region] = 0
+        np.testing.assert_array_equal(after, before)
+        for pool, contents in zip(sample.model.pools, pools, strict=True):
+            np.testing.assert_array_equal(pool.array(np.uint8, (pool.size,)), contents)
 
 
 def test_REQ_MODEL_065_outputs_in_read_only_memory_are_refused() -> None:
@@ -330,24 +295,7 @@ def test_REQ_MODEL_066_concurrent_executions_with_different_shapes(device: Devic
 
 def as_inputs(sample: Sample) -> Sample:
     """Turn every constant that has a value into an input of the model."""
-    main = sample.model.main
-    operands, inputs, indexes = list(main.operands), list(sample.inputs), list(main.input_indexes)
-    for index, operand in enumerate(main.operands):
-        if operand.lifetime not in (Lifetime.CONSTANT_COPY, Lifetime.CONSTANT_REFERENCE):
-            continue
-        if operand.type == OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL:
-            continue
-        where, dtype = operand.location, operand_info(operand.type).dtype
-        if operand.lifetime == Lifetime.CONSTANT_COPY:
-            raw = sample.model.operand_values[where.offset : where.offset + where.length]
-            value = np.frombuffer(raw, dtype).reshape(operand.dimensions)
-        else:
-            value = sample.model.pools[where.pool_index].array(dtype, operand.dimensions, where.offset)
-        operands[index] = replace(operand, lifetime=Lifetime.SUBGRAPH_INPUT, location=DataLocation())
-        inputs.append(value)
-        indexes.append(index)
-    changed = replace(main, operands=tuple(operands), input_indexes=tuple(indexes))
-    model = replace(sample.model, main=changed, input_names=(), output_names=())
+    model, inputs = with_constants_as_inputs(sample.model, sample.inputs)
     return dataclasses.replace(sample, model=model, inputs=tuple(inputs))
 
 
@@ -377,30 +325,24 @@ def as_references(sample: Sample) -> Sample:
 def test_REQ_MODEL_067_where_a_tensor_lives_does_not_matter(device: Device, name: str, way: str, change) -> None:  # type: ignore[no-untyped-def]
     plain = SAMPLES[name]()
     sample = change(plain)
-    prepared = device.prepare_model(sample.model)
-    outcome = run(prepared, sample.model, sample.inputs, dims_of(sample), way)
+    outcome = ran(device, sample.model, sample.inputs, dims_of(sample), way)
     check_outputs(sample, outcome)
-    prepared.close()
 
 
 @every_sample
 def test_burst_and_synchronous_execution_agree_to_the_bit(device: Device, name: str) -> None:
     sample = SAMPLES[name]()
-    prepared = device.prepare_model(sample.model)
-    first, second = (run(prepared, sample.model, sample.inputs, dims_of(sample), way) for way in WAYS)
+    first, second = (ran(device, sample.model, sample.inputs, dims_of(sample), way) for way in WAYS)
     for a, b in zip(first.outputs, second.outputs, strict=True):
         assert a.tobytes() == b.tobytes()
-    prepared.close()
 
 
 def test_REQ_MODEL_068_twins_agree(device: Device) -> None:
     results = []
     for signed in (False, True):
         sample = quant_chain(signed)
-        prepared = device.prepare_model(sample.model)
-        outcome = run(prepared, sample.model, sample.inputs, dims_of(sample))
+        outcome = ran(device, sample.model, sample.inputs, dims_of(sample))
         results.append(outcome.outputs[0].astype(int))
-        prepared.close()
     assert np.abs(results[0] - 128 - results[1]).max() <= 1
 
 
@@ -428,12 +370,10 @@ def test_REQ_MODEL_069_zero_sized(device: Device, way: str, operation: int) -> N
         y = b.operation(operation, empty)[0]
     b.output("y", y)
     model = with_unspecified_outputs(b.build())
-    prepared = device.prepare_model(model)
-    outcome = run(prepared, model, (np.ones((2, 2, 2, 3), np.float32),), [dims], way)
+    outcome = ran(device, model, (np.ones((2, 2, 2, 3), np.float32),), [dims], way)
     assert outcome.status is ErrorStatus.NONE
     assert outcome.shapes[0].dimensions == dims
     assert outcome.shapes[0].is_sufficient
-    prepared.close()
 
 
 @every_way
@@ -444,8 +384,6 @@ def test_REQ_MODEL_069_others_fail_cleanly(device: Device, way: str) -> None:
     empty = b.slice(x, b.constant(np.zeros(2, np.int32)), size, dimensions=(0, 3))
     b.output("y", b.reshape(empty, (3, 0)))
     model = b.build()
-    prepared = device.prepare_model(model)
-    outcome = run(prepared, model, (np.ones((2, 3), np.float32),), [(3, 0)], way)
+    outcome = ran(device, model, (np.ones((2, 3), np.float32),), [(3, 0)], way)
     assert outcome.status is ErrorStatus.GENERAL_FAILURE
     assert outcome.shapes == ()
-    prepared.close()

@@ -17,7 +17,7 @@ from nnburst.devices import Device, Fence, FenceSignal, FenceState, PreparedMode
 from nnburst.errors import ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline
 from nnburst.memory import Memory
 from nnburst.model import MeasureTiming, Model, ModelBuilder, Request, RunOptions
-from support.samples import SAMPLES, T, check_outputs, execute, make_request, run, with_unspecified_outputs
+from support.samples import SAMPLES, T, check_outputs, execute, make_request, placed, ran, with_unspecified_outputs
 from support.waiting import PATIENCE
 
 FIXED = [name for name in SAMPLES if name != "unknown_batch"]
@@ -59,9 +59,7 @@ def value(requests: list[Request], place: int) -> list[float]:
 @pytest.mark.parametrize("name", FIXED)
 def test_REQ_MODEL_059_REQ_MEM_035_without_fences_it_runs_at_once(device: Device, name: str) -> None:
     sample = SAMPLES[name]()
-    with_it = device.prepare_model(sample.model)
-    check_outputs(sample, run(with_it, sample.model, sample.inputs, [a.shape for a in sample.outputs], "fenced"))
-    with_it.close()
+    check_outputs(sample, ran(device, sample.model, sample.inputs, [a.shape for a in sample.outputs], "fenced"))
 
 
 def test_REQ_MODEL_060_REQ_MEM_035_fences_are_waited_for_and_become_readable(
@@ -154,21 +152,20 @@ def test_REQ_MODEL_048_no_fence_is_refused(prepared: PreparedModel, chain: list[
 def test_REQ_MODEL_057_REQ_MEM_031_outputs_must_be_known(device: Device, name: str) -> None:
     sample = SAMPLES[name]()
     model = with_unspecified_outputs(sample.model)
-    open_ended = device.prepare_model(model)
-    outcome = run(open_ended, model, sample.inputs, [a.shape for a in sample.outputs], "fenced")
+    outcome = ran(device, model, sample.inputs, [a.shape for a in sample.outputs], "fenced")
     assert (outcome.status, outcome.shapes) == (ErrorStatus.INVALID_ARGUMENT, ())
-    open_ended.close()
 
 
 def test_REQ_MODEL_057_REQ_MEM_032_outputs_must_fit(device: Device) -> None:
     sample = SAMPLES["two_outputs"]()
     for model in (sample.model, with_unspecified_outputs(sample.model)):
-        made = device.prepare_model(model)
-        request, memory = make_request(model, sample.inputs, [a.shape for a in sample.outputs], short=1)
-        with memory:
+        with placed(device, model, sample.inputs, [a.shape for a in sample.outputs], short=1) as (
+            made,
+            request,
+            _,
+        ):
             outcome = execute(made, request, "fenced")
-        assert (outcome.status, outcome.shapes) == (ErrorStatus.INVALID_ARGUMENT, ())
-        made.close()
+            assert (outcome.status, outcome.shapes) == (ErrorStatus.INVALID_ARGUMENT, ())
 
 
 def test_REQ_MODEL_058_REQ_MEM_036_outputs_are_never_empty(device: Device) -> None:
@@ -177,10 +174,8 @@ def test_REQ_MODEL_058_REQ_MEM_036_outputs_are_never_empty(device: Device) -> No
     place = [b.constant(np.array(v, np.int32)) for v in ([0, 0], [0, 2])]
     b.output("y", b.relu(b.slice(x, *place, dimensions=(0, 2))))
     model = with_unspecified_outputs(b.build())
-    made = device.prepare_model(model)
-    outcome = run(made, model, [np.zeros((2, 2), np.float32)], [(0, 2)], "fenced")
+    outcome = ran(device, model, [np.zeros((2, 2), np.float32)], [(0, 2)], "fenced")
     assert outcome.status is ErrorStatus.INVALID_ARGUMENT
-    made.close()
 
 
 def test_REQ_MODEL_073_a_fence_that_is_never_signalled_ends_with_the_deadline(

@@ -8,11 +8,13 @@ import json
 import os
 import re
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,10 +22,11 @@ import pytest
 import nnburst
 from nnburst.errors import DeadObject, ResourceExhausted
 from nnburst.service.host.quotas import PER_USER
-from nnburst.service.process import account
-from nnburst.service.process.account import Account
+from nnburst.service.process import limited_log, worker, workers
 from nnburst.service.process.cgroup import NICENESS
-from nnburst.watch.usage import Usage, usage_of
+from nnburst.service.process.worker import Worker
+from nnburst.service.process.workers import Isolation, WorkerPool
+from nnburst.watch.usage import usage_of
 from support.models import relu
 from support.processes import worker_of, workers_of
 from support.services import Shared, run_command, shared_service
@@ -248,59 +251,55 @@ def test_lines_of_the_log_are_counted_where_a_model_cannot_change_it(
         until(lambda: top(str(service.pid))[0]["process"]["log_lines"] >= 2001)
 
 
-# ---- processor time --------------------------------------------------------------------------------------------------
-
-
-class Script:
-    """What a process is said to have taken, and when."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now, self.used = 0.0, 0.0
-        monkeypatch.setattr(account, "time", self)
-        monkeypatch.setattr(account, "usage_of", lambda pid: Usage(0, 1, 1, int(self.used * 1e9)))
-
-    def monotonic(self) -> float:
-        return self.now
+# ---- in process ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.representative
 def test_process_that_cannot_be_looked_at_is_looked_at_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    script = Script(monkeypatch)
-    monkeypatch.setattr(account, "usage_of", lambda pid: None)
-    reading, writing = os.pipe()
-    os.close(writing)
-    with contextlib.closing(Account(os.getpid(), "it", PER_USER, reading, None, has_limits=True)) as watched:
-        script.now = watched.next_look
-        assert watched.look() == ""
-        assert watched.next_look > script.now, "its broker looks without pause"
+    monkeypatch.setattr(workers, "own_groups", lambda: None)
+    service = Mock(pid=os.getpid())
+    pool = WorkerPool(Mock(), lambda *_, **__: service, "name", [], False, lambda _: None, Isolation.USER, {})
+    watched = pool._all[7] = Worker(pool, 7)
+    watched.service, watched.clients = service, {1: Mock()}
+    looks: list[int] = []
+    monkeypatch.setattr(worker, "usage_of", looks.append)
+    now = time.monotonic()
+    monkeypatch.setattr(workers, "time", SimpleNamespace(monotonic=lambda: now))
+    for _ in range(2):
+        assert pool.look() > now, "its broker looks without pause"
+    now = pool.look()
+    pool.look()
+    assert looks == [service.pid] * 2
+    pool.close()
 
 
 @pytest.mark.representative
 def test_output_without_an_end_of_line_is_cut_into_lines_as_it_comes() -> None:
-    said = 2 * account._BYTES + 5
+    said = 2 * limited_log._BYTES + 5
     reading, writing = os.pipe()
     pidfd = os.pidfd_open(os.getpid())
     with open(reading, "rb", 0), open(pidfd, "rb", 0):
         with open(writing, "wb", 0) as file:
             assert file.write(b"x" * said) == said
-        assert list(map(len, account._lines(reading, pidfd))) == [account._BYTES, account._BYTES, 5]
+        assert list(map(len, limited_log._lines(reading, pidfd))) == [limited_log._BYTES, limited_log._BYTES, 5]
 
 
 @pytest.mark.representative
-def test_account_that_cannot_be_opened_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_that_cannot_be_watched_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(pid: int) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(os, "pidfd_open", refuse)
-    gone: list[Any] = []
-    group = SimpleNamespace(held=frozenset(), leave=gone.append)
+    gone: list[str] = []
     row = SimpleNamespace(count=lambda name, n: None, close=lambda: gone.append("row"))
-    reading, writing = os.pipe()
-    os.close(writing)
-    given: Any = {"row": row, "group": group}
-    with pytest.raises(ResourceExhausted):
-        Account(os.getpid(), "it", PER_USER, reading, has_limits=True, **given)
-    assert gone == [os.getpid(), "row"]
+    service = SimpleNamespace(pid=os.getpid(), close=lambda: gone.append("process"))
+    page = SimpleNamespace(open=lambda *_, **__: row)
+    pool: Any = SimpleNamespace(broker=None, groups=None, quotas=PER_USER, page=page, start=lambda *_, **__: service)
+    before = os.listdir("/proc/self/fd")
+    with monkeypatch.context() as patch, pytest.raises(ResourceExhausted):
+        patch.setattr(os, "pidfd_open", refuse)
+        Worker(pool, 7).launch([], [])
+    assert gone == ["row", "process"]
+    assert os.listdir("/proc/self/fd") == before
 
 
 @pytest.mark.representative

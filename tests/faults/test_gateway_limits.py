@@ -205,8 +205,8 @@ def test_what_is_under_way_is_finished_and_nothing_else_is_begun() -> None:
         with budget.request():
             finishing = asyncio.ensure_future(budget.finish(10 * PATIENCE))
             await asyncio.sleep(0)
-            with pytest.raises(DeviceUnavailable, match="being stopped"):
-                budget.request()
+            with pytest.raises(DeviceUnavailable, match="being stopped"), budget.request():
+                pass
             assert not finishing.done()
         await asyncio.wait_for(finishing, PATIENCE)  # with the last one
         await asyncio.wait_for(budget.finish(10 * PATIENCE), PATIENCE)  # nothing is under way
@@ -264,16 +264,16 @@ def test_body_that_cannot_be_read_is_refused_with_a_sentence(gateway: Gateway) -
 
 def test_request_is_answered_while_long_json_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     reading, answered = threading.Event(), threading.Event()
-    read = gateway_rest._object
+    read = gateway_rest._decoded
     meanwhile: list[bool] = []
 
-    def slow(data: bytes) -> Any:
+    def slow(data: bytes, kind: Any) -> Any:
         if len(data) > BRISK:
             reading.set()
             meanwhile.append(answered.wait(20))
-        return read(data)
+        return read(data, kind)
 
-    monkeypatch.setattr(gateway_rest, "_object", slow)
+    monkeypatch.setattr(gateway_rest, "_decoded", slow)
 
     async def main() -> None:
         models = SlowModels()

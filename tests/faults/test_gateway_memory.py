@@ -175,14 +175,14 @@ def test_memory_that_is_cut_while_it_is_used_voids_the_request() -> None:
     regions, key = Regions(True), f"/nnburst-cut-{os.getpid()}"
     with shared_memory(key, 1 << 20) as fd, contextlib.closing(regions):
         regions.register("cut", key, 4096, (1 << 20) - 4096)
-        part = regions.part("cut", 4096, 8192)
-        assert not part.bytes.any()
-        part.check()
+        part, of_it = regions.part("cut", 4096, 8192)
+        assert not part.any()
+        of_it.check()
         os.ftruncate(fd, 4096)
         regions.unregister("cut")
-        assert not part.bytes.any()
+        assert not part.any()
         with pytest.raises(InvalidArgument, match="its owner cut it"):
-            part.check()
+            of_it.check()
 
 
 @pytest.mark.check

@@ -267,52 +267,11 @@ def services(monkeypatch: pytest.MonkeyPatch) -> list[FakeService]:
     return services
 
 
-def test_each_session_of_a_dead_service_is_closed(services: list[FakeService]) -> None:
-    models = Models("there")
-    models.open("a")
-    models.open("b")
-    services[0].alive = False
-    models.open("a")
-    assert [session.closed for session in services[0].sessions] == [1, 1]
-    assert [service.closed for service in services] == [1, 0]
-
-
-def test_gateway_that_is_being_stopped_runs_what_it_has_and_connects_no_more(services: list[FakeService]) -> None:
-    models = Models("there")
-    models.open("a")
-    models.stop()
-    models.open("b")
-    services[0].alive = False
-    for _ in range(2):
-        with pytest.raises(DeviceUnavailable, match="the gateway is being stopped; send this request again later"):
-            models.open("a")
-    assert len(services) == 1
-    models.close()
-    assert [session.closed for session in services[0].sessions] == [1, 1]
-
-
-def test_look_that_a_later_one_has_overtaken_changes_nothing(
-    services: list[FakeService], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def overtaken(service: FakeService) -> dict[str, str]:
-        monkeypatch.setattr(FakeService, "list_models", lambda service: {"c": ""})
-        models.renew()
-        return before
-
-    models = Models("there")
-    models.open("a")
-    before = services[0].list_models()
-    monkeypatch.setattr(FakeService, "list_models", overtaken)
-    models.renew()
-    assert [name for name, _, _ in models.counts()] == ["c"]
-
-
 class Hanging:
-    """Calls of a service that take their time: each name in turn waits until it is told to go on."""
+    """Calls of a service that take their time: one for the model a waits until it is told to go on."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.go_on = threading.Event(), threading.Event()
-        self.calls = ThreadPoolExecutor()
         self._session = FakeService.session
         monkeypatch.setattr(FakeService, "session", lambda service, name, **options: self.session(service, name))
 
@@ -324,93 +283,100 @@ class Hanging:
                 raise BadState("the service was closed")
         return self._session(service, name)
 
-    def within_time(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        return self.calls.submit(call, *arguments).result(PATIENCE / 2)
+    async def has_begun(self) -> None:
+        while not self.begun.is_set():
+            await asyncio.sleep(0.001)
 
 
 @pytest.fixture
 def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
     hanging = Hanging(monkeypatch)
-    with hanging.calls:
-        yield hanging
-        hanging.go_on.set()
+    yield hanging
+    hanging.go_on.set()
+
+
+def in_loop(main: Callable[[], Any], threads: int = 4) -> None:
+    """Run a test with so many threads for what waits."""
+
+    async def limited() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(threads))
+        await asyncio.wait_for(main(), PATIENCE)
+        await asyncio.get_running_loop().shutdown_default_executor()
+
+    asyncio.run(limited())
+
+
+def test_each_session_of_a_dead_service_is_closed(services: list[FakeService]) -> None:
+    async def main() -> None:
+        models = Models("there")
+        await models.open("a")
+        await models.open("b")
+        services[0].alive = False
+        await models.open("a")
+
+    in_loop(main)
+    assert [session.closed for session in services[0].sessions] == [1, 1]
+    assert [service.closed for service in services] == [1, 0]
+
+
+def test_gateway_that_is_being_stopped_runs_what_it_has_and_connects_no_more(services: list[FakeService]) -> None:
+    async def main() -> None:
+        models = Models("there")
+        await models.open("a")
+        models.stop()
+        await models.open("b")
+        services[0].alive = False
+        for _ in range(2):
+            with pytest.raises(DeviceUnavailable, match="the gateway is being stopped; send this request again later"):
+                await models.open("a")
+        await models.close()
+
+    in_loop(main)
+    assert len(services) == 1
+    assert [session.closed for session in services[0].sessions] == [1, 1]
 
 
 def test_model_that_hangs_while_it_is_opened_holds_up_nothing_else(
     services: list[FakeService], hanging: Hanging
 ) -> None:
-    models = Models("there")
-    waits = [hanging.calls.submit(models.open, "a") for _ in range(2)]
-    assert hanging.begun.wait(PATIENCE)
-    assert hanging.within_time(models.open, "b").version == "1"
-    assert [name for name, _, _ in hanging.within_time(models.counts)] == ["a", "b"]
-    hanging.within_time(models.renew)
-    hanging.within_time(models.close)
-    assert not any(each.done() for each in waits)
-    hanging.go_on.set()
-    for each in waits:
-        with pytest.raises(BadState, match="the service was closed"):
-            each.result(PATIENCE)
+    async def main() -> None:
+        models = Models("there")
+        waits = [asyncio.ensure_future(models.open("a")) for _ in range(20)]
+        await hanging.has_begun()
+        waits.pop().cancel()
+        assert (await models.open("b")).version == "1"
+        assert [name for name, _, _ in await models.counts()] == ["a", "b"]
+        await models.renew()
+        await models.close()
+        assert not any(each.done() for each in waits)
+        hanging.go_on.set()
+        for each in waits:
+            with pytest.raises(BadState, match="the service was closed"):
+                await each
+
+    in_loop(main, threads=2)
     assert [session.closed for session in services[0].sessions] == [1]
 
 
 def test_model_that_two_wait_for_is_opened_once_and_another_one_anew(
     services: list[FakeService], hanging: Hanging
 ) -> None:
-    models = Models("there")
-    waits = [hanging.calls.submit(models.open, "a") for _ in range(2)]
-    assert hanging.begun.wait(PATIENCE)
-    services[0].digests["a"] = "another"
-    hanging.within_time(models.renew)
-    hanging.go_on.set()
-    first, second = (each.result(PATIENCE) for each in waits)
-    assert first is second
-    assert first.digest == "another"
+    async def main() -> None:
+        models = Models("there")
+        waits = [asyncio.ensure_future(models.open("a")) for _ in range(2)]
+        await hanging.has_begun()
+        services[0].digests["a"] = "another"
+        await models.renew()
+        hanging.go_on.set()
+        first, second = await asyncio.gather(*waits)
+        assert first is second
+        assert first.digest == "another"
+
+    in_loop(main)
     assert [session.closed for session in services[0].sessions] == [1, 0]
 
 
-def test_requests_that_wait_for_one_model_leave_threads_to_others(
-    services: list[FakeService], hanging: Hanging
-) -> None:
-    models = Models("there")
-
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_default_executor(ThreadPoolExecutor(2))
-        waits = [asyncio.create_task(models.take("a")) for _ in range(4)]
-        assert await loop.run_in_executor(hanging.calls, hanging.begun.wait, PATIENCE)
-        waits.pop().cancel()
-        model = await asyncio.wait_for(models.take("b"), PATIENCE / 2)
-        models.give_back(model)
-        hanging.go_on.set()
-        assert len({await each for each in waits}) == 1
-
-    asyncio.run(main())
-    assert len(services[0].sessions) == 2
-
-
-def test_questions_that_wait_for_the_service_leave_threads_to_runs(
-    services: list[FakeService], hanging: Hanging
-) -> None:
-    models = Models("there")
-    servicer = gateway_grpc.Servicer(models, Regions(False), Budget())
-
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_default_executor(ThreadPoolExecutor(2))
-        asked = pb.ModelMetadataRequest(name="a")
-        waits = [asyncio.create_task(servicer.ModelMetadata(asked, None)) for _ in range(20)]
-        assert await loop.run_in_executor(hanging.calls, hanging.begun.wait, PATIENCE)
-        models.give_back(await asyncio.wait_for(models.take("b"), PATIENCE / 2))
-        regions = servicer.SystemSharedMemoryStatus(pb.SystemSharedMemoryStatusRequest(), None)
-        assert not (await asyncio.wait_for(regions, PATIENCE / 2)).regions
-        hanging.go_on.set()
-        assert all([(await each).versions for each in waits])
-
-    asyncio.run(main())
-
-
-def test_probes_and_loads_that_wait_leave_threads_to_other_questions(
+def test_questions_that_wait_leave_threads_to_others(
     services: list[FakeService], hanging: Hanging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def load(service: FakeService, name: str, unload: bool) -> None:
@@ -420,31 +386,26 @@ def test_probes_and_loads_that_wait_leave_threads_to_other_questions(
     servicer = gateway_grpc.Servicer(Models("there", may_change=True), Regions(False), Budget())
 
     async def main() -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_default_executor(ThreadPoolExecutor(3))
         calls = (
             (servicer.RepositoryModelLoad, pb.RepositoryModelLoadRequest(model_name="b")),
             (servicer.ServerReady, pb.ServerReadyRequest()),
             (servicer.ModelReady, pb.ModelReadyRequest(name="a")),
+            (servicer.ModelMetadata, pb.ModelMetadataRequest(name="a")),
         )
-        waits = [asyncio.create_task(call(asked, None)) for call, asked in calls for _ in range(20)]
-        assert await loop.run_in_executor(hanging.calls, hanging.begun.wait, PATIENCE)
-        for call, asked in (
-            (servicer.ModelReady, pb.ModelReadyRequest(name="b")),
-            (servicer.ModelMetadata, pb.ModelMetadataRequest(name="b")),
-        ):
-            assert await asyncio.wait_for(call(asked, None), PATIENCE / 2)
+        waits = [asyncio.create_task(call(asked)) for call, asked in calls for _ in range(20)]
+        await hanging.has_begun()
+        assert await servicer.ModelReady(pb.ModelReadyRequest(name="b")) == {"ready": True}
+        assert (await servicer.ModelMetadata(pb.ModelMetadataRequest(name="b")))["versions"] == ["1"]
+        assert await servicer.SystemSharedMemoryStatus(pb.SystemSharedMemoryStatusRequest()) == {"regions": {}}
         hanging.go_on.set()
-        for each in waits:
-            await each
+        await asyncio.gather(*waits)
 
-    asyncio.run(main())
+    in_loop(main, threads=3)
 
 
 def test_service_that_hangs_while_it_is_connected_to_holds_up_no_end(
     services: list[FakeService], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    models = Models("there")
     listing, go_on = threading.Event(), threading.Event()
 
     def list_models(service: FakeService) -> dict[str, str]:
@@ -453,13 +414,17 @@ def test_service_that_hangs_while_it_is_connected_to_holds_up_no_end(
         return service.digests
 
     monkeypatch.setattr(FakeService, "list_models", list_models)
-    with ThreadPoolExecutor() as calls:
-        waits = calls.submit(models.open, "a")
-        assert listing.wait(PATIENCE)
-        calls.submit(models.close).result(PATIENCE / 2)
+
+    async def main() -> None:
+        models = Models("there")
+        waits = asyncio.ensure_future(models.open("a"))
+        assert await asyncio.to_thread(listing.wait, PATIENCE)
+        await models.close()
         go_on.set()
         with pytest.raises(DeviceUnavailable, match="the gateway is being stopped"):
-            waits.result(PATIENCE)
+            await waits
+
+    in_loop(main)
     assert [service.closed for service in services] == [1]
 
 
@@ -470,38 +435,38 @@ def test_old_model_is_closed_when_its_last_run_has_ended(services: list[FakeServ
         old, same = await models.take("a"), await models.take("a")
         assert same is old
         services[0].digests["a"] = "another"
-        models.renew()
+        await models.renew()
         models.give_back(same)
         new = await models.take("a")
         assert new is not old
         models.give_back(new)
         assert services[0].sessions[0].closed == 0
         models.give_back(old)
-        await asyncio.get_running_loop().shutdown_default_executor()
+        await models.renew()  # it is the same one
+        del services[0].digests["a"]
+        assert services[0].sessions[1].closed == 0
+        await models.renew()
 
-    asyncio.run(main())
-    assert [session.closed for session in services[0].sessions] == [1, 0]
-    models.renew()
-    assert [session.closed for session in services[0].sessions] == [1, 0], "it is the same one"
-    del services[0].digests["a"]
-    models.renew()
+    in_loop(main)
     assert [session.closed for session in services[0].sessions] == [1, 1]
 
 
 def test_index_says_which_models_are_refused_also_before_they_are_asked_for(
     services: list[FakeService], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    models = Models("there")
-    assert [(row["name"], row["state"]) for row in models.index()] == [("a", "READY"), ("b", "READY")]
-
     def refuse(session: FakeSession) -> list[Any]:
         raise InvalidArgument("no datatype")
 
-    monkeypatch.setattr(FakeSession, "get_inputs", refuse)
-    services[0].digests["a"] = "another"
-    models.renew()
-    assert [(row["name"], row["reason"]) for row in models.index()] == [("a", "no datatype"), ("b", "")]
-    assert [row["name"] for row in models.index(only_ready=True)] == ["b"]
+    async def main() -> None:
+        models = Models("there")
+        assert [(row["name"], row["state"]) for row in await models.index()] == [("a", "READY"), ("b", "READY")]
+        monkeypatch.setattr(FakeSession, "get_inputs", refuse)
+        services[0].digests["a"] = "another"
+        await models.renew()
+        assert [(row["name"], row["reason"]) for row in await models.index()] == [("a", "no datatype"), ("b", "")]
+        assert [row["name"] for row in await models.index(only_ready=True)] == ["b"]
+
+    in_loop(main)
 
 
 @pytest.mark.check
@@ -530,7 +495,7 @@ def test_time_that_a_client_gives_is_that_of_the_run(services: list[FakeService]
         async def arun(names: Any, inputs: Any) -> Any:
             await asyncio.Event().wait()
 
-        model = Models("there").open("a")
+        model = await Models("there").open("a")
         model.session.arun = arun  # type: ignore[method-assign]
         with pytest.raises(MissedDeadline, match=r"no answer within the 0\.01 s that the client gave it"):
             await model.run({}, 0.01)

@@ -14,14 +14,9 @@ import pytest
 
 import nnburst
 from nnburst import BadState, DeadObject, Execution, GeneralFailure, InvalidArgument, MissedDeadline, Service, Session
-from nnburst.burst import BurstCallback, ExecutionBurstController
-from nnburst.devices import create_device
-from nnburst.errors import ErrorStatus
-from nnburst.memory import Memory
 from nnburst.model import OutputShape
-from nnburst.service.host.faults import FaultPoints
 from nnburst.testing import assert_nothing_left, inject
-from support.models import relu, request_on
+from support.models import relu
 from support.waiting import PATIENCE, Background, until
 
 pytestmark = pytest.mark.check
@@ -129,76 +124,11 @@ def test_interpreter_that_is_frozen_serves_nothing_and_is_killed_by_close(
         service.close()
 
 
-def test_packet_that_is_none_is_a_general_failure_of_one_run(service: Service, session: Session) -> None:
-    inject(service, corrupt_answer="packet")
-    with pytest.raises(GeneralFailure):
-        session.run(None, ONES)
-    assert_right(session)
-
-
-@pytest.mark.representative
-def test_counter_that_cannot_be_ends_the_burst_alone(service: Service, session: Session) -> None:
-    inject(service, corrupt_answer="counter")
-    for _ in range(2):
-        with pytest.raises(GeneralFailure, match="corrupted"):
-            session.run(None, ONES)
-    with service.session(relu((1, 4))) as other:
-        assert_right(other)
-
-
-def test_shapes_that_contradict_the_model_are_refused_where_they_count(service: Service, session: Session) -> None:
-    inject(service, corrupt_answer="shapes")
-    assert_right(session)  # the client knows the shape
-    with service.session(relu((0, 4))) as open_shape:
-        assert_right(open_shape)
-        inject(service, corrupt_answer="shapes")
-        with pytest.raises(GeneralFailure, match=r"told shape \(7, 7, 7, 7, 7\)"):
-            open_shape.run(None, ONES)
-        assert_right(open_shape)
-
-
 def test_shape_that_no_array_has_is_refused_though_it_is_empty(service: Service) -> None:
     with service.session(relu((0, 0, 0))) as session, session.bind(shapes={"x": (1, 1, 1)}) as bound:
         bound._arguments.check_shapes([OutputShape((0, 1, 2**32 - 1))])
         with pytest.raises(GeneralFailure, match="told shape"):
             bound._arguments.check_shapes([OutputShape((0, 2**32 - 1, 2**32 - 1))])
-
-
-def test_client_whose_wakeup_is_lost_finds_its_answer_all_the_same(service: Service) -> None:
-    with service.session(relu((1, 4)), polling_window=0) as session:
-        assert_right(session)
-        fault = inject(service, drop_wakeup=True)
-        assert_right(session)
-        assert fault.times == 1
-
-
-def test_wakeup_that_is_dropped_is_not_sent() -> None:
-    """Seen from the server: it sends an answer to a client that sleeps, and wakes no one."""
-    import socket
-
-    class Unused(BurstCallback):
-        def get_memories(self, slots: Any) -> Any:
-            return ErrorStatus.NONE, (pool,)
-
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    device = create_device("nnburst-noop")
-
-    class Here:
-        faults, pid = ours, 0
-
-    with ours, theirs, Memory.ashmem(512) as pool:
-        model = FaultPoints(theirs).wrap(device.prepare_model(relu((1, 4))))
-        made: list[Any] = []
-        configure = model.configure_execution_burst
-        model.configure_execution_burst = lambda *a: made.append(configure(*a)) or made[0]  # type: ignore[method-assign]
-        with ExecutionBurstController.create(model, polling_window=0.0) as controller:
-            controller.compute(request_on(pool, 16))
-            fault = inject(Here(), drop_wakeup=True)  # type: ignore[arg-type]
-            before = made[0].stats.wakes
-            assert controller.compute(request_on(pool, 16))[0] is ErrorStatus.NONE
-            assert fault.times == 1
-            assert made[0].stats.wakes == before
-        device.close()
 
 
 def test_points_of_the_control_plane_are_passed_before_the_device_is_asked(service: Service) -> None:
@@ -278,9 +208,7 @@ def _crash() -> None:
         ({"crash_on": 0}, "1 is the next one"),
         ({"delay": -1}, "give seconds"),
         ({"freeze": "all"}, "choose one of process, call, interpreter"),
-        ({"corrupt_answer": "x"}, "choose one of packet"),
         ({"crash_on": 1, "at": "x"}, "choose one of supported"),
-        ({"drop_wakeup": True, "at": "prepare"}, 'at="run"'),
         ({"crash_on": 1, "after": -1}, "give a count"),
     ],
 )

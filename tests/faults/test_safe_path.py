@@ -156,7 +156,7 @@ def test_directory_that_is_gone_harms_no_program_and_no_service(tmp_path: Path) 
 def test_gateway_runs_nothing_of_the_working_directory(hostile: Path) -> None:
     pytest.importorskip("grpc", reason="needs the extra nnburst[oip]")
     options = {"address": "unix:/nowhere", "shared_memory": False, "control": False}
-    options |= {"drain": 0, "unloaded": []}
+    options |= {"drain": 0, "unloaded": [], "token_file": None}
     options |= dict.fromkeys(("grpc", "rest"), "127.0.0.1:0")
     command = [*safe_command("nnburst.gateway.run"), json.dumps(options)]
     assert run(hostile, *command[1:]) == set()

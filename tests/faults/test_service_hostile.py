@@ -22,7 +22,8 @@ from nnburst.devices import CompileJob, create_device
 from nnburst.errors import DeadObject, ErrorStatus, ResourceExhausted
 from nnburst.memory import Memory
 from nnburst.model import DeviceStatus, ExecutionPreference, MeasureTiming, Priority, RunOptions
-from nnburst.service import HostedConnection, ServiceConnection, ServiceHost, start_child
+from nnburst.service import ServiceConnection, ServiceHost, start_child
+from nnburst.service.host.host import Client
 from nnburst.service.wire.cache_messages import PrepareModel
 from nnburst.service.wire.marshal import model_to_wire
 from nnburst.service.wire.protocol import CALLS, VERSION, Execute, Hello, ListDevices, encode
@@ -74,7 +75,7 @@ def host() -> Iterator[ServiceHost]:
 
 
 @contextlib.contextmanager
-def raw_client(host: ServiceHost) -> Iterator[tuple[RawClient, HostedConnection]]:
+def raw_client(host: ServiceHost) -> Iterator[tuple[RawClient, Client]]:
     a, b = socket_pair()
     hosted = host.serve(b)
     with a:

@@ -345,7 +345,7 @@ def test_copies_of_arguments_count_as_working_memory_and_results_of_open_shape_a
                 plan = BoundGraph(prepared.graph, prepared.model, opened.request, lambda outputs: None)
             assert 2 * 8 * n <= sum(taken) < 2 * 8 * n + (1 << 17)
             for _ in range(runs):
-                assert plan.kernel() is not None
+                assert plan() is not None
                 assert [value.has_value() for value in plan._binding.get_outputs()] == [True, False]
             assert pool.array(np.int64, (n,), 2 * 8 * n).tolist() == list(range(n))
             del plan, opened

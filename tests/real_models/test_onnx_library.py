@@ -50,13 +50,9 @@ def test_sessions_are_of_the_c_library_where_there_is_one() -> None:
 
 
 @needs_library
-@pytest.mark.parametrize("broken", ["result", "version", "interface"])
+@pytest.mark.parametrize("broken", ["version", "interface"])
 def test_library_that_fails_its_check_is_not_used(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if broken == "result":
-        nodes = [node("Relu", ["x"], ["r"]), node("Sub", ["r", "x"], ["y"])]
-        model = graph(nodes, [("x", FLOAT, (2,))], [("y", FLOAT, (2,))])
-        monkeypatch.setattr(capi, "_PROBE", model.SerializeToString())
-    elif broken == "version":
+    if broken == "version":
         monkeypatch.setattr(capi, "package_version", lambda: "1.9.9")
     else:
         monkeypatch.setattr(capi, "_VERSION", 10_000)
@@ -104,7 +100,8 @@ def test_refusal_of_a_model_is_told_as_the_python_module_does(in_c: bool) -> Non
         in_process(data, {})
     with pytest.raises(GeneralFailure) as ours:
         compile_graph(data, {}, SessionSettings(1))
-    assert str(ours.value) == f"ONNX Runtime refuses the model: {theirs.value}"
+    assert str(ours.value).startswith("ONNX Runtime refuses the model: ")
+    assert str(ours.value).endswith(str(theirs.value).rpartition(" : ")[2])
 
 
 def test_output_of_another_shape_than_the_file_says_is_told(in_c: bool) -> None:
@@ -134,13 +131,12 @@ def test_cancelled_plan_never_runs_again(in_c: bool) -> None:
                 opened = open_request(Request((places[0],), (places[1],), (pool,)))
                 with under_token(token):
                     plan = BoundGraph(prepared.graph, prepared.model, opened.request, lambda outputs: None)
-                kernel = plan.kernel
-                token.add(kernel)
+                token.add(plan)
                 pool.array(np.float32, (4,))[...] = 1
-                kernel()
+                plan()
                 assert pool.array(np.float32, (4,), 16).tolist() == [1] * 4
                 token.cancel()
-                for run in (kernel, partial(kernel.until, 1 << 62)):  # type: ignore[attr-defined]
+                for run in (plan, partial(plan.until, 1 << 62)):
                     with pytest.raises(MissedDeadline, match="its client has gone"):
                         run()
-                del plan, opened, kernel, run
+                del plan, opened, run

@@ -126,8 +126,8 @@ def test_what_loads_no_faster_than_it_compiles_is_not_kept(monkeypatch: pytest.M
     monkeypatch.setattr(_packed, "_loading", lambda *_: FOREVER)
     data = mlp(64, 2).SerializeToString()
     for seconds, message in (
-        (1e-5, "compiling took 0.0 ms only"),
-        (FOREVER, "loading takes .* compiling took|compiling took .* ms only"),
+        (1e-5, "compiling took 0.0 ms"),
+        (FOREVER, "loading takes .* compiling took"),
     ):
         with pytest.raises(CacheRejected, match=message) as caught:
             packed_and_compiled(data, seconds=seconds)
@@ -226,7 +226,7 @@ def test_network_of_large_matrices_answers_bit_for_bit(name: str) -> None:
 def test_what_takes_longer_to_verify_than_to_compile_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     data = mlp(1024, 2).SerializeToString()  # 8 MB
     monkeypatch.setattr("nnburst.devices.onnxruntime.packed.seconds_per_byte", lambda: 1e-9)
-    with pytest.raises(CacheRejected, match=r"verifying 839\d{4} bytes takes 9\.4 ms, compiling took 10\.0 ms"):
+    with pytest.raises(CacheRejected, match=r"loading takes 8\.4 ms, compiling took 10\.0 ms"):
         pack(import_graph(data).model, data, {}, ONE, 0.010)
 
 

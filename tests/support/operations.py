@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from nnburst.devices import LocalDevice, ReferenceDevice
 from nnburst.errors import DeviceUnavailable, ErrorStatus, NNBurstError
-from nnburst.memory import Memory
 from nnburst.model import (
     DataLocation,
     Lifetime,
@@ -22,12 +21,9 @@ from nnburst.model import (
     OperandType,
     OperationType,
     Output,
-    Request,
-    RequestArgument,
-    RunOptions,
     operand_info,
-    operand_nbytes,
 )
+from support.samples import ran, with_unspecified_outputs
 
 if TYPE_CHECKING:
     from nnburst.devices.onnxruntime import OnnxRuntimeDevice
@@ -146,51 +142,27 @@ def run_on(
     device: LocalDevice, model: Model, inputs: Sequence[Array], *, loop_timeout_ns: int = 0
 ) -> tuple[ErrorStatus, list[Array], Any]:
     """Run a model on a device of this process; see `run_model`."""
-    main = model.main
-    outs = [main.operands[index] for index in main.output_indexes]
-    rooms = [operand_nbytes(operand.type, operand.dimensions) or 1 << 16 for operand in outs]
-    sizes = [*(max(1, array.nbytes) for array in inputs), *rooms]
-    offsets = np.cumsum([0, *(-(-size // 64) * 64 for size in sizes)]).tolist()
-    with Memory.ashmem(offsets[-1]) as memory:
-        spots = [DataLocation(0, offset, size) for offset, size in zip(offsets, sizes, strict=False)]
-        arguments = []
-        for array, spot, index in zip(inputs, spots, main.input_indexes, strict=False):
-            memory.array(array.dtype, array.shape, spot.offset)[...] = array
-            known = operand_info(main.operands[index].type).is_scalar
-            arguments.append(RequestArgument(False, spot, () if known else array.shape))
-        arguments += [RequestArgument(True)] * (len(main.input_indexes) - len(inputs))
-        results = tuple(RequestArgument(False, spot) for spot in spots[len(inputs) :])
-        prepared = device.prepare_model(model)
-        request = Request(tuple(arguments), results, (memory,))
-        status, shapes, _ = prepared.execute_synchronously(request, RunOptions(loop_timeout_ns=loop_timeout_ns))
-        outputs = []
-        for which, index in enumerate(main.output_indexes):
-            operand = main.operands[index]
-            dims = shapes[which].dimensions if shapes else operand.dimensions
-            dtype, where = operand_info(operand.type).dtype, spots[len(inputs) + which].offset
-            empty = status is not ErrorStatus.NONE or 0 in dims
-            outputs.append(np.empty(dims, dtype) if empty else memory.array(dtype, dims, where).copy())
-        prepared.close()
-        return status, outputs, shapes
+    outcome = ran(device, model, inputs, loop_timeout_ns=loop_timeout_ns)
+    nothing = [np.empty(0)] * len(model.main.output_indexes)
+    return outcome.status, outcome.outputs or nothing, outcome.shapes
 
 
-def with_everything_late(model: Model, inputs: Sequence[Array]) -> tuple[Model, list[Array]]:
-    """Make every constant an input, and leave all dimensions of outputs open."""
+def with_constants_as_inputs(model: Model, inputs: Sequence[Array]) -> tuple[Model, list[Array]]:
+    """Make every constant that has a value an input, but those that have a scale for each channel."""
     operands, arrays, indexes = list(model.main.operands), list(inputs), list(model.main.input_indexes)
     for index, operand in enumerate(operands):
-        dtype = operand_info(operand.type).dtype
-        if index in model.main.output_indexes:
-            operands[index] = replace(operand, dimensions=(0,) * len(operand.dimensions))
-        elif operand.lifetime in (Lifetime.CONSTANT_COPY, Lifetime.CONSTANT_REFERENCE) and dtype is not None:
-            where = operand.location
-            if operand.lifetime == Lifetime.CONSTANT_COPY:
-                raw = model.operand_values[where.offset : where.offset + where.length]
-                value = np.frombuffer(raw, dtype).reshape(operand.dimensions)
-            else:
-                value = model.pools[where.pool_index].array(dtype, operand.dimensions, where.offset)
-            operands[index] = replace(operand, lifetime=Lifetime.SUBGRAPH_INPUT, location=DataLocation())
-            arrays.append(value)
-            indexes.append(index)
+        dtype, where = operand_info(operand.type).dtype, operand.location
+        if dtype is None or operand.type == T.TENSOR_QUANT8_SYMM_PER_CHANNEL:
+            continue
+        if operand.lifetime == Lifetime.CONSTANT_COPY:
+            raw = model.operand_values[where.offset : where.offset + where.length]
+            arrays.append(np.frombuffer(raw, dtype).reshape(operand.dimensions))
+        elif operand.lifetime == Lifetime.CONSTANT_REFERENCE:
+            arrays.append(model.pools[where.pool_index].array(dtype, operand.dimensions, where.offset))
+        else:
+            continue
+        operands[index] = replace(operand, lifetime=Lifetime.SUBGRAPH_INPUT, location=DataLocation())
+        indexes.append(index)
     main = replace(model.main, operands=tuple(operands), input_indexes=tuple(indexes))
     return replace(model, main=main, input_names=(), output_names=()), arrays
 
@@ -288,7 +260,8 @@ class Case:
         status, outputs, _ = run_model(model, inputs)
         assert status is ErrorStatus.NONE, status
         if self.operation.name != "RANDOM_MULTINOMIAL":
-            again, late, _ = run_model(*with_everything_late(model, inputs))
+            late_model, arrays = with_constants_as_inputs(model, inputs)
+            again, late, _ = run_model(with_unspecified_outputs(late_model), arrays)
             assert again is ErrorStatus.NONE, "as inputs"
             _, omitted, _ = run_model(with_omitted_inputs(model), inputs)
             assert [out.tobytes() for out in omitted] == [out.tobytes() for out in outputs], "omitted by the request"

@@ -26,7 +26,7 @@ _OPTIONS = ort.SessionOptions()
 _OPTIONS.intra_op_num_threads = 1
 _OPTIONS.log_severity_level = 3
 
-FEW, SOME, MANY = 3, 25, 2000
+FEW, SOME, MANY = 6, 30, 2000
 """Draws of `make test`, `make check`, and a soak."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from nnburst.burst import ExecutionBurstController
-from nnburst.devices import PreparedModel
+from nnburst.devices import Device, PreparedModel
 from nnburst.errors import ErrorStatus, GeneralFailure, NNBurstError, OutputInsufficientSize
 from nnburst.memory import Memory
 from nnburst.model import (
@@ -58,16 +58,23 @@ class Outcome:
 def make_request(
     model: Model,
     inputs: Sequence[Array],
-    output_dims: Sequence[tuple[int, ...]],
+    output_dims: Sequence[tuple[int, ...]] | None = None,
     *,
     short: int = 0,
 ) -> tuple[Request, Memory]:
-    """Place arguments in one memory. `output_dims` are the true ones; output 0 gets `short` bytes less."""
+    """Place arguments in one memory; output 0 gets `short` bytes less. Inputs that are left over are omitted.
+
+    Args:
+        output_dims: The true ones; default: those of the model, and 64 KiB where it leaves them open.
+    """
     main, spots, end = model.main, [], 0
-    sizes = [array.nbytes for array in inputs]
-    for index, dims in zip(main.output_indexes, output_dims, strict=True):
-        code = main.operands[index].type
-        sizes.append(max(1, operand_nbytes(code, dims)))
+    sizes = [max(1, array.nbytes) for array in inputs]
+    for which, index in enumerate(main.output_indexes):
+        operand = main.operands[index]
+        if output_dims is None:
+            sizes.append(operand_nbytes(operand.type, operand.dimensions) or 1 << 16)
+        else:
+            sizes.append(max(1, operand_nbytes(operand.type, output_dims[which])))
     sizes[len(inputs)] -= short
     for size in sizes:
         spots.append(DataLocation(0, end, size))
@@ -78,15 +85,21 @@ def make_request(
         memory.array(array.dtype, array.shape, spot.offset)[...] = array
         dims = () if 0 not in main.operands[index].dimensions and main.operands[index].dimensions else array.shape
         arguments.append(RequestArgument(location=spot, dimensions=dims))
+    arguments += [RequestArgument(True)] * (len(main.input_indexes) - len(inputs))
     results = tuple(RequestArgument(location=spot) for spot in spots[len(inputs) :])
     return Request(tuple(arguments), results, (memory,)), memory
 
 
 def execute(
-    prepared: PreparedModel, request: Request, way: str, measure: bool = False, deadline_ns: int = 0
+    prepared: PreparedModel,
+    request: Request,
+    way: str,
+    measure: bool = False,
+    deadline_ns: int = 0,
+    loop_timeout_ns: int = 0,
 ) -> Outcome:
     """Run a request in one of `ALL_WAYS`."""
-    options = RunOptions(MeasureTiming.YES if measure else MeasureTiming.NO, deadline_ns)
+    options = RunOptions(MeasureTiming.YES if measure else MeasureTiming.NO, deadline_ns, loop_timeout_ns)
     if way == "sync":
         return Outcome(*prepared.execute_synchronously(request, options))
     if way == "fenced":
@@ -111,25 +124,38 @@ def run(
     prepared: PreparedModel,
     model: Model,
     inputs: Sequence[Array],
-    output_dims: Sequence[tuple[int, ...]],
+    output_dims: Sequence[tuple[int, ...]] | None = None,
     way: str = "sync",
-    *,
-    measure: bool = False,
-    deadline_ns: int = 0,
+    **options: Any,
 ) -> Outcome:
     """Run once and read the outputs, with the dimensions that were reported, else the true ones."""
     request, memory = make_request(model, inputs, output_dims)
     with memory:
-        outcome = execute(prepared, request, way, measure, deadline_ns)
+        outcome = execute(prepared, request, way, **options)
         if outcome.status is ErrorStatus.NONE:
-            for i, (index, dims) in enumerate(zip(model.main.output_indexes, output_dims, strict=True)):
+            for i, index in enumerate(model.main.output_indexes):
+                operand, offset = model.main.operands[index], request.outputs[i].location.offset
+                dims = operand.dimensions if output_dims is None else output_dims[i]
                 shape = outcome.shapes[i].dimensions if outcome.shapes else dims
-                dtype = operand_info(model.main.operands[index].type).dtype
-                region = request.outputs[i].location
-                outcome.outputs.append(
-                    np.empty(shape, dtype) if 0 in shape else memory.array(dtype, shape, region.offset).copy()
-                )
+                dtype = operand_info(operand.type).dtype
+                outcome.outputs.append(np.empty(shape, dtype) if 0 in shape else memory.read(dtype, shape, offset))
         return outcome
+
+
+def ran(device: Device, model: Model, *arguments: Any, **options: Any) -> Outcome:
+    """Prepare a model and run it; arguments as for `run`."""
+    with contextlib.closing(device.prepare_model(model)) as prepared:
+        return run(prepared, model, *arguments, **options)
+
+
+@contextlib.contextmanager
+def placed(
+    device: Device, model: Model, *arguments: Any, **options: Any
+) -> Iterator[tuple[PreparedModel, Request, Memory]]:
+    """Prepare a model, and place its arguments as `make_request` does."""
+    request, memory = make_request(model, *arguments, **options)
+    with contextlib.closing(device.prepare_model(model)) as prepared, memory:
+        yield prepared, request, memory
 
 
 def check_outputs(sample: Sample, outcome: Outcome) -> None:

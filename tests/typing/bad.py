@@ -80,4 +80,4 @@ def memory() -> None:
 def faults(service: nnburst.Service) -> None:
     inject(service, at="later")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     inject(service, freeze="thread")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    inject(service, corrupt_answer="all")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    inject(service, freeze="all")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -89,7 +89,7 @@ def doubled(x: Array) -> Array:
 
 def broken(service: nnburst.Service) -> str:
     try:
-        with inject(service, at="run", crash_on=2, corrupt_answer="counter"), service.session(built()) as session:
+        with inject(service, at="run", crash_on=2), service.session(built()) as session:
             session.run(None, {"image": image})
     except (nnburst.DeadObject, nnburst.MissedDeadline) as error:
         return f"{error.status.name}: {error}"

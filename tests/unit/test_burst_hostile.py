@@ -148,6 +148,15 @@ def test_unasked_result_is_dropped(memory: Memory) -> None:
         assert controller.stats.dropped == 1
 
 
+def test_answer_that_wakes_nobody_is_found_all_the_same(memory: Memory) -> None:
+    service = SilentService()
+    with ExecutionBurstController.create(service, polling_window=0) as controller:
+        execution = bind(controller, adder_request(memory))
+        thread = answered_by(service, lambda: service.results.write(np.frombuffer(GOOD, DATUM)))
+        execution.run()
+        thread.join(PATIENCE)
+
+
 @pytest.mark.parametrize("forged", [1, 24 * 1025, 2**63, 2**64 - 24])
 def test_forged_counter_kills_the_burst_for_good(memory: Memory, forged: int) -> None:
     service = SilentService()

@@ -148,12 +148,11 @@ def test_group_is_removed_once_its_workers_have_ended(
 ) -> None:
     group = groups.enter(12, 7, PER_USER)
     assert group is not None
-    assert not groups.sweep()
-    group.leave(12)
-    assert groups.sweep(), "it has files here, as one whose process is still there"
+    assert not groups.sweep({group})
+    assert groups.sweep({None}), "it has files here, as one whose process is still there"
     for file in (tmp_path / "user-7").iterdir():
         file.unlink()
-    assert not groups.sweep()
+    assert not groups.sweep({None})
     assert not (tmp_path / "user-7").exists()
 
 

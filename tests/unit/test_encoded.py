@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
+import nnburst
 from nnburst import InvalidArgument
 from nnburst.devices.encoded import (
     EncodedMap,
+    EncodedSequence,
     EncodedTensor,
     copied,
     from_python,
@@ -52,7 +55,6 @@ def alike(a: Any, b: Any) -> bool:
 @pytest.mark.parametrize(("holds", "value"), VALUES)
 def test_a_value_is_read_as_it_was_written(holds: str, value: Any) -> None:
     data = write(from_python(value, holds, "x"))
-    assert data.size % 8 == 0
     behind = np.full(9, 255, np.uint8)  # of a pool with more room
     got = to_python(read(copied(np.concatenate([data, behind]), "x"), "x"))
     assert alike(got, value)
@@ -143,18 +145,13 @@ def test_a_value_of_another_type_is_refused_by_name(holds: str, value: Any, said
 def test_bytes_that_another_process_made_up_are_refused_or_read() -> None:
     rng = random.Random(5)
     seeds = [write(from_python(value, holds, "x")) for holds, value in VALUES] + [write(rows_of_maps())]
-    words = [0, 1, 2, 3, 8, 64, -1, 1 << 31, 1 << 32, (1 << 63) - 1, -(1 << 63)]
     refused = 0
     for data in seeds:
-        places = itertools.product(range(data.size // 8), words)
-        cases = [(at, word, 0) for at, word in places] + [(0, -1, rng.randrange(1, 9)) for _ in range(200)]
-        for at, word, flips in cases:
+        cases = [(at, at + 1) for at in range(data.size) for _ in range(12)] + [(0, data.size)] * 200
+        for first, end in cases:
             bad = data.copy()
-            if flips:
-                for _ in range(flips):
-                    bad[rng.randrange(bad.size)] = rng.randrange(256)
-            else:
-                bad.view("<i8")[at] = word
+            for _ in range(rng.randrange(1, 9) if end - first > 1 else 1):
+                bad[rng.randrange(first, end)] = rng.randrange(256)
             try:
                 to_python(read(copied(bad[: rng.choice((bad.size, bad.size, rng.randrange(bad.size + 1)))], "x"), "x"))
             except InvalidArgument:
@@ -162,27 +159,59 @@ def test_bytes_that_another_process_made_up_are_refused_or_read() -> None:
     assert refused > 1000
 
 
-def test_offsets_that_wrap_around_are_refused() -> None:
-    data = write(from_python(["a", "b", "c", "d"], "tensor(string)", "x")).copy()
-    offsets = data.view("<i8")[5:10]
-    assert offsets.tolist() == [0, 2, 4, 6, 8]
-    offsets[1:4] = ((1 << 63) - 1, -(1 << 63), 7)
+@pytest.mark.parametrize(
+    "offsets",
+    [
+        [0, (1 << 63) - 1, -(1 << 63), 7, 8],
+        [0, 2, 4, 6, 7],
+        [1, 2, 4, 6, 8],
+        [0, 2, 2, 6, 8],
+        [0, 2, 4, 8],
+        [0, 1, 4, 6, 8],
+    ],
+)
+def test_offsets_that_lead_elsewhere_are_refused(offsets: list[int]) -> None:
+    tensor = from_python(["a", "b", "c", "d"], "tensor(string)", "x")
+    assert isinstance(tensor, EncodedTensor)
+    assert tensor.offsets is not None
+    assert tensor.offsets.tolist() == [0, 2, 4, 6, 8]
     with pytest.raises(InvalidArgument, match="lead elsewhere"):
-        read(copied(data, "x"), "x")
+        read(write(replace(tensor, offsets=np.int64(offsets))), "x")
 
 
 @pytest.mark.parametrize("element", [1, 8], ids=["numbers", "strings"])
 def test_shape_that_no_array_has_is_refused_though_it_is_empty(element: int) -> None:
-    data = np.array([0, 1, element, 3, 0, 2**32 - 1, 2**32 - 1, 0], "<i8").view(np.uint8)
+    tensor = EncodedTensor(element, (0, 2**32 - 1, 2**32 - 1), np.zeros(0, np.uint8))
     with pytest.raises(InvalidArgument, match=r"x is no encoded value: dimensions .* are larger than a tensor can be"):
-        read(data, "x")
+        read(write(tensor), "x")
+
+
+def test_tensors_are_counted_as_they_are_made() -> None:
+    many = EncodedSequence(1, (EncodedTensor(1, (0,), np.zeros(0, np.uint8)),) * 1000)
+    made = itertools.count()
+
+    def most() -> None:
+        if next(made) == 10:
+            raise nnburst.ResourceExhausted("that is enough")
+
+    with pytest.raises(nnburst.ResourceExhausted, match="enough"):
+        read(write(many), "x", most)
+    assert next(made) == 11
+
+
+@pytest.mark.parametrize(
+    "ends", [b"\xdd\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\x93\x03\x01\xdd\x10\x00\x00\x00", b"\x91" * 5000]
+)
+def test_sizes_beyond_the_bytes_are_refused(ends: bytes) -> None:
+    with pytest.raises(InvalidArgument, match="no encoded value"):
+        read(np.frombuffer(bytes(8) + ends, np.uint8), "x")
 
 
 def test_text_that_is_no_utf8_is_refused() -> None:
-    data = write(from_python(["é"], "tensor(string)", "x")).copy()
-    data[-8] = 0xFF
+    tensor = from_python(["é"], "tensor(string)", "x")
+    assert isinstance(tensor, EncodedTensor)
     with pytest.raises(InvalidArgument, match="no UTF-8"):
-        read(data, "x")
+        read(write(replace(tensor, data=np.uint8([0xC3, 0xFF, 0]))), "x")
 
 
 def test_a_region_without_a_value_says_so() -> None:

@@ -98,45 +98,6 @@ def until_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[t
     sys.modules.pop("waiting_function", None)
 
 
-@pytest.mark.check
-def test_two_threads_race_run_of_one_execution_and_one_is_refused_without_waiting(
-    until_refused: tuple[nnburst.Session, threading.Event],
-) -> None:
-    """The run that is accepted ends only when the other one has been refused: if that waits, neither ends."""
-    session, refused = until_refused
-    rounds = 10_000
-    execution = session.bind(shapes={"n": 4})
-    gate = threading.Barrier(2)
-    outcomes: list[list[str]] = [[], []]
-
-    def run(i: int) -> None:
-        for n in range(rounds):
-            execution.inputs["x"][:] = n
-            gate.wait(PATIENCE)
-            try:
-                execution.run()
-                outcomes[i].append("right" if execution.outputs["y"].tolist() == [n + 1] * 4 else "wrong")
-            except BadState:
-                outcomes[i].append("refused")
-                refused.set()
-            gate.wait(PATIENCE)
-            refused.clear()
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        threads = [threading.Thread(target=run, args=(i,)) for i in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval)
-        execution.close()
-    assert {tuple(sorted(pair)) for pair in zip(*outcomes, strict=True)} == {("refused", "right")}
-    assert len(outcomes[0]) == rounds
-
-
 def test_run_of_one_execution_is_refused_wherever_another_one_overtakes_it(
     until_refused: tuple[nnburst.Session, threading.Event],
 ) -> None:

@@ -116,7 +116,6 @@ def test_times_and_faults_that_cannot_be_are_refused(service: nnburst.Service) -
         "after is 'x'": {"delay": 1, "after": "x"},
         "crash_with is 'SIGKILL'": {"crash_on": 1, "crash_with": "SIGKILL"},
         "exit_status is None": {"exit_on": 1, "exit_status": None},
-        "choose one of packet": {"corrupt_answer": []},
     }
     for says, how in wrong.items():
         with pytest.raises(InvalidArgument, match=says):

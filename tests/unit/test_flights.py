@@ -569,7 +569,7 @@ def test_rest_of_many_inputs_can_be_given_up(session: nnburst.Session) -> None:
 def test_forked_child_leaves_the_inputs_of_its_parent_alone(session: nnburst.Session) -> None:
     session.run(None, filled(1))
     list(session.run_many([filled(1)] * 20))
-    executions = [*session._runs.permits.idle[-1:], session._pool._kept[0][2]._executions[0]]
+    executions = [*session._runs.permits.idle[-1:], next(iter(session._pool._kept.values()))._executions[0]]
     inputs = [getattr(each, "execution", each).inputs["x"] for each in executions]
     pid = os.fork()
     if pid == 0:

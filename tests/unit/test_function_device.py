@@ -212,8 +212,7 @@ def test_unknown_name_says_what_there_is(service: nnburst.Service, tmp_path: Pat
         service.session("add", device="nnburst-reference")
     with pytest.raises(InvalidArgument, match="needs service="):
         nnburst.Session("add")
-    (tmp_path / "detector.onnx").write_bytes(b"")
-    with pytest.raises(InvalidArgument, match=r"No such file or directory; there is '.*/detector.onnx'"):
+    with pytest.raises(InvalidArgument, match=r"detectr.onnx' cannot be opened: No such file or directory"):
         nnburst.Session(str(tmp_path / "detectr.onnx"), device="nnburst-reference", service=service)
     for no_name, says in (
         ("", "no model '': nnburst-function has the functions"),

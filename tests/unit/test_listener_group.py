@@ -110,30 +110,6 @@ def hangs_on_zero() -> tuple[Callable[[Any], Any], threading.Semaphore, threadin
     return function, inside, released
 
 
-def test_run_that_hangs_delays_no_other_client(shared: Callable[..., Shared]) -> None:
-    function, inside, released = hangs_on_zero()
-    service = shared(function, runs=2)
-    bad, good = service.connect(), service.connect()
-    hanging = [bad.session("call") for _ in range(3)]
-    honest = [good.session("call") for _ in range(2)]
-    threads = [threading.Thread(target=run, args=(session, 0.0)) for session in hanging]
-    for thread in threads:
-        thread.start()
-    try:
-        for _ in range(2):
-            assert inside.acquire(timeout=PATIENCE)
-        for _ in range(50):  # none of these returns before the others are released
-            for session in honest:
-                assert run(session)[0] == 1
-        late = service.connect().session("call")
-        assert run(late)[0] == 1
-    finally:
-        released.set()
-        for thread in threads:
-            thread.join(PATIENCE)
-    assert not any(thread.is_alive() for thread in threads)
-
-
 def test_runs_of_all_priorities_that_hang_delay_no_other_client(shared: Callable[..., Shared]) -> None:
     function, inside, released = hangs_on_zero()
     service = shared(function, runs=2)
@@ -151,11 +127,13 @@ def test_runs_of_all_priorities_that_hang_delay_no_other_client(shared: Callable
         for _ in range(20):  # none of these returns before the others are released
             for session in good:
                 assert run(session)[0] == 1
+        assert run(service.connect().session("call"))[0] == 1
     finally:
         released.set()
         for thread in threads:
             if thread.ident:
                 thread.join(PATIENCE)
+    assert not any(thread.is_alive() for thread in threads)
 
 
 @pytest.mark.nightly

@@ -474,7 +474,7 @@ def test_an_image_whose_bytes_are_the_tensor_is_no_copy(name: str, side: str) ->
 def test_image_in_a_dma_buf_is_used_between_begin_and_end(monkeypatch: pytest.MonkeyPatch, pitch: int) -> None:
     """The kernel may not make any here: a memfd that is told to be one stands for it, and says what it was asked."""
     asked: list[tuple[int, int]] = []
-    monkeypatch.setattr("nnburst.memory.pool.examine", lambda fd: replace(examine(fd), dma_buf=True))
+    monkeypatch.setattr("nnburst.memory.memory.examine", lambda fd: replace(examine(fd), dma_buf=True))
     monkeypatch.setattr(fcntl, "ioctl", lambda fd, code, flags: asked.append((code, int.from_bytes(flags, "little"))))
     whole = RequestArgument(location=DataLocation(0, 0, 0))
     begin_and_end = {True: [(0x40086200, 1), (0x40086200, 5)], False: [(0x40086200, 3), (0x40086200, 7)]}

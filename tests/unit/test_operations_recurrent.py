@@ -1,4 +1,4 @@
-"""Recurrent operations and the later convolutions of the reference device against loops over units and taps."""
+"""LSTM with all its options and SVDF against loops over units; test_oracle_recurrent.py has the other cells."""
 
 from __future__ import annotations
 
@@ -10,11 +10,7 @@ import numpy as np
 import pytest
 
 from nnburst.devices.reference.kernels import fixed_point
-from nnburst.errors import ErrorStatus
-from nnburst.model import ModelBuilder, OperandType
-from support.operations import F32, FLOATS, I32, Q8, Q8S, Array, Case, Fx, O, rng, run_model
-
-T = OperandType
+from support.operations import F32, FLOATS, Array, Case, Fx, O, rng
 
 
 def sigmoid(x: float) -> float:
@@ -27,19 +23,6 @@ def tensors(seed: int, **shapes: tuple[int, ...] | None) -> dict[str, Any]:
 
 
 BATCH, STEPS, INPUTS, UNITS, OUTS = 2, 3, 3, 4, 2
-
-
-def test_rnn() -> None:
-    p = tensors(1, x=(BATCH, INPUTS), w=(UNITS, INPUTS), r=(UNITS, UNITS), b=(UNITS,), prev=(BATCH, UNITS))
-
-    def wanted(x: Array, w: Array, r: Array, b: Array, prev: Array) -> tuple[Array, Array]:
-        out = np.zeros((BATCH, UNITS))
-        for n, u in itertools.product(range(BATCH), range(UNITS)):
-            z = b[u] + sum(x[n, i] * w[u, i] for i in range(INPUTS)) + sum(prev[n, k] * r[u, k] for k in range(UNITS))
-            out[n, u] = max(z, 0)
-        return out, out
-
-    Case(O.RNN, *p.values(), 1).check(wanted, FLOATS)
 
 
 @pytest.mark.parametrize("rank", [1, 2])
@@ -154,11 +137,11 @@ def test_lstm(cifg: bool, peephole: bool, projection: bool, norm: bool) -> None:
 
 
 @pytest.mark.parametrize("merge", [False, True])
-@pytest.mark.parametrize("aux", ["none", "linked", "instead"])
+@pytest.mark.parametrize("aux", ["linked", "instead"])
 def test_both_ways_lstm_is_two_of_one_way(merge: bool, aux: str) -> None:
     ways = [lstm_inputs(seed, cifg=False, peephole=True, projection=False, norm=False) for seed in (6, 7)]
     x = rng(8).normal(size=(STEPS, BATCH, INPUTS))
-    second = None if aux == "none" else rng(9).normal(size=(STEPS, BATCH, INPUTS))
+    second = rng(9).normal(size=(STEPS, BATCH, INPUTS))
     more = [
         [rng(10 + w).normal(size=(UNITS, INPUTS)) * 0.5 if aux == "linked" else None for _ in "ifco"] for w in (0, 1)
     ]
@@ -171,7 +154,6 @@ def test_both_ways_lstm_is_two_of_one_way(merge: bool, aux: str) -> None:
         p = {n: np.float32(v).astype(np.float64) for n, v in ways[way].items() if v is not None}
         data, extra = x, second if aux == "linked" else None
         if aux == "instead" and way == 1:
-            assert second is not None
             data = second
         if extra is not None:
             data = np.concatenate([data, extra], -1)
@@ -189,187 +171,6 @@ def test_both_ways_lstm_is_two_of_one_way(merge: bool, aux: str) -> None:
     outputs, _, _ = case.run(F32, count=len(wanted) + 4)
     np.testing.assert_allclose(outputs[-4], both[0][-1], atol=1e-5)
     np.testing.assert_allclose(outputs[-2], both[1][0], atol=1e-5)
-
-
-@pytest.mark.parametrize("merge", [False, True])
-@pytest.mark.parametrize("major", [False, True])
-def test_sequences_of_rnn(merge: bool, major: bool) -> None:
-    cells = [tensors(s, w=(UNITS, INPUTS), r=(UNITS, UNITS), b=(UNITS,), prev=(BATCH, UNITS)) for s in (11, 12)]
-    x = rng(13).normal(size=(STEPS, BATCH, INPUTS))
-    data = x if major else x.swapaxes(0, 1).copy()
-
-    def one_way(way: int) -> Array:
-        state, outs = cells[way]["prev"], []
-        for step in x[::-1] if way else x:
-            state = np.tanh(step @ cells[way]["w"].T + state @ cells[way]["r"].T + cells[way]["b"])
-            outs.append(state)
-        return np.array(outs[::-1] if way else outs)
-
-    def back(array: Array) -> Array:
-        return array if major else array.swapaxes(0, 1)
-
-    forward, backward = one_way(0), one_way(1)
-    one = Case(O.UNIDIRECTIONAL_SEQUENCE_RNN, data, *cells[0].values(), 4, int(major))
-    one.check(lambda *r: (back(forward), forward[-1]), FLOATS, count=2)
-    both = [np.concatenate([forward, backward], -1)] if merge else [forward, backward]
-    case = Case(
-        O.BIDIRECTIONAL_SEQUENCE_RNN, data, *cells[0].values(), *cells[1].values(), None, None, None, 4, major, merge
-    )
-    states = [forward[-1], backward[0]]
-    case.check(lambda *r: [*map(back, both), *states], FLOATS, count=len(both) + 2)
-
-
-def test_quantized_16bit_lstm() -> None:
-    draw, size = rng(14), 4
-    x, out = draw.integers(100, 156, (2, 3)), draw.integers(60, 200, (2, size))
-    w = [draw.integers(60, 200, (size, 3)) for _ in range(4)]
-    r = [draw.integers(60, 200, (size, size)) for _ in range(4)]
-    bias, cell = [draw.integers(-3000, 3000, size) for _ in range(4)], draw.integers(-3000, 3000, (2, size))
-    scale, zero = 0.01, 128
-    b = ModelBuilder()
-    inputs = [b.input("x", Q8, x.shape, scale=1 / 128, zero_point=128)]
-    inputs += [b.constant(np.uint8(v), Q8, scale=scale, zero_point=zero) for v in (*w, *r)]
-    inputs += [b.constant(np.int32(v), I32, scale=scale / 128) for v in bias]
-    inputs += [
-        b.input("cell", T.TENSOR_QUANT16_SYMM, cell.shape, scale=2.0**-11),
-        b.input("out", Q8, out.shape, scale=1 / 128, zero_point=128),
-    ]
-    for i, index in enumerate(b.operation(O.QUANTIZED_16BIT_LSTM, *inputs)):
-        b.output(f"y{i}", index)
-    status, found, _ = run_model(b.build(), [np.uint8(x), np.int16(cell), np.uint8(out)])
-    assert status is ErrorStatus.NONE
-    row = (np.concatenate([x, out], 1) - 128) / 128
-    real = [row @ ((np.concatenate([r[g], w[g]], 1) - zero) * scale).T for g in range(4)]
-    i, f, g, o = (z + bias[k] * scale / 128 for k, z in enumerate(real))
-    c = 1 / (1 + np.exp(-f)) * cell / 2048 + 1 / (1 + np.exp(-i)) * np.tanh(g)
-    h = 1 / (1 + np.exp(-o)) * np.tanh(c)
-    assert np.abs(found[0] - c * 2048).max() <= 2
-    assert np.abs(found[1] - (h * 128 + 128)).max() <= 1
-
-
-@pytest.mark.parametrize("projection", [False, True])
-@pytest.mark.parametrize("norm", [False, True])
-def test_quantized_lstm(projection: bool, norm: bool) -> None:
-    draw = rng(15)
-    o = OUTS if projection else UNITS
-    Q8Y, Q16S = T.TENSOR_QUANT8_SYMM, T.TENSOR_QUANT16_SYMM
-    x, h, c = draw.integers(-90, 90, (2, 3)), draw.integers(-90, 90, (2, o)), draw.integers(-9000, 9000, (2, UNITS))
-    w = [draw.integers(-127, 128, (UNITS, 3)) for _ in range(4)]
-    r = [draw.integers(-127, 128, (UNITS, o)) for _ in range(4)]
-    n = [draw.integers(8000, 32000, UNITS) for _ in range(4)]
-    bias, proj = [draw.integers(-2000, 2000, UNITS) for _ in range(4)], draw.integers(-127, 128, (o, UNITS))
-    sx, sw, sc, so, sh, sn = 0.01, 0.008, 2.0**-12, 1 / 128, 1 / 128, 2.0**-15
-    sb = sn / 1024 if norm else sx * sw
-    b = ModelBuilder()
-    inputs = [b.input("x", Q8S, x.shape, scale=sx, zero_point=0)]
-    inputs += [b.constant(np.int8(v), Q8Y, scale=sw) for v in (*w, *r)]
-    inputs += [b.omitted(Q16S) for _ in range(3)]
-    inputs += [b.constant(np.int32(v), I32, scale=sb) for v in bias]
-    inputs += [b.constant(np.int8(proj), Q8Y, scale=sw) if projection else b.omitted(Q8Y), b.omitted(I32)]
-    inputs += [b.input("h", Q8S, h.shape, scale=so, zero_point=3), b.input("c", Q16S, c.shape, scale=sc)]
-    inputs += [b.constant(np.int16(v), Q16S, scale=sn) if norm else b.omitted(Q16S) for v in n]
-    inputs += [b.scalar(0.0), b.scalar(0.0), *[b.scalar(2.0**-12)] * 4]
-    inputs += [b.scalar(0 if projection else 3), b.scalar(sh)]  # without a projection the hidden state is the output
-    for i, index in enumerate(b.operation(O.QUANTIZED_LSTM, *inputs)):
-        b.output(f"y{i}", index)
-    status, found, _ = run_model(b.build(), [np.int8(x), np.int8(h), np.int16(c)])
-    assert status is ErrorStatus.NONE
-
-    def gate(k: int) -> Array:
-        z = (x * sx) @ (w[k] * sw).T + ((h - 3) * so) @ (r[k] * sw).T
-        if norm:
-            z = (z - z.mean(1, keepdims=True)) / z.std(1, keepdims=True) * n[k] * sn
-        return z + bias[k] * sb
-
-    i, f, g, out = map(gate, range(4))
-    cell = 1 / (1 + np.exp(-f)) * c * sc + 1 / (1 + np.exp(-i)) * np.tanh(g)
-    hidden = 1 / (1 + np.exp(-out)) * np.tanh(cell)
-    hidden = hidden @ (proj * sw).T if projection else hidden
-    assert np.abs(found[1] - np.clip(cell / sc, -32768, 32767)).max() <= 16  # gates keep 15 digits
-    for which in (0, 2):
-        assert np.abs(found[which] - np.clip(hidden / so + 3, -128, 127)).max() <= (3 if projection else 2)
-
-
-def test_grouped_convolution() -> None:
-    x, w, bias = rng(16).normal(size=(2, 4, 5, 6)), rng(17).normal(size=(4, 2, 3, 3)), rng(18).normal(size=4)
-    for kind in FLOATS:
-
-        def wanted(x: Array, w: Array, b: Array) -> Array:
-            out = np.tile(b, (2, 3, 3, 1)).astype(float)
-            for i, j, k in itertools.product(range(3), range(3), range(4)):
-                group = k // 2
-                patch = x[:, i : i + 2, j : j + 3, 3 * group : 3 * group + 3]
-                out[:, i, j, k] += (patch * w[k]).sum((1, 2, 3))
-            return out
-
-        Case(O.GROUPED_CONV_2D, x, w, bias, 2, 1, 1, 2, 0, False).check(wanted, (kind,))
-        nchw = Case(O.GROUPED_CONV_2D, x.transpose(0, 3, 1, 2), w, bias, 0, 0, 0, 0, 1, 1, 2, 0, True)
-        nchw.check(lambda x, w, b: wanted(x.transpose(0, 2, 3, 1), w, b).transpose(0, 3, 1, 2), (kind,))
-
-
-def scattered(x: Array, w: Array, out: tuple[int, int], stride: tuple[int, int], head: tuple[int, int]) -> Array:
-    sums = np.zeros((len(x), *out, len(w)))
-    for i, j, p, q in itertools.product(*map(range, (*x.shape[1:3], *w.shape[1:3]))):
-        row, column = i * stride[0] + p - head[0], j * stride[1] + q - head[1]
-        if 0 <= row < out[0] and 0 <= column < out[1]:
-            sums[:, row, column] += x[:, i, j] @ w[:, p, q].T
-    return sums
-
-
-@pytest.mark.parametrize("stride", [(1, 1), (2, 3), (3, 2)])
-def test_transposed_convolution(stride: tuple[int, int]) -> None:
-    x, w, bias = rng(19).normal(size=(2, 3, 4, 2)), rng(20).normal(size=(3, 3, 2, 2)), rng(21).normal(size=3)
-    full = tuple((n - 1) * s + f for n, s, f in zip((3, 4), stride, (3, 2), strict=True))
-    explicit = (full[0] - 2, full[1] - 1)  # 1, 1 above and below; 1, 0 left and right
-    Case(O.TRANSPOSE_CONV_2D, x, w, bias, 1, 0, 1, 1, stride[1], stride[0], 0, False).check(
-        lambda x, w, b: scattered(x, w, explicit, stride, (1, 1)) + b, FLOATS
-    )
-    same = (3 * stride[0], 4 * stride[1])
-    heads = tuple(max(0, n - m) // 2 for n, m in zip(full, same, strict=True))
-    shape = np.array([2, *same, 3])
-    Case(O.TRANSPOSE_CONV_2D, x, w, bias, shape, 1, stride[1], stride[0], 1, False).check(
-        lambda x, w, b: np.maximum(scattered(x, w, same, stride, heads) + b, 0), FLOATS
-    )
-    Case(O.TRANSPOSE_CONV_2D, x.transpose(0, 3, 1, 2), w, bias, 1, 0, 1, 1, stride[1], stride[0], 0, True).check(
-        lambda x, w, b: (scattered(x.transpose(0, 2, 3, 1), w, explicit, stride, (1, 1)) + b).transpose(0, 3, 1, 2),
-        FLOATS,
-    )
-
-
-@pytest.mark.parametrize("kind", [Q8, Q8S])
-@pytest.mark.parametrize("per_channel", [False, True])
-def test_late_convolutions_of_integers(kind: OperandType, per_channel: bool) -> None:
-    draw, shift = rng(22), 0 if kind == Q8 else 128
-    dtype = np.uint8 if kind == Q8 else np.int8
-    x, w, bias = draw.integers(0, 256, (1, 3, 3, 2)), draw.integers(-100, 100, (2, 2, 2, 2)), draw.integers(-99, 99, 2)
-    scales = np.array([0.5, 0.125]) if per_channel else np.array([0.25, 0.25])
-    for operation in (O.TRANSPOSE_CONV_2D, O.GROUPED_CONV_2D):
-        b = ModelBuilder()
-        image = b.input("x", kind, x.shape, scale=0.5, zero_point=100 - shift)
-        if per_channel:
-            filter_ = b.constant(np.int8(w if operation == O.TRANSPOSE_CONV_2D else w[..., :1]), channel_scales=scales)
-            bias_ = b.constant(np.int32(bias))
-        else:
-            values = (w if operation == O.TRANSPOSE_CONV_2D else w[..., :1]) + 128 - shift
-            filter_ = b.constant(values.astype(dtype), kind, scale=0.25, zero_point=128 - shift)
-            bias_ = b.constant(np.int32(bias), scale=0.125)
-        tail = [2, 1, 1, 2, 0, False] if operation == O.GROUPED_CONV_2D else [0, 0, 0, 0, 1, 1, 0, False]
-        y = b.operation(
-            operation, image, filter_, bias_, *map(b.scalar, tail), outputs=[{"scale": 64.0, "zero_point": 128 - shift}]
-        )[0]
-        b.output("y", y)
-        status, (found,), _ = run_model(b.build(), [(x - shift).astype(dtype)])
-        assert status is ErrorStatus.NONE
-        centred = (x - 100).astype(float)
-        if operation == O.TRANSPOSE_CONV_2D:
-            sums = scattered(centred, w, (4, 4), (1, 1), (0, 0))
-        else:
-            sums = np.zeros((1, 2, 2, 2))
-            for i, j, k in itertools.product(range(2), range(2), range(2)):
-                sums[:, i, j, k] = (centred[:, i : i + 2, j : j + 2, k] * w[k, :, :, 0]).sum((1, 2))
-        real = (sums + bias) * 0.5 * scales
-        wanted = np.clip(np.sign(real) * np.floor(np.abs(real) / 64 + 0.5) + 128, 0, 255) - shift
-        np.testing.assert_array_equal(found, wanted)
 
 
 def test_fixed_point_functions_follow_the_real_ones() -> None:

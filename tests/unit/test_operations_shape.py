@@ -1,9 +1,8 @@
-"""Operations of the reference device that move elements: against NumPy, and against loops."""
+"""Operations of the reference device that move or look up elements; test_oracle_shapes.py has most of them."""
 
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,53 +14,9 @@ from support.operations import B8, F16, F32, FLOATS, I32, Q8, REALS, Array, Case
 X = rng(1).uniform(-2, 2, (2, 3, 4, 5))
 
 
-def nchw(x: Array) -> Array:
-    return x.transpose(0, 3, 1, 2)
-
-
-def nhwc(x: Array) -> Array:
-    return x.transpose(0, 2, 3, 1)
-
-
-def both_layouts(operation: O, x: Array, *arguments: Any, wanted: Any, kinds: Any = REALS, **options: Any) -> None:
-    """Check an operation on an NHWC image, and on the same image in NCHW."""
-    last = arguments
-    Case(operation, x, *last, False).check(lambda x, *rest: wanted(x, *rest), kinds, **options)
-    Case(operation, nchw(x), *last, True).check(lambda x, *rest: nchw(wanted(nhwc(x), *rest)), kinds, **options)
-
-
-def test_pad() -> None:
-    pads = np.array([[0, 1], [2, 0], [0, 0], [3, 1]])
-    Case(O.PAD, X, pads).check(lambda x: np.pad(x, pads))
-    Case(O.PAD_V2, X, pads, Fx(1.5)).check(lambda x, v: np.pad(x, pads, constant_values=v), FLOATS)
-
-
 def test_pad_v2_of_quantised_data_takes_a_stored_value() -> None:
     outputs, _, _ = Case(O.PAD_V2, np.array([1.0, 2.0]), np.array([[1, 0]]), 9).run(Q8)
     assert outputs[0][0] == 9
-
-
-@pytest.mark.parametrize("axis", [0, 2, -1])
-def test_gather_split_tile_expand_shuffle(axis: int) -> None:
-    indices = np.array([[1, 0], [1, 1]])
-    Case(O.GATHER, X, axis, indices).check(lambda x: np.take(x, indices, axis))
-    size = X.shape[axis]
-    Case(O.SPLIT, X, axis, size).check(lambda x: np.split(x, size, axis))
-    Case(O.EXPAND_DIMS, X, axis).check(lambda x: np.expand_dims(x, axis))
-    x = rng(2).normal(size=(4, 6, 4, 2))
-    groups = 2
-
-    def shuffled(x: Array) -> Array:
-        rows = np.moveaxis(x, axis, 0)
-        n = len(rows) // groups
-        return np.moveaxis(np.stack([rows[g * n + i] for i in range(n) for g in range(groups)]), 0, axis)
-
-    Case(O.CHANNEL_SHUFFLE, x, groups, axis).check(shuffled)
-
-
-def test_tile() -> None:
-    multiples = np.array([1, 3, 2, 1])
-    Case(O.TILE, X, multiples).check(lambda x: np.tile(x, multiples))
 
 
 @pytest.mark.parametrize("bad", [-1, 2])
@@ -75,26 +30,6 @@ def test_an_index_out_of_range_fails_the_execution(bad: int) -> None:
     assert outputs[0].shape == X.shape
     with pytest.raises(AssertionError):
         Case(O.EMBEDDING_LOOKUP, Typed([1, bad], I32), X).run(F32)
-
-
-SLICES = [
-    ([0, 0, 0, 0], [2, 3, 4, 5], [1, 1, 1, 1], 0, 0, 0),
-    ([1, 2, 3, 4], [-3, 0, -5, 0], [-1, -1, -2, -1], 0, 0, 0),
-    ([0, -2, 1, 0], [9, -1, 4, 5], [1, 1, 2, 3], 0b1000, 0b0001, 0),
-    ([1, 0, 2, 0], [2, 3, 3, 5], [1, 2, 1, 1], 0, 0, 0b0101),
-]
-
-
-@pytest.mark.parametrize("case", SLICES, ids=str)
-def test_strided_slice(case: Any) -> None:
-    begin, end, strides, no_begin, no_end, shrink = case
-    box = tuple(
-        slice(None if no_begin >> i & 1 else begin[i], None if no_end >> i & 1 else end[i], strides[i])
-        for i in range(4)
-    )
-    dropped = tuple(i for i in range(4) if shrink >> i & 1)
-    tensors = [np.array(part) for part in (begin, end, strides)]
-    Case(O.STRIDED_SLICE, X, *tensors, no_begin, no_end, shrink).check(lambda x: x[box].squeeze(dropped))
 
 
 def test_a_dropped_axis_has_one_element_and_all_dropped_leave_one() -> None:
@@ -117,95 +52,6 @@ def test_fill_and_rank() -> None:
         outputs, _, _ = Case(O.RANK, Typed(np.zeros((2, 1, 3)), kind)).run(F32)
         assert outputs[0].shape == ()
         assert outputs[0] == 3
-
-
-def test_depth_and_space() -> None:
-    k, x = 2, rng(3).normal(size=(2, 3, 4, 12))
-
-    def to_space(x: Array) -> Array:
-        b, h, w, c = x.shape
-        out = np.zeros((b, h * k, w * k, c // k**2))
-        for y, z, i, j in itertools.product(range(h), range(w), range(k), range(k)):
-            first = (i * k + j) * out.shape[3]
-            out[:, y * k + i, z * k + j] = x[:, y, z, first : first + out.shape[3]]
-        return out
-
-    both_layouts(O.DEPTH_TO_SPACE, x, k, wanted=to_space)
-    image = to_space(x)
-    _, values, _ = Case(O.SPACE_TO_DEPTH, image, k, False).run(F32)
-    np.testing.assert_allclose(values[0], x.astype(np.float32))
-    both_layouts(
-        O.SPACE_TO_DEPTH,
-        image,
-        k,
-        wanted=lambda x: np.concatenate([x[:, i::k, j::k] for i in range(k) for j in range(k)], -1),
-    )
-
-
-def test_batch_and_space() -> None:
-    block, pads = np.array([2, 3]), np.array([[1, 0], [0, 2]])
-    x = rng(4).normal(size=(2, 5, 4, 3)) + 0.1
-
-    def to_batch(x: Array) -> Array:
-        padded = np.pad(x, [(0, 0), *pads.tolist(), (0, 0)])
-        return np.concatenate([padded[:, i :: block[0], j :: block[1]] for i in range(2) for j in range(3)])
-
-    both_layouts(O.SPACE_TO_BATCH_ND, x, block, pads, wanted=to_batch)
-    batch = to_batch(x)
-
-    def to_space(x: Array) -> Array:
-        parts = x.reshape(6, -1, *x.shape[1:])
-        out = np.zeros((parts.shape[1], x.shape[1] * 2, x.shape[2] * 3, x.shape[3]))
-        for number, (i, j) in enumerate(itertools.product(range(2), range(3))):
-            out[:, i::2, j::3] = parts[number]
-        return out
-
-    both_layouts(O.BATCH_TO_SPACE_ND, batch, block, wanted=to_space)
-
-
-def source_position(place: int, size: int, out: int, align: bool, half: bool) -> float:
-    if align and out > 1:
-        return place * (size - 1) / (out - 1)
-    return (place + 0.5) * size / out - 0.5 if half else place * size / out
-
-
-FLAGS = [(False, False), (True, False), (False, True)]
-
-
-@pytest.mark.parametrize(("align", "half"), FLAGS)
-@pytest.mark.parametrize("size", [(6, 10), (2, 3), (3, 5), (1, 1)])
-def test_resize_bilinear(align: bool, half: bool, size: tuple[int, int]) -> None:
-    x = rng(5).normal(size=(2, 3, 5, 2))
-
-    def wanted(x: Array) -> Array:
-        out = np.zeros((2, *size, 2))
-        for i, j in itertools.product(*map(range, size)):
-            row = min(max(source_position(i, 3, size[0], align, half), 0), 2)
-            column = min(max(source_position(j, 5, size[1], align, half), 0), 4)
-            for r, c in itertools.product(range(3), range(5)):
-                out[:, i, j] += max(0, 1 - abs(row - r)) * max(0, 1 - abs(column - c)) * x[:, r, c]
-        return out
-
-    Case(O.RESIZE_BILINEAR, x, size[1], size[0], False, align, half).check(wanted)
-    Case(O.RESIZE_BILINEAR, nchw(x), size[1], size[0], True, align, half).check(lambda x: nchw(wanted(nhwc(x))))
-
-
-@pytest.mark.parametrize(("align", "half"), FLAGS)
-@pytest.mark.parametrize("size", [(6, 10), (2, 3), (7, 4)])
-def test_resize_nearest(align: bool, half: bool, size: tuple[int, int]) -> None:
-    x = rng(6).normal(size=(2, 3, 5, 2))
-
-    def source(place: int, n: int, out: int) -> int:
-        if align and out > 1:
-            return min(int(place * (n - 1) / (out - 1) + 0.5), n - 1)
-        return min(int((place + (0.5 if half else 0)) * n / out), n - 1)
-
-    def wanted(x: Array) -> Array:
-        rows, columns = ([source(i, n, out) for i in range(out)] for n, out in zip((3, 5), size, strict=True))
-        return x[:, rows][:, :, columns]
-
-    Case(O.RESIZE_NEAREST_NEIGHBOR, x, size[1], size[0], False, align, half).check(wanted)
-    Case(O.RESIZE_NEAREST_NEIGHBOR, nchw(x), size[1], size[0], True, align, half).check(lambda x: nchw(wanted(nhwc(x))))
 
 
 def test_resize_by_factors() -> None:

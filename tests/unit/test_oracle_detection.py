@@ -42,31 +42,6 @@ def test_roi_align(dice: Dice) -> None:
     case.check(wanted, (dice.one([k for k in REALS if k != T.TENSOR_FLOAT16]),))
 
 
-@drawn
-def test_roi_pooling(dice: Dice) -> None:
-    size, nchw, kind = dice.sizes(2, 12), dice.truth(), dice.one([k for k in REALS if k != T.TENSOR_FLOAT16])
-    count, out = dice.upto(4), dice.sizes(2, 5)
-    x = dice.reals(dice.upto(2), *size, dice.upto(3))
-    regions = np.floor(eighths(dice, count, size[0] - 1, size[1] - 1))
-    owners = dice.rng.integers(0, len(x), count)
-
-    def wanted(x: Array, regions: Array, owners: Array, *_: float) -> Array:
-        image = to_nhwc(x) if nchw else x
-        y = np.zeros((count, *out, image.shape[3]))
-        for n, (x1, y1, x2, y2) in enumerate(regions.astype(int)):
-            h, w = y2 - y1 + 1, x2 - x1 + 1
-            for i in range(out[0]):
-                for j in range(out[1]):
-                    rows = [r for r in range(h) if r * out[0] < (i + 1) * h and (r + 1) * out[0] > i * h]
-                    columns = [c for c in range(w) if c * out[1] < (j + 1) * w and (c + 1) * out[1] > j * w]
-                    part = image[owners[n]][np.ix_([y1 + r for r in rows], [x1 + c for c in columns])]
-                    y[n, i, j] = part.max((0, 1))
-        return to_nchw(y) if nchw else y
-
-    tail = (*out, Fx(1.0), Fx(1.0), nchw)
-    Case(O.ROI_POOLING, to_nchw(x) if nchw else x, Box(regions), Typed(owners, I32), *tail).check(wanted, (kind,))
-
-
 def overlap(a: Any, b: Any) -> float:
     w, h = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
     common = max(w, 0.0) * max(h, 0.0)
@@ -127,7 +102,7 @@ def test_box_with_nms_limit(dice: Dice) -> None:
 
 @drawn
 def test_generate_proposals(dice: Dice) -> None:
-    images, (h, w), anchors, nchw = dice.upto(2), dice.sizes(2, 4), dice.upto(3), dice.truth()
+    images, (h, w), anchors, nchw = dice.upto(3, 2), dice.sizes(2, 4), dice.upto(3), dice.truth()
     before, after = dice.one([-1, 3, 10]), dice.one([0, 2, 5])
     ratio, iou, smallest = (dice.one([2.0, 4.0]), dice.one([2.0, 4.0])), 0.4003, dice.one([0.5, 1.5])
     count = images * h * w * anchors

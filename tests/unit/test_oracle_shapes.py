@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from support.operations import F32, FLOATS, I32, REALS, Array, Case, O, Typed
+from support.operations import F32, FLOATS, I32, REALS, Array, Case, Fx, O, Typed
 from support.oracles import Dice, by_onnx, drawn, to_nchw, to_nhwc
 
 
@@ -40,7 +40,9 @@ def test_pad_tile_gather(dice: Dice) -> None:
     rank, axis = len(shape), dice.upto(len(shape) - 1, 0)
     x = dice.reals(*shape)
     pads = np.array([[dice.upto(3, 0), dice.upto(3, 0)] for _ in range(rank)], np.int32)
-    Case(O.PAD, x, pads).check(lambda x: by_onnx("Pad", x, ints(*pads[:, 0], *pads[:, 1])), (kind,))
+    sides = ints(*pads[:, 0], *pads[:, 1])
+    Case(O.PAD, x, pads).check(lambda x: by_onnx("Pad", x, sides), (kind,))
+    Case(O.PAD_V2, x, pads, Fx(1.5)).check(lambda x, v: by_onnx("Pad", x, sides, np.float32(v)), (dice.one(FLOATS),))
     multiples = np.array(dice.sizes(rank, 3), np.int32)
     Case(O.TILE, x, multiples).check(lambda x: by_onnx("Tile", x, multiples.astype(np.int64)), (kind,))
     indices = dice.rng.integers(0, shape[axis], dice.sizes(dice.upto(2), 4)).astype(np.int32)
@@ -58,29 +60,31 @@ def test_slice_and_strided_slice(dice: Dice) -> None:
     Case(O.SLICE, x, np.int32(begin), np.int32(told)).check(
         lambda x: by_onnx("Slice", x, ints(*begin), ends.astype(np.int64)), (kind,)
     )
-    strides = [dice.one([1, 1, 2, 3, -1, -2]) for _ in shape]
-    first = [dice.upto(n - 1, -n) for n in shape]  # beyond the borders ONNX moves it inside, NNAPI takes nothing
-    last = [dice.upto(n + 2, -n - 2) for n in shape]
-    masks = [dice.upto(2**rank - 1, 0), dice.upto(2**rank - 1, 0)]
-    furthest = 2**31
-    starts, stops = list(first), list(last)
-    for i, stride in enumerate(strides):
-        if masks[0] >> i & 1:
-            starts[i] = 0 if stride > 0 else furthest
-        if masks[1] >> i & 1:
-            stops[i] = furthest if stride > 0 else -furthest
-    want = by_onnx("Slice", x, ints(*starts), ints(*stops), ints(*range(rank)), ints(*strides))
-    if want.size == 0:
-        return
-    dropped = [i for i in range(rank) if want.shape[i] == 1 and strides[i] > 0 and dice.truth()]
+    for _ in range(4):
+        strides = [dice.one([1, 1, 2, 3, -1, -2]) for _ in shape]
+        first = [dice.upto(n - 1, -n) for n in shape]  # beyond the borders ONNX moves it inside, NNAPI takes nothing
+        last = [dice.upto(n + 2, -n - 2) for n in shape]
+        masks = [dice.upto(2**rank - 1, 0), dice.upto(2**rank - 1, 0)]
+        furthest = 2**31
+        starts, stops = list(first), list(last)
+        for i, stride in enumerate(strides):
+            if masks[0] >> i & 1:
+                starts[i] = 0 if stride > 0 else furthest
+            if masks[1] >> i & 1:
+                stops[i] = furthest if stride > 0 else -furthest
+        limits = (ints(*starts), ints(*stops), ints(*range(rank)), ints(*strides))
+        want = by_onnx("Slice", x, *limits)
+        if want.size == 0:
+            continue
+        dropped = [i for i in range(rank) if want.shape[i] == 1 and strides[i] > 0 and dice.truth()]
 
-    def wanted(x: Array) -> Array:
-        y = by_onnx("Slice", x, ints(*starts), ints(*stops), ints(*range(rank)), ints(*strides))
-        return y.reshape([n for i, n in enumerate(y.shape) if i not in dropped] or [1])
+        def wanted(x: Array, dropped: list[int] = dropped, limits: tuple[Array, ...] = limits) -> Array:
+            y = by_onnx("Slice", x, *limits)
+            return y.reshape([n for i, n in enumerate(y.shape) if i not in dropped] or [1])
 
-    shrink = sum(1 << i for i in dropped)
-    numbers = [np.array(part, np.int32) for part in (first, last, strides)]
-    Case(O.STRIDED_SLICE, x, *numbers, *masks, shrink).check(wanted, (kind,))
+        shrink = sum(1 << i for i in dropped)
+        numbers = [np.array(part, np.int32) for part in (first, last, strides)]
+        Case(O.STRIDED_SLICE, x, *numbers, *masks, shrink).check(wanted, (kind,))
 
 
 @drawn
@@ -195,19 +199,19 @@ def test_resize(dice: Dice) -> None:
 def test_reductions(dice: Dice) -> None:
     shape = dice.sizes(dice.upto(4))
     rank, x = len(shape), dice.reals(*shape)
-    axes = sorted(set(dice.rng.integers(0, rank, dice.upto(rank)).tolist()))
-    told = np.int32([i - rank if dice.truth() else i for i in axes])
+    drawn_axes = dice.rng.integers(0, rank, dice.upto(rank)).tolist()  # some of them twice
+    axes, told = sorted(set(drawn_axes)), np.int32([i - rank if dice.truth() else i for i in drawn_axes])
     keep = dice.truth()
     names = {O.MEAN: "ReduceMean", O.REDUCE_MAX: "ReduceMax", O.REDUCE_MIN: "ReduceMin", O.REDUCE_SUM: "ReduceSum"}
     names[O.REDUCE_PROD] = "ReduceProd"
-    operation = dice.one(list(names))
-    kind = dice.one(FLOATS if operation in (O.REDUCE_SUM, O.REDUCE_PROD) else REALS)
+    for operation, name in names.items():
+        kind = dice.one(FLOATS if operation in (O.REDUCE_SUM, O.REDUCE_PROD) else REALS)
 
-    def wanted(x: Array) -> Array:
-        y = by_onnx(names[operation], x, ints(*axes), keepdims=int(keep))
-        return y.reshape(y.shape or (1,))
+        def wanted(x: Array, name: str = name) -> Array:
+            y = by_onnx(name, x, ints(*axes), keepdims=int(keep))
+            return y.reshape(y.shape or (1,))
 
-    Case(operation, x, told, int(keep) if operation is O.MEAN else keep).check(wanted, (kind,))
+        Case(operation, x, told, int(keep) if operation is O.MEAN else keep).check(wanted, (kind,))
 
 
 @drawn

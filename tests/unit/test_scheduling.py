@@ -18,6 +18,7 @@ import pytest
 import nnburst
 from nnburst.burst.polling import window_ns
 from nnburst.errors import DeviceUnavailable, InvalidArgument
+from nnburst.service.process.options import ServiceOptions
 from nnburst.service.process.scheduling import POLICIES, Scheduling
 from support import ROOT
 from support.models import relu
@@ -231,9 +232,18 @@ def test_texts_of_a_command_line_that_make_no_sense_are_invalid_arguments(
         Scheduling.parse(scheduler, affinity)
 
 
-def test_what_launch_takes_comes_out_of_its_command_line_again() -> None:
-    given = Scheduling.of(("rr", 3), [2, 0, 3])
-    assert given.options() == ["--scheduler=rr:3", "--affinity=0,2,3"]
-    assert Scheduling.parse("rr:3", "0, 2-3") == given
+def test_command_line_says_what_launch_takes() -> None:
+    assert Scheduling.parse("rr:3", "0, 2-3") == Scheduling.of(("rr", 3), [2, 0, 3])
     assert Scheduling.parse(None, None) == Scheduling.of(None, None) == Scheduling()
-    assert Scheduling().options() == []
+
+
+def test_options_of_a_process_are_read_as_they_were_given() -> None:
+    given = ServiceOptions(
+        devices=("nnburst-function:call=\udcff.py:f",),
+        quotas={"fds": 7},
+        max_run=0.5,
+        scheduling=Scheduling.of(("rr", 3), [2, 0]),
+        apart=("nnburst-noop",),
+    )
+    assert ServiceOptions.read(str(given)) == given
+    assert ServiceOptions.read(str(given), client=3).client == 3

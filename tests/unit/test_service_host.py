@@ -54,7 +54,7 @@ from nnburst.service import PER_USER, Quotas, ServiceConnection, ServiceHost
 from nnburst.service.client import proxies
 from nnburst.service.connection import owner, transport
 from nnburst.service.connection.pending import PendingCall
-from nnburst.service.host.host import HostedConnection
+from nnburst.service.host.host import Client
 from nnburst.service.process.discovery import Peer
 from nnburst.service.wire import protocol
 from nnburst.service.wire.marshal import memories_from_wire, model_to_wire
@@ -521,9 +521,9 @@ def test_REQ_CLI_009_a_dead_service_gives_dead_object() -> None:
 
 
 def test_call_that_a_service_gets_while_it_ends_is_told_of_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, admit, finish = threading.Event(), HostedConnection.admit, ServiceHost._finish
+    begun, admit, finish = threading.Event(), Client.admit, ServiceHost._finish
 
-    def admitted(hosted: HostedConnection, call: Any) -> None:
+    def admitted(hosted: Client, call: Any) -> None:
         admit(hosted, call)
         begun.set()
 
@@ -533,7 +533,7 @@ def test_call_that_a_service_gets_while_it_ends_is_told_of_the_end(monkeypatch: 
         late.append(thread.submit(configure, model, Callback()))
         assert begun.wait(PATIENCE)
 
-    monkeypatch.setattr(HostedConnection, "admit", admitted)
+    monkeypatch.setattr(Client, "admit", admitted)
     monkeypatch.setattr(ServiceHost, "_finish", staticmethod(finished))
     late: list[Any] = []
     with in_process([FakeDevice()]) as (client, host), ThreadPoolExecutor(1) as thread:
@@ -546,9 +546,9 @@ def test_call_that_a_service_gets_while_it_ends_is_told_of_the_end(monkeypatch: 
 def test_call_that_a_service_gets_after_the_farewell_finds_the_connection_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    goodbye = HostedConnection.on_goodbye
+    goodbye = Client.on_goodbye
 
-    def late(hosted: HostedConnection, message: Any, fds: FdBundle) -> protocol.Done:
+    def late(hosted: Client, message: Any, fds: FdBundle) -> protocol.Done:
         done = goodbye(hosted, message, fds)
         go_on.set()
         assert answered.wait(PATIENCE)
@@ -561,7 +561,7 @@ def test_call_that_a_service_gets_after_the_farewell_finds_the_connection_closed
         return PendingCall(message, *more)
 
     begun, go_on, answered = threading.Event(), threading.Event(), threading.Event()
-    monkeypatch.setattr(HostedConnection, "on_goodbye", late)
+    monkeypatch.setattr(Client, "on_goodbye", late)
     with in_process([FakeDevice()]) as (client, _), ThreadPoolExecutor(1) as thread:
         model = client.devices[0].prepare_model(tiny_model())
         monkeypatch.setattr(transport, "PendingCall", pending)
@@ -758,6 +758,7 @@ def test_a_client_for_whom_there_are_no_descriptors_leaves_none(monkeypatch: pyt
     host = ServiceHost([])
     end, other = socket_pair()
     with end, other, contextlib.closing(host), monkeypatch.context() as none_left:
+        gc.collect()  # what other tests have left
         before = open_fds()
         none_left.setattr(os, "eventfd", no_descriptors)
         with pytest.raises(ResourceExhausted):

@@ -77,7 +77,7 @@ def test_numbers_of_descriptors_follow_from_the_message() -> None:
 
 def test_every_row_has_a_handler_on_its_side_and_a_name_of_its_own() -> None:
     assert len({call.name for call in CALLS}) == len(CALLS)
-    sides = {Side.SERVICE: host.HostedConnection, Side.CLIENT: callbacks.CallbackRegistry}
+    sides = {Side.SERVICE: host.Client, Side.CLIENT: callbacks.CallbackRegistry}
     for call in CALLS:
         assert callable(getattr(sides[call.side], call.handler))
     assert ServiceHost is host.ServiceHost

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from test_control_flow import counting_model
 from test_session_state import UNITS, cell, expected
 
 import nnburst
 from nnburst.burst import CancelToken, Kernel, ListenerGroup, present_token, under_token
 from nnburst.devices import create_device, local
 from nnburst.devices.function import FunctionDevice, FunctionModel, Tensor, declare
-from nnburst.devices.reference import graph
 from nnburst.errors import GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError
 from nnburst.memory import Memory
 from nnburst.model import (
@@ -338,25 +334,6 @@ def test_device_is_told_of_a_deadline_only_where_steps_are_long(rig: tuple[Servi
             execution.timeout = None
             execution.run()
             assert not told
-
-
-def test_time_of_a_loop_is_that_of_all_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = itertools.count(step=1_000_000)
-    monkeypatch.setattr(graph, "time", SimpleNamespace(monotonic_ns=lambda: next(now)))
-    prepared = create_device("nnburst-reference").prepare_model(counting_model(3.0))
-    options = RunOptions(loop_timeout_ns=12_000_000)
-    with Memory.ashmem(4096) as memory, contextlib.closing(prepared):
-
-        def run(steps: int) -> ExecutionResult:
-            inputs = at(0, 4 * steps), at(1024, 4 * steps)
-            return prepared.execute_synchronously(
-                Request(inputs, (at(2048, 4 * steps),), (memory, Steps(steps))), options
-            )
-
-        assert run(2)[0] is nnburst.ErrorStatus.NONE  # five looks at the clock each
-        failed = run(4)
-        assert failed[0] is nnburst.ErrorStatus.MISSED_DEADLINE_TRANSIENT
-        assert "fewer steps" in failed.reason  # type: ignore[attr-defined]
 
 
 def test_shape_that_is_given_wins_over_a_room_that_was_learned(service: Service) -> None:

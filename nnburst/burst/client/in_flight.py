@@ -92,11 +92,6 @@ class InFlightRuns:
         self._kept_out: deque[InFlight] = deque()  # to be started when the thread that waits in the burst has left
 
     @property
-    def count(self) -> int:
-        """How many have not landed."""
-        return len(self._flying)
-
-    @property
     def need_thread(self) -> bool:
         """Whether there are some for which `leave_to_thread` was called and that have not landed."""
         return bool(self._alone)

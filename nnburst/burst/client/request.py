@@ -15,12 +15,10 @@ from ..._core.one_process import OneProcess
 from ...errors import (
     BadState,
     DeadObject,
-    DeviceUnavailable,
     ErrorStatus,
     GeneralFailure,
     MissedDeadline,
     NNBurstError,
-    ResourceExhausted,
     error_for,
 )
 from ...memory import check_open
@@ -261,10 +259,6 @@ class BoundRequest(Runnable, OneProcess):
         """
         return None
 
-    def _on_another_device(self, failure: NNBurstError) -> ExecutionResult | None:
-        """Have another device run a request that one has failed; None if there is none."""
-        return None
-
     def _run_until(self, deadline: Deadline) -> int:
         """Go on with a run that could not begin, or that is repeated."""
         try:
@@ -281,14 +275,8 @@ class BoundRequest(Runnable, OneProcess):
         return int(result[0])
 
     def _settle(self, status: int) -> None:
-        """Wait for the end of a run, and raise how it failed, if another device does not run it then."""
-        try:
-            self._check_ended_well(self._wait(status))
-        except (DeviceUnavailable, GeneralFailure, ResourceExhausted) as error:
-            result = self._on_another_device(error)
-            if result is None:
-                raise
-            self._check_ended_well(self._ran_elsewhere(result))
+        """Wait for the end of a run, and raise how it failed."""
+        self._check_ended_well(self._wait(status))
 
     def _check_ended_well(self, status: int) -> None:
         if not status:

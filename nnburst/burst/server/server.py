@@ -413,11 +413,6 @@ class ExecutionBurstServer(BurstContext):
         """End the burst. An execution that is running finishes first."""
         self._end.close()
 
-    def set_answer(self, datums: bytes) -> None:
-        """Answer the request at hand with these datums, packet or not; none: not at all. For tests of clients."""
-        n = len(datums) // lib.NNB_DATUM_SIZE
-        check(lib.nnb_server_set_answer(self._end._endpoint, ffi.from_buffer("uint8_t[]", datums), n), "answer")
-
     @property
     def stats(self) -> ServerStats:
         return self._end.stats

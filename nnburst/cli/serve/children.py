@@ -174,7 +174,7 @@ def gateway(has_models: bool, options: dict[str, Any]) -> Child | None:
 
     Args:
         has_models: Whether there is a model to serve.
-        options: Of `nnburst.gateway.run.run`, as they were given.
+        options: Of `nnburst.gateway.run.main`, as they were given.
 
     Raises:
         BadState: Another process listens at the path.

@@ -6,7 +6,6 @@ import contextlib
 import posixpath
 import re
 from collections.abc import Iterator, Sequence
-from functools import cache
 from typing import Any
 
 from msgspec import Struct
@@ -201,41 +200,23 @@ def _shape(tensor: Any) -> OpenShape:
 def all_tensors(proto: Any) -> Iterator[tuple[Any, bool]]:
     """Yield every tensor that is anywhere in a model, and whether it is an initializer of the outermost graph.
 
-    What can contain tensors is read from protobuf's own description of the format, so that no place is forgotten:
-    attributes, sparse tensors, inner graphs, functions, training information.
+    All messages are looked into, so that no place is forgotten: attributes, sparse tensors, inner graphs, functions,
+    training information.
     """
-    kinds, leaf = _containers_of_tensors(), onnx().TensorProto.DESCRIPTOR.full_name
+    leaf = onnx().TensorProto.DESCRIPTOR
     graph, todo = proto.graph, [proto]
     while todo:
         message = todo.pop()
         for field, value in message.ListFields():
-            kind = field.message_type and field.message_type.full_name
-            if kind not in kinds:
+            if field.message_type is None:
                 continue
             inner = (value,) if hasattr(value, "ListFields") else value
-            if kind != leaf:
+            if field.message_type.full_name != leaf.full_name:
                 todo.extend(inner)
                 continue
             is_initializer = message is graph and field.name == "initializer"
             for tensor in inner:
                 yield tensor, is_initializer
-
-
-@cache
-def _containers_of_tensors() -> frozenset[str]:
-    """Return the names of the message types of ONNX that are tensors or lead to some."""
-    leads_to: dict[str, set[str]] = {}
-    todo = [onnx().ModelProto.DESCRIPTOR]
-    while todo:
-        kind = todo.pop()
-        if kind.full_name not in leads_to:
-            inner = [field.message_type for field in kind.fields if field.message_type is not None]
-            leads_to[kind.full_name] = {message.full_name for message in inner}
-            todo += inner
-    found = {onnx().TensorProto.DESCRIPTOR.full_name}
-    while more := {kind for kind, inner in leads_to.items() if inner & found} - found:
-        found |= more
-    return frozenset(found)
 
 
 def external_location(tensor: Any) -> str:

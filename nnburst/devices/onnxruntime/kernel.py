@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
-from ...burst import Kernel, WorkingMemory, present_token
+from ...burst import WorkingMemory, present_token
 from ...errors import ErrorStatus, GeneralFailure, InvalidArgument, NNBurstError, OutputInsufficientSize
 from ...memory import BufferView
 from ...model import (
@@ -27,7 +26,7 @@ from ...model import (
     combine_dimensions,
     is_fully_specified,
 )
-from ..deadline import is_limit, require_time
+from ..deadline import require_time
 from ..elements import is_scalar
 from ..encoded import Bytes, Value, copied, read, write
 from ..plan import pool_of
@@ -58,7 +57,7 @@ class _Open:
 
 
 class BoundGraph:
-    """A graph bound to the arrays of one request. Not for concurrent use.
+    """A `Kernel`: a graph bound to the arrays of one request. Not for concurrent use.
 
     Args:
         request: A request that `validate_request` accepted, its memory open.
@@ -118,6 +117,8 @@ class BoundGraph:
         if batches is not None and is_whole and token is not None and token.server:
             inputs, outputs = self._places
             self._batch = batches.join(self._bound.kernel, inputs, outputs)
+        if not (self._has_open_shapes or self._encoded):  # there is nothing to tell afterwards
+            self.c_kernel = self._bound.kernel
 
     # -- binding -------------------------------------------------------------------------------------------------------
 
@@ -221,37 +222,20 @@ class BoundGraph:
         if bind == self._binding.bind_input:
             self._rebind.append(bound)
 
-    @property
-    def kernel(self) -> Kernel:
-        """What runs it: the call into ONNX Runtime and copies alone, if there is nothing to tell afterwards."""
-        if self._has_open_shapes or self._encoded:
-            return _Ending(self._at(0), self.until, self.within, self.cancel)
-        run, failed, kept = self._bound.run, self._failed, self._kept
-
-        def run_bound(kept: object = kept) -> None:
-            if status := run(0):
-                raise failed(status, 0)
-
-        run_bound.until, run_bound.within, run_bound.cancel = (  # type: ignore[attr-defined]
-            self.until,
-            self.within,
-            self.cancel,
-        )
-        run_bound.c_kernel, run_bound.failed = self._bound.kernel, failed  # type: ignore[attr-defined]
-        return run_bound
-
-    def _at(self, deadline_ns: int) -> Kernel:
-        """Return what runs until a deadline; between two of its nodes, ONNX Runtime ends what has not ended by then."""
-        return partial(self._run_open if self._has_open_shapes else self._run_closed, deadline_ns)
+    def __call__(self) -> ExecutionResult | None:
+        """Run once."""
+        return self.until(0)
 
     def until(self, deadline_ns: int) -> ExecutionResult | None:
-        """Run once; `MissedDeadline` if the run was ended at its deadline."""
-        return self._at(deadline_ns)()
+        """Run once; between two of its nodes, ONNX Runtime ends what has not ended by the deadline.
 
-    @contextmanager
-    def within(self, deadline_ns: int, spent: dict[int, int] | None = None) -> Iterator[Kernel]:
-        """Give the shortest way to run once, which ends at the deadline; see `Kernel`."""
-        yield self._at(deadline_ns) if is_limit(deadline_ns) else self.kernel
+        Raises:
+            MissedDeadline: The run was ended.
+        """
+        if self._has_open_shapes:
+            return self._run_open(deadline_ns)
+        self._run_closed(deadline_ns)
+        return None
 
     def cancel(self) -> None:
         """End between two nodes, and before any other run; see `Kernel`."""
@@ -264,7 +248,7 @@ class BoundGraph:
         if self._encoded:
             self._feed(deadline_ns)
         if status := self._bound.run(deadline_ns):
-            raise self._failed(status, deadline_ns)
+            raise self.failed(status, deadline_ns)
 
     def _feed(self, deadline_ns: int) -> None:
         """Bind the inputs that are encoded; an optional without a value is not bound."""
@@ -303,7 +287,7 @@ class BoundGraph:
             raise OutputInsufficientSize("an output needs more room", output_shapes=self._result_shapes())
         return ErrorStatus.NONE, self._result_shapes(), NO_TIMING
 
-    def _failed(self, status: int, deadline_ns: int) -> NNBurstError:
+    def failed(self, status: int, deadline_ns: int) -> NNBurstError:
         """Return what a failure of ONNX Runtime is for the client: too little room, if a shape was said wrongly.
 
         That is so where a file has one name for two sizes, or a wrong number. ONNX Runtime refuses to write to a region
@@ -381,25 +365,6 @@ def _writable(pool: MemoryLike, node: GraphArgument, nbytes: int, offset: int) -
     if not region.flags.writeable:
         raise InvalidArgument(f"output {node.name!r} lies in read-only memory; share it for writing")
     return region
-
-
-class _Ending(partial[ExecutionResult | None]):
-    """A kernel that can end itself, since a method has no attributes of its own."""
-
-    until: Callable[[int], ExecutionResult | None]
-    within: Callable[[int, dict[int, int]], AbstractContextManager[Kernel]]
-    cancel: Callable[[], None]
-
-    def __new__(
-        cls,
-        run: Kernel,
-        until: Callable[[int], ExecutionResult | None],
-        within: Callable[[int, dict[int, int]], AbstractContextManager[Kernel]],
-        cancel: Callable[[], None],
-    ) -> _Ending:
-        made = super().__new__(cls, run)
-        made.until, made.within, made.cancel = until, within, cancel
-        return made
 
 
 def _needed(node: GraphArgument, operand: OperandDesc, dims: tuple[int, ...]) -> int | None:

@@ -94,19 +94,11 @@ class Packed(Struct, frozen=True):
     data: Bytes
 
 
-def _require_long(compile_seconds: float) -> None:
-    if compile_seconds < _SHORTEST_SECONDS:
-        raise CacheRejected(CacheReason.NOT_WORTH_IT, f"compiling took {compile_seconds * 1e3:.1f} ms only")
-
-
-def _require_chance(nbytes: int, compile_seconds: float) -> None:
-    """Refuse what cannot pay before it is tried, which takes several times as long as compiling."""
-    seconds = _HIT_SECONDS + nbytes * seconds_per_byte()
-    if seconds > _GAIN * compile_seconds:
-        raise CacheRejected(
-            CacheReason.NOT_WORTH_IT,
-            f"verifying {nbytes} bytes takes {seconds * 1e3:.1f} ms, compiling took {compile_seconds * 1e3:.1f} ms",
-        )
+def _require_gain(loading: float, compiling: float) -> None:
+    """Raise `CacheRejected` unless a hit that loads for so many seconds is clearly faster than compiling."""
+    if compiling < _SHORTEST_SECONDS or loading + _HIT_SECONDS > _GAIN * compiling:
+        said = f"loading takes {loading * 1e3:.1f} ms, compiling took {compiling * 1e3:.1f} ms"
+        raise CacheRejected(CacheReason.NOT_WORTH_IT, said)
 
 
 def _require_room(nbytes: int) -> None:
@@ -149,8 +141,7 @@ def pack(
     """
     nbytes = len(data) + sum(content.nbytes for content in files.values())
     if compile_seconds is not None:
-        _require_long(compile_seconds)
-        _require_chance(nbytes, compile_seconds)
+        _require_gain(nbytes * seconds_per_byte(), compile_seconds)  # else trying it takes longer than compiling
     _require_room(3 * nbytes + _SPARE)
     exposed, labels, graph, tensors, blob, file_size, again = _optimised(data, files, settings)
     packed = _Packed(
@@ -169,13 +160,8 @@ def pack(
     encoded = _encoder.encode(packed)
     seconds = min(_loading(encoded, blob, settings) for _ in range(_TRIALS))
     if compile_seconds is not None:
-        usual = min(compile_seconds, again)  # the first time in a process takes longer than it ever will again
-        _require_long(usual)
-        if seconds + _HIT_SECONDS > _GAIN * usual:
-            raise CacheRejected(
-                CacheReason.NOT_WORTH_IT,
-                f"loading takes {seconds * 1e3:.1f} ms, compiling took {usual * 1e3:.1f} ms",
-            )
+        # The first time in a process takes longer than it ever will again.
+        _require_gain(seconds, min(compile_seconds, again))
     return Packed(encoded, blob)
 
 

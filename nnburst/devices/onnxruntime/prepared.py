@@ -66,7 +66,7 @@ class OnnxPreparedModel(LocalModel):
         return self._graph
 
     def bind(self, request: Request, options: RunOptions) -> Kernel:
-        return BoundGraph(self.graph, self.model, request, self._leave_open, self._batches).kernel
+        return BoundGraph(self.graph, self.model, request, self._leave_open, self._batches)
 
     def run_together(self, most: int) -> None:
         """See `PreparedModel.run_together`: rows of arguments whose first dimension is open, on the processor."""

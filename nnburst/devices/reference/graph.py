@@ -256,18 +256,15 @@ def _run_while(outer: Binding, operation: Operation, limits: RunLimits) -> None:
     """Run a body as long as a condition holds; its results are the first of its next inputs."""
     condition, body, *indexes = operation.inputs
     values = [_value(outer, index) for index in indexes]
-    spent = {} if limits.spent is None else limits.spent
-    begin = time.monotonic_ns() - spent.get(id(operation), 0)
+    begin = time.monotonic_ns()
     held = 0  # in the budget, by the values
     while _holds(outer, condition, values, limits):
         if time.monotonic_ns() >= begin + limits.loop_ns:
-            remedy = "raise the loop timeout" + ("" if limits.spent is None else ", or run fewer steps at once")
-            raise MissedDeadline(f"a WHILE ran for more than {limits.loop_ns / 1e9:g} s; {remedy}")
+            raise MissedDeadline(f"a WHILE ran for more than {limits.loop_ns / 1e9:g} s; raise the loop timeout")
         results, nbytes = _run_subgraph(outer, body, values, limits)
         values[: len(results)] = results
         outer.budget.drop_results(held)
         held = nbytes
-    spent[id(operation)] = time.monotonic_ns() - begin
     _give(outer, operation, values)
     outer.budget.drop_results(held)
 

@@ -27,13 +27,11 @@ class RunLimits(Struct):
     Attributes:
         deadline_ns: Absolute CLOCK_MONOTONIC nanoseconds; 0 is none.
         loop_ns: Nanoseconds that one WHILE may take.
-        spent: What each WHILE has taken so far, by its id, where all runs of it together may take `loop_ns`.
         is_cancelled: Nobody awaits the results: there is no time left, whatever the deadline. Any thread may set it.
     """
 
     deadline_ns: int = 0
     loop_ns: int = 2_000_000_000
-    spent: dict[int, int] | None = None
     is_cancelled: bool = False
 
     def require_time(self) -> None:

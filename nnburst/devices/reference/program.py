@@ -10,12 +10,9 @@ and the rest of the operations are bound anew in every run, when their inputs ha
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
 
-from ...burst import Kernel
 from ...errors import ErrorStatus, GeneralFailure, InvalidArgument, OutputInsufficientSize
 from ...memory import BufferView
 from ...model import (
@@ -28,7 +25,6 @@ from ...model import (
     combine_dimensions,
     is_fully_specified,
 )
-from ..deadline import earlier
 from ..plan import pool_of
 from .call import KernelStep
 from .graph import Binding, PreparedSubgraph, map_argument
@@ -71,25 +67,6 @@ class Program:
         """Run once; see `nnburst.devices.plan.Bind`."""
         with np.errstate(all="ignore"):
             return self._run()
-
-    @contextmanager
-    def within(self, deadline_ns: int, spent: dict[int, int]) -> Iterator[Kernel]:
-        """Give the shortest way to run once; see `Kernel`. What a run binds may loop, and looks at the time."""
-        if self._is_plain:
-            with np.errstate(all="ignore"):
-                yield self._run_all
-            return
-        limits, usual_ns = self._limits, self._limits.deadline_ns
-        limits.deadline_ns, limits.spent = earlier(deadline_ns, usual_ns), spent
-        try:
-            with np.errstate(all="ignore"):
-                yield self._run
-        finally:
-            limits.deadline_ns, limits.spent = usual_ns, None
-
-    @property
-    def _is_plain(self) -> bool:
-        return self.is_bound and not (self._limits.deadline_ns or self._insufficient or self._reports_shapes)
 
     def _run(self) -> ExecutionResult | None:
         if self._limits.deadline_ns or not self.is_bound:

@@ -1,7 +1,7 @@
 """A compiled model as bytes: what it executes for the model cache file, arrays for the data cache file.
 
-The format is MessagePack of the structures below, nothing that could run code. It is read only after it was verified,
-and checked all the same: every number that is used as an index, a size or a type is compared with what there is.
+The format is MessagePack of the structures below, nothing that could run code. It is read only after it was verified:
+this device wrote it.
 """
 
 from __future__ import annotations
@@ -128,50 +128,26 @@ def unpack(text: memoryview, data: memoryview) -> Compiled:
 
 
 def _unpacked(file: _File, data: memoryview) -> Compiled:
-    _require(file.format == FORMAT, "format")
-    _require(file.size == len(data), "size")
-    main = file.main
-    count = len(main.operands)
-    lists = [main.input_indexes, main.output_indexes]
-    for indexes in (*lists, *(x for op in main.operations for x in (op.inputs, op.outputs))):
-        _require(all(0 <= index < count for index in indexes), "operand index")
-    for given, indexes in zip((file.input_names, file.output_names), lists, strict=True):
-        _require(len(given) in (0, len(indexes)), "names")
-    matches = []
-    for op, match in zip(main.operations, file.matches, strict=True):
-        row = OPERATIONS[op.type].signature
-        if row is None:
-            raise ValueError("its operation is not built")
-        _require(all(0 <= p < len(op.inputs) for places in match.positions.values() for p in places), "position")
-        matches.append((row, match))
+    if file.format != FORMAT or file.size != len(data):
+        raise ValueError("its format or size is wrong")
+    rows = (OPERATIONS[operation.type].signature for operation in file.main.operations)
+    matches = tuple((row, match) for row, match in zip(rows, file.matches, strict=True) if row is not None)
     constants: dict[int, Array] = {}
     derived: dict[Hashable, Any] = {}
     for blob in file.blobs:
-        array = _array(blob, data)
-        if not blob.kind:
-            _require(0 <= blob.owner < count, "constant")
-            constants[blob.owner] = array
+        if blob.kind:
+            derived[blob.owner, blob.kind if blob.of < 0 else (blob.kind, blob.of)] = _array(blob, data)
         else:
-            _require(0 <= blob.owner < len(matches) and -1 <= blob.of < count, "derived array")
-            name: Hashable = blob.kind if blob.of < 0 else (blob.kind, blob.of)
-            derived[blob.owner, name] = array
+            constants[blob.owner] = _array(blob, data)
     names = {"input_names": file.input_names, "output_names": file.output_names}
-    model = Model(main, relax_computation_float32_to_float16=file.relaxed, **names)  # type: ignore[arg-type]
-    return Compiled(model, constants, derived, tuple(matches))
+    model = Model(file.main, relax_computation_float32_to_float16=file.relaxed, **names)  # type: ignore[arg-type]
+    return Compiled(model, constants, derived, matches)
 
 
 def _array(blob: _Blob, data: memoryview) -> Array:
-    _require(blob.dtype in _DTYPES, "dtype")
-    _require(all(size >= 0 for size in blob.shape), "shape")
     dtype = np.dtype(blob.dtype)
     nbytes = math.prod(blob.shape) * dtype.itemsize
-    _require(blob.offset >= 0 and blob.offset % _ALIGNMENT == 0 and blob.offset + nbytes <= len(data), "region")
     raw = np.frombuffer(data, np.uint8, nbytes, blob.offset) if nbytes else np.zeros(0, np.uint8)
     array = raw.view(dtype).reshape(blob.shape)
     array.flags.writeable = False
     return array
-
-
-def _require(holds: bool, what: str) -> None:
-    if not holds:
-        raise ValueError(f"its {what} is wrong")

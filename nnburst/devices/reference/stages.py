@@ -121,8 +121,6 @@ class StagedModel(ReferencePreparedModel):
 class _Counted(Program):
     """A program that says when a run has ended."""
 
-    _is_plain = False
-
     def __init__(self, graph: PreparedSubgraph, request: Request, options: RunOptions, ran: Callable[[], None]) -> None:
         super().__init__(graph, request, options)
         self._ran = ran

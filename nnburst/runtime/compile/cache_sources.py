@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -21,7 +21,6 @@ from ...cache import (
     SPOILT,
     CacheReason,
     CacheRejected,
-    checked_token,
     device_token_v1,
     device_token_v2,
     entry_name,
@@ -60,10 +59,6 @@ class Job(Struct, frozen=True):
         return self.device.get_number_of_cache_files_needed()
 
 
-def _nothing() -> None:
-    pass
-
-
 class Entry(Struct, frozen=True):
     """Files of an earlier compilation.
 
@@ -74,10 +69,10 @@ class Entry(Struct, frozen=True):
 
     files: CacheFiles
     generation: str = ""
-    close: Callable[[], None] = _nothing
+    close: Callable[[], None] = lambda: None
 
 
-def _said(prepared: PreparedModel, compile_ms: float) -> CacheReason:
+def _said(files: CacheFiles, prepared: PreparedModel, compile_ms: float) -> CacheReason:
     """Return what the device says; one that says nothing may have saved or not."""
     return CacheReason.DECLINED if prepared.cache_result is None else prepared.cache_result.reason
 
@@ -87,20 +82,20 @@ class Room(Struct, frozen=True):
 
     Attributes:
         files: Open files, new or to be overwritten.
-        keep: Makes an entry of what was compiled into them, which took so many milliseconds, with the save. Returns
-            what came of it.
+        keep: Makes an entry of what was compiled into the files, which took so many milliseconds, with the save.
+            Returns what came of it.
     """
 
     files: CacheFiles
-    keep: Callable[[PreparedModel, float], CacheReason] = _said
+    keep: Callable[[CacheFiles, PreparedModel, float], CacheReason] = _said
 
 
-@runtime_checkable
-class CacheSource(Protocol):
+class CacheSource:
     """Where the files of compilations are."""
 
     def offers(self, job: Job) -> Generator[Entry | Room, None, None]:
         """Offer entries to be restored, the newest first, then room for a new one; `CacheRejected` if there is none."""
+        raise NotImplementedError
 
     def note(self, reason: CacheReason, entry: Entry) -> None:
         """Remember that an entry was used; forget one that is spoilt.
@@ -109,8 +104,11 @@ class CacheSource(Protocol):
             reason: HIT, or why it was refused.
         """
 
+    def close(self) -> None:
+        """Close what it has open for more than one compilation."""
 
-class DirectoryCache:
+
+class DirectoryCache(CacheSource):
     """Files in a `Cache` directory.
 
     Args:
@@ -179,7 +177,8 @@ class DirectoryCache:
                             )
 
         yield from existing()
-        until = Deadline.after(_patience(Deadline(job.asked.deadline_ns)))
+        left = Deadline(job.asked.deadline_ns).left()
+        until = Deadline.after(_PATIENCE if left is None else min(_PATIENCE, left / 2))  # the rest is for compiling
         for last in (False, True):
             with contextlib.closing(self._staged(entry, job, until)) as staged:
                 if staged.waited or self._cache.generations(entry) - seen:  # written meanwhile by another process
@@ -189,8 +188,7 @@ class DirectoryCache:
                     if not last:
                         continue
                 with self._cache.place() as place:
-                    keep = partial(self._keep, job, token, fingerprint, staged)
-                    yield Room(files(staged.model_fds, staged.data_fds, place), keep)
+                    yield Room(files(staged.model_fds, staged.data_fds, place), partial(self._keep, job, staged))
                 return
 
     def _staged(self, entry: str, job: Job, until: Deadline) -> StagedEntry:
@@ -201,15 +199,9 @@ class DirectoryCache:
             raise
 
     def _keep(
-        self,
-        job: Job,
-        token: bytes,
-        fingerprint: bytes,
-        staged: StagedEntry,
-        prepared: PreparedModel,
-        compile_ms: float,
+        self, job: Job, staged: StagedEntry, files: CacheFiles, prepared: PreparedModel, compile_ms: float
     ) -> CacheReason:
-        reason = self._published(job, token, fingerprint, staged, prepared, compile_ms)
+        reason = self._published(job, staged, files, prepared, compile_ms)
         if reason in (CacheReason.SAVED, CacheReason.LATER):
             self._cache.enforce_limits()
         elif reason in _REFUSALS:
@@ -218,25 +210,19 @@ class DirectoryCache:
         return reason
 
     def _published(
-        self,
-        job: Job,
-        token: bytes,
-        fingerprint: bytes,
-        staged: StagedEntry,
-        prepared: PreparedModel,
-        compile_ms: float,
+        self, job: Job, staged: StagedEntry, files: CacheFiles, prepared: PreparedModel, compile_ms: float
     ) -> CacheReason:
-        from ...cache import EntryInfo
+        from ...cache import EntryInfo, is_encrypted  # with what they need, which few clients do
 
-        result, reason = prepared.cache_result, _said(prepared, compile_ms)
+        result, reason = prepared.cache_result, _said(files, prepared, compile_ms)
         later = reason is CacheReason.LATER  # the device has duplicates: until it writes, it is a save that was cut off
         if result is None or not (result.saved or later):
             return reason
-        if _has_changed(job.model, fingerprint):
+        if _has_changed(job.model, files.fingerprint):
             return CacheReason.CHANGED
         if result.nbytes > self._cache.limits.max_entry_bytes > 0:
             return CacheReason.TOO_BIG
-        if self._encrypt and not later and not _all_encrypted((*staged.model_fds, *staged.data_fds)):
+        if self._encrypt and not later and not all(map(is_encrypted, (*staged.model_fds, *staged.data_fds))):
             return CacheReason.DECLINED  # by a service, or a device, that does not know how
         generation = os.urandom(16) if later else result.generation
         info = EntryInfo(
@@ -246,7 +232,7 @@ class DirectoryCache:
         )  # fmt: skip
         try:
             staged.publish(generation, info)
-            if not later and not job.device.confirm_cache(token, generation):
+            if not later and not job.device.confirm_cache(files.token, generation):
                 return CacheReason.NO_ROW  # the service has lost it; an older generation may be good
             staged.finish(generation)
         except DeadObject:
@@ -275,7 +261,7 @@ def _has_changed(model: Model, fingerprint: bytes) -> bool:
         return True
 
 
-class FlatCache:
+class FlatCache(CacheSource):
     """Files as NNAPI names them, directly in a directory, written in place, nothing ever removed.
 
     Args:
@@ -321,11 +307,8 @@ class FlatCache:
         except OSError as error:
             raise CacheRejected(CacheReason.IO_ERROR, f"{self._directory}: {error.strerror}") from error
 
-    def note(self, reason: CacheReason, entry: Entry) -> None:
-        pass
 
-
-class DescriptorCache:
+class DescriptorCache(CacheSource):
     """Files that the caller has open. They are duplicated here, and closed by `close`.
 
     Args:
@@ -360,33 +343,3 @@ class DescriptorCache:
         if any(os.fstat(fd).st_size for fd in (*models, *data)):
             yield Entry(files)
         yield Room(files)
-
-    def note(self, reason: CacheReason, entry: Entry) -> None:
-        pass
-
-
-def _patience(deadline: Deadline) -> float:
-    """Seconds to wait for another process: half of the remaining time, which leaves time to compile."""
-    left = deadline.left()
-    return _PATIENCE if left is None else min(_PATIENCE, left / 2)
-
-
-def cache_source(
-    directory: str | os.PathLike[str] | None, token: bytes | None, always: bool, encrypt: bool
-) -> CacheSource | None:
-    """Return where a session caches, or None; `InvalidArgument` if the directory is no path or the token no token."""
-    if directory is None and token is None:
-        for name, given in (("cache_always", always), ("cache_encrypt", encrypt)):
-            if given:
-                raise InvalidArgument(f"{name}=True, but nothing is cached: give cache_dir=, or token= as well")
-        return None
-    if directory is not None and not isinstance(directory, str | os.PathLike):
-        raise InvalidArgument(f"cache_dir is {type(directory).__name__}; give the path of a directory")
-    checked = None if token is None else checked_token(token)
-    return DirectoryCache.at(directory, checked, always=always, encrypt=encrypt)
-
-
-def _all_encrypted(fds: Sequence[int]) -> bool:
-    from ...cache import is_encrypted  # with what it needs, which few clients do
-
-    return all(map(is_encrypted, fds))

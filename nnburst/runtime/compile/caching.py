@@ -64,13 +64,8 @@ _WORST = ("REJECTED", "NOT_SAVED", "SAVED", "HIT", "DISABLED")
 def combined_report(reports: Sequence[CacheReport]) -> CacheReport:
     """Return one report for the parts of a model: the worst outcome, and sums."""
     worst = min(reports, key=lambda report: _WORST.index(report.outcome))
-    return replace(
-        worst,
-        nbytes=sum(report.nbytes for report in reports),
-        lookup_ms=sum(report.lookup_ms for report in reports),
-        compile_ms=sum(report.compile_ms for report in reports),
-        save_ms=sum(report.save_ms for report in reports),
-    )
+    sums = ("nbytes", "lookup_ms", "compile_ms", "save_ms")
+    return replace(worst, **{name: sum(getattr(report, name) for report in reports) for name in sums})
 
 
 class _Attempt:
@@ -90,7 +85,7 @@ class _Attempt:
     def take(self, offer: Entry | Room) -> CacheReason | None:
         """Use an offer; return what came of it, or None if the next one is needed."""
         if isinstance(offer, Room):
-            return offer.keep(self.compile(offer.files), self.compile_ms)
+            return offer.keep(offer.files, self.compile(offer.files), self.compile_ms)
         if self.rejected is CacheReason.DEAD_SERVICE:
             return None
         refused = self._restore(offer)

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from ..._core.deadline import Deadline, checked_timeout
 from ..._core.errno import member
-from ..._core.leaving import Closing, ProcessLock
+from ..._core.leaving import Closing
 from ..._core.one_process import OneProcess
 from ...cache import checked_token
 from ...devices import CompileJob, Device, PreparedModel
@@ -20,12 +20,9 @@ from ...errors import BadState, GeneralFailure, InvalidArgument, MissedDeadline,
 from ...model import (
     Capabilities,
     ExecutionPreference,
-    ExecutionResult,
     ImportedModel,
     Model,
     Priority,
-    Request,
-    RunOptions,
 )
 from ...options import CacheLayout, PreferenceName, PriorityName
 from ..request.node_args import NodeArg, imported_arguments, model_arguments
@@ -62,7 +59,7 @@ class CompilationReport(Struct, frozen=True):
 
     Attributes:
         steps: One, or several in the order in which they run.
-        refusals: Devices that failed to compile or to run, and why: (name, reason).
+        refusals: Devices that failed to compile, and why: (name, reason).
     """
 
     steps: tuple[StepReport, ...]
@@ -120,10 +117,6 @@ class Compilation(OneProcess, Closing):
         self._cache: CacheSource | None = None
         self._report: CompilationReport | None = None
         self._parts: tuple[Part, ...] = ()
-        self._others: list[Device] = []
-        """Those that could run the model, too, the fastest first; none unless the choice was the runtime's."""
-        self._second: PreparedModel | None = None
-        self._lock = ProcessLock()
         self._lacks: list[str] = []
 
     def set_preference(self, preference: PreferenceName | ExecutionPreference) -> None:
@@ -250,7 +243,6 @@ class Compilation(OneProcess, Closing):
         speeds = None if chosen else [device.capabilities for device, _ in able]
         alone = _alone(self.model, able, speeds)
         steps = _parts(self.model, able, speeds, alone)
-        self._others = [device for cost, device in alone[not steps :] if speeds is not None and cost < math.inf]
         if not steps:
             return [(alone[0][1], self.model, tuple(range(len(self.model.main.operations))))]
         self._parts = tuple(step.part for step in steps)
@@ -272,30 +264,6 @@ class Compilation(OneProcess, Closing):
             self._device = PartitionedDevice(self._used)
         self._report = report
         closes_with(self._used, self)
-
-    def _run_elsewhere(self, request: Request, options: RunOptions, failure: NNBurstError) -> ExecutionResult | None:
-        """Run a request that has failed on the next device that can run the model; None if there is none.
-
-        Args:
-            request: Without buffers of the device.
-            options: How.
-            failure: Why it failed; goes into the report when the next device is needed first.
-        """
-        with self._lock.lock:
-            while self._second is None and self._others and self._report is not None and not self._refuses:
-                device = self._others.pop(0)
-                job = CompileJob(self._preference, self._priority, options.deadline_ns)
-                try:
-                    self._second = device.prepare_model(self.model, job)
-                    refusal = self.device.name, f"a run failed, and goes to {device.name} instead: {failure}"
-                except MissedDeadline:  # the next run that fails may have the time
-                    self._others.insert(0, device)
-                    return None
-                except NNBurstError as error:
-                    refusal = device.name, str(error)
-                self._report = structs.replace(self._report, refusals=(*self._report.refusals, refusal))
-            second = self._second
-        return None if second is None else second.execute_synchronously(request, options)
 
     @property
     def _has_one_device(self) -> bool:
@@ -404,7 +372,7 @@ class Compilation(OneProcess, Closing):
 
     def _release_cache(self) -> None:
         cache, self._cache = self._cache, None
-        if isinstance(cache, DescriptorCache):
+        if cache is not None:
             cache.close()
 
     @cached_property
@@ -455,11 +423,9 @@ class Compilation(OneProcess, Closing):
         """Release the prepared model. Idempotent."""
         self._release_cache()
         self._finished = True
-        for prepared in (self._prepared, self._second):
-            if prepared is not None:
-                prepared.close()
-        self._prepared = self._second = None
-        self._others.clear()
+        if self._prepared is not None:
+            self._prepared.close()
+        self._prepared = None
 
     def _check_open(self) -> None:
         if self._finished:

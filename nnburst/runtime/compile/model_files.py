@@ -205,8 +205,6 @@ def _open(path: str, directory: str | None) -> Memory:
         if isinstance(error, FileNotFoundError):
             if os.path.islink(full):
                 why = f"it is a link to {os.readlink(full)!r}, which is not there"
-            elif similar := _similar(full):
-                why = f"{why}; there is {similar!r}"
         kind = NoSuchFile if isinstance(error, FileNotFoundError) else InvalidArgument
         raise kind(f"{what} cannot be opened: {why}") from None
     try:
@@ -222,18 +220,6 @@ def _open(path: str, directory: str | None) -> Memory:
         return Memory.mmap_fd(fd, status.st_size, prot=PROT_READ)
     finally:
         os.close(fd)
-
-
-def _similar(path: str) -> str:
-    """Return the file of that directory whose name is most like a path's; empty if there is none."""
-    directory, name = os.path.split(path)
-    from difflib import get_close_matches
-
-    try:
-        found = get_close_matches(name, os.listdir(directory or "."), n=1)
-    except (OSError, ValueError):
-        return ""
-    return os.path.join(directory, *found) if found else ""
 
 
 def _with_pools(model: Model, pools: Sequence[Memory]) -> Model:

@@ -12,6 +12,7 @@ import numpy as np
 from msgspec import Struct
 
 from ..._core.errno import is_real, whole
+from ...burst import ExecutionBurstController
 from ...devices.encoded import ROOM
 from ...errors import BadState, GeneralFailure, InvalidArgument, OutputInsufficientSize
 from ...memory import PROT_WRITE, Memory
@@ -531,7 +532,7 @@ class Arguments:
             known = shapes and shapes[index].dimensions
             memory._written(None if shapes is None else known or self.known_dimensions("output", index))
 
-    def note_burst(self, burst: Any) -> None:
+    def note_burst(self, burst: ExecutionBurstController) -> None:
         """Tell the device memories that a burst has slots for them."""
         for kind in ("input", "output"):
             for _, memory in self._device_memories(kind):

@@ -32,7 +32,7 @@ from ...model import (
 from ..compile.compilation import Compilation
 
 if TYPE_CHECKING:
-    from ..run.burst import Burst
+    from ...burst import ExecutionBurstController
 
 _UINT32 = 2**32 - 1
 _CHUNK = 4 << 20
@@ -237,7 +237,7 @@ class DeviceMemory(OneProcess, Closing):
         self._initial = self.dimensions = dimensions
         self._closed = False
         self._leaving = Leaving()
-        self._bursts: weakref.WeakSet[Burst] = weakref.WeakSet()
+        self._bursts: weakref.WeakSet[ExecutionBurstController] = weakref.WeakSet()
 
     # ---- looking ---------------------------------------------------------------------------------------------
 
@@ -324,7 +324,7 @@ class DeviceMemory(OneProcess, Closing):
         """Bytes that contents of these dimensions, which may be () for the described ones, would take; 0 if unknown."""
         return _nbytes(self.operand, combine_dimensions(self._initial, dimensions))
 
-    def _seen_by(self, burst: Burst) -> None:
+    def _seen_by(self, burst: ExecutionBurstController) -> None:
         """The burst remembers the memory from now on, until one of the two is closed."""
         self._bursts.add(burst)
 
@@ -339,7 +339,7 @@ class DeviceMemory(OneProcess, Closing):
         if not self._closed:
             pool, own = self.pool, self.buffer or self.memory
             assert own is not None
-            self._leaving = Leaving(*(partial(burst._forget, pool) for burst in list(self._bursts)), own.close)
+            self._leaving = Leaving(*(partial(burst.free_memory, pool) for burst in list(self._bursts)), own.close)
             self._closed, self.initialised = True, False
         self._leaving()
 

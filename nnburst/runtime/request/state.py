@@ -89,10 +89,6 @@ class States:
             return {name: state.tokens for name, state in self.all.items()}
         return {state.source.name: state.tokens[::-1] for state in self.all.values()}
 
-    @property
-    def pools(self) -> list[BufferToken]:
-        return [token for state in self.all.values() for token in state.tokens]
-
     def checked(self, values: object) -> dict[str, Array]:
         """Return values by input name that `write` takes; `InvalidArgument` if a name, dtype or shape is wrong."""
         if not isinstance(values, Mapping | None):

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-from collections import deque
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from itertools import accumulate, islice
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...errors import BadState, DeadObject, GeneralFailure, InvalidArgument, NNBurstError
+from ...errors import BadState, DeadObject, GeneralFailure, InvalidArgument, NNBurstError, OutputInsufficientSize
 from ...model import Array
 from ..request.node_args import Encoded, NodeArg, checked_inputs, shapes_to_say
 from .pipeline import LASTING
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     import numpy.typing as npt
 
-    from ..compile.compilation import Compilation
     from ..execution import Execution
+    from ..session import Session
     from .pipeline import Pipeline
 
 Inputs = Mapping[str, "npt.ArrayLike"]
@@ -31,21 +29,12 @@ Row = int | NNBurstError
 """How many rows an input has, or what was wrong with it."""
 
 
-class _Session(Protocol):
-    @property
-    def compilation(self) -> Compilation: ...
-    def run(self, output_names: Sequence[str] | None, inputs: Inputs, timeout: float | None = ...) -> list[Array]: ...
-    def _lent_pipeline(
-        self, depth: int, shapes: Mapping[str, tuple[int, ...]], timeout: float | None
-    ) -> AbstractContextManager[Pipeline]: ...
-
-
 _DEPTH = 4
 """Batches under way: one runs, one waits, one is filled, one is read."""
 
 
 def run_many(
-    session: _Session, inputs: Iterable[Inputs], batch: int, timeout: float | None, returns_errors: bool
+    session: Session, inputs: Iterable[Inputs], batch: int, timeout: float | None, returns_errors: bool
 ) -> Generator[Outcome, None, None]:
     """See `Session.run_many`."""
     index = -1
@@ -68,7 +57,7 @@ def _name(error: NNBurstError, index: int) -> None:
 
 
 def _parts(
-    session: _Session, inputs: Iterable[Inputs], batch: int, timeout: float | None
+    session: Session, inputs: Iterable[Inputs], batch: int, timeout: float | None
 ) -> Generator[Iterable[Outcome] | Exception, None, None]:
     """Yield what comes of some inputs at a time, which costs few steps of Python's; or an error of `inputs`."""
     if not isinstance(inputs, Iterable):
@@ -78,8 +67,12 @@ def _parts(
     optional = {node.name for node in nodes if node.is_optional}
     fixed = [node.name for node in nodes if not _is_batched(node) and not node.is_optional]
 
-    def again(execution: Execution) -> list[Array]:
-        return session.run(None, {name: view.view(Encoded) for name, view in execution._wired.items()}, timeout)
+    def again(execution: Execution) -> Outcome:
+        """Run an input elsewhere whose outputs need more room."""
+        try:
+            return session.run(None, {name: view.view(Encoded) for name, view in execution._wired.items()}, timeout)
+        except NNBurstError as error:
+            return error
 
     while (first := rest.first()) is not None:
         if batch > 1 and (fixed or not nodes):
@@ -94,8 +87,12 @@ def _parts(
             shapes = shapes_to_say(nodes, arrays)
             with session._lent_pipeline(16, shapes, timeout) as pipeline:
                 alike = rest.alike(shapes, optional) if shapes or optional else rest
-                for outcome in pipeline._outcomes(alike, again):
-                    yield (outcome,)
+                with contextlib.closing(pipeline._flights(pipeline._filled(alike))) as flights:
+                    for wrong, execution, failure in flights:
+                        if isinstance(failure, OutputInsufficientSize):
+                            yield (again(execution),)
+                        else:
+                            yield (wrong or failure or execution._copied(),)
             continue
         if whole := [node.name for node in nodes if node.name in arrays and not _is_batched(node)]:
             raise InvalidArgument(f"batch={batch} needs a symbolic first dimension of every input, also of {whole}")
@@ -192,22 +189,37 @@ class _Batches:
     """
 
     def __init__(
-        self, session: _Session, pipeline: Pipeline, shapes: Mapping[str, tuple[int, ...]], timeout: float | None
+        self, session: Session, pipeline: Pipeline, shapes: Mapping[str, tuple[int, ...]], timeout: float | None
     ) -> None:
         self._session = session
         self._pipeline = pipeline
         self._shapes = shapes
         self._timeout = timeout
         self._batch = next(iter(shapes.values()))[0]
-        self._waiting: deque[tuple[Execution, list[Row]]] = deque()  # in flight
-        self._rows: list[Row] = []  # of the batch that is being filled
-        self._filled = 0
-        self._goes_on = True
+        self._filled = 0  # rows of the batch that comes next
 
     def outcomes(self, rest: _Rest) -> Iterator[Iterable[Outcome]]:
         """Yield what comes of the inputs of one batch after the other; ends early if the pipeline can run no more."""
+        with contextlib.closing(self._pipeline._flights(self._batches(rest))) as flights:
+            for (count, rows), execution, error in flights:
+                outputs: list[Array] = []
+                try:
+                    if error is None and count == self._batch:
+                        outputs = execution._copied()
+                    elif error is None and count:
+                        head = {name: view[:count] for name, view in execution.inputs.items()}
+                        outputs = self._session.run(None, head, self._timeout)
+                except NNBurstError as failure:
+                    error = failure
+                yield _split(outputs, rows) if error is None else self._alone(execution, rows, error)
+
+    def _batches(self, rest: _Rest) -> Iterator[tuple[bool, tuple[int, list[Row]]]]:
+        """Fill one batch after the other, for `Pipeline._flights`, and tell its rows; one that is not full is
+        not started there.
+        """
+        rows: list[Row] = []
         at_once = self._batch if rest.at_once else 1
-        while self._goes_on and (items := rest.take(min(at_once, self._batch - self._filled))):
+        while items := rest.take(min(at_once, self._batch - self._filled)):
             counts = _copy_alike(items, self._pipeline.current.inputs, self._filled)
             if not counts and len(items) > 1:  # from here one by one
                 rest.give_back(items)
@@ -217,24 +229,26 @@ class _Batches:
                 try:
                     count = self._copy(items[0])
                 except NNBurstError as error:
-                    self._rows.append(error)
-                    if not self._waiting and not any(isinstance(row, int) for row in self._rows):
-                        yield _wrong(self._rows)
-                        self._rows = []
+                    rows.append(error)
+                    if not self._filled:
+                        yield False, (0, rows)
+                        rows = []
                     continue
                 if count is None:  # of the next kind
                     rest.give_back(items)
                     break
                 counts = [count]
-            if self._filled + sum(counts) > self._batch:  # it begins the next batch
+            overflows = self._filled + sum(counts) > self._batch
+            if overflows:  # it begins the next batch
                 rest.give_back(items)
-                yield from self._finish()
-                continue
-            self._rows += counts
-            self._filled += sum(counts)
-            if self._filled == self._batch:
-                yield from self._advance()
-        yield from self._finish()
+            else:
+                rows += counts
+                self._filled += sum(counts)
+            if overflows or self._filled == self._batch:
+                yield not overflows, (self._filled, rows)
+                self._filled, rows = 0, []
+        if rows:
+            yield False, (self._filled, rows)
 
     def _copy(self, arrays: Inputs) -> int | None:
         """Copy an input behind the rows that are filled, if it fits there.
@@ -256,55 +270,8 @@ class _Batches:
                 view[self._filled : self._filled + count] = checked[name]
         return count
 
-    def _advance(self) -> Iterator[Iterable[Outcome]]:
-        """Start the batch that is full."""
-        pipeline, started = self._pipeline, self._pipeline.current
-        self._waiting.append((started, self._rows))
-        self._rows, self._filled = [], 0
-        error: NNBurstError | None = None
-        try:
-            pipeline.advance()
-        except NNBurstError as failure:
-            error = failure
-        if error is not None and pipeline.current is started:  # it was not started, or has failed elsewhere
-            _, rows = self._waiting.pop()
-            yield from self._landed()
-            yield self._alone(started, rows, error)
-        elif len(self._waiting) == pipeline.depth:
-            yield self._ended(*self._waiting.popleft(), error)
-
-    def _finish(self) -> Iterator[Iterable[Outcome]]:
-        """Wait for what is in flight, and run what does not fill a batch."""
-        yield from self._landed()
-        rows, self._rows = self._rows, []
-        if any(isinstance(row, int) for row in rows):
-            head = {name: view[: self._filled] for name, view in self._pipeline.current.inputs.items()}
-            self._filled = 0
-            try:
-                outputs = self._session.run(None, head, self._timeout)
-            except NNBurstError as error:
-                yield self._alone(self._pipeline.current, rows, error)
-            else:
-                yield _split(outputs, rows)
-        elif rows:
-            yield _wrong(rows)
-
-    def _landed(self) -> Iterator[Iterable[Outcome]]:
-        while self._waiting:
-            execution, rows = self._waiting.popleft()
-            error: NNBurstError | None = None
-            try:
-                self._pipeline._land(execution)
-            except NNBurstError as failure:
-                error = failure
-            yield self._ended(execution, rows, error)
-
-    def _ended(self, execution: Execution, rows: list[Row], error: NNBurstError | None) -> Iterable[Outcome]:
-        return _split(execution._copied(), rows) if error is None else self._alone(execution, rows, error)
-
     def _alone(self, execution: Execution, rows: list[Row], error: NNBurstError) -> Iterator[Outcome]:
         """Yield what comes of each input of a batch that has failed: which it was shows when each runs alone."""
-        self._goes_on = self._goes_on and not isinstance(error, LASTING)
         at = 0
         for row in rows:
             if not isinstance(row, int):
@@ -313,7 +280,7 @@ class _Batches:
             part = {name: view[at : at + row] for name, view in execution.inputs.items()}
             at += row
             if isinstance(error, LASTING):
-                yield _copy_of(error)
+                yield copy(error)  # each says of which input it is
                 continue
             try:
                 yield self._session.run(None, part, self._timeout)
@@ -355,21 +322,10 @@ def _rows(arrays: Mapping[str, Array], batch: int) -> int:
     return count
 
 
-def _wrong(rows: list[Row]) -> list[Outcome]:
-    return [row for row in rows if not isinstance(row, int)]
-
-
-def _copy_of(error: NNBurstError) -> NNBurstError:
-    """Return one for each input that it is of, as it says of which."""
-    from copy import copy
-
-    return copy(error)
-
-
 def _split(outputs: list[Array], rows: list[Row]) -> Iterable[Outcome]:
     """Take the outputs of a batch apart; what was wrong stays where it is."""
     good = [row for row in rows if isinstance(row, int)]
-    parts = iter(_split_good(outputs, good))
+    parts = iter(_split_good(outputs, good) if good else ())
     return parts if len(good) == len(rows) else [next(parts) if isinstance(row, int) else row for row in rows]
 
 

@@ -26,7 +26,6 @@ from .pipeline import Pipeline
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from ...model import Named
     from ...watch.trace import Recording
     from ..request.device_memory import DeviceMemory
     from .burst_pool import BurstPool
@@ -219,11 +218,7 @@ class Burst(OneProcess, Closing):
         pool = memory if isinstance(memory, Memory) else getattr(memory, "pool", None)
         if pool is None:
             raise InvalidArgument(f"expected a Memory, got {memory!r}")
-        return self._forget(pool)
-
-    def _forget(self, pool: Memory | Named) -> bool:
-        """As `free_memory`, for what stands in requests; after `close` there is nothing to forget."""
-        return not self._controller.closed and self._controller.free_memory(pool)
+        return self._controller.free_memory(pool)
 
     def _refuse(self) -> None:
         """Run nothing any more; an execution in flight gets `BadState`. Waits for nothing."""

@@ -84,13 +84,13 @@ class BurstPool:
         self.restarts: tuple[Restart, ...] = ()
         self._restarting = ProcessLock()  # a signal handler may come while it is held; nothing is waited for below it
         self._attempt: tuple[threading.Thread, list[BaseException]] | None = None
-        self._kept: list[tuple[Hashable, Burst, Pipeline]] = []
+        self._kept: dict[tuple[Burst, Hashable], Pipeline] = {}
         self._keeps = True
         abandon_when_forked(self)
 
     def abandon(self) -> None:
         """In a forked child: have no pipelines, as their inputs are read by the parent's runs, too, and no thread."""
-        self._kept, self._attempt = [], None
+        self._kept, self._attempt = {}, None
 
     def _open(self, compilation: Compilation) -> Burst:
         if self._refuses:
@@ -254,10 +254,10 @@ class BurstPool:
     @contextlib.contextmanager
     def lend_pipeline(self, key: Hashable, make: Callable[[Burst], Pipeline], deadline: Deadline) -> Iterator[Pipeline]:
         """Lend one of those that were used last, as making one costs more than many of its runs."""
-        found = self._taken(key)
-        burst = found[1] if found else deadline.call(self.lend)
+        kept = (burst for burst, kind in reversed(list(self._kept)) if kind == key and self._lend_again(burst))
+        burst = next(kept, None) or deadline.call(self.lend)
         try:
-            pipeline = found[2] if found else deadline.call(make, burst)
+            pipeline = self._kept.pop((burst, key), None) or deadline.call(make, burst)
         except BaseException:
             self.give_back(burst)
             raise
@@ -269,24 +269,15 @@ class BurstPool:
             finally:
                 is_idle = pipeline._is_idle and not burst._controller.ending.reason
                 if self.give_back(burst) and is_idle:
-                    self._kept.append((key, burst, pipeline))
+                    self._kept[burst, key] = pipeline
                 else:
                     pipeline.forget()
                 self._shorten(_MOST_KEPT if self._keeps else 0)
 
-    def _taken(self, key: Hashable) -> tuple[Hashable, Burst, Pipeline] | None:
-        for kept in reversed(self._kept):
-            if kept[0] == key and self._lend_again(kept[1]):
-                with contextlib.suppress(ValueError):  # it has just been dropped
-                    self._kept.remove(kept)
-                    return kept
-                self.give_back(kept[1])
-        return None
-
     def _shorten(self, most: int) -> None:
-        with contextlib.suppress(IndexError):  # another thread was faster
-            while len(self._kept) > most:
-                self._kept.pop(0)[2].forget()
+        for place in list(self._kept)[: max(0, len(self._kept) - most)]:
+            if (pipeline := self._kept.pop(place, None)) is not None:  # else another thread was faster
+                pipeline.forget()
 
     def forget_pipelines(self) -> None:
         """Keep none from now on. Waits for nothing."""

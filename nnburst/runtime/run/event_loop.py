@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Awaitable, Callable
 from functools import cache
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..._core.fds import FdSet
 from ..._core.once import Once
@@ -30,8 +30,11 @@ from .futures import attend_to
 
 if TYPE_CHECKING:
     import asyncio
+    from typing import TypeAlias
 
     from ...burst import BoundRequest, InFlight, InFlightRuns
+
+    Loop: TypeAlias = "_AsyncioLoop | _TrioLoop"
 
 T = TypeVar("T")
 
@@ -39,35 +42,6 @@ _LONGEST_TURN = 30_000
 """Nanoseconds that all runs together may poll in one turn of an event loop. With what a turn takes itself, its other
 tasks wait for some 45 µs: docs/async.md has the figures.
 """
-
-
-class Waiter(Protocol):
-    """What one task waits for."""
-
-    def set(self, flight: InFlight | None = None) -> None:
-        """Wake the task. From any thread, perhaps twice."""
-
-    def wait(self, timeout: float | None) -> Awaitable[bool]:
-        """Wait for it; False if the time was over first."""
-
-
-class Loop(Protocol):
-    """What is needed of an event loop that runs in this thread."""
-
-    def attend(self, flights: InFlightRuns) -> None:
-        """Watch the bell of a burst that has something in flight."""
-
-    def waiter(self) -> Waiter:
-        """Return one to wait for."""
-
-    def look_until(self) -> int:
-        """When polling in this turn of the loop has to end, on CLOCK_MONOTONIC in nanoseconds. The first one counts."""
-
-    def pause(self) -> Awaitable[None]:
-        """Let the loop go round once."""
-
-    def checkpoint(self) -> Awaitable[None] | None:
-        """What a run awaits that was answered at once; None: nothing."""
 
 
 def current_loop() -> Loop:
@@ -229,6 +203,7 @@ class _AsyncioLoop:
         self._turn_ends = 0  # 0: no run has polled in this turn
 
     def attend(self, flights: InFlightRuns) -> None:
+        """Watch the bell of a burst that has something in flight."""
         loop = self.loop()
         if loop is None or flights in self._watched or flights.closed:
             return
@@ -248,12 +223,14 @@ class _AsyncioLoop:
             loop.remove_reader(fd)
         own.close()
 
-    def waiter(self) -> Waiter:
+    def waiter(self) -> _AsyncioWaiter:
+        """Return what one task waits for."""
         loop = self.loop()
         assert loop is not None  # it runs
         return _AsyncioWaiter(loop, self._thread)
 
     def look_until(self) -> int:
+        """When polling in this turn of the loop has to end, on CLOCK_MONOTONIC in nanoseconds. The first one counts."""
         if not self._turn_ends:
             loop = self.loop()
             assert loop is not None
@@ -265,11 +242,13 @@ class _AsyncioLoop:
         self._turn_ends = 0
 
     def pause(self) -> Awaitable[None]:
+        """Let the loop go round once."""
         import asyncio
 
         return asyncio.sleep(0)
 
     def checkpoint(self) -> None:
+        """What a run awaits that was answered at once: nothing."""
         return None
 
 
@@ -281,6 +260,7 @@ class _AsyncioWaiter:
         self._future: asyncio.Future[bool] = loop.create_future()
 
     def set(self, flight: InFlight | None = None) -> None:
+        """Wake the task. From any thread, perhaps twice."""
         if threading.get_ident() == self._thread:
             self._end(True)
         else:
@@ -292,6 +272,7 @@ class _AsyncioWaiter:
             self._future.set_result(in_time)
 
     def wait(self, timeout: float | None) -> Awaitable[bool]:
+        """Wait for it; False if the time was over first."""
         return self._future if timeout is None else self._within(timeout)
 
     async def _within(self, timeout: float) -> bool:
@@ -345,7 +326,7 @@ class _TrioLoop:
             self._watched.discard(flights)
             own.close()
 
-    def waiter(self) -> Waiter:
+    def waiter(self) -> _TrioWaiter:
         return _TrioWaiter(self._trio, self._token(), self._thread)
 
     def look_until(self) -> int:

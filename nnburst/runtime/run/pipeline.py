@@ -6,13 +6,13 @@ import contextlib
 import errno
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from ..._core._nnburst import ffi, lib
 from ..._core.leaving import Closing
 from ..._core.one_process import OneProcess
-from ...errors import BadState, DeadObject, InvalidArgument, MissedDeadline, NNBurstError, OutputInsufficientSize
+from ...errors import BadState, DeadObject, InvalidArgument, MissedDeadline, NNBurstError
 from ...model import Array
 from ..execution import Execution
 from ..request.node_args import checked_inputs
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from ..._core._nnburst import CData
     from ...burst import ExecutionBurstController
 
+
+T = TypeVar("T")
 
 _EALREADY = -errno.EALREADY
 LASTING = (MissedDeadline, DeadObject, BadState)
@@ -142,89 +144,64 @@ class Pipeline(OneProcess, Closing):
                 flight behind it is dropped.
             NNBurstError: A run failed, likewise.
         """
-        for outcome in self._outcomes(inputs):
-            if isinstance(outcome, Exception):
-                raise outcome
-            yield outcome
+        with contextlib.closing(self._flights(self._filled(inputs))) as flights:
+            for failure, execution, error in flights:
+                if (wrong := failure or error) is not None:
+                    raise wrong
+                yield execution._copied()
 
-    def _outcomes(
-        self, inputs: Iterable[Mapping[str, npt.ArrayLike]], again: Callable[[Execution], list[Array]] | None = None
-    ) -> Iterator[list[Array] | Exception]:
-        """As `map`, but yield an error in place of the outputs that it has prevented.
-
-        What had too little room for its outputs is given to `again`, which runs it elsewhere.
-
-        The last one is that of `inputs` itself, or one after which nothing runs here: a `MissedDeadline`, whose run may
-        still use its arrays, a `DeadObject` or a `BadState`.
-        """
-        order: deque[Exception | None] = deque()  # of what was not yielded yet: an error, or None for a run in flight
-        flying = 0
-        rest = iter(inputs)
-        goes_on = True
+    def _filled(self, inputs: Iterable[Mapping[str, npt.ArrayLike]]) -> Iterator[tuple[bool, Exception | None]]:
+        """Fill `current` with one input after the other, for `_flights`; yield what is wrong with one."""
         try:
-            while goes_on:
+            for arrays in inputs:
                 try:
-                    arrays = next(rest)
-                except StopIteration:
-                    break
-                except Exception as failure:  # of the caller's
-                    order.append(failure)
-                    break
-                error, outcome = self._start(arrays, flying + 1 == self.depth)
-                outcome = self._settled(outcome, self.current, again)
-                order.append(error)
-                flying += error is None
-                if outcome is not None:
-                    order.popleft()
-                    flying -= 1
-                    yield outcome
-                goes_on = not isinstance(error or outcome, LASTING)
-                while order and (wrong := order[0]) is not None:
-                    order.popleft()
-                    yield wrong
-            for wrong in order:
-                if wrong is None:
-                    flying -= 1
-                    execution = self._executions[(self._at - flying - 1) % self.depth]
-                    outcome = self._settled(self._outcome(execution), execution, again)
-                    assert outcome is not None
-                    yield outcome
+                    fill(self.current, arrays)
+                except NNBurstError as error:
+                    yield False, error
                 else:
-                    yield wrong
+                    yield True, None
+        except Exception as error:  # of the caller's
+            yield False, error
+
+    def _flights(
+        self, tokens: Iterable[tuple[bool, T]]
+    ) -> Generator[tuple[T, Execution, NNBurstError | None], None, None]:
+        """Run `current` once for each token, in turn, several at once; yield each with its execution when that has
+        ended, and with why it failed. A token that says False starts nothing: it comes when all before it have ended.
+
+        The last one is that after which nothing runs here: a `MissedDeadline`, whose run may still use its arrays, a
+        `DeadObject` or a `BadState`.
+        """
+        flying: deque[T] = deque()
+        try:
+            for starts, token in tokens:
+                execution, error = self.current, None
+                if starts:
+                    try:
+                        self.advance()
+                    except NNBurstError as failure:
+                        error = failure
+                if starts and (error is None or self.current is not execution):
+                    flying.append(token)
+                    if len(flying) == self.depth:
+                        yield flying.popleft(), self.current, error
+                else:  # it is not to be started, could not be, or has run elsewhere
+                    yield from self._landed(flying)
+                    yield token, execution, error
+                if isinstance(error, LASTING):
+                    break
+            yield from self._landed(flying)
         finally:
             self._settle()
 
-    def _settled(
-        self,
-        outcome: list[Array] | Exception | None,
-        execution: Execution,
-        again: Callable[[Execution], list[Array]] | None,
-    ) -> list[Array] | Exception | None:
-        if again is None or not isinstance(outcome, OutputInsufficientSize):
-            return outcome
-        try:
-            return again(execution)
-        except NNBurstError as error:
-            return error
-
-    def _start(
-        self, arrays: Mapping[str, npt.ArrayLike], is_full: bool
-    ) -> tuple[Exception | None, list[Array] | Exception | None]:
-        """Start a run. Returns what has prevented it, and what came of the one in flight whose place was needed."""
-        at = self._at
-        try:
-            fill(self.current, arrays)
-            ended = self.advance()
-            return None, ended._copied() if is_full else None
-        except NNBurstError as error:
-            return (error, None) if self._at == at else (None, error)
-
-    def _outcome(self, execution: Execution) -> list[Array] | Exception:
-        try:
-            self._land(execution)
-            return execution._copied()
-        except NNBurstError as error:
-            return error
+    def _landed(self, flying: deque[T]) -> Iterator[tuple[T, Execution, NNBurstError | None]]:
+        while flying:
+            execution, error = self._executions[(self._at - len(flying)) % self.depth], None
+            try:
+                self._land(execution)
+            except NNBurstError as failure:
+                error = failure
+            yield flying.popleft(), execution, error
 
     @property
     def _is_idle(self) -> bool:

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Collection
 from functools import partial
 from itertools import zip_longest
+from typing import TYPE_CHECKING
 
 from ..._core.deadline import Deadline
 from ..._core.leaving import LEAVING, Closing, ProcessLock
@@ -17,7 +18,7 @@ from ..._core.one_process import OneProcess
 from ...devices import Device, device_of
 from ...errors import BadState, DeadObject, DeviceUnavailable, GeneralFailure
 from ...model import ImportedModel
-from ..connection.callbacks import CallbackRegistry, WorkerCalls
+from ..connection.callbacks import CallbackRegistry
 from ..connection.owner import TOLD
 from ..connection.transport import Connection
 from ..process import forked
@@ -26,6 +27,9 @@ from ..wire import protocol as calls
 from ..wire.marshal import model_to_wire
 from ..wire.values import Sandbox
 from .proxies import Place, RemoteDevice
+
+if TYPE_CHECKING:
+    from ..process.worker import Worker
 
 _open: dict[int, Connection] = {}
 
@@ -133,7 +137,7 @@ class ServiceConnection(OneProcess, Closing):
         exit_status: Callable[[], int | None] = lambda: None,
         on_end: Callable[[float], None] | None = None,
         kill: Callable[[], None] | None = None,
-        broker: WorkerCalls | None = None,
+        broker: Worker | None = None,
         own: bool = False,
         dial_own: Callable[[], ServiceConnection] | None = None,
     ) -> None:

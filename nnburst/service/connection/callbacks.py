@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ...burst import BurstCallback
 from ...errors import ErrorStatus, InvalidArgument
@@ -24,21 +24,8 @@ from ..wire.protocol import (
 )
 from ..wire.values import MAX_FDS
 
-
-class WorkerCalls(Protocol):
-    """What a broker does for its worker."""
-
-    def gone(self, number: int, reason: str) -> None:
-        """A client that it has handed over has gone, or is not served for a reason."""
-
-    def leaving(self) -> None:
-        """It takes no more clients."""
-
-    def kick(self, pid: int, reason: str, uid: int | None) -> int:
-        """End all clients of a process, or of a user but for one process. Returns how many there were."""
-
-    def load(self, name: str, unload: bool) -> None:
-        """Load a model from its files again, or unload it; raises why it cannot."""
+if TYPE_CHECKING:
+    from ..process.worker import Worker
 
 
 class CallbackRegistry:
@@ -47,9 +34,7 @@ class CallbackRegistry:
     Holds them weakly (their `RemoteBurstContext` holds them), so that a burst that is dropped goes away.
     """
 
-    def __init__(
-        self, on_ending: Callable[[str], None] = lambda reason: None, broker: WorkerCalls | None = None
-    ) -> None:
+    def __init__(self, on_ending: Callable[[str], None] = lambda reason: None, broker: Worker | None = None) -> None:
         self._end = on_ending
         self._broker = broker
         self._numbers = itertools.count(1)
@@ -86,7 +71,7 @@ class CallbackRegistry:
         return GetMemoriesReply(status=0, memories=handles), FdBundle.duplicate(borrowed)
 
     @property
-    def broker(self) -> WorkerCalls:
+    def broker(self) -> Worker:
         if self._broker is None:
             raise Malformed("the service is no worker of this process")
         return self._broker

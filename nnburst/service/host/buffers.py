@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...devices import Buffer
 from ...memory import Memory
@@ -13,8 +13,10 @@ from ..wire import protocol as calls
 from ..wire.marshal import memories_from_wire
 from ..wire.packets import FdBundle
 from ..wire.values import WireMemory
-from .client import Client
 from .hosted import HostedBuffer, HostedModel
+
+if TYPE_CHECKING:
+    from .host import Client
 
 
 def on_allocate(client: Client, message: calls.Allocate, fds: FdBundle) -> calls.AllocateReply:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from msgspec import Struct
 
@@ -19,9 +19,11 @@ from ..wire import protocol as calls
 from ..wire.marshal import descriptor_from_wire, pools_from_wire, total_size
 from ..wire.packets import FdBundle
 from ..wire.values import WireQueue
-from .client import Client
 from .hosted import HostedModel, close_all
 from .quotas import Charge
+
+if TYPE_CHECKING:
+    from .host import Client
 
 _SLOTS_PER_CALL = 200
 """Each slot's memory has at least one descriptor, and 253 fit into a message."""
@@ -40,26 +42,27 @@ class HostedBurst(Struct, frozen=True):
 
     def leave(self) -> None:
         """Its client awaits nothing of it any more."""
-        if self.memories.row is not None:
-            self.memories.row.leave()
+        self.memories.row.leave()
         self.context.leave()
 
 
 class SlotMemories(BurstCallback):
     """The client's `BurstCallback` as the burst's server sees it; counts the memories that it brings in."""
 
+    row: Row
+
     def __init__(
         self,
         client: Client,
         message: calls.ConfigureBurst,
-        row: Row | None,
+        row: Row,
         flow_queue: FlowQueue | None,
         bell: int | None,
     ) -> None:
         self.row = row
         self.flow_queue = flow_queue
         self.bell = bell
-        self.max_run = client.offer.max_run
+        self.max_run = client.host.max_run
         self.account = client.account
         self.loop_timeout_ns = message.loop_timeout_ns
         self._cpus = frozenset(message.cpus)
@@ -135,12 +138,9 @@ def on_configure_execution_burst(
     with contextlib.ExitStack() as call, contextlib.ExitStack() as owned:
         model = owned.enter_context(client.objects.lease(message.prepared_model, HostedModel))
         owned.enter_context(client.ledger.charge(bursts=1, mapped_bytes=sizes, fds=len(fds)))
-        page, row = client.offer.page, None
-        if page is not None and model.row is not None:
-            row = page.open(RowKind.BURST, "", model.row, client.peer)
-        if row is not None:
-            row.count("bursts")
-            owned.callback(row.close)
+        row = client.open_row(RowKind.BURST, parent=model.row)
+        row.count("bursts")
+        owned.callback(row.close)
         bell = call.enter_context(FdBundle([fds.take_last()])) if message.bell else None
         if bell is not None:
             check(lib.nnb_bell_check(bell.fds[0]), "bell")

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import mmap
 import os
 import select
 import signal
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,30 +22,26 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from ..._core._nnburst import ffi, lib
-from ..._core.errno import check
 from ...burst import BurstCallback, BurstContext, BurstExecutorWithCache, ExecutionBurstServer, Kernel
 from ...burst.server.server import executor_of
 from ...devices import PreparedModel, WrappedModel
-from ...errors import ErrorStatus, GeneralFailure
-from ...model import NO_TIMING, ExecutionResult, MeasureTiming, OutputShape, Request, RunOptions
+from ...model import ExecutionResult, MeasureTiming, Request, RunOptions
 from ..wire.cache_messages import PrepareModel, PrepareModelFromCache
 from ..wire.protocol import Call, ConfigureBurst, GetSupportedOperations
 from ..wire.values import Message
 
 if TYPE_CHECKING:
-    from ..._core._nnburst import CData
     from ...fmq import MQDescriptor
     from ...memory import Memory
 
 _log = logging.getLogger("nnburst.faults")
 
 Point = Literal["supported", "prepare", "restore", "burst", "run"]
-Act = Literal["exit", "kill", "delay", "stop", "block", "spin", "packet", "counter", "shapes", "wakeup"]
+Act = Literal["exit", "kill", "delay", "stop", "block", "spin"]
 
 _LONGEST_POLL = 1e6
 _PATIENCE = 30.0
-"""Seconds that a wake-up which is to be dropped waits for its client to sleep."""
+"""Seconds in which a signal that is delivered to the process ends it."""
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -123,22 +117,15 @@ class FaultPoints:
         """Return a model that passes the point "run" around another."""
         return FaultyModel(prepared, self)
 
-    def reach(self, point: Point, *, in_burst: bool = False) -> _Armed | None:
-        """Do what was ordered for a point. Returns what only the caller can do: to spoil the answer of a burst."""
+    def reach(self, point: Point) -> None:
+        """Do what was ordered for a point."""
         with self._lock:
             self._receive()
-            here = [armed for armed in self._armed if armed.order.point == point]
-            due = [armed for armed in here if (in_burst or armed.order.act in _ACTS) and self._is_due(armed)]
-        answer = None
+            due = [armed for armed in tuple(self._armed) if armed.order.point == point and self._is_due(armed)]
         for armed in due:
             armed.tell()
             _log.warning("a fault is injected at %s: %s", point, armed.order.act)
-            act = _ACTS.get(armed.order.act)
-            if act is not None:
-                act(armed)
-            else:
-                answer = armed
-        return answer
+            _ACTS[armed.order.act](armed)
 
     def _is_due(self, armed: _Armed) -> bool:
         if armed.withdrawn():
@@ -171,7 +158,7 @@ _CALLS: Mapping[type[Message], Point] = {
 """Executions pass a point of their own, when they run."""
 
 
-# ---- what can happen anywhere ----------------------------------------------------------------------------------------
+# ---- what can happen ----------------------------------------------------------------------------------------
 
 
 def _exit(armed: _Armed) -> None:
@@ -181,7 +168,7 @@ def _exit(armed: _Armed) -> None:
 def _kill(armed: _Armed) -> None:
     number = int(armed.order.number)
     signal.pthread_kill(threading.get_ident(), number)  # as what the processor raises: in this very thread
-    time.sleep(_PATIENCE)  # for one that is delivered to the process
+    time.sleep(_PATIENCE)
 
 
 def _delay(armed: _Armed) -> None:
@@ -200,7 +187,7 @@ def _spin(armed: _Armed) -> None:
     sum(range(10**15))  # one call into C that never lets go of the interpreter lock
 
 
-_ACTS: Mapping[str, Callable[[_Armed], None]] = {
+_ACTS: Mapping[Act, Callable[[_Armed], None]] = {
     "exit": _exit,
     "kill": _kill,
     "delay": _delay,
@@ -210,47 +197,7 @@ _ACTS: Mapping[str, Callable[[_Armed], None]] = {
 }
 
 
-# ---- what only a burst's server can do -------------------------------------------------------------------------------
-
-
-class _ResultRing:
-    """A second look at the queue that a burst's results go through."""
-
-    def __init__(self, descriptor: MQDescriptor) -> None:
-        self._maps: list[mmap.mmap] = []
-        _, writes, _, event = descriptor.grantors[:4]
-        self.written = self._map(descriptor, writes.fd_index, writes.offset, "Q")
-        self.event = self._map(descriptor, event.fd_index, event.offset, "I")
-
-    def _map(self, descriptor: MQDescriptor, index: int, offset: int, code: Literal["Q", "I"]) -> memoryview[int]:
-        start = offset - offset % mmap.ALLOCATIONGRANULARITY
-        mapped = mmap.mmap(descriptor.fds[index], offset - start + 8, offset=start)
-        self._maps.append(mapped)
-        return memoryview(mapped)[offset - start : offset - start + struct.calcsize(code)].cast(code)
-
-    def wake(self) -> None:
-        """Have the client look."""
-        lib.nnb_event_wake(self._word, lib.NNB_EVENT_NOT_EMPTY)
-
-    def swallow(self, armed: _Armed) -> None:
-        """Let the next wake-up be taken for one that has happened: once the client sleeps, its bit is set."""
-        end = time.monotonic() + _PATIENCE
-        while check(lib.nnb_event_sleepers(self._word)) == 0:
-            if time.monotonic() > end or armed.withdrawn():
-                raise GeneralFailure("drop_wakeup: the client polls and never sleeps; give it a polling_window=0")
-            time.sleep(0.001)
-        self.event[0] |= lib.NNB_EVENT_NOT_EMPTY
-
-    def close(self) -> None:
-        """Unmap it. Idempotent."""
-        self.written.release()
-        self.event.release()
-        for mapped in self._maps:
-            mapped.close()
-
-    @property
-    def _word(self) -> CData:
-        return ffi.from_buffer("uint32_t[]", self.event)
+# ---- executions ------------------------------------------------------------------------------------------------------
 
 
 class FaultyExecutor(BurstExecutorWithCache):
@@ -259,11 +206,9 @@ class FaultyExecutor(BurstExecutorWithCache):
     A plan of its own has no `gate`: each run admits itself to driver-managed buffers.
     """
 
-    def __init__(self, inner: BurstExecutorWithCache, points: FaultPoints, ring: _ResultRing) -> None:
+    def __init__(self, inner: BurstExecutorWithCache, points: FaultPoints) -> None:
         self._inner = inner
         self._points = points
-        self._ring = ring
-        self.server: ExecutionBurstServer | None = None
 
     def is_cache_entry_present(self, slot: int) -> bool:
         return self._inner.is_cache_entry_present(slot)
@@ -274,36 +219,18 @@ class FaultyExecutor(BurstExecutorWithCache):
     def remove_cache_entry(self, slot: int) -> None:
         self._inner.remove_cache_entry(slot)
 
+    def close(self) -> None:
+        self._inner.close()
+
     def bind(self, request: Request, slots: Sequence[int], measure: MeasureTiming) -> Kernel:
         self._inner.loop_timeout_ns = self.loop_timeout_ns
         kernel = self._inner.bind(request, slots, measure)
 
         def run() -> ExecutionResult | None:
-            spoilt = self._points.reach("run", in_burst=True)
-            result = kernel()
-            return result if spoilt is None else self._spoil(spoilt, len(request.outputs))
+            self._points.reach("run")
+            return kernel()
 
         return run
-
-    def _spoil(self, armed: _Armed, outputs: int) -> ExecutionResult | None:
-        act = armed.order.act
-        if act == "shapes":
-            return ErrorStatus.NONE, (OutputShape((7, 7, 7, 7, 7), True),) * outputs, NO_TIMING
-        assert self.server is not None
-        if act == "packet":
-            self.server.set_answer(b"\xff" * (2 * lib.NNB_DATUM_SIZE))
-        elif act == "counter":
-            self.server.set_answer(b"")  # which would put the counter right
-            self._ring.written[0] += 1 << 40
-            self._ring.wake()
-        else:
-            self._ring.swallow(armed)
-        return None
-
-    def close(self) -> None:
-        self._inner.close()
-        self._ring.close()
-        self.server = None
 
 
 class FaultyModel(WrappedModel):
@@ -335,8 +262,5 @@ class FaultyModel(WrappedModel):
         result_channel: MQDescriptor,
         polling_window: float | None = None,
     ) -> BurstContext:
-        inner = self.inner.burst_executor() or executor_of(self.inner)
-        executor = FaultyExecutor(inner, self._points, _ResultRing(result_channel))
-        server = ExecutionBurstServer.create(callback, request_channel, result_channel, executor, polling_window)
-        executor.server = server
-        return server
+        executor = FaultyExecutor(self.inner.burst_executor() or executor_of(self.inner), self._points)
+        return ExecutionBurstServer.create(callback, request_channel, result_channel, executor, polling_window)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from typing import TYPE_CHECKING
 
 from ..._core.deadline import limit_ns
 from ...burst import under_token
@@ -10,8 +11,10 @@ from ...devices import Fence
 from ...devices.deadline import earlier
 from ..wire import protocol as calls
 from ..wire.packets import FdBundle
-from .client import Client
 from .hosted import HostedFenced, HostedModel
+
+if TYPE_CHECKING:
+    from .host import Client
 
 
 def on_execute_fenced(
@@ -33,7 +36,7 @@ def on_execute_fenced(
         undo.callback(hosted.cancel)
         on_end = running.pop_all().close
         try:
-            duration_ns = earlier(message.duration_ns, limit_ns(client.offer.max_run))
+            duration_ns = earlier(message.duration_ns, limit_ns(client.host.max_run))
             with under_token(client.objects.token):
                 run = model.served.execute_fenced(request, wait_for, message.options, duration_ns, on_end)
         except BaseException:

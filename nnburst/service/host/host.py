@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -18,21 +19,33 @@ from ..._core.fds import FdSet
 from ..._core.leaving import LEAVING
 from ...burst import ListenerGroup
 from ...devices import Device, check_device
-from ...errors import BadState, DeadObject, GeneralFailure, InvalidArgument, NNBurstError, ResourceExhausted
-from ...model import Priority
-from ...watch import Page, RowKind
+from ...devices.alarm import ALARM_CLOCK
+from ...errors import (
+    BadState,
+    DeadObject,
+    DeviceUnavailable,
+    GeneralFailure,
+    InvalidArgument,
+    NNBurstError,
+    ResourceExhausted,
+)
+from ...memory import check_pools
+from ...model import Model, Priority, Request
+from ...watch import Page, Row, RowKind, private_row
 from ..connection.transport import Connection
 from ..process.discovery import Peer, peer_of
 from ..wire import cache_messages as caching
 from ..wire import protocol as calls
+from ..wire.marshal import model_from_wire, request_from_wire, total_size
 from ..wire.packets import FdBundle
-from ..wire.values import Message, Sandbox
+from ..wire.values import Message, Sandbox, WireMemory, WireModel, WireRequest
 from . import buffers, bursts, fenced, models
-from .client import Client, Offer
-from .hosted import HostedModel
-from .quotas import PER_USER, UNLIMITED, Ledger, Quotas
+from .hosted import HostedFenced, HostedModel, close_all
+from .object_table import ObjectTable
+from .quotas import PER_USER, UNLIMITED, Charge, Ledger, Quotas
 
 if TYPE_CHECKING:
+    from ...burst import BurstContext
     from .faults import FaultPoints
 
 _log = logging.getLogger(__name__)
@@ -75,9 +88,10 @@ class ServiceHost:
         apart: Collection[Device] = (),
     ) -> None:
         usable = tuple(filter(_is_usable, devices))
-        numbers = frozenset(number for number, device in enumerate(usable) if device in apart)
-        self.offer = Offer(usable, page, max_run, max_compile, faults, sandbox, numbers)
-        self.broker: HostedConnection | None = None
+        self.devices, self.page, self.sandbox, self.faults = usable, page, sandbox, faults
+        self.max_run, self.max_compile = max_run, max_compile
+        self.apart = frozenset(number for number, device in enumerate(usable) if device in apart)
+        self.broker: Client | None = None
         self.listeners = listeners
         self.quotas = quotas or Quotas()
         self._user_quotas = user_quotas
@@ -86,8 +100,8 @@ class ServiceHost:
         self._lock = threading.Lock()
         self.ordering = threading.Lock()
         """Held while the broker loads a model: one at a time, of the few calls that it serves at once."""
-        self._connections: set[HostedConnection] = set()
-        self._ending: list[HostedConnection] = []  # released, but their reader thread has not returned yet
+        self._connections: set[Client] = set()
+        self._ending: list[Client] = []  # released, but their reader thread has not returned yet
         self._closed = False
         self._last_words = ""
 
@@ -99,7 +113,7 @@ class ServiceHost:
         hello_timeout: float | None = None,
         on_end: Callable[[], None] = lambda: None,
         is_broker: bool = False,
-    ) -> HostedConnection:
+    ) -> Client:
         """Serve one client, in threads of their own, until it goes.
 
         Args:
@@ -119,13 +133,11 @@ class ServiceHost:
                 raise BadState("the service host is closed")
             peer = peer_of(sock)
             user = self._users.setdefault(peer.uid, Ledger(self._user_quotas, f"user {peer.uid}"))
-            page = None if is_broker else self.offer.page
+            page = None if is_broker else self.page
             row = None if page is None else page.open(RowKind.CLIENT, "", client=(peer.pid, peer.uid))
             ledger = Ledger(UNLIMITED) if is_broker else Ledger(self.quotas, above=user, row=row)
             try:
-                hosted = HostedConnection(
-                    self, sock, peer, pidfd, self._workers, ledger, hello_timeout, on_end, is_broker
-                )
+                hosted = Client(self, sock, peer, pidfd, self._workers, ledger, hello_timeout, on_end, is_broker)
             except BaseException:
                 ledger.close()
                 raise
@@ -140,7 +152,7 @@ class ServiceHost:
         raise failure
 
     @property
-    def connections(self) -> tuple[HostedConnection, ...]:
+    def connections(self) -> tuple[Client, ...]:
         """The connections that have not ended."""
         with self._lock:
             return tuple(self._connections)
@@ -167,7 +179,7 @@ class ServiceHost:
             time.sleep(_LAST_WORDS)
         os._exit(1)
 
-    def forget(self, hosted: HostedConnection) -> None:
+    def forget(self, hosted: Client) -> None:
         """Called by a connection that has ended, in its reader thread."""
         with self._lock:
             self._connections.discard(hosted)
@@ -197,20 +209,31 @@ class ServiceHost:
             hosted.close()
         if self.listeners is not None:
             Deadline.after(LEAVING).call(self.listeners.close)
-        for device in self.offer.devices:
+        for device in self.devices:
             device.close()
-        if self.offer.page is not None:
-            self.offer.page.close()
+        if self.page is not None:
+            self.page.close()
 
     @staticmethod
-    def _finish(connections: list[HostedConnection]) -> None:
+    def _finish(connections: list[Client]) -> None:
         """What runs is finished before its client hears of the end. The time that there is, is that of all clients."""
         for hosted in connections:
             hosted.objects.close()
 
 
-class HostedConnection(Client):
-    """The connection of one client. A worker thread serves each call by its ``on_*``, the function of its subject."""
+class Client:
+    """One client: its connection, what it may use and what it owns.
+
+    A worker thread serves each call by its ``on_*``, the function of its subject.
+
+    Attributes:
+        flow: Of its bursts' requests; None once it has gone, or for a thread for each burst.
+        tokens: Of the buffers that it owns: it may name no others.
+        bursts: That it has open.
+        fenced: Executions that have not ended.
+        peer: Its process id (0 if it is in another pid namespace) and its user.
+        is_broker: Whether it is the broker whose worker this process is.
+    """
 
     def __init__(
         self,
@@ -224,9 +247,14 @@ class HostedConnection(Client):
         on_end: Callable[[], None],
         is_broker: bool,
     ) -> None:
-        flow = None if host.listeners is None else host.listeners.flow()
-        super().__init__(host.offer, ledger, flow, peer, is_broker=is_broker)
-        self._host = host
+        self.host, self.ledger, self.is_broker = host, ledger, is_broker
+        self.flow = None if host.listeners is None else host.listeners.flow()
+        self.objects = ObjectTable(self.account)
+        self.tokens: set[int] = set()
+        self.fenced: set[HostedFenced] = set()
+        self.bursts: set[BurstContext] = set()
+        self.peer = peer.pid, peer.uid
+        self.same_user = peer.uid == os.geteuid()
         self._on_end = on_end
         self._greeted = False
         self.connection = Connection(
@@ -268,8 +296,66 @@ class HostedConnection(Client):
         self.connection.linger()
         self.ledger.close()
         self.flow = None
-        self._host.forget(self)
+        self.host.forget(self)
         self._on_end()
+
+    # -- what its calls ask for ----------------------------------------------------------------------------------------
+
+    def account(self, nbytes: int, n_fds: int = 0) -> Callable[[], None]:
+        """Charge working memory; where that would be too much, what is kept for later runs goes first."""
+        try:
+            return self.ledger.charge(working_bytes=nbytes, fds=n_fds).release
+        except ResourceExhausted:
+            for context in tuple(self.bursts):
+                context.forget_plans()
+            return self.ledger.charge(working_bytes=nbytes, fds=n_fds).release
+
+    charge_answer = account
+
+    def charge_for(self, pools: Sequence[WireMemory], fds: FdBundle, **more: int) -> Charge:
+        """Charge what a message hands over."""
+        return self.ledger.charge(mapped_bytes=total_size(pools), fds=len(fds), **more)
+
+    def model(self, stack: contextlib.ExitStack, wire: WireModel, fds: FdBundle, **more: int) -> Model:
+        """Take in a model, whose pools are closed with the stack."""
+        stack.enter_context(self.charge_for(wire.pools, fds, **more))
+        model = model_from_wire(wire, fds, self.same_user)
+        stack.callback(close_all, model.pools)
+        return model
+
+    def request(self, stack: contextlib.ExitStack, wire: WireRequest, fds: FdBundle) -> Request:
+        """Take in a request, whose memories are closed with the stack."""
+        stack.enter_context(self.charge_for(wire.pools, fds))
+        request = request_from_wire(wire, fds, self.tokens, self.same_user)
+        stack.callback(close_all, request.pools)
+        check_pools(request.pools, "request")
+        return request
+
+    def limited(self) -> contextlib.AbstractContextManager[None]:
+        """Limit the time of reading and compiling a model. The broker's are the operator's."""
+        if self.host.max_compile is None or self.is_broker:
+            return contextlib.nullcontext()
+        return ALARM_CLOCK.at(Deadline.after(self.host.max_compile).at_ns, self.overdue)
+
+    def require_broker(self) -> None:
+        """Refuse an order of another client's."""
+        if not self.is_broker:
+            raise InvalidArgument("only the broker of a service may ask that of its workers")
+
+    def device(self, number: int) -> Device:
+        if number >= len(self.host.devices):
+            raise DeviceUnavailable(f"there is no device {number}: this service has {len(self.host.devices)}")
+        if number in self.host.apart and not self.is_broker:
+            raise DeviceUnavailable(
+                f"{self.host.devices[number].name} runs models of a client's own in a process of its user's: run the "
+                "same nnburst on both sides"
+            )
+        return self.host.devices[number]
+
+    def open_row(self, kind: RowKind, label: str = "", parent: Row | None = None) -> Row:
+        """Return a row of the page of statistics, or one that nobody sees."""
+        page = self.host.page
+        return (page and page.open(kind, label, parent or page.service, self.peer)) or private_row()
 
     # -- serving -------------------------------------------------------------------------------------------------------
 
@@ -277,8 +363,8 @@ class HostedConnection(Client):
         """Nothing is served before hello; a fault that was ordered happens first."""
         if not self._greeted and call.request is not calls.Hello:
             raise calls.Malformed(f"{call.name} before hello")
-        if self.offer.faults is not None:
-            self.offer.faults.admit(call)
+        if self.host.faults is not None:
+            self.host.faults.admit(call)
 
     def rank(self, message: Message) -> int:
         """Compilations and executions that wait for a thread get it by priority; calls that have none come first."""
@@ -299,7 +385,7 @@ class HostedConnection(Client):
             )
         self._greeted = True
         self.connection.greet()
-        return calls.HelloReply(version=calls.VERSION, pid=os.getpid(), sandbox=self.offer.sandbox)
+        return calls.HelloReply(version=calls.VERSION, pid=os.getpid(), sandbox=self.host.sandbox)
 
     def on_end_clients(self, message: calls.EndClients, fds: FdBundle) -> calls.EndClientsReply:
         """End another client, for who may end the service, too."""
@@ -307,9 +393,9 @@ class HostedConnection(Client):
         of_user = message.uid is not None
         whom = f"user {message.uid}" if of_user else f"process {message.pid}"
         reason = f"for {whom} alone, by order of user {uid} (nnburst kick)"
-        broker = self._host.broker
+        broker = self.host.broker
         if broker is None or self.is_broker:
-            return calls.EndClientsReply(0 if of_user else self._host.end_clients(message.pid, reason))
+            return calls.EndClientsReply(0 if of_user else self.host.end_clients(message.pid, reason))
         order = calls.KickClients(self.client_pid if of_user else message.pid, reason, message.uid)
         reply: calls.EndClientsReply
         reply, _ = broker.connection.call(order, timeout=_PATIENCE)
@@ -318,10 +404,10 @@ class HostedConnection(Client):
     def on_load_model(self, message: calls.LoadModel, fds: FdBundle) -> calls.Done:
         """Have the broker load or unload a model."""
         self._check_runs_service("load models of")
-        if self._host.broker is None or self.is_broker:
+        if self.host.broker is None or self.is_broker:
             raise InvalidArgument(f"this service has no files of {message.name!r}: it was not started by nnburst serve")
-        with self._host.ordering:
-            self._host.broker.connection.call(calls.OrderModel(message.name, message.unload))
+        with self.host.ordering:
+            self.host.broker.connection.call(calls.OrderModel(message.name, message.unload))
         return calls.Done()
 
     def _check_runs_service(self, may: str) -> int:
@@ -339,7 +425,7 @@ class HostedConnection(Client):
         number, *pidfd = fds.take(1 + message.has_pidfd)
         sock = socket.socket(fileno=number)
         try:
-            self._host.serve(sock, peer_pidfd=next(iter(pidfd), None), hello_timeout=_PATIENCE, on_end=tell)
+            self.host.serve(sock, peer_pidfd=next(iter(pidfd), None), hello_timeout=_PATIENCE, on_end=tell)
         except NNBurstError as error:
             sock.close()
             tell(str(error))
@@ -349,8 +435,8 @@ class HostedConnection(Client):
         self.connection.forget(calls.ClientGone(number, calls.sendable(reason)))
 
     def overdue(self) -> None:
-        self._host.give_up(
-            f"a model of process {self.client_pid} took longer than {self.offer.max_compile:g} s to compile, and only "
+        self.host.give_up(
+            f"a model of process {self.client_pid} took longer than {self.host.max_compile:g} s to compile, and only "
             "the end of its process ends that (nnburst serve --max-compile, launch(max_compile=...))"
         )
 
@@ -367,7 +453,7 @@ class HostedConnection(Client):
 
 for _call, _subject in itertools.product(calls.CALLS, (models, bursts, buffers, fenced)):
     if _function := getattr(_subject, _call.handler, None):
-        setattr(HostedConnection, _call.handler, _function)
+        setattr(Client, _call.handler, _function)
 
 
 def _is_usable(device: Device) -> bool:

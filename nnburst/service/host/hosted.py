@@ -21,14 +21,14 @@ class HostedModel:
 
     Attributes:
         served: What runs requests: the same, or the same with fault points.
-        row: Where its executions are counted, if anywhere.
+        row: Where its executions are counted.
         priority: Of its bursts.
     """
 
     what: ClassVar[str] = "prepared model"
 
     def __init__(
-        self, prepared: PreparedModel, row: Row | None, priority: Priority, faults: FaultPoints | None = None
+        self, prepared: PreparedModel, row: Row, priority: Priority, faults: FaultPoints | None = None
     ) -> None:
         self.prepared = prepared
         self.served = prepared if faults is None else faults.wrap(prepared)

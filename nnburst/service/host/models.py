@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -22,20 +23,22 @@ from ..wire import protocol as calls
 from ..wire.marshal import cache_from_wire, memories_from_wire, model_to_wire
 from ..wire.packets import FdBundle
 from ..wire.values import WireModel
-from .client import Client
 from .hosted import HostedModel, close_all
+
+if TYPE_CHECKING:
+    from .host import Client
 
 _MAX_MESSAGE = 4096
 
 
 def on_list_devices(client: Client, message: calls.ListDevices, fds: FdBundle) -> calls.ListDevicesReply:
-    apart = tuple(sorted(client.offer.apart))
-    return calls.ListDevicesReply(tuple(map(DeviceInfo.of, client.offer.devices)), apart)
+    apart = tuple(sorted(client.host.apart))
+    return calls.ListDevicesReply(tuple(map(DeviceInfo.of, client.host.devices)), apart)
 
 
 def on_list_models(client: Client, message: calls.ListModels, fds: FdBundle) -> calls.ListModelsReply:
-    digests = {name: "" for device in client.offer.devices for name in device.names}
-    for device in client.offer.devices:
+    digests = {name: "" for device in client.host.devices for name in device.names}
+    for device in client.host.devices:
         digests |= device.digests if isinstance(device, NamedDevice) else {}
     names = tuple(sorted(digests))
     return calls.ListModelsReply(names, tuple(digests[name] for name in names))
@@ -100,7 +103,7 @@ def on_withdraw_model(client: Client, message: calls.WithdrawModel, fds: FdBundl
 
 def _named_device(client: Client) -> NamedDevice:
     client.require_broker()
-    return next(device for device in client.offer.devices if isinstance(device, NamedDevice))
+    return next(device for device in client.host.devices if isinstance(device, NamedDevice))
 
 
 def on_prepare_model(client: Client, message: caching.PrepareModel, fds: FdBundle) -> caching.PrepareModelReply:
@@ -135,8 +138,8 @@ def on_prepare_model_from_cache(
             owned.enter_context(client.ledger.charge(models=1, mapped_bytes=nbytes, fds=len(fds)))
             prepared = checked_model(device, device.prepare_model_from_cache(cache, message.deadline_ns))
         except CacheRejected as error:
-            if client.offer.page is not None:
-                client.offer.page.service.count("rejected")
+            if client.host.page is not None:
+                client.host.page.service.count("rejected")
             return caching.PrepareModelFromCacheReply(
                 None, error.reason.value, int(error.status), str(error)[:_MAX_MESSAGE]
             )
@@ -160,14 +163,12 @@ def _own_model(
 ) -> int:
     """Have a model in the table; what it needs goes with it. Returns its number."""
     owned.callback(prepared.close)
-    page = client.offer.page
-    row = None if page is None else page.open(RowKind.MODEL, label, page.service, client.peer)
-    if row is not None:
-        owned.callback(row.close)
-        for name in counted:
-            row.count(name)
-    hosted = HostedModel(prepared, row, priority, client.offer.faults)
-    return client.objects.add(hosted, owned.pop_all().close, leave=None if row is None else row.leave)
+    row = client.open_row(RowKind.MODEL, label)
+    owned.callback(row.close)
+    for name in counted:
+        row.count(name)
+    hosted = HostedModel(prepared, row, priority, client.host.faults)
+    return client.objects.add(hosted, owned.pop_all().close, leave=row.leave)
 
 
 def on_execute(client: Client, message: calls.Execute, fds: FdBundle) -> calls.ExecuteReply:
@@ -177,18 +178,17 @@ def on_execute(client: Client, message: calls.Execute, fds: FdBundle) -> calls.E
         call.enter_context(client.ledger.charge(requests=1))
         request = client.request(call, message.request, fds)
         started = time.monotonic_ns()
-        limit = Deadline.after(client.offer.max_run).at_ns
+        limit = Deadline.after(client.host.max_run).at_ns
         options = replace(message.options, deadline_ns=earlier(message.options.deadline_ns, limit))
         with under_token(client.objects.token):
             result = model.served.execute_synchronously(request, options)
-        if model.row is not None:
-            model.row.count("fallbacks")
-            model.row.time_execution(time.monotonic_ns() - started)
+        model.row.count("fallbacks")
+        model.row.time_execution(time.monotonic_ns() - started)
     status, shapes, timing = consistent_result(*result)
     reason = reason_of(result)
     missed = status is ErrorStatus.MISSED_DEADLINE_TRANSIENT
-    if missed and client.offer.max_run is not None and time.monotonic_ns() >= limit:
-        reason = took_too_long(reason, client.offer.max_run)
+    if missed and client.host.max_run is not None and time.monotonic_ns() >= limit:
+        reason = took_too_long(reason, client.host.max_run)
     return calls.ExecuteReply(int(status), tuple(shapes), timing, calls.sendable(reason))
 
 

@@ -11,27 +11,25 @@ import os
 import select
 import signal
 import socket
-import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
-from queue import SimpleQueue
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 
 from msgspec import Struct
 
 from ..._core.errno import meaning
 from ..._core.fds import close_fds
 from ..._core.leaving import LEAVING
-from ..._core.threads import start
 from ...errors import BadState, DeadObject, DeviceUnavailable, ResourceExhausted
 from ..client.connection import ServiceConnection
-from ..host.quotas import PER_USER, Charge, Ledger
+from ..host.quotas import Charge, Ledger
 from ..wire.packets import EndOfStream, peek_hello, unread_bytes
 from ..wire.protocol import Malformed
 from .discovery import Peer, peer_of
-from .workers import AcceptedClient, Isolation, WorkerPool
+from .worker import AcceptedClient
+from .workers import Isolation, WorkerPool
 
 _log = logging.getLogger(__name__)
 _FIRST_ACTIVATED_FD = 3
@@ -114,9 +112,8 @@ class Broker:
         for listener in listeners:
             listener.setblocking(False)  # a connection may be gone before it is taken
         self._policy = policy or AccessPolicy()
-        self._user_quotas = PER_USER.changed(user_quotas, of_user=True)
         self._idle_exit = idle_exit
-        self._changes: SimpleQueue[tuple[str | None, bool, Future[None]] | None] = SimpleQueue()
+        self._changes = ThreadPoolExecutor(1, "nnburst-models")
         self._numbers = itertools.count(1)
         self._users: weakref.WeakValueDictionary[int, Ledger] = weakref.WeakValueDictionary()
         self._awaited: dict[int, AcceptedClient] = {}
@@ -153,14 +150,14 @@ class Broker:
         Returns:
             Why it ended.
         """
+        self._change = change
         with contextlib.ExitStack() as ending:
             ending.enter_context(_signals(self._woken))  # until all has ended: a second SIGTERM changes nothing
-            changing = threading.Thread(target=self._change_when_told, args=[change], name="nnburst-models")
-            start(changing, "changing models")
-            ending.callback(changing.join)
-            ending.callback(self._changes.put, None)
+            ending.callback(self._changes.shutdown)
             ending.callback(self.close)
             ending.callback(finish)
+            ending.callback(self._changes.shutdown, wait=False, cancel_futures=True)
+            self._changes.submit(int)  # so that its thread is there
             when_ready()
             self._loop()
         return self._stop_reason
@@ -183,11 +180,12 @@ class Broker:
     def _loop(self) -> None:
         idle_since = time.monotonic()
         while not self._stop_reason:
+            next_look = self.workers.look()
             if self._is_used:
                 idle_since = math.inf
             elif idle_since == math.inf:
                 idle_since = time.monotonic()
-            moment = self._next_moment(idle_since)
+            moment = min(next_look, self._next_moment(idle_since))
             ready = self._poll(None if moment == math.inf else max(0.0, moment - time.monotonic()))
             self._handle_signals(ready)
             for _ in range(len(self._jobs)):  # not those that come meanwhile: a worker could go on for ever
@@ -198,13 +196,11 @@ class Broker:
                 elif fd in self._awaited:
                     self._greeted(self._awaited.pop(fd))
             self._drop_late()
-            self.workers.look()
             if not self._is_used and self._idle_exit and time.monotonic() >= idle_since + self._idle_exit:
                 self._stop_reason = self._stop_reason or f"no client for {self._idle_exit:g} s"
 
     def _next_moment(self, idle_since: float) -> float:
         moments = [client.until for client in self._awaited.values()]
-        moments.append(self.workers.next_moment)
         if self._starved_until > time.monotonic():
             moments.append(self._starved_until)
         if self._idle_exit is not None:
@@ -233,31 +229,24 @@ class Broker:
                 self.reload_models()
 
     def reload_models(self) -> None:
-        """Load all named models again whose files have changed. Any thread; does not wait."""
-        self._changes.put((None, False, Future()))
+        """Load all named models again whose files have changed. Does not wait."""
+
+        def reload() -> None:
+            try:
+                self._change(None, False)
+            except DeadObject:  # the worker's successor loads them again
+                pass
+            except Exception:
+                _log.exception("reloading failed; what was served before is still served")
+
+        self._changes.submit(reload)
 
     def change_models(self, name: str, unload: bool) -> None:
         """Load a named model from its files again, or unload it. Any thread but the main one; raises why it cannot."""
-        done: Future[None] = Future()
-        self._changes.put((name, unload, done))
         try:
-            done.result()
+            self._changes.submit(self._change, name, unload).result()
         except CancelledError:
             raise DeviceUnavailable("the service is ending") from None
-
-    def _change_when_told(self, change: Callable[[str | None, bool], None]) -> None:
-        while (order := self._changes.get()) is not None:
-            name, unload, done = order
-            if self._stop_reason:
-                done.cancel()
-                continue
-            try:
-                change(name, unload)
-                done.set_result(None)
-            except Exception as error:
-                if name is None and not isinstance(error, DeadObject):  # the worker's successor loads them again
-                    _log.exception("reloading failed; what was served before is still served")
-                done.set_exception(error)
 
     # ---- clients ---------------------------------------------------------------------------------------------
 
@@ -274,7 +263,7 @@ class Broker:
             return
         sock.setblocking(False)
         peer = peer_of(sock)
-        user = self._users.setdefault(peer.uid, Ledger(self._user_quotas, f"user {peer.uid}"))
+        user = self._users.setdefault(peer.uid, Ledger(self.workers.quotas, f"user {peer.uid}"))
         client = AcceptedClient(next(self._numbers), sock, peer, user.charge())
         if not self._policy.admits(peer):
             self.refuse(client, f"this service does not serve user {peer.uid}: start it with --allow-uid {peer.uid}")
@@ -282,7 +271,6 @@ class Broker:
         try:
             client.charge = self._charged(user, peer.uid)
         except ResourceExhausted as error:
-            _log.warning("%s is refused: %s", client.peer, error)
             self.refuse(client, str(error))
             return
         self._await(client, _HELLO_PATIENCE)
@@ -313,6 +301,7 @@ class Broker:
 
     def refuse(self, client: AcceptedClient, reason: str) -> None:
         """Answer a client's hello with the reason, if it says hello soon."""
+        _log.warning("%s is refused: %s", client.peer, reason)
         if sum(bool(other.refusal) for other in self._awaited.values()) >= _MOST_REFUSALS:
             client.close()
             return

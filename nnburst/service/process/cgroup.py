@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import threading
+from collections.abc import Container
 from pathlib import Path
 
 from ..host.quotas import NO_LIMIT, Quotas
@@ -31,7 +32,6 @@ class Group:
 
     Attributes:
         held: Likewise.
-        members: Process ids.
 
     Raises:
         OSError: The kernel refuses it.
@@ -39,7 +39,6 @@ class Group:
 
     def __init__(self, directory: Path, held: frozenset[str], quotas: Quotas | None) -> None:
         self.held, self._directory = held, directory
-        self.members: set[int] = set()
         directory.mkdir(exist_ok=True)
         for name, most in () if quotas is None else _limits(quotas).items():
             has_file = name != "memory.swap.max" or (directory / name).exists()  # it counts no swap otherwise
@@ -59,7 +58,6 @@ class Group:
     def join(self, pid: int) -> None:
         """Have a process in it, with all that it starts."""
         self._write("cgroup.procs", pid)
-        self.members.add(pid)
 
     def why_killed(self) -> str:
         """Return for which want of memory the kernel has ended a member since it was asked last, or nothing."""
@@ -74,12 +72,8 @@ class Group:
             )
         return "the kernel ended it, since the machine or the service's own group is short of memory"
 
-    def leave(self, pid: int) -> None:
-        """Count a process no more, which ends. Idempotent."""
-        self.members.discard(pid)
-
     def remove(self) -> bool:
-        """Remove it, unless a process that has left it is still there."""
+        """Remove it, unless a process is still there."""
         with contextlib.suppress(OSError):
             self._directory.rmdir()
         return not self._directory.exists()
@@ -120,10 +114,14 @@ class Groups:
                 return None
             return group
 
-    def sweep(self) -> bool:
-        """Remove those whose workers have ended. Returns whether some are still ending."""
+    def sweep(self, used: Container[Group | None]) -> bool:
+        """Remove those whose workers have ended. Returns whether some are still ending.
+
+        Args:
+            used: Those of workers that have not.
+        """
         with self._lock:
-            left = {name for name, group in self._groups.items() if not group.members}
+            left = {name for name, group in self._groups.items() if group not in used}
             removed = {name for name in left if self._groups[name].remove()}
             for name in removed:
                 del self._groups[name]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import faulthandler
 import logging
@@ -11,7 +10,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ..._core._nnburst import lib
 from ..._core.errno import check, name_process
@@ -23,38 +22,14 @@ from ..host.host import ServiceHost
 from ..host.quotas import PER_USER, Quotas
 from .cgroup import NICENESS
 from .limited_log import LimitedHandler
+from .options import ServiceOptions
 from .sandbox import close_door, log_sandbox
-from .scheduling import Scheduling
 
 _MOST_FDS = 65536
 _NAMED_PART, _OWN_PART = 2, 4
 """Of its broker's limits a worker has a half, or a quarter."""
 _OWN_FIRST, _NAMED_NEXT = 500, 200
 """Of a thousand: how much more a worker seems to take than it does, to the kernel that is short of memory."""
-
-_PARSER = argparse.ArgumentParser(prog="nnburst service")
-_PARSER.add_argument("--socket", type=int, required=True, help="inherited end of a socketpair")
-_PARSER.add_argument("--parent", type=int, default=0, help="process id of the client")
-_PARSER.add_argument("--client", type=int, default=-1, help="pidfd of a client that is not the parent")
-_PARSER.add_argument("--stderr", type=int, default=-1, help="becomes stdout and stderr once all is well")
-_PARSER.add_argument("--log-level", type=int, default=logging.WARNING, help="a number of `logging`")
-_PARSER.add_argument("--quota", action="append", default=[], help="NAME=NUMBER of `Quotas`")
-_PARSER.add_argument("--max-run", type=float, default=None, help="seconds that a run may take")
-_PARSER.add_argument("--max-compile", type=float, default=None, help="seconds that compiling may take")
-_PARSER.add_argument("--path", action="append", default=[], help="where the client's program finds its modules")
-_PARSER.add_argument("--faults", type=int, default=-1, help="where orders of faults come from")
-_PARSER.add_argument("--scheduler", default=None, help="POLICY:PRIORITY")
-_PARSER.add_argument("--affinity", default=None, help="numbers of CPUs")
-_PARSER.add_argument("--sandbox", default="on", help="mode of `close_door`")
-_PARSER.add_argument("--worker", default=None, metavar="NAME", help="serve clients that the parent hands over, too")
-_PARSER.add_argument("--user-quota", action="append", default=[], help="NAME=NUMBER of `Quotas`, of a worker")
-_PARSER.add_argument("--named", action="store_true", help="serve models that the parent publishes")
-_PARSER.add_argument("--apart", action="append", default=[], metavar="DEVICE", help="for published models alone")
-_PARSER.add_argument("--state", default=None, metavar="DIR", help="of the trust store")
-_PARSER.add_argument("--own", action="store_true", help="the worker runs one user's own models, within their limits")
-_PARSER.add_argument("--warm", action="store_true", help="load at once what the first model will need")
-_PARSER.add_argument("devices", nargs="+", metavar="DEVICE")
-parse_options = _PARSER.parse_args
 
 
 def pidfd_of_parent(parent: int) -> int:
@@ -67,15 +42,15 @@ def pidfd_of_parent(parent: int) -> int:
     return -1
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Serve a client over an inherited socket until it goes, and those that it hands over.
 
     Started by `start_child`, through `bootstrap` or the zygote; there is no use for it by hand.
     """
-    return serve(parse_options(arguments))
+    return serve(ServiceOptions.read(sys.argv[1]))
 
 
-def serve(options: argparse.Namespace) -> int:
+def serve(options: ServiceOptions) -> int:
     """Do what `main` says."""
     name_process("the service")
     sock = socket.socket(fileno=options.socket)
@@ -90,8 +65,7 @@ def serve(options: argparse.Namespace) -> int:
     if pidfd < 0:
         return 0
     try:
-        scheduling = Scheduling.parse(options.scheduler, options.affinity)
-        scheduling.apply()
+        options.scheduling.apply()
     except NNBurstError as error:
         print(error, file=sys.stderr)
         return 1
@@ -120,8 +94,8 @@ def serve(options: argparse.Namespace) -> int:
     if options.path:
         sys.path[:] = dict.fromkeys([*options.path, *sys.path])
     try:
-        quotas = Quotas().changed(_quotas(options.quota))
-        user_quotas = PER_USER.changed(_quotas(options.user_quota), of_user=True) if is_worker else quotas
+        quotas = Quotas().changed(options.quotas)
+        user_quotas = PER_USER.changed(options.user_quotas, of_user=True) if is_worker else quotas
         if options.own:
             quota_of = {
                 resource.RLIMIT_DATA: user_quotas.process_bytes,
@@ -139,7 +113,7 @@ def serve(options: argparse.Namespace) -> int:
             from ..host.faults import FaultPoints
 
             faults = FaultPoints(socket.socket(fileno=options.faults))
-        page = Page(options.worker, MOST_ROWS) if is_worker else Page()
+        page = Page() if options.worker is None else Page(options.worker, MOST_ROWS)
         apart = [device for device, spec in zip(devices, options.devices, strict=True) if spec in options.apart]
 
         def watch(give_up_rights: Callable[[], object]) -> None:
@@ -151,7 +125,7 @@ def serve(options: argparse.Namespace) -> int:
             devices,
             outputs=(1, 2, options.stderr),
             may_cache=not apart,
-            start_threads=lambda give_up_rights: scheduling.above(lambda: watch(give_up_rights)),
+            start_threads=lambda give_up_rights: options.scheduling.above(lambda: watch(give_up_rights)),
         )
         group = ListenerGroup() if is_worker else None
         host = ServiceHost(
@@ -201,7 +175,3 @@ def _offer_to_oom_killer(most: int) -> None:
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+", encoding="utf-8") as adjustment:
         if int(adjustment.read()) < most:
             adjustment.write(str(most))
-
-
-def _quotas(texts: Sequence[str]) -> dict[str, int]:
-    return {name: int(number) for name, _, number in (text.partition("=") for text in texts)}

@@ -1,9 +1,11 @@
 """A client's side of the zygote: the processes that are forked from it.
 
+A client has one zygote, which stands as the client stood when it first started a service: what a child inherits is the
+zygote's. A start that stands otherwise, or finds no zygote any more, has an interpreter of its own.
+
 A request is one message over the zygote's control socket. Descriptors go with it: the end of a socketpair for answers,
-the working directory, stderr and those that the process takes by name. The process answers with its id and a pidfd, and
-at its end the zygote with its exit status. What else a child inherits is the zygote's, so a zygote is used as long as
-the client stands as it did when it was started, and then replaced.
+stderr, and those that the process takes by name. The process answers with its id and a pidfd, and at its end the zygote
+with its exit status.
 """
 
 from __future__ import annotations
@@ -21,13 +23,12 @@ import sys
 from array import array
 from collections.abc import Mapping, Sequence
 
-from msgspec import Struct
-
 from ..._core.deadline import Deadline
 from ..._core.errno import system
 from ..._core.fds import FdSet
 from ..._core.leaving import LEAVING, ProcessLock, abandon_when_forked
 from ...errors import MissedDeadline
+from .options import ServiceOptions
 
 _STATUS = ("Umask", "Uid", "Gid", "Groups", "SigIgn", "Cap", "NoNewPrivs", "Seccomp", "Mems_allowed:")
 """Beginnings of lines."""
@@ -82,182 +83,123 @@ class Forked:
         return self._status
 
 
-class _Zygote:
-    """The process, from its client's side.
+class Zygote:
+    """The process.
 
     Attributes:
-        is_refusing: Whether it cannot be forked: a library has started threads, as it would in the next one.
+        kind: What its children inherit: the environment, and how its client stood.
+        control: The socket to it.
     """
 
-    def __init__(self, kind: _Kind) -> None:
+    def __init__(self, command: Sequence[str], kind: tuple[Mapping[str, str], tuple[object, ...]]) -> None:
         self.kind = kind
-        self.is_refusing = False
-        ours, theirs = system(socket.socketpair, *_SEQPACKET)
-        self.control = FdSet((ours.detach(),))
-        with theirs:
-            process = subprocess.Popen(
-                [*kind.command, str(theirs.fileno()), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                env=kind.env,
-            )
-        _processes.append(process)
+        self.control, theirs = system(socket.socketpair, *_SEQPACKET)
+        try:
+            with theirs:
+                self.process = subprocess.Popen(
+                    [*command, str(theirs.fileno()), str(os.getpid())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                    env=kind[0],
+                )
+        except BaseException:
+            self.control.close()
+            raise
         abandon_when_forked(self)
 
     def abandon(self) -> None:
-        """In a forked child, which has one of its own."""
-        global _current
-        _current = None
+        """In a forked child, which may have one of its own."""
+        global current
+        current = None
         self.control.close()
-
-    def dismiss(self) -> None:
-        """Have it end with its last child."""
-        with contextlib.suppress(OSError), self._socket() as control:
-            control.shutdown(socket.SHUT_RDWR)
-
-    def _socket(self) -> socket.socket:
-        return socket.socket(fileno=os.dup(self.control.fds[0]))
-
-    def send(self, request: Mapping[str, object], fds: Sequence[int] = ()) -> None:
-        with self._socket() as control:
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
-            control.sendmsg([json.dumps(request).encode()], rights, socket.MSG_DONTWAIT)
-
-    def fork(self, request: Mapping[str, object], fds: Sequence[int], deadline: Deadline) -> Forked | None:
-        """Have a process forked; None if it cannot be, or the zygote has gone."""
-        ours, theirs = system(socket.socketpair, *_SEQPACKET)
-        with ours:
-            with theirs:
-                self.send(request, [theirs.fileno(), *fds])
-            if not _readable(ours.fileno(), deadline.left()):
-                raise MissedDeadline("the zygote has not answered")
-            text, received, flags, _ = ours.recvmsg(16, socket.CMSG_LEN(_INT), socket.MSG_CMSG_CLOEXEC)
-            self.is_refusing = text == b"threads"
-            if self.is_refusing:
-                return None
-            if flags & socket.MSG_CTRUNC:
-                raise OSError(errno.EMFILE, "the pidfd is lost")
-            if not received:  # no process, or one that had not answered when it ended
-                raise EOFError
-            return Forked(int(text), FdSet((int.from_bytes(received[0][2], sys.byteorder), ours.detach())))
+        self.process.returncode = 0  # it is not this process's child
 
 
 _lock = ProcessLock()
-_current: _Zygote | None = None
-_processes: list[subprocess.Popen[bytes]] = []
-"""Zygotes that were not waited for."""
+current: Zygote | None = None
+"""The zygote of this process."""
 
 
 def fork(
     command: Sequence[str],
-    env: dict[str, str],
-    request: Mapping[str, object],
-    fds: Sequence[int],
+    env: Mapping[str, str],
+    options: ServiceOptions,
+    stderr: int,
+    given: Mapping[str, int],
     deadline: Deadline,
 ) -> Forked | None:
     """Have the zygote fork a process; None if it cannot, so that the process is to be started afresh.
 
     Args:
-        command: Which starts a zygote.
-        env: Its environment, and that of its children.
-        request: The names of some descriptors, the devices and other options, for the process's command line, and
-            variables of the process alone.
-        fds: What becomes stdout and stderr, and those that are named.
+        command: Starts the zygote.
+        env: The environment of the process.
+        options: Of the process, but for descriptors.
+        stderr: What becomes stdout and stderr.
+        given: Descriptors by the names of their options.
         deadline: Until when.
 
     Raises:
-        MissedDeadline: It has not answered.
+        MissedDeadline: The zygote has not answered.
         ResourceExhausted: There are no descriptors for it.
         OSError: Likewise, or no processes.
     """
+    global current
+    own = {name: value for name, value in env.items() if name.startswith("NNBURST_")}  # read when they are needed
     try:
-        kind = _Kind(command, env, _standing())
-        directory = FdSet((os.open(".", os.O_PATH | os.O_CLOEXEC),))
-        blocked, cpus = signal.pthread_sigmask(signal.SIG_BLOCK, ()), os.sched_getaffinity(0)
+        kind = {name: value for name, value in env.items() if name not in own}, _standing()
     except OSError:  # there is something odd about this process
         return None
-    zygote = _zygote(kind)
-    if zygote.is_refusing:
+    with _lock.lock:
+        zygote = current = current or Zygote(command, kind)
+    if zygote.kind != kind:
         return None
-    request = {**request, "blocked": [*map(str, blocked)], "cpus": [*map(str, cpus)]}
-    try:
-        return zygote.fork(request, (*directory.fds, *fds), deadline)
-    except (BlockingIOError, ConnectionError, EOFError):
-        _forget(zygote)
-        return None
-    except MissedDeadline:  # perhaps it stands still
-        _forget(zygote)
-        raise
-
-
-def _zygote(kind: _Kind) -> _Zygote:
-    """Return one of that kind."""
-    global _current
-    with _lock.lock:
-        if _current is None or _current.kind != kind:
-            if _current is not None:
-                _current.dismiss()
-            zygotes()
-            _current = _Zygote(kind)
-        return _current
-
-
-def _forget(zygote: _Zygote) -> None:
-    global _current
-    zygote.dismiss()
-    with _lock.lock:
-        if _current is zygote:
-            _current = None
-
-
-def zygotes() -> list[int]:
-    """Return the process ids of those that are there."""
-    with _lock.lock:
-        _processes[:] = [process for process in _processes if process.poll() is None]
-        return [process.pid for process in _processes]
-
-
-def descriptors() -> tuple[int, ...]:
-    """Return the descriptors that the zygote takes in this process."""
-    zygote = _current
-    return () if zygote is None else zygote.control.fds
+    blocked = [*map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))]
+    request = json.dumps({"names": [*given], "options": str(options), "env": own, "blocked": blocked}).encode()
+    ours, theirs = system(socket.socketpair, *_SEQPACKET)
+    with ours:
+        try:
+            with theirs:
+                rights = array("i", [theirs.fileno(), stderr, *given.values()])
+                ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
+                zygote.control.sendmsg([request], ancillary, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            if not _readable(ours.fileno(), deadline.left()):
+                raise MissedDeadline("the zygote has not answered")
+            text, received, flags, _ = ours.recvmsg(16, socket.CMSG_LEN(_INT), socket.MSG_CMSG_CLOEXEC)
+        except (BlockingIOError, ConnectionError):
+            return None
+        if flags & socket.MSG_CTRUNC:
+            raise OSError(errno.EMFILE, "the pidfd is lost")
+        if not received:  # no process, or one that had not answered when it ended
+            return None
+        return Forked(int(text), FdSet((int.from_bytes(received[0][2], sys.byteorder), ours.detach())))
 
 
 def end() -> None:
-    """End the zygotes, and wait for them: their children have ended."""
-    if _current is not None:
-        _forget(_current)
-    for process in _processes:
+    """End the zygote, and wait for it: its children have ended."""
+    global current
+    zygote, current = current, None
+    if zygote is not None:
+        with zygote.control, contextlib.suppress(OSError):
+            zygote.control.shutdown(socket.SHUT_RDWR)  # also for copies
         try:
-            process.wait(LEAVING)
+            zygote.process.wait(LEAVING)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-    _processes.clear()
-
-
-class _Kind(Struct, frozen=True):
-    """What a process inherits and is not sent with each request."""
-
-    command: Sequence[str]
-    env: dict[str, str]
-    standing: tuple[object, ...]
+            zygote.process.kill()
+            zygote.process.wait()
 
 
 def _standing() -> tuple[object, ...]:
-    """Return rights, limits and namespaces of this thread."""
+    """Return where this thread stands: its rights, limits, namespaces, directory and processors."""
     own = "/proc/thread-self/"
-    status = [line for line in _read(own + "status").splitlines() if line.startswith(_STATUS)]
-    namespaces = [os.readlink(f"{own}ns/{name}") for name in os.listdir(f"{own}ns")]
-    root = os.stat("/")
     return (
         *(_read(own + name) for name in _FILES),
-        *status,
-        *namespaces,
-        (root.st_dev, root.st_ino),
+        *(line for line in _read(own + "status").splitlines() if line.startswith(_STATUS)),
+        *(os.readlink(f"{own}ns/{name}") for name in os.listdir(f"{own}ns")),
+        *((found.st_dev, found.st_ino) for found in map(os.stat, ("/", "."))),
+        os.sched_getaffinity(0),
         os.getpriority(os.PRIO_PROCESS, 0),
         os.sched_getscheduler(0),
         os.sched_getparam(0).sched_priority,

@@ -10,7 +10,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import get_args
+from typing import TYPE_CHECKING, Any, get_args
+
+from msgspec.structs import replace
 
 from ..._core.deadline import Deadline, checked_timeout
 from ..._core.errno import meaning, system
@@ -19,10 +21,13 @@ from ...devices.registry import checked_names
 from ...errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError, ResourceExhausted
 from ...options import LogLevel, SandboxMode
 from ..client.connection import ServiceConnection
-from ..connection.callbacks import WorkerCalls
 from ..host.quotas import Quotas
 from .forked import Forked, fork
+from .options import ServiceOptions
 from .scheduling import Scheduling
+
+if TYPE_CHECKING:
+    from .worker import Worker
 
 _DEFAULTS = {
     # Large blocks go back to the system when they are freed: glibc raises this by itself, up to 32 MiB, and keeps more.
@@ -100,8 +105,8 @@ def start_child(
     affinity: Collection[int] | None = None,
     warm: bool = False,
     sandbox: SandboxMode = "on",
-    more: Sequence[str] = (),
-    broker: WorkerCalls | None = None,
+    more: Mapping[str, Any] = {},
+    broker: Worker | None = None,
 ) -> ServiceConnection:
     """Start a service process for this process alone and connect to it.
 
@@ -122,7 +127,7 @@ def start_child(
         timeout: Seconds that the child may take to start; None for no limit.
         env: Environment of the child, None for a copy of this one's.
         warm: Whether it loads at once what its devices would load for their first model.
-        more: Options of a worker.
+        more: Of `ServiceOptions`, for a worker.
         broker: What serves its calls then.
 
     Raises:
@@ -132,19 +137,22 @@ def start_child(
     names = checked_names(devices)
     quotas = {} if quotas is None else quotas
     Quotas().changed(quotas)
-    options = [f"--log-level={_level(log_level)}", *(f"--quota={name}={n}" for name, n in quotas.items())]
-    for name, seconds in (("max_run", max_run), ("max_compile", max_compile)):
-        longest = checked_timeout(seconds)
-        if longest == 0:
-            raise InvalidArgument(f"{name}={seconds!r}: give the seconds that it may take, above 0, or None")
-        if longest is not None:
-            options.append(f"--{name.replace('_', '-')}={longest}")
     if sandbox not in get_args(SandboxMode):
         raise InvalidArgument(f"sandbox={sandbox!r}; choose 'strict', 'on' or 'off'")
-    options += [*Scheduling.of(scheduler, affinity).options(), f"--sandbox={sandbox}", *["--warm"] * warm, *more]
+    options = ServiceOptions(
+        devices=tuple(names),
+        log_level=_level(log_level),
+        quotas=dict(quotas),
+        scheduling=Scheduling.of(scheduler, affinity),
+        sandbox=sandbox,
+        warm=warm,
+        max_run=_longest("max_run", max_run),
+        max_compile=_longest("max_compile", max_compile),
+        **more,
+    )
     try:
         with _streams_taken(), _stderr(log) as stderr:
-            return _start(names, limit, env, options, stderr, faults, broker)
+            return _start(options, limit, env, stderr, faults, broker)
     except NNBurstError:  # some of which are OSErrors, too
         raise
     except (OSError, MemoryError) as error:
@@ -153,13 +161,12 @@ def start_child(
 
 
 def _start(
-    names: Sequence[str],
+    options: ServiceOptions,
     timeout: float | None,
     env: Mapping[str, str] | None,
-    options: Sequence[str],
     stderr: int,
     faults: bool,
-    broker: WorkerCalls | None,
+    broker: Worker | None,
 ) -> ServiceConnection:
     deadline = Deadline.after(timeout)
     timeout = deadline.left()
@@ -170,7 +177,7 @@ def _start(
             orders = system(socket.socketpair, socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         ours, theirs = system(socket.socketpair, socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         passed = {"socket": theirs.fileno(), "stderr": stderr, "faults": orders[1].fileno() if orders else -1}
-        child = _Child(partial(_spawn, names, passed, errors, env, options, deadline))
+        child = _Child(partial(_spawn, options, passed, errors, env, deadline))
         try:
             with theirs:
                 connection = ServiceConnection(
@@ -188,7 +195,7 @@ def _start(
             return connection
         except DeadObject as error:
             how = str(error).partition(": ")[2] or error
-            raise DeviceUnavailable(f"no service for {', '.join(names)}: {how}{_said(errors)}") from error
+            raise DeviceUnavailable(f"no service for {', '.join(options.devices)}: {how}{_said(errors)}") from error
         except MissedDeadline as error:
             raise MissedDeadline(f"the service process did not start within {timeout:.3g} s{_said(errors)}") from error
     except BaseException:
@@ -202,29 +209,22 @@ def _start(
 
 
 def _spawn(
-    names: Sequence[str],
+    options: ServiceOptions,
     passed: Mapping[str, int],
     errors: int,
     env: Mapping[str, str] | None,
-    options: Sequence[str],
     deadline: Deadline,
 ) -> subprocess.Popen[bytes] | Forked:
     full = _full(os.environ if env is None else env)
     given = {name: fd for name, fd in passed.items() if fd >= 0}
-    if env is None and _are_forked(names):
-        own = {name: value for name, value in full.items() if name.startswith("NNBURST_")}
-        request = {"names": [*given], "devices": names, "options": options, "env": own}
-        others = {name: value for name, value in full.items() if name not in own}
-        forked = fork(safe_command(_ZYGOTE), others, request, (errors, *given.values()), deadline)
+    if env is None and all(name.partition(":")[0] in _FORKED for name in options.devices):
+        forked = fork(safe_command(_ZYGOTE), full, options, errors, given, deadline)
         if forked is not None:
             return forked
-    numbers = {**given, "parent": os.getpid()}
-    command = [*safe_command(f"{__package__}.child"), *(f"--{name}={number}" for name, number in numbers.items())]
-    command += options
-    if any(map(is_of_functions, names)):
-        command += [f"--path={_absolute(entry)}" for entry in sys.path if isinstance(entry, str)]
+    if any(map(is_of_functions, options.devices)):
+        options = replace(options, path=tuple(_absolute(entry) for entry in sys.path if isinstance(entry, str)))
     return subprocess.Popen(
-        [*command, *names],
+        [*safe_command(f"{__package__}.child"), str(replace(options, parent=os.getpid(), **given))],
         stdin=subprocess.DEVNULL,
         stdout=errors,
         stderr=errors,
@@ -234,13 +234,9 @@ def _spawn(
     )
 
 
-def _are_forked(devices: Sequence[str]) -> bool:
-    return all(name.partition(":")[0] in _FORKED for name in devices)
-
-
 def _full(env: Mapping[str, str]) -> dict[str, str]:
     full = service_environment(env)
-    full.pop("PYTEST_CURRENT_TEST", None)  # pytest changes it in each test, which would need a zygote of its own
+    full.pop("PYTEST_CURRENT_TEST", None)  # pytest changes it in each test, which would have no zygote
     return {**full, "PYTHONPATH": absolute_entries(full.get("PYTHONPATH", ""))}
 
 
@@ -253,6 +249,12 @@ def service_environment(env: Mapping[str, str]) -> dict[str, str]:
     """Return `env` with defaults for what the libraries of a process that serves read when they are loaded."""
     threads = {} if any(name in env for name in _THREAD_VARIABLES) else dict.fromkeys(_THREAD_VARIABLES, "1")
     return {**_DEFAULTS, **threads, **env}
+
+
+def _longest(name: str, seconds: float | None) -> float | None:
+    if (longest := checked_timeout(seconds)) == 0:
+        raise InvalidArgument(f"{name}={seconds!r}: give the seconds that it may take, above 0, or None")
+    return longest
 
 
 def _level(level: str | int) -> int:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import os
+import select
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+
+from ..._core.fds import FdSet
 
 LINES = 10
 """Of one place in the code that are written in a `PERIOD`; the others are counted."""
 PERIOD = 10.0
 LONGEST = 4000
 """Characters of a line, with its traceback; what is beyond them is cut off."""
+_BYTES = 4 * LONGEST
+"""Of a line, in as many characters at least."""
+_LAST_WORDS = 1 << 16
+"""Bytes that a pipe holds."""
 
 
 @dataclass(slots=True)
@@ -74,3 +84,40 @@ class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]
                 text = f"%d lines from {where}, like those before, were left out"
                 super().emit(logging.LogRecord("nnburst", logging.WARNING, path, line, text, (place.left_out,), None))
                 place.left_out = 0
+
+
+def hand_on(fds: FdSet, what: str, most: int, count: Callable[[], object]) -> None:
+    """Write what a process says to this one's log, as much as it may, and nothing that a terminal obeys.
+
+    Args:
+        fds: Where it can be read, and a pidfd of the process; owned from now on.
+        what: The process is, for people.
+        most: Lines in a period.
+        count: Called for each line, also one that is left out.
+    """
+    with contextlib.closing(fds), contextlib.closing(LimitedHandler(most)) as handler:
+        for line in _lines(*fds.fds):
+            count()
+            text = "".join(c if c.isprintable() else " " for c in line.decode(errors="replace"))
+            handler.handle(logging.LogRecord("nnburst", logging.WARNING, what, 0, "%s", (text,), None))
+
+
+def _lines(log: int, pidfd: int) -> Iterator[bytes]:
+    """Yield what comes until the process has ended: others, to whom it may have given the pipe, say nothing more."""
+    poll = select.poll()
+    for fd in (log, pidfd):
+        poll.register(fd, select.POLLIN)
+    rest, most = b"", math.inf
+    while most > 0:
+        ready = dict(poll.poll())
+        if pidfd in ready and most == math.inf:
+            most = _LAST_WORDS
+        if log not in ready or not (said := os.read(log, _BYTES)):
+            break
+        most -= len(said)
+        *lines, rest = (rest + said).split(b"\n")
+        if len(rest) >= _BYTES:
+            lines, rest = [*lines, rest], b""
+        yield from lines
+    if rest:
+        yield rest

@@ -80,11 +80,6 @@ class Scheduling:
             given = policy, int(priority)
         return cls.of(given, None if affinity is None else set(_cpus(affinity)))
 
-    def options(self) -> list[str]:
-        """Return it as a command line takes it."""
-        options = [f"--scheduler={self.policy}:{self.priority}"] if self.policy else []
-        return options + ([f"--affinity={_text(self.cpus)}"] if self.cpus else [])
-
     def apply(self) -> None:
         """Take it on for this thread, and so for those that it starts.
 

@@ -6,7 +6,6 @@ children may go on with everything. Requests: see `forked`.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
 import json
@@ -15,7 +14,6 @@ import select
 import signal
 import socket
 import sys
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -24,124 +22,86 @@ from ..._core.errno import check
 from ...burst import ExecutionBurstServer, ListenerGroup  # noqa: F401 (a room reads it with the first burst)
 from ...devices import DeviceInfo, LocalDevice, create_device
 from . import child
+from .options import ServiceOptions
 from .sandbox import find_code
 
 _LONGEST = 1 << 20
 _MOST_FDS = 16
 
 
-@dataclass
-class _Child:
-    pid: int
-    end: socket.socket
-    """Where its client is told how it ended."""
-
-    def reap(self) -> None:
-        """Tell how it ended."""
-        _, status = os.waitpid(self.pid, 0)
-        with self.end, contextlib.suppress(OSError):  # the client may not care any more
-            self.end.send(str(os.waitstatus_to_exitcode(status)).encode())
-
-
-class _Zygote:
-    """The process."""
-
-    def __init__(self, control: socket.socket, client: int) -> None:
-        self._control = control
-        self._client = client
-        self._children: dict[int, _Child] = {}  # by pidfd
-        self._poll = select.poll()
-        for fd in (control.fileno(), client):
-            self._poll.register(fd, select.POLLIN)
-
-    def serve(self) -> argparse.Namespace:
-        """Return in a child, with its options; the zygote itself ends in here."""
-        while True:
-            ready = {fd for fd, _ in self._poll.poll()}
-            for fd in ready & self._children.keys():
-                self._poll.unregister(fd)
-                os.close(fd)
-                self._children.pop(fd).reap()
-            if self._client in ready:  # children that are stopped cannot see it
-                for pidfd in self._children:
-                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-                os._exit(0)
-            if self._control.fileno() in ready:
-                data, fds, flags, _ = socket.recv_fds(self._control, _LONGEST, _MOST_FDS)
-                options = self._answer(json.loads(data), fds) if data and not flags & socket.MSG_CTRUNC else None
-                if options is not None:
-                    return options
-                for each in fds:
-                    os.close(each)
-                if not data:
-                    self._poll.unregister(self._control)
-                    self._control.close()
-            if self._control.fileno() < 0 and not self._children:
-                os._exit(0)
-
-    def _answer(self, request: dict[str, Any], fds: list[int]) -> argparse.Namespace | None:
-        """Do what a request says; in a child return its options."""
-        devices = request["devices"]
-        numbers = [f"--{name}=0" for name in request["names"]]  # which are known in the child
-        options = child.parse_options([*numbers, *request["options"], *devices])
-        with socket.socket(fileno=fds.pop(0)) as told:
-            try:
-                for spec in devices:
-                    _load(spec, options.warm)
-                if not _is_alone():
-                    told.send(b"threads")
-                    return None
-                if self._fork(told, fds) is not None:
-                    return None
-            except OSError:  # no child, as the client sees; or it has given up
-                return None
-            return self._become(request, options, told, fds)
-
-    def _fork(self, end: socket.socket, fds: list[int]) -> _Child | None:
-        """Fork a child, which keeps nothing of the zygote's but these descriptors; in it, return None."""
-        gc.freeze()
-        pid = os.fork()
-        if pid == 0:
-            self._control.close()
-            for pidfd, other in self._children.items():
-                os.close(pidfd)
-                other.end.close()
-            return None
-        forked = _Child(pid, socket.socket(fileno=end.detach()))
-        while fds:  # now, which makes room
-            os.close(fds.pop())
-        try:
-            pidfd = os.pidfd_open(pid)
-        except OSError:  # it cannot be watched
-            os.kill(pid, signal.SIGKILL)
-            forked.reap()
-            raise
-        self._children[pidfd] = forked
-        self._poll.register(pidfd, select.POLLIN)
-        return forked
-
-    def _become(
-        self, request: dict[str, Any], options: argparse.Namespace, told: socket.socket, fds: list[int]
-    ) -> argparse.Namespace:
-        """Take what the client gives, and answer it. Return the options, with the descriptors by name."""
-        directory, stderr, *named = fds
-        os.environ.update(request["env"])
-        os.setsid()
-        os.dup2(stderr, 1)
-        os.dup2(stderr, 2)
-        with contextlib.suppress(OSError):  # it may not enter what its client is in
-            os.fchdir(directory)
-        for fd in (directory, stderr):
+def _serve(control: socket.socket, client: int) -> ServiceOptions:
+    """Fork children. Return in each of them, with its options; the zygote itself ends in here."""
+    children: dict[int, socket.socket] = {}  # by process id: where the client is told how it ended
+    ended, end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(end)
+    poll = select.poll()
+    for fd in (control.fileno(), client, ended):
+        poll.register(fd, select.POLLIN)
+    while True:
+        ready = {fd for fd, _ in poll.poll()}
+        data, fds, flags = b"", list[int](), 0
+        if control.fileno() in ready:
+            data, fds, flags, _ = socket.recv_fds(control, _LONGEST, _MOST_FDS)
+        if client in ready or (control.fileno() in ready and not data):
+            for each in children:  # one that is stopped cannot see it
+                os.kill(each, signal.SIGKILL)
+            os._exit(0)
+        if ended in ready:
+            os.read(ended, select.PIPE_BUF)
+            _reap(children)
+        if data and not flags & socket.MSG_CTRUNC:
+            request = json.loads(data)
+            options = ServiceOptions.read(request["options"])
+            pid = _fork(options)
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for fd in (ended, end, control.detach(), *(told.detach() for told in children.values())):
+                    os.close(fd)
+                return _become(client, request, fds)
+            if pid is not None:
+                children[pid] = socket.socket(fileno=fds.pop(0))
+        for fd in fds:
             os.close(fd)
-        signal.pthread_sigmask(signal.SIG_SETMASK, map(int, request["blocked"]))
-        with contextlib.suppress(OSError):
-            os.sched_setaffinity(0, map(int, request["cpus"]))
-        pidfd = os.pidfd_open(os.getpid())
-        with told, contextlib.suppress(OSError):  # the client has given up
-            socket.send_fds(told, [str(os.getpid()).encode()], [pidfd])
-        os.close(pidfd)
-        given = dict(zip(request["names"], named, strict=True))
-        return argparse.Namespace(**{**vars(options), **given, "client": self._client})
+
+
+def _reap(children: dict[int, socket.socket]) -> None:
+    """Tell how those have ended that have."""
+    while children:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            return
+        if pid in children:
+            with children.pop(pid) as told, contextlib.suppress(OSError):  # the client may not care any more
+                told.send(str(os.waitstatus_to_exitcode(status)).encode())
+
+
+def _fork(options: ServiceOptions) -> int | None:
+    """Return the id of a child, 0 in the child; None if this process cannot be forked."""
+    for spec in options.devices:
+        _load(spec, options.warm)
+    with contextlib.suppress(OSError):
+        if _is_alone():
+            gc.freeze()
+            return os.fork()
+    return None
+
+
+def _become(client: int, request: dict[str, Any], fds: list[int]) -> ServiceOptions:
+    """Take what the client gives, and answer it. Return the options, with the descriptors."""
+    told, stderr, *named = fds
+    os.environ.update(request["env"])
+    os.setsid()
+    signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
+    os.dup2(stderr, 1)
+    os.dup2(stderr, 2)
+    os.close(stderr)
+    pidfd = os.pidfd_open(os.getpid())
+    with socket.socket(fileno=told) as end, contextlib.suppress(OSError):  # the client has given up
+        socket.send_fds(end, [str(os.getpid()).encode()], [pidfd])
+    os.close(pidfd)
+    return ServiceOptions.read(request["options"], client=client, **dict(zip(request["names"], named, strict=True)))
 
 
 @cache
@@ -172,7 +132,4 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     check(lib.nnb_signal_when_orphaned(signal.SIGCONT))  # one that is stopped goes on, and sees it
     client = child.pidfd_of_parent(parent)
-    if client < 0:
-        return 0
-    os.chdir("/")
-    return child.serve(_Zygote(socket.socket(fileno=control), client).serve())
+    return 0 if client < 0 else child.serve(_serve(socket.socket(fileno=control), client))
