@@ -22,6 +22,7 @@ import pytest
 
 import nnburst
 from nnburst.model.operation_methods import OperationMethods
+from nnburst.options import SessionKeywords
 from support import ROOT
 
 PAGE = (ROOT / "docs" / "api.md").read_text("utf-8")
@@ -71,6 +72,12 @@ def functions(thing: Any) -> Iterator[tuple[str, Callable[..., Any], bool]]:
             yield name, function, isinstance(value, property)
 
 
+def taken_by(signature: inspect.Signature) -> set[str]:
+    """Return the names of the parameters; of a session's options each one's."""
+    options = {"Unpack[SessionKeywords]": SessionKeywords.__annotations__}
+    return {n for name, each in signature.parameters.items() for n in options.get(each.annotation, [name])}
+
+
 def sections(text: str) -> dict[str, str]:
     return dict(SECTION.findall(text + "\n"))
 
@@ -99,7 +106,7 @@ def missing(function: Callable[..., Any], text: str, owner: Any, *, is_property:
     signature = inspect.signature(function)
     summary = text.partition("\n\n")[0]
     if not is_property:
-        taken = {name for name in signature.parameters if name not in ("self", "cls") and name[0] != "_"}
+        taken = {name for name in taken_by(signature) if name not in ("self", "cls") and name[0] != "_"}
         yield from sorted(taken - told(text, owner))
         gives = {"Returns", "Yields"} & {*sections(text)} or SUMMARY_GIVES.search(summary) or referred(summary, owner)
         if signature.return_annotation not in ("None", None) and not gives:
@@ -129,7 +136,7 @@ def test_class_says_what_it_is_made_of(name: str) -> None:
     if issubclass(thing, SPEAKS_FOR_ITSELF) or (thing.__init__.__doc__ or "").startswith("Use `"):
         return
     text = inspect.getdoc(thing) or ""
-    assert {name for name in inspect.signature(thing).parameters if name[0] != "_"} - told(text, thing) == set()
+    assert {name for name in taken_by(inspect.signature(thing)) if name[0] != "_"} - told(text, thing) == set()
 
 
 @pytest.mark.parametrize("name", [*API, "nnburst.errors"])

@@ -30,6 +30,7 @@ from nnburst.cli import main
 from nnburst.cli.serve.command import _address, _batching
 from nnburst.devices import Needs, create_device, registry
 from nnburst.devices.function import declare
+from nnburst.options import SessionKeywords
 from nnburst.service import claim, start_child
 from support.models import relu
 
@@ -388,7 +389,7 @@ def test_shared_arrays_are_written_into_not_replaced(service: nnburst.Service) -
 def test_option_with_a_typing_error(service: nnburst.Service, call: str) -> None:
     with (
         service.session(relu((2, 3))) as session,
-        pytest.raises(TypeError, match="unexpected keyword argument 'timout'"),
+        pytest.raises(TypeError, match=r"[Uu]nexpected keyword argument 'timout'"),
     ):
         {
             "session": lambda: service.session(relu((2, 3)), timout=1),
@@ -427,7 +428,7 @@ def options() -> set[str]:
         declare,
     ]
     things += [getattr(import_module(module), factory) for module, factory in registry._BUILT_IN.values()]
-    found: set[str] = set()
+    found = {*SessionKeywords.__annotations__}
     for thing in things:
         for member in [thing, *(getattr(thing, inner) for inner in dir(thing) if not inner.startswith("_"))]:
             if callable(member):
