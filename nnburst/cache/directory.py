@@ -40,17 +40,16 @@ _MOST_DECLINED = 1 << 20
 _TRASH = "trash-"
 _HEX = set("0123456789abcdef")
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_OFF = (CacheReason.READ_ONLY, CacheReason.DISK_FULL)
 _UNUSABLE = (
+    CacheReason.DISK_FULL,
     CacheReason.IO_ERROR,
     CacheReason.MISSING,
     CacheReason.NO_STORE,
+    CacheReason.READ_ONLY,
     CacheReason.REMOTE_FILES,
     CacheReason.UNSAFE_PATH,
 )
 _BY_DESCRIPTOR = "/proc/self/fd/"
-_given_up: dict[tuple[object, ...], CacheReason] = {}
-"""Directories in which this process keeps nothing any more."""
 _warned_of: set[CacheReason] = set()
 
 
@@ -231,27 +230,13 @@ class Cache:
     def _check_on(self) -> None:
         if self.limits.max_bytes == 0 or os.environ.get("NNBURST_CACHE") == "0":
             raise CacheRejected(CacheReason.DISABLED, "caching is turned off")
-        reason = _given_up.get(self._identity)
-        if reason is not None:
-            raise CacheRejected(reason, "caching was given up for this directory")
 
-    def give_up(self, reason: CacheReason, why: object = "") -> None:
-        """Warn, once a reason, that this directory cannot be used. If the reason will not go away, stop caching in it,
-        in this process."""
-        if reason in _UNUSABLE or (reason in _OFF and _given_up.setdefault(self._identity, reason) is reason):
+    def warn_of(self, reason: CacheReason, why: object = "") -> None:
+        """Say once a reason that this directory cannot be used, if it is one of those that say so."""
+        if reason in _UNUSABLE:
             level = logging.DEBUG if reason in _warned_of else logging.WARNING
             _warned_of.add(reason)
-            how_long = " in this process any more" * (reason in _OFF)
-            _log.log(level, "%s: nothing is cached here%s: %s", self._root, how_long, why or reason.value)
-
-    @property
-    def _identity(self) -> tuple[object, ...]:
-        """Names the directory in this process; a number of a descriptor is used again, so its inode does."""
-        if self._root.startswith(_BY_DESCRIPTOR):
-            with suppress(OSError):
-                status = os.stat(self._root)
-                return status.st_dev, status.st_ino
-        return (os.path.abspath(self._root),)
+            _log.log(level, "%s: nothing is cached here: %s", self._root, why or reason.value)
 
     def decline(self, entry: str, reason: CacheReason) -> None:
         """Note that a device did not want to save an entry."""

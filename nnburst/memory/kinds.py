@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import get_args
 
 from msgspec import Struct
@@ -41,67 +40,37 @@ class MemoryHandle(Struct, frozen=True):
     image: ImageLayout | None = None
 
 
-def _check_whole(handle: MemoryHandle) -> None:
-    if handle.offset or handle.prot != PROT_READ | PROT_WRITE:
-        raise InvalidArgument(f"{handle.kind} memory is mapped whole, for reading and writing; use mmap_fd for a part")
-
-
-def _check_range(handle: MemoryHandle) -> None:
-    check_size(handle.size)
-    check_prot(handle.prot)
-    if not 0 <= whole(handle.offset, "offset", " of bytes") <= _MAX_SIZE - handle.size:
-        raise InvalidArgument(f"offset {handle.offset} is out of range")
-
-
-def _check_bytes(handle: MemoryHandle) -> None:
-    check_size(handle.size)
-    _check_whole(handle)
-
-
-def _check_named(handle: MemoryHandle) -> None:
-    _check_range(handle)
-    if handle.offset:
-        raise InvalidArgument(f"offset is {handle.offset}; {handle.kind} memory begins at 0, use mmap_fd for a part")
-
-
-def _check_image(handle: MemoryHandle) -> None:
-    check_prot(handle.prot)
-    if handle.size or handle.offset:
-        raise InvalidArgument("size and offset of a hardware_buffer are 0; its layout tells the rest")
-    if handle.image is None:
-        raise InvalidArgument("hardware_buffer memory needs a layout")
-    check_layout(handle.image)
-
-
-KINDS: dict[str, Callable[[MemoryHandle], None]] = {
-    "ashmem": _check_bytes,
-    "mmap_fd": _check_range,
-    "posix_shm": _check_named,
-    "hardware_buffer_blob": _check_bytes,
-    "hardware_buffer": _check_image,
-}
-"""The kinds of memory, and what checks the numbers of each."""
+KINDS = ("ashmem", "mmap_fd", "posix_shm", "hardware_buffer_blob", "hardware_buffer")
+"""The kinds of memory."""
 
 
 def check_handle(handle: MemoryHandle) -> MemoryHandle:
     """Refuse a handle that contradicts itself, with `InvalidArgument`."""
     if not isinstance(handle, MemoryHandle):
         raise InvalidArgument(f"expected a MemoryHandle, got {handle!r}")
-    check = KINDS.get(handle.kind)
-    if check is None:
-        raise InvalidArgument(f"memory kind {handle.kind!r} is unknown; {', '.join(KINDS)} are the kinds there are")
-    check(handle)
-    if handle.image is not None and handle.kind != "hardware_buffer":
-        raise InvalidArgument(f"{handle.kind} memory has no image layout")
-    if handle.backing not in (_BACKINGS if handle.kind == "hardware_buffer_blob" else ("",)):
-        raise InvalidArgument(f"{handle.kind} memory cannot be backed by {handle.backing!r}")
+    kind = handle.kind
+    if kind not in KINDS:
+        raise InvalidArgument(f"memory kind {kind!r} is unknown; {', '.join(KINDS)} are the kinds there are")
+    check_prot(handle.prot)
+    if kind == "hardware_buffer":
+        if handle.size or handle.offset:
+            raise InvalidArgument("size and offset of a hardware_buffer are 0; its layout tells the rest")
+        if handle.image is None:
+            raise InvalidArgument("hardware_buffer memory needs a layout")
+        check_layout(handle.image)
+    else:
+        check_size(handle.size)
+        if not 0 <= whole(handle.offset, "offset", " of bytes") <= _MAX_SIZE - handle.size:
+            raise InvalidArgument(f"offset {handle.offset} is out of range")
+        if handle.offset and kind != "mmap_fd":
+            raise InvalidArgument(f"offset is {handle.offset}; {kind} memory begins at 0, use mmap_fd for a part")
+        if handle.prot != PROT_READ | PROT_WRITE and kind in ("ashmem", "hardware_buffer_blob"):
+            raise InvalidArgument(f"{kind} memory is mapped for reading and writing; use mmap_fd for less")
+        if handle.image is not None:
+            raise InvalidArgument(f"{kind} memory has no image layout")
+    if handle.backing not in (_BACKINGS if kind == "hardware_buffer_blob" else ("",)):
+        raise InvalidArgument(f"{kind} memory cannot be backed by {handle.backing!r}")
     return handle
-
-
-def check_fd_count(handle: MemoryHandle, count: int) -> None:
-    """Refuse anything but the one descriptor that every kind has."""
-    if count != 1:
-        raise InvalidArgument(f"{handle.kind} memory comes with 1 file descriptor, not {count}")
 
 
 def check_size(size: int) -> int:

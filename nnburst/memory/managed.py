@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import weakref
 from collections.abc import Callable, Hashable, Iterator
@@ -242,3 +243,37 @@ class ManagedBuffer:
             size = self.nbytes(source.dimensions)
             self.room(size)[:size] = source.storage[:size]
             self.settle(source.dimensions)
+
+
+_MOST_TOKENS = (1 << 31) - 1
+_numbers = itertools.count()
+
+
+class BufferTracker:
+    """The buffers of one device by token, which is how clients name them."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[int, ManagedBuffer] = {}
+
+    def add(self, buffer: ManagedBuffer) -> int:
+        """Register a buffer and return its token: a number of 31 bits, never 0, that comes again after all others."""
+        while (token := next(_numbers) % _MOST_TOKENS + 1) in self._buffers:
+            pass
+        self._buffers[token] = buffer
+        return token
+
+    def remove(self, token: int) -> None:
+        """Forget a token and close its buffer; an execution that uses it finishes first. Idempotent."""
+        buffer = self._buffers.pop(token, None)
+        if buffer is not None:
+            buffer.close()
+
+    def resolve(self, token: int) -> ManagedBuffer:
+        """Return the buffer of a token; `InvalidArgument` if there is none."""
+        buffer = self._buffers.get(token)
+        if buffer is None:
+            raise InvalidArgument(f"no buffer has token {token}; it was never given out here, or its buffer is closed")
+        return buffer
+
+    def __len__(self) -> int:
+        return len(self._buffers)

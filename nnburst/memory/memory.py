@@ -22,7 +22,7 @@ from ..options import BackingName, ImageFormat
 from . import backings, interop, named
 from .descriptor import MemoryObject, examine, read_into, sync_dma_buf, write_from
 from .image import ImageLayout, format_of, gather, new_layout, plane_layout, plane_views, scatter
-from .kinds import PROT_READ, PROT_WRITE, MemoryHandle, check_fd_count, check_handle, check_prot, check_size
+from .kinds import PROT_READ, PROT_WRITE, MemoryHandle, check_handle, check_prot, check_size
 from .mapping import MemoryMapping, private_bytes
 
 if TYPE_CHECKING:
@@ -269,7 +269,8 @@ class Memory(Closing):
             rights = handle.prot if prot is None else check_prot(prot)
             if rights & ~handle.prot:
                 raise InvalidArgument(f"prot {rights} asks for more than the pool's {handle.prot}")
-            check_fd_count(handle, len(owned.fds))
+            if len(owned.fds) != 1:
+                raise InvalidArgument(f"{handle.kind} memory comes with 1 file descriptor, not {len(owned.fds)}")
         except BaseException:
             owned.close()
             raise

@@ -342,30 +342,16 @@ def test_forked_child_does_not_let_go_of_the_lock_of_its_parent(tmp_path: Path) 
     os.close(place)
 
 
-def test_caching_is_given_up_once_for_the_process_and_warned_of_once_a_reason(
+def test_directory_that_cannot_be_used_is_warned_of_once_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(_directory, "_given_up", {})
     monkeypatch.setattr(_directory, "_warned_of", set())
-    places = [tmp_path / "one", tmp_path / "two"]
-    for place in places:
-        place.mkdir()
-        for _ in range(2):
-            Cache(place).give_up(R.DISK_FULL)
-            with pytest.raises(CacheRejected) as error:
-                Cache(place).stage("a" * 64, (1, 1))
-            assert error.value.reason is R.DISK_FULL
-    fd = os.open(places[0], os.O_RDONLY)
-    Cache(fd).give_up(R.READ_ONLY)
-    Cache(fd).give_up(R.READ_ONLY)
-    with pytest.raises(CacheRejected) as error:
-        Cache(fd).stage("a" * 64, (1, 1))
-    assert error.value.reason is R.READ_ONLY
-    os.close(fd)
-    fd = os.open(tmp_path, os.O_RDONLY)  # the same number, another directory
-    Cache(fd, Limits(min_free=0)).stage("a" * 64, (1, 1)).close()
-    os.close(fd)
+    for reason in (R.DISK_FULL, R.READ_ONLY, R.DISK_FULL, R.DECLINED):
+        Cache(tmp_path).warn_of(reason)
     assert [record.levelname for record in caplog.records if record.levelname == "WARNING"] == ["WARNING"] * 2
+    fd = os.open(tmp_path, os.O_RDONLY)
+    Cache(fd, FREE).stage("a" * 64, (1, 1)).close()
+    os.close(fd)
 
 
 def test_remains_of_a_removal_that_was_killed_go_with_the_next_save(tmp_path: Path) -> None:

@@ -195,7 +195,7 @@ class DirectoryCache(CacheSource):
         try:
             return self._cache.stage(entry, job.counts, always=self._always, patience=until.left() or 0.0)
         except CacheRejected as error:
-            self._cache.give_up(error.reason, error)
+            self._cache.warn_of(error.reason, error)
             raise
 
     def _keep(
@@ -206,7 +206,7 @@ class DirectoryCache(CacheSource):
             self._cache.enforce_limits()
         elif reason in _REFUSALS:
             self._cache.decline(staged.entry, reason)
-        self._cache.give_up(reason)
+        self._cache.warn_of(reason)
         return reason
 
     def _published(
