@@ -6,35 +6,16 @@ import math
 
 from .operand_types import OperandType
 from .operation_types import OperationType
+from .rows import ROWS, recurrent
 from .types import Capabilities, Lifetime, Model, Operation, Subgraph
 
 NEVER = 3.4028234663852886e38
 """Cost of a type of which nothing is known: the largest float32."""
 _ELEMENT = 16
 """Multiplications and additions of a matrix product that take as long as one that goes element by element."""
-_PRODUCTS = frozenset(
-    (
-        OperationType.CONV_2D,
-        OperationType.DEPTHWISE_CONV_2D,
-        OperationType.FULLY_CONNECTED,
-        OperationType.GROUPED_CONV_2D,
-        OperationType.TRANSPOSE_CONV_2D,
-    )
-)
+_PRODUCTS = {kind for kind, row in ROWS.items() if {"filter", "bias"} <= {param.name for param in row.forms[0]}}
 """Operations of x, a filter and a bias."""
-_CELLS = frozenset(
-    (
-        OperationType.BIDIRECTIONAL_SEQUENCE_LSTM,
-        OperationType.BIDIRECTIONAL_SEQUENCE_RNN,
-        OperationType.LSTM,
-        OperationType.QUANTIZED_16BIT_LSTM,
-        OperationType.QUANTIZED_LSTM,
-        OperationType.RNN,
-        OperationType.SVDF,
-        OperationType.UNIDIRECTIONAL_SEQUENCE_LSTM,
-        OperationType.UNIDIRECTIONAL_SEQUENCE_RNN,
-    )
-)
+_CELLS = recurrent.ROWS.keys()
 """Operations that multiply a row for each step by all their matrices."""
 _FLOATS = {OperandType.TENSOR_FLOAT32: "relaxed_tensor", OperandType.FLOAT32: "relaxed_scalar"}
 

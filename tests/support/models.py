@@ -5,17 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from nnburst.memory import Memory
 from nnburst.model import (
     DataLocation,
-    Lifetime,
     Model,
     ModelBuilder,
-    OperandDesc,
     OperandType,
-    Operation,
-    OperationType,
     Request,
     RequestArgument,
     Subgraph,
@@ -73,29 +70,27 @@ def open_model() -> Model:
     return b.build()
 
 
-def doubling_model(levels: int = 40) -> Model:
-    """y = ±x by 2 ** levels operations: each level runs the next one twice, in two IFs one after the other."""
-    truth, one = OperandDesc(OperandType.TENSOR_BOOL8, (1,)), OperandDesc(OperandType.TENSOR_FLOAT32, (1,))
+def chained(outer: Model, levels: int) -> Model:
+    """Put a model of one subgraph into itself so many times; what it refers to is innermost."""
 
     def level(number: int) -> Subgraph:
-        if number == levels:
-            inputs = _as(truth, Lifetime.SUBGRAPH_INPUT, 0), _as(one, Lifetime.SUBGRAPH_INPUT, 1)
-            output = _as(one, Lifetime.SUBGRAPH_OUTPUT, 0)
-            return Subgraph((*inputs, output), (Operation(OperationType.NEG, (1,), (2,)),), (0, 1), (2,))
-        operands = (
-            _as(truth, Lifetime.SUBGRAPH_INPUT, 4),
-            _as(one, Lifetime.SUBGRAPH_INPUT, 1),
-            OperandDesc(OperandType.SUBGRAPH, (), 4, lifetime=Lifetime.SUBGRAPH, location=DataLocation(0, number)),
-            _as(one, Lifetime.TEMPORARY_VARIABLE, 1),
-            _as(one, Lifetime.SUBGRAPH_OUTPUT, 0),
-        )
-        first = Operation(OperationType.IF, (0, 2, 2, 0, 1), (3,))
-        second = Operation(OperationType.IF, (0, 2, 2, 0, 3), (4,))
-        return Subgraph(operands, (first, second), (0, 1), (4,))
+        operands = [
+            replace(each, location=DataLocation(0, number)) if each.type == OperandType.SUBGRAPH else each
+            for each in outer.main.operands
+        ]
+        return replace(outer.main, operands=tuple(operands))
 
-    main, *referenced = map(level, range(levels + 1))
-    return Model(main, tuple(referenced), input_names=("c", "x"), output_names=("y",))
+    return replace(outer, referenced=(*map(level, range(1, levels)), *outer.referenced))
 
 
-def _as(operand: OperandDesc, lifetime: Lifetime, consumers: int) -> OperandDesc:
-    return OperandDesc(operand.type, operand.dimensions, consumers, lifetime=lifetime)
+def doubling_model(levels: int = 40) -> Model:
+    """y = ±x by 2 ** levels operations: each level runs the next one twice, in two IFs one after the other."""
+    model: Model | None = None
+    for _ in range(2):
+        b = ModelBuilder()
+        c, x = b.input("c", OperandType.TENSOR_BOOL8, (1,)), b.input("x", OperandType.TENSOR_FLOAT32, (1,))
+        y = b.neg(x) if model is None else b.branch(c, model, model, [c, *b.branch(c, model, model, [c, x])])[0]
+        b.output("y", y)
+        model = b.build()
+    assert model is not None
+    return chained(model, levels)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
@@ -19,92 +20,44 @@ from nnburst.devices import create_device
 from nnburst.devices.reference import graph as reference_graph
 from nnburst.devices.reference.stages import LaterStage, StagedReferenceDevice
 from nnburst.errors import ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline
-from nnburst.memory import Memory
 from nnburst.model import (
-    DataLocation,
     Lifetime,
     Model,
     ModelBuilder,
+    Operand,
     OperandDesc,
-    Operation,
-    Request,
-    RequestArgument,
     RunOptions,
-    Subgraph,
 )
 from nnburst.service import start_child
-from support.operations import B8, F32, I32, Array, O, T, run_model
+from support.models import chained
+from support.operations import B8, F32, I32, O, run_model
+from support.samples import make_request, ran, run
 
 L = Lifetime
-
-
-class Values:
-    """The bytes of the constants of all subgraphs."""
-
-    def __init__(self) -> None:
-        self.data = bytearray()
-
-    def add(self, array: Array) -> DataLocation:
-        where = DataLocation(0, len(self.data), array.nbytes)
-        self.data += array.tobytes() + bytes(-array.nbytes % 4)
-        return where
-
-
-def graph(
-    values: Values,
-    inputs: Sequence[OperandDesc],
-    make: Callable[[Callable[..., int], Sequence[int]], Sequence[int]],
-) -> Subgraph:
-    """Build a subgraph; `make(add, inputs)` adds operations and returns the outputs.
-
-    ``add(operation, arguments, output)`` takes operand indexes and arrays (constants), and an operand for the output.
-    """
-    operands = [replace(operand, lifetime=L.SUBGRAPH_INPUT) for operand in inputs]
-    operations: list[Operation] = []
-
-    def index_of(argument: Any) -> int:
-        if isinstance(argument, int):
-            return argument
-        if isinstance(argument, OperandDesc):
-            operands.append(argument)
-        else:
-            array = np.asarray(argument)
-            kind = {"f": (F32, T.FLOAT32), "i": (I32, T.INT32), "b": (B8, T.BOOL)}[array.dtype.kind][array.ndim == 0]
-            dtype = {"f": np.float32, "i": np.int32, "b": np.uint8}[array.dtype.kind]
-            where = values.add(array.astype(dtype))
-            operands.append(OperandDesc(kind, array.shape, lifetime=L.CONSTANT_COPY, location=where))
-        return len(operands) - 1
-
-    def add(operation: int, arguments: Sequence[Any], *outputs: OperandDesc) -> int:
-        indexes = tuple(index_of(argument) for argument in arguments)
-        first = len(operands)
-        operands.extend(outputs)
-        operations.append(Operation(operation, indexes, tuple(range(first, len(operands)))))
-        return first
-
-    outs = tuple(make(add, range(len(inputs))))
-    for index in outs:
-        operands[index] = replace(operands[index], lifetime=L.SUBGRAPH_OUTPUT)
-    counts = [sum(operation.inputs.count(i) for operation in operations) for i in range(len(operands))]
-    counted = [replace(operand, number_of_consumers=n) for operand, n in zip(operands, counts, strict=True)]
-    return Subgraph(tuple(counted), tuple(operations), tuple(range(len(inputs))), outs)
-
-
-def sub(number: int) -> OperandDesc:
-    return OperandDesc(T.SUBGRAPH, lifetime=L.SUBGRAPH, location=DataLocation(0, number))
 
 
 ONE, PAIR, TRUTH = OperandDesc(F32, (1,)), OperandDesc(F32, (2,)), OperandDesc(B8, (1,))
 COUNT = OperandDesc(I32, (1,))
 
 
+def built(inputs: Sequence[OperandDesc], make: Callable[..., Any]) -> Model:
+    """A model of inputs, and of what `make` makes of a builder and of them: an operand, or several."""
+    b = ModelBuilder()
+    made = make(b, *(b.input(f"x{i}", each.type, each.dimensions) for i, each in enumerate(inputs)))
+    for i, y in enumerate(made if isinstance(made, tuple) else (made,)):
+        b.output(f"y{i}", y)
+    return b.build()
+
+
+def nested(inner: Model, depth: int, *inputs: OperandDesc) -> Model:
+    """So many IFs, each of which has the next one on both sides; the condition goes down with the inputs."""
+    return chained(built([TRUTH, *inputs], lambda b, *values: b.branch(values[0], inner, inner, values)), depth)
+
+
 def if_model() -> Model:
     """y = c ? x + 1 : -x."""
-    values = Values()
-    then = graph(values, [PAIR], lambda add, i: [add(O.ADD, [i[0], np.float32([1.0]), np.array(0)], PAIR)])
-    other = graph(values, [PAIR], lambda add, i: [add(O.NEG, [i[0]], PAIR)])
-    main = graph(values, [TRUTH, PAIR], lambda add, i: [add(O.IF, [i[0], sub(0), sub(1), i[1]], PAIR)])
-    return Model(main, (then, other), bytes(values.data))
+    then, other = built([PAIR], lambda b, x: b.add(x, np.float32([1]))), built([PAIR], lambda b, x: b.neg(x))
+    return built([TRUTH, PAIR], lambda b, c, x: b.branch(c, then, other, [x]))
 
 
 @pytest.mark.parametrize("truth", [0, 1, 200])
@@ -116,14 +69,8 @@ def test_REQ_MODEL_042_if_runs_one_branch(truth: int) -> None:
 
 
 def test_failure_deep_inside_control_flow_names_the_ends_of_the_way_there() -> None:
-    values, depth = Values(), 30
-    last = graph(values, [TRUTH, COUNT], lambda add, i: [add(O.GATHER, [np.float32([1, 2]), np.array(0), i[1]], ONE)])
-    level = [
-        graph(values, [TRUTH, COUNT], lambda add, i, n=n: [add(O.IF, [i[0], sub(n), sub(n), *i], ONE)])  # type: ignore[misc]
-        for n in range(1, depth)
-    ]
-    main = graph(values, [TRUTH, COUNT], lambda add, i: [add(O.IF, [i[0], sub(0), sub(0), *i], ONE)])
-    model = Model(main, (*level, last), bytes(values.data))
+    last = built([TRUTH, COUNT], lambda b, c, n: b.gather(np.float32([1, 2]), 0, n))
+    model = nested(last, 30, COUNT)
     with nnburst.in_process(devices=["nnburst-reference"]) as service, service.session(model) as session:
         names = [node.name for node in session.get_inputs()]
         with pytest.raises(nnburst.GeneralFailure) as caught:
@@ -134,20 +81,17 @@ def test_failure_deep_inside_control_flow_names_the_ends_of_the_way_there() -> N
     assert len(said) < 250
 
 
-def counting_model(most: float = 5.0, step: float = 1.0) -> Model:
-    """While x[0] < most: x += step, n += 1. Gives n; x is carried but not given."""
-    values = Values()
-    condition = graph(values, [COUNT, ONE], lambda add, i: [add(O.LESS, [i[1], np.float32([most])], TRUTH)])
-    body = graph(
-        values,
-        [COUNT, ONE],
-        lambda add, i: [
-            add(O.ADD, [i[0], np.int32([1]), np.array(0)], COUNT),
-            add(O.ADD, [i[1], np.float32([step]), np.array(0)], ONE),
-        ],
+def counting_parts(most: float = 5.0, step: float = 1.0) -> tuple[Model, Model]:
+    """While x[0] < most: x += step, n += 1."""
+    return (
+        built([COUNT, ONE], lambda b, n, x: b.less(x, np.float32([most]))),
+        built([COUNT, ONE], lambda b, n, x: (b.add(n, np.int32([1])), b.add(x, np.float32([step])))),
     )
-    main = graph(values, [COUNT, ONE], lambda add, i: [add(O.WHILE, [sub(0), sub(1), i[0], i[1]], COUNT)])
-    return Model(main, (condition, body), bytes(values.data))
+
+
+def counting_model(step: float = 1.0) -> Model:
+    """Gives n; x is carried but not given."""
+    return built([COUNT, ONE], lambda b, n, x: b.loop(*counting_parts(step=step), [n, x], 1))
 
 
 @pytest.mark.parametrize(("start", "steps"), [(0.0, 5), (3.5, 2), (9.0, 0)])
@@ -159,27 +103,17 @@ def test_REQ_MODEL_042_while_repeats_its_body(start: float, steps: int) -> None:
 
 def test_while_inside_if_inside_while() -> None:
     """While n < 3: n += 1; x = n odd ? double it until it is over 100 : x + 1."""
-    values = Values()
-    less = graph(values, [COUNT, ONE], lambda add, i: [add(O.LESS, [i[0], np.int32([3])], TRUTH)])
-    below = graph(values, [ONE], lambda add, i: [add(O.LESS, [i[0], np.float32([100.0])], TRUTH)])
-    double = graph(values, [ONE], lambda add, i: [add(O.ADD, [i[0], i[0], np.array(0)], ONE)])
-    loop = graph(values, [ONE], lambda add, i: [add(O.WHILE, [sub(1), sub(2), i[0]], ONE)])
-    plus = graph(values, [ONE], lambda add, i: [add(O.ADD, [i[0], np.float32([1.0]), np.array(0)], ONE)])
+    less = built([COUNT, ONE], lambda b, n, x: b.less(n, np.int32([3])))
+    below, double = built([ONE], lambda b, x: b.less(x, np.float32([100]))), built([ONE], lambda b, x: b.add(x, x))
+    loop = built([ONE], lambda b, x: b.loop(below, double, [x]))
+    plus = built([ONE], lambda b, x: b.add(x, np.float32([1])))
 
-    def body(add: Any, i: Sequence[int]) -> Sequence[int]:
-        n = add(O.ADD, [i[0], np.int32([1]), np.array(0)], COUNT)
-        odd = add(O.EQUAL, [n, np.int32([2])], TRUTH)
-        even = add(O.LOGICAL_NOT, [odd], TRUTH)
-        return [n, add(O.IF, [even, sub(3), sub(4), i[1]], ONE)]
+    def step(b: ModelBuilder, n: Operand, x: Operand) -> tuple[Operand, Operand]:
+        n = b.add(n, np.int32([1]))
+        return n, b.branch(b.logical_not(b.equal(n, np.int32([2]))), loop, plus, [x])[0]
 
-    main = graph(values, [COUNT, ONE], lambda add, i: [add(O.WHILE, [sub(0), sub(5), i[0], i[1]], COUNT, ONE)])
-
-    def outputs(add: Any, i: Sequence[int]) -> Sequence[int]:
-        first = add(O.WHILE, [sub(0), sub(5), i[0], i[1]], COUNT, ONE)
-        return [first, first + 1]
-
-    main = graph(values, [COUNT, ONE], outputs)
-    model = Model(main, (less, below, double, loop, plus, graph(values, [COUNT, ONE], body)), bytes(values.data))
+    body = built([COUNT, ONE], step)
+    model = built([COUNT, ONE], lambda b, n, x: b.loop(less, body, [n, x]))
     status, (n, x), _ = run_model(model, [np.int32([0]), np.float32([3])])
     assert status is ErrorStatus.NONE
     assert n.tolist() == [3]
@@ -188,19 +122,10 @@ def test_while_inside_if_inside_while() -> None:
 
 def growing_model() -> Model:
     """While n < 4: n += 1, x = [x, x]. Gives x, whose size nobody knows before."""
-    values = Values()
     any_ = OperandDesc(F32, (0,))
-    condition = graph(values, [any_, COUNT], lambda add, i: [add(O.LESS, [i[1], np.int32([4])], TRUTH)])
-    body = graph(
-        values,
-        [any_, COUNT],
-        lambda add, i: [
-            add(O.CONCATENATION, [i[0], i[0], np.array(0)], any_),
-            add(O.ADD, [i[1], np.int32([1]), np.array(0)], COUNT),
-        ],
-    )
-    main = graph(values, [any_, COUNT], lambda add, i: [add(O.WHILE, [sub(0), sub(1), i[0], i[1]], any_)])
-    return Model(main, (condition, body), bytes(values.data))
+    condition = built([any_, COUNT], lambda b, x, n: b.less(n, np.int32([4])))
+    body = built([any_, COUNT], lambda b, x, n: (b.concatenation([x, x], 0), b.add(n, np.int32([1]))))
+    return built([any_, COUNT], lambda b, x, n: b.loop(condition, body, [x, n], 1))
 
 
 def test_tensors_that_grow_report_their_size() -> None:
@@ -228,24 +153,12 @@ def test_REQ_MODEL_063_a_loop_without_end_stops_at_its_timeout(
     assert next(looks) == pytest.approx(seconds * 1e9, abs=500_000)
 
 
-def request_for(inputs: Sequence[Array], room: int) -> tuple[Request, Memory]:
-    sizes = [array.nbytes for array in inputs]
-    offsets = np.cumsum([0, *(64 for _ in sizes)]).tolist()
-    memory = Memory.ashmem(offsets[-1] + room)
-    for array, offset in zip(inputs, offsets, strict=False):
-        memory.array(array.dtype, array.shape, offset)[...] = array
-    arguments = [
-        RequestArgument(False, DataLocation(0, o, a.nbytes), a.shape) for a, o in zip(inputs, offsets, strict=False)
-    ]
-    out = RequestArgument(False, DataLocation(0, offsets[-1], room))
-    return Request(tuple(arguments), (out,), (memory,)), memory
-
-
 def test_runs_that_are_counted_end_as_others_do() -> None:
     begun = threading.Event()
-    prepared = StagedReferenceDevice().compile(counting_model(step=0.0))
+    model = counting_model(step=0.0)
+    prepared = StagedReferenceDevice().compile(model)
     prepared.stage = LaterStage(3, begun.set)
-    request, memory = request_for([np.int32([0]), np.float32([0])], 4)
+    request, memory = make_request(model, [np.int32([0]), np.float32([0])])
     with memory:
         kernel: Any = prepared.bind(request, RunOptions())
         with pytest.raises(MissedDeadline):
@@ -268,8 +181,8 @@ def test_REQ_MODEL_063_through_a_burst_while_another_client_runs() -> None:
     try:
         device = connection.devices[0]
         stuck, quick = device.prepare_model(endless), device.prepare_model(fair)
-        request, memory = request_for([np.int32([0]), np.float32([0])], 4)
-        other, more = request_for([np.uint8([1]), np.float32([3, 4])], 8)
+        request, memory = make_request(endless, [np.int32([0]), np.float32([0])])
+        other, more = make_request(fair, [np.uint8([1]), np.float32([3, 4])])
         with memory, more, ExecutionBurstController.create(quick) as burst:
             statuses: list[ErrorStatus] = []
 
@@ -281,7 +194,7 @@ def test_REQ_MODEL_063_through_a_burst_while_another_client_runs() -> None:
             thread.start()
             while thread.is_alive():
                 burst.compute(other)
-                done.append(int(more.array(np.float32, (2,), 128)[0]))
+                done.append(int(more.array(np.float32, (2,), other.outputs[0].location.offset)[0]))
             thread.join()
             assert statuses == [ErrorStatus.MISSED_DEADLINE_TRANSIENT]
         assert len(done) > 10
@@ -299,33 +212,22 @@ def test_a_service_gives_what_the_device_gives_in_process(make: Callable[[], Mod
         growing_model: [np.float32([5]), np.int32([2])],
     }[make]
     _, wanted, _ = run_model(model, inputs)
-    connection = start_child(devices=("nnburst-reference",))
-    try:
-        prepared = connection.devices[0].prepare_model(model)
-        request, memory = request_for(inputs, wanted[0].nbytes)
-        with memory, ExecutionBurstController.create(prepared) as burst:
-            for _ in range(3):
-                assert burst.compute(request)[0] is ErrorStatus.NONE
-            found = memory.array(wanted[0].dtype, wanted[0].shape, 128)
-            assert found.tobytes() == wanted[0].tobytes()
-        prepared.close()
-    finally:
-        connection.close()
+    with contextlib.closing(start_child(devices=("nnburst-reference",))) as connection:
+        found = ran(connection.devices[0], model, inputs, way="burst")
+    assert [out.tobytes() for out in found.outputs] == [out.tobytes() for out in wanted]
 
 
 def test_REQ_MODEL_064_an_omitted_condition_fails() -> None:
     model = if_model()
     operands = list(model.main.operands)
     operands[0] = replace(operands[0], lifetime=L.NO_VALUE)
-    main = replace(model.main, operands=tuple(operands), input_indexes=(1,))
+    model = replace(model, main=replace(model.main, operands=tuple(operands), input_indexes=(1,)), input_names=())
     device = create_device("nnburst-reference")
     try:
-        prepared = device.prepare_model(replace(model, main=main))
+        prepared = device.prepare_model(model)
     except GeneralFailure:
         return
-    request, memory = request_for([np.float32([1, 2])], 8)
-    with memory:
-        assert prepared.execute_synchronously(request)[0] is ErrorStatus.GENERAL_FAILURE
+    assert run(prepared, model, [np.float32([1, 2])]).status is ErrorStatus.GENERAL_FAILURE
 
 
 def test_control_flow_is_supported_only_if_all_of_it_is() -> None:
@@ -339,20 +241,9 @@ def test_control_flow_is_supported_only_if_all_of_it_is() -> None:
 
 @pytest.mark.check
 def test_deeply_nested_control_flow_fails_cleanly() -> None:
-    values = Values()
-    innermost = graph(values, [TRUTH, ONE], lambda add, i: [add(O.NEG, [i[1]], ONE)])
-    depth = 2000
-    graphs = [
-        graph(values, [TRUTH, ONE], lambda add, i, n=n: [add(O.IF, [i[0], sub(n), sub(n), i[0], i[1]], ONE)])
-        for n in range(1, depth)
-    ]
-    main = graph(values, [TRUTH, ONE], lambda add, i: [add(O.IF, [i[0], sub(0), sub(0), i[0], i[1]], ONE)])
-    model = Model(main, (*graphs, innermost), bytes(values.data))
-    status, _, _ = run_model(model, [np.uint8([1]), np.float32([1])])
-    assert status is ErrorStatus.GENERAL_FAILURE
-    shallow = Model(main, (graph(values, [TRUTH, ONE], lambda add, i: [add(O.NEG, [i[1]], ONE)]),), b"")
-    status, (y,), _ = run_model(shallow, [np.uint8([1]), np.float32([1])])
-    assert y.tolist() == [-1]
+    innermost, inputs = built([TRUTH, ONE], lambda b, c, x: b.neg(x)), [np.uint8([1]), np.float32([1])]
+    assert run_model(nested(innermost, 2000, ONE), inputs)[0] is ErrorStatus.GENERAL_FAILURE
+    assert run_model(nested(innermost, 1, ONE), inputs)[1][0].tolist() == [-1]
 
 
 def part(make: Callable[[ModelBuilder, int], int], *, large: bool = False) -> Model:

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from test_control_flow import COUNT as TIMES
-from test_control_flow import ONE, PAIR, TRUTH, Values, counting_model, graph, sub
+from test_control_flow import ONE, PAIR, TRUTH, built, counting_parts
 
 import nnburst
 from nnburst import Burst, Compilation, Execution, MemoryDesc
@@ -221,15 +221,8 @@ def test_a_long_chain_takes_room_for_two_values() -> None:
 
 def test_control_flow_stays_whole() -> None:
     """IF is one operation with its branches, between operations of another device."""
-    values = Values()
-    then = graph(values, [PAIR], lambda add, i: [add(O.ADD, [i[0], np.float32([1.0]), np.array(0)], PAIR)])
-    other = graph(values, [PAIR], lambda add, i: [add(O.NEG, [i[0]], PAIR)])
-
-    def body(add: Any, i: Sequence[int]) -> list[int]:
-        chosen = add(O.IF, [i[0], sub(0), sub(1), add(O.ABS, [i[1]], PAIR)], PAIR)
-        return [add(O.TANH, [chosen], PAIR)]
-
-    model = Model(graph(values, [TRUTH, PAIR], body), (then, other), bytes(values.data))
+    then, other = built([PAIR], lambda b, x: b.add(x, np.float32([1]))), built([PAIR], lambda b, x: b.neg(x))
+    model = built([TRUTH, PAIR], lambda b, c, x: b.tanh(*b.branch(c, then, other, [b.abs(x)])))
     devices = [Only("test-flow", O.IF), Only("test-rest", O.ABS, O.TANH)]
     x, y = np.float32([3, -4]), np.zeros(2, np.float32)
     with Compilation(model, devices) as compilation:
@@ -248,17 +241,13 @@ def test_control_flow_stays_whole() -> None:
 
 @pytest.mark.parametrize("where", ["in process", "service"])
 def test_loops_of_parts_may_take_what_those_of_the_burst_may(where: str) -> None:
-    endless = counting_model(step=0.0)
-    main = graph(
-        Values(),
-        [TIMES, ONE],
-        lambda add, i: [add(O.WHILE, [sub(0), sub(1), *i], TIMES), add(O.NEG, [i[1]], ONE)],
-    )
+    parts = counting_parts(step=0.0)
+    endless = built([TIMES, ONE], lambda b, n, x: (*b.loop(*parts, [n, x], 1), b.neg(x)))
     loops: Device = Only("test-loops", O.WHILE)
     with contextlib.ExitStack() as stack:
         if where == "service":
             loops = stack.enter_context(in_process([loops]))[0].devices[0]
-        compilation = stack.enter_context(Compilation(replace(endless, main=main), [loops, Only("test-rest", O.NEG)]))
+        compilation = stack.enter_context(Compilation(endless, [loops, Only("test-rest", O.NEG)]))
         compilation.finish()
         burst = stack.enter_context(Burst(compilation, loop_timeout=0.05))
         with burst.bind() as execution, pytest.raises(MissedDeadline, match=r"0\.05 s"):

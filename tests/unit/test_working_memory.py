@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from test_control_flow import B8, ONE, TRUTH, O, Values, graph, sub
+from test_control_flow import B8, ONE, TRUTH, built
 
 from nnburst.burst import BurstExecutorWithCache, ExecutionBurstController, Kernel, SlotExecutor
 from nnburst.burst.server.server import MAX_PLANS
@@ -32,6 +32,7 @@ from nnburst.model import (
     ExecutionResult,
     Model,
     ModelBuilder,
+    Operand,
     OperandDesc,
     OperandType,
     Request,
@@ -60,15 +61,8 @@ def large(nbytes: int) -> Model:
 
 def late(nbytes: int) -> Model:
     """The same inside an IF: bound in each run."""
-    values, ints = Values(), OperandDesc(F32, (nbytes // 4,))
-
-    def then(add: Any, i: Sequence[int]) -> Sequence[int]:
-        tiled = add(O.TILE, [i[0], np.array([nbytes // 4], np.int32)], ints)
-        return [add(O.REDUCE_MAX, [tiled, np.array([0], np.int32), np.array(True)], ONE)]
-
-    branch = graph(values, [ONE], then)
-    main = graph(values, [TRUTH, ONE], lambda add, i: [add(O.IF, [i[0], sub(0), sub(0), i[1]], ONE)])
-    return Model(main, (branch,), bytes(values.data))
+    branch = built([ONE], lambda b, x: b.reduce_max(b.tile(x, [nbytes // 4]), [0], keep=True))
+    return built([TRUTH, ONE], lambda b, c, x: b.branch(c, branch, branch, [x]))
 
 
 def at(pool: Memory, number: int, model: Model) -> Request:
@@ -251,20 +245,23 @@ def test_what_is_kept_for_later_runs_makes_room_for_others() -> None:
 # ---- one budget ------------------------------------------------------------------------------------------------------
 
 
+def widened(b: ModelBuilder, x: Operand, nbytes: int) -> Operand:
+    return b.tile(x, [nbytes // 4])
+
+
+def narrowed(b: ModelBuilder, x: Operand) -> Operand:
+    return b.reduce_max(x, [0], keep=True)
+
+
 def nested(levels: int, nbytes: int) -> Model:
     """IFs inside each other, each beside a tensor of so many bytes that its branch reads."""
-    values, tensor = Values(), OperandDesc(F32, (nbytes // 4,))
-    graphs = []
-    for n in range(levels):
-
-        def level(add: Any, i: Sequence[int], n: int = n) -> Sequence[int]:
-            tiled = add(O.TILE, [i[1], np.array([nbytes // 4], np.int32)], tensor)
-            first = add(O.REDUCE_MAX, [tiled, np.array([0], np.int32), np.array(True)], ONE)
-            return [first] if n == levels - 1 else [add(O.IF, [i[0], sub(n + 1), sub(n + 1), i[0], first], ONE)]
-
-        graphs.append(graph(values, [TRUTH, ONE], level))
-    main = graph(values, [TRUTH, ONE], lambda add, i: [add(O.IF, [i[0], sub(0), sub(0), i[0], i[1]], ONE)])
-    return Model(main, tuple(graphs), bytes(values.data))
+    model = built([TRUTH, ONE], lambda b, c, x: narrowed(b, widened(b, x, nbytes)))
+    for _ in range(levels - 1):
+        model = built(
+            [TRUTH, ONE],
+            lambda b, c, x, inner=model: b.branch(c, inner, inner, [c, narrowed(b, widened(b, x, nbytes))]),
+        )
+    return built([TRUTH, ONE], lambda b, c, x: b.branch(c, model, model, [c, x]))
 
 
 @pytest.mark.check
@@ -283,26 +280,18 @@ def test_models_inside_models_share_one_budget() -> None:
 
 def test_a_loop_takes_no_more_than_its_values_and_one_turn() -> None:
     """200 turns, each of which gives a tensor of 1 MiB to the next, and makes another one on the way."""
-    values, count = Values(), OperandDesc(OperandType.TENSOR_INT32, (1,))
-    wide = OperandDesc(F32, (MIB // 4,))
+    count, wide = OperandDesc(OperandType.TENSOR_INT32, (1,)), OperandDesc(F32, (MIB // 4,))
+    less = built([count, wide], lambda b, n, x: b.less(n, np.int32([200])))
 
-    def widened(add: Any, x: int) -> int:
-        return int(add(O.TILE, [x, np.array([MIB // 4], np.int32)], wide))
+    def turn(b: ModelBuilder, n: Operand, x: Operand) -> tuple[Operand, Operand]:
+        one = narrowed(b, widened(b, narrowed(b, x), MIB))
+        return b.add(n, np.int32([1])), widened(b, one, MIB)
 
-    def narrowed(add: Any, x: int) -> int:
-        return int(add(O.REDUCE_MAX, [x, np.array([0], np.int32), np.array(True)], ONE))
+    def whole(b: ModelBuilder, n: Operand, x: Operand) -> tuple[Operand, Operand]:
+        given, last = b.loop(less, built([count, wide], turn), [n, widened(b, x, MIB)])
+        return given, narrowed(b, last)
 
-    def body(add: Any, i: Sequence[int]) -> Sequence[int]:
-        one = narrowed(add, widened(add, narrowed(add, i[1])))
-        return [add(O.ADD, [i[0], np.int32([1]), np.array(0)], count), widened(add, one)]
-
-    def main(add: Any, i: Sequence[int]) -> Sequence[int]:
-        first = add(O.WHILE, [sub(0), sub(1), i[0], widened(add, i[1])], count, wide)
-        return [first, narrowed(add, first + 1)]
-
-    less = graph(values, [count, wide], lambda add, i: [add(O.LESS, [i[0], np.int32([200])], TRUTH)])
-    turn, outer = graph(values, [count, wide], body), graph(values, [count, ONE], main)
-    model = Model(outer, (less, turn), bytes(values.data))
+    model = built([count, ONE], whole)
     with served(model, 5 * MIB) as (prepared, account, pool):
         result = prepared.execute_synchronously(at(pool, 0, model), RunOptions(loop_timeout_ns=15 * 10**9))
         assert result[0] is ErrorStatus.NONE, reason_of(result)
