@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
+from collections.abc import Callable, Iterator
 
+from .._core.threads import start
 from ..errors import MissedDeadline
 
 _NEVER = 2**63 - 1
@@ -26,3 +30,22 @@ def require_time(deadline_ns: int) -> None:
 
 def earlier(one: int, other: int) -> int:
     return min(one, other) if one and other else one or other
+
+
+@contextlib.contextmanager
+def calling_at(deadline_ns: int, call: Callable[[], object]) -> Iterator[None]:
+    """Call a function at a time of CLOCK_MONOTONIC, in another thread, unless the with block has been left before.
+
+    It may still be called just after the block.
+
+    Raises:
+        ResourceExhausted: The system has no thread for it.
+    """
+    left = max(0, deadline_ns - time.monotonic_ns()) / 1e9
+    timer = threading.Timer(min(left, threading.TIMEOUT_MAX), call)
+    timer.daemon = True
+    start(timer, "a deadline")
+    try:
+        yield
+    finally:
+        timer.cancel()

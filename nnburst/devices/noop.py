@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from .._core._nnburst import lib
 from ..burst import Kernel
 from ..errors import ErrorStatus
@@ -21,9 +19,6 @@ from ..model import (
 )
 from .common import capabilities_of
 from .local import LocalDevice, LocalModel
-
-if TYPE_CHECKING:
-    pass
 
 
 class NoopDevice(LocalDevice):

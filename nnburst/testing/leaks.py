@@ -14,8 +14,6 @@ from ..memory.named import made
 from ..service.process import forked
 
 _PATIENCE = 5.0
-_LASTING = {"nnburst-alarm"}
-"""Threads of the process, which stay once they are needed."""
 
 
 class Snapshot:
@@ -51,7 +49,7 @@ class Snapshot:
         # A connection that was there before starts its workers when it needs them.
         connected = any(thread.name.startswith("nnburst-client") for thread in before.threads)
         for name in sorted(thread.name for thread in self.threads - before.threads):
-            if name not in _LASTING and not (connected and name.startswith("nnburst-client-worker")):
+            if not (connected and name.startswith("nnburst-client-worker")):
                 out.append(f"thread {name}")
         out += [f"child {pid}" for pid in self.children - before.children]
         out += [f"mapping of {name}" for name in (self.mappings - before.mappings).elements()]

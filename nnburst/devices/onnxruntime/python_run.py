@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import GeneralFailure, MissedDeadline, NNBurstError, ResourceExhausted
-from ..alarm import ALARM_CLOCK
-from ..deadline import deadline_passed, is_limit
+from ..deadline import calling_at, deadline_passed, is_limit
 from .capi import Copies
 from .library import python_module
 
@@ -64,11 +63,11 @@ class PythonRun:
         return 0
 
     def _run_until(self, deadline_ns: int) -> None:
-        options = self._options = _run_options()  # of this run alone: an alarm that comes late ends no other one
+        options = self._options = _run_options()  # of this run alone: a call that comes late ends no other one
         if self._is_cancelled or deadline_passed(deadline_ns):
             options.terminate = True
         try:
-            with ALARM_CLOCK.at(deadline_ns, partial(setattr, options, "terminate", True)):
+            with calling_at(deadline_ns, partial(setattr, options, "terminate", True)):
                 self._session.run_with_iobinding(self._binding, options)
         finally:
             self._options = self._usual

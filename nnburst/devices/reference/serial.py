@@ -122,23 +122,20 @@ _decoder = msgspec.msgpack.Decoder(_File)
 def unpack(text: memoryview, data: memoryview) -> Compiled:
     """Read what `pack` wrote, else raise `CacheRejected`. Arrays are read-only views of `data`."""
     try:
-        return _unpacked(_decoder.decode(text), data)
-    except (msgspec.MsgspecError, ValueError, KeyError, IndexError, TypeError, OverflowError) as error:
+        file = _decoder.decode(text)
+        if file.format != FORMAT or file.size != len(data):
+            raise ValueError("its format or size is wrong")
+        rows = (OPERATIONS[operation.type].signature for operation in file.main.operations)
+        matches = tuple((row, match) for row, match in zip(rows, file.matches, strict=True) if row is not None)
+        constants: dict[int, Array] = {}
+        derived: dict[Hashable, Any] = {}
+        for blob in file.blobs:
+            if blob.kind:
+                derived[blob.owner, blob.kind if blob.of < 0 else (blob.kind, blob.of)] = _array(blob, data)
+            else:
+                constants[blob.owner] = _array(blob, data)
+    except (msgspec.MsgspecError, ValueError, KeyError, TypeError) as error:
         raise CacheRejected(CacheReason.BAD_CONTENT, f"not a compiled model: {error}") from error
-
-
-def _unpacked(file: _File, data: memoryview) -> Compiled:
-    if file.format != FORMAT or file.size != len(data):
-        raise ValueError("its format or size is wrong")
-    rows = (OPERATIONS[operation.type].signature for operation in file.main.operations)
-    matches = tuple((row, match) for row, match in zip(rows, file.matches, strict=True) if row is not None)
-    constants: dict[int, Array] = {}
-    derived: dict[Hashable, Any] = {}
-    for blob in file.blobs:
-        if blob.kind:
-            derived[blob.owner, blob.kind if blob.of < 0 else (blob.kind, blob.of)] = _array(blob, data)
-        else:
-            constants[blob.owner] = _array(blob, data)
     names = {"input_names": file.input_names, "output_names": file.output_names}
     model = Model(file.main, relax_computation_float32_to_float16=file.relaxed, **names)  # type: ignore[arg-type]
     return Compiled(model, constants, derived, matches)

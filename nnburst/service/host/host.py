@@ -19,7 +19,7 @@ from ..._core.fds import FdSet
 from ..._core.leaving import LEAVING
 from ...burst import ListenerGroup
 from ...devices import Device, check_device
-from ...devices.alarm import ALARM_CLOCK
+from ...devices.deadline import calling_at
 from ...errors import (
     BadState,
     DeadObject,
@@ -335,7 +335,7 @@ class Client:
         """Limit the time of reading and compiling a model. The broker's are the operator's."""
         if self.host.max_compile is None or self.is_broker:
             return contextlib.nullcontext()
-        return ALARM_CLOCK.at(Deadline.after(self.host.max_compile).at_ns, self.overdue)
+        return calling_at(Deadline.after(self.host.max_compile).at_ns, self.overdue)
 
     def require_broker(self) -> None:
         """Refuse an order of another client's."""
