@@ -5,7 +5,6 @@ from __future__ import annotations
 import select
 import threading
 import weakref
-from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -46,13 +45,12 @@ def submit(execution: E) -> Future[E]:
         flights.give_up(flight)
         raise
     future.set_running_or_notify_cancel()
-    once, limits = Once(), list[Callable[[], None]]()
+    once, due, missed = Once(), execution._deadline, execution._missed()
 
     def landed(flight: InFlight) -> None:
         if not once.take():  # another thread has found it landed, too, or its time was over
             return
-        for forget in limits:
-            forget()
+        take_back()
         try:
             execution._conclude(flight.status or 0)
         except BaseException as error:
@@ -64,9 +62,8 @@ def submit(execution: E) -> Future[E]:
         if not flights.give_up(flight) and once.take():  # else it has landed
             future.set_exception(missed)
 
-    due, missed = execution._deadline, execution._missed()
-    if due.at_ns and flight.status is None:
-        limits.append(jobs_of(flights).do(expire, due))
+    is_limited = due.at_ns and flight.status is None
+    take_back = jobs_of(flights).do(expire, due) if is_limited else lambda: None
     flight.when_landed(landed)
     flights.arm()
     return future
