@@ -170,11 +170,11 @@ class _Call:
         try:
             if not self._open.take() or not self.future.set_running_or_notify_cancel():
                 return False
-            self.permit = permit
             args, kwargs = self._given
             names, inputs, timeout = run(*args, **kwargs)
             self._wanted = None if names is None else self._executor._session._checked_outputs(names)
             self._executor._fill(permit, inputs, timeout)
+            self.permit = permit
             self._launch(permit, timeout)
             return self._first.take()
         except BaseException as error:
