@@ -73,6 +73,14 @@ def unsync(form: tuple[str, int], peer: QueuePeer) -> Iterator[MessageQueue]:
         yield q
 
 
+@pytest.fixture(params=["synchronized", "unsynchronized"])
+def either(request: pytest.FixtureRequest, form: tuple[str, int], peer: QueuePeer) -> Iterator[MessageQueue]:
+    """A queue of each flavour that the peer has attached to."""
+    with new_queue(form, CAPACITY, request.param) as q:
+        peer.attach(q.descriptor)
+        yield q
+
+
 @pytest.fixture
 def readers(
     form: tuple[str, int], peers: tuple[QueuePeer, QueuePeer]
@@ -141,9 +149,9 @@ def test_REQ_IPC_006_zero_elements_need_neither_data_nor_room(queue: MessageQueu
 # -- synchronized -----------------------------------------------------------------------------------------------------
 
 
-def test_REQ_IPC_007_peer_writes_we_read(queue: MessageQueue, peer: QueuePeer) -> None:
+def test_REQ_IPC_007_031_peer_writes_we_read(either: MessageQueue, peer: QueuePeer) -> None:
     assert peer.call("write", 0, 16)
-    assert np.array_equal(queue.read(16), numbers(16))
+    assert np.array_equal(either.read(16), numbers(16))
 
 
 def test_REQ_IPC_008_peer_writes_we_read_in_place(queue: MessageQueue, peer: QueuePeer) -> None:
@@ -197,9 +205,9 @@ def test_REQ_IPC_012_misaligned_write_counter_tells_the_error_handler(queue: Mes
     assert len(told) == 2
 
 
-def test_REQ_IPC_013_read_when_empty_fails(queue: MessageQueue, peer: QueuePeer) -> None:
-    assert queue.available_to_read == 0
-    assert queue.read(2) is None
+def test_REQ_IPC_013_033_read_when_empty_fails(either: MessageQueue, peer: QueuePeer) -> None:
+    assert either.available_to_read == 0
+    assert either.read(2) is None
     assert peer.call("read", 2) is None
 
 
@@ -211,17 +219,20 @@ def test_REQ_IPC_014_017_write_when_full_fails_and_the_peer_reads_all(queue: Mes
     assert peer.call("read", CAPACITY) == list(range(CAPACITY))
 
 
-def test_REQ_IPC_015_peer_writes_the_whole_capacity(queue: MessageQueue, peer: QueuePeer) -> None:
+def test_REQ_IPC_015_035_peer_writes_the_whole_capacity(either: MessageQueue, peer: QueuePeer) -> None:
     assert peer.call("write", 0, CAPACITY)
-    assert np.array_equal(queue.read(CAPACITY), numbers(CAPACITY))
+    assert np.array_equal(either.read(CAPACITY), numbers(CAPACITY))
 
 
-def test_REQ_IPC_016_peers_write_beyond_capacity_fails(queue: MessageQueue, peer: QueuePeer) -> None:
+def test_REQ_IPC_016_036_write_beyond_capacity_fails(either: MessageQueue, peer: QueuePeer) -> None:
     with pytest.raises(PeerError) as caught:
-        peer.call("write", 0, 2048)
+        peer.call("write", 0, CAPACITY + 1)
     assert caught.value.kind == "InvalidArgument"
-    assert queue.available_to_read == 0
-    assert queue.read(1) is None
+    with pytest.raises(InvalidArgument):
+        either.write(numbers(CAPACITY + 1))
+    assert either.available_to_read == 0
+    assert either.read(1) is None
+    assert peer.call("read", 1) is None
 
 
 def test_REQ_IPC_018_peer_writes_once_we_read_in_parts(queue: MessageQueue, peer: QueuePeer) -> None:
@@ -229,9 +240,10 @@ def test_REQ_IPC_018_peer_writes_once_we_read_in_parts(queue: MessageQueue, peer
     assert np.array_equal(np.concatenate([queue.read(100) for _ in range(5)]), numbers(500))
 
 
-def test_REQ_IPC_019_we_write_in_parts_peer_reads_once(queue: MessageQueue, peer: QueuePeer) -> None:
+def test_REQ_IPC_019_039_writes_in_parts_are_read_at_once(either: MessageQueue, peer: QueuePeer) -> None:
     for i in range(5):
-        assert queue.write(numbers(100, 100 * i))
+        assert either.write(numbers(100, 100 * i))
+    assert peer.call("available")[0] == 500
     assert peer.call("read", 500) == list(range(500))
 
 
@@ -279,19 +291,9 @@ def test_REQ_IPC_030_readers_recover_from_an_overflow_early_and_late(
             p.call("close")
 
 
-def test_REQ_IPC_031_peer_writes_we_read(unsync: MessageQueue, peer: QueuePeer) -> None:
-    assert peer.call("write", 0, 16)
-    assert np.array_equal(unsync.read(16), numbers(16))
-
-
 def test_REQ_IPC_032_peer_reads_its_own_writes(unsync: MessageQueue, peer: QueuePeer) -> None:
     assert peer.call("write", 0, 16)
     assert peer.call("read", 16) == list(range(16))
-
-
-def test_REQ_IPC_033_read_when_empty_fails(unsync: MessageQueue, peer: QueuePeer) -> None:
-    assert unsync.read(2) is None
-    assert peer.call("read", 2) is None
 
 
 def test_REQ_IPC_034_write_when_full_succeeds_and_the_peers_read_fails(unsync: MessageQueue, peer: QueuePeer) -> None:
@@ -299,20 +301,6 @@ def test_REQ_IPC_034_write_when_full_succeeds_and_the_peers_read_fails(unsync: M
     assert unsync.available_to_write == 0
     assert unsync.write([1])
     assert peer.call("read", UNSYNC_CAPACITY) is None
-
-
-def test_REQ_IPC_035_whole_capacity_arrives(unsync: MessageQueue, peer: QueuePeer) -> None:
-    assert peer.call("write", 0, UNSYNC_CAPACITY)
-    assert np.array_equal(unsync.read(UNSYNC_CAPACITY), numbers(UNSYNC_CAPACITY))
-
-
-def test_REQ_IPC_036_write_beyond_capacity_fails(unsync: MessageQueue, peer: QueuePeer) -> None:
-    with pytest.raises(PeerError):
-        peer.call("write", 0, UNSYNC_CAPACITY + 1)
-    with pytest.raises(InvalidArgument):
-        unsync.write(numbers(UNSYNC_CAPACITY + 1))
-    assert peer.call("read", 1) is None
-    assert unsync.read(1) is None
 
 
 def test_REQ_IPC_037_one_more_write_after_recovery_is_no_new_overflow(unsync: MessageQueue, peer: QueuePeer) -> None:
@@ -328,13 +316,6 @@ def test_REQ_IPC_038_one_write_read_in_parts(unsync: MessageQueue, peer: QueuePe
     assert unsync.write(numbers(500))
     parts = [peer.call("read", 100) for _ in range(5)]
     assert [n for part in parts for n in part] == list(range(500))
-
-
-def test_REQ_IPC_039_writes_in_parts_read_at_once(unsync: MessageQueue, peer: QueuePeer) -> None:
-    for i in range(5):
-        assert unsync.write(numbers(100, 100 * i))
-    assert peer.call("available")[0] == 500
-    assert peer.call("read", 500) == list(range(500))
 
 
 def test_REQ_IPC_040_wrap_around(unsync: MessageQueue, peer: QueuePeer) -> None:
