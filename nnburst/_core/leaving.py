@@ -110,22 +110,14 @@ class _Inherited(Protocol):
 
 
 _inherited: weakref.WeakValueDictionary[int, _Inherited] = weakref.WeakValueDictionary()
-_whole: weakref.WeakValueDictionary[int, threading.RLock] = weakref.WeakValueDictionary()
-_forking = threading.RLock()  # a signal handler may fork while it is held
-_held: dict[int, list[threading.RLock]] = {}  # by the thread that forks
 
 
-def abandon_when_forked(thing: _Inherited, whole: threading.RLock | None = None) -> None:
+def abandon_when_forked(thing: _Inherited) -> None:
     """Have ``thing.abandon()`` called in each forked child, where only the thread that forked goes on.
 
-    Args:
-        thing: What is inherited. `abandon` must not wait: a lock that another thread held stays held, so it makes new
-            ones.
-        whole: A lock that is taken while the process forks, so that what it guards is not half changed in the child. No
-            other lock may be waited for below it.
+    It must not wait: a lock that another thread held stays held, so it makes new ones. What that thread was about to
+    change may be half changed.
     """
-    if whole is not None:
-        _whole[id(whole)] = whole
     _inherited[id(thing)] = thing
 
 
@@ -142,42 +134,15 @@ class ProcessLock:
         self.lock = threading.RLock()
 
 
-def _before_fork() -> None:
-    _forking.acquire()
-    held = _held.setdefault(threading.get_ident(), [])
-    for lock in filter(None, (ref() for ref in _whole.valuerefs())):
-        held.append(lock)
-        lock.acquire()
-
-
-def _release() -> None:
-    held = _held.get(threading.get_ident(), [])
-    while held:
-        with contextlib.suppress(RuntimeError):  # a signal handler raised before it was acquired
-            held[-1].release()
-        held.pop()
-    _held.pop(threading.get_ident(), None)
-    with contextlib.suppress(RuntimeError):  # likewise
-        _forking.release()
-
-
-def _after_fork() -> None:
-    try:
-        _release()
-    except BaseException:  # of a signal handler; the process forks all the same
-        _release()
-        raise
-
-
 def _after_fork_in_child() -> None:
     failure: BaseException | None = None
-    for step in (_after_fork, *(thing.abandon for thing in filter(None, (ref() for ref in _inherited.valuerefs())))):
+    for thing in filter(None, (ref() for ref in _inherited.valuerefs())):
         try:
-            step()
+            thing.abandon()
         except BaseException as error:  # what is not abandoned would use what is the parent's
             failure = error
     if failure is not None:
         raise failure
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
+os.register_at_fork(after_in_child=_after_fork_in_child)

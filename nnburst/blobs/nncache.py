@@ -56,7 +56,7 @@ class NNCache:
         self._failures = 0
         """In a row."""
         _all[id(self)] = self
-        abandon_when_forked(self, self._lock)
+        abandon_when_forked(self)
 
     @classmethod
     def get(cls) -> NNCache:
@@ -173,8 +173,9 @@ class NNCache:
             self._timer.start()
 
     def abandon(self) -> None:
-        """In a forked child: threads and their timers are the parent's, and so are unsaved blobs."""
-        self._saving, self._timer, self._dirty = threading.Lock(), None, False
+        """In a forked child: threads and their timers are the parent's, and so are unsaved blobs. It reads the file."""
+        self._lock, self._saving = threading.RLock(), threading.Lock()
+        self._cache, self._timer, self._dirty = None, None, False
 
     def _stop_timer(self) -> None:
         timer, self._timer = self._timer, None
