@@ -113,7 +113,7 @@ def test_frozen_service_is_a_missed_deadline_and_goes_on_when_it_is_released(ser
 def test_interpreter_that_is_frozen_serves_nothing_and_is_killed_by_close(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nnburst.service.connection.owner.LEAVING", 0.05)
+    monkeypatch.setattr("nnburst.service.connection.transport.LEAVING", 0.05)
     with service.session(relu((1, 4))) as session:
         session.run(None, ONES)
         inject(service, freeze="interpreter")

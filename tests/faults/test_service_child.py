@@ -83,7 +83,7 @@ def test_a_child_that_crashes_on_the_way_is_said(tmp_path: Path) -> None:
 
 
 def test_a_child_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nnburst.service.connection.owner.LEAVING", 0.05)
+    monkeypatch.setattr("nnburst.service.connection.transport.LEAVING", 0.05)
     (tmp_path / "sitecustomize.py").write_text("import threading\nthreading.Event().wait()")
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     with pytest.raises(MissedDeadline, match=r"did not start within 0\.05 s"):

@@ -216,7 +216,7 @@ def test_a_client_that_is_replaced_by_another_program_takes_its_service_along() 
 
 
 def test_a_stopped_service_does_not_block_close_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nnburst.service.connection.owner.LEAVING", 0.05)
+    monkeypatch.setattr("nnburst.service.connection.transport.LEAVING", 0.05)
     service = start_child(["nnburst-noop"])
     pidfd = os.pidfd_open(service.pid)
     stop(service.pid)

@@ -242,7 +242,7 @@ def test_things_of_a_service_that_does_not_answer_are_closed_within_one_budget(
     again = service.session(relu())
     waits.seconds.clear()
     connection = service.devices[0].place().connection  # type: ignore[attr-defined]
-    until(lambda: not connection._owner.releases)
+    until(lambda: not connection._releases)
     again.close()
     assert service.device("nnburst-reference").status is DeviceStatus.AVAILABLE
 

@@ -52,7 +52,7 @@ from nnburst.model import (
 )
 from nnburst.service import PER_USER, Quotas, ServiceConnection, ServiceHost
 from nnburst.service.client import proxies
-from nnburst.service.connection import owner, transport
+from nnburst.service.connection import transport
 from nnburst.service.connection.pending import PendingCall
 from nnburst.service.host.host import Client
 from nnburst.service.process.discovery import Peer
@@ -735,7 +735,7 @@ class LongNamed(FakeDevice):
 
 
 def test_client_that_does_not_read_a_long_answer_owns_it_until_it_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owner, "WORKER_PATIENCE", 0.0)
+    monkeypatch.setattr(transport, "WORKER_PATIENCE", 0.0)
     host, (client, other) = ServiceHost([LongNamed()], quotas=Quotas(fds=1)), socket_pair()
     try:
         hosted = host.serve(other)

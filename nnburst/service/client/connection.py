@@ -19,8 +19,7 @@ from ...devices import Device, device_of
 from ...errors import BadState, DeadObject, DeviceUnavailable, GeneralFailure
 from ...model import ImportedModel
 from ..connection.callbacks import CallbackRegistry
-from ..connection.owner import TOLD
-from ..connection.transport import Connection
+from ..connection.transport import TOLD, Connection
 from ..process import forked
 from ..process.discovery import dial
 from ..wire import protocol as calls
@@ -125,6 +124,12 @@ class ServiceConnection(OneProcess, Closing):
         Exception: What `launch` raises.
     """
 
+    devices: tuple[Device, ...]
+    """Proxies of the service's devices, in its order. They stay valid until the connection is closed."""
+    pid: int
+    """Process id of the service."""
+    sandbox: Sandbox | None
+    """What keeps the service in; None if it does not say."""
     faults: socket.socket | None
     """Where a service with fault points takes orders."""
 
@@ -183,31 +188,16 @@ class ServiceConnection(OneProcess, Closing):
         self.faults = None
         self._link = _Link(connection)
         self._connection = connection
-        self._pid = hello.pid
-        self._sandbox = hello.sandbox
+        self.pid = hello.pid
+        self.sandbox = hello.sandbox
         self._apart = None if dial_own is None else _Apart(connection, dial_own)
         here = [Place(connection, callbacks, self._link, number) for number in range(len(listed.devices))]
-        self._devices = tuple(
+        self.devices = tuple(
             RemoteDevice(info, partial(_same, place))
             if place.number not in listed.apart or self._apart is None
             else RemoteDevice(info, partial(self._apart.place, info.name))
             for info, place in zip(listed.devices, here, strict=True)
         )
-
-    @property
-    def devices(self) -> tuple[Device, ...]:
-        """Proxies of the service's devices, in its order. They stay valid until the connection is closed."""
-        return self._devices
-
-    @property
-    def pid(self) -> int:
-        """Process id of the service."""
-        return self._pid
-
-    @property
-    def sandbox(self) -> Sandbox | None:
-        """What keeps the service in; None if it is too old to say."""
-        return self._sandbox
 
     @property
     def alive(self) -> bool:
@@ -233,7 +223,7 @@ class ServiceConnection(OneProcess, Closing):
         with contextlib.suppress(DeadObject):
             self._connection.check_usable()
         if self._kill is None:
-            raise BadState(f"process {self._pid} serves other programs, too; `nnburst stop --kill` ends it for all")
+            raise BadState(f"process {self.pid} serves other programs, too; `nnburst stop --kill` ends it for all")
         self._kill()
         self._connection.wait_ended(LEAVING)
 
@@ -261,7 +251,7 @@ class ServiceConnection(OneProcess, Closing):
         Raises:
             DeviceUnavailable: The service has none.
         """
-        return device_of(self._devices, name)
+        return device_of(self.devices, name)
 
     def list_models(self, timeout: float | None = None) -> dict[str, str]:
         """Return the names of the models that any client may open, and SHA-256 of the files of each, if it has some."""
@@ -327,7 +317,7 @@ class ServiceConnection(OneProcess, Closing):
         return self._connection
 
     def __repr__(self) -> str:
-        return f"<ServiceConnection pid={self._pid} {'alive' if self.alive else 'ended'}>"
+        return f"<ServiceConnection pid={self.pid} {'alive' if self.alive else 'ended'}>"
 
 
 def connect_to(

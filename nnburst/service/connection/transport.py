@@ -1,35 +1,62 @@
 """A connection: calls in both directions over one SOCK_SEQPACKET socket, and the peer's death.
 
-Any thread calls; one thread owns the connection (`owner`; why: see `mailbox`).
+Any thread calls; one thread owns the connection (why: see `mailbox`): it sends, receives, completes calls and ends the
+connection. What its peer calls it hands to a few worker threads, which send the answers, so a long `prepare_model`
+delays no other call. However a connection ends, `_finish` runs once: pending calls fail, then every death listener is
+called once, then `on_end`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import logging
 import math
+import select
+import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
+from msgspec.structs import replace
+
 from ..._core.deadline import Deadline
+from ..._core.errno import meaning
 from ..._core.fds import FdSet
 from ..._core.leaving import LEAVING, abandon_when_forked
 from ..._core.threads import start
-from ...errors import BadState, Ending, NNBurstError
+from ...errors import BadState, Ending, ErrorStatus, GeneralFailure, NNBurstError, ResourceExhausted, error_for
 from ..wire import protocol as calls
-from ..wire.packets import FdBundle
+from ..wire.packets import DescriptorsLost, EndOfStream, FdBundle, Kind, Outgoing, Packet, receive
 from ..wire.values import Message
 from .mailbox import Mailbox
 from .outbox import Outbox
-from .owner import WORKER_PATIENCE, Owner
-from .pending import PendingCall
-from .serving import Serving
+from .pending import PendingCall, PendingCalls
+from .serving import Serving, refusal
 from .workers import Workers
+
+_log = logging.getLogger(__name__)
 
 SEND_TIMEOUT = 10.0
 """Seconds after which a peer that does not read its answers is given up."""
+TOLD = "the service ended: "
+"""Before a reason that the other side has told; its exit status says less."""
+WORKER_PATIENCE = 1.0
+"""Seconds that the end of a connection waits for handlers which are still busy."""
+
+
+def _ending(status: int | None) -> Ending | None:
+    """Say how a process ended; None if that is not known."""
+    if status is None:
+        return None
+    if status >= 0:
+        return Ending(f"the other process ended with status {status}", exit_status=status)
+    names = {each.value: each.name for each in signal.Signals}
+    return Ending(f"the other process was killed by {names.get(-status, f'signal {-status}')}", signal=-status)
 
 
 class Connection:
@@ -68,18 +95,28 @@ class Connection:
         peer: str = "the peer",
     ) -> None:
         sock.setblocking(False)
-        self._sock = sock
+        self._sock, self._pidfd = sock, peer_pidfd or FdSet()
         self._mailbox = Mailbox()
         self._outbox = Outbox(sock, send_timeout)
-        pools = tuple(Workers(workers, f"{name}-{kind}") for kind in ("worker", "computing"))
-        self._serving = Serving(side, handler, pools, self._outbox, self._mailbox, self._break_off)
-        hello_by = math.inf if hello_timeout is None else time.monotonic() + hello_timeout
-        pidfd = peer_pidfd or FdSet()
-        self._owner = Owner(
-            sock, pidfd, self._mailbox, self._outbox, pools, self._serving, launch, hello_by, exit_status, on_end, peer
-        )
-        self._thread = threading.Thread(target=self._owner.run, name=f"{name}-reader", daemon=True)
-        self._abandoned = False
+        self._workers = tuple(Workers(workers, f"{name}-{kind}") for kind in ("worker", "computing"))
+        self._serving = Serving(side, handler, self._workers, self._outbox, self._mailbox, self._post_break_off)
+        self._calls = PendingCalls()
+        self._launch, self._exit_status, self._on_end, self._peer = launch, exit_status, on_end, peer
+        self._launched: Future[None] = Future()
+        """When the peer is, or what kept it from that."""
+        self._hello_by = math.inf if hello_timeout is None else time.monotonic() + hello_timeout
+        """When the peer must have said hello; infinite once it has."""
+        self._closed = self._ended = self._abandoned = False
+        """Whether this side has closed the connection; whether it has ended; whether this is a forked child."""
+        self._releases: set[PendingCall] = set()
+        """Calls that let go of something and are not answered."""
+        self._leave_by = math.inf
+        """When leaving has taken long enough: for the releases that are not answered, or for the whole connection."""
+        self._farewell: PendingCall | None = None
+        self._listeners: dict[int, list[Callable[[], None]]] = {}
+        self._stop_reason = ""
+        self._exit: Ending | None = None
+        self._thread = threading.Thread(target=self._run, name=f"{name}-reader", daemon=True)
         abandon_when_forked(self)
 
     # -- life ------------------------------------------------------------------------------------------------------
@@ -92,16 +129,16 @@ class Connection:
             Exception: What `launch` raised; likewise.
         """
         start(self._thread, "a connection")
-        self._owner.launched.result()
+        self._launched.result()
 
     def greet(self) -> None:
         """The peer has said hello."""
-        self._owner.hello_by = math.inf
+        self._hello_by = math.inf
 
     @property
     def alive(self) -> bool:
         """False once the connection has ended, is closed, or in a forked child."""
-        return not (self._owner.ended or self._owner.closed or self._abandoned)
+        return not (self._ended or self._closed or self._abandoned)
 
     @property
     def end_reason(self) -> str:
@@ -111,7 +148,7 @@ class Connection:
     @property
     def ending(self) -> Ending:
         """How the connection ended."""
-        return self._owner.ending
+        return (self._exit or Ending(self._stop_reason)) if self._ended else Ending()
 
     def wait_ended(self, timeout: float | None = None) -> bool:
         """Wait until the connection has ended and `on_end` has returned."""
@@ -120,10 +157,10 @@ class Connection:
 
     def stop(self, reason: str) -> None:
         """End the connection without waiting. The first reason counts."""
-        self._mailbox.post(partial(self._owner.note, reason))
+        self._mailbox.post(partial(self._note, reason))
 
-    def _break_off(self, error: calls.Malformed) -> None:
-        self._mailbox.post(partial(self._owner.break_off, error))
+    def _post_break_off(self, error: calls.Malformed) -> None:
+        self._mailbox.post(partial(self._break_off, error))
 
     def hang_up(self, farewell: Message | None = None) -> None:
         """End the connection from anywhere, without waiting; nothing can be called from now on.
@@ -132,8 +169,8 @@ class Connection:
             farewell: A last call; the end comes with its answer, or when leaving has taken long enough.
         """
         if not self._abandoned:
-            self._owner.closed = True
-            self._mailbox.post(partial(self._owner.leave, farewell))
+            self._closed = True
+            self._mailbox.post(partial(self._leave, farewell))
 
     def close(self, timeout: float | None = None, farewell: Message | None = None) -> bool:
         """`hang_up`, and wait for the threads. Idempotent. An interrupt ends the waiting, not the leaving.
@@ -146,22 +183,23 @@ class Connection:
             return True
         self.hang_up(farewell)
         if self._thread.ident is None:
-            self._owner.note("closed by this side")
-            self._owner.finish()
+            self._note("closed by this side")
+            self._finish()
         if self._thread.ident is None or self._thread is threading.current_thread():
             return True
         deadline = Deadline.after(LEAVING + WORKER_PATIENCE if timeout is None else timeout)
-        return self.wait_ended(deadline.left()) and self._owner.join_workers(deadline)
+        return self.wait_ended(deadline.left()) and self._join_workers(deadline)
 
     def linger(self) -> None:
         """Wait, in `on_end`, until nothing is left of what counts for the peer, or this side closes. See `Outbox`."""
-        self._outbox.linger(lambda: self._owner.closed)
+        self._outbox.linger(lambda: self._closed)
 
     def abandon(self) -> None:
         """In a forked child: close the copies of the descriptors; the connection is the parent's and goes on."""
         self._abandoned = True
         self._mailbox.abandon()
-        self._owner.close_copies()
+        self._pidfd.close()
+        self._sock.close()
 
     def check_usable(self) -> None:
         """Raise what a call would raise now.
@@ -175,9 +213,9 @@ class Connection:
                 "this connection to a service was inherited through fork() and belongs to the parent process: "
                 "start or connect to a service in the child"
             )
-        if self._owner.closed:
+        if self._closed:
             raise BadState("the connection to the service is closed")
-        if self._owner.ended:
+        if self._ended:
             raise self.ending.error(self.end_reason)
 
     def link_to_death(self, listener: Callable[[], None]) -> Callable[[], None]:
@@ -188,12 +226,12 @@ class Connection:
         if self._abandoned:
             self.check_usable()
         entry = [listener]
-        self._mailbox.post(partial(self._owner.link, entry))
+        self._mailbox.post(partial(self._link, entry))
 
         def unlink() -> None:
             entry.clear()
             if not self._abandoned:
-                self._mailbox.post(partial(self._owner.unlink, entry))
+                self._mailbox.post(partial(self._unlink, entry))
 
         return unlink
 
@@ -229,20 +267,20 @@ class Connection:
         limit = Deadline.after(timeout).left()
         pending = PendingCall(message, FdBundle.duplicate(fds), on_late)
         try:
-            self._mailbox.post(partial(self._owner.begin, pending))
+            self._mailbox.post(partial(self._begin, pending))
             answered = pending.wait(limit)
         except BaseException:  # of a signal handler: the reply has no taker now
             if not self._give_up(pending):
                 pending.discard()
             raise
         if not answered and self._give_up(pending):
-            raise pending.missed(limit, has_room=self._owner.calls.has_room_for(pending))
+            raise pending.missed(limit, has_room=self._calls.has_room_for(pending))
         return pending.result()
 
     def _give_up(self, pending: PendingCall) -> bool:
         given_up = pending.give_up()
         if given_up:
-            self._mailbox.post(partial(self._owner.withdraw, pending))
+            self._mailbox.post(partial(self._withdraw, pending))
         return given_up
 
     def release(self, message: Message) -> None:
@@ -252,10 +290,10 @@ class Connection:
         """
         self.check_usable()
         pending = PendingCall(message)
-        limit = Deadline.after(self._owner.patience).left()
-        self._mailbox.post(partial(self._owner.release, pending))
+        limit = Deadline.after(self._patience).left()
+        self._mailbox.post(partial(self._release, pending))
         if not pending.wait(limit) and pending.give_up():
-            raise pending.missed(limit, has_room=self._owner.calls.has_room_for(pending))
+            raise pending.missed(limit, has_room=self._calls.has_room_for(pending))
         pending.result()
 
     def forget(
@@ -277,4 +315,253 @@ class Connection:
         if self.alive:
             pending = PendingCall(message, FdBundle.duplicate(fds) if fds else None, on_failure=on_failure)
             pending.give_up()
-            self._mailbox.post(partial(self._owner.begin, pending, is_attended=False))
+            self._mailbox.post(partial(self._begin, pending, is_attended=False))
+
+    @property
+    def _patience(self) -> float:
+        """Seconds that letting go of something may take."""
+        return max(0.0, min(LEAVING, self._leave_by - time.monotonic()))
+
+    def _join_workers(self, deadline: Deadline) -> bool:
+        return all(workers.join(deadline) for workers in self._workers)
+
+    # -- the owner: the loop ------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._launch_peer()
+            self._serve_until_end()
+        except EndOfStream as error:
+            self._note(str(error))
+        except ConnectionError as error:
+            self._note(f"the connection broke: {error.strerror}")
+        except calls.Malformed as error:
+            self._break_off(error)
+        except Exception as error:
+            self._note(f"internal error: {error!r}")
+            _log.exception("connection closed")
+        finally:
+            self._finish()
+
+    def _launch_peer(self) -> None:
+        try:
+            if self._launch is not None:
+                self._pidfd = FdSet((self._launch(),))
+            self._launched.set_result(None)
+        except Exception as error:
+            self._note("the other process could not be started")
+            self._launched.set_exception(error)
+
+    def _note(self, reason: str) -> None:
+        """End the connection; the first reason counts."""
+        self._stop_reason = self._stop_reason or reason
+
+    def _break_off(self, error: calls.Malformed) -> None:
+        """End the connection with a peer that breaks the protocol, and say why: whoever wrote it has to know."""
+        self._note(f"malformed message: {error}")
+        self._serving.part(self._stop_reason)
+        _log.warning("%s is disconnected: malformed message: %s", self._peer, error)
+
+    def _serve_until_end(self) -> None:
+        poll = select.poll()
+        for fd in (self._sock.fileno(), self._mailbox.fileno(), *self._pidfd.fds):
+            poll.register(fd, select.POLLIN)
+        was_full = False
+        while not self._stop_reason:
+            ready = {fd for fd, _ in poll.poll(self._milliseconds())}
+            if self._mailbox.fileno() in ready:
+                self._mailbox.do_all()
+            if self._sock.fileno() in ready:
+                with contextlib.suppress(BlockingIOError):
+                    self._receive()
+            self._send()
+            if was_full != self._outbox.is_full:
+                was_full = not was_full
+                poll.modify(self._sock.fileno(), select.POLLIN | (select.POLLOUT if was_full else 0))
+            if not ready.isdisjoint(self._pidfd.fds):
+                # Messages from before its death still count.
+                with contextlib.suppress(BlockingIOError):
+                    while True:
+                        self._receive()
+                raise EndOfStream("the other process ended")
+            self._check_time()
+
+    def _milliseconds(self) -> int | None:
+        """Until `_check_time` has something to say."""
+        moment = min(self._outbox.next_look, self._leave_by if self._farewell else math.inf, self._hello_by)
+        return None if moment == math.inf else math.ceil(max(0.0, moment - time.monotonic()) * 1000)
+
+    def _check_time(self) -> None:
+        now = time.monotonic()
+        if now >= self._hello_by:
+            self._drop("the peer has not said hello")
+        if self._farewell is not None and now >= self._leave_by:
+            self._note("closed by this side")
+        if now >= self._outbox.gives_up_at:
+            self._drop("the peer does not read its socket")
+
+    def _drop(self, reason: str) -> None:
+        self._note(reason)
+        self._serving.part(reason)
+        _log.warning("%s is disconnected: %s", self._peer, reason)
+
+    def _finish(self) -> None:
+        """The end, once: in the owner, or in `close` if that never started."""
+        if self._ended:
+            return
+        if not self._closed and (how := _ending(self._exit_status())):
+            self._exit = replace(how, reason=self._stop_reason) if self._stop_reason.startswith(TOLD) else how
+        self._ended = True
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)  # ends it for the peer even if forked children hold copies
+        for workers in self._workers:
+            workers.stop()
+        self._outbox.end()
+        self._calls.end(self._failure)
+        self._mailbox.end()
+        while self._listeners:
+            self._tell(self._listeners.popitem()[1])
+        if self._on_end is not None:
+            try:
+                self._on_end(self._patience)
+            except Exception:
+                _log.exception("cleaning up after a connection failed")
+        self._join_workers(Deadline.after(WORKER_PATIENCE))
+        self._pidfd.close()
+        self._outbox.close()
+
+    def _failure(self, pending: PendingCall) -> NNBurstError:
+        message = f"{pending.call.name} was not answered: {self.ending.reason}"
+        return BadState(message) if self._closed else self.ending.error(message)
+
+    # -- the owner: posted jobs ---------------------------------------------------------------------------------------
+
+    def _leave(self, farewell: Message | None) -> None:
+        if self._ended or self._farewell is not None:
+            return
+        if farewell is None:
+            self._note("closed by this side")
+            return
+        self._leave_by = min(self._leave_by, time.monotonic() + LEAVING)
+        self._farewell = PendingCall(farewell)
+        self._farewell.on_done = partial(self._note, "closed by this side")
+        self._begin(self._farewell)
+
+    def _link(self, entry: list[Callable[[], None]]) -> None:
+        if self._ended:
+            self._tell(entry)
+        else:
+            self._listeners[id(entry)] = entry
+
+    def _unlink(self, entry: list[Callable[[], None]]) -> None:
+        self._listeners.pop(id(entry), None)
+
+    def _tell(self, entry: list[Callable[[], None]]) -> None:
+        try:
+            listener = entry.pop()
+        except IndexError:  # unlinked
+            return
+        try:
+            listener()
+        except Exception:
+            _log.exception("a death listener failed")
+
+    def _begin(self, pending: PendingCall, *, is_attended: bool = True) -> None:
+        if self._ended:
+            pending.fail(self._failure(pending))
+            return
+        try:
+            pending.body = calls.encode_request(pending.message)
+            self._calls.add(pending, is_attended=is_attended)
+        except NNBurstError as error:
+            pending.fail(error)
+
+    def _release(self, pending: PendingCall) -> None:
+        if not self._releases and self._farewell is None:
+            self._leave_by = time.monotonic() + LEAVING
+        self._releases.add(pending)
+        pending.on_done = partial(self._released, pending)
+        self._begin(pending)
+
+    def _released(self, pending: PendingCall) -> None:
+        self._releases.discard(pending)
+        if not self._releases and self._farewell is None:
+            self._leave_by = math.inf
+
+    def _withdraw(self, pending: PendingCall) -> None:
+        """Its caller has given up. A request that was sent keeps its place until it is answered."""
+        if not pending.is_sent:
+            self._calls.remove(pending)
+            if pending.outgoing is not None:
+                self._outbox.remove(pending.outgoing)
+            pending.fds.close()
+
+    # -- the owner: sending -------------------------------------------------------------------------------------------
+
+    def _send(self) -> None:
+        """Send the queued messages, as far as the socket takes them."""
+        for pending in self._calls.admit():
+            try:
+                self._outbox.put(pending.pack())
+            except NNBurstError as error:
+                self._fail(pending, error)
+        while (failed := self._outbox.send()) is not None:
+            self._cannot_send(*failed)
+
+    def _cannot_send(self, message: Outgoing, error: NNBurstError) -> None:
+        message.close()
+        if message.kind is Kind.REQUEST:
+            pending = self._calls.find(message.number)
+            if pending is not None:
+                self._fail(pending, error)
+        elif message.kind is Kind.REPLY:  # e.g. too many descriptors in flight: say so without them
+            self._outbox.put_first(refusal(message.number, error))
+        else:
+            self._note(f"an answer cannot be sent: {error}")
+            self._outbox.clear()
+
+    def _fail(self, pending: PendingCall, error: NNBurstError) -> None:
+        self._calls.remove(pending)
+        pending.fail(error)
+
+    # -- the owner: receiving -----------------------------------------------------------------------------------------
+
+    def _receive(self) -> None:
+        try:
+            self._dispatch(receive(self._sock))
+        except DescriptorsLost as lost:  # this process has as many as it may; that is not the peer's doing
+            error = ResourceExhausted(f"descriptors of a message were lost: {meaning(errno.EMFILE)}")
+            if lost.kind is Kind.REQUEST:
+                self._serving.refuse(lost.call_id, error)
+            elif (pending := self._calls.find(lost.call_id)) is not None:
+                self._fail(pending, error)
+
+    def _dispatch(self, packet: Packet) -> None:
+        try:
+            if packet.kind is Kind.REQUEST:
+                self._serving.accept(packet)
+            else:
+                self._complete(packet)
+        except BaseException:
+            packet.fds.close()
+            raise
+
+    def _complete(self, packet: Packet) -> None:
+        pending = self._calls.find(packet.call_id)
+        if pending is None:
+            raise calls.Malformed(f"a reply to call {packet.call_id}, which was not made")
+        reply: Message | None = None
+        error: NNBurstError | None = None
+        if packet.kind is Kind.ERROR:
+            answer = calls.decode_error(packet.body)
+            error = error_for(ErrorStatus(answer.status), answer.message, answer.output_shapes)
+            if self._closed and isinstance(error, GeneralFailure):  # it came after the farewell
+                error = BadState(f"{pending.call.name}: the connection to the service is closed")
+            wanted = 0
+        else:
+            reply = calls.decode_reply(pending.call, packet.body)
+            wanted = pending.call.reply_fds(reply)
+        if wanted != len(packet.fds):
+            raise calls.Malformed(f"a reply needs {wanted} descriptors, {len(packet.fds)} came")
+        self._calls.remove(pending)
+        pending.finish(reply, error, packet.fds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -64,4 +65,8 @@ class ServiceOptions(msgspec.Struct, frozen=True):
     @classmethod
     def read(cls, text: str, **others: Any) -> ServiceOptions:
         """Return what was written so, but for some."""
-        return msgspec.convert({**json.loads(text), **others}, cls)
+        return _read({**json.loads(text), **others})
+
+
+_read = partial(msgspec.convert, type=ServiceOptions)
+_read({"devices": ()})  # makes what reads the type, before there are threads
