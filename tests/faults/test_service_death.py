@@ -95,18 +95,18 @@ def test_REQ_MODEL_078_a_killed_service_ends_every_wait(
 def test_a_service_killed_while_it_asks_for_memories() -> None:
     with start_child() as service, Memory.ashmem(512) as pool:
         with ExecutionBurstController.create(prepare(service, pool)) as controller:
-            holders = service.devices[0].place().callbacks._holders  # type: ignore[attr-defined]
-            (holder,) = holders.values()
-            original = holder.callback
+            callbacks = service.devices[0].place().callbacks._callbacks  # type: ignore[attr-defined]
+            ((number, original),) = callbacks.items()
 
             class Killer(BurstCallback):
                 def get_memories(self, slots: Sequence[int]) -> Any:
                     os.kill(service.pid, signal.SIGKILL)
                     return original.get_memories(slots)
 
-            holder.callback = Killer()
+            killer = callbacks[number] = Killer()
             call = Background(lambda: controller.compute(request_on(pool)))
             assert isinstance(call.result(), DeadObject)
+            assert killer is callbacks[number]
 
 
 def test_a_burst_outlives_its_service_as_an_error() -> None:

@@ -47,7 +47,7 @@ from ...model import (
     RunOptions,
     failure_of,
 )
-from ..connection.callbacks import CallbackHolder, CallbackRegistry
+from ..connection.callbacks import CallbackRegistry
 from ..connection.transport import Connection
 from ..wire import cache_messages as caching
 from ..wire import protocol as calls
@@ -334,13 +334,12 @@ class RemotePreparedModel(_Remote, PreparedModel):
             BadState: The model or the connection is closed.
         """
         number = self.number
-        holder = self._place.callbacks.add(callback)
         requests, request_fds = queue_to_wire(request_channel)
         results, result_fds = queue_to_wire(result_channel)
         bells = [] if callback.bell is None else [callback.bell]
         message = calls.ConfigureBurst(
             prepared_model=number,
-            callback=holder.number,
+            callback=self._place.callbacks.add(callback),
             request_channel=requests,
             result_channel=results,
             polling_window=None if polling_window is None else float(polling_window),
@@ -349,7 +348,7 @@ class RemotePreparedModel(_Remote, PreparedModel):
             loop_timeout_ns=callback.loop_timeout_ns,
         )
         reply, _ = _made(self._connection, message, [*request_fds, *result_fds, *bells])
-        return RemoteBurstContext(self._place, reply, holder)
+        return RemoteBurstContext(self._place, reply, callback)
 
     def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
         """Call `on_death` once, from a thread of the connection, when the service is gone (at once if it is)."""
@@ -379,9 +378,9 @@ class RemoteFenced(_Remote, FencedExecution):
 class RemoteBurstContext(_Remote, BurstContext):
     """The `BurstContext` of a burst that a service serves."""
 
-    def __init__(self, place: Place, reply: calls.ConfigureBurstReply, holder: CallbackHolder) -> None:
+    def __init__(self, place: Place, reply: calls.ConfigureBurstReply, callback: BurstCallback) -> None:
         super().__init__(place, reply.burst, "burst")
-        self._holder = holder
+        self._callback = callback  # the registry has it as long
         self._cpus = frozenset(reply.cpus)
         self._pipelined = reply.pipelined
 

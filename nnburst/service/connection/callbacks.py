@@ -38,12 +38,12 @@ class CallbackRegistry:
         self._end = on_ending
         self._broker = broker
         self._numbers = itertools.count(1)
-        self._holders: weakref.WeakValueDictionary[int, CallbackHolder] = weakref.WeakValueDictionary()
+        self._callbacks: weakref.WeakValueDictionary[int, BurstCallback] = weakref.WeakValueDictionary()
 
-    def add(self, callback: BurstCallback) -> CallbackHolder:
-        holder = CallbackHolder(next(self._numbers), callback)
-        self._holders[holder.number] = holder
-        return holder
+    def add(self, callback: BurstCallback) -> int:
+        number = next(self._numbers)
+        self._callbacks[number] = callback
+        return number
 
     def on_ending(self, message: EndNotice, fds: FdBundle) -> Done:
         """Every later call says why; of a burst, its runs."""
@@ -51,16 +51,16 @@ class CallbackRegistry:
             if self._broker is not None:
                 self._broker.leaving()
             self._end(message.reason)
-        elif holder := self._holders.get(message.callback):
-            holder.callback.ended(message.reason)
+        elif callback := self._callbacks.get(message.callback):
+            callback.ended(message.reason)
         return Done()
 
     def on_get_memories(self, message: GetMemories, fds: FdBundle) -> tuple[GetMemoriesReply, FdBundle]:
         """Ask the callback; all or nothing."""
-        holder = self._holders.get(message.callback)
-        if holder is None:
+        callback = self._callbacks.get(message.callback)
+        if callback is None:
             return GetMemoriesReply(status=int(ErrorStatus.INVALID_ARGUMENT)), FdBundle()
-        status, memories = holder.callback.get_memories(message.slots)
+        status, memories = callback.get_memories(message.slots)
         if status is not ErrorStatus.NONE:
             sendable = status <= ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT
             return GetMemoriesReply(status=int(status if sendable else ErrorStatus.GENERAL_FAILURE)), FdBundle()
@@ -86,13 +86,3 @@ class CallbackRegistry:
     def on_order_model(self, message: OrderModel, fds: FdBundle) -> Done:
         self.broker.load(message.name, message.unload)
         return Done()
-
-
-class CallbackHolder:
-    """Keeps a callback registered."""
-
-    __slots__ = ("__weakref__", "callback", "number")
-
-    def __init__(self, number: int, callback: BurstCallback) -> None:
-        self.number = number
-        self.callback = callback

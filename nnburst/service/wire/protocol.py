@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Union
+from typing import Annotated, Any, TypeVar, Union
 
 import msgspec
 import numpy as np
@@ -56,6 +56,7 @@ from .values import (
 VERSION = (1, 0)
 """Version of this table. Another one is refused at hello."""
 
+T = TypeVar("T")
 _MAX_TEXT = 4096
 
 
@@ -569,7 +570,7 @@ def encode_reply(call: Call, message: Message) -> bytes:
     return body
 
 
-def _decode(decoder: msgspec.msgpack.Decoder[Any], body: bytes) -> Any:
+def _decode(decoder: msgspec.msgpack.Decoder[T], body: bytes) -> T:
     try:
         return decoder.decode(body)
     except Exception as error:  # whatever goes wrong while decoding is the sender's doing
@@ -595,8 +596,7 @@ def decode_hello(body: bytes) -> Hello:
     Raises:
         Malformed: It is something else.
     """
-    hello: Hello = _decode(_hello_decoder, body)
-    return hello
+    return _decode(_hello_decoder, body)
 
 
 def decode_reply(call: Call, body: bytes) -> Message:
@@ -605,8 +605,7 @@ def decode_reply(call: Call, body: bytes) -> Message:
     Raises:
         Malformed: It is something else.
     """
-    message: Message = _decode(_reply_decoders[call.request], body)
-    return message
+    return _decode(_reply_decoders[call.request], body)
 
 
 def decode_error(body: bytes) -> ErrorReply:
@@ -615,8 +614,7 @@ def decode_error(body: bytes) -> ErrorReply:
     Raises:
         Malformed: It is something else.
     """
-    message: ErrorReply = _decode(_error_decoder, body)
-    return message
+    return _decode(_error_decoder, body)
 
 
 def error_reply(error: NNBurstError) -> ErrorReply:
