@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -68,5 +69,5 @@ class ServiceOptions(msgspec.Struct, frozen=True):
         return _read({**json.loads(text), **others})
 
 
-_read = partial(msgspec.convert, type=ServiceOptions)
+_read: Callable[[object], ServiceOptions] = partial(msgspec.convert, type=ServiceOptions)
 _read({"devices": ()})  # makes what reads the type, before there are threads
