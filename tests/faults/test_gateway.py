@@ -165,28 +165,6 @@ def test_many_requests_at_once(client: Any, protocol: str) -> None:
     assert sums == sorted(float(np.maximum(X * i, 0).sum()) for i in range(20))
 
 
-def test_stream_answers_in_order_and_goes_on_after_an_error(gateway: Gateway) -> None:
-    client, got = gateway.client("grpc"), queue.Queue[Any]()
-    client.start_stream(lambda result, error: got.put((result, error)))
-    for name in ("relu", "nothing", "relu"):
-        client.async_stream_infer(name, [tensor(triton_grpc, "x", X)])
-    first, second, third = (got.get(timeout=60) for _ in range(3))
-    client.stop_stream()
-    client.close()
-    assert first[0].as_numpy("y").tobytes() == third[0].as_numpy("y").tobytes() == Y.tobytes()
-    assert "no model 'nothing'" in str(second[1])
-
-
-def test_asyncio_client(gateway: Gateway) -> None:
-    async def main() -> list[Any]:
-        async with triton_aio.InferenceServerClient(gateway.url("grpc")) as client:
-            runs = [client.infer("relu", [tensor(triton_aio, "x", X * i)]) for i in range(10)]
-            return [answer.as_numpy("y") for answer in await asyncio.gather(*runs)]
-
-    for i, y in enumerate(asyncio.run(main())):
-        np.testing.assert_array_equal(y, np.maximum(X * i, 0))
-
-
 def test_statistics_count(gateway: Gateway, client: Any, protocol: str) -> None:
     def count(name: str) -> int:
         options = {"as_json": True} if protocol == "grpc" else {}
