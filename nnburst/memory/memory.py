@@ -26,7 +26,6 @@ from .kinds import PROT_READ, PROT_WRITE, MemoryHandle, check_handle, check_prot
 from .mapping import MemoryMapping, private_bytes
 
 if TYPE_CHECKING:
-    import mmap
     from multiprocessing.shared_memory import SharedMemory
 
     import numpy.typing as npt
@@ -38,7 +37,7 @@ class Memory(Closing):
     """A pool of shared memory. It is mapped when it is first looked at; views keep the mapping alive.
 
     Made by `ashmem`, `mmap_fd`, `posix_shm`, `hardware_buffer_blob`, `hardware_buffer`, `from_shared_memory`,
-    `from_mmap`, `from_dlpack` or `from_handle`. Usable in forked children.
+    `from_dlpack` or `from_handle`. Usable in forked children.
 
     The maker of a pool may look at it with `array`, `buffer` and the like. A device uses `read`, `write` and what
     `nnburst.memory.open_request` gives: they map what cannot be truncated, and copy the rest (`docs/memory.md`).
@@ -215,21 +214,6 @@ class Memory(Closing):
             os.close(fd)
 
     @classmethod
-    def from_mmap(cls, mapped: mmap.mmap, *, direct: bool = False) -> Memory:
-        """Return the memory behind a ``mmap.mmap`` of a file or memfd, without a copy and with its rights.
-
-        Args:
-            mapped: Stays with the caller.
-            direct: As in `mmap_fd`.
-
-        Raises:
-            InvalidArgument: It is closed, private to this process (ACCESS_COPY, MAP_PRIVATE), anonymous, or its
-                descriptor was closed: make a `mmap_fd` of the file instead.
-        """
-        fd, offset, prot = interop.locate_mmap(mapped)
-        return cls.mmap_fd(fd, len(mapped), prot=prot, offset=offset, direct=direct)
-
-    @classmethod
     def from_dlpack(cls, exporter: Any) -> Memory:
         """Return the memory of an array that lies in an open pool of this process, without a copy.
 
@@ -238,7 +222,7 @@ class Memory(Closing):
 
         Raises:
             InvalidArgument: The array is not dense, or not in shared memory that a pool knows: copy it into
-                ``Memory.ashmem(nbytes).array(...)``, or pass its source to `from_shared_memory` or `from_mmap`.
+                ``Memory.ashmem(nbytes).array(...)``, or pass its source to `from_shared_memory` or `mmap_fd`.
         """
         owner, offset, nbytes, prot = interop.locate_array(exporter)
         return cls.mmap_fd(owner.fds[0], nbytes, prot=prot, offset=owner.offset + offset, direct=owner.handle.direct)

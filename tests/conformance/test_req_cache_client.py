@@ -153,95 +153,57 @@ def test_REQ_CACHE_045_046_058_counts_come_with_the_list_of_devices(devices: str
 
 # ---- calls ----------------------------------------------------------------------------------------------------------
 
-CALLS: dict[str, Callable[[Device], PreparedModel]] = {
-    "REQ_CACHE_059_to_065_085_to_088_prepare_model": lambda device: device.prepare_model(model()),
-    "REQ_CACHE_066_to_072_081_to_084_from_cache": lambda device: device.prepare_model_from_cache(
-        CacheFiles((), (), TOKEN)
-    ),
-    "REQ_CACHE_073_to_079_with_files": lambda device: device.prepare_model(
-        model(), CompileJob(cache=CacheFiles((0,), (0,), TOKEN))
-    ),
+Call = Callable[[Device, CacheFiles], PreparedModel]
+CALLS: dict[str, Call] = {
+    "REQ_CACHE_059_to_065_085_to_088_prepare_model": lambda device, files: device.prepare_model(model()),
+    "REQ_CACHE_066_to_072_081_to_084_from_cache": lambda device, files: device.prepare_model_from_cache(files),
+    "REQ_CACHE_073_to_079_with_files": lambda device, files: device.prepare_model(model(), CompileJob(cache=files)),
 }
 every_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+FILES = CacheFiles((0,), (0,), TOKEN)
+OFF = DeviceUnavailable("it does not start")
+SCRIPTS: dict[str, tuple[list[Any], type[Exception] | None, int]] = {
+    "success": (["model"], None, 1),
+    "a failure": ([GeneralFailure("no")], GeneralFailure, 1),
+    "busy": ([DeviceUnavailable("busy")], DeviceUnavailable, 1),
+    "rejected": ([CacheRejected(CacheReason.BAD_MAC)], CacheRejected, 1),
+    "no model and no error": ([None], GeneralFailure, 1),
+    "dead, and cannot be connected again": ([DeadObject("gone"), OFF], DeadObject, 1),
+    "dead, and connected again": ([DeadObject("gone"), "model"], None, 2),
+    "dead again": ([DeadObject("gone"), DeadObject("gone")], DeadObject, 2),
+}
+"""What the devices do that are connected one after the other; what comes of the call; how many were asked."""
 
 
 @every_call
-def test_success_is_passed_on(call: Callable[[Device], PreparedModel]) -> None:
-    device = Fake()
-    assert call(ResilientDevice(lambda: device)) is not None
-    assert len([what for what in device.asked if what != "counts"]) == 1
-
-
-@every_call
-@pytest.mark.parametrize("error", [GeneralFailure("no"), DeviceUnavailable("busy"), CacheRejected(CacheReason.BAD_MAC)])
-def test_error_is_passed_on_without_connecting_again(call: Any, error: NNBurstError) -> None:
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_only_death_connects_again_and_once(call: Call, script: str) -> None:
+    answers, expected, count = SCRIPTS[script]
     made: list[Fake] = []
+    left = iter(answers)
 
     def connect() -> Device:
+        answer = next(left, "model")
+        if answer is OFF:
+            raise OFF
         made.append(Fake())
+        made[-1].fails, made[-1].result = (answer, None) if isinstance(answer, NNBurstError) else (None, answer)
         return made[-1]
 
     resilient = ResilientDevice(connect)
-    made[0].fails = error
-    with pytest.raises(type(error)) as found:
-        call(resilient)
-    assert found.value is error
-    assert len(made) == 1
-
-
-@every_call
-def test_no_model_and_no_error_is_a_general_failure(call: Any) -> None:
-    device = Fake()
-    device.result = None
-    with pytest.raises(GeneralFailure):
-        call(ResilientDevice(lambda: device))
-
-
-@every_call
-def test_dead_and_cannot_be_connected_again(call: Any) -> None:
-    first, answers = Fake(), iter([True])
-
-    def connect() -> Device:
-        if next(answers, False):
-            return first
-        raise DeviceUnavailable("it does not start")
-
-    resilient = ResilientDevice(connect)
-    first.fails = DeadObject("gone")
-    with pytest.raises(DeadObject):
-        call(resilient)
-    first.fails = None
-    assert call(resilient) is not None  # nothing is broken for good
-
-
-@every_call
-def test_dead_and_connected_again(call: Any) -> None:
-    made: list[Fake] = []
-
-    def connect() -> Device:
-        made.append(Fake())
-        return made[-1]
-
-    resilient = ResilientDevice(connect)
-    made[0].fails = DeadObject("gone")
-    assert call(resilient) is not None
-    assert len(made) == 2
-    assert resilient.current is made[1]
-    made[1].fails = DeadObject("gone again")
-    made_before = len(made)
-    assert call(resilient) is not None
-    assert len(made) == made_before + 1
-
-
-@every_call
-def test_dead_again_at_the_second_attempt(call: Any) -> None:
-    def connect() -> Device:
-        device = Fake()
-        device.fails = DeadObject("gone")
-        return device
-
-    with pytest.raises(DeadObject):
-        call(ResilientDevice(connect))
+    if expected is None:
+        assert call(resilient, FILES) is not None
+    else:
+        with pytest.raises(expected) as found:
+            call(resilient, FILES)
+        assert answers[-1] in (None, OFF, found.value)  # as it was raised
+    assert [len([what for what in device.asked if what != "counts"]) for device in made] == [1] * count
+    assert resilient.current is made[-1]
+    made[-1].fails, made[-1].result = None, "model"
+    assert call(resilient, FILES) is not None  # nothing is broken for good
+    made[-1].fails = DeadObject("gone later")
+    assert call(resilient, FILES) is not None
+    assert len(made) == count + 1
 
 
 def test_REQ_CACHE_089_090_091_recovery() -> None:
@@ -313,7 +275,7 @@ def test_REQ_CACHE_098_099_100_device_that_comes_back_changed_is_invalid(change:
     made[0].fails = DeadObject("gone")
     for call in CALLS.values():
         with pytest.raises(GeneralFailure, match="another device"):
-            call(resilient)
+            call(resilient, FILES)
     with pytest.raises(GeneralFailure):
         resilient.allocate(BufferDesc(), [], [BufferRole(0, 0)], [])
     assert (resilient.name, resilient.version_string) == ("test-fake", "1")  # frozen
@@ -339,14 +301,6 @@ def remote() -> Iterator[tuple[Fake, Device]]:
     host.close()
 
 
-REMOTE_CALLS: dict[str, Callable[[Device, CacheFiles], PreparedModel]] = {
-    "REQ_CACHE_059_to_062_prepare_model": lambda device, files: device.prepare_model(model()),
-    "REQ_CACHE_066_to_069_from_cache": lambda device, files: device.prepare_model_from_cache(files),
-    "REQ_CACHE_073_to_076_with_files": lambda device, files: device.prepare_model(model(), CompileJob(cache=files)),
-}
-every_remote_call = pytest.mark.parametrize("call", REMOTE_CALLS.values(), ids=REMOTE_CALLS.keys())
-
-
 @pytest.fixture
 def files(tmp_path: Path) -> Iterator[CacheFiles]:
     fds = tuple(os.open(tmp_path / f"{i}", os.O_RDWR | os.O_CREAT, 0o600) for i in range(2))
@@ -355,7 +309,7 @@ def files(tmp_path: Path) -> Iterator[CacheFiles]:
         os.close(fd)
 
 
-@every_remote_call
+@every_call
 @pytest.mark.parametrize(
     "error",
     [GeneralFailure("the reason"), DeviceUnavailable("busy"), InvalidArgument("odd"), MissedDeadline("late")],
@@ -374,7 +328,7 @@ def test_error_of_a_device_crosses_the_connection(
     assert len([what for what in device.asked if what != "counts"]) == 2  # nothing was tried again
 
 
-@every_remote_call
+@every_call
 def test_no_model_and_no_error_is_a_general_failure_across_the_connection(
     remote: tuple[Fake, Device], files: CacheFiles, call: Any
 ) -> None:

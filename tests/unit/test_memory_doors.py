@@ -11,7 +11,6 @@ import pickle
 import struct
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from multiprocessing import shared_memory
 from pathlib import Path
@@ -132,43 +131,6 @@ def test_shared_memory_of_multiprocessing_is_a_source_without_a_copy() -> None:
             Memory.from_shared_memory(shared)
     finally:
         shared.unlink()
-
-
-@pytest.mark.parametrize("offset", [0, PAGE])
-@pytest.mark.parametrize("access", [mmap.ACCESS_WRITE, mmap.ACCESS_READ])
-def test_mmap_is_a_source_with_its_offset_and_rights(offset: int, access: int) -> None:
-    with tempfile.TemporaryFile() as file:
-        file.truncate(4 * PAGE)
-        with mmap.mmap(file.fileno(), PAGE, access=access, offset=offset) as source:
-            with Memory.from_mmap(source) as memory:
-                os.pwrite(file.fileno(), b"abc", offset)
-                assert (memory.offset, memory.size) == (offset, PAGE)
-                assert bytes(memory.buffer[:3]) == b"abc"
-                assert memory.buffer.readonly == (access == mmap.ACCESS_READ)
-
-
-def test_mmap_is_told_from_another_object_of_the_same_name() -> None:
-    fds = [os.memfd_create("twin", 0) for _ in range(2)]
-    for fd, content in zip(fds, (b"one", b"two"), strict=True):
-        os.ftruncate(fd, PAGE)
-        os.pwrite(fd, content, 0)
-    for fd, content in zip(fds, (b"one", b"two"), strict=True):
-        with mmap.mmap(fd, PAGE) as source, Memory.from_mmap(source) as memory:
-            assert bytes(memory.buffer[:3]) == content
-    for fd in fds:
-        os.close(fd)
-
-
-def test_mmap_that_nobody_else_could_see_is_no_source() -> None:
-    with tempfile.TemporaryFile() as file:
-        file.truncate(PAGE)
-        with mmap.mmap(file.fileno(), PAGE, access=mmap.ACCESS_COPY) as private:
-            with pytest.raises(InvalidArgument, match="private"):
-                Memory.from_mmap(private)
-    with mmap.mmap(-1, PAGE) as anonymous, pytest.raises(InvalidArgument):
-        Memory.from_mmap(anonymous)
-    with pytest.raises(InvalidArgument):
-        Memory.from_mmap(anonymous)
 
 
 def test_an_array_in_a_pool_is_a_source_and_any_other_is_not() -> None:
