@@ -189,9 +189,7 @@ class MessageQueue(Closing):
         element = element_type(np.dtype((np.void, max(descriptor.quantum, 1))) if hint is None else hint)
         if element.itemsize != descriptor.quantum:
             raise InvalidArgument(f"elements are {descriptor.quantum} bytes, but {element} has {element.itemsize}")
-        if descriptor.flags not in set(Flavour):
-            raise InvalidArgument(f"flags {descriptor.flags} name no flavour")
-        kind = Flavour(descriptor.flags)
+        kind = member(Flavour, descriptor.flags, "flavour")
         if flavour is not None and member(Flavour, flavour, "flavour") is not kind:
             raise InvalidArgument(f"expected a queue of the other flavour, got {kind.name.lower()}")
         queue, own = cls.__new__(cls), descriptor.duplicate()
