@@ -27,7 +27,6 @@ EXTRAS = {
     "onnx": ("onnxruntime", "onnx"),
     "metrics": ("prometheus_client",),
     "oip": ("grpc", "grpc_health", "grpc_reflection", "aiohttp"),
-    "pictures": ("PIL",),
     "bench": ("zmq", "pynng", "iceoryx2", "faster_fifo", "matplotlib"),
 }
 ENOUGH_SHM = 64 << 20

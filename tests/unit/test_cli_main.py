@@ -102,7 +102,7 @@ def test_doctor_opens_each_device_and_imports_each_extra(monkeypatch: pytest.Mon
     result = CliRunner().invoke(main, ["doctor", "--json"])
     found = json.loads(result.stdout)
     rows = {row["check"]: row for row in found["checks"]}
-    extras = {f"extra {name}" for name in ("onnx", "bench", "metrics", "oip", "pictures")}
+    extras = {f"extra {name}" for name in ("onnx", "bench", "metrics", "oip")}
     assert rows.keys() == {f"device {name}" for name in device_names()} | extras
     assert found["ok"] == len(rows) == sum(row["level"] == "ok" for row in rows.values())
     assert all("opens in a service" in rows[f"device {name}"]["found"] for name in device_names())

@@ -188,7 +188,6 @@ AS_WRITTEN = (
     ["ls"],
     ["trace"],
     ["doctor"],
-    ["bench", "--list"],
     *(["cache", verb] for verb in ("ls", "verify", "prune", "path")),
 )
 """Commands that run beside the services and benchmarks below; of others click looks at names and options."""
@@ -257,14 +256,11 @@ def test_commands_of_a_page_run_as_written(
 ) -> None:
     for name in SAVED:
         shutil.copy(Path(vision["SAVED"], name), tmp_path)
-    Image = pytest.importorskip("PIL.Image", reason="needs the extra nnburst[pictures]")
     for name in ("frames", "images", "cache"):
         (tmp_path / name).mkdir()
     for name in ("0.npy", "1.npy"):
         shutil.copy(tmp_path / "detector.npy", tmp_path / "frames" / name)
         shutil.copy(tmp_path / "digits.npy", tmp_path / "images" / name)
-    Image.fromarray(np.load(tmp_path / "detector.npy")).save(tmp_path / "photo.png")
-    (tmp_path / "names.txt").write_text("bright\ndark\n", "utf-8")
     (tmp_path / "program.py").write_text(f"{GIVEN}\nwith nnburst.Session(model) as s:\n  s.run(None, {{'x': image}})\n")
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)

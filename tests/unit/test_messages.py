@@ -10,7 +10,6 @@ import inspect
 import os
 import pickle
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -271,13 +270,6 @@ def test_trace_of_no_program_leaves_the_file_as_it_is(tmp_path: Path) -> None:
         done = CliRunner().invoke(main, ["trace", "-o", str(tmp_path / name), "no-such-program"])
         assert (done.exit_code, done.output) == (1, "Error: no-such-program cannot be run: there is no such program\n")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("trace.json", "of yesterday")]
-
-
-def test_drawing_needs_pillow_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    done = CliRunner().invoke(main, ["run", "no-such.onnx", "--random", "--draw", str(tmp_path / "found.png")])
-    assert done.exit_code == 1
-    assert "found.png: pictures need Pillow: pip install 'nnburst[pictures]'" in done.output
 
 
 def test_text_in_place_of_a_type() -> None:

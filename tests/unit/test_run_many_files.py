@@ -100,7 +100,7 @@ def test_runs_that_fail_with_nothing_under_way_lose_no_file(
         def __getattr__(self, name: str) -> Any:
             return getattr(session, name)
 
-        def run_many(self, inputs: Iterable[Any], batch: int) -> Iterator[Any]:
+        def run_many(self, inputs: Iterable[Any], batch: int, on_error: str) -> Iterator[Any]:
             self.begun += 1
             if self.begun == 1:
                 for _, arrays in zip(range(good), inputs, strict=False):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
 from pathlib import Path
@@ -11,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...errors import InvalidArgument
-from ..targets import checked, why_not, writing
+from ..targets import why_not, writing
 
 if TYPE_CHECKING:
     from ...runtime import Session
-    from .words import Box
 
 
 @click.command()
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
     "inputs",
     multiple=True,
     metavar="NAME=FILE.npy",
-    help="An input; may be repeated. Also a picture, with nnburst[pictures].",
+    help="An input; may be repeated.",
 )
 @click.option("--output", "outputs", multiple=True, metavar="NAME=FILE.npy", help="Save an output; may be repeated.")
 @click.option("--random", "fill", is_flag=True, help="Make up the inputs that are not given.")
@@ -46,14 +44,6 @@ if TYPE_CHECKING:
     metavar="N",
     help="Rows of such files that are run at once.",
 )
-@click.option("--labels", type=click.Path(path_type=Path), metavar="FILE", help="Names of the classes, one a line.")
-@click.option(
-    "--draw",
-    type=click.Path(path_type=Path, dir_okay=False),
-    callback=checked,
-    metavar="FILE.png",
-    help="Save the input as a picture with the boxes that were found; needs nnburst[pictures].",
-)
 @click.option("--show", is_flag=True, help="Only print what the model takes and gives.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def run(
@@ -66,8 +56,6 @@ def run(
     many: Path | None,
     into: Path | None,
     batch: int,
-    labels: Path | None,
-    draw: Path | None,
     show: bool,
     as_json: bool,
 ) -> None:
@@ -76,7 +64,6 @@ def run(
     \b
     nnburst run detector.onnx --show
     nnburst run detector.onnx --input image=detector.npy --output boxes=boxes.npy
-    nnburst run detector.onnx --input image=photo.png --labels names.txt --draw found.png
     nnburst run digits.onnx --many images --into answers --batch 64
 
     Outputs that are probabilities or boxes are told in words. Files of strings have NumPy's type U; sequences, maps and
@@ -88,32 +75,20 @@ def run(
     """
     from ...runtime import Session
     from ..tensors import load_arrays, parse_pairs, parse_shapes
-    from .pictures import check_pillow, is_picture
-    from .words import find_boxes, read_labels
 
     if many is not None:
-        if inputs or outputs or fill or shapes or labels or draw or show:
+        if inputs or outputs or fill or shapes or show:
             raise InvalidArgument("--many takes its inputs from files; give --into for what comes out")
         _run_many(model, device, many, into, batch, as_json)
         return
     if into is not None or batch != 1:
         raise InvalidArgument("--into and --batch belong to --many DIR")
-    given = parse_pairs(inputs, "--input")
-    if draw is not None and not is_picture(draw.name):
-        raise InvalidArgument(f"--draw {draw}: give a name of a picture, such as found.png")
-    if draw is not None:
-        check_pillow(f"--draw {draw}")
-    arrays = load_arrays({name: file for name, file in given.items() if not is_picture(file)})
-    pictures = {name: file for name, file in given.items() if name not in arrays}
-    files, names = _targets(parse_pairs(outputs, "--output")), read_labels(labels)
+    arrays, files = load_arrays(parse_pairs(inputs, "--input")), _targets(parse_pairs(outputs, "--output"))
     with Session(model, device=device) as session:
         if show:
             _show(session, as_json)
             return
-        arrays = _inputs(session, arrays, pictures, fill, parse_shapes(shapes))
-        found = _run(session, arrays, files, names, as_json)
-    if draw is not None:
-        _draw(arrays, find_boxes(found, names), draw)
+        _run(session, _inputs(session, arrays, fill, parse_shapes(shapes)), files, as_json)
 
 
 def _run_many(model: str, device: str | None, many: Path, into: Path | None, batch: int, as_json: bool) -> None:
@@ -159,20 +134,12 @@ def _targets(files: dict[str, str]) -> dict[str, Path]:
     return targets
 
 
-def _inputs(
-    session: Session,
-    arrays: dict[str, Any],
-    pictures: dict[str, str],
-    fill: bool,
-    shapes: dict[str, tuple[int, ...]],
-) -> dict[str, Any]:
+def _inputs(session: Session, arrays: dict[str, Any], fill: bool, shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
     from ..tensors import describe, made_up
-    from .pictures import load_picture
 
     required = session.get_inputs()
-    arguments = {argument.name: argument for argument in (*required, *session.get_overridable_initializers())}
-    _check_known("--input", {**arrays, **pictures}, list(arguments))
-    arrays = {**arrays, **{name: load_picture(file, arguments[name]) for name, file in pictures.items()}}
+    optional = session.get_overridable_initializers()
+    _check_known("--input", arrays, [argument.name for argument in (*required, *optional)])
     missing = [argument for argument in required if argument.name not in arrays]
     if missing and not fill:
         wanted = "; ".join(describe(argument) for argument in missing)
@@ -185,10 +152,8 @@ def _check_known(option: str, given: dict[str, Any], known: list[str]) -> None:
         raise InvalidArgument(f"{option} for {unknown}; the {option[2:]}s are {known}")
 
 
-def _run(
-    session: Session, arrays: dict[str, Any], files: dict[str, Path], labels: list[str], as_json: bool
-) -> dict[str, Any]:
-    """Run once, print and save; return the outputs by name."""
+def _run(session: Session, arrays: dict[str, Any], files: dict[str, Path], as_json: bool) -> None:
+    """Run once, print and save."""
     import numpy as np
 
     from ..tensors import as_result, as_saved, plain
@@ -210,18 +175,8 @@ def _run(
             shape = "" if row["shape"] is None else f" {row['shape']}"
             saved = f" saved to {files[name]}" if name in files else ""
             click.echo(f"{name}: {row['dtype']}{shape}{saved}")
-            words = in_words(name, found, labels)
+            words = in_words(name, found)
             if words or name not in files:
                 click.echo("\n".join(words or shortened(value)))
     if as_json:
         click.echo(json.dumps({"outputs": rows}))
-    return found
-
-
-def _draw(arrays: dict[str, Any], boxes: dict[str, list[Box]], file: Path) -> None:
-    from .pictures import draw
-
-    if not boxes or len(arrays) != 1:
-        raise InvalidArgument("--draw: the model has no output with boxes, or more inputs than a picture")
-    with writing(file):
-        draw(next(iter(arrays.values())), itertools.chain(*boxes.values()), file)

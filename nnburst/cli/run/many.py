@@ -9,7 +9,6 @@ import time
 import zipfile
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ import numpy as np
 from ...errors import DeadObject, InvalidArgument, NNBurstError
 from ...runtime import NodeArg
 from ...runtime.request.node_args import checked_inputs
+from ..progress import progress
 from ..targets import why_not, writing
 from ..tensors import Array, as_result, as_saved, describe, load_array
 
@@ -94,24 +94,26 @@ def run_files(session: Session, files: Iterable[Path], batch: int) -> Iterator[O
             f"--batch needs inputs of numbers with a symbolic first dimension; here is {'; '.join(fixed)}"
         )
 
-    def kind(loaded: Loaded) -> object:
-        """What may run together: inputs of the same shapes, but for the rows of a batch."""
-        arrays = loaded[1]
-        if isinstance(arrays, NNBurstError):
-            return None
-        shapes = [arrays[node.name].shape for node in nodes]
-        if batch > 1:
-            if not all(shape[0] == shapes[0][0] and 1 <= shape[0] <= batch for shape in shapes):
-                return None
-            return [shape[1:] for shape in shapes]
-        return shapes
+    flying: deque[Loaded] = deque()
+    rest = iter(files)
 
-    for together, group in groupby((_loaded(file, nodes) for file in files), kind):
-        if together is None:
-            for loaded in group:
-                yield _alone(session, loaded)
-        else:
-            yield from _together(session, group, batch)
+    def inputs() -> Iterator[dict[str, Array]]:
+        for file in rest:
+            flying.append(_loaded(file, nodes))
+            arrays = flying[-1][1]
+            yield {} if isinstance(arrays, NNBurstError) else arrays
+
+    while True:
+        with contextlib.suppress(NNBurstError):
+            for outcome in session.run_many(inputs(), batch=batch, on_error="return"):
+                loaded = flying.popleft()
+                yield _alone(session, loaded) if isinstance(outcome, Exception) else (loaded[0], outcome)
+        while flying:  # which of them it was shows when each runs alone
+            yield _alone(session, flying.popleft())
+        following = next(rest, None)
+        if following is None:
+            return
+        yield _alone(session, _loaded(following, nodes))  # so that it goes on also if several cannot be under way
 
 
 def _loaded(file: Path, nodes: Sequence[NodeArg]) -> Loaded:
@@ -139,26 +141,6 @@ def _alone(session: Session, loaded: Loaded) -> Outcome:
         return file, error
 
 
-def _together(session: Session, group: Iterator[Loaded], batch: int) -> Iterator[Outcome]:
-    flying: deque[Loaded] = deque()
-
-    def taken() -> Iterator[Any]:
-        for loaded in group:
-            flying.append(loaded)
-            yield loaded[1]
-
-    while True:
-        with contextlib.suppress(NNBurstError):
-            for outputs in session.run_many(taken(), batch=batch):
-                yield flying.popleft()[0], outputs
-        while flying:  # which of them it was shows when each runs alone
-            yield _alone(session, flying.popleft())
-        following = next(group, None)
-        if following is None:
-            return
-        yield _alone(session, following)  # so that it goes on also if several cannot be under way at all
-
-
 def run_directory(
     session: Session, files: Sequence[Path], places: Mapping[Path, Path], batch: int, as_json: bool
 ) -> bool:
@@ -175,7 +157,7 @@ def run_directory(
     stopped: click.ClickException | None = None
     started = time.perf_counter()
     try:
-        for file, outcome in _shown(run_files(session, files, batch), len(files)):
+        for file, outcome in progress(run_files(session, files, batch), len(files), "running"):
             if isinstance(outcome, NNBurstError):
                 failed.append({"file": str(file), "error": type(outcome).__name__, "message": str(outcome)})
                 if not as_json:
@@ -219,17 +201,3 @@ def _save(target: Path, outputs: Mapping[str, Array]) -> None:
             with contextlib.suppress(OSError):
                 part.unlink()
             raise
-
-
-def _shown(outcomes: Iterator[Outcome], total: int) -> Iterator[Outcome]:
-    """Show on a terminal how far it is."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("running", total=total)
-        for outcome in outcomes:
-            yield outcome
-            progress.advance(task)

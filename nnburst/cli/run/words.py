@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
-
-from ...errors import InvalidArgument
 
 Array = npt.NDArray[Any]
 
@@ -26,42 +23,29 @@ class Box(Struct, frozen=True):
     right: float
     bottom: float
     score: float
-    label: str
+    kind: int
 
 
-def read_labels(file: Path | None) -> list[str]:
-    """Return the names of classes, one a line.
-
-    Raises:
-        InvalidArgument: The file cannot be read.
-    """
-    try:
-        return [] if file is None else file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"--labels {file} cannot be read: {error}") from None
-
-
-def in_words(name: str, outputs: Mapping[str, Any], labels: Sequence[str]) -> list[str]:
+def in_words(name: str, outputs: Mapping[str, Any]) -> list[str]:
     """Return what an output says, a line each; empty if it is just numbers."""
-    boxes = find_boxes(outputs, labels).get(name)
+    boxes = find_boxes(outputs).get(name)
     if boxes is not None:
         return list(_box_lines(boxes))
     value = outputs[name]
     if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
-        return list(_map_lines(value, labels))
-    scores = _probabilities(value, len(labels))
+        return list(_map_lines(value))
+    scores = _probabilities(value)
     if scores is None:
         return []
     best = np.argsort(-scores, kind="stable")[:_MOST_CLASSES]
-    return [f"  {_label(labels, kind):12} {scores[kind]:.4f}" for kind in best.tolist()]
+    return [f"  {kind:<12} {scores[kind]:.4f}" for kind in best.tolist()]
 
 
-def _map_lines(rows: Sequence[dict[Any, Any]], labels: Sequence[str]) -> Iterator[str]:
+def _map_lines(rows: Sequence[dict[Any, Any]]) -> Iterator[str]:
     """Yield the scores that each row has by class: a line for each class if there is one row, else for each row."""
     for row in rows[:_MOST_ROWS]:
         best = sorted(row.items(), key=lambda one: -one[1] if isinstance(one[1], float) else 0)[:_MOST_CLASSES]
-        named = [(_label(labels, kind) if isinstance(kind, int) else kind, score) for kind, score in best]
-        said = [f"{kind:12} {_number(score)}" for kind, score in named]
+        said = [f"{kind!s:12} {_number(score)}" for kind, score in best]
         yield from (f"  {one}" for one in said) if len(rows) == 1 else [f"  {'  '.join(said)}"]
     if len(rows) > _MOST_ROWS:
         yield f"  and {len(rows) - _MOST_ROWS} more"
@@ -79,18 +63,17 @@ def shortened(value: Any) -> list[str]:
     return [np.array2string(value, threshold=40, precision=6) if isinstance(value, np.ndarray) else repr(value)]
 
 
-def _probabilities(array: Any, classes: int) -> Array | None:
-    """Return a row of scores of classes: they are probabilities, or there is a name for each."""
+def _probabilities(array: Any) -> Array | None:
+    """Return a row of probabilities of classes."""
     if not isinstance(array, np.ndarray) or array.dtype.kind != "f" or array.ndim == 0:
         return None
     row = array.reshape(-1).astype(np.float64)
     if array.shape[-1] != row.size or row.size < 2 or not np.isfinite(row).all():
         return None
-    is_distribution = row.min() >= 0 and abs(row.sum() - 1) < 1e-3
-    return row if is_distribution or row.size == classes else None
+    return row if row.min() >= 0 and abs(row.sum() - 1) < 1e-3 else None
 
 
-def find_boxes(outputs: Mapping[str, Any], labels: Sequence[str]) -> dict[str, list[Box]]:
+def find_boxes(outputs: Mapping[str, Any]) -> dict[str, list[Box]]:
     """Return the boxes that outputs hold, by the name of the output.
 
     Known are rows of left, top, right, bottom, score and class, and rows of four places beside an output of scores and
@@ -113,7 +96,7 @@ def find_boxes(outputs: Mapping[str, Any], labels: Sequence[str]) -> dict[str, l
             rows = np.column_stack([rows, *beside])  # type: ignore[list-item]
         if _are_boxes(rows) and (len(rows) or "box" in name):
             found[name] = [
-                Box(left, top, right, bottom, score, _label(labels, int(kind)))
+                Box(left, top, right, bottom, score, int(kind))
                 for left, top, right, bottom, score, kind in rows.tolist()
             ]
     return found
@@ -133,15 +116,11 @@ def _are_boxes(rows: Array) -> bool:
     return bool(np.isfinite(rows).all() and ordered.all() and (kind >= 0).all() and (kind == np.floor(kind)).all())
 
 
-def _label(labels: Sequence[str], kind: int) -> str:
-    return labels[kind] if 0 <= kind < len(labels) else str(kind)
-
-
 def _box_lines(boxes: Sequence[Box]) -> Iterator[str]:
     ordered = sorted(boxes, key=lambda box: -box.score)
     for box in ordered[:_MOST_ROWS]:
         places = f"({box.left:.0f}, {box.top:.0f}) to ({box.right:.0f}, {box.bottom:.0f})"
-        yield f"  {box.label:12} {box.score:.4f}  {places}"
+        yield f"  {box.kind:<12} {box.score:.4f}  {places}"
     if len(ordered) > _MOST_ROWS:
         yield f"  and {len(ordered) - _MOST_ROWS} more"
     if not boxes:
