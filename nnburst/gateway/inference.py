@@ -190,7 +190,7 @@ async def infer(
         timeout = own if timeout is None else min(own, timeout)
     deadline = Deadline.after(timeout)
     asked = inference.model, inference.version, priority
-    model = models.ready(*asked) or await models.take(*asked)
+    model = await models.take(*asked)
     with model.counts.request():
         try:
             return model.version, await _run(model, regions, inference, timeout)

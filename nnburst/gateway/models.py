@@ -396,19 +396,13 @@ class Models:
 
         Until then the model is not closed unless the service dies.
         """
-        while (model := self.ready(name, version, priority)) is None:
+        while True:
+            key = name, self._choose(name, version) if name in self._versions else version, priority
+            model = self._opened.get(key)
+            if model is not None and not (model.refused or model.has_died) and model.session.service.alive:
+                model.users += 1
+                return model
             await self.open(name, version, priority)
-        return model
-
-    def ready(self, name: str, version: str = "", priority: Priority = Priority.MEDIUM) -> OpenedModel | None:
-        """As `take`; None if it has to be opened first."""
-        if name not in self._versions:
-            return None
-        model = self._opened.get((name, self._choose(name, version), priority))
-        if model is None or model.refused or model.has_died or not model.session.service.alive:
-            return None
-        model.users += 1
-        return model
 
     def give_back(self, model: OpenedModel) -> None:
         """A request that has taken the model has ended."""

@@ -182,11 +182,8 @@ class SlowModels:
         self.runs: asyncio.Queue[float | None] = asyncio.Queue()
         self.go_on = asyncio.Event()
 
-    def ready(self, name: str, version: str, priority: Priority) -> Any:
-        self.asked = priority
-        return self.model
-
     async def take(self, name: str, version: str, priority: Priority) -> Any:
+        self.asked = priority
         return self.model
 
     def give_back(self, model: Any) -> None:
