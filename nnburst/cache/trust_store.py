@@ -169,14 +169,16 @@ def _contents(place: int, name: str) -> bytes:
         return b""
 
 
-def _replace(place: int, name: str, contents: bytes) -> None:
-    """Write a file anew, in one step and for good."""
+def _replace(place: int, name: str, contents: bytes, *, for_good: bool = True) -> None:
+    """Write a file anew, in one step; what is not written for good may miss after a crash of the machine."""
     with open(_NEW, "wb", opener=_opener(place)) as file:
         file.write(contents)
         file.flush()
-        os.fsync(file.fileno())
+        if for_good:
+            os.fsync(file.fileno())
     os.rename(_NEW, name, src_dir_fd=place, dst_dir_fd=place)
-    os.fsync(place)
+    if for_good:
+        os.fsync(place)
 
 
 def _read(place: int, key: bytes, name: str) -> list[EntryRecord]:
@@ -198,9 +200,9 @@ def _add(place: int, key: bytes, name: str, known: list[EntryRecord], record: En
         for other in known
         if other.generation != record.generation and not (record.live and other.place == record.place)
     ]
-    _write(place, key, name, [*kept, record][-_MOST_GENERATIONS:])
+    _write(place, key, name, [*kept, record][-_MOST_GENERATIONS:], for_good=record.live)
 
 
-def _write(place: int, key: bytes, name: str, records: list[EntryRecord]) -> None:
+def _write(place: int, key: bytes, name: str, records: list[EntryRecord], *, for_good: bool = True) -> None:
     text = msgpack.encode(records)
-    _replace(place, name, hmac.digest(key, name.encode() + text, "sha256") + text)
+    _replace(place, name, hmac.digest(key, name.encode() + text, "sha256") + text, for_good=for_good)
