@@ -74,5 +74,5 @@ def finish(report: Report, files: Mapping[Path | None, Callable[[Path], object]]
             with writing(path):
                 write(path)
             click.echo(f"wrote {path}", err=True)
-    if failed := report.notes():
+    if failed := [f"{key}: {result.note}" for key, result in report.results.items() if result.note]:
         raise click.ClickException("\n".join(["these rows could not be measured:", *failed]))

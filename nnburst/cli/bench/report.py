@@ -68,14 +68,6 @@ class Report:
         for line in self.conditions:
             console.print("  " + line, markup=False, highlight=False)
 
-    def notes(self) -> list[str]:
-        """Return why rows have no figures. Rows with the same note share a line."""
-        keys: dict[str, list[str]] = {}
-        for key, result in self.results.items():
-            if result.note:
-                keys.setdefault(result.note, []).append(key)
-        return [f"{', '.join(named)}: {note}" for note, named in keys.items()]
-
     def row(self, case: Case) -> dict[str, Any]:
         """Return one row of the JSON file; the figures are null if it did not run."""
         result = self.results[case.key]

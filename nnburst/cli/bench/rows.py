@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 from ...model import Model, ModelBuilder, OperandType
@@ -13,11 +13,6 @@ from .rounds import POLLING_WINDOW, Case, Subject, allowed_cpus, line_samples
 from .sampling import time_calls
 
 PAYLOADS = (1 << 10, 16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
-
-
-@contextmanager
-def _open_line() -> Iterator[Subject]:
-    yield Subject(partial(line_samples, allowed_cpus()))
 
 
 def bytes_in_bytes_out(nbytes: int) -> Model:
@@ -44,7 +39,10 @@ def _pool(nbytes: int) -> Case:
 
 
 _POLLS, _BLOCKS = partial(_open_burst, 32, POLLING_WINDOW), partial(_open_burst, 32, 0.0)
-LINE = Case("line", "a", "L: one cache line, C", "poll", 8, _open_line)
+LINE = Case(
+    "line", "a", "L: one cache line, C", "poll", 8,
+    lambda: nullcontext(Subject(partial(line_samples, allowed_cpus()))),
+)  # fmt: skip
 BURSTS = (
     Case("burst-poll", "d", "burst Execution.run()", "poll", 32, _POLLS),
     Case("burst-block", "d", "burst Execution.run()", "block", 32, _BLOCKS),
