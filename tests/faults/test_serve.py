@@ -447,12 +447,10 @@ def test_idle_service_uses_no_processor(vision: Served, seconds: float) -> None:
         (["--allow-uid", "\u00b2"], "no such user"),
         (["--allow-gid", "9" * 5000], "no such group"),
         (["--oip", "localhost:\u00b2"], "HOST:PORT"),
-        (["--idle-exit", "inf"], "above 0"),
         (["--socket", "/"], "is a directory"),
         (["--socket", ""], "is a directory"),
         (["--allow-uid", "nobody-like-this"], "no such user"),
         (["--allow-gid", "nobody-like-this"], "no such group"),
-        (["--idle-exit", "0"], "above 0"),
     ],
 )
 def test_wrong_option_is_one_sentence(
@@ -464,6 +462,12 @@ def test_wrong_option_is_one_sentence(
     assert message in done.output
     assert "Traceback" not in done.output
     assert not list((tmp_path / "run").glob("*"))
+
+
+@pytest.mark.parametrize("seconds", ["0", "inf", "-1"])
+def test_service_ends_after_some_seconds_without_clients(seconds: str) -> None:
+    done = run_command("serve", "--idle-exit", seconds)
+    assert (done.exit_code, "is not in the range 0<x<=1000000" in done.output) == (2, True)
 
 
 @pytest.mark.parametrize(
