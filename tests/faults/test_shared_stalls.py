@@ -251,7 +251,7 @@ def test_clients_that_send_rubbish_fill_no_log(tmp_path: Path) -> None:
                 assert b"malformed message" in connection.answer()
                 assert not connection.answer()
     log = shared.log.read_text()
-    counted = [int(number) for number in re.findall(r"(\d+) lines from connection\.py", log)]
+    counted = [int(number) for number in re.findall(r"(\d+) lines from transport\.py", log)]
     assert counted
     assert (said := log.count("malformed message")) + sum(counted) == 100
     assert said <= LINES * (len(counted) + 1)  # of each period
