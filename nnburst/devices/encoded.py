@@ -13,11 +13,11 @@ import struct
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from operator import itemgetter
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
-from msgspec import Meta, MsgspecError, Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from ..errors import GeneralFailure, InvalidArgument
@@ -25,7 +25,11 @@ from ..model import element_count
 from .elements import ElementType, element_within
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-_OFFSETS = np.ndarray[Any, np.dtype[np.int64]]
+if TYPE_CHECKING:
+    _Data = Bytes
+    _Offsets = np.ndarray[Any, np.dtype[np.int64]]
+else:
+    _Data = _Offsets = bytes  # until they are checked: other values take many times their bytes
 STRING = 8
 ROOM = 1 << 16
 """Bytes for a value whose size is not known yet."""
@@ -43,8 +47,8 @@ class EncodedTensor(Struct, frozen=True, array_like=True, tag=1):
 
     element: int
     shape: Annotated[tuple[int, ...], Meta(max_length=_HIGHEST_RANK)]
-    data: Bytes
-    offsets: _OFFSETS | None = None
+    data: _Data
+    offsets: _Offsets | None = None
 
 
 class EncodedMap(Struct, frozen=True, array_like=True, tag=2):
@@ -92,29 +96,26 @@ def read(data: Bytes, place: str, count: Callable[[], object] = lambda: None) ->
     """Return the value of bytes that no other process can write.
 
     Args:
-        count: Called for each tensor, while it is made: there may be one for 7 bytes. What it raises ends all.
+        count: Called for each tensor, before its arrays are made: there may be one for 7 bytes. What it raises ends
+            all.
 
     Raises:
         InvalidArgument: They are none.
     """
-
-    def array(kind: Any, raw: bytes) -> np.ndarray[Any, Any]:
-        count()
-        return np.frombuffer(raw, "<i8" if kind is _OFFSETS else np.uint8)
-
     try:
-        value: Value = msgspec.msgpack.decode(data[_WORD:].data, type=Value, dec_hook=array)
-        return value if value is None else _checked(value, place)
-    except (GeneralFailure, InvalidArgument, MsgspecError, UnicodeDecodeError) as error:
+        value: Value = msgspec.msgpack.decode(data[_WORD:].data, type=Value)
+        return value if value is None else _checked(value, place, count)
+    except (GeneralFailure, InvalidArgument, RecursionError, ValueError) as error:
         raise InvalidArgument(f"{place} is no encoded value: {error}") from None
 
 
-def _checked(value: Any, place: str) -> Any:
+def _checked(value: Any, place: str, count: Callable[[], object]) -> Any:
     if isinstance(value, EncodedTensor):
+        count()
         return _checked_tensor(value, place)
     if isinstance(value, EncodedSequence):
-        return replace(value, items=tuple(_checked(item, place) for item in value.items))
-    keys, values = _checked_tensor(value.keys, place), _checked_tensor(value.values, place)
+        return replace(value, items=tuple(_checked(item, place, count) for item in value.items))
+    keys, values = (_checked(tensor, place, count) for tensor in (value.keys, value.values))
     if len(keys.shape) != 1 or keys.shape != values.shape[-1:] or len(values.shape) > 2:
         raise InvalidArgument(f"a map of keys of shape {keys.shape} and values of shape {values.shape}")
     return EncodedMap(keys, values)
@@ -122,11 +123,12 @@ def _checked(value: Any, place: str) -> Any:
 
 def _checked_tensor(tensor: EncodedTensor, place: str) -> EncodedTensor:
     element, count = element_within(tensor.element, place), element_count(tensor.shape)
-    data, offsets = tensor.data, tensor.offsets
+    data = np.frombuffer(tensor.data, np.uint8)
+    offsets = None if tensor.offsets is None else np.frombuffer(tensor.offsets, "<i8")
     if tensor.element != STRING:
         if offsets is not None or data.size != tensor_nbytes(element, tensor.shape):
             raise InvalidArgument(f"{data.size} bytes for {element.name} of shape {tensor.shape}")
-        return replace(tensor, data=(data != 0).view(np.uint8)) if element.dtype == "|b1" else tensor
+        return replace(tensor, data=(data != 0).view(np.uint8) if element.dtype == "|b1" else data)
     if (
         offsets is None
         or offsets.size != count + 1
@@ -139,7 +141,7 @@ def _checked_tensor(tensor: EncodedTensor, place: str) -> EncodedTensor:
         data.tobytes().decode()
     except UnicodeDecodeError as error:
         raise InvalidArgument(f"a string is no UTF-8 ({error})") from None
-    return tensor  # between two NULs, so each string is UTF-8, too
+    return replace(tensor, data=data, offsets=offsets)  # each string is UTF-8, too: it is between two NULs
 
 
 # ---- Python's values ---------------------------------------------------------------------------------------------

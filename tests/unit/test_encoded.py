@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -205,6 +206,18 @@ def test_tensors_are_counted_as_they_are_made() -> None:
 def test_sizes_beyond_the_bytes_are_refused(ends: bytes) -> None:
     with pytest.raises(InvalidArgument, match="no encoded value"):
         read(np.frombuffer(bytes(8) + ends, np.uint8), "x")
+
+
+@pytest.mark.parametrize("data", [b"\xdd\x00\x01\x00\x00" + b"\x80" * (1 << 16), b"\x91" * 5000 + b"\xc0"])
+def test_what_is_no_bytes_where_a_tensor_has_them_is_refused_before_anything_is_made_of_it(data: bytes) -> None:
+    body = np.frombuffer(bytes(8) + b"\x94\x01\x01\x91\x01" + data + b"\xc0", np.uint8)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidArgument, match="no encoded value: Expected `bytes`, got `array`"):
+            read(body, "x")
+        assert tracemalloc.get_traced_memory()[1] < 2 * body.size + (1 << 16)
+    finally:
+        tracemalloc.stop()
 
 
 def test_text_that_is_no_utf8_is_refused() -> None:
