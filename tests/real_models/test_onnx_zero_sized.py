@@ -172,6 +172,7 @@ def test_inverse_of_what_is_not_square_fails_and_the_service_lives() -> None:
 
 def test_nodes_whose_sizes_are_known_and_not_zero_stay_as_they_are() -> None:
     weights = {"w": np.ones((4, 3), np.uint8), "k": np.ones((3, 4, 2), np.float32)}
+    weights |= {"s1": np.array(1, np.float32), "z1": np.array(0, np.uint8)}  # numbers, which have no dimensions
     nodes = [
         node("Conv", ["image", "k"], ["c"]),
         node("MatMulInteger", ["x", "w"], ["y"]),  # over 4, whatever the batch is
@@ -181,10 +182,12 @@ def test_nodes_whose_sizes_are_known_and_not_zero_stay_as_they_are() -> None:
         node("Dropout", ["z"], ["d"]),
         node("ConvTranspose", ["image", "k"], ["e"]),  # of no volume
         node("Unique", ["x"], ["u"]),
+        helper.make_node("QLinearSoftmax", ["x", "s1", "z1", "s1", "z1"], ["v"], domain="com.microsoft", opset=13),
     ]
     inputs = [("x", TensorProto.UINT8, ("batch", 4)), ("image", FLOAT, None)]
     outputs = [("c", FLOAT, None), ("z", TensorProto.INT32, None), ("t", TensorProto.INT64, None)]
     model = graph(nodes, inputs, outputs, weights)
+    model.opset_import.add(domain="com.microsoft", version=1)
     before = model.SerializeToString()
     guard(model)
     assert model.SerializeToString() == before

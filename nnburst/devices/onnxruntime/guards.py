@@ -69,7 +69,9 @@ def guard(proto: Any) -> None:
         versions = [entry.version for entry in owner.opset_import if entry.domain in ("", "ai.onnx")]
 
         def shape(name: str, owner: Any = owner) -> _Shape | None:
-            return (weights.get(name) or inferred().get(name)) if owner is proto else None
+            if owner is not proto:
+                return None
+            return weights[name] if name in weights else inferred().get(name)
 
         if _Guarding(graph, shape, names, versions[0] if versions else _OPSET).run() and not versions:
             owner.opset_import.add(domain="", version=_OPSET)
