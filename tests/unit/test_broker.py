@@ -12,6 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from nnburst.errors import DeviceUnavailable
 from nnburst.service.host.quotas import PER_USER, Ledger
 from nnburst.service.process import broker as _broker
 from nnburst.service.process import workers
@@ -86,3 +87,13 @@ def test_process_that_ends_the_clients_of_a_user_keeps_its_own_connection(serve:
         assert list(shared.clients) == [2]
         assert broker.kick(2, "enough", None) == 1
         assert not shared.clients
+
+
+def test_model_that_is_to_be_loaded_while_the_service_ends_is_refused(serve: Any) -> None:
+    broker, _ = serve(idle_exit=0.001)
+
+    def finish() -> None:
+        with pytest.raises(DeviceUnavailable, match="the service is ending"):
+            broker.change_models("relu", unload=False)
+
+    assert broker.run(finish=finish).startswith("no client for")

@@ -244,7 +244,11 @@ class Broker:
     def change_models(self, name: str, unload: bool) -> None:
         """Load a named model from its files again, or unload it. Any thread but the main one; raises why it cannot."""
         try:
-            self._changes.submit(self._change, name, unload).result()
+            changed = self._changes.submit(self._change, name, unload)
+        except RuntimeError:  # it has been shut down
+            raise DeviceUnavailable("the service is ending") from None
+        try:
+            changed.result()
         except CancelledError:
             raise DeviceUnavailable("the service is ending") from None
 
