@@ -169,7 +169,8 @@ def test_gateway_is_started_again_at_its_port_whatever_a_start_met(commands: que
         assert process.ports == {"grpc": 8001}
         assert process.options == {"grpc": "127.0.0.1:8001"}
         first = process._process.pid
-        for what in (OSError(11, "no processes left"), (SPEAKS, '{"error": "the port is taken"}'), (SPEAKS, PORTS)):
+        met = OSError(11, "no processes left"), (SPEAKS, '{"error": "the port is taken"}'), (SPEAKS, "no ports")
+        for what in (*met, (SPEAKS, PORTS)):
             commands.put(what)
         os.kill(first, signal.SIGKILL)
         until(commands.empty, "no more gateways are started", 2 * PATIENCE)
@@ -180,8 +181,13 @@ def test_gateway_is_started_again_at_its_port_whatever_a_start_met(commands: que
 
 @pytest.mark.parametrize(
     ("line", "said"),
-    [('{"error": "the port is taken"}', "--oip: the port is taken"), (None, "it ended; see what it wrote above")],
-    ids=["error", "none"],
+    [
+        ('{"error": "the port is taken"}', "--oip: the port is taken"),
+        ("Hello", "--oip: the gateway did not say its ports"),
+        ("7", "--oip: the gateway did not say its ports"),
+        (None, "it ended; see what it wrote above"),
+    ],
+    ids=["error", "text", "number", "none"],
 )
 def test_gateway_that_cannot_start_is_an_error_of_the_service(
     commands: queue.Queue[Any], line: str | None, said: str

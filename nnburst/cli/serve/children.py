@@ -111,12 +111,14 @@ class Child:
                     f"{self._option}: {self._what} was not ready within {_STARTING_S:g} s and was ended; "
                     "start it again when the machine is less busy"
                 )
-            said: dict[str, Any] = json.loads(
-                process.stdout.readline() or b'{"error": "it ended; see what it wrote above"}'
-            )
+            line = process.stdout.readline()
+            said: dict[str, Any] = json.loads(line or b'{"error": "it ended; see what it wrote above"}')
             if "error" in said:
                 raise DeviceUnavailable(f"{self._option}: {said['error']}")
             return said
+        except (ValueError, TypeError) as error:  # it is no such line, or `close` came first
+            self._end(process)
+            raise DeviceUnavailable(f"{self._option}: {self._what} did not say its ports: {error}") from error
         except BaseException:
             self._end(process)
             raise
