@@ -14,7 +14,7 @@ import signal
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from email import message_from_bytes
+from email import message_from_string
 from typing import TYPE_CHECKING, Any
 
 from .._core.tokens import EVERYONE, Tokens
@@ -171,7 +171,7 @@ class MetricsServer:
         from prometheus_client.exposition import choose_encoder
 
         _, _, fields = (await reader.readuntil(b"\r\n\r\n")).partition(b"\r\n")
-        headers = message_from_bytes(fields)
+        headers = message_from_string(fields.decode("latin-1"))
         if self._tokens.admit(headers["Authorization"]):
             encode, kind = choose_encoder(headers.get("Accept", ""))
             status, more, body = "200 OK", f"Content-Type: {kind}", encode(self._shown)

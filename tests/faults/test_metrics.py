@@ -17,6 +17,7 @@ import pytest
 
 import nnburst
 from nnburst import InvalidArgument
+from nnburst._core.tokens import Tokens
 from nnburst.cli.serve.children import start_metrics
 from nnburst.watch import RowKind, find_services, look
 from nnburst.watch.metrics import MetricsServer
@@ -119,6 +120,26 @@ def test_request_that_is_none_does_not_stay(sent: bytes) -> None:
         return said
 
     assert asyncio.run(main()) == b""
+
+
+@pytest.mark.parametrize(("field", "status"), [(b"Accept: ", b"200"), (b"Authorization: Bearer ", b"401")])
+def test_field_of_bytes_that_are_no_ascii_is_answered(field: bytes, status: bytes, tmp_path: Path) -> None:
+    from prometheus_client import CollectorRegistry
+
+    file = tmp_path / "tokens"
+    file.touch(0o600)
+    file.write_text("monitor:0123456789abcdef\n")
+    tokens = Tokens(str(file) if status == b"401" else None)
+
+    async def main() -> bytes:
+        async with await MetricsServer(CollectorRegistry(), tokens=tokens).start("127.0.0.1:0") as server:
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            writer.write(b"GET /metrics HTTP/1.1\r\n" + field + b"\xff\xc3\xa9\r\n\r\n")
+            said = await reader.read()
+            writer.close()
+        return said
+
+    assert asyncio.run(main()).startswith(b"HTTP/1.1 " + status)
 
 
 def test_socket_without_a_path_is_refused() -> None:
