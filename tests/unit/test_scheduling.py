@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import nnburst
 from nnburst.burst.polling import window_ns
 from nnburst.errors import DeviceUnavailable, InvalidArgument
+from nnburst.service.process.launch import _level
 from nnburst.service.process.options import ServiceOptions
 from nnburst.service.process.scheduling import POLICIES, Scheduling
 from support import ROOT
@@ -239,7 +241,8 @@ def test_command_line_says_what_launch_takes() -> None:
 
 def test_options_of_a_process_are_read_as_they_were_given() -> None:
     given = ServiceOptions(
-        devices=("nnburst-function:call=\udcff.py:f",),
+        devices=(np.str_("nnburst-function:call=\udcff.py:f"),),
+        log_level=_level(True),
         quotas={"fds": 7},
         max_run=0.5,
         scheduling=Scheduling.of(("rr", 3), [2, 0]),

@@ -264,7 +264,7 @@ def _level(level: str | int) -> int:
         raise InvalidArgument(
             f"log_level={level!r}; choose 'debug', 'info', 'warning', 'error', 'critical' or a number up to 50"
         )
-    return number
+    return int(number)  # a bool is one
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
+from msgspec.structs import asdict
 
 from .scheduling import Scheduling
 
@@ -61,7 +62,7 @@ class ServiceOptions(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         """Return them as JSON, in which a path may have bytes that are no UTF-8."""
-        return json.dumps(msgspec.to_builtins(self))
+        return json.dumps(asdict(self), default=msgspec.to_builtins)
 
     @classmethod
     def read(cls, text: str, **others: Any) -> ServiceOptions:
