@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import BrokenExecutor, Executor, Future
+from threading import get_ident
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -39,7 +40,7 @@ class BurstExecutor(Executor):
         session: Must outlive the executor.
         depth: How many runs are in flight at once, 1 to 64; others wait in the executor, where they can be cancelled.
         shapes: What the model leaves open, as for `Session.bind`. None: inputs may have any shapes that it takes;
-            arrays are made for each kind, and those of `depth` runs are kept.
+            arrays are made for each kind, and each of the `depth` keeps those of the last nine that it ran.
         timeout: Seconds that a run may take once it was started, if it is given no other one; by default those of the
             session.
 
@@ -74,6 +75,7 @@ class BurstExecutor(Executor):
                 permit.execution = session._opening().call(self._runs._bound, shapes)
         self._lock = ProcessLock()
         self._pending: set[Future[Any]] = set()
+        self._starting: set[int] = set()  # threads that hand permits over, which go on with what is given back there
         self._broken: BrokenBurst | None = None
         self._closed = False
 
@@ -99,13 +101,13 @@ class BurstExecutor(Executor):
         if fn != self._session.run:
             raise InvalidArgument(f"a BurstExecutor runs its session's run(), not {fn!r}")
         call = _Call(self, args, kwargs)
-        with self._lock.lock:
-            if self._closed:
-                raise BadState("the executor is shut down")
-            if self._broken is not None:
-                raise self._broken
         try:
-            self._pending.add(call.future)
+            with self._lock.lock:
+                if self._closed:
+                    raise BadState("the executor is shut down")
+                if self._broken is not None:
+                    raise self._broken
+                self._pending.add(call.future)  # before a shutdown() that comes now looks what it waits for
             call.future.add_done_callback(self._pending.discard)
             self._runs.permits.ask(call)
         except BaseException as error:  # of a signal handler
@@ -174,10 +176,13 @@ class _Call:
             names, inputs, timeout = run(*args, **kwargs)
             self._wanted = None if names is None else self._executor._session._checked_outputs(names)
             self._executor._fill(permit, inputs, timeout)
+            self._executor._starting.add(get_ident())
             self.permit = permit
             self._launch(permit, timeout)
+            self._executor._starting.discard(get_ident())
             return self._first.take()
         except BaseException as error:
+            self._executor._starting.discard(get_ident())
             self.end(error)
             if isinstance(error, Exception):
                 return False
@@ -206,7 +211,9 @@ class _Call:
             error = failure
         self.end(error, outputs)
         if not self._first.take():
-            runs.permits.give(permit)
+            runs.permits.idle.append(permit)
+            if get_ident() not in self._executor._starting:  # else each start would be below the one before it
+                runs.permits.hand_over()
 
     def end(self, error: BaseException | None, outputs: object = None) -> None:
         """Tell the future, unless that was done before an interrupt."""
