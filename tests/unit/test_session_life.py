@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,16 @@ def test_executions_that_are_dropped_give_their_memory_back(service: nnburst.Ser
             del execution
         until(lambda: fds_of(service) <= before + 2)
         assert len(session.burst._controller._slots) <= 2
+
+
+def test_session_that_is_closed_keeps_no_memory_of_executions_that_were_dropped(service: nnburst.Service) -> None:
+    with service.session(relu()) as session:
+        execution = session.bind()
+        memory = weakref.ref(execution._arguments.memory)
+        del execution
+        assert memory() is not None  # until another one is bound
+    gc.collect()
+    assert memory() is None
 
 
 @pytest.mark.check

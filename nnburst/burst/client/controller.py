@@ -292,6 +292,7 @@ class ExecutionBurstController(OneProcess, Closing):
             self._flights.close()
         self._slots.clear()
         self._dropped.clear()
+        self._holders.clear()
 
     def give_up(self, executions: Sequence[CData]) -> None:
         """Await none of those of this burst that are in flight, for they are going to be dropped. Waits for nothing.
