@@ -14,6 +14,7 @@ import pytest
 
 import nnburst
 from nnburst import ModelBuilder, OperandType
+from nnburst.runtime.execution import Execution
 from nnburst.runtime.executor import _Call
 from nnburst.runtime.run.permits import Permits
 from support.models import relu
@@ -100,6 +101,23 @@ def test_runs_that_fail_can_be_returned_while_the_others_are_run(service: nnburs
         assert int(outcomes[29][0][0, 0]) == 9
         with pytest.raises(nnburst.NNBurstError, match=r"inputs\[4\]: "):
             list(session.run_many(inputs, batch=batch))
+
+
+def test_outputs_that_cannot_be_read_are_an_error_of_their_input(
+    session: nnburst.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = Execution._copied
+
+    def contradicted(execution: Execution) -> list[Any]:
+        (y,) = copied(execution)
+        if y[0, 0] in (4, 29):
+            raise nnburst.GeneralFailure("the service told another shape")
+        return [y]
+
+    monkeypatch.setattr(Execution, "_copied", contradicted)
+    outcomes = values(session.run_many(map(rows, range(30)), on_error="return"))
+    assert [i for i, outcome in enumerate(outcomes) if isinstance(outcome, nnburst.GeneralFailure)] == [4, 29]
+    assert "inputs[29]: " in str(outcomes[29])
 
 
 def test_what_the_iterator_raises_comes_after_the_outputs_before_it(session: nnburst.Session, batch: int) -> None:

@@ -67,10 +67,12 @@ def _parts(
     optional = {node.name for node in nodes if node.is_optional}
     fixed = [node.name for node in nodes if not _is_batched(node) and not node.is_optional]
 
-    def again(execution: Execution) -> Outcome:
-        """Run an input elsewhere whose outputs need more room."""
+    def ended(execution: Execution, failure: NNBurstError | None) -> Outcome:
+        """Tell what came of a run; one whose outputs need more room goes elsewhere."""
         try:
-            return session.run(None, {name: view.view(Encoded) for name, view in execution._wired.items()}, timeout)
+            if isinstance(failure, OutputInsufficientSize):
+                return session.run(None, {name: view.view(Encoded) for name, view in execution._wired.items()}, timeout)
+            return failure or execution._copied()
         except NNBurstError as error:
             return error
 
@@ -89,10 +91,7 @@ def _parts(
                 alike = rest.alike(shapes, optional) if shapes or optional else rest
                 with contextlib.closing(pipeline._flights(pipeline._filled(alike))) as flights:
                     for wrong, execution, failure in flights:
-                        if isinstance(failure, OutputInsufficientSize):
-                            yield (again(execution),)
-                        else:
-                            yield (wrong or failure or execution._copied(),)
+                        yield (wrong or ended(execution, failure),)
             continue
         if whole := [node.name for node in nodes if node.name in arrays and not _is_batched(node)]:
             raise InvalidArgument(f"batch={batch} needs a symbolic first dimension of every input, also of {whole}")
