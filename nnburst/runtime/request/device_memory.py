@@ -375,8 +375,8 @@ def _nbytes(operand: OperandDesc | None, dimensions: tuple[int, ...]) -> int:
 def copy_memory(source: Memory | DeviceMemory, target: Memory | DeviceMemory) -> None:
     """Copy the whole contents of one memory to another. Copying a memory to itself does nothing.
 
-    Whatever fails leaves a target that a `MemoryDesc` describes without contents. Between two buffers of one device no
-    byte moves: they share until one of them is written.
+    Whatever fails leaves a target that a `MemoryDesc` describes without contents. Between two buffers of one device the
+    bytes are copied there.
 
     Args:
         source, target: Of the same size, dimensions, type and quantisation.
