@@ -200,6 +200,7 @@ def _add(place: int, key: bytes, name: str, known: list[EntryRecord], record: En
         for other in known
         if other.generation != record.generation and not (record.live and other.place == record.place)
     ]
+    kept.sort(key=lambda other: other.live)  # saves that are not published push no others out
     _write(place, key, name, [*kept, record][-_MOST_GENERATIONS:], for_good=record.live)
 
 

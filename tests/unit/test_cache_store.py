@@ -263,6 +263,9 @@ def test_oldest_go_when_there_are_too_many(state: Path, monkeypatch: pytest.Monk
     for n in range(5):
         store.put(TOKEN, DEVICE, record(bytes([n]) * 16, place=bytes([n])))
     assert known(store) == {bytes([n]) * 16 for n in (2, 3, 4)}
+    for n in range(5, 10):
+        store.put(TOKEN, DEVICE, record(bytes([n]) * 16, live=False))
+    assert known(store) == {bytes([n]) * 16 for n in (3, 4, 9)}
 
 
 # ---- memory ---------------------------------------------------------------------------------------------------------
