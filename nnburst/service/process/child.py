@@ -47,7 +47,7 @@ def main() -> int:
 
     Started by `start_child`, through `bootstrap` or the zygote; there is no use for it by hand.
     """
-    return serve(ServiceOptions.read(sys.argv[1]))
+    return serve(ServiceOptions.read(sys.argv[1], path=sys.argv[2:]))
 
 
 def serve(options: ServiceOptions) -> int:

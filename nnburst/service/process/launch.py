@@ -221,10 +221,11 @@ def _spawn(
         forked = fork(safe_command(_ZYGOTE), full, options, errors, given, deadline)
         if forked is not None:
             return forked
+    path: list[str] = []  # in arguments of their own, since one may have 128 KiB
     if any(map(is_of_functions, options.devices)):
-        options = replace(options, path=tuple(_absolute(entry) for entry in sys.path if isinstance(entry, str)))
+        path = [_absolute(entry) for entry in sys.path if isinstance(entry, str)]
     return subprocess.Popen(
-        [*safe_command(f"{__package__}.child"), str(replace(options, parent=os.getpid(), **given))],
+        [*safe_command(f"{__package__}.child"), str(replace(options, parent=os.getpid(), **given)), *path],
         stdin=subprocess.DEVNULL,
         stdout=errors,
         stderr=errors,

@@ -1,4 +1,4 @@
-"""What a service process is told when it is started: the only argument of its command line."""
+"""What a service process is told when it is started: an argument of its command line; `path` follows it."""
 
 from __future__ import annotations
 
