@@ -394,7 +394,7 @@ def test_session_opened_on_a_shared_service_that_has_died_connects_again(
 def test_shared_service_that_stays_away_is_given_up_in_time(serve: Callable[[], subprocess.Popen[str]]) -> None:
     process = serve()
     with nnburst.connect("shared") as service:
-        with service.session(counter(), on_death="restart", retry=1, open_timeout=0.3) as session:
+        with service.session(counter(), on_death="restart", retry=1, open_timeout=5) as session:
             process.kill()
             process.wait()
             until(lambda: not service.alive)

@@ -31,23 +31,24 @@ _MOST_FDS = 1 << 18
 def _signals_of_the_start() -> Iterator[None]:
     """While the service starts, SIGTERM and SIGINT end it in order, and a SIGHUP waits until the service handles it.
 
-    The start is left by `SystemExit`, so that what it has taken is given back. A second signal changes nothing, nor
-    does a SIGHUP that comes while the process ends: it stays blocked.
+    The start is left by `SystemExit`, so that what it has taken is given back. A second signal changes nothing.
     """
-    ends = (signal.SIGTERM, signal.SIGINT)
+    hangup, ends = {signal.SIGHUP}, (signal.SIGTERM, signal.SIGINT)
 
     def leave(*_: object) -> None:
         for number in ends:
             signal.signal(number, signal.SIG_IGN)
         raise SystemExit(0)
 
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, hangup)
     before = {number: signal.signal(number, leave) for number in ends}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        signal.sigtimedwait(hangup, 0)  # one that came after the end
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
 
 
 @click.command()
