@@ -96,10 +96,8 @@ class FileLock:
         if fd < 0:
             return
         if self._pid == os.getpid():
-            with suppress(OSError):
-                fcntl.fcntl(
-                    fd, fcntl.F_OFD_SETLK, whole_file(fcntl.F_UNLCK)
-                )  # also for copies that children have which were forked meanwhile
+            with suppress(OSError):  # also for copies of children that were forked meanwhile
+                fcntl.fcntl(fd, fcntl.F_OFD_SETLK, whole_file(fcntl.F_UNLCK))
         os.close(fd)
 
 

@@ -26,9 +26,8 @@ from ...errors import DeviceUnavailable
 from ..wire.values import Sandbox
 
 _log = logging.getLogger(__name__)
-_NEWEST_LANDLOCK = 6
-"""The version with all of what a service is kept from; later ones add to what is logged, and close all threads."""
 _BROUGHT = {1: "files", 2: "renaming", 3: "truncating files", 4: "TCP", 5: "devices", 6: "abstract sockets and signals"}
+"""What each version of Landlock keeps a service from; later ones add to what is logged, and close all threads."""
 _LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache")
 _MACHINE = (
     "/proc/cpuinfo",
