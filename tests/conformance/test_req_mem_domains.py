@@ -277,7 +277,7 @@ MISUSES: dict[str, tuple[int, Roles, list[tuple[str, str]]]] = {
     "REQ_MEM_028_two_outputs": (2, ([A, BufferRole(0, 1)], [A, BufferRole(0, 1)]), [("mm", "bb")]),
     "REQ_MEM_069_070_part": (1, ([A], [A]), [(part, "m") for part in "123"] + [("m", part) for part in "123"]),
 }
-"""Arguments of the model; roles; uses of (m)emory, of the (b)uffer, of parts 1, 2, 3 of it as inputs and outputs."""
+"""Arguments of the model; roles; uses of memory (m), of the buffer (b), of its parts 1, 2, 3 as inputs and outputs."""
 PARTS = {"1": (1, 0), "2": (0, 4), "3": (4, NBYTES)}
 
 
