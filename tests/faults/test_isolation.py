@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
@@ -249,12 +248,6 @@ def test_closed_connection_does_not_count_although_its_worker_has_not_noticed(st
         os.kill(worker, signal.SIGCONT)
 
 
-def test_client_that_says_nothing_is_disconnected(start: Callable[..., Shared]) -> None:
-    shared = start(before="from nnburst.service.process import broker; broker._HELLO_PATIENCE = 0.1")
-    with RawConnection(shared) as silent:
-        assert silent.answer() == b""
-
-
 def test_broker_without_descriptors_serves_again_when_it_has_some(start: Callable[..., Shared]) -> None:
     shared = start("--quota", "user.connections=100")
     with contextlib.ExitStack() as stack:
@@ -276,20 +269,6 @@ def test_broker_without_descriptors_serves_again_when_it_has_some(start: Callabl
         resource.prlimit(shared.pid, resource.RLIMIT_NOFILE, before)
         with nnburst.connect(shared.address) as service, service.session(relu((1, 4))) as session:
             session.run(None, X)
-
-
-def test_worker_without_descriptors_refuses_the_next_client_and_keeps_the_others(start: Callable[..., Shared]) -> None:
-    shared = start()
-    with nnburst.connect(shared.address) as service, service.session(relu((1, 4))) as session:
-        open_fds = set(map(int, os.listdir(f"/proc/{service.pid}/fd")))
-        most = min(set(range(len(open_fds) + 1)) - open_fds)
-        before = resource.prlimit(service.pid, resource.RLIMIT_NOFILE)
-        resource.prlimit(service.pid, resource.RLIMIT_NOFILE, (most, before[1]))
-        with pytest.raises(nnburst.NNBurstError):
-            nnburst.connect(shared.address).close()
-        session.run(None, X)
-        resource.prlimit(service.pid, resource.RLIMIT_NOFILE, before)
-        nnburst.connect(shared.address).close()
 
 
 def test_worker_that_does_not_answer_holds_up_neither_reloads_nor_the_end(
@@ -336,29 +315,10 @@ def open_to_guests() -> Iterator[Path]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-@pytest.fixture
-def for_guests(open_to_guests: Path) -> Iterator[Shared]:
-    with shared_service(open_to_guests, "--device", "nnburst-reference", "--allow-uid", str(GUEST)) as shared:
-        yield shared
-
-
 def own_worker(address: str) -> str:
     with nnburst.connect(address) as service, service.session(relu((1, 4))) as session:
         session.run(None, X)
         return str(worker_of(session))
-
-
-@as_root
-def test_two_users_have_two_processes_and_two_trust_stores(for_guests: Shared) -> None:
-    ours = own_worker(for_guests.address)
-    theirs = as_user(GUEST, lambda: own_worker(for_guests.address))
-    assert theirs.isdigit(), theirs
-    assert theirs != ours
-    with nnburst.connect(for_guests.address) as service, service.session(relu((1, 4))) as session:
-        os.kill(int(theirs), signal.SIGKILL)  # as a model of theirs could
-        session.run(None, X)
-        assert str(worker_of(session)) == ours
-    assert (for_guests.path.parent / f"state-user-{GUEST}").is_dir()
 
 
 @as_root
@@ -439,32 +399,8 @@ def test_kick_asks_for_one_whom_it_can_find(shared: Shared) -> None:
         (("--user", "no-such-user"), "has no such user"),
         (("--user", str(1 << 32)), "has no such user"),
         (("--user", str(GUEST)), f"user {GUEST} is no client"),
+        ((str(os.getppid()),), f"process {os.getppid()} is no client"),
         ((), "the id of a process, or --user"),
         (("--user", "root", "1"), "the id of a process, or --user"),
     ):
         assert said in run_command("kick", shared.address, *options).output
-
-
-@as_root
-def test_user_who_is_kicked_is_the_only_one(for_guests: Shared) -> None:
-    reading, writing = os.pipe()
-
-    def run_until_kicked() -> str:
-        with nnburst.connect(for_guests.address) as service, service.session(relu((1, 4))) as session:
-            session.run(None, X)
-            os.write(writing, b"!")
-            until(lambda: not session.run(None, X), "nobody kicks")
-        return ""
-
-    def kick() -> None:
-        os.read(reading, 1)
-        kick_user(for_guests.address, "nobody")
-
-    with nnburst.connect(for_guests.address) as service, service.session(relu((1, 4))) as session:
-        thread = threading.Thread(target=kick)
-        thread.start()
-        assert f"for user {GUEST} alone" in as_user(GUEST, run_until_kicked)
-        thread.join()
-        session.run(None, X)
-    os.close(reading)
-    os.close(writing)

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import Result
 
 import nnburst
 from nnburst.errors import InvalidArgument, MissedDeadline
@@ -193,37 +192,19 @@ def test_run_of_a_burst_that_is_dropped_ends(shared: Shared, gives_all_back: Non
         until(lambda: not rows_of(shared, client.pid), lambda: rows_of(shared, client.pid))
 
 
-def test_two_that_leave_endless_runs_slow_nobody_afterwards(shared: Shared, gives_all_back: None) -> None:
-    with endless_client(shared, "burst") as first, endless_client(shared, "burst") as second:
-        run_once(shared)
-    for client in (first, second):
-        until(lambda: not rows_of(shared, client.pid), lambda: rows_of(shared, client.pid))  # noqa: B023
-    run_once(shared)
-
-
 # ---- nnburst kick ----------------------------------------------------------------------------------------------------
-
-
-def kick(shared: Shared, pid: int) -> Result:
-    return run_command("kick", shared.address, str(pid))
 
 
 def test_client_that_is_kicked_is_told_and_its_run_ends(shared: Shared, gives_all_back: None) -> None:
     with endless_client(shared, "burst") as client:
         wait_until_it_computes(shared)
-        done = kick(shared, client.pid)
+        done = run_command("kick", shared.address, str(client.pid))
         assert done.stdout == f"ended 1 connection of process {client.pid} to {shared.address}\n", done.output
         said = says(client, "result")
         assert "DeadObject" in said
         assert "by order of user" in said
         until(lambda: not rows_of(shared, client.pid), lambda: rows_of(shared, client.pid))
         assert client.poll() is None
-
-
-def test_kick_of_a_process_that_is_no_client_says_so(shared: Shared) -> None:
-    done = kick(shared, os.getppid())
-    assert done.exit_code == 1
-    assert f"process {os.getppid()} is no client" in done.output
 
 
 # ---- nnburst top -----------------------------------------------------------------------------------------------------

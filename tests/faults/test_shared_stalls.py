@@ -9,8 +9,7 @@ import re
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ from support import ROOT
 from support.hostile import Descriptors
 from support.processes import line_of, stopped
 from support.services import Honest, RawConnection, Shared, header, let_pass, shared_service, told_to_pass
-from support.waiting import PATIENCE, until
+from support.waiting import PATIENCE
 
 pytestmark = pytest.mark.check
 
@@ -79,7 +78,7 @@ if phase == "forked":
     print(phase, flush=True)
     os._exit(0)
 """
-PHASES = ["call 1", "call 4", "asked for memory", "in flight", "full ring", "closing"]
+PHASES = ["call 1", "call 4", "asked for memory", "asked for memory", "in flight", "full ring", "closing"]
 
 
 @pytest.fixture(scope="module")
@@ -122,17 +121,11 @@ def stalled(shared: Shared, phase: str) -> Iterator[subprocess.Popen[str]]:
         client.stdout.close()
 
 
-@pytest.mark.parametrize("phase", PHASES)
-def test_client_that_is_stopped_delays_nobody(shared: Shared, honest: Honest, gives_all_back: None, phase: str) -> None:
-    with stalled(shared, phase) as client:
-        os.waitid(os.P_PID, client.pid, os.WSTOPPED | os.WNOWAIT)
-        honest.goes_on()
-
-
 def test_clients_that_are_stopped_at_once_delay_nobody(shared: Shared, honest: Honest, gives_all_back: None) -> None:
     with contextlib.ExitStack() as stack:
-        for phase in ("asked for memory", "asked for memory", "in flight", "full ring"):
-            stack.enter_context(stalled(shared, phase))
+        for phase in PHASES:
+            client = stack.enter_context(stalled(shared, phase))
+            os.waitid(os.P_PID, client.pid, os.WSTOPPED | os.WNOWAIT)
         honest.goes_on()
 
 
@@ -146,87 +139,56 @@ def test_forked_children_of_a_client_that_is_gone_keep_nothing_open(
         shared.gives_back(before)  # though ten processes have copies of the socket
 
 
-@pytest.mark.parametrize("reads", [True, False], ids=["reads", "does not read"])
-def test_flood_of_calls_delays_nobody(shared: Shared, honest: Honest, gives_all_back: None, reads: bool) -> None:
-    over, sent = threading.Event(), [0]
+@pytest.fixture
+def lingering(tmp_path: Path) -> Iterator[Callable[[RawConnection, int, bytes], None]]:
+    """Send a message with so many sockets that linger. No signal after it: that would end the lingering."""
+    descriptors = Descriptors(random.Random(1), tmp_path)
 
-    def flood() -> None:
-        with contextlib.ExitStack() as stack:
-            while not over.is_set():
-                connection = stack.enter_context(RawConnection(shared))
-                with contextlib.suppress(OSError):
-                    connection.greet()
-                    connection.sock.settimeout(0.05)
-                    while not over.is_set():
-                        connection.send(header(1), encode(ListDevices()), [])
-                        sent[0] += 1
-                        if reads:
-                            connection.answer()
-                connection.close()
+    def send(connection: RawConnection, count: int, body: bytes) -> None:
+        fds = [descriptors.lingering() for _ in range(count)]
+        connection.send(header(1), body, fds)  # as many as it says: none
+        descriptors.forget(fds)
 
-    attacker = threading.Thread(target=flood)
-    attacker.start()
-    try:
-        honest.goes_on()
-        until(lambda: sent[0] > 100, "it is no flood")
-    finally:
-        over.set()
-        attacker.join()
+    yield send
+    descriptors.close()
 
 
 def test_more_sockets_that_linger_than_there_are_threads_to_close_them_delay_nobody(
-    shared: Shared, honest: Honest, gives_all_back: None, tmp_path: Path
+    shared: Shared, honest: Honest, gives_all_back: None, lingering: Callable[..., None]
 ) -> None:
-    descriptors = Descriptors(random.Random(1), tmp_path)
-    try:
-        with RawConnection(shared) as connection:
-            connection.greet()
-            fds = [descriptors.lingering() for _ in range(200)]
-            with stopped(shared.pid):
-                connection.send(header(1), encode(ListDevices()), fds)  # as many as it says: none
-                descriptors.forget(fds)
-            honest.goes_on()
-    finally:
-        descriptors.close()
+    with RawConnection(shared) as connection:
+        connection.greet()
+        with stopped(shared.pid):
+            lingering(connection, 200, encode(ListDevices()))
+        honest.goes_on()
 
 
-def test_sockets_that_linger_in_connections_that_are_refused_keep_nobody_out(tmp_path: Path) -> None:
+def test_sockets_that_linger_in_connections_that_are_refused_keep_nobody_out(
+    lingering: Callable[..., None], tmp_path: Path
+) -> None:
     options = ("--device", "nnburst-noop", "--quota", "user.connections=1")
     with shared_service(tmp_path, *options) as shared, RawConnection(shared) as served:
         served.greet()
-        descriptors = Descriptors(random.Random(1), tmp_path)
-        try:
-            with stopped(shared.pid):  # no signal after this one: it would end the lingering
-                for _ in range(20):  # more than are told why
-                    refused = RawConnection(shared)
-                    fds = [descriptors.lingering() for _ in range(10)]  # in all more than there are threads that close
-                    refused.send(header(7), b"", fds)
-                    descriptors.forget(fds)
-                    refused.close()
-            with RawConnection(shared) as other:  # and is refused in its turn
-                other.send(header(1), encode(ListDevices()), [])
-                assert b"connections" in other.answer()
-        finally:
-            descriptors.close()
+        with stopped(shared.pid):
+            for _ in range(20):  # more than are told why
+                with RawConnection(shared) as refused:
+                    lingering(refused, 10, b"")  # in all more than there are threads that close
+        with RawConnection(shared) as other:  # and is refused in its turn
+            other.send(header(1), encode(ListDevices()), [])
+            assert b"connections" in other.answer()
 
 
 def test_sockets_that_linger_in_connections_that_say_no_hello_keep_nobody_out(
-    shared: Shared, honest: Honest, gives_all_back: None, tmp_path: Path
+    shared: Shared, honest: Honest, gives_all_back: None, lingering: Callable[..., None]
 ) -> None:
-    descriptors = Descriptors(random.Random(1), tmp_path)
-    try:
-        with contextlib.ExitStack() as stack:
-            for _ in range(20):
-                connection = stack.enter_context(RawConnection(shared))
-                with stopped(shared.pid):
-                    for _ in range(2):
-                        fds = [descriptors.lingering() for _ in range(10)]
-                        connection.send(header(1), b"rubbish", fds)
-                        descriptors.forget(fds)
-                assert b"malformed message" in connection.answer()
-            honest.goes_on()
-    finally:
-        descriptors.close()
+    with contextlib.ExitStack() as stack:
+        for _ in range(20):
+            connection = stack.enter_context(RawConnection(shared))
+            with stopped(shared.pid):
+                lingering(connection, 10, b"rubbish")
+                lingering(connection, 10, b"rubbish")
+            assert b"malformed message" in connection.answer()
+        honest.goes_on()
 
 
 def test_user_whose_connections_come_too_fast_is_refused_for_some_seconds(tmp_path: Path) -> None:

@@ -216,16 +216,19 @@ def test_worker_that_talks_without_pause_has_its_broker_keep_the_last_of_each_cl
     assert not worker.clients
 
 
-def test_client_for_whom_its_worker_has_no_descriptors_is_told(shared: Shared) -> None:
+def test_client_for_whom_its_worker_has_no_descriptors_is_told_and_the_others_go_on(shared: Shared) -> None:
     def is_told() -> bool:  # or not, if the worker has just closed some, of the client before
         with no_more_files(shared.worker):
+            session.run(None, X)
             try:
                 nnburst.connect(shared.address).close()
             except nnburst.NNBurstError as error:
                 return f"pid {shared.worker}) has as many open files" in str(error)
         return False
 
-    until(is_told)
+    with nnburst.connect(shared.address) as service, service.session("same") as session:
+        session.run(None, X)
+        until(is_told)
     assert re.search(rf"process {os.getpid()} of user {os.getuid()} is refused: .*open files", shared.log.read_text())
     nnburst.connect(shared.address).close()
 

@@ -74,19 +74,19 @@ def test_broker_is_in_use_while_a_peer_has_time_to_say_hello(
     assert is_disconnected(peer)
 
 
-def test_process_that_ends_the_clients_of_a_user_keeps_its_own_connection(serve: Any) -> None:
+def test_process_that_ends_the_clients_of_a_user_keeps_its_own_connection_and_those_of_others(serve: Any) -> None:
     broker, _ = serve()
     user = Ledger(PER_USER, "user 7")
     with contextlib.ExitStack() as stack:
-        for pid in (1, 2, 3):
+        for pid, uid in ((1, 7), (2, 7), (3, 7), (4, 8)):
             ours, theirs = map(stack.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
             stack.enter_context(theirs)
-            broker.workers.take(AcceptedClient(pid, ours, Peer(pid, 7, frozenset()), user.charge()))
+            broker.workers.take(AcceptedClient(pid, ours, Peer(pid, uid, frozenset()), user.charge()))
         assert broker.kick(2, "enough", 7) == 2
         (shared,) = broker.workers
-        assert list(shared.clients) == [2]
+        assert list(shared.clients) == [2, 4]
         assert broker.kick(2, "enough", None) == 1
-        assert not shared.clients
+        assert list(shared.clients) == [4]
 
 
 def test_model_that_is_to_be_loaded_while_the_service_ends_is_refused(serve: Any) -> None:
