@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from msgspec import Struct
 
 from ..._core._nnburst import ffi, lib
 from ..._core.errno import check
 from ...errors import ErrorStatus, GeneralFailure, MissedDeadline, NNBurstError, ResourceExhausted
 from ...model import element_count
-from ..elements import element_type, element_within
+from ..elements import element_within
 from ..encoded import STRING, EncodedMap, EncodedSequence, EncodedTensor, Value, tensor_nbytes
 
 _log = logging.getLogger(__name__)
@@ -40,27 +39,15 @@ _FUNCTIONS = {
     "SetSessionGraphOptimizationLevel": (23, "void *, int"),
     "SetIntraOpNumThreads": (24, "void *, int"),
     "SetInterOpNumThreads": (25, "void *, int"),
-    "SessionGetInputCount": (30, "void *, size_t *"),
-    "SessionGetOutputCount": (31, "void *, size_t *"),
-    "SessionGetOverridableInitializerCount": (32, "void *, size_t *"),
-    "SessionGetInputTypeInfo": (33, "void *, size_t, void **"),
-    "SessionGetOutputTypeInfo": (34, "void *, size_t, void **"),
-    "SessionGetOverridableInitializerTypeInfo": (35, "void *, size_t, void **"),
-    "SessionGetInputName": (36, "void *, size_t, void *, char **"),
-    "SessionGetOutputName": (37, "void *, size_t, void *, char **"),
-    "SessionGetOverridableInitializerName": (38, "void *, size_t, void *, char **"),
     "CreateTensorAsOrtValue": (48, "void *, int64_t *, size_t, int, void **"),
     "CreateTensorWithDataAsOrtValue": (49, "void *, void *, size_t, int64_t *, size_t, int, void **"),
     "GetTensorMutableData": (51, "void *, void **"),
     "FillStringTensor": (52, "void *, const char **, size_t"),
     "GetStringTensorDataLength": (53, "void *, size_t *"),
     "GetStringTensorContent": (54, "void *, void *, size_t, size_t *, size_t"),
-    "CastTypeInfoToTensorInfo": (55, "void *, void **"),
-    "GetOnnxTypeFromTypeInfo": (56, "void *, int *"),
     "GetTensorElementType": (60, "void *, int *"),
     "GetDimensionsCount": (61, "void *, size_t *"),
     "GetDimensions": (62, "void *, int64_t *, size_t"),
-    "GetSymbolicDimensions": (63, "void *, const char **, size_t"),
     "GetTensorTypeAndShape": (65, "void *, void **"),
     "GetValueType": (67, "void *, int *"),
     "CreateCpuMemoryInfo": (69, "int, int, void **"),
@@ -85,7 +72,6 @@ _RELEASES = {
     "Status": 93,
     "Session": 95,
     "Value": 96,
-    "TypeInfo": 98,
     "TensorTypeAndShapeInfo": 99,
     "SessionOptions": 100,
     "IoBinding": 135,
@@ -335,38 +321,11 @@ def _no_tensors(element: int) -> OrtValue:
     return binding.get_outputs()[0]
 
 
-class OrtArgument(Struct, frozen=True):
-    """An input or output of a session; `type` is as in ``tensor(float)``."""
-
-    name: str
-    type: str
-    shape: list[int | str]
-
-
 def _dimensions(info: Any) -> list[int]:
     rank = _api.get("GetDimensionsCount", info, kind="size_t")
     sizes = ffi.new("int64_t[]", rank)
     _api.call("GetDimensions", info, sizes, rank)
     return list(sizes)
-
-
-def _node(name: str, kind: Any) -> OrtArgument:
-    number = _api.get("GetOnnxTypeFromTypeInfo", kind, kind="int")
-    if number != _TENSOR:
-        return OrtArgument(name, _KINDS[number], [])
-    info = _api.get("CastTypeInfoToTensorInfo", kind)  # which is a part of the other
-    sizes = _dimensions(info)
-    symbols = ffi.new("const char *[]", len(sizes))
-    _api.call("GetSymbolicDimensions", info, symbols, len(sizes))
-    shape = [
-        size if size >= 0 else ffi.string(text).decode(errors="replace")
-        for size, text in zip(sizes, symbols, strict=True)
-    ]
-    element = _api.get("GetTensorElementType", info, kind="int")
-    try:
-        return OrtArgument(name, f"tensor({element_type(element, '').name})", shape)
-    except GeneralFailure:
-        return OrtArgument(name, f"tensor({element})", shape)
 
 
 class InferenceSession:
@@ -375,27 +334,6 @@ class InferenceSession:
     def __init__(self, data: bytes, options: SessionOptions, **others: object) -> None:
         made = _api.get("CreateSessionFromArray", _api.env, data, len(data), options.handle)
         self.handle = _api.own("Session", made)
-
-    def _nodes(self, kind: str) -> list[OrtArgument]:
-        nodes = []
-        for i in range(_api.get(f"SessionGet{kind}Count", self.handle, kind="size_t")):
-            text = _api.get(f"SessionGet{kind}Name", self.handle, i, _api.allocator, kind="char *")
-            name = ffi.string(text).decode()
-            _api.call("AllocatorFree", _api.allocator, text)
-            info = _api.own("TypeInfo", _api.get(f"SessionGet{kind}TypeInfo", self.handle, i))
-            nodes.append(_node(name, info))
-        return nodes
-
-    def get_inputs(self) -> list[OrtArgument]:
-        """Return its inputs, without those that have a default."""
-        return self._nodes("Input")
-
-    def get_overridable_initializers(self) -> list[OrtArgument]:
-        """Return the inputs that have a default."""
-        return self._nodes("OverridableInitializer")
-
-    def get_outputs(self) -> list[OrtArgument]:
-        return self._nodes("Output")
 
     def io_binding(self) -> IOBinding:
         return IOBinding(self)

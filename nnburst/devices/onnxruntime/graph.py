@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
 import re
@@ -18,11 +17,11 @@ from msgspec import Struct
 from ...errors import GeneralFailure, InvalidArgument, ResourceExhausted
 from ...model import element_count
 from ..common import OwnBytes
-from ..elements import ENCODED, element_type
+from ..elements import element_type
 from ..encoded import Bytes, read
 from .capi import BoundRun, Copies, InferenceSession
 from .guards import guard
-from .importer import GraphArgument, all_tensors, external_location, parse, serialised
+from .importer import GraphArgument, all_tensors, describe, external_location, parse, serialised
 from .library import CPU, onnx, onnxruntime
 from .python_run import PythonRun
 from .snapshots import exposed_arguments
@@ -66,6 +65,16 @@ class SessionSettings(Struct, frozen=True):
         return options
 
 
+class About(Struct, frozen=True):
+    """What requests have to know of a graph. It is kept with a compilation."""
+
+    inputs: tuple[GraphArgument, ...]
+    optional: tuple[GraphArgument, ...]
+    outputs: tuple[GraphArgument, ...]
+    exposed: frozenset[str]
+    labels: dict[str, bytes]
+
+
 class Graph:
     """A session, and what about it does not depend on requests. Safe for concurrent use.
 
@@ -79,28 +88,15 @@ class Graph:
 
     __slots__ = ("__weakref__", "_kept", "exposed", "inputs", "keys", "optional", "outputs", "seconds", "session")
 
-    def __init__(
-        self,
-        session: Any,
-        exposed: frozenset[str],
-        labels: Mapping[str, bytes],
-        *,
-        kept: object = None,
-        seconds: float = 0.0,
-    ) -> None:
+    def __init__(self, session: Any, about: About, *, kept: object = None, seconds: float = 0.0) -> None:
         self.session = session
-        self.exposed = exposed
-        self.keys = {name: read(np.frombuffer(text, np.uint8), name) for name, text in labels.items()}
+        self.inputs, self.outputs = about.inputs, about.outputs
+        self.optional = {each.name: each for each in about.optional}
+        self.exposed = about.exposed
+        self.keys = {name: read(np.frombuffer(text, np.uint8), name) for name, text in about.labels.items()}
         self.seconds = seconds
         self._kept = kept  # weights that the session does not own
-        self.inputs = tuple(described_by(argument) for argument in session.get_inputs())
-        self.optional = {each.name: described_by(each) for each in session.get_overridable_initializers()}
-        outputs = (described_by(argument) for argument in session.get_outputs())
-        self.outputs = tuple(
-            GraphArgument(each.name, ENCODED, None, "maps of scores") if each.name in labels else each
-            for each in outputs
-        )
-        held = [argument.name for argument in (*self.inputs, *self.optional.values(), *self.outputs) if argument.holds]
+        held = [each.name for each in (*about.inputs, *about.optional, *about.outputs) if each.holds]
         if held and not isinstance(session, InferenceSession):
             raise GeneralFailure(
                 f"{held} hold other values than numbers; that needs the C library of ONNX Runtime 1.19, and {CPU} alone"
@@ -117,16 +113,6 @@ class Graph:
         if isinstance(self.session, InferenceSession):
             return BoundRun(binding, before, after)
         return PythonRun(self.session, binding, before, after, binds)
-
-
-def described_by(argument: Any) -> GraphArgument:
-    """Return an argument of a session; what is no tensor of numbers is encoded."""
-    text: str = argument.type
-    shape = tuple(size if isinstance(size, int) and size >= 0 else str(size) for size in argument.shape)
-    with contextlib.suppress(GeneralFailure):
-        if text.startswith("tensor("):
-            return GraphArgument(argument.name, element_type(text[len("tensor(") : -1], ""), shape)
-    return GraphArgument(argument.name, ENCODED, shape, text)
 
 
 def content_digest(data: bytes, files: Mapping[str, Bytes]) -> bytes:
@@ -184,22 +170,23 @@ def compile_graph(data: bytes, files: Mapping[str, Bytes], settings: SessionSett
     onnx()
     options = settings.options()  # by now the libraries are loaded, which is no part of compiling
     started = time.perf_counter()
-    made = build_session(data, files, settings, options)
-    return Graph(*made, seconds=time.perf_counter() - started)  # the session has copied the files
+    session, about = build_session(data, files, settings, options)
+    return Graph(session, about, seconds=time.perf_counter() - started)  # the session has copied the files
 
 
 def build_session(
     data: bytes, files: Mapping[str, Bytes], settings: SessionSettings, options: Any
-) -> tuple[Any, frozenset[str], dict[str, bytes]]:
-    """Return an ``InferenceSession`` of a model's files, `exposed_arguments`, `take_out`; raises as `compile_graph`."""
+) -> tuple[Any, About]:
+    """Return an ``InferenceSession`` of a model's files; raises as `compile_graph`."""
     proto = parse(data)
+    arguments = describe(proto)
     labels = take_out(proto)
     guard(proto)
-    exposed = exposed_arguments(proto)
+    about = About(*arguments, exposed_arguments(proto), labels)
     _place_external(proto, files, settings.runtime.OrtValue, options)
     parsed = serialised(proto)
     del proto
-    return open_session(parsed, settings, options), exposed, labels
+    return open_session(parsed, settings, options), about
 
 
 def open_session(data: OwnBytes, settings: SessionSettings, options: Any) -> Any:

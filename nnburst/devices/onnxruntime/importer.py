@@ -114,7 +114,7 @@ def constants(proto: Any) -> set[str]:
     return _initializers(proto.graph) - inputs
 
 
-def describe(proto: Any) -> tuple[list[GraphArgument], list[GraphArgument], list[GraphArgument]]:
+def describe(proto: Any) -> tuple[tuple[GraphArgument, ...], tuple[GraphArgument, ...], tuple[GraphArgument, ...]]:
     """Return the inputs without a default, those with one that can be passed to a model, and the outputs."""
     graph, fixed = proto.graph, constants(proto)
     defaults, outputs = _initializers(graph) - fixed, graph.output
@@ -126,9 +126,9 @@ def describe(proto: Any) -> tuple[list[GraphArgument], list[GraphArgument], list
             with contextlib.suppress(GeneralFailure):
                 optional.append(_argument(value, "input"))
     return (
-        [_argument(value, "input") for value in graph.input if value.name not in fixed | defaults],
-        optional,
-        [_argument(value, "output") for value in outputs],
+        tuple(_argument(value, "input") for value in graph.input if value.name not in fixed | defaults),
+        tuple(optional),
+        tuple(_argument(value, "output") for value in outputs),
     )
 
 

@@ -32,11 +32,11 @@ from ...model import Model, Subgraph
 from ..common import OwnBytes
 from ..elements import element_type
 from ..encoded import Bytes
-from .graph import FILES_OF_MODELS, Graph, SessionSettings, build_session, open_session
+from .graph import FILES_OF_MODELS, About, Graph, SessionSettings, build_session, open_session
 from .importer import all_tensors, parse, serialised
 from .library import onnx
 
-FORMAT = 9
+FORMAT = 10
 """Part of the epoch: files of another format are not even opened."""
 _ALIGNMENT = 64
 _SMALLEST = 1024
@@ -75,8 +75,7 @@ class _Packed(msgspec.Struct, frozen=True):
     prefixes: dict[str, int]
     input_names: tuple[str, ...]
     output_names: tuple[str, ...]
-    exposed: tuple[str, ...]
-    labels: dict[str, bytes]
+    about: About
     graph: bytes
     tensors: tuple[_Tensor, ...]
     data_size: int
@@ -143,15 +142,14 @@ def pack(
     if compile_seconds is not None:
         _require_gain(nbytes * seconds_per_byte(), compile_seconds)  # else trying it takes longer than compiling
     _require_room(3 * nbytes + _SPARE)
-    exposed, labels, graph, tensors, blob, file_size, again = _optimised(data, files, settings)
+    about, graph, tensors, blob, file_size, again = _optimised(data, files, settings)
     packed = _Packed(
         version=FORMAT,
         main=model.main,
         prefixes=dict(model.extension_name_to_prefix),
         input_names=tuple(model.input_names),
         output_names=tuple(model.output_names),
-        exposed=tuple(sorted(exposed)),
-        labels=labels,
+        about=about,
         graph=graph,
         tensors=tensors,
         data_size=blob.nbytes,
@@ -174,12 +172,12 @@ def _loading(encoded: bytes, blob: Bytes, settings: SessionSettings) -> float:
 
 def _optimised(
     data: bytes, files: Mapping[str, Bytes], settings: SessionSettings
-) -> tuple[frozenset[str], dict[str, bytes], OwnBytes, tuple[_Tensor, ...], Bytes, int, float]:
+) -> tuple[About, OwnBytes, tuple[_Tensor, ...], Bytes, int, float]:
     """Have ONNX Runtime write the graph that it made of a model, and take its large tensors out.
 
     Returns:
-        The exposed arguments, labels, the graph, the table, the tensors, the size of the file that the graph believes
-        them to be in, and the seconds that compiling took this time.
+        What requests have to know, the graph, the table, the tensors, the size of the file that the graph believes them
+        to be in, and the seconds that compiling took this time.
     """
     with _file_in_memory() as graph, _file_in_memory() as weights:  # in one directory, as it wants them
         options = settings.options()
@@ -190,18 +188,17 @@ def _optimised(
         )
         options.add_session_config_entry(_TELL_REARRANGED, "1")
         started = time.perf_counter()
-        session, exposed, labels = build_session(data, files, settings, options)
+        about = build_session(data, files, settings, options)[1]
         seconds = time.perf_counter() - started
-        names = {argument.name for argument in (*session.get_inputs(), *session.get_overridable_initializers())}
-        del session
         proto = parse(graph.read_bytes())
         raw: Bytes = np.memmap(weights, np.uint8, "r") if weights.stat().st_size else np.zeros(0, np.uint8)
     # Inputs whose initializers were folded away are still there; they can no longer be given.
+    names = {argument.name for argument in (*about.inputs, *about.optional)}
     inputs = [value for value in proto.graph.input if value.name in names]
     del proto.graph.input[:]
     proto.graph.input.extend(inputs)
     proto.ir_version = max(proto.ir_version, 4)  # from then on an initializer needs not be an input
-    return exposed, labels, *_take_apart(proto, raw), raw.nbytes, seconds
+    return about, *_take_apart(proto, raw), raw.nbytes, seconds
 
 
 def _take_apart(proto: Any, raw: Bytes) -> tuple[OwnBytes, tuple[_Tensor, ...], Bytes]:
@@ -300,7 +297,7 @@ def load_graph(contents: Contents, data: memoryview, settings: SessionSettings, 
         options.add_session_config_entry(FILES_OF_MODELS, directory)
         session = open_session(OwnBytes(packed.graph), settings, options)
     kept = [value for tensor, value in zip(packed.tensors, values, strict=True) if not tensor.rearranged]
-    graph = Graph(session, frozenset(packed.exposed), packed.labels, kept=(data, kept))
+    graph = Graph(session, packed.about, kept=(data, kept))
     for tensor in packed.tensors:
         if tensor.rearranged and own:
             _give_back(raw[tensor.offset : tensor.offset + tensor.length])
