@@ -26,8 +26,6 @@ PreferenceName = Literal["low_power", "fast_single_answer", "sustained_speed"]
 """What a device optimises for: `nnburst.Session`."""
 PriorityName = Literal["low", "medium", "high"]
 """Whose waiting runs a shared service takes first: `nnburst.Session`."""
-CacheLayout = Literal["native", "flat"]
-"""How entries lie in their directory: `nnburst.Compilation.set_caching`."""
 ActivationName = Literal["relu", "relu1", "relu6"]
 """The function that is fused with an operation: `nnburst.ModelBuilder`."""
 TensorLayout = Literal["NHWC", "NCHW"]

@@ -1,14 +1,11 @@
 from .container import is_encrypted as is_encrypted
 from .device_cache import DeviceCache as DeviceCache
 from .device_cache import VerifiedEntry as VerifiedEntry
-from .device_cache import check_entry as check_entry
 from .directory import Cache as Cache
+from .directory import EntryInfo as EntryInfo
 from .directory import StagedEntry as StagedEntry
-from .entry import EntryInfo as EntryInfo
-from .eviction import prune as prune
 from .files import whole_file as whole_file
 from .limits import Limits as Limits
-from .limits import amount as amount
 from .places import default_cache_directory as default_cache_directory
 from .places import default_state_directory as default_state_directory
 from .reasons import SPOILT as SPOILT
@@ -22,9 +19,7 @@ from .sealed_copy import seconds_per_byte as seconds_per_byte
 from .sealed_copy import take as take
 from .token import PRIORITY_CODE as PRIORITY_CODE
 from .token import checked_token as checked_token
-from .token import device_token_v1 as device_token_v1
-from .token import device_token_v2 as device_token_v2
+from .token import device_token as device_token
 from .token import entry_name as entry_name
-from .token import file_names as file_names
 from .token import model_fingerprint as model_fingerprint
 from .trust_store import TrustStore as TrustStore

@@ -7,17 +7,16 @@ import errno
 import hashlib
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from .container import Header, overhead, sealed
-from .entry import EntryInfo
 from .keys import MasterKey
 from .reasons import CacheReason, CacheRejected, SaveResult
-from .sealed_copy import SealedCopies, check_fd, check_not_locked, read_header, seconds_per_byte
-from .token import TOKEN_SIZE, entry_name
+from .sealed_copy import SealedCopies, check_fd, check_not_locked, read_header
+from .token import TOKEN_SIZE
 from .trust_store import EntryRecord, TrustStore
 
 _MODEL, _DATA = 1, 2
@@ -26,8 +25,6 @@ _MOST_BYTES = 2 << 30
 _MOST_FILES = 32
 """Of each kind."""
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_FLOOR_SECONDS = 0.002
-"""What a hit costs beside reading and verifying: opening, asking, building."""
 
 
 class VerifiedEntry(Struct, frozen=True):
@@ -55,7 +52,6 @@ class DeviceCache:
         model_files: Files with the executable part, 0 … 32.
         data_files: Files that hold constants, 0 … 32.
         most_bytes: Bytes that an entry may have.
-        announce: Tell the store that this is the build that runs, so that it forgets entries of others.
         hook: Called with the name of each step of a save, for tests of what happens if it ends there.
     """
 
@@ -68,7 +64,6 @@ class DeviceCache:
         model_files: int,
         data_files: int,
         most_bytes: int = _MOST_BYTES,
-        announce: bool = True,
         hook: Callable[[str], None] = lambda step: None,
     ) -> None:
         if not (0 <= model_files <= _MOST_FILES and 0 <= data_files <= _MOST_FILES and model_files + data_files):
@@ -82,14 +77,9 @@ class DeviceCache:
         self._most = most_bytes
         self._hook = hook
         self._copies = SealedCopies()
-        if announce:
-            store.set_epoch(device, epoch)
+        store.set_epoch(device, epoch)  # so that it forgets entries of other builds
 
     # ---- saving ----------------------------------------------------------------------------------------------
-
-    def worth(self, compile_seconds: float, nbytes: int) -> bool:
-        """Whether a hit of that size would be faster than compiling again was; measured, on this machine."""
-        return compile_seconds > _FLOOR_SECONDS + nbytes * seconds_per_byte()
 
     def save(
         self,
@@ -296,34 +286,6 @@ class DeviceCache:
                 f"{len(fds[0])} model and {len(fds[1])} data files; {self._device} needs "
                 f"{self._counts[_MODEL]} and {self._counts[_DATA]}",
             )
-
-
-def check_entry(store: TrustStore | None, epochs: Mapping[str, str], info: EntryInfo, fds: Sequence[int]) -> None:
-    """Check the files of an entry without knowing what they are for; as a load would, or less without a store.
-
-    Args:
-        store: Key and rows of the service; None: only headers and lengths are looked at.
-        epochs: Hex epoch of each device that is here.
-    """
-    headers = [read_header(fd, _MOST_BYTES) for fd in fds]
-    counts = [sum(header.kind == kind for header in headers) for kind in (_MODEL, _DATA)]
-    if not headers or max(counts) > _MOST_FILES or any(header.count != counts[header.kind - 1] for header in headers):
-        raise CacheRejected(CacheReason.PARTIAL_SET, f"{len(headers)} files, but their headers say another number")
-    first = headers[0]
-    if info.device in epochs and first.epoch.hex() != epochs[info.device]:
-        raise CacheRejected(CacheReason.BAD_EPOCH, "written by another build of the device")
-    if entry_name(first.token) != info.entry:
-        raise CacheRejected(CacheReason.BAD_TOKEN, "the files belong to another entry")
-    if store is not None:
-        cache = DeviceCache(
-            store,
-            device=info.device,
-            epoch=first.epoch,
-            model_files=counts[0],
-            data_files=counts[1],
-            announce=False,
-        )
-        cache.load(first.token, fds[: counts[0]], fds[counts[0] :], encrypted=first.encrypted)
 
 
 def _pwrite(fd: int, data: memoryview, offset: int) -> None:

@@ -2,12 +2,13 @@
 
 ::
 
-    CACHEDIR.TAG   declined   locks/<hh>.build   locks/<hh>.pub   pins/<entry>
-    objects/<hh>/<entry>.<generation>/{model.NN, data.NN, MANIFEST}
+    CACHEDIR.TAG   declined   locks/<hh>.build   locks/<hh>.pub
+    objects/<hh>/<entry>.<generation>/{model.NN, data.NN}
     staging/<random>/
 
 An entry is written in `staging` and becomes visible by one rename; files are never written in place. Readers hold
 the shared `pub` lock of an entry's shard, writers the `build` lock, who publishes or removes the exclusive `pub` lock.
+The time of change of an entry's directory is that of its last use.
 """
 
 from __future__ import annotations
@@ -15,18 +16,14 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 
-import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
 from .._core.fds import close_fds
 from ..errors import InvalidArgument
-from .entry import MANIFEST, EntryInfo, described
-from .eviction import prune
 from .files import FileLock, lock, open_directory, open_file, opened, reason_of, remove_tree
 from .limits import Limits
 from .places import default_cache_directory
@@ -37,6 +34,8 @@ _TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# Compilation cache of nnb
 _DECLINED_OFTEN = 3
 _MOST_DECLINED = 1 << 20
 """Bytes of the list of what devices declined; then it begins anew."""
+_DOWN_TO = 0.8
+"""Of a limit that was exceeded; so that not every save evicts."""
 _TRASH = "trash-"
 _HEX = set("0123456789abcdef")
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -51,6 +50,30 @@ _UNUSABLE = (
 )
 _BY_DESCRIPTOR = "/proc/self/fd/"
 _warned_of: set[CacheReason] = set()
+
+
+class EntryInfo(Struct, frozen=True):
+    """One entry of a cache directory.
+
+    Attributes:
+        entry: 64 hex digits that name it.
+        generation: 32 hex digits.
+        nbytes: Of all files.
+        used: When it was restored last, or written; seconds since 1970.
+    """
+
+    entry: str
+    generation: str
+    nbytes: int
+    used: int
+
+
+class Pruned(Struct, frozen=True):
+    """How many entries a pass has removed, with how many bytes, and how many are in use."""
+
+    entries: int
+    nbytes: int
+    busy: int
 
 
 class OpenedEntry(Struct, frozen=True):
@@ -79,16 +102,12 @@ class StagedEntry:
     _directory: int
     _held: ExitStack
 
-    def publish(self, generation: bytes, info: EntryInfo) -> None:
+    def publish(self, generation: bytes) -> None:
         """Make the entry visible, in one step. Older generations stay until `finish`.
 
         Raises:
             OSError, CacheRejected: It could not be done; the entry stays staged.
         """
-        with os.fdopen(os.open(MANIFEST, _NEW, 0o600, dir_fd=self._directory), "wb") as file:
-            file.write(msgspec.json.encode(info))
-            file.flush()
-            os.fsync(file.fileno())
         os.fsync(self._directory)
         self._cache.hook("staged")
         held = self._cache._lock(self.entry, "pub", shared=False, patience=10.0)
@@ -223,7 +242,7 @@ class Cache:
     def note_use(self, entry: str, generation: str) -> None:
         """Remember that an entry was restored just now."""
         with suppress(CacheRejected), self.place("objects", entry[:2], f"{entry}.{generation}") as place:
-            os.utime(MANIFEST, dir_fd=place, follow_symlinks=False)
+            os.utime(place)
 
     # ---- saving ------------------------------------------------------------------------------------------------
 
@@ -272,8 +291,7 @@ class Cache:
         if len(reasons) >= _DECLINED_OFTEN and not (always and reasons[-1] is CacheReason.NOT_WORTH_IT):
             raise CacheRejected(reasons[-1], "the device declined to save this three times")
         with self.place(create=True) as root:
-            self.sweep(self.litter())
-            self._make_room(root)
+            self.sweep()
             with suppress(FileExistsError), os.fdopen(os.open("CACHEDIR.TAG", _NEW, 0o600, dir_fd=root), "wb") as tag:
                 tag.write(_TAG)
         held = self._lock(entry, "build", shared=False)
@@ -295,14 +313,6 @@ class Cache:
                     fds.append(os.open(file, _NEW, 0o600, dir_fd=directory))
             models, data = fds[: counts[0]], fds[counts[0] :]
             return StagedEntry(entry, models, data, waited, self, name, directory, stack.pop_all())
-
-    def _make_room(self, root: int) -> None:
-        floor = self.limits.min_free
-        if floor and _free(root) < floor:
-            with suppress(CacheRejected):
-                prune(self, max_bytes=0)
-            if _free(root) < floor:
-                raise CacheRejected(CacheReason.DISK_FULL, f"less than {floor >> 20} MiB are free")
 
     def _discard(self, name: str) -> None:
         with suppress(CacheRejected), self.place("staging") as staging:
@@ -328,75 +338,70 @@ class Cache:
             return 0
 
     def enforce_limits(self) -> None:
-        """Evict the least valuable entries, if there are too many. Never raises: the entry that was saved is good."""
-        limits = self.limits
+        """Remove entries, if there are too many. Never raises: the entry that was saved is good."""
         try:
-            infos = self.entries()
-            if (limits.max_bytes and sum(info.nbytes for info in infos) > limits.max_bytes) or (
-                limits.max_entries and len(infos) > limits.max_entries
-            ):
-                prune(self)
+            self.prune()
         except Exception as error:
             _log.warning("%s: the limits of the cache were not enforced: %s", self._root, error)
 
-    def pin(self, entries: Iterable[str], pinned: bool) -> int:
-        """Keep entries from being evicted, or not any more; returns how many."""
-        chosen = list(entries)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        with self.place("pins", create=True) as pins:
-            for entry in chosen:
-                if pinned:
-                    os.close(os.open(entry, flags, 0o600, dir_fd=pins))
-                else:
-                    with suppress(FileNotFoundError):
-                        os.unlink(entry, dir_fd=pins)
-        return len(chosen)
+    def prune(self, max_bytes: int | None = None) -> Pruned:
+        """Remove what saves left behind, and the entries that were not used for longest, if there are too many.
+
+        Args:
+            max_bytes: Instead of the limit. 0: all that are not in use.
+        """
+        self.sweep()
+        there = sorted(self.entries(), key=lambda info: info.used)
+        total, count, busy = sum(info.nbytes for info in there), len(there), 0
+        most_bytes = self.limits.max_bytes if max_bytes is None else max_bytes
+        most_entries = 0 if max_bytes == 0 else self.limits.max_entries
+        if total > most_bytes:
+            most_bytes = int(most_bytes * _DOWN_TO)
+        if count > most_entries:
+            most_entries = int(most_entries * _DOWN_TO)
+        for info in there:
+            if total <= most_bytes and count <= most_entries:
+                break
+            if self.remove(info.entry, info.generation) < 0:
+                busy += 1
+            else:
+                total -= info.nbytes
+                count -= 1
+        return Pruned(len(there) - count, sum(info.nbytes for info in there) - total, busy)
+
+    def sweep(self) -> None:
+        """Remove what is left in `staging`: of removals, and of saves that were cut off more than an hour ago."""
+        old = time.time() - 3600
+        with suppress(CacheRejected), self.place("staging") as staging:
+            for name in os.listdir(staging):
+                with suppress(FileNotFoundError):  # the process that works there has just finished
+                    if name.startswith(_TRASH) or os.stat(name, dir_fd=staging, follow_symlinks=False).st_mtime < old:
+                        remove_tree(staging, name)
 
     # ---- looking -------------------------------------------------------------------------------------------------
 
     def entries(self) -> list[EntryInfo]:
-        """Return all entries that are there, with what their files say; `CacheRejected` if they cannot be listed."""
-        pins: set[str] = set()
-        with suppress(CacheRejected), self.place("pins") as place:
-            pins.update(os.listdir(place))
+        """Return all entries that are there; `CacheRejected` if they cannot be listed."""
         found = []
         try:
             with self.place("objects") as objects:
                 for shard in sorted(name for name in os.listdir(objects) if len(name) == 2 and set(name) <= _HEX):
                     with suppress(OSError, CacheRejected), opened(objects, shard) as place:
-                        found += [described(place, name) for name in sorted(os.listdir(place)) if _is_entry(name)]
+                        found += [_described(place, name) for name in sorted(os.listdir(place)) if _is_entry(name)]
         except CacheRejected as error:
             if error.reason is not CacheReason.MISSING:
                 raise
-        return [replace(info, pinned=info.entry in pins) for info in found]
-
-    def files_of(self, info: EntryInfo) -> OpenedEntry:
-        """Open the files of an entry, as many as there are; raises as `look_up`."""
-        name = f"{info.entry}.{info.generation}"
-        with self.place("objects", info.entry[:2], name) as place:
-            names = os.listdir(place)
-        models, data = (sum(name.startswith(kind) for name in names) for kind in ("model.", "data."))
-        return self._open(info.entry, name, (models, data))
-
-    def find(self, prefix: str) -> list[EntryInfo]:
-        """Return the entries whose name begins so."""
-        return [info for info in self.entries() if info.entry.startswith(prefix.lower())] if prefix else []
-
-    def litter(self) -> list[str]:
-        """Return what is left in `staging`: of removals, and of saves that were cut off more than an hour ago."""
-        old, found = time.time() - 3600, []
-        with suppress(CacheRejected), self.place("staging") as staging:
-            for name in os.listdir(staging):
-                with suppress(FileNotFoundError):  # the process that works there has just finished
-                    if name.startswith(_TRASH) or os.stat(name, dir_fd=staging, follow_symlinks=False).st_mtime < old:
-                        found.append(name)
         return found
 
-    def sweep(self, names: Sequence[str]) -> int:
-        """Remove litter; returns the bytes."""
-        with suppress(CacheRejected), self.place("staging") as staging:
-            return sum(remove_tree(staging, name) for name in names)
-        return 0
+
+def _described(shard: int, name: str) -> EntryInfo:
+    """Look at the entry in a directory of a shard, of which nothing needs to make sense."""
+    entry, _, generation = name.partition(".")
+    nbytes = used = 0
+    with suppress(OSError, CacheRejected), opened(shard, name) as place:
+        used = int(os.fstat(place).st_mtime)
+        nbytes = sum(os.stat(file, dir_fd=place, follow_symlinks=False).st_size for file in os.listdir(place))
+    return EntryInfo(entry, generation, nbytes, used)
 
 
 def _file_names(counts: tuple[int, int]) -> Iterator[str]:
@@ -410,8 +415,3 @@ def _is_entry(name: str) -> bool:
 
 def _generations(shard: int, entry: str) -> list[str]:
     return [name for name in os.listdir(shard) if name.startswith(entry + ".")]
-
-
-def _free(fd: int) -> int:
-    status = os.fstatvfs(fd)
-    return status.f_bavail * status.f_frsize

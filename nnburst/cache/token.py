@@ -33,29 +33,7 @@ def packed_part(operations: Sequence[tuple[int, int]]) -> bytes:
     return b"".join(struct.pack("<Ii", subgraph, index) for subgraph, index in operations)
 
 
-def device_token_v1(
-    token: bytes, device: str, version: str, preference: int, priority: int, part: Sequence[tuple[int, int]] = ()
-) -> bytes:
-    """Derive a device's token as NNAPI does: one SHA-256 over the plain concatenation.
-
-    Args:
-        token: Of the application, 32 bytes.
-        preference: 0, 1 or 2.
-        priority: 90, 100 or 110; see `PRIORITY_CODE`.
-        part: Operations (subgraph, index) of a part of a model, in order; empty for a model in one piece.
-
-    Returns:
-        32 bytes.
-    """
-    from hashlib import sha256
-
-    digest = sha256(checked_token(token) + packed_part(part))
-    digest.update(device.encode() + version.encode())
-    digest.update(struct.pack("<ii", preference, priority))
-    return digest.digest()
-
-
-def device_token_v2(
+def device_token(
     token: bytes,
     *,
     device: str,
@@ -160,12 +138,3 @@ def _feed_subgraph(
         for start in range(0, location.length, _PIECE):
             count = min(_PIECE, location.length - start)
             digest.update(read_constant(pool, np.uint8, (count,), location.offset + start))
-
-
-def file_names(token: bytes, model_files: int, data_files: int) -> tuple[list[str], list[str]]:
-    """Return NNAPI's names of an entry's files: 64 letters, the kind, the index.
-
-    Each byte of the token gives two letters from A to P, the low half first.
-    """
-    letters = "".join(chr(65 + (byte & 15)) + chr(65 + (byte >> 4)) for byte in checked_token(token))
-    return [f"{letters}1{i}" for i in range(model_files)], [f"{letters}2{i}" for i in range(data_files)]

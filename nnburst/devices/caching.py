@@ -97,7 +97,6 @@ class DeviceCacheHome:
         files: CacheFiles,
         payloads: Payloads,
         *,
-        seconds: float | None = None,
         compiled: Callable[[], bytes] | None = None,
     ) -> SaveResult:
         """Save an entry; as `DeviceCache.save`, but that what to save is made only if it is needed.
@@ -110,29 +109,19 @@ class DeviceCacheHome:
         Args:
             files: Where, under which token, and what the client says of them.
             payloads: Makes the contents of the model files and of the data files; None: this model is not cached.
-            seconds: What compiling took, for files that are only wanted if they are faster; None if that is clear.
             compiled: Makes the fingerprint of the compiled contents; see `nnburst.cache.model_fingerprint`.
         """
         started = time.perf_counter()
-        result = self._saved(files, payloads, seconds, compiled)
+        result = self._saved(files, payloads, compiled)
         return replace(result, seconds=time.perf_counter() - started)
 
-    def _saved(
-        self,
-        files: CacheFiles,
-        payloads: Payloads,
-        seconds: float | None,
-        compiled: Callable[[], bytes] | None,
-    ) -> SaveResult:
+    def _saved(self, files: CacheFiles, payloads: Payloads, compiled: Callable[[], bytes] | None) -> SaveResult:
         try:
             cache = self.get()
             place = place_of(files.place_fds[0]) if files.place_fds else b""
             made = payloads()
             if made is None:
                 return SaveResult(False, CacheReason.DECLINED)
-            nbytes = sum(len(payload) for blobs in made for payload in blobs)
-            if files.only_if_worth and seconds is not None and not cache.worth(seconds, nbytes):
-                return SaveResult(False, CacheReason.NOT_WORTH_IT, nbytes=nbytes)
             if files.fingerprint and compiled is not None and compiled() != files.fingerprint:
                 return SaveResult(False, CacheReason.CHANGED)
             return cache.save(

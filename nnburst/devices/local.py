@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -59,12 +58,8 @@ class LocalDevice(Device):
     def load_libraries(self) -> None:
         """Load what would otherwise be loaded for the first model."""
 
-    def save(self, prepared: LocalModel, files: CacheFiles, seconds: float | None) -> SaveResult | None:
-        """Save what `compile` made; nothing is raised.
-
-        Args:
-            seconds: What preparing it took; None if the files are wanted in any case.
-        """
+    def save(self, prepared: LocalModel, files: CacheFiles) -> SaveResult | None:
+        """Save what `compile` made; nothing is raised."""
         return None
 
     # ---- the rest --------------------------------------------------------------------------------------------
@@ -93,7 +88,6 @@ class LocalDevice(Device):
 
     def prepare_model(self, model: Model, job: CompileJob = CompileJob()) -> LocalModel:
         """Check the model, compile it, and save it if there are files; see `Device.prepare_model`."""
-        started = time.thread_time()  # what a program beside takes says nothing of the model
         validate_model(model)
         check_preparation(job)
         check_pools(model.pools, "model")
@@ -109,7 +103,7 @@ class LocalDevice(Device):
             require_time(job.deadline_ns)
             if job.cache is not None:
                 checked_token(job.cache.token)
-                prepared.note_saved(self.save(prepared, job.cache, time.thread_time() - started))
+                prepared.note_saved(self.save(prepared, job.cache))
         finally:
             prepared.forget_source()
         return prepared

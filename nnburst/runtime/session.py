@@ -134,8 +134,8 @@ class Session(OneProcess, Closing):
         cache_dir: Directory where the result of compiling is kept and restored from; None: not cached, unless there is
             a token: then the user's cache directory. See `Compilation.set_caching` and `cache_report`.
         token: 32 bytes that differ for models that differ; None: made from the model itself.
-        cache_always: Keep also what compiles faster than it would be verified, which is measured each time it is
-            saved, so that a busy machine may decide otherwise (``NOT_WORTH_IT``). Needs ``cache_dir`` or ``token``.
+        cache_always: Keep also an ONNX model that compiles faster than it would be restored, which is measured, so that
+            a busy machine may decide otherwise (``NOT_WORTH_IT``). Needs ``cache_dir`` or ``token``.
         cache_encrypt: Keep it encrypted with the service's key, and restore nothing else. Needs the same.
         on_death: ``"raise"``: when the service dies, the session is dead, too, and calls get `DeadObject`.
             ``"restart"``: runs that were under way get `DeadObject`; the next call starts the service again, or

@@ -74,7 +74,7 @@ class WrittenLater(_Written, StagedReferenceDevice):
 def compiled(device: Any, model: Model, directory: Path, runs: int = 1) -> tuple[Any, float]:
     """Compile or restore with caching, and return the report and the first result."""
     with nnburst.Compilation(model, [device]) as compilation:
-        compilation.set_caching_auto(directory, always=True)
+        compilation.set_caching_auto(directory)
         compilation.finish()
         y = np.empty((1, SIZE), np.float32)
         for _ in range(runs):

@@ -19,9 +19,7 @@ from nnburst.cache import (
     CacheReason,
     CacheRejected,
     SaveResult,
-    device_token_v1,
-    device_token_v2,
-    file_names,
+    device_token,
     model_fingerprint,
 )
 from nnburst.devices import CacheFiles, CompileJob, Device, PreparedModel
@@ -96,13 +94,10 @@ class Recorder(ReferenceDevice):
         return True
 
 
-LAYOUTS = pytest.mark.parametrize("layout", ["native", "flat"])
-
-
-def finish(device: Device, directory: Any, layout: str = "native", token: bytes | None = TOKEN, **options: Any) -> Any:
+def finish(device: Device, directory: Any, token: bytes | None = TOKEN) -> Any:
     with Compilation(model(), [device]) as compilation:
         if token is not None:
-            compilation.set_caching(directory, token, layout=layout, **options)
+            compilation.set_caching(directory, token)
         compilation.finish()
         return compilation.cache_report
 
@@ -117,28 +112,24 @@ ANSWERS: dict[str, NNBurstError | None] = {
 }
 
 
-@LAYOUTS
 @pytest.mark.parametrize("answer", ANSWERS)
 @pytest.mark.parametrize("counts", COUNTS)
-def test_REQ_CACHE_022_025_cache_that_does_not_exist(
-    tmp_path: Path, counts: tuple[int, int], answer: str, layout: str
-) -> None:
+def test_REQ_CACHE_022_025_cache_that_does_not_exist(tmp_path: Path, counts: tuple[int, int], answer: str) -> None:
     device = Recorder(counts, ANSWERS[answer])
-    report = finish(device, tmp_path, layout)
+    report = finish(device, tmp_path)
     supported = counts != (0, 0)
     assert device.calls == (["compile with files"] if supported else ["compile"])
     assert report.outcome == ("SAVED" if supported else "DISABLED")
     assert report.reason is (CacheReason.SAVED if supported else CacheReason.UNSUPPORTED)
 
 
-@LAYOUTS
 @pytest.mark.parametrize("answer", ANSWERS)
 @pytest.mark.parametrize("counts", COUNTS)
-def test_REQ_CACHE_023_025_cache_that_exists(tmp_path: Path, counts: tuple[int, int], answer: str, layout: str) -> None:
+def test_REQ_CACHE_023_025_cache_that_exists(tmp_path: Path, counts: tuple[int, int], answer: str) -> None:
     """Whatever a look-up brings but a model, the model is compiled, with files."""
-    finish(Recorder(counts), tmp_path, layout)
+    finish(Recorder(counts), tmp_path)
     device = Recorder(counts, ANSWERS[answer])
-    report = finish(device, tmp_path, layout)
+    report = finish(device, tmp_path)
     if counts == (0, 0):
         assert device.calls == ["compile"]
     elif answer == "NONE":
@@ -150,7 +141,7 @@ def test_REQ_CACHE_023_025_cache_that_exists(tmp_path: Path, counts: tuple[int, 
         assert report.outcome == "SAVED"
         assert report.rejected is not None
     again = Recorder(counts)
-    finish(again, tmp_path, layout)
+    finish(again, tmp_path)
     assert again.calls == (["compile"] if counts == (0, 0) else ["load"])
 
 
@@ -162,25 +153,13 @@ def test_REQ_CACHE_024_no_token(tmp_path: Path, counts: tuple[int, int]) -> None
     assert device.calls == ["compile"]
 
 
-@LAYOUTS
-def test_REQ_CACHE_026_long_directory_name(tmp_path: Path, layout: str) -> None:
+def test_REQ_CACHE_026_long_directory_name(tmp_path: Path) -> None:
     directory = tmp_path.joinpath(*["directory" * 20] * 6)
     directory.mkdir(parents=True, mode=0o700)
     for calls in (["compile with files"], ["load"]):
         device = Recorder((2, 1))
-        finish(device, directory, layout)
+        finish(device, directory)
         assert device.calls == calls
-
-
-def test_flat_files_have_the_names_of_the_golden_vector(tmp_path: Path) -> None:
-    token = device_token_v1(TOKEN, "deviceA", "1.0", 1, 100)
-    assert token.hex() == "b7d3c20936d7dc524392f924c777b789cf3f506defaef830e320444a96110328"
-    assert file_names(token, 1, 0)[0] == ["HLDNCMJAGDHNMNCFDECJJPECHMHHHLJIPMPDAFNGPOOKIPADDOACEEKEGJBBDAIC10"]
-    device = Recorder((2, 12))
-    finish(device, tmp_path, "flat")
-    models, data = file_names(device.tokens[0], 2, 12)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(models + data)
-    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
 
 
 def several_operations() -> Model:
@@ -196,7 +175,6 @@ BODIES = {"simple": model, "several_operations": several_operations}
 
 def token_given(
     directory: Path,
-    layout: str,
     body: Model,
     *,
     name: str = "test-recorder",
@@ -217,9 +195,9 @@ def token_given(
     directory.mkdir(exist_ok=True)
     with Compilation(body, [device]) as compilation:
         if token is None:
-            compilation.set_caching_auto(directory, always=True)
+            compilation.set_caching_auto(directory)
         else:
-            compilation.set_caching(directory, token, layout=layout)
+            compilation.set_caching(directory, token)
         compilation.set_preference(preference)
         compilation.set_priority(priority)
         compilation.finish()
@@ -227,11 +205,8 @@ def token_given(
     return given
 
 
-@LAYOUTS
 @pytest.mark.parametrize("body", BODIES)
-def test_REQ_CACHE_028_to_038_token_of_the_device_depends_on_everything_that_counts(
-    tmp_path: Path, layout: str, body: str
-) -> None:
+def test_REQ_CACHE_028_to_038_token_of_the_device_depends_on_everything_that_counts(tmp_path: Path, body: str) -> None:
     """The parts of a model that is cut are in `test_partition.py`."""
     changes: dict[str, dict[str, Any]] = {
         "nothing": {},
@@ -243,22 +218,14 @@ def test_REQ_CACHE_028_to_038_token_of_the_device_depends_on_everything_that_cou
         "031 037 high": {"priority": "high"},
         "032 038": {"token": bytes([1]) * 32},
         "THR-13": {"name": "test-recorder1", "version": "0"},
+        "epoch": {"epoch": bytes([1]) * 32},
+        "files": {"counts": (1, 2)},
     }
-    if layout == "native":
-        changes |= {"epoch": {"epoch": bytes([1]) * 32}, "files": {"counts": (1, 2)}}
     built = BODIES[body]()
-    tokens = {name: token_given(tmp_path / name, layout, built, **change) for name, change in changes.items()}
+    tokens = {name: token_given(tmp_path / name, built, **change) for name, change in changes.items()}
     assert len(set(tokens.values())) == len(changes), tokens
     for n in range(3):
-        assert token_given(tmp_path / str(n), layout, built) == tokens["nothing"]
-
-
-def test_REQ_CACHE_039_token_v1_of_a_part_is_that_of_nnapi() -> None:
-    """Values that were computed from the rule by other means."""
-    token = device_token_v1(TOKEN, "deviceA", "1.0", 1, 100, [(0, 0)])
-    assert token.hex() == "d2f39d025e08288e971f02ac0a37aba43589d5a7ea0bb9ac93d30e2bffa44b7f"
-    token = device_token_v1(bytes(range(32)), "deviceB", "UNKNOWN", 2, 90, [(0, 0), (0, 2)])
-    assert token.hex() == "e6624396394879cedf068579505591179c31854aa375ff13ad1374fadbc085da"
+        assert token_given(tmp_path / str(n), built) == tokens["nothing"]
 
 
 BASE: dict[str, Any] = {
@@ -267,7 +234,7 @@ BASE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_token_v2_is_what_it_is() -> None:
+def test_token_is_what_it_is() -> None:
     """Each field has its length in the digest; entries of another token would never be found again."""
     digest = hashlib.sha256()
     fields: list[tuple[bytes, bytes]] = [
@@ -277,8 +244,8 @@ def test_token_v2_is_what_it_is() -> None:
     ]  # fmt: skip
     for name, value in fields:
         digest.update(struct.pack("<HQ", len(name), len(value)) + name + value)
-    assert device_token_v2(TOKEN, **BASE) == digest.digest()
-    assert device_token_v2(TOKEN, **{**BASE, "relaxed": True}) != digest.digest()
+    assert device_token(TOKEN, **BASE) == digest.digest()
+    assert device_token(TOKEN, **{**BASE, "relaxed": True}) != digest.digest()
 
 
 def test_REQ_CACHE_027_033_no_token_of_the_application_no_token_for_the_device(tmp_path: Path) -> None:
@@ -378,18 +345,16 @@ def test_F11_error_of_the_compiler_is_the_error(tmp_path: Path) -> None:
         def prepare_model(self, *args: Any, **kwargs: Any) -> Any:
             raise GeneralFailure("does not compile")
 
-    for layout in ("native", "flat"):
-        with pytest.raises(GeneralFailure, match="does not compile"):
-            finish(Broken(), tmp_path / layout, layout)
-    assert not list((tmp_path / "native" / "staging").iterdir())
+    with pytest.raises(GeneralFailure, match="does not compile"):
+        finish(Broken(), tmp_path / "c")
+    assert not list((tmp_path / "c" / "staging").iterdir())
 
 
-@LAYOUTS
-def test_F4_F9_directory_that_cannot_be_used(tmp_path: Path, layout: str) -> None:
+def test_F4_F9_directory_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a directory")
     for place in (tmp_path / "file", tmp_path / "file" / "below"):
         device = Recorder()
-        report = finish(device, place, layout)
+        report = finish(device, place)
         assert device.calls == ["compile"]
         assert report.outcome == "NOT_SAVED"
 
@@ -445,9 +410,9 @@ def test_model_is_compiled_once_and_then_restored(start: Any, tmp_path: Path, to
     for _ in range(3):
         with start() as service, Compilation(built, service.devices) as compilation:
             if token is None:
-                compilation.set_caching_auto(tmp_path / "c", always=True)
+                compilation.set_caching_auto(tmp_path / "c")
             else:
-                compilation.set_caching(tmp_path / "c", token, always=True)
+                compilation.set_caching(tmp_path / "c", token)
             compilation.finish()
             reports.append(compilation.cache_report)
             execution, y = nnburst.Execution(compilation), np.empty((1, 700), np.float32)
@@ -462,16 +427,6 @@ def test_model_is_compiled_once_and_then_restored(start: Any, tmp_path: Path, to
     assert all((y == found[0]).all() for y in found)
 
 
-def test_cache_always_keeps_what_is_not_worth_it(start: Any, tmp_path: Path) -> None:
-    with start() as service:
-        for _ in range(4):  # after three refusals the device is not asked any more
-            with service.session(model(), cache_dir=tmp_path) as session:
-                pass
-        for outcome in ("SAVED", "HIT") if session.cache_report.outcome == "NOT_SAVED" else ("HIT", "HIT"):
-            with service.session(model(), cache_dir=tmp_path, cache_always=True) as session:
-                assert session.cache_report.outcome == outcome
-
-
 @pytest.mark.parametrize("option", ["cache_always", "cache_encrypt"])
 @pytest.mark.parametrize(
     ("value", "said"), [(True, "=True, but nothing is cached: give cache_dir="), ("yes", "True or")]
@@ -481,14 +436,9 @@ def test_options_of_the_cache_need_a_cache(option: str, value: Any, said: str) -
         nnburst.Session(model(), **{option: value})
 
 
-def test_flat_files_are_not_encrypted(tmp_path: Path) -> None:
-    with Compilation(model(), [Recorder()]) as compilation, pytest.raises(InvalidArgument, match="layout='native'"):
-        compilation.set_caching(tmp_path, TOKEN, layout="flat", encrypt=True)
-
-
 def test_session_restores_only_the_kind_of_entry_that_it_asks_for(start: Any, tmp_path: Path) -> None:
     def report(built: Model, *, encrypt: bool) -> tuple[str, CacheReason | None]:
-        options = {"cache_dir": tmp_path / "c", "cache_always": True, "cache_encrypt": encrypt}
+        options = {"cache_dir": tmp_path / "c", "cache_encrypt": encrypt}
         with start() as service, service.session(built, **options) as session:
             assert session.run(None, {"x": np.ones(2, np.float32)})[0][0] > 1
             return session.cache_report.outcome, session.cache_report.rejected
@@ -515,27 +465,13 @@ def test_what_a_device_did_not_encrypt_is_not_kept(tmp_path: Path) -> None:
     assert not list((tmp_path / "c").glob("staging/*"))
 
 
-def test_model_that_is_not_worth_it_is_not_written(start: Any, tmp_path: Path) -> None:
-    def is_never_written(cache: Path) -> bool:
-        for _ in range(5):
-            with start() as service, service.session(model(), cache_dir=cache) as session:
-                if session.cache_report.outcome != "NOT_SAVED":
-                    return False  # the machine was so slow for a moment that it was worth it
-                assert session.cache_report.reason is CacheReason.NOT_WORTH_IT
-        return not list(cache.glob("objects/*/*"))
-
-    assert any(is_never_written(tmp_path / str(attempt)) for attempt in range(5))
-
-
-@pytest.mark.parametrize("layout", ["native", "flat"])
-def test_two_directories_keep_one_model_each(start: Any, tmp_path: Path, layout: str) -> None:
+def test_two_directories_keep_one_model_each(start: Any, tmp_path: Path) -> None:
     """Each has a newest entry of its own."""
-    options = {"always": True} if layout == "native" else {}
 
     def outcome(directory: Path) -> str:
         directory.mkdir(exist_ok=True)
         with start() as service, Compilation(model(), service.devices) as compilation:
-            compilation.set_caching(directory, TOKEN, layout=layout, **options)
+            compilation.set_caching(directory, TOKEN)
             compilation.finish()
             return compilation.cache_report.outcome
 
@@ -543,18 +479,14 @@ def test_two_directories_keep_one_model_each(start: Any, tmp_path: Path, layout:
     assert [outcome(place) for place in (one, two, one, two, one)] == ["SAVED", "SAVED", "HIT", "HIT", "HIT"]
 
 
-@pytest.mark.parametrize("layout", ["native", "flat"])
-def test_THR_12_token_that_is_used_for_two_models(start: Any, tmp_path: Path, layout: str) -> None:
-    """Natively that is noticed; NNAPI's layout cannot know, so there the application answers for its tokens."""
+def test_THR_12_token_that_is_used_for_two_models(start: Any, tmp_path: Path) -> None:
     outcomes = []
     for constant in (1.0, 2.0):
         with start() as service, Compilation(model(constant), service.devices) as compilation:
-            options = {"always": True} if layout == "native" else {}
-            compilation.set_caching(tmp_path / "c" if layout == "native" else tmp_path, TOKEN, layout=layout, **options)
+            compilation.set_caching(tmp_path / "c", TOKEN)
             compilation.finish()
             outcomes.append((compilation.cache_report.outcome, compilation.cache_report.rejected))
-    assert outcomes[0] == ("SAVED", None)
-    assert outcomes[1] == (("SAVED", CacheReason.TOKEN_COLLISION) if layout == "native" else ("HIT", None))
+    assert outcomes == [("SAVED", None), ("SAVED", CacheReason.TOKEN_COLLISION)]
 
 
 def test_report_is_a_plain_value() -> None:

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from nnburst.cache import Cache, CacheReason, CacheRejected, EntryInfo, Limits, entry_name, prune
+from nnburst.cache import Cache, CacheReason, CacheRejected, Limits, entry_name
+from nnburst.cache.directory import Pruned
 from nnburst.devices import CompileJob, create_device
 from nnburst.runtime.compile.cache_sources import DirectoryCache, Job
 from nnburst.runtime.compile.caching import compile_with_cache
@@ -51,15 +52,15 @@ def outcomes(process: subprocess.Popen[str], code: int = 0) -> list[str]:
     return out.split()
 
 
-def fill(cache: Cache, entry: str, size: int = 1000, *, used: int = 1000, compile_ms: float = 0.0) -> EntryInfo:
-    """Put an entry into a directory without asking a device."""
+def fill(cache: Cache, entry: str, size: int = 1000, *, used: int = 1000) -> Path:
+    """Put an entry into a directory without asking a device; return its place."""
     staged, generation = cache.stage(entry, COUNTS), os.urandom(16)
     with contextlib.closing(staged):
         os.pwrite(staged.data_fds[0], bytes(size), 0)
-        made = EntryInfo(entry, generation.hex(), "test-device", "1", "aa", 2, created=used, compile_ms=compile_ms)
-        staged.publish(generation, made)
+        staged.publish(generation)
         staged.finish(generation)
-    os.utime(Path(cache.path, "objects", entry[:2], f"{entry}.{made.generation}", "MANIFEST"), (used, used))
+    made = Path(cache.path, "objects", entry[:2], f"{entry}.{generation.hex()}")
+    os.utime(made, (used, used))
     return made
 
 
@@ -121,7 +122,7 @@ def test_entry_that_came_between_look_up_and_lock_is_used(tmp_path: Path) -> Non
 
 def test_THR_27_wait_leaves_time_to_compile(tmp_path: Path) -> None:
     """At most half of what is left until the deadline; then the model is compiled and not saved."""
-    cache, real, waits = Cache(tmp_path / "c", Limits(min_free=0)), Cache._lock, list[float]()
+    cache, real, waits = Cache(tmp_path / "c"), Cache._lock, list[float]()
 
     def lock(entry: str, kind: str, *, shared: bool, patience: float = 0.0) -> Any:
         waits.append(patience)
@@ -130,10 +131,8 @@ def test_THR_27_wait_leaves_time_to_compile(tmp_path: Path) -> None:
     cache._lock = lock  # type: ignore[method-assign]
     asked = CompileJob(deadline_ns=time.monotonic_ns() + 40_000_000_000)
     job = Job(create_device("nnburst-reference"), build(), asked)
-    source = DirectoryCache(cache, bytes(32), always=True)
-    with contextlib.closing(
-        Cache(tmp_path / "c", Limits(min_free=0)).stage(entry_name(source.token(job, b"")), COUNTS)
-    ):
+    source = DirectoryCache(cache, bytes(32))
+    with contextlib.closing(Cache(tmp_path / "c").stage(entry_name(source.token(job, b"")), COUNTS)):
         prepared, report = compile_with_cache(job, source)
     assert 0 < max(waits) <= 20
     assert (report.outcome, report.reason) == ("NOT_SAVED", R.BUSY)
@@ -171,9 +170,9 @@ def small_disk(place: Path, size: str, *options: str) -> Iterator[Path]:
 
 @pytest.mark.parametrize("kib", [4, 16, 64, 128, 256, 320, 340, 352, 360, 368, 384, 400, 448])
 def test_THR_20_disk_is_full_at_every_write(tmp_path: Path, kib: int) -> None:
-    """The sizes fall into every step: directories, files, manifest. The compilation succeeds in all."""
+    """The sizes fall into every step: directories, files. The compilation succeeds in all."""
     with small_disk(tmp_path / "disk", f"{kib}k") as disk:
-        cache = Cache(disk / "c", Limits(min_free=0))
+        cache = Cache(disk / "c")
         outcome = compile_once(cache, build())
         assert outcome.split("/")[0] in ("SAVED", "NOT_SAVED"), outcome
         if outcome.startswith("NOT_SAVED"):
@@ -184,14 +183,9 @@ def test_THR_20_disk_is_full_at_every_write(tmp_path: Path, kib: int) -> None:
 def test_read_only_directory(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "4m") as disk:
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-        cache = Cache(disk / "c", Limits(min_free=0))
+        cache = Cache(disk / "c")
         assert compile_once(cache, build()) == "NOT_SAVED/READ_ONLY/-"
         assert compile_once(cache, build()) == "NOT_SAVED/READ_ONLY/-"
-
-
-def test_floor_of_free_space(tmp_path: Path) -> None:
-    cache = Cache(tmp_path / "c", Limits(min_free=1 << 60))
-    assert compile_once(cache, build()) == "NOT_SAVED/DISK_FULL/-"
 
 
 @pytest.mark.parametrize("what", ["link", "second name", "directory", "fifo", "open to others", "link to directory"])
@@ -262,36 +256,24 @@ def test_part_of_the_files(tmp_path: Path) -> None:
 # ---- limits ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_worth_least_goes_first_and_pins_stay(tmp_path: Path) -> None:
-    cache = Cache(tmp_path / "c", Limits(max_bytes=10_000, min_free=0))
+def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "c", Limits(max_bytes=10_000))
     for n in range(8):
-        fill(cache, name(n), 1000, compile_ms=float(n + 1), used=10**9)
-    cache.pin([name(0)], True)
-    done = prune(cache, max_bytes=5000, max_age=0)
-    assert done.entries == {"evicted": 4}
-    assert {info.entry for info in cache.entries()} == {name(n) for n in (0, 5, 6, 7)}
-    assert prune(cache, everything=True).entries == {"all": 3}
-    assert prune(cache, everything=True, force=True, dry_run=True).entries == {"all": 1}
-    assert [info.entry for info in cache.entries()] == [name(0)]
-
-
-def test_expired_and_stale_entries_go(tmp_path: Path) -> None:
-    cache = Cache(tmp_path / "c", Limits(min_free=0))
-    fill(cache, name(1))
-    fill(cache, name(2), used=2**33)
-    assert prune(cache, max_age=60).entries == {"expired": 1}
-    assert prune(cache, max_age=0, epochs={"test-device": "aa"}).entries == {}
-    assert prune(cache, max_age=0, epochs={"test-device": "bb"}).entries == {"stale": 1}
+        fill(cache, name(n), 1000, used=100 - n)
+    assert cache.prune() == Pruned(0, 0, 0)
+    assert cache.prune(max_bytes=5000) == Pruned(4, 4000, 0)
+    assert {info.entry for info in cache.entries()} == {name(n) for n in range(4)}
+    fill(cache, name(9), 0)
+    assert cache.prune(max_bytes=0) == Pruned(5, 4000, 0)
 
 
 def test_eviction_never_breaks_a_load(tmp_path: Path) -> None:
-    cache = Cache(tmp_path / "c", Limits(min_free=0))
-    made = fill(cache, name(3), 5000)
+    cache = Cache(tmp_path / "c")
+    fill(cache, name(3), 5000)
     with contextlib.closing(next(iter(cache.look_up(name(3), COUNTS)))) as opened:
-        done = prune(cache, everything=True)
-        assert (done.entries, done.busy) == ({}, 1)
+        assert cache.prune(max_bytes=0) == Pruned(0, 0, 1)
         assert len(os.pread(opened.data_fds[0], 9000, 0)) == 5000
-    assert cache.remove(name(3), made.generation) > 0
+    assert cache.prune(max_bytes=0) == Pruned(1, 5000, 0)
     with pytest.raises(CacheRejected) as error:
         next(iter(cache.look_up(name(3), COUNTS)))
     assert error.value.reason is R.MISSING
@@ -303,7 +285,7 @@ def test_loads_and_evictions_at_once(tmp_path: Path) -> None:
 
     def evict() -> None:
         while not stop.is_set():
-            prune(cache, everything=True)
+            cache.prune(max_bytes=0)
 
     compile_once(cache, model)  # opens the store
     thread = threading.Thread(target=evict)
@@ -317,7 +299,7 @@ def test_loads_and_evictions_at_once(tmp_path: Path) -> None:
 
 
 def test_limit_on_the_number_of_entries_is_kept(tmp_path: Path) -> None:
-    cache = Cache(tmp_path / "c", Limits(max_entries=5, min_free=0, max_age=0))
+    cache = Cache(tmp_path / "c", Limits(max_entries=5))
     for n in range(12):
         fill(cache, name(n))
         cache.enforce_limits()
@@ -325,7 +307,7 @@ def test_limit_on_the_number_of_entries_is_kept(tmp_path: Path) -> None:
 
 
 def test_third_refusal_of_a_device_ends_the_attempts(tmp_path: Path) -> None:
-    cache = Cache(tmp_path / "c", Limits(min_free=0))
+    cache = Cache(tmp_path / "c")
     for _ in range(3):
         cache.stage(name(1), COUNTS).close()
         cache.decline(name(1), R.NOT_WORTH_IT)
@@ -336,7 +318,7 @@ def test_third_refusal_of_a_device_ends_the_attempts(tmp_path: Path) -> None:
 
 
 def test_entry_that_somebody_else_writes_is_waited_for_and_then_left(tmp_path: Path) -> None:
-    cache = Cache(tmp_path / "c", Limits(min_free=0))
+    cache = Cache(tmp_path / "c")
     with contextlib.closing(cache.stage(name(1), COUNTS)), pytest.raises(CacheRejected) as error:
         cache.stage(name(1), COUNTS, patience=0.05)
     assert error.value.reason is R.BUSY
@@ -344,10 +326,10 @@ def test_entry_that_somebody_else_writes_is_waited_for_and_then_left(tmp_path: P
 
 
 def test_litter_of_dead_saves_is_swept(tmp_path: Path) -> None:
-    cache = Cache(tmp_path / "c", Limits(min_free=0))
+    cache = Cache(tmp_path / "c")
     staged = cache.stage(name(1), COUNTS)
     (place,) = (tmp_path / "c" / "staging").iterdir()
     os.utime(place, (1000, 1000))
-    assert prune(cache).entries == {"litter": 1}
+    cache.prune()
     assert not list((tmp_path / "c" / "staging").iterdir())
     staged.close()

@@ -43,7 +43,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def compiled(device: Any, directory: Path, deadline_ns: int = 0) -> str:
     """Compile or restore, and return outcome, reason and what was refused."""
     job = Job(device, build(), CompileJob(deadline_ns=deadline_ns))
-    prepared, report = compile_with_cache(job, DirectoryCache(Cache(directory), bytes(32), always=True))
+    prepared, report = compile_with_cache(job, DirectoryCache(Cache(directory), bytes(32)))
     prepared.close()
     return f"{report.outcome}/{report.reason.value}/{report.rejected.value if report.rejected else '-'}"
 
@@ -136,7 +136,7 @@ def test_source_with_a_bug_does_not_make_a_compilation_fail(tmp_path: Path, what
 
     device = ReferenceDevice()
     job = Job(device, build(), CompileJob())
-    prepared, report = compile_with_cache(job, Odd(Cache(tmp_path / "c"), bytes(32), always=True))
+    prepared, report = compile_with_cache(job, Odd(Cache(tmp_path / "c"), bytes(32)))
     assert report.outcome == ("SAVED" if what == "note" else "NOT_SAVED")
     assert device.counters()["validations"] == 1
     prepared.close()

@@ -150,7 +150,7 @@ def test_death_at_a_point_of_the_control_plane_is_a_dead_object(
     def open_session() -> None:
         with nnburst.Compilation(relu((1, 4)), service) as compilation:
             if point == "restore":
-                compilation.set_caching_auto(nnburst_directories / "cache", always=True)
+                compilation.set_caching_auto(nnburst_directories / "cache")
             compilation.finish()
             nnburst.Burst(compilation).close()
 

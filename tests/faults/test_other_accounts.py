@@ -132,7 +132,7 @@ except PermissionError:
 def report():
     with nnburst.connect(address, trust_uid=service_uid) as service:
         compilation = nnburst.Compilation(model, service.devices)
-        compilation.set_caching_auto(directory, always=True)
+        compilation.set_caching_auto(directory)
         compilation.finish()
         with nnburst.Burst(compilation) as burst, burst.bind() as execution:
             execution.inputs["x"][:] = value

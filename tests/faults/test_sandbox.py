@@ -321,7 +321,7 @@ sys.path.insert(0, {tests!r})
 from support.models import relu
 X = {{"x": np.zeros((1, 4), np.float32)}}
 for _ in range(2):
-    with nnburst.launch() as service, service.session(relu((1, 4)), cache_dir={cache!r}, cache_always=True) as session:
+    with nnburst.launch() as service, service.session(relu((1, 4)), cache_dir={cache!r}) as session:
         session.run(None, dict(zip([node.name for node in session.get_inputs()], X.values())))
         session.bind().run()
         list(session.run_many([dict(zip([node.name for node in session.get_inputs()], X.values()))] * 3))

@@ -161,7 +161,7 @@ def test_service_works_under_the_filters_of_its_unit(tmp_path: Path) -> None:
                         for _ in range(100):
                             np.testing.assert_array_equal(session.run(None, {"x": values})[0], 2 * values)
                 compilation = nnburst.Compilation(doubling(), service.devices)
-                compilation.set_caching_auto(tmp_path / "cache", always=True)
+                compilation.set_caching_auto(tmp_path / "cache")
                 compilation.finish()
                 assert compilation.cache_report is not None
                 assert compilation.cache_report.outcome == outcome

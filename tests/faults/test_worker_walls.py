@@ -89,7 +89,7 @@ def test_each_descriptor_of_a_worker_is_known(tmp_path: Path) -> None:
     devices = ("--device", "nnburst-reference", "--device", "nnburst-onnxruntime")
     with shared_service(tmp_path, *devices, "--model", f"named={model}") as shared, contextlib.ExitStack() as stack:
         service = stack.enter_context(nnburst.connect(shared.address))
-        cached = {"cache_dir": tmp_path / "cache", "cache_always": True}
+        cached = {"cache_dir": tmp_path / "cache"}
         sessions = [
             stack.enter_context(service.session(what, **more))  # type: ignore[arg-type]
             for what, more in ((relu((1, 4)), cached), (model, cached), (model, {}), ("named", {}))

@@ -51,7 +51,6 @@ async def awaited(session: nnburst.Session) -> None:
 
 
 def compilations(compilation: nnburst.Compilation) -> None:
-    compilation.set_caching("cache", bytes(32), layout="deep")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     compilation.set_caching("cache", "token")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     compilation.set_preference("turbo")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     compilation.set_priority("lowest")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

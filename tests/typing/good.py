@@ -65,7 +65,7 @@ def launched(model: nnburst.Model) -> None:
         with nnburst.Compilation(model, service) as compilation:
             compilation.set_preference(ExecutionPreference.SUSTAINED_SPEED)
             compilation.set_priority("low")
-            compilation.set_caching("cache", bytes(32), layout="flat")
+            compilation.set_caching("cache", bytes(32))
             compilation.finish()
             with nnburst.Execution(compilation) as execution:
                 execution.run()

@@ -22,7 +22,7 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from msgspec.structs import replace
 
-from nnburst.cache import CacheReason, CacheRejected, TrustStore, device_cache, entry_name, sealed_copy, trust_store
+from nnburst.cache import CacheReason, CacheRejected, TrustStore, device_cache, entry_name, trust_store
 from nnburst.cache.container import CODE_SIZE, HEADER_SIZE, Header
 from nnburst.cache.keys import MasterKey
 from support.caches import DATA, EPOCH, FINGERPRINT, MODEL, NEXT_EPOCH, OTHER, TOKEN, Rig, contents
@@ -564,21 +564,6 @@ def test_file_of_the_format_of_before_is_a_miss(rig: Rig) -> None:
     assert rig.refusal() is R.BAD_MAC
     assert rig.save().saved
     assert contents(rig.load()) == (MODEL, DATA)
-
-
-def test_worth_is_measured(rig: Rig) -> None:
-    assert rig.cache.worth(10.0, 1 << 20)
-    assert not rig.cache.worth(0.0001, 1 << 20)
-    assert not rig.cache.worth(0.5, 1 << 40)
-
-
-def test_worth_is_the_time_of_the_faster_sample(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    sealed_copy.seconds_per_byte.cache_clear()
-    with monkeypatch.context() as patched:
-        patched.setattr(time, "thread_time", iter((100.0, 105.0, 200.0, 202.0)).__next__)  # for 4 MiB each
-        assert not rig.cache.worth(1.9, 4 << 20)
-    assert rig.cache.worth(2.1, 4 << 20)
-    sealed_copy.seconds_per_byte.cache_clear()
 
 
 def test_wrong_tokens(rig: Rig) -> None:

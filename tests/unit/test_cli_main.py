@@ -170,9 +170,7 @@ def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[t
             yield (*path, name), command
 
 
-WITHOUT = {("cache", verb) for verb in ("path", "pin", "prune", "unpin", "verify")} | {
-    (verb,) for verb in ("demo", "kick", "stop", "trace")
-}
+WITHOUT = {("cache", verb) for verb in ("path", "prune")} | {(verb,) for verb in ("demo", "kick", "stop", "trace")}
 """Commands that change something, and one that prints two lines of two words."""
 
 

@@ -188,7 +188,7 @@ AS_WRITTEN = (
     ["ls"],
     ["trace"],
     ["doctor"],
-    *(["cache", verb] for verb in ("ls", "verify", "prune", "path")),
+    *(["cache", verb] for verb in ("ls", "prune", "path")),
 )
 """Commands that run beside the services and benchmarks below; of others click looks at names and options."""
 

@@ -947,9 +947,9 @@ def test_cached_compilation_is_for_its_preference_and_priority(
                 compilation.set_preference(preference)
                 compilation.set_priority(priority)
                 if token is None:
-                    compilation.set_caching_auto(tmp_path / "cache", always=True)
+                    compilation.set_caching_auto(tmp_path / "cache")
                 else:
-                    compilation.set_caching(tmp_path / "cache", token, always=True)
+                    compilation.set_caching(tmp_path / "cache", token)
                 compilation.finish()
                 return compilation.cache_report.outcome
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from enum import IntEnum
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -51,11 +50,6 @@ def model(layout: Any = "NHWC") -> nnburst.Model:
     return builder.build()
 
 
-def compiled(layout: Any, folder: Path) -> None:
-    with nnburst.in_process() as service, nnburst.Compilation(model(), service) as compilation:
-        compilation.set_caching(folder, bytes(32), layout=layout)
-
-
 def launched(**options: Any) -> None:
     with contextlib.suppress(nnburst.DeviceUnavailable):  # not every kernel has all walls
         nnburst.launch(devices=["nnburst-noop"], **options).close()
@@ -71,10 +65,9 @@ def opened(on_death: Any) -> None:
         service.session(model(), on_death=on_death).close()
 
 
-def test_calls_accept_these_words_and_no_others(tmp_path: Path) -> None:
+def test_calls_accept_these_words_and_no_others() -> None:
     for words, call in (
         (options.TensorLayout, model),
-        (options.CacheLayout, partial(compiled, folder=tmp_path)),
         (options.LogLevel, lambda word: launched(log_level=word)),
         (options.SandboxMode, lambda word: launched(sandbox=word)),
         (options.OnDeath, opened),

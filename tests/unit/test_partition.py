@@ -424,11 +424,11 @@ def test_the_reasons_of_all_are_told() -> None:
 # ---- caching ------------------------------------------------------------------------------------------------
 
 
-def tokens(tmp_path: Path, layout: str, devices: Sequence[Any], **options: Any) -> list[bytes]:
+def tokens(tmp_path: Path, devices: Sequence[Any], **options: Any) -> list[bytes]:
     model, _ = adders_and_multipliers()
     tmp_path.mkdir(mode=0o700)
     with Compilation(model, devices) as compilation:
-        compilation.set_caching(tmp_path, options.get("token", bytes(32)), layout=layout)
+        compilation.set_caching(tmp_path, options.get("token", bytes(32)))
         compilation.set_preference(options.get("preference", "fast_single_answer"))
         compilation.set_priority(options.get("priority", "medium"))
         compilation.finish()
@@ -458,30 +458,28 @@ def cut_in_two(**options: Any) -> list[Recording]:
     return [Recording("test-add", O.ADD, **options), Recording("test-mul", O.MUL, **options)]
 
 
-@pytest.mark.parametrize("layout", ["native", "flat"])
-def test_REQ_CACHE_039_every_part_has_a_token_of_its_own(tmp_path: Path, layout: str) -> None:
+def test_REQ_CACHE_039_every_part_has_a_token_of_its_own(tmp_path: Path) -> None:
     """Also two parts on one device, and the same operations in another cut."""
-    found = tokens(tmp_path / "a", layout, cut_in_two())
+    found = tokens(tmp_path / "a", cut_in_two())
     assert len(set(found)) == 4
-    assert tokens(tmp_path / "b", layout, cut_in_two()) == found
-    whole = tokens(tmp_path / "c", layout, [Recording("test-add")])
+    assert tokens(tmp_path / "b", cut_in_two()) == found
+    whole = tokens(tmp_path / "c", [Recording("test-add")])
     assert len({*found, *whole}) == 5
 
 
-@pytest.mark.parametrize("layout", ["native", "flat"])
-def test_REQ_CACHE_034_to_038_tokens_of_parts_depend_on_everything_that_counts(tmp_path: Path, layout: str) -> None:
+def test_REQ_CACHE_034_to_038_tokens_of_parts_depend_on_everything_that_counts(tmp_path: Path) -> None:
     changed = [Recording("test-plus", O.ADD), Recording("test-times", O.MUL)]
     newer = cut_in_two()
     for device in newer:
         device.version = "2"
     found = [
-        tokens(tmp_path / "plain", layout, cut_in_two()),
-        tokens(tmp_path / "names", layout, changed),
-        tokens(tmp_path / "versions", layout, newer),
-        tokens(tmp_path / "low", layout, cut_in_two(), preference="low_power"),
-        tokens(tmp_path / "long", layout, cut_in_two(), preference="sustained_speed"),
-        tokens(tmp_path / "urgent", layout, cut_in_two(), priority="high"),
-        tokens(tmp_path / "token", layout, cut_in_two(), token=bytes([1]) * 32),
+        tokens(tmp_path / "plain", cut_in_two()),
+        tokens(tmp_path / "names", changed),
+        tokens(tmp_path / "versions", newer),
+        tokens(tmp_path / "low", cut_in_two(), preference="low_power"),
+        tokens(tmp_path / "long", cut_in_two(), preference="sustained_speed"),
+        tokens(tmp_path / "urgent", cut_in_two(), priority="high"),
+        tokens(tmp_path / "token", cut_in_two(), token=bytes([1]) * 32),
     ]
     assert len({token for each in found for token in each}) == 4 * len(found)
 
@@ -500,7 +498,7 @@ def test_parts_are_restored_from_the_cache(tmp_path: Path, monkeypatch: pytest.M
     outcomes = []
     for _ in range(2):
         with Compilation(model, [Only("test-add", O.ADD), Only("test-mul", O.MUL)]) as compilation:
-            compilation.set_caching(tmp_path / "cache", bytes(32), always=True)
+            compilation.set_caching(tmp_path / "cache", bytes(32))
             compilation.finish()
             outcomes.append({step.cache.outcome for step in compilation.report.steps})
             assert compilation.cache_report.outcome in outcomes[-1]

@@ -148,7 +148,7 @@ class OnnxRuntimeDevice(LocalDevice):
         source = _source_of(model)
         return compile_graph(source.data, source.files, replace(self._settings, threads=1))
 
-    def save(self, prepared: LocalModel, files: CacheFiles, seconds: float | None) -> SaveResult:
+    def save(self, prepared: LocalModel, files: CacheFiles) -> SaveResult:
         assert isinstance(prepared, OnnxPreparedModel)
         source = prepared.source
         assert source is not None

@@ -56,10 +56,10 @@ class ReferenceDevice(LocalDevice):
         self.count(validations=1)
         return prepared
 
-    def save(self, prepared: LocalModel, files: CacheFiles, seconds: float | None) -> SaveResult:
+    def save(self, prepared: LocalModel, files: CacheFiles) -> SaveResult:
         """Write the model, its constants and what was made from them; see `LocalDevice.save`."""
         assert isinstance(prepared, ReferencePreparedModel)
-        result = self._cache.save(files, prepared.packed, seconds=seconds, compiled=prepared.fingerprint)
+        result = self._cache.save(files, prepared.packed, compiled=prepared.fingerprint)
         self.count(saves=int(result.saved))
         return result
 

@@ -62,16 +62,12 @@ class StagedReferenceDevice(ReferenceDevice):
         self.count(validations=1)
         return StagedModel.compile(model, self._tracker)
 
-    def save(self, prepared: LocalModel, files: CacheFiles, seconds: float | None) -> SaveResult:
+    def save(self, prepared: LocalModel, files: CacheFiles) -> SaveResult:
         """Save now, unless that is left to the later stage."""
         assert isinstance(prepared, StagedModel)
         late = DeferredSave(self._cache, files)
         self._save_later(prepared, late, prepared.fingerprint)
-        return (
-            SaveResult(False, late.refused or CacheReason.LATER)
-            if self._is_jit
-            else super().save(prepared, files, None)
-        )
+        return SaveResult(False, late.refused or CacheReason.LATER) if self._is_jit else super().save(prepared, files)
 
     def restore(self, entry: VerifiedEntry, cache: CacheFiles) -> StagedModel:
         """Go on where an earlier stage was saved."""

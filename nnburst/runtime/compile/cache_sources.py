@@ -1,4 +1,4 @@
-"""Where the files of compilations are: in a cache directory, in one as NNAPI has it, or open already.
+"""Where the files of compilations are: in a cache directory, or open already.
 
 A source offers what it has, one after the other: entries to be restored, then room for a new one. It goes on only
 while nothing came of an offer, and closes the files of an offer when it goes on or is closed.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -21,10 +20,8 @@ from ...cache import (
     SPOILT,
     CacheReason,
     CacheRejected,
-    device_token_v1,
-    device_token_v2,
+    device_token,
     entry_name,
-    file_names,
     model_fingerprint,
 )
 from ...devices import CacheFiles, CompileJob, Device, PreparedModel
@@ -72,7 +69,7 @@ class Entry(Struct, frozen=True):
     close: Callable[[], None] = lambda: None
 
 
-def _said(files: CacheFiles, prepared: PreparedModel, compile_ms: float) -> CacheReason:
+def _said(files: CacheFiles, prepared: PreparedModel) -> CacheReason:
     """Return what the device says; one that says nothing may have saved or not."""
     return CacheReason.DECLINED if prepared.cache_result is None else prepared.cache_result.reason
 
@@ -82,12 +79,11 @@ class Room(Struct, frozen=True):
 
     Attributes:
         files: Open files, new or to be overwritten.
-        keep: Makes an entry of what was compiled into the files, which took so many milliseconds, with the save.
-            Returns what came of it.
+        keep: Makes an entry of what was compiled into the files. Returns what came of it.
     """
 
     files: CacheFiles
-    keep: Callable[[CacheFiles, PreparedModel, float], CacheReason] = _said
+    keep: Callable[[CacheFiles, PreparedModel], CacheReason] = _said
 
 
 class CacheSource:
@@ -140,7 +136,7 @@ class DirectoryCache(CacheSource):
 
     def token(self, job: Job, fingerprint: bytes) -> bytes:
         """Return the token that the device is given."""
-        return device_token_v2(
+        return device_token(
             self._given if self._given is not None else fingerprint,
             device=job.device.name,
             version=job.device.version_string,
@@ -198,10 +194,8 @@ class DirectoryCache(CacheSource):
             self._cache.warn_of(error.reason, error)
             raise
 
-    def _keep(
-        self, job: Job, staged: StagedEntry, files: CacheFiles, prepared: PreparedModel, compile_ms: float
-    ) -> CacheReason:
-        reason = self._published(job, staged, files, prepared, compile_ms)
+    def _keep(self, job: Job, staged: StagedEntry, files: CacheFiles, prepared: PreparedModel) -> CacheReason:
+        reason = self._published(job, staged, files, prepared)
         if reason in (CacheReason.SAVED, CacheReason.LATER):
             self._cache.enforce_limits()
         elif reason in _REFUSALS:
@@ -209,29 +203,22 @@ class DirectoryCache(CacheSource):
         self._cache.warn_of(reason)
         return reason
 
-    def _published(
-        self, job: Job, staged: StagedEntry, files: CacheFiles, prepared: PreparedModel, compile_ms: float
-    ) -> CacheReason:
-        from ...cache import EntryInfo, is_encrypted  # with what they need, which few clients do
+    def _published(self, job: Job, staged: StagedEntry, files: CacheFiles, prepared: PreparedModel) -> CacheReason:
+        from ...cache import is_encrypted  # with what it needs, which few clients do
 
-        result, reason = prepared.cache_result, _said(files, prepared, compile_ms)
+        result, reason = prepared.cache_result, _said(files, prepared)
         later = reason is CacheReason.LATER  # the device has duplicates: until it writes, it is a save that was cut off
         if result is None or not (result.saved or later):
             return reason
         if _has_changed(job.model, files.fingerprint):
             return CacheReason.CHANGED
-        if result.nbytes > self._cache.limits.max_entry_bytes > 0:
+        if result.nbytes > self._cache.limits.max_bytes:
             return CacheReason.TOO_BIG
         if self._encrypt and not later and not all(map(is_encrypted, (*staged.model_fds, *staged.data_fds))):
             return CacheReason.DECLINED  # by a service, or a device, that does not know how
         generation = os.urandom(16) if later else result.generation
-        info = EntryInfo(
-            staged.entry, generation.hex(), job.device.name, job.device.version_string, job.device.cache_epoch.hex(),
-            sum(job.counts), result.nbytes, int(time.time()),
-            compile_ms=0.0 if later else max(0.0, compile_ms - result.seconds * 1e3),
-        )  # fmt: skip
         try:
-            staged.publish(generation, info)
+            staged.publish(generation)
             if not later and not job.device.confirm_cache(files.token, generation):
                 return CacheReason.NO_ROW  # the service has lost it; an older generation may be good
             staged.finish(generation)
@@ -259,53 +246,6 @@ def _has_changed(model: Model, fingerprint: bytes) -> bool:
         return model_fingerprint(model) != fingerprint
     except NNBurstError:
         return True
-
-
-class FlatCache(CacheSource):
-    """Files as NNAPI names them, directly in a directory, written in place, nothing ever removed.
-
-    Args:
-        directory: Where; nothing is checked until a compilation needs it.
-        token: Of the application, 32 bytes.
-    """
-
-    def __init__(self, directory: str, token: bytes) -> None:
-        if "\0" in directory:
-            raise InvalidArgument(f"the cache directory {directory!r} cannot be a path: it contains a NUL")
-        self._directory = directory
-        self._given = token
-
-    @contextlib.contextmanager
-    def _open(self, job: Job, token: bytes, flags: int) -> Iterator[CacheFiles]:
-        with contextlib.ExitStack() as stack:
-
-            def opened(path: str, flags: int) -> int:
-                fd = os.open(path, os.O_CLOEXEC | flags, 0o600)
-                stack.callback(os.close, fd)
-                return fd
-
-            models, data = (
-                tuple(opened(os.path.join(self._directory, name), os.O_RDWR | os.O_NOFOLLOW | flags) for name in names)
-                for names in file_names(token, *job.counts)
-            )
-            yield CacheFiles(models, data, token, place_fds=(opened(self._directory or ".", os.O_DIRECTORY),))
-
-    def offers(self, job: Job) -> Generator[Entry | Room, None, None]:
-        token = device_token_v1(
-            self._given,
-            job.device.name,
-            job.device.version_string,
-            int(job.asked.preference),
-            PRIORITY_CODE[job.asked.priority],
-            job.part,
-        )
-        with contextlib.suppress(OSError), self._open(job, token, 0) as files:
-            yield Entry(files)
-        try:
-            with self._open(job, token, os.O_CREAT) as files:
-                yield Room(files)
-        except OSError as error:
-            raise CacheRejected(CacheReason.IO_ERROR, f"{self._directory}: {error.strerror}") from error
 
 
 class DescriptorCache(CacheSource):

@@ -85,7 +85,7 @@ class _Attempt:
     def take(self, offer: Entry | Room) -> CacheReason | None:
         """Use an offer; return what came of it, or None if the next one is needed."""
         if isinstance(offer, Room):
-            return offer.keep(offer.files, self.compile(offer.files), self.compile_ms)
+            return offer.keep(offer.files, self.compile(offer.files))
         if self.rejected is CacheReason.DEAD_SERVICE:
             return None
         refused = self._restore(offer)

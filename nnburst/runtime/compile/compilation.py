@@ -24,10 +24,10 @@ from ...model import (
     Model,
     Priority,
 )
-from ...options import CacheLayout, PreferenceName, PriorityName
+from ...options import PreferenceName, PriorityName
 from ..request.node_args import NodeArg, imported_arguments, model_arguments
 from ..service import Service, closes_with
-from .cache_sources import CacheSource, DescriptorCache, DirectoryCache, FlatCache, Job
+from .cache_sources import CacheSource, DescriptorCache, DirectoryCache, Job
 from .caching import CacheReport, combined_report, compile_with_cache
 
 if TYPE_CHECKING:
@@ -275,7 +275,6 @@ class Compilation(OneProcess, Closing):
         directory: str | os.PathLike[str] | int,
         token: bytes,
         *,
-        layout: CacheLayout = "native",
         limits: Limits | None = None,
         always: bool = False,
         encrypt: bool = False,
@@ -285,11 +284,9 @@ class Compilation(OneProcess, Closing):
         Args:
             directory: Path or open descriptor of a directory of this user's own.
             token: 32 bytes that differ for models that differ. All zeros is a token like any other.
-            layout: ``native``: entries are published in one step, bounded, and evicted. ``flat``: NNAPI's names
-                directly in the directory, written in place, never removed.
-            limits: What the directory may take (native only).
-            always: Save also what compiles faster than it would be verified (native only).
-            encrypt: Keep it encrypted with the service's key, and restore nothing else (native only).
+            limits: What the directory may take.
+            always: Save also an ONNX model that compiles faster than it would be restored.
+            encrypt: Keep it encrypted with the service's key, and restore nothing else.
 
         Raises:
             InvalidArgument: An argument is None or of the wrong kind; the token has not 32 bytes.
@@ -299,15 +296,7 @@ class Compilation(OneProcess, Closing):
             raise InvalidArgument(f"the cache directory is {type(directory).__name__}; give a path or a descriptor")
         checked = checked_token(token)
         self._check_open()
-        if layout not in ("native", "flat"):
-            raise InvalidArgument(f"layout {layout!r}; choose native or flat")
-        if layout == "flat":
-            if encrypt:
-                raise InvalidArgument("encrypt=True, but the flat layout is as NNAPI has it: use layout='native'")
-            place = f"/proc/self/fd/{directory}" if isinstance(directory, int) else os.fspath(directory)
-            self._set_cache_source(FlatCache(place, checked))
-        else:
-            self._set_cache_source(DirectoryCache.at(directory, checked, limits=limits, always=always, encrypt=encrypt))
+        self._set_cache_source(DirectoryCache.at(directory, checked, limits=limits, always=always, encrypt=encrypt))
 
     def set_caching_auto(
         self,
