@@ -518,8 +518,8 @@ typedef struct nnb_copy {
     uint64_t as_bool; /* bytes other than 0 become 1; then both may be the same memory */
 } nnb_copy;
 
-/* A kernel that makes some copies, runs the binding (NULL: nothing), and makes the others if that has succeeded. `api` is the
- * library's table of functions. What is given has to outlive the kernel. -ENOMEM. */
+/* A kernel that makes some copies, runs the binding, and makes the others if that has succeeded. `api` is the library's table
+ * of functions. What is given has to outlive the kernel. -ENOMEM. */
 int nnb_ort_create(nnb_kernel **out, void *const *api, void *session, void *binding, const nnb_copy *copies,
                    uint32_t n_before, uint32_t n_after);
 /* Its run ends between two nodes, and every other one before the first. Any thread; never waits. */

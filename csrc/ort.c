@@ -191,15 +191,13 @@ static int run(nnb_kernel *k, uint64_t deadline_ns)
         deadline_ns = 0; /* the end of time */
     if (deadline_ns && nnb_now_ns() >= deadline_ns)
         return say_missed(r);
-    if (r->binding) {
-        if (deadline_ns && begin_timed(r, deadline_ns) < 0)
-            return say(r, NNB_RESOURCE_EXHAUSTED, "the system has no thread for a deadline", "");
-        void *status = r->run(r->session, r->options, r->binding);
-        if (deadline_ns)
-            end_timed(r);
-        if (status)
-            return fail(r, status, deadline_ns);
-    }
+    if (deadline_ns && begin_timed(r, deadline_ns) < 0)
+        return say(r, NNB_RESOURCE_EXHAUSTED, "the system has no thread for a deadline", "");
+    void *status = r->run(r->session, r->options, r->binding);
+    if (deadline_ns)
+        end_timed(r);
+    if (status)
+        return fail(r, status, deadline_ns);
     for (uint32_t i = r->n_before; i < r->n_copies; i++)
         copy(&r->copies[i]);
     return 0;

@@ -171,11 +171,5 @@ int main(void)
     runs = UNTIL_ENDED;
     CHECK_EQ(nnb_kernel_run(k, 0), 5);
     k->destroy(k);
-
-    /* Only copies. */
-    CHECK_EQ(nnb_ort_create(&k, table(), NULL, NULL, copies, 1, 1), 0);
-    CHECK_EQ(nnb_kernel_run(k, 0), 0);
-    CHECK_EQ(y, 2);
-    k->destroy(k);
     return 0;
 }

@@ -389,7 +389,7 @@ class BoundRun:
     """Copies, a run of a binding, copies: a kernel in C.
 
     Args:
-        binding: What to run; None for nothing.
+        binding: What to run.
 
     Attributes:
         kernel: An ``nnb_kernel *``, for as long as this object is there.
@@ -397,16 +397,15 @@ class BoundRun:
             free meanwhile.
     """
 
-    def __init__(self, binding: IOBinding | None, before: Copies = (), after: Copies = ()) -> None:
+    def __init__(self, binding: IOBinding, before: Copies = (), after: Copies = ()) -> None:
         def place(array: np.ndarray[Any, Any]) -> Any:
             return ffi.cast("void *", array.ctypes.data)
 
         self._kept = binding, before, after
-        session, bound = (binding.session.handle, binding.handle) if binding else (ffi.NULL, ffi.NULL)
         rows = [(place(to), place(source), to.nbytes, to.dtype == np.bool_) for to, source in (*before, *after)]
         copies = ffi.new("nnb_copy[]", rows)
         out = ffi.new("nnb_kernel **")
-        check(lib.nnb_ort_create(out, _api.table, session, bound, copies, len(before), len(after)))
+        check(lib.nnb_ort_create(out, _api.table, binding.session.handle, binding.handle, copies, len(before), len(after)))
         self.kernel = ffi.gc(out[0], out[0].destroy)
         self.run = partial(lib.nnb_kernel_run, self.kernel)
 

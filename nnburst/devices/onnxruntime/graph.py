@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ...errors import GeneralFailure, InvalidArgument, ResourceExhausted
 from ...model import element_count
@@ -109,7 +110,7 @@ class Graph:
     def bound(
         self, binding: Any, before: Copies, after: Copies, binds: Sequence[Callable[[], None]] = ()
     ) -> BoundRun | PythonRun:
-        """Return a run of a binding of the session, None for nothing, between copies; `binds` bind its inputs."""
+        """Return a run of a binding of the session between copies; `binds` bind its inputs."""
         if isinstance(self.session, InferenceSession):
             return BoundRun(binding, before, after)
         return PythonRun(self.session, binding, before, after, binds)
@@ -179,10 +180,10 @@ def build_session(
 ) -> tuple[Any, About]:
     """Return an ``InferenceSession`` of a model's files; raises as `compile_graph`."""
     proto = parse(data)
-    arguments = describe(proto)
+    inputs, optional, outputs = describe(proto)
     labels = take_out(proto)
     guard(proto)
-    about = About(*arguments, exposed_arguments(proto), labels)
+    about = About(inputs, optional, _computed(proto, outputs), exposed_arguments(proto), labels)
     _place_external(proto, files, settings.runtime.OrtValue, options)
     parsed = serialised(proto)
     del proto
@@ -206,6 +207,22 @@ def open_session(data: OwnBytes, settings: SessionSettings, options: Any) -> Any
     if providers and (missing := set(providers).difference(session.get_providers())):
         raise GeneralFailure(f"ONNX Runtime cannot start {', '.join(sorted(missing))} here{hint}")
     return session
+
+
+def _computed(proto: Any, outputs: Sequence[GraphArgument]) -> tuple[GraphArgument, ...]:
+    """Have an output that is an input computed, under another name; returns the outputs.
+
+    ONNX Runtime would leave the memory that is bound to it as it is.
+    """
+    inputs = {value.name for value in proto.graph.input}
+    copies: dict[str, str] = {}
+    for value, output in zip(proto.graph.output, outputs, strict=True):
+        if value.name in inputs and not output.holds:
+            if value.name not in copies:
+                copies[value.name] = f"{value.name}:passed on"
+                proto.graph.node.add(op_type="Identity", input=[value.name], output=[copies[value.name]])
+            value.name = copies[value.name]
+    return tuple(replace(output, name=copies.get(output.name, output.name)) for output in outputs)
 
 
 def _place_external(proto: Any, files: Mapping[str, Bytes], make: Any, options: Any) -> None:

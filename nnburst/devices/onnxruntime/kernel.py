@@ -91,12 +91,9 @@ class BoundGraph:
         self._values: list[Value] = []
         self._counted = 0
         self._rebind: list[Callable[[], None]] = []
-        self._inputs: dict[str, tuple[tuple[int, ...], Bytes]] = {}
         self._places: list[list[BoundArgument]] = [[], []]
         """Where the client has put inputs and outputs."""
         self._shapes: list[tuple[int, ...]] = [()] * len(request.outputs)
-        self._has_open_shapes = False
-        self._too_small: set[int] = set()
         self._insufficient: set[int] = set()
         self._binding = graph.session.io_binding()
         operands = main.operands
@@ -109,15 +106,14 @@ class BoundGraph:
                 self._bind_output(position, graph.outputs[position], operands[index], request, argument)
         if request.outputs and all(argument.has_no_value for argument in request.outputs):
             raise GeneralFailure("every output is omitted; there is nothing to run")
-        binding = self._binding if self._order else None
-        self._bound = graph.bound(binding, self._copied_in, self._copied_out, self._rebind)
+        self._bound = graph.bound(self._binding, self._copied_in, self._copied_out, self._rebind)
         self._batch, token = None, present_token()
         is_whole = [node for node, _, _ in self._places[0]] == list(graph.inputs)
         is_whole = is_whole and len(self._places[1]) == len(main.output_indexes)
         if batches is not None and is_whole and token is not None and token.server:
             inputs, outputs = self._places
             self._batch = batches.join(self._bound.kernel, inputs, outputs)
-        if not (self._has_open_shapes or self._encoded):  # there is nothing to tell afterwards
+        if not (self._open or self._encoded):  # there is nothing to tell afterwards
             self.c_kernel = self._bound.kernel
 
     # -- binding -------------------------------------------------------------------------------------------------------
@@ -131,7 +127,6 @@ class BoundGraph:
                 return
             if 0 not in dims or node.holds:
                 raise GeneralFailure(f"input {node.name!r} is omitted, but the graph needs it")
-            self._inputs[node.name] = dims, np.empty(0, np.uint8)
             self._bind(self._binding.bind_input, node, dims, np.empty(1, np.uint8))
             return
         pool = pool_of(request, argument)
@@ -147,14 +142,13 @@ class BoundGraph:
         region = pool.array(np.uint8, (nbytes,), location.offset)
         if node.holds:
             self._memory.take(_PRIVATE * nbytes)
-            self._inputs[node.name], self._encoded[node.name] = (dims, region), region
+            self._encoded[node.name] = region
             return
         self._places[0].append((node, dims, region))
         if is_bool(node) or self._needs_copy(node, pool, region):
             private = self._private(nbytes)
             self._copied_in.append((private.view(np.bool_) if is_bool(node) else private, region))
             region = private
-        self._inputs[node.name] = dims, region
         self._bind(self._binding.bind_input, node, dims, region)
 
     def _private(self, nbytes: int) -> Bytes:
@@ -176,21 +170,10 @@ class BoundGraph:
         dims = combine_dimensions(operand.dimensions, argument.dimensions)
         nbytes = _needed(node, operand, dims)
         room = 1 << 62 if isinstance(pool, BufferView) else location.length
-        self._has_open_shapes = self._has_open_shapes or nbytes is None
         if nbytes is not None and nbytes > location.length:
             raise InvalidArgument(f"output {node.name!r} has {location.length} bytes; it needs {nbytes}")
-        if node.name in self._inputs:
-            # A client that names shapes names those of the input and the output at once, and knows of the former only.
-            self._has_open_shapes = self._has_open_shapes or _needed(node, operand, operand.dimensions) is None
-            is_wrong = nbytes is not None and dims != self._inputs[node.name][0]
-            self._has_open_shapes = self._has_open_shapes or is_wrong
-            self._pass_on(_Open(position, node, pool, location.offset, 0 if is_wrong else room))
-            if is_wrong:
-                self._leave_open((position,))
-            return
         self._order.append(position)
         if nbytes is None or node.holds:
-            self._has_open_shapes = True
             keys = self._graph.keys.get(node.name)
             self._open.append(_Open(position, node, pool, location.offset, room, keys))
             self._binding.bind_output(node.name, _CPU)
@@ -204,16 +187,6 @@ class BoundGraph:
         self._shapes[position] = dims
         self._said[position] = node, dims, region
         self._bind(self._binding.bind_output, node, dims, region)
-
-    def _pass_on(self, output: _Open) -> None:
-        """Bind an output of the graph that is one of its inputs: ONNX Runtime would leave the region as it is."""
-        dims, source = self._inputs[output.argument.name]
-        self._shapes[output.position] = dims
-        if source.nbytes > output.room or not output.room:
-            self._too_small.add(output.position)
-            self._insufficient.add(output.position)
-        elif source.nbytes:
-            self._copied_out.append((_writable(output.pool, output.argument, source.nbytes, output.offset), source))
 
     def _bind(self, bind: Callable[..., None], node: GraphArgument, dims: tuple[int, ...], region: Bytes) -> None:
         self._kept.append(region)
@@ -232,7 +205,7 @@ class BoundGraph:
         Raises:
             MissedDeadline: The run was ended.
         """
-        if self._has_open_shapes:
+        if self._open:
             return self._run_open(deadline_ns)
         self._run_closed(deadline_ns)
         return None
@@ -278,8 +251,7 @@ class BoundGraph:
         """Run, and tell the shapes that came out."""
         try:
             self._run_closed(deadline_ns)
-            if self._open:
-                self._fetch()
+            self._fetch()
         finally:
             for output in self._open:  # or what ONNX Runtime has allocated stays, and is used again, whatever its size
                 self._binding.bind_output(output.argument.name, _CPU)
@@ -332,7 +304,7 @@ class BoundGraph:
     def _fetch(self) -> None:
         """Copy the outputs that ONNX Runtime allocated, as far as there is room."""
         values = self._computed()
-        self._insufficient = set(self._too_small)
+        self._insufficient = set()
         for output in self._open:
             value = values[output.position]
             if output.argument.holds:

@@ -19,7 +19,7 @@ class PythonRun:
 
     Args:
         session: An ``InferenceSession`` of the Python module.
-        binding: Its binding; None for nothing.
+        binding: Its binding.
         binds: Bind the inputs. A provider that has memory of its own copies them to it then, and only then; outputs
             that are bound to the processor's memory come back in the run.
     """
@@ -45,16 +45,14 @@ class PythonRun:
         try:
             for to, source in self._before:
                 np.copyto(to, source if to.dtype == source.dtype else source != 0)
-            if self._binding is not None:
-                for bind in self._binds:
-                    bind()
-                self._binding.synchronize_inputs()
-            if self._binding is not None and is_limit(deadline_ns):
+            for bind in self._binds:
+                bind()
+            self._binding.synchronize_inputs()
+            if is_limit(deadline_ns):
                 self._run_until(deadline_ns)
-            elif self._binding is not None:
+            else:
                 self._session.run_with_iobinding(self._binding, self._usual)
-            if self._binding is not None:
-                self._binding.synchronize_outputs()
+            self._binding.synchronize_outputs()
             for to, source in self._after:
                 to[...] = source
         except Exception as error:
