@@ -405,7 +405,8 @@ class BoundRun:
         rows = [(place(to), place(source), to.nbytes, to.dtype == np.bool_) for to, source in (*before, *after)]
         copies = ffi.new("nnb_copy[]", rows)
         out = ffi.new("nnb_kernel **")
-        check(lib.nnb_ort_create(out, _api.table, binding.session.handle, binding.handle, copies, len(before), len(after)))
+        session, bound = binding.session.handle, binding.handle
+        check(lib.nnb_ort_create(out, _api.table, session, bound, copies, len(before), len(after)))
         self.kernel = ffi.gc(out[0], out[0].destroy)
         self.run = partial(lib.nnb_kernel_run, self.kernel)
 
