@@ -17,7 +17,6 @@ from rich.console import Console
 
 from nnburst.cli.bench.model import BASE, Contest
 from nnburst.cli.bench.report import Report
-from nnburst.cli.bench.rounds import Plan
 
 LIMITS = {
     "mlp 16 x 1": {"burst-bound": 0.80, "burst-run": 0.95},
@@ -81,11 +80,11 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a few seconds per model")
     parser.add_argument("--markdown", type=Path, help="write the table to this file")
     options = parser.parse_args()
-    plan = Plan(5, 0.1) if options.quick else Plan(20, 0.3)
+    much = (5, 0.1) if options.quick else (20, 0.3)
     console, reports, missed = Console(), {}, 0
     with tempfile.TemporaryDirectory(prefix="nnburst-speed-") as directory:
         for name, limits in LIMITS.items():
-            report = reports[name] = Contest(str(model_file(name, Path(directory)))).measure(plan)
+            report = reports[name] = Contest(str(model_file(name, Path(directory)))).measure(*much)
             report.show(console)
             for key, limit in limits.items():
                 ratio = report.results[key].ratio(report.results[BASE])

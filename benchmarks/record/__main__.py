@@ -7,10 +7,9 @@ from pathlib import Path
 
 import click
 
-from nnburst.cli.bench.command import FILE, finish, plan_of, row_options
+from nnburst.cli.bench.command import FILE, finish, how_much, row_options
 from nnburst.cli.bench.report import measure
 from nnburst.cli.bench.rounds import allowed_cpus
-from nnburst.cli.targets import checked
 
 from .figure import write_figure
 from .others import watch_others
@@ -21,12 +20,8 @@ from .rows import all_cases, select
 @click.command()
 @row_options
 @click.option("--only", multiple=True, metavar="NAME", help="Rows by name (* allowed) or letter; may be repeated.")
-@click.option(
-    "--png", "png_path", type=FILE, callback=checked, help="Draw the distributions into this file (needs matplotlib)."
-)
-@click.option(
-    "--markdown", "markdown_path", type=FILE, callback=checked, help="Write the tables as Markdown to this file."
-)
+@click.option("--png", "png_path", type=FILE, help="Draw the distributions into this file (needs matplotlib).")
+@click.option("--markdown", "markdown_path", type=FILE, help="Write the tables as Markdown to this file.")
 def record(
     quick: bool,
     rounds: int | None,
@@ -39,7 +34,7 @@ def record(
     if png_path and find_spec("matplotlib") is None:
         raise click.ClickException("--png needs matplotlib: pip install '.[bench]'")
     cases, others = select(all_cases(), only), watch_others(set(allowed_cpus()))
-    conditions, _, results = measure(cases, plan_of(quick, rounds))
+    conditions, _, results = measure(cases, *how_much(quick, rounds))
     report = Record(conditions, cases, results, others=others())
 
     def draw(path: Path) -> None:

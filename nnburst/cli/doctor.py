@@ -7,12 +7,12 @@ failed, with the exception: on a broken machine the doctor must still say someth
 from __future__ import annotations
 
 import enum
+import importlib
 import importlib.metadata
 import json
 import os
 import platform
 import resource
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -27,7 +27,6 @@ EXTRAS = {
     "onnx": ("onnxruntime", "onnx"),
     "metrics": ("prometheus_client",),
     "oip": ("grpc", "grpc_health", "grpc_reflection", "aiohttp"),
-    "bench": ("zmq", "pynng", "iceoryx2", "faster_fifo", "matplotlib"),
 }
 ENOUGH_SHM = 64 << 20
 ENOUGH_FDS = 1024
@@ -62,24 +61,9 @@ def _read(path: str) -> str | None:
 
 def check_versions() -> Finding:
     """Versions of the kernel, of Python, of the package and of its core dependencies."""
-    versions = [f"{platform.system()} {platform.release()}", f"{platform.machine()}, Python {sys.version.split()[0]}"]
-    missing = []
-    for name in ("nnburst", *DEPENDENCIES):
-        try:
-            versions.append(f"{name} {importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
-            missing.append(name)
-    found = ", ".join(versions)
-    return Finding(Level.FAIL, found, f"pip install {' '.join(missing)}") if missing else _ok(found)
-
-
-def check_extension() -> Finding:
-    """The C core can be imported."""
-    try:
-        from nnburst import _core
-    except ImportError as error:
-        return Finding(Level.FAIL, str(error), "Build it: `make ext`, or `pip install .` (needs a C compiler).")
-    return _ok(str(Path(getattr(_core.lib, "__file__", None) or _core.__file__).parent))
+    machine = f"{platform.system()} {platform.release()}, {platform.machine()}, Python {sys.version.split()[0]}"
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("nnburst", *DEPENDENCIES)]
+    return _ok(", ".join([machine, *versions]))
 
 
 def check_device(name: str) -> Finding:
@@ -97,30 +81,18 @@ def check_device(name: str) -> Finding:
 
 
 def check_extra(extra: str) -> Finding:
-    """The modules of an extra can be imported: in a process of their own, since a broken one may end it.
-
-    Of ONNX Runtime, also the providers that it has.
-    """
-    code = (
-        f"import sys; sys.path[:] = {sys.path!r}; from importlib import import_module\n"
-        f"for name in {EXTRAS[extra]}:\n"
-        "    print(name, end=' ', flush=True)\n"
-        "    try:\n"
-        "        module = import_module(name)\n"
-        "        print(getattr(module, '__version__', ''), *getattr(module, 'get_available_providers', tuple)())\n"
-        "    except ModuleNotFoundError as error:\n"
-        "        if error.name != name: raise\n"
-        "        print('missing')\n"
-    )
-    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    lines = done.stdout.splitlines()
-    found = ", ".join(line.strip() for line in lines) or "nothing"
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"ended with status {done.returncode}"])[-1]
-        return Finding(Level.FAIL, f"{found}: cannot be imported", f"Reinstall it. It says: {last}")
-    if any(line.endswith(" missing") for line in lines):
-        return _ok(f"{found} (pip install 'nnburst[{extra}]')")
-    return _ok(found)
+    """The modules of an extra can be imported; of ONNX Runtime, also the providers that it has."""
+    found = []
+    for name in EXTRAS[extra]:
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name != name:
+                raise
+            return _ok(f"{name} missing (pip install 'nnburst[{extra}]')")
+        providers = module.get_available_providers() if name == "onnxruntime" else ()
+        found.append(" ".join([name, getattr(module, "__version__", ""), *providers]).strip())
+    return _ok(", ".join(found))
 
 
 def check_cpus() -> Finding:
@@ -143,19 +115,6 @@ def check_cpus() -> Finding:
     return _ok(found)
 
 
-def check_window() -> Finding:
-    """The polling window that bursts use unless told otherwise."""
-    from nnburst.burst import default_polling_window
-    from nnburst.errors import InvalidArgument
-
-    try:
-        window = default_polling_window()
-    except InvalidArgument as error:
-        return Finding(Level.FAIL, str(error), "Correct the variable or unset it.")
-    source = "NNBURST_POLLING_WINDOW_US" if "NNBURST_POLLING_WINDOW_US" in os.environ else "default"
-    return _ok(f"{window * 1e6:g} µs ({source})")
-
-
 def check_sandbox() -> Finding:
     """The walls around a service."""
     from nnburst.runtime import launch
@@ -173,13 +132,12 @@ def check_sandbox() -> Finding:
 
 def check_shm() -> Finding:
     """/dev/shm, which only *named* shared memory needs."""
-    if not os.path.isdir("/dev/shm"):
-        return Finding(Level.WARN, "no /dev/shm", "mount -t tmpfs tmpfs /dev/shm; only named shared memory needs it.")
+    remedy = "mount -t tmpfs -o mode=1777 tmpfs /dev/shm; only named shared memory needs it."
+    if not os.access("/dev/shm", os.W_OK | os.X_OK):
+        return Finding(Level.WARN, "no /dev/shm that this user can write", remedy)
     stat = os.statvfs("/dev/shm")
     free = stat.f_bavail * stat.f_frsize
     found = f"/dev/shm, {free >> 20} MiB free"
-    if not os.access("/dev/shm", os.W_OK | os.X_OK):
-        return Finding(Level.WARN, found + ", not writable", "chmod 1777 /dev/shm; only named shared memory needs it.")
     if free < ENOUGH_SHM:
         return Finding(Level.WARN, found, "Enlarge it (docker: --shm-size); only named shared memory needs it.")
     return _ok(found)
@@ -196,9 +154,7 @@ def check_limits() -> Finding:
 
 CHECKS: dict[str, Callable[[], Finding]] = {
     "versions": check_versions,
-    "C extension": check_extension,
     "CPUs": check_cpus,
-    "polling window": check_window,
     "sandbox": check_sandbox,
     "shared memory": check_shm,
     "limits": check_limits,

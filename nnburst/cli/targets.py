@@ -1,17 +1,8 @@
-"""What people give to commands: whole numbers, users, and files that are written at the end.
-
-Files are looked at before a command begins, so that no work is lost over a name.
-"""
+"""What people give to commands and read: whole numbers, sizes, users."""
 
 from __future__ import annotations
 
-import os
 import pwd
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-
-import click
 
 from ..errors import InvalidArgument
 
@@ -45,43 +36,3 @@ def user_number(user: str, option: str) -> int:
     except (KeyError, ValueError):  # a name with NUL
         pass
     raise InvalidArgument(f"{option} {user}: this machine has no such user")
-
-
-def why_not(path: Path) -> str:
-    """Say what keeps a file from being written; empty if nothing does."""
-    parent = path.parent
-    try:
-        if path.is_dir():
-            return "it is a directory"
-        if not parent.is_dir():
-            return f"{parent} is not a directory" if parent.exists() else f"there is no directory {parent}"
-        if path.exists():
-            return "" if os.access(path, os.W_OK) else "it is read-only"
-        return "" if os.access(parent, os.W_OK | os.X_OK) else f"nothing may be written in {parent}"
-    except (OSError, ValueError) as error:  # names that no file can have
-        return getattr(error, "strerror", None) or str(error)
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Name the file in whatever the system says against writing it.
-
-    Raises:
-        click.ClickException: It cannot be written.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise click.ClickException(f"{path} cannot be written: {error.strerror or error}") from error
-
-
-def checked(ctx: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
-    """Callback of options that are such files.
-
-    Raises:
-        click.BadParameter: It could not be written.
-    """
-    why = path and why_not(path)
-    if why:
-        raise click.BadParameter(f"{path} cannot be written: {why}", ctx, parameter)
-    return path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -49,6 +50,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, list):
         return list(map(plain, value))
     return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+def shortened(value: Any) -> str:
+    """Return a value as people read it: of long ones a part."""
+    return np.array2string(value, threshold=40, precision=6) if isinstance(value, np.ndarray) else reprlib.repr(value)
 
 
 def as_saved(value: Any) -> Array:

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import click
 
-from .targets import checked, writing
-
 __all__ = ["trace"]
 
 
@@ -23,7 +21,6 @@ __all__ = ["trace"]
     "--output",
     type=click.Path(path_type=Path),
     required=True,
-    callback=checked,
     metavar="FILE",
     help="The trace; JSON for Perfetto and Chrome.",
 )
@@ -49,8 +46,7 @@ def trace(output: Path, every: int, command: tuple[str, ...]) -> None:
 
     if shutil.which(command[0]) is None:
         raise click.ClickException(f"{command[0]} cannot be run: there is no such program")
-    with writing(output):
-        begin(str(output))
+    begin(str(output))
     env = {**os.environ, FILE_VARIABLE: str(output.absolute()), EVERY_VARIABLE: str(every)}
     adopt(env)
     try:

@@ -1,11 +1,9 @@
-"""How objects that users hold look at a prompt and in a notebook."""
+"""How objects that users hold look at a prompt."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
-
-from ..watch.html import table
 
 if TYPE_CHECKING:
     from .compile.compilation import Compilation
@@ -27,13 +25,3 @@ def _type(node: NodeArg) -> str:
 
 def _shape(node: NodeArg) -> str:
     return "(any shape)" if node.shape is None else f"({', '.join('?' if n is None else str(n) for n in node.shape)})"
-
-
-def nodes_table(title: str, compilation: Compilation) -> str:
-    """Return the arguments of a model as a table."""
-    rows = [
-        [kind, node.name, _shape(node.shown), _type(node)]
-        for kind, nodes in (("input", compilation.inputs), ("output", compilation.outputs))
-        for node in nodes
-    ]
-    return table(title, rows, ("", "name", "shape", "type"))

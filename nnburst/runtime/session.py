@@ -28,7 +28,7 @@ from ..options import OnDeath, OnError, SandboxMode, SessionKeywords
 from .compile.cache_sources import CacheSource, DirectoryCache
 from .compile.compilation import Compilation
 from .compile.model_files import check_source, devices_for, found
-from .display import described, nodes_table
+from .display import described
 from .execution import Execution
 from .run.batching import run_many
 from .run.burst_pool import OPENING, BurstPool, Restart
@@ -530,10 +530,6 @@ class Session(OneProcess, Closing):
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{self.stats.received:,} runs, {self.latency()!r}"
         return f"<Session of {described(self._compilation)} on {self._compilation.device.name}, {state}>"
-
-    def _repr_html_(self) -> str:
-        about = f"session on {self._compilation.device.name}, {self._service!r}"
-        return nodes_table(about, self._compilation) + self.latency()._repr_html_()
 
     # ---- life ------------------------------------------------------------------------------------------------
 

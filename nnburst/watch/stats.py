@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from .._core import ffi, lib
-from .html import table
 
 if TYPE_CHECKING:
     from .._core._nnburst import CData
@@ -164,14 +163,6 @@ class Latency(Struct, frozen=True):
             return "<Latency: no runs>"
         times = ", ".join(f"{name} {duration(getattr(self, name))}" for name in ("p50", "p99", "max"))
         return f"<Latency of {self.count:,} runs: {times}>"
-
-    def _repr_html_(self) -> str:
-        parts = {"run": self.round_trip, "queue": self.queue_wait, "execution": self.execution}
-        rows = [
-            [name, *(duration(ns / 1e9) for ns in (h.percentile_ns(50), h.percentile_ns(99), h.max_ns))]
-            for name, h in parts.items()
-        ]
-        return table(f"{self.count:,} runs", rows, ("", "p50", "p99", "max"))
 
 
 def duration(seconds: float) -> str:

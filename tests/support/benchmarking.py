@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from nnburst.cli.bench import rounds
-from nnburst.cli.bench.rounds import Case, Plan, Subject
+from nnburst.cli.bench.rounds import Case, Subject
 from nnburst.cli.bench.sampling import Result, Round
 
 
@@ -18,6 +18,7 @@ from nnburst.cli.bench.sampling import Result, Round
 def short_looks_at_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """L only has to be there: a busy machine takes seconds for as many round trips as a benchmark wants."""
     monkeypatch.setattr(rounds, "_LINE_COUNT", 20)
+    monkeypatch.setattr(rounds, "_MOST_SAMPLES", 20)
 
 
 def round_of(p50: int, before: float = 100.0, after: float = 100.0) -> Round:
@@ -37,4 +38,4 @@ def made_up_case(sample: Callable[[int], Any], key: str = "mine") -> Case:
 
 def run_rows(cases: list[Case]) -> dict[str, Result]:
     """Measure rows in two short turns each."""
-    return rounds.run(cases, Plan(rounds=2, turn_seconds=0.01, count=20))
+    return rounds.run(cases, 2, 0.01)

@@ -21,15 +21,9 @@ from nnburst.cli import main
 from nnburst.cli.demo import command, network
 from support import ROOT
 
-LAST_LINE = re.compile(
-    r"demo: accuracy=(0\.\d{4}|1\.0000) p50_us=\d+\.\d p99_us=\d+\.\d transport_p50_us=\d+\.\d pipe_p50_us=\d+\.\d"
-)
+LAST_LINE = re.compile(r"demo: accuracy=(0\.\d{4}|1\.0000) p50_us=\d+\.\d p99_us=\d+\.\d pipe_p50_us=\d+\.\d")
 
 FloatArray = npt.NDArray[np.float32]
-
-
-def first_pixels(images: FloatArray) -> FloatArray:
-    return images.reshape(len(images), -1)[:, :10].reshape(-1, 1, 10).copy()
 
 
 def test_race_lets_contenders_take_turns_and_times_every_call() -> None:
@@ -42,33 +36,11 @@ def test_race_lets_contenders_take_turns_and_times_every_call() -> None:
     took, answers = command.race({name: contender(name) for name in "ab"}, images, 3)
     assert "".join(calls[2 * command.WARM_UP :]) == ("a" * 450 + "b" * 450) * 3
     assert {len(each) for each in took.values()} == {3 * 450}
-    assert [np.array_equal(each, first_pixels(images)) for each in answers["a"]] == [True] * 3
-
-
-def test_answer_that_differs_in_one_bit_is_named_for_each_pass() -> None:
-    expected = np.zeros((40, 1, 10), np.float32)
-    got, negative = expected.copy(), expected.copy()
-    got.view(np.uint32)[33, 0, 4] ^= 1
-    negative[7, 0, 0] = -0.0
-    found = command.differences("a", expected, [got, expected, got, negative])
-    assert [text.partition(":")[0] for text in found] == ["a, image 33", "a, image 33", "a, image 7"]
+    assert np.array_equal(answers["a"][:, :, 0], [images.reshape(450, -1)[:, :10]] * 3)
 
 
 def test_percentiles_are_in_microseconds_and_were_observed() -> None:
     assert command.percentiles_us(np.arange(1, 1001, dtype=np.int64) * 1000) == [501.0, 901.0, 991.0, 1000.0]
-
-
-def test_digits_are_the_whole_set_with_a_hold_out() -> None:
-    digits = network.load_digits()
-    assert digits.images.shape == (1797, 1, 8, 8, 1)
-    assert digits.images.dtype == np.float32
-    assert (digits.images.min(), digits.images.max()) == (0, 1)
-    assert digits.held_out.sum() == 450
-    assert set(digits.labels[digits.held_out]) == set(range(10))
-
-
-def test_weights_are_small_enough_to_be_committed() -> None:
-    assert 0 < (network.DATA / "weights.npz").stat().st_size < 200_000
 
 
 @pytest.fixture(scope="module")
@@ -155,8 +127,7 @@ def test_demo_fails_when_a_burst_answer_was_tampered_with(monkeypatch: pytest.Mo
     monkeypatch.setattr(command, "asking", tampered)
     result = CliRunner().invoke(main, ["demo", "--passes", "1"])
     assert result.exit_code == 1, result.output
-    assert "differ from in-process execution" in result.stderr
-    assert "image 1234" in result.stderr
+    assert "1 answers of burst to the service differ from in-process execution" in result.stderr
     assert not result.stdout.splitlines()[-1].startswith("demo:")
 
 

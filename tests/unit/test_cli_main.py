@@ -44,12 +44,6 @@ def test_every_command_of_the_table_loads_and_has_help(name: str) -> None:
     assert result.output.startswith(f"Usage: main {name}")
 
 
-def test_version_names_the_package() -> None:
-    result = CliRunner().invoke(main, ["--version"])
-    assert result.exit_code == 0
-    assert result.output.startswith("nnburst ")
-
-
 def test_a_character_that_the_terminal_has_not_is_a_question_mark(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "nnburst", "cache", "path"]
     environment = {**os.environ, "PYTHONIOENCODING": "latin-1", "NNBURST_CACHE_DIR": str(tmp_path / "→")}
@@ -75,15 +69,6 @@ def test_unknown_command_is_a_usage_error() -> None:
 
 
 @pytest.mark.check
-def test_doctor_ends_with_one_line_that_counts_the_findings() -> None:
-    result = CliRunner().invoke(main, ["doctor"])
-    counts = dict(pair.split("=") for pair in result.stdout.splitlines()[-1].removeprefix("doctor: ").split())
-    assert sum(map(int, counts.values())) == len(all_checks())
-    assert result.exit_code == (1 if int(counts["fail"]) else 0), result.stdout
-    assert counts["fail"] == "0", result.stdout
-
-
-@pytest.mark.check
 def test_doctor_fails_and_goes_on_when_a_check_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> Finding:
         raise OSError(38, "no such call [here]")
@@ -92,8 +77,9 @@ def test_doctor_fails_and_goes_on_when_a_check_raises(monkeypatch: pytest.Monkey
     result = CliRunner().invoke(main, ["doctor"])
     assert result.exit_code == 1
     assert "no such call [here]" in result.stdout
-    assert "limits" in result.stdout
-    assert "fail=1" in result.stdout.splitlines()[-1]
+    counts = dict(pair.split("=") for pair in result.stdout.splitlines()[-1].removeprefix("doctor: ").split())
+    assert sum(map(int, counts.values())) == len(all_checks())
+    assert counts["fail"] == "1", result.stdout
 
 
 @pytest.mark.check
@@ -102,7 +88,7 @@ def test_doctor_opens_each_device_and_imports_each_extra(monkeypatch: pytest.Mon
     result = CliRunner().invoke(main, ["doctor", "--json"])
     found = json.loads(result.stdout)
     rows = {row["check"]: row for row in found["checks"]}
-    extras = {f"extra {name}" for name in ("onnx", "bench", "metrics", "oip")}
+    extras = {f"extra {name}" for name in checks.EXTRAS}
     assert rows.keys() == {f"device {name}" for name in device_names()} | extras
     assert found["ok"] == len(rows) == sum(row["level"] == "ok" for row in rows.values())
     assert all("opens in a service" in rows[f"device {name}"]["found"] for name in device_names())
@@ -139,18 +125,12 @@ def test_doctor_says_why_a_device_does_not_open() -> None:
     assert "no device 'nnburst-nothing'" in finding.remedy
 
 
-BROKEN = {"raises": "raise OSError('this wheel is broken')", "crashes": "import os; os.abort()"}
-
-
-@pytest.mark.parametrize("how", BROKEN)
-def test_doctor_survives_a_broken_extra(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "broken_extra.py").write_text(BROKEN[how])
+def test_extra_that_cannot_be_imported_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_extra.py").write_text("raise OSError('this wheel is broken')")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(checks.EXTRAS, "broken", ("numpy", "broken_extra"))
-    finding = checks.check_extra("broken")
-    assert finding.level is Level.FAIL
-    assert re.fullmatch(r"numpy \S+, broken_extra: cannot be imported", finding.found)
-    assert ("this wheel is broken" in finding.remedy) == (how == "raises")
+    monkeypatch.setitem(checks.EXTRAS, "broken", ("broken_extra",))
+    finding = checks.run_check(lambda: checks.check_extra("broken"))
+    assert (finding.level, finding.found) == (Level.FAIL, "OSError: this wheel is broken")
 
 
 def test_doctor_says_what_installs_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,17 +164,6 @@ def test_doctor_warns_of_a_single_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     finding = checks.check_cpus()
     assert finding.level is Level.WARN
     assert "second CPU" in finding.remedy
-
-
-def test_doctor_refuses_a_polling_window_that_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NNBURST_POLLING_WINDOW_US", "fast")
-    assert checks.check_window().level is Level.FAIL
-    monkeypatch.setenv("NNBURST_POLLING_WINDOW_US", "20")
-    assert checks.check_window() == Finding(Level.OK, "20 µs (NNBURST_POLLING_WINDOW_US)")
-
-
-def test_main_is_a_click_group_that_a_script_can_call() -> None:
-    assert isinstance(main, click.Group)
 
 
 @pytest.mark.parametrize("text", ["\u00b2", "9" * 5000, "\udcff"], ids=["superscript", "long", "surrogate"])

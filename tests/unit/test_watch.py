@@ -258,17 +258,6 @@ def test_latency_of_a_session_is_about_all_its_runs_and_knows_the_slowest(servic
     assert repr(session).endswith("closed>")
 
 
-def test_notebook_tables_show_text_as_text(service: nnburst.Service) -> None:
-    with service.session(relu((1, 4))) as session, session.bind() as execution:
-        execution.run()
-        texts = [session._repr_html_(), session.latency()._repr_html_()]
-    for text in texts:
-        assert text.count("<table>") == text.count("</table>") > 0
-        assert "<Service" not in text
-    assert "float32" in texts[0]
-    assert "nnburst-noop" in texts[0]
-
-
 def test_rows_run_out_and_are_counted() -> None:
     page = Page("few", rows=3)
     model = page.open(RowKind.MODEL, "m", page.service)

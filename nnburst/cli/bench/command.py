@@ -8,21 +8,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..targets import checked, writing
-
 if TYPE_CHECKING:
     from .report import Report
-    from .rounds import Plan
 
-FILE = click.Path(path_type=Path)
+FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 
 def row_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options that say how much is measured, and where the figures go."""
     for option in (
-        click.option(
-            "--json", "json_path", type=FILE, callback=checked, help="Write rows and conditions to this file."
-        ),
+        click.option("--json", "json_path", type=FILE, help="Write rows and conditions to this file."),
         click.option("--rounds", type=click.IntRange(1), help="Turns per row [default: 20, quick: 3]."),
         click.option("--quick", is_flag=True, help="Fewer and shorter turns, for a first look."),
     ):
@@ -48,19 +43,17 @@ def bench(
     from .report import Report, measure
     from .rows import all_cases
 
-    plan = plan_of(quick, rounds)
+    much = how_much(quick, rounds)
     if model is None:
-        report = Report(*measure(all_cases(), plan))
+        report = Report(*measure(all_cases(), *much))
     else:
-        report = Contest(model, threads, parse_shapes(shapes)).measure(plan)
+        report = Contest(model, threads, parse_shapes(shapes)).measure(*much)
     finish(report, {json_path: report.write_json})
 
 
-def plan_of(quick: bool, rounds: int | None) -> Plan:
-    """Return what the options say."""
-    from .rounds import Plan
-
-    return Plan(rounds or (3 if quick else 20), 0.04 if quick else 0.12)
+def how_much(quick: bool, rounds: int | None) -> tuple[int, float]:
+    """Return the turns of each row, and the seconds of each."""
+    return rounds or (3 if quick else 20), 0.04 if quick else 0.12
 
 
 def finish(report: Report, files: Mapping[Path | None, Callable[[Path], object]]) -> None:
@@ -71,8 +64,7 @@ def finish(report: Report, files: Mapping[Path | None, Callable[[Path], object]]
     report.show(console if console.is_terminal else Console(width=120))  # a pipe or a file has no width
     for path, write in files.items():
         if path is not None:
-            with writing(path):
-                write(path)
+            write(path)
             click.echo(f"wrote {path}", err=True)
     if failed := [f"{key}: {result.note}" for key, result in report.results.items() if result.note]:
         raise click.ClickException("\n".join(["these rows could not be measured:", *failed]))

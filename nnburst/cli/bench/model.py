@@ -16,7 +16,7 @@ from ...runtime import Session, launch
 from ..child import answering
 from ..tensors import Array, made_up
 from .report import Report, measure
-from .rounds import POLLING_WINDOW, Case, Plan, Subject
+from .rounds import POLLING_WINDOW, Case, Subject
 from .sampling import time_calls
 
 BASE = "inprocess-run"
@@ -105,7 +105,7 @@ class Contest:
             self._check(ask(self.inputs))
             yield self._subject(partial(ask, self.inputs), pid)
 
-    def measure(self, plan: Plan) -> Report:
+    def measure(self, rounds: int, seconds: float) -> Report:
         """Have the contenders take turns; the ratios are those to `InferenceSession.run`."""
         payload = sum(array.nbytes for array in (*self.inputs.values(), *self.expected))
         cases = (
@@ -117,4 +117,4 @@ class Contest:
         )
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in self.inputs.items())
         title = f"{Path(self._path).name}, {shapes}, threads={self._threads}, one run in µs"
-        return Report(*measure(cases, plan), title, BASE)
+        return Report(*measure(cases, rounds, seconds), title, BASE)

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..targets import size
-from .rounds import Case, Plan, allowed_cpus, run
+from .rounds import Case, allowed_cpus, run
 from .sampling import Result
 
 _SHOWN = {"p50": "p50_us", "p99": "p99_us", "max": "max_us"}
@@ -96,17 +96,17 @@ def machine() -> str:
     return f"{cpu}, {os.cpu_count()} cores{virtual}, Linux {platform.release()}, {python}"
 
 
-def measure(cases: Sequence[Case], plan: Plan) -> tuple[list[str], Sequence[Case], dict[str, Result]]:
-    """Measure rows; return what a `Report` is made of."""
+def measure(cases: Sequence[Case], rounds: int, seconds: float) -> tuple[list[str], Sequence[Case], dict[str, Result]]:
+    """Measure rows in turns of about so many seconds; return what a `Report` is made of."""
     cpus, load = allowed_cpus(), os.getloadavg()[0]
-    results = run(cases, plan)
+    results = run(cases, rounds, seconds)
     turns = [turn for result in results.values() for turn in result.rounds]
     unsettled = sum(not turn.settled for turn in turns)
     conditions = [
         machine(),
         f"client on CPU {cpus.client}, server on CPU {cpus.server}; on one core both are on the client's; bursts that "
         "poll look 50 µs before they sleep; block: each wait is a system call",
-        f"{plan.rounds} rounds in turns, L measured before and after each turn; {unsettled} of {len(turns)} turns saw "
+        f"{rounds} rounds in turns, L measured before and after each turn; {unsettled} of {len(turns)} turns saw "
         "L change by more than 1.5, or no L at all, and are left out of the ratios",
         f"load average at the start {load:.2f}: an idle machine is faster",
     ]

@@ -24,6 +24,8 @@ POLLING_WINDOW = 50e-6
 """Seconds that a burst looks before it sleeps, in rows that poll."""
 _LINE_COUNT = 400
 _CALIBRATION_CALLS = 5
+_MOST_SAMPLES = 1000
+"""Of a turn."""
 
 
 class Cpus(NamedTuple):
@@ -89,21 +91,6 @@ class Case:
     one_core: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How much to measure.
-
-    Attributes:
-        rounds: Turns of every row.
-        turn_seconds: A turn is cut to about this long.
-        count: Samples of a turn, at most.
-    """
-
-    rounds: int
-    turn_seconds: float
-    count: int = 1000
-
-
 def line_samples(cpus: Cpus, count: int, warmup: int = 100) -> Samples:
     """Bounce one cache line between two C threads; int64[count] nanoseconds per round trip."""
     return from_c(count, "cache line ping-pong", lambda out: lib.nnb_bench_line(*cpus, warmup, count, out))
@@ -116,7 +103,7 @@ def _line(cpus: Cpus) -> float:
         return math.inf
 
 
-def _turn(case: Case, subject: Subject, cpus: Cpus, plan: Plan) -> Round:
+def _turn(case: Case, subject: Subject, cpus: Cpus, seconds: float) -> Round:
     before = _line(cpus)
     if subject.server_pid is not None:
         pin_process(os.getpid(), {cpus.client})
@@ -125,7 +112,7 @@ def _turn(case: Case, subject: Subject, cpus: Cpus, plan: Plan) -> Round:
         # The first calls wake the server and warm its caches; the second handful tells how long the turn may be.
         subject.sample(_CALIBRATION_CALLS)
         each = float(np.median(subject.sample(_CALIBRATION_CALLS)))
-        count = max(_CALIBRATION_CALLS, min(plan.count, int(plan.turn_seconds * 1e9 / each)))
+        count = max(_CALIBRATION_CALLS, min(_MOST_SAMPLES, int(seconds * 1e9 / each)))
         subject.sample(max(1, count // 10))
         samples = subject.sample(count)
     except MissedDeadline:  # the machine was too busy
@@ -133,11 +120,16 @@ def _turn(case: Case, subject: Subject, cpus: Cpus, plan: Plan) -> Round:
     return Round(samples, before, _line(cpus))
 
 
-def run(cases: Sequence[Case], plan: Plan) -> dict[str, Result]:
+def run(cases: Sequence[Case], rounds: int, seconds: float) -> dict[str, Result]:
     """Measure rows in turns.
 
     A row that cannot be set up, or fails, gets a note instead of figures; the others go on. A turn for which the
     machine is too busy has no samples.
+
+    Args:
+        cases: The rows.
+        rounds: Turns of every row.
+        seconds: A turn is cut to about this long.
 
     Returns:
         A result per row, by key, in the order of `cases`.
@@ -149,11 +141,11 @@ def run(cases: Sequence[Case], plan: Plan) -> dict[str, Result]:
         for case in cases:
             with _noting(results[case.key]):
                 subjects[case.key] = stack.enter_context(case.open())
-        turns = [case for _ in range(plan.rounds) for case in cases]
+        turns = [case for _ in range(rounds) for case in cases]
         for case in progress(turns, len(turns), "measuring", draws_between=True):
             if not (result := results[case.key]).note:
                 with _noting(result):
-                    result.rounds.append(_turn(case, subjects[case.key], cpus, plan))
+                    result.rounds.append(_turn(case, subjects[case.key], cpus, seconds))
     return results
 
 

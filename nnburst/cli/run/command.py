@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...errors import InvalidArgument
-from ..targets import why_not, writing
 
 if TYPE_CHECKING:
     from ...runtime import Session
@@ -66,41 +65,31 @@ def run(
     nnburst run detector.onnx --input image=detector.npy --output boxes=boxes.npy
     nnburst run digits.onnx --many images --into answers --batch 64
 
-    Outputs that are probabilities or boxes are told in words. Files of strings have NumPy's type U; sequences, maps and
-    optionals, which are no arrays, are saved as JSON, in an array of one string.
+    Files of strings have NumPy's type U; sequences, maps and optionals, which are no arrays, are saved as JSON, in an
+    array of one string.
 
     A file of --many is one input: a .npy file for a model with one, else a .npz file with an array for each. One that
-    fails is named, the others run; then the status is 1. If the service dies of three files in a row, or outputs cannot
-    be saved, the rest is not run: --json names it as "missing".
+    fails is named, the others run; then the status is 1.
     """
     from ...runtime import Session
     from ..tensors import load_arrays, parse_pairs, parse_shapes
+    from .many import input_files, run_directory, targets
 
     if many is not None:
         if inputs or outputs or fill or shapes or show:
             raise InvalidArgument("--many takes its inputs from files; give --into for what comes out")
-        _run_many(model, device, many, into, batch, as_json)
-        return
+        found = input_files(many)
+        places = targets(found, into)
+        with Session(model, device=device, on_death="restart") as session:
+            sys.exit(0 if run_directory(session, found, places, batch, as_json) else 1)
     if into is not None or batch != 1:
         raise InvalidArgument("--into and --batch belong to --many DIR")
-    arrays, files = load_arrays(parse_pairs(inputs, "--input")), _targets(parse_pairs(outputs, "--output"))
+    arrays, files = load_arrays(parse_pairs(inputs, "--input")), parse_pairs(outputs, "--output")
     with Session(model, device=device) as session:
         if show:
             _show(session, as_json)
-            return
-        _run(session, _inputs(session, arrays, fill, parse_shapes(shapes)), files, as_json)
-
-
-def _run_many(model: str, device: str | None, many: Path, into: Path | None, batch: int, as_json: bool) -> None:
-    from ...runtime import Session
-    from .many import input_files, run_directory, targets
-
-    files = input_files(many)
-    places = targets(files, into)
-    with Session(model, device=device, on_death="restart") as session:
-        well = run_directory(session, files, places, batch, as_json)
-    if not well:
-        sys.exit(1)
+        else:
+            _run(session, _inputs(session, arrays, fill, parse_shapes(shapes)), files, as_json)
 
 
 def _show(session: Session, as_json: bool) -> None:
@@ -116,22 +105,6 @@ def _show(session: Session, as_json: bool) -> None:
     for kind, found in arguments.items():
         for argument in found:
             click.echo(f"{kind:6} {describe(argument)}")
-
-
-def _targets(files: dict[str, str]) -> dict[str, Path]:
-    """Look at the files of outputs before anything runs.
-
-    Raises:
-        InvalidArgument: One cannot be written, or is given twice.
-    """
-    for name, file in files.items():
-        why = why_not(Path(file))
-        if why:
-            raise InvalidArgument(f"--output {name}={file} cannot be written: {why}")
-    targets = {name: Path(file) for name, file in files.items()}
-    if len(set(targets.values())) < len(targets):
-        raise InvalidArgument(f"--output: two outputs would be written into one file: {files}")
-    return targets
 
 
 def _inputs(session: Session, arrays: dict[str, Any], fill: bool, shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
@@ -152,31 +125,26 @@ def _check_known(option: str, given: dict[str, Any], known: list[str]) -> None:
         raise InvalidArgument(f"{option} for {unknown}; the {option[2:]}s are {known}")
 
 
-def _run(session: Session, arrays: dict[str, Any], files: dict[str, Path], as_json: bool) -> None:
+def _run(session: Session, arrays: dict[str, Any], files: dict[str, str], as_json: bool) -> None:
     """Run once, print and save."""
     import numpy as np
 
-    from ..tensors import as_result, as_saved, plain
-    from .words import in_words, shortened
+    from ..tensors import as_result, as_saved, plain, shortened
 
     arguments = {argument.name: argument for argument in session.get_outputs()}
     _check_known("--output", files, list(arguments))
-    found = dict(zip(arguments, session.run(None, arrays), strict=True))
     rows = []
-    for name, value in found.items():
-        row = as_result(arguments[name], value)
+    for (name, argument), value in zip(arguments.items(), session.run(None, arrays), strict=True):
+        row = as_result(argument, value)
         if name in files:
-            with writing(files[name]), open(files[name], "wb") as file:
+            with open(files[name], "wb") as file:
                 np.save(file, as_saved(value))  # into exactly this file, whatever its name ends with
-            rows.append(row | {"file": str(files[name])})
+            rows.append(row | {"file": files[name]})
         else:
             rows.append(row | {"values": plain(value)})
         if not as_json:
             shape = "" if row["shape"] is None else f" {row['shape']}"
-            saved = f" saved to {files[name]}" if name in files else ""
+            saved = f" saved to {files[name]}" if name in files else "\n" + shortened(value)
             click.echo(f"{name}: {row['dtype']}{shape}{saved}")
-            words = in_words(name, found)
-            if words or name not in files:
-                click.echo("\n".join(words or shortened(value)))
     if as_json:
         click.echo(json.dumps({"outputs": rows}))
