@@ -79,11 +79,6 @@ def bound(session: nnburst.Session, feed: dict[str, Any]) -> Any:
         return [execution.outputs["y"].copy()]
 
 
-def submitted(session: nnburst.Session, feed: dict[str, Any]) -> Any:
-    with nnburst.BurstExecutor(session, depth=1) as executor:
-        return executor.submit(session.run, None, feed).result()
-
-
 def in_memory(session: nnburst.Session, feed: dict[str, Any]) -> Any:
     with Memory.ashmem(8) as memory:
         view = memory.array(np.float32, (2,))
@@ -106,7 +101,6 @@ WAYS: dict[str, Callable[[nnburst.Session, dict[str, Any]], Any]] = {
     "run": lambda session, feed: session.run(None, feed),
     "arun": lambda session, feed: asyncio.run(session.arun(None, feed)),
     "run_many": lambda session, feed: next(session.run_many([feed])),
-    "executor": submitted,
     "execution": executed,
     "bind": bound,
     "memory": in_memory,

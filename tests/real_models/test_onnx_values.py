@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 import nnburst
-from nnburst import BurstExecutor, GeneralFailure, InvalidArgument, OutputInsufficientSize
+from nnburst import GeneralFailure, InvalidArgument, OutputInsufficientSize
 from nnburst.devices import encoded
 from support.onnx_models import FLOAT, TensorProto, helper, in_process, node, onnx, ort
 
@@ -129,13 +128,7 @@ def ways(session: nnburst.Session) -> Iterator[Callable[[Any], Any]]:
             execution.run()
             return execution.outputs["y"] if session.get_outputs()[0].holds else execution._copied()[0]
 
-    def submitted(x: Any) -> Any:
-        with BurstExecutor(session, 2) as executor:
-            assert isinstance(executor, Executor)
-            return executor.submit(session.run, None, {"x": x}).result()[0]
-
     yield bound
-    yield submitted
 
 
 def test_values_are_those_of_onnxruntime_whatever_way_they_run(

@@ -750,8 +750,6 @@ def test_no_names_of_outputs_are_all_of_them(named: nnburst.Session, names: Any)
     shapes = [(1, 3), (3,), (3, 2)]
     assert [output.shape for output in named.run(names, feed)] == shapes
     assert [output.shape for output in asyncio.run(named.arun(names, feed))] == shapes
-    with nnburst.BurstExecutor(named, depth=2) as executor:
-        assert [output.shape for output in executor.submit(named.run, names, feed).result(PATIENCE)] == shapes
 
 
 # ---- one noun ------------------------------------------------------------------------------------------------------

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -15,8 +12,6 @@ import pytest
 import nnburst
 from nnburst import ModelBuilder, OperandType
 from nnburst.runtime.execution import Execution
-from nnburst.runtime.executor import _Call
-from nnburst.runtime.run.permits import Permits
 from support.models import relu
 from support.processes import stopped
 from support.waiting import PATIENCE
@@ -164,70 +159,3 @@ def test_wrong_choices_are_refused(session: nnburst.Session) -> None:
     for wrong in ("ignore", None, 1):
         with pytest.raises(nnburst.InvalidArgument, match="choose 'raise' or 'return'"):
             session.run_many([], on_error=wrong)  # type: ignore[call-overload]
-
-
-# ---- executors -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("depth", [1, 4])
-def test_executor_runs_inputs_of_any_shapes_that_the_model_takes(session: nnburst.Session, depth: int) -> None:
-    with nnburst.BurstExecutor(session, depth) as executor:
-        futures: list[Future[Any]] = [executor.submit(session.run, None, rows(i, count=1 + i % 6)) for i in range(60)]
-        for i, future in enumerate(futures):
-            (y,) = future.result()
-            assert y.shape == (1 + i % 6, 4)
-            assert y[0, 0] == i
-        with pytest.raises(nnburst.InvalidArgument, match="has shape"):
-            executor.submit(session.run, None, BAD).result()
-        assert executor.submit(session.run, None, rows(3)).result()[0][0, 0] == 3
-
-
-def test_executor_takes_the_shapes_that_the_model_leaves_open(session: nnburst.Session) -> None:
-    with nnburst.BurstExecutor(session, 2, shapes={"x": (3, 4)}) as executor:
-        assert executor.submit(session.run, None, rows(7, count=3)).result()[0].tolist() == [[7.0] * 4] * 3
-        with pytest.raises(nnburst.InvalidArgument, match=r"bound here runs \(3, 4\)"):
-            executor.submit(session.run, None, rows(7)).result()
-    with pytest.raises(nnburst.InvalidArgument):
-        nnburst.BurstExecutor(session, shapes={"x": (3, 5)})
-
-
-@pytest.mark.parametrize(
-    ("method", "inputs"),
-    [
-        (nnburst.BurstExecutor.submit, rows(7)),
-        (Permits.hand_over, rows(7)),
-        (_Call.grant, rows(7)),
-        (_Call._launch, rows(7)),
-        (_Call.grant, BAD),
-        (_Call.end, BAD),
-    ],
-)
-def test_executor_goes_on_and_ends_after_an_interrupt_at_any_line_of_submit(
-    session: nnburst.Session, method: Any, inputs: Inputs
-) -> None:
-    code = method.__code__
-    cut: set[int] = set()
-    held: list[BaseException] = []
-    again = True
-    while again:
-        again = False
-
-        def interrupt(frame: FrameType, event: str, _: object) -> Any:
-            nonlocal again
-            if event == "line" and not again and frame.f_lineno not in cut:
-                cut.add(frame.f_lineno)
-                again = True
-                raise KeyboardInterrupt
-            return interrupt
-
-        with nnburst.BurstExecutor(session, 1) as executor:
-            sys.settrace(lambda frame, *_, to=interrupt: to if frame.f_code is code else None)
-            try:
-                executor.submit(session.run, None, inputs)
-            except KeyboardInterrupt as error:
-                held.append(error)  # and with it all that its frames hold
-            finally:
-                sys.settrace(None)
-            for future in [executor.submit(session.run, None, rows(3)) for _ in range(4)]:
-                assert future.result(PATIENCE)[0][0, 0] == 3
-    assert len(cut) > 1

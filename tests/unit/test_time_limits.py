@@ -50,12 +50,6 @@ def of_bound(session: nnburst.Session, run: Callable[[Execution], Any], **option
         return execution.outputs["t_out"].copy()
 
 
-def executed(session: nnburst.Session, timeout: float | None, at: str) -> Any:
-    given, later = ({"timeout": timeout}, {}) if at == "executor" else ({}, {"timeout": timeout})
-    with nnburst.BurstExecutor(session, 2, **given) as executor:
-        return executor.submit(session.run, None, {"t": X}, **later).result()[0]
-
-
 def piped(session: nnburst.Session, timeout: float | None) -> Any:
     with session.pipeline(2, timeout=timeout) as pipeline:
         return next(pipeline.map([{"t": X}]))[0]
@@ -68,8 +62,6 @@ WAYS: dict[str, Way] = {
     "bind": lambda s, t: of_bound(s, Execution.run, timeout=t),
     "run_many": lambda s, t: next(s.run_many([{"t": X}], timeout=t))[0],
     "pipeline": piped,
-    "executor": lambda s, t: executed(s, t, "executor"),
-    "executor's submit": lambda s, t: executed(s, t, "submit"),
     "Execution.run": lambda s, t: of_bound(s, lambda e: e.run(timeout=t)),
     "Execution.arun": lambda s, t: of_bound(s, lambda e: asyncio.run(e.arun(timeout=t))),
     "Execution.submit": lambda s, t: of_bound(s, lambda e: e.submit(timeout=t).result()),

@@ -91,7 +91,6 @@ def execution(session: nnburst.Session) -> nnburst.Execution:
         (lambda s: nnburst.launch(quotas={"connections": 2}), "connections=2: give a whole number for one of models"),
         (lambda s: nnburst.Session(relu(), service=1), "service is int"),
         (lambda s: nnburst.Compilation(relu(), 1), "must be Device objects"),
-        (lambda s: nnburst.BurstExecutor(s, 2**31), "from 1 to 64"),
         (lambda s: list(s.run_many(1)), "iterable of dicts"),
         (lambda s: s.bind(state={"y": []}), "give {output: input}"),
         (lambda s: s.service.link_to_death("x"), "on_death is str"),

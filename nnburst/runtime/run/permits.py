@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ..._core.leaving import abandon_when_forked
 from ..._core.once import Once
@@ -47,19 +47,6 @@ class Permit:
             home.replace()
 
 
-class Waiting(Protocol):
-    """One that waits for a permit.
-
-    Attributes:
-        permit: What it has taken.
-    """
-
-    permit: Permit | None
-
-    def grant(self, permit: Permit) -> bool:
-        """Give it a permit; False if it does not take it. It may be called again after an interrupt."""
-
-
 class _Waiter:
     """A caller that waits: it is either given a permit or withdrawn, which the token decides."""
 
@@ -69,6 +56,7 @@ class _Waiter:
         self.permit: Permit | None = None
 
     def grant(self, permit: Permit) -> bool:
+        """Give it a permit; False if it does not take it. It may be called again after an interrupt."""
         if self.permit is None:
             self.permit = permit
         if not self.open.take() and self.permit is permit:  # withdrawn
@@ -93,7 +81,7 @@ class Permits:
     def __init__(self, number: int) -> None:
         self.number = number
         self.all: list[weakref.ref[Permit]] = []
-        self.waiting: deque[Waiting] = deque()
+        self.waiting: deque[_Waiter] = deque()
         self.idle: list[Permit] = []
         self.idle.extend(Permit(self) for _ in range(number))  # one that is dropped meanwhile comes back to it
         abandon_when_forked(self)
@@ -115,7 +103,7 @@ class Permits:
         arrival.acquire()
         waiter = _Waiter(arrival.release)
         try:
-            self.ask(waiter)
+            self._ask(waiter)
             arrival.acquire(timeout=-1 if timeout is None else timeout)
         except BaseException:
             self._give_up(waiter)
@@ -128,14 +116,14 @@ class Permits:
         arrival = current_loop().waiter()
         waiter = _Waiter(arrival.set)
         try:
-            self.ask(waiter)
+            self._ask(waiter)
             await arrival.wait(timeout)
         except BaseException:
             self._give_up(waiter)
             raise
         return self._end(waiter)
 
-    def ask(self, waiter: Waiting) -> None:
+    def _ask(self, waiter: _Waiter) -> None:
         """Have one wait, or give it a permit that is idle."""
         self.waiting.append(waiter)
         self.hand_over()
@@ -160,7 +148,7 @@ class Permits:
     def hand_over(self) -> None:
         """Give what is idle to those who wait."""
         while self.waiting and self.idle:
-            waiter: Waiting | None = None
+            waiter: _Waiter | None = None
             permit: Permit | None = None
             try:
                 waiter = self.waiting.popleft()

@@ -38,28 +38,18 @@ class Runs:
         pool: Where they find bursts.
         timeout: Seconds of an execution's run that is given no others.
         concurrency: How many may be under way.
-        first_burst: Whether all go through the first burst, whatever else it runs.
 
     Attributes:
         permits: Leave to run, with the executions of earlier runs.
         rooms: Bytes that outputs of unknown shape needed so far, by name.
     """
 
-    def __init__(
-        self,
-        pool: BurstPool,
-        nodes: Sequence[NodeArg],
-        timeout: float | None,
-        concurrency: int,
-        *,
-        first_burst: bool = False,
-    ) -> None:
+    def __init__(self, pool: BurstPool, nodes: Sequence[NodeArg], timeout: float | None, concurrency: int) -> None:
         self.permits = Permits(concurrency)
         self.rooms: dict[str, int] = {}
         self._pool = pool
         self._nodes = nodes
         self._timeout = timeout
-        self._first_burst = first_burst
 
     # ---- permits ---------------------------------------------------------------------------------------------
 
@@ -179,8 +169,7 @@ class Runs:
         return execution
 
     def _bound(self, shapes: Mapping[str, int | Sequence[int]]) -> Execution:
-        burst, others = (self._pool.first, None) if self._first_burst else (self._pool.spare(), self._pool)
-        return burst.bind(shapes=shapes, timeout=self._timeout, rooms=self.rooms, pool=others)
+        return self._pool.spare().bind(shapes=shapes, timeout=self._timeout, rooms=self.rooms, pool=self._pool)
 
     def larger(self, permit: Permit, small: Execution, error: OutputInsufficientSize) -> Execution:
         """Give a permit an execution with the room that the last run of its own one needed, filled as that."""
