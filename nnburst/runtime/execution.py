@@ -22,7 +22,6 @@ from ..burst import BoundRequest, ExecutionBurstController, loop_timeout_ns
 from ..devices import Fence, FencedExecution
 from ..errors import (
     BadState,
-    DeadObject,
     ErrorStatus,
     InvalidArgument,
     MissedDeadline,
@@ -45,7 +44,7 @@ from .display import described
 from .request.arguments import Argument, Arguments
 from .request.device_memory import DeviceMemory
 from .request.node_args import answer_length
-from .request.state import States, check_steps
+from .request.state import States
 from .run import event_loop
 from .run.event import Event
 from .run.futures import submit
@@ -226,30 +225,29 @@ class Execution(BoundRequest, Closing):
 
         Raises:
             InvalidArgument: A name, dtype or shape is wrong; the state is as it was then.
-            DeadObject: The service has ended, and the session does not start it again.
+            DeadObject: The service has ended, and with it the state.
             MissedDeadline: It takes longer than setting up may (``open_timeout`` of the session).
         """
         self._setting_up().call(self._reset_state, values)
 
     def _reset_state(self, values: Mapping[str, npt.ArrayLike] | None) -> None:
-        self._check_not_closed()
-        values = self._arguments.states.checked(values)
-        try:
-            self._arguments.states.write(self._turn, values)
-        except DeadObject:  # on a service that has come back, if there is one
-            if self._move(errno.ENOTCONN) is None:
-                raise
-            self._arguments.states.write(self._turn, values)
-
-    def _start_state(self, values: Mapping[str, npt.ArrayLike] | None) -> None:
-        """As `reset_state`, and so it is again when the service has died and was started again."""
-        self._reset_state(values)
-        self._arguments.states.initial = {name: np.array(value) for name, value in (values or {}).items()}
+        states = self._living_states()
+        states.write(self._turn, states.checked(values))
 
     def get_state(self) -> dict[str, Array]:
         """Return copies of the state that the next run will read, by input name; raises as `reset_state`."""
+        return self._setting_up().call(self._living_states().read, self._turn)
+
+    def _living_states(self) -> States:
+        """Return the states, which die with the service."""
         self._check_not_closed()
-        return self._setting_up().call(self._arguments.states.read, self._turn)
+        states, ending = self._arguments.states, self._prepared.ending
+        if states.all and ending.reason:
+            names = ", ".join(map(repr, states.all))
+            raise ending.error(
+                f"the service died ({ending.reason}), and with it the state {names}; bind another execution"
+            )
+        return states
 
     # ---- arguments, one by one -------------------------------------------------------------------------------
 
@@ -448,18 +446,11 @@ class Execution(BoundRequest, Closing):
         """Move to a burst that is free, or to a service that has come back.
 
         Raises:
-            DeadObject: The state was lost with the service. The next run begins with the initial one.
+            DeadObject: The state was lost with the service.
             MissedDeadline: There is none in time, or a run that was given up takes longer than this one may.
         """
-        ending, begin = self._prepared.ending, time.monotonic_ns()
-        generation = self._arguments.states.generation
+        begin = time.monotonic_ns()
         moved = self._setting_up().call(self._move, number)
-        if self._arguments.states.generation != generation:
-            names = ", ".join(map(repr, self._arguments.states.all))
-            raise ending.error(
-                f"the service died ({ending.reason}), and with it the state {names}; it is as bind() made it, and runs "
-                "go on from there"
-            )
         if moved == -errno.EAGAIN:  # a run that was given up comes first, on its burst
             if deadline.left() == 0:
                 raise MissedDeadline(f"not started {self._in_time}: the run before, which was given up, has not ended")
@@ -469,26 +460,20 @@ class Execution(BoundRequest, Closing):
 
     def _move(self, number: int) -> int | None:
         """Move to another burst: 0, or -EAGAIN if it has to stay for the moment, None if there is no other."""
-        pointer, here, arguments = self._pointer, self._home, self._arguments
+        pointer, here = self._pointer, self._home
         if self._pool is None or here is None or self._leaving is not None:
             return None
         burst = self._pool.replacement(here, died=number not in (errno.EBUSY, errno.ESTALE))
         if burst is None or (burst is here and number == errno.EBUSY):  # no longer
             return None if burst is None else 0
-        states: States | None = None
-        if burst.compilation is not arguments.compilation:
-            if arguments.steps is not None:
-                check_steps(burst.compilation, arguments.steps.count)
-            if arguments.states.all:
-                states = arguments.states.renewed(burst.compilation, self._turn)
+        if burst.compilation is not self.compilation:
+            self._living_states()
         with self._lock.lock:
             if self._pointer is not pointer:  # another thread has moved it
                 return 0
             left = lib.nnb_execution_leave(pointer)
             if left == 0:
                 try:
-                    if states is not None:
-                        arguments.put_states(states)
                     self._settle_at(burst)
                 except BaseException:
                     lib.nnb_execution_return(pointer)

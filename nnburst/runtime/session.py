@@ -140,8 +140,8 @@ class Session(OneProcess, Closing):
         on_death: ``"raise"``: when the service dies, the session is dead, too, and calls get `DeadObject`.
             ``"restart"``: runs that were under way get `DeadObject`; the next call starts the service again, or
             connects to it, within `open_timeout`, and prepares the model, from the cache if there is one. Opening on a
-            `service` that has died does so at once. Executions of `bind` go on with their arrays; a state is lost,
-            which the next run says with a `DeadObject` before it begins anew. See `restarts`.
+            `service` that has died does so at once. Executions of `bind` go on with their arrays, but those with a
+            state: that is lost, and their calls get `DeadObject`. See `restarts`.
         retry: How often a run that the death has ended is repeated, within its time, before it gets `DeadObject`: for
             models that give the same answer twice. A run with a state is never repeated.
         sandbox: Without a `service`: as for `launch`; None for its default.

@@ -215,24 +215,19 @@ def test_retry_answers_when_the_next_try_works(service: nnburst.Service, place: 
         assert runs(place) == [6] * 2
 
 
-def test_state_that_is_lost_is_said_once_and_begins_anew() -> None:
+def test_state_that_is_lost_is_said_and_another_one_can_be_bound() -> None:
     with nnburst.launch(devices=["nnburst-reference"]) as service:
         with service.session(counter(), on_death="restart", retry=3) as session:
             with session.bind(state={"t_out": "t"}, initial_state={"t": 10 * ONE}) as execution:
                 execution.run()
-                execution.run()
                 service.kill()
-                with pytest.raises(DeadObject, match="the state 't'") as caught:
-                    execution.run()
-                assert caught.value.signal == signal.SIGKILL
-                assert execution.get_state()["t"].tolist() == [10] * 4
+                for use in (execution.run, execution.run, execution.reset_state, execution.get_state):
+                    with pytest.raises(DeadObject, match="the state 't'") as caught:
+                        use()
+                    assert caught.value.signal == signal.SIGKILL
+            with session.bind(state={"t_out": "t"}, initial_state={"t": 10 * ONE}) as execution:
                 execution.run()
                 assert execution.get_state()["t"].tolist() == [11] * 4
-                service.kill()
-                execution.reset_state({"t": 5 * ONE})  # its user knows
-                execution.run()
-                execution.run()
-                assert execution.get_state()["t"].tolist() == [7] * 4
 
 
 @pytest.mark.parametrize("what", ["run_many", "state"])

@@ -33,7 +33,6 @@ from nnburst.model import (
 )
 from nnburst.runtime import Service
 from nnburst.service import ServiceConnection, ServiceHost
-from nnburst.service.client.proxies import RemotePreparedModel
 from nnburst.service.host.object_table import ObjectTable
 from support.connections import socket_pair
 from support.models import relu
@@ -358,21 +357,6 @@ def test_rings_that_a_packet_cannot_say_are_refused_by_name(service: Service) ->
             session.bind(steps=65536)
         with pytest.raises(InvalidArgument, match=r"'x' of shape .* takes 2621440000 bytes.*fewer steps"):
             session.bind(steps=40000)  # each of them would fit
-
-
-def test_restarted_service_that_takes_no_steps_says_so() -> None:
-    with (
-        nnburst.launch() as service,
-        service.session(relu((1, 4)), on_death="restart", retry=1) as session,
-        session.bind(steps=2) as execution,
-    ):
-        execution.run()
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(RemotePreparedModel, "takes_steps", property(lambda self: False))
-            service.kill()
-            with pytest.raises(GeneralFailure, match="one step at a time"):
-                execution.run()
-        execution.run()
 
 
 def test_steps_of_a_run_that_was_given_a_timeout_are_those_of_others(rig: tuple[Service, Accumulator]) -> None:

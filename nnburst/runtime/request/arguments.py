@@ -81,13 +81,10 @@ class ArgumentLayout(Struct, frozen=True):
     outputs: tuple[Array | None, ...]
 
 
-def lay_out(
-    inputs: Sequence[Argument], outputs: Sequence[Argument], memory: Memory | None = None, steps: Steps | None = None
-) -> ArgumentLayout:
+def lay_out(inputs: Sequence[Argument], outputs: Sequence[Argument], steps: Steps | None) -> ArgumentLayout:
     """Give each argument its place; those in the execution's own memory begin at multiples of 64 bytes.
 
     Args:
-        memory: Of an earlier layout of as much room; None to make it.
         steps: If the requests have several.
 
     Raises:
@@ -99,8 +96,7 @@ def lay_out(
         offsets.append(total)
         total += -(-argument.room // _ALIGNMENT) * _ALIGNMENT
     turns = max([1, *(len(argument.memories) for argument in (*inputs, *outputs))])
-    made = Memory.ashmem(total) if total and memory is None else None
-    memory = made if memory is None else memory
+    memory = Memory.ashmem(total) if total else None
     try:
         requests = tuple(_request(inputs, outputs, memory, offsets, turn, steps) for turn in range(turns))
         views = [
@@ -108,8 +104,8 @@ def lay_out(
             for argument, offset in zip((*inputs, *outputs), offsets, strict=True)
         ]
     except BaseException:
-        if made is not None:
-            made.close()
+        if memory is not None:
+            memory.close()
         raise
     return ArgumentLayout(memory, requests, tuple(views[: len(inputs)]), tuple(views[len(inputs) :]))
 
@@ -484,7 +480,7 @@ class Arguments:
     def layout(self) -> ArgumentLayout:
         """Where they lie."""
         if self._layout is None:
-            self._layout = lay_out(self.in_order("input"), self.in_order("output"), None, self.steps)
+            self._layout = lay_out(self.in_order("input"), self.in_order("output"), self.steps)
         return self._layout
 
     @property
@@ -499,17 +495,6 @@ class Arguments:
         """Forget where they lie; return the memory of their own, if there is one."""
         memory, self._layout = self.memory, None
         return memory
-
-    def put_states(self, states: States) -> None:
-        """Let requests name other buffers; all else stays where it lies."""
-        layout = self.layout
-        for kind, nodes in (("input", self.compilation.inputs), ("output", self.compilation.outputs)):
-            tokens = states.tokens(kind)
-            for i, node in enumerate(nodes):
-                if node.name in tokens:
-                    self._given[kind][i] = Argument(memories=tokens[node.name])
-        self._layout = lay_out(self.in_order("input"), self.in_order("output"), layout.memory, self.steps)
-        self.states = states
 
     # ---- a run -----------------------------------------------------------------------------------------------
 

@@ -69,19 +69,10 @@ class State(Struct, frozen=True):
 
 
 class States:
-    """The states of one execution, by the name of their inputs.
+    """The states of one execution, by the name of their inputs."""
 
-    Attributes:
-        initial: What they were given at first.
-        generation: How often they were made anew, as the service with the buffers had died.
-    """
-
-    def __init__(
-        self, states: Mapping[str, State], initial: Mapping[str, Array] | None = None, generation: int = 0
-    ) -> None:
+    def __init__(self, states: Mapping[str, State]) -> None:
         self.all = states
-        self.initial = initial or {}
-        self.generation = generation
 
     def tokens(self, kind: str) -> dict[str, tuple[BufferToken, BufferToken]]:
         """Return the buffers of the inputs, or of the outputs, that are states, turn by turn, by name."""
@@ -107,18 +98,6 @@ class States:
     def read(self, turn: int) -> dict[str, Array]:
         """Return copies of what a turn reads, by input name."""
         return {name: state.read(turn) for name, state in self.all.items()}
-
-    def renewed(self, compilation: Compilation, turn: int) -> States:
-        """Make them for a model that was compiled anew, as they were at first."""
-        names = {state.source.name: name for name, state in self.all.items()}
-        made = make_states(compilation, names, {name: state.shape for name, state in self.all.items()})
-        states = States(made, self.initial, self.generation + 1)
-        try:
-            states.write(turn, self.initial)
-        except BaseException:
-            states.close()
-            raise
-        return states
 
     def close(self) -> None:
         for state in self.all.values():

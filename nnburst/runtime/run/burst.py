@@ -165,7 +165,7 @@ class Burst(OneProcess, Closing):
             execution.set_loop_timeout(self._loop_timeout)
             execution._join(self, pool, timeout=timeout, measure=measure, keep=keep)
             if states.all:
-                execution._start_state(initial_state)
+                execution._reset_state(initial_state)
         except BaseException:
             if execution is not None:
                 execution.forget()
