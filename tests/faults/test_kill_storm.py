@@ -22,69 +22,57 @@ pytest.importorskip("onnxruntime")
 from support import ROOT
 from support.onnx_models import FLOAT, graph, node, save
 from support.processes import workers_of
-from support.users import GUEST
+from support.services import Shared
 from support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.check
 
+DEVICES = ["nnburst-reference", "nnburst-onnxruntime"]
 CLIENT = """
-import collections, contextlib, importlib, json, os, pkgutil, sys, threading, time
-import numpy.random
+import collections, json, sys, threading
 import numpy as np
 import nnburst
 from nnburst.model import ModelBuilder, OperandType
 from nnburst.service import owner_of
 
-shared, rest, path, uid = sys.argv[1] == "shared", float(sys.argv[2]), sys.argv[3], int(sys.argv[4])
-DEVICES = ["nnburst-reference", "nnburst-onnxruntime"]
-if uid != os.geteuid():  # another user may not read what is imported later
-    for module in pkgutil.walk_packages(nnburst.__path__, "nnburst."):
-        with contextlib.suppress(ImportError, nnburst.NNBurstError):
-            importlib.import_module(module.name.removesuffix(".__main__"))
-    os.setgroups([])
-    os.setresgid(uid, uid, uid)
-    os.setresuid(uid, uid, uid)
-TIMEOUT = 1.0  # of a call
+address, rest, path, devices = sys.argv[1], float(sys.argv[2]), sys.argv[3], sys.argv[4:]
 b = ModelBuilder()
 x = b.input("x", OperandType.TENSOR_FLOAT32, (64,))
 b.output("y", x + x)
 model = b.build()
 with open(path, "rb") as file:
     onnx = file.read()  # the same in ONNX
-stop = threading.Event()
+stop, lock = threading.Event(), threading.Lock()
+outcomes, answered_by = collections.Counter(), 0
 
-class Report:
-    # What came of the calls so far: a line when that changes in kind, and now and then, so that a kill loses little.
-    def __init__(self):
-        self.lock = threading.Lock()
-        self.outcomes, self.last, self.told = collections.Counter(), None, 0.0
+def note(outcome, pid=0):
+    global answered_by
+    with lock:
+        outcomes[outcome] += 1
+        answered_by = pid or answered_by
 
-    def note(self, outcome, pid=0):
-        with self.lock:
-            self.outcomes[outcome] += 1
-            if (outcome, pid) != self.last or time.monotonic() - self.told > 0.1:
-                self.last, self.told = (outcome, pid), time.monotonic()
-                print(json.dumps({"outcomes": self.outcomes, "right_from": pid}), flush=True)
-
-report = Report()
+def tell():
+    global answered_by
+    with lock:
+        print(json.dumps([outcomes, answered_by]), flush=True)
+        answered_by = 0
 
 def open_sessions():
-    while not stop.is_set():
+    while not stop.wait(0.02):
         try:
-            home = nnburst.connect("storm") if shared else nnburst.launch(devices=DEVICES)
+            home = nnburst.connect(address) if address else nnburst.launch(devices=devices)
         except nnburst.NNBurstError as error:
-            report.note(type(error).__name__)
-            stop.wait(0.02)
+            note(type(error).__name__)
             continue
         try:
-            return home, [home.session(m, on_death="restart", timeout=TIMEOUT) for m in (model, onnx)]
+            return home, [home.session(m, on_death="restart", timeout=1.0) for m in (model, onnx)]
         except nnburst.NNBurstError as error:
-            report.note(type(error).__name__)
+            note(type(error).__name__)
             home.close()
-    return None, ()
+    sys.exit()
 
 def serving(session):
-    return owner_of("storm") if shared else session.service.pid
+    return owner_of(address) if address else session.service.pid
 
 def call(session, run):
     pid = serving(session)
@@ -94,8 +82,7 @@ def call(session, run):
         outcome = type(error).__name__
     except BaseException as error:
         outcome = f"UNTYPED {error!r}"
-    answered = outcome == "right" and pid == serving(session)
-    report.note(outcome, pid if answered else 0)
+    note(outcome, pid if outcome == "right" and pid == serving(session) else 0)
     stop.wait(rest)
 
 def copying(session, i):
@@ -105,7 +92,7 @@ def copying(session, i):
         value = np.full(64, i * 1000 + n % 1000, np.float32)
         call(session, lambda: (session.run(None, {"x": value})[0] == 2 * value).all())
 
-def bound(session):
+def bound(session, _):
     execution, n = session.bind(), 0
     while not stop.is_set():
         n += 1
@@ -122,17 +109,20 @@ def until_told():
 
 threading.Thread(target=until_told, daemon=True).start()
 service, sessions = open_sessions()
-if service is not None:
-    threads = [threading.Thread(target=copying, args=(session, i)) for i, session in enumerate(sessions, 1)]
-    threads += [threading.Thread(target=bound, args=(session,)) for session in sessions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for session in sessions:
-        session.close()
-    service.close()
-report.note("left")
+threads = [
+    threading.Thread(target=runs, args=(session, i)) for i, session in enumerate(sessions) for runs in (copying, bound)
+]
+for thread in threads:
+    thread.start()
+while not stop.wait(0.05):
+    tell()
+for thread in threads:
+    thread.join()
+for session in sessions:
+    session.close()
+service.close()
+note("left")
+tell()
 """
 
 
@@ -140,22 +130,17 @@ class Participant:
     """A client program, and what it has said so far. What a killed one has said counts, too.
 
     Args:
-        kind: ``shared``, or ``own`` for a service of its own.
-        rest: Seconds that each of its threads rests between calls.
-        model: A file of ONNX; the program runs that and its own model.
-        uid: The user that the program becomes.
+        arguments: The service's address, none for a service of its own; seconds that each of its threads rests between
+            calls; a file of ONNX, which it runs beside its own model; devices.
     """
 
-    def __init__(self, kind: str, rest: float, model: str, uid: int) -> None:
-        self.kind, self.uid = kind, uid
+    def __init__(self, *arguments: str) -> None:
+        self.arguments = arguments
         self.outcomes: Counter[str] = Counter()
-        self.answered: list[int] = []
-        """Processes of the services that have answered rightly, in order; without those that were killed."""
-        self.known: set[int] = set()
-        self.lately = 0
+        self.answered_by = 0
         """The process of the service that has answered rightly last."""
         self.process = subprocess.Popen(
-            [sys.executable, "-c", CLIENT, kind, str(rest), model, str(uid)],
+            [sys.executable, "-c", CLIENT, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -167,15 +152,10 @@ class Participant:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            if not line.endswith("\n"):  # cut by a kill
-                return
-            said = json.loads(line)
-            self.outcomes = Counter(said["outcomes"])
-            if said["right_from"]:
-                if said["right_from"] not in self.known:  # also a late word of one that was killed meanwhile
-                    self.known.add(said["right_from"])
-                    self.answered.append(said["right_from"])
-                self.lately = said["right_from"]
+            if line.endswith("\n"):  # else cut by a kill
+                outcomes, pid = json.loads(line)
+                self.outcomes = Counter(outcomes)
+                self.answered_by = pid or self.answered_by
 
     def end(self) -> None:
         """Have it end in order, unless it was killed."""
@@ -192,17 +172,6 @@ class Participant:
             self.process.stdout.close()
 
 
-def serve(output: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", "from nnburst.cli import main; main()", "serve", "--name", "storm"]
-    options = [f"--device={device}" for device in ("nnburst-reference", "nnburst-onnxruntime")]
-    return subprocess.Popen(
-        [*command, *options, f"--allow-uid={GUEST}", "--log-level", "error"],
-        stdout=output,
-        text=True,
-        cwd=ROOT,
-    )
-
-
 def processes_with(mark: str) -> list[int]:
     found = []
     for entry in Path("/proc").iterdir():
@@ -213,102 +182,89 @@ def processes_with(mark: str) -> list[int]:
     return found
 
 
+def lives(pid: int) -> bool:
+    return pid != 0 and Path(f"/proc/{pid}").exists()
+
+
 class Storm:
-    """A shared service with its workers, its clients, a client with a service of its own, and who was killed.
+    """A shared service with its workers, its clients, a client with a service of its own, and who was killed."""
 
-    Where it may, one of the clients is another user's, and has a worker of its own.
-    """
-
-    def __init__(self, sharing: int, rest: float, model: str) -> None:
-        self.rest, self.model = rest, model
-        self.service = serve()
-        own = os.geteuid()
-        users = [*[own] * sharing, *[GUEST] * (own == 0)]
-        self.clients = [Participant("shared", rest, model, uid) for uid in users]
-        self.clients.append(Participant("own", rest, model, own))
+    def __init__(self, directory: Path, sharing: int, rest: float, model: str) -> None:
+        self.directory = directory
+        self.service = self.serve()
+        given = self.service.address, str(rest), model
+        self.clients = [Participant(*given) for _ in range(sharing)] + [Participant("", *given[1:], *DEVICES)]
         self.gone: list[Participant] = []
         self.killed = {"client": 0, "child": 0, "shared": 0, "worker": 0}
         self.rng = random.Random(12)
+
+    def serve(self) -> Shared:
+        return Shared(self.directory, *(f"--device={device}" for device in DEVICES))
 
     def strike(self) -> None:
         """Kill one of them, if it has come far enough since the last time."""
         *sharing, owner = self.clients
         spared = [kind for kind, times in self.killed.items() if not times]
         victim = self.rng.choice(spared or ["shared", "worker", "worker", "child", "client", "client"])
-        served = any(self.service.pid in client.answered for client in sharing)
+        served = any(client.answered_by == self.service.pid for client in sharing)
         if victim == "worker" and served:
             with contextlib.suppress(ProcessLookupError, IndexError):
                 os.kill(self.rng.choice(sorted(workers_of(self.service.pid))), signal.SIGKILL)
                 self.killed["worker"] += 1
         elif victim == "shared" and served:
-            self.service.kill()
-            self.service.wait()
-            self.service = serve()
+            self.service.process.kill()
+            self.service.process.wait()
+            self.service.end()
+            self.service = self.serve()
             self.killed["shared"] += 1
-        elif victim == "child" and owner.answered:
+        elif victim == "child" and lives(owner.answered_by):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(owner.answered.pop(), signal.SIGKILL)
+                os.kill(owner.answered_by, signal.SIGKILL)
                 self.killed["child"] += 1
         elif victim == "client":
             i = self.rng.randrange(len(self.clients))
             client = self.clients[i]
-            if client.answered and (len(client.answered) > 1 or self.rng.random() < 0.3):
+            if client.answered_by and self.rng.random() < 0.5:
                 client.process.kill()
                 client.end()
                 self.gone.append(client)
-                self.clients[i] = Participant(client.kind, self.rest, self.model, client.uid)
+                self.clients[i] = Participant(*client.arguments)
                 self.killed["client"] += 1
         assert all(client.process.poll() is None for client in self.clients), "a client ended by itself"
-        assert self.service.poll() is None, "the service ended by itself"
+        assert self.service.process.poll() is None, "the service ended by itself"
 
     def calm(self) -> None:
         """Wait until each client is served again: by the service that there is now, or by a child that lives."""
         *sharing, owner = self.clients
+        for client in self.clients:
+            client.answered_by = 0
         for client in sharing:
-            until(lambda client=client: client.lately == self.service.pid, "a client was not served again")  # type: ignore[misc]
-        for client in self.clients:
-            client.lately = 0
-        for client in self.clients:
-            until(lambda client=client: client.lately > 0, "a client was not served again")  # type: ignore[misc]
-        os.kill(owner.lately, 0)
+            until(lambda client=client: client.answered_by == self.service.pid, "a client was not served again")  # type: ignore[misc]
+        until(lambda: lives(owner.answered_by), "a client was not served again")
 
     def end(self) -> None:
         """End all in order, each though another one fails."""
-        try:
-            with contextlib.ExitStack() as ending:
-                ending.callback(self.service.send_signal, signal.SIGTERM)
-                for client in self.clients:
-                    ending.callback(client.end)
-            self.service.wait(PATIENCE)
-        finally:
-            self.kill()
-
-    def kill(self) -> None:
-        """Leave none behind."""
-        for process in (self.service, *(client.process for client in self.clients)):
-            process.kill()
-            process.wait()
-        for client in self.clients:
-            client.end()
+        with contextlib.ExitStack() as ending:
+            ending.callback(self.service.end)
+            for client in self.clients:
+                ending.callback(client.end)
 
 
 @pytest.mark.parametrize(
     ("seconds", "pause", "sharing", "rest"),
-    [(0.0, 0.1, 1, 0.005), pytest.param(300.0, 0.05, 2, 0.0, marks=[pytest.mark.soak, pytest.mark.timeout(0)])],
+    [(0.0, 0.1, 1, 0.005), pytest.param(300.0, 0.05, 3, 0.0, marks=[pytest.mark.soak, pytest.mark.timeout(0)])],
     ids=["short", "long"],
 )
 def test_storm_of_kills_leaves_right_results_typed_errors_and_nothing_else(
     seconds: float, pause: float, sharing: int, rest: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with tempfile.TemporaryDirectory(prefix="nnburst-") as directory:
-        mark = f"STORM={directory}"
-        monkeypatch.setenv("STORM", directory)
-        monkeypatch.setenv("NNBURST_RUNTIME_DIR", directory)
-        os.chmod(directory, 0o711)
-        model = Path(directory, "twice.onnx")
+    with tempfile.TemporaryDirectory(prefix="nnburst-") as place:
+        directory = Path(place)
+        monkeypatch.setenv("STORM", place)
+        monkeypatch.setenv("NNBURST_RUNTIME_DIR", place)
         value = "x", FLOAT, (64,)
-        save(graph([node("Add", ["x", "x"], ["y"])], [value], [("y", *value[1:])]), model)
-        storm = Storm(sharing, rest, str(model))
+        model = save(graph([node("Add", ["x", "x"], ["y"])], [value], [("y", *value[1:])]), directory / "twice.onnx")
+        storm = Storm(directory, sharing, rest, str(model))
         try:
             begin = time.monotonic()
             while time.monotonic() < begin + seconds or min(storm.killed.values()) == 0:
@@ -316,20 +272,13 @@ def test_storm_of_kills_leaves_right_results_typed_errors_and_nothing_else(
                 time.sleep(pause)
                 storm.strike()
             storm.calm()
-            storm.end()
         finally:
-            storm.kill()
+            storm.end()
         everyone = [*storm.gone, *storm.clients]
         print(storm.killed, sum((client.outcomes for client in everyone), Counter()))
         for client in everyone:
             assert not [said for said in client.outcomes if said.startswith(("WRONG", "UNTYPED"))], client.outcomes
         assert all(client.outcomes["right"] and client.outcomes["left"] for client in storm.clients)
-        until(lambda: not processes_with(mark), "processes are left")
-        service = serve(subprocess.PIPE)  # takes over what a killed one has left, and clears it away
-        assert service.stdout is not None
-        ready = service.stdout.readline()
-        service.terminate()
-        service.communicate(timeout=PATIENCE)
-        assert ready
-        assert service.returncode == 0
-        assert list(Path(directory).iterdir()) == [model]
+        until(lambda: not processes_with(f"STORM={place}"), "processes are left")
+        storm.serve().end()  # takes over what a killed one has left, and clears it away
+        assert {path.name for path in directory.iterdir()} == {"twice.onnx", "shared.log", "state"}
