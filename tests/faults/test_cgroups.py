@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -100,17 +98,6 @@ def test_workers_are_in_groups_of_their_users_which_go_with_them(start: Callable
     until(lambda: own not in groups_of(delegated), lambda: f"{groups_of(delegated)}")
     shared.end()
     assert groups_of(delegated) == {"broker": set()}
-
-
-def test_service_in_a_group_with_others_leaves_it_as_it_is(start: Callable[..., Shared], delegated: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
-        (delegated / "cgroup.procs").write_text(str(other.pid))
-        shared = start()
-        assert shared.ready["accounts"] == "counted by the service"
-        assert members(delegated) >= {other.pid, shared.pid}
-        assert not groups_of(delegated)
-        other.communicate(b"\n")
-    shared.end()
 
 
 def test_kernel_ends_the_worker_that_takes_too_much_memory_and_its_clients_know_why(

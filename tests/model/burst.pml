@@ -8,7 +8,7 @@
  * request, and a side ends only with all answers or because the other is dead.
  *
  * Memory orders are the business of the programs beside this file; here each step is seen at once. Each FAULT_ leaves
- * something out, and Spin must find it: `make prove-mutants`.
+ * something out, and Spin must find it: tests/unit/test_memory_orders.py.
  */
 #define RUNS 3
 #define REQUEST 0 /* rings, by what they carry */

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import errno
 import inspect
 import os
@@ -43,31 +42,6 @@ def test_every_function_of_the_header_is_in_the_module_and_in_the_stub() -> None
     assert len(names) > 30
     assert names <= set(dir(lib))
     assert names == set(extension.functions(extension.read_cdef(ROOT / "csrc")))
-
-
-def test_header_reader_drops_what_cffi_cannot_read() -> None:
-    header = """
-    /* comment with #define NO 1 */
-    #ifndef GUARD
-    #define GUARD
-    #include <stdint.h>
-    #define N 16u // why
-    #define SUM (N + \\
-                 1)
-    #define CALL(x) ((x) + 1)
-    enum { A, B = 4 };
-    int f(const void *p, uint32_t n);
-    #endif
-    """
-    cdef = extension.header_to_cdef(header)
-    assert [line.strip() for line in cdef.splitlines()] == [
-        "#define N 16",
-        "#define SUM ...",
-        "enum { A, B = 4 };",
-        "int f(const void *p, uint32_t n);",
-    ]
-    assert extension.constants(cdef) == ["N", "SUM", "A", "B"]
-    assert extension.functions(cdef) == {"f": ("int", ["p: CData | bytes", "n: int"])}
 
 
 def test_errno_becomes_the_exception_of_its_meaning() -> None:
@@ -113,28 +87,6 @@ def test_waiting_call_lets_other_threads_run() -> None:
         thread.join()
         assert ran.is_set()
         assert (rc, state[0]) == (0, 1)
-
-
-def decides_on_an_errno_of_the_core(node: ast.AST) -> bool:
-    """Whether it compares with ``-errno.E...``, as functions of the core return it."""
-    return any(
-        isinstance(part, ast.UnaryOp)
-        and isinstance(part.op, ast.USub)
-        and ast.unparse(part.operand).startswith("errno.")
-        for part in ast.walk(node)
-    )
-
-
-def test_check_alone_turns_an_errno_of_the_core_into_an_exception() -> None:
-    elsewhere = [
-        f"{path.name}:{node.lineno}"
-        for path in sorted((ROOT / "nnburst").rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.If)
-        and decides_on_an_errno_of_the_core(node.test)
-        and any(isinstance(statement, ast.Raise) for statement in node.body)
-    ]
-    assert not elsewhere
 
 
 @pytest.mark.parametrize("may_block", [False, True])

@@ -92,22 +92,6 @@ def test_functions_of_a_shared_service_give_what_they_give_here(monkeypatch: pyt
     assert "the service and this program agree" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments"),
-    [
-        ("recurrent_state.py", ["--units", "0"]),
-        ("camera_ring.py", ["--slots", "1"]),
-        ("camera_ring.py", ["--fps", "0"]),
-        ("live/v4l2_like.py", ["--buffers", "33"]),
-        ("shared/camera_service_viewer.py", ["--fps", "0"]),
-    ],
-)
-def test_options_that_make_no_sense_are_refused(name: str, arguments: list[str]) -> None:
-    done = run(name, *arguments)
-    assert done.returncode == 2
-    assert "usage" in done.stderr
-
-
 @pytest.mark.check
 @pytest.mark.parametrize(
     "name",

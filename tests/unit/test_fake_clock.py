@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import resource
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -183,22 +181,6 @@ def test_fault_counts_for_the_clock_also_if_the_test_hears_of_it_first(
             wait_for_clocks()
         assert hours(clock) == 1
         assert fault.times == 1
-
-
-def test_faults_and_clocks_work_beyond_1024_descriptors(service: nnburst.Service, session: nnburst.Session) -> None:
-    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if most < 2048:
-        pytest.skip("the limit of descriptors is too low")
-    with ExitStack() as stack:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit, 2048), most))
-        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (limit, most))
-        for _ in range(1024):
-            stack.callback(os.close, os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
-        clock, fault = stack.enter_context(FakeClock()), stack.enter_context(inject(service, freeze="call"))
-        clock.advance(AN_HOUR, when=fault)
-        with pytest.raises(MissedDeadline):
-            session.run(None, ONES)
-        fault.wait()
 
 
 def test_clock_that_is_not_closed_does_not_keep_the_program() -> None:

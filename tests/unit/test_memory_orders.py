@@ -61,14 +61,6 @@ def test_prove_says_what_it_skips_and_passes(tmp_path: Path) -> None:
     assert f"{len(checker.PROGRAMS)} programs over the C sources: genmc is not on the PATH" in done.stdout
 
 
-def test_prove_names_the_programs_there_are_when_asked_for_another() -> None:
-    done = subprocess.run(
-        [sys.executable, str(MODEL / "prove.py"), "chanel"], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 2
-    assert "no such program: chanel; there are abandon, adopt, " in done.stdout
-
-
 @pytest.mark.parametrize(("executions", "verdict"), [(0, "error"), (1, "proven")])
 def test_program_without_a_complete_execution_proves_nothing(
     executions: int, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -113,21 +105,3 @@ def test_protocol_that_fails_is_told_step_by_step() -> None:
     outcome = checker.spin("burst", fault, timeout=300)
     assert outcome.verdict == "error"
     assert re.search(r"proc +\d+ \(\w+:\d+\) burst\.pml:\d+", outcome.trace), outcome.trace
-
-
-def test_program_that_fails_is_shown_with_its_trace_if_asked(tmp_path: Path) -> None:
-    genmc = tmp_path / "genmc"
-    genmc.write_text("#!/bin/sh\necho Error: Safety violation!\necho '<-1, 0> main:' \"$@\"\nexit 42\n")
-    genmc.chmod(0o755)
-    for show in ([], ["--show"]):
-        done = subprocess.run(
-            [sys.executable, str(MODEL / "prove.py"), *show, "channel"],
-            env={**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == 1
-        assert "channel (rc11)" in done.stdout
-        assert ("<-1, 0> main:" in done.stdout) == bool(show)

@@ -30,14 +30,6 @@ def imported(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_every_name_in_all_exists_once(name: str) -> None:
-    public = getattr(imported(name), "__all__", [])
-    assert len(public) == len(set(public)), f"{name}.__all__ repeats a name"
-    missing = [entry for entry in public if not hasattr(imported(name), entry)]
-    assert not missing, f"{name}.__all__ promises {missing}"
-
-
 PACKAGES = [name for name in MODULES if hasattr(imported(name), "__path__")]
 
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import importlib
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-import nnburst
 from support import ROOT
 
 FOLDER = ROOT / "examples" / "recipes"
@@ -54,48 +50,6 @@ def test_recipe_runs_and_its_answers_are_right(name: str) -> None:
         assert done.stdout.count("another service after ") == 2
     if name == "standby.py":
         assert "3 services were killed" in done.stdout
-
-
-SLOW_START = """
-import threading, time
-import real_time
-import nnburst
-from nnburst.testing import inject
-
-def launch():
-    service = nnburst.launch(faults=True)
-    first = inject(service, freeze="call")
-    def go_on():
-        first.wait()
-        time.sleep(0.4)  # as a first run may take
-        first.withdraw()
-    threading.Thread(target=go_on).start()
-    return service
-
-real_time.launch = launch
-raise SystemExit(real_time.main())
-"""
-
-
-@pytest.mark.check
-def test_loop_in_real_time_lets_the_first_runs_take_longer() -> None:
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(FOLDER)))}
-    command = [sys.executable, "-c", SLOW_START, "--steps", "1"]
-    done = subprocess.run(command, cwd=FOLDER, env=env, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr  # a first run that is given up ends the program
-    assert "every answer is right" in done.stdout
-
-
-def test_asyncio_server_closes_a_connection_whose_run_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(FOLDER)
-    server = importlib.import_module("asyncio_server")
-    for name in ("asyncio_server", "detector"):
-        sys.modules.pop(name)
-    session = Mock(arun=AsyncMock(side_effect=nnburst.GeneralFailure("the run has failed")))
-    reader, writer = Mock(readexactly=AsyncMock(return_value=bytes(4 * 64))), Mock()
-    with pytest.raises(nnburst.GeneralFailure):
-        asyncio.run(server.serve(session, reader, writer))
-    writer.close.assert_called_once_with()
 
 
 def test_page_names_every_recipe_and_each_is_run() -> None:
