@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-import sys
 
 import pytest
 
@@ -13,9 +12,13 @@ import nnburst
 from nnburst._core.errno import system
 from nnburst.errors import GeneralFailure, InvalidArgument, ResourceExhausted
 from nnburst.service.process import forked
+from support.processes import run_python
+from support.ways_out import needs_walls
 
 NUMBERS = {"memfd_create": 319, "eventfd2": 290, "pidfd_open": 434, "socketpair": 53, "sched_getaffinity": 204}
 """Of x86-64."""
+LANDLOCK_CREATE_RULESET = 444
+"""Of any machine."""
 
 BLOCK = """
 import ctypes, struct, sys
@@ -46,9 +49,10 @@ if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, ctypes.byref(arguments), 0, 0
     sys.exit()
 def use():
     try:
-        with nnburst.launch(devices=["nnburst-reference"]) as service, service.session(model) as session:
+        devices = ["nnburst-reference"]
+        with nnburst.launch(devices=devices, sandbox=sys.argv[2]) as service, service.session(model) as session:
             session.run(None, {"x": np.ones(4, np.float32)})
-        print("works")
+            print("works", service.sandbox)
     except NNBurstError as error:
         print(type(error).__name__, error)
 with assert_nothing_left():
@@ -56,16 +60,30 @@ with assert_nothing_left():
 """
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers of the calls are those of x86-64")
-@pytest.mark.parametrize("name", NUMBERS)
-def test_system_call_that_is_refused_is_named(name: str) -> None:
-    command = [sys.executable, "-c", BLOCK, str(NUMBERS[name])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+def without(number: int, sandbox: str) -> subprocess.CompletedProcess[str]:
+    """Use a service in a process whose system refuses a call."""
+    done = run_python("-c", BLOCK, str(number), sandbox)
     assert done.returncode == 0, done.stderr
     if done.stdout.strip() == "no filter":
         pytest.skip("this system has no filters of system calls")
+    return done
+
+
+@needs_walls
+def test_missing_wall_is_said_or_refused() -> None:
+    done = without(LANDLOCK_CREATE_RULESET, "on")
+    assert done.stdout.startswith("works on: seccomp; without Landlock for files"), done.stderr
+    assert "sandbox on: seccomp; without Landlock for files" in done.stderr
+    done = without(LANDLOCK_CREATE_RULESET, "strict")
+    assert "sandbox='strict' is more than this kernel or container can do" in done.stdout
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers of the calls are those of x86-64")
+@pytest.mark.parametrize("name", NUMBERS)
+def test_system_call_that_is_refused_is_named(name: str) -> None:
+    done = without(NUMBERS[name], "on")
     if name == "sched_getaffinity":
-        assert done.stdout.strip() == "works"
+        assert done.stdout.startswith("works")
     else:
         assert name.rstrip("2") in done.stdout
         assert "EPERM" in done.stdout

@@ -7,8 +7,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -19,9 +17,8 @@ import pytest
 
 pytest.importorskip("onnxruntime")
 
-from support import ROOT
 from support.onnx_models import FLOAT, graph, node, save
-from support.processes import workers_of
+from support.processes import start_python, workers_of
 from support.services import Shared
 from support.waiting import PATIENCE, until
 
@@ -139,13 +136,7 @@ class Participant:
         self.outcomes: Counter[str] = Counter()
         self.answered_by = 0
         """The process of the service that has answered rightly last."""
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", CLIENT, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        )
+        self.process = start_python(CLIENT, *arguments)
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
 

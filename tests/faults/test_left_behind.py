@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from nnburst.errors import InvalidArgument, MissedDeadline
 from nnburst.watch import RowKind, RowStats, find_services, look
 from support import ROOT
 from support.models import tiny_model
-from support.processes import line_of, rests
+from support.processes import line_of, rests, start_python
 from support.services import Shared, run_command, shared_service
 from support.waiting import PATIENCE, until
 
@@ -97,13 +96,7 @@ for line in sys.stdin:
 @contextlib.contextmanager
 def endless_client(shared: Shared, how: str) -> Iterator[subprocess.Popen[str]]:
     """A client with a run under way that does not end by itself."""
-    client = subprocess.Popen(
-        [sys.executable, "-c", CLIENT, shared.address, how, str(ROOT / "tests")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    )
+    client = start_python(CLIENT, shared.address, how, str(ROOT / "tests"))
     try:
         assert line_of(client) == "begun\n"
         yield client
@@ -238,9 +231,7 @@ def test_top_shows_a_run_without_a_client_until_it_ends(tmp_path: Path) -> None:
     env = {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}", "NNBURST_STATE_DIR": str(tmp_path / "state")}
     device = "nnburst-function:call=waits:until_told"
     with shared_service(tmp_path, "--device", device, env=env) as shared:
-        client = subprocess.Popen(
-            [sys.executable, "-c", program, shared.address], stdout=subprocess.PIPE, text=True, cwd=ROOT
-        )
+        client = start_python(program, shared.address)
         try:
             assert line_of(client) == "begun\n"
             bursts = [row for row in rows_of(shared, client.pid) if row.kind is RowKind.BURST]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions
@@ -15,7 +14,7 @@ import pytest
 
 from nnburst.service import safe_command, start_child
 from support import ROOT
-from support.waiting import PATIENCE
+from support.processes import run_python
 
 pytestmark = pytest.mark.check
 
@@ -77,16 +76,8 @@ def run(hostile: Path, *command: str, env: dict[str, str] | None = None) -> set[
     """Run Python in the hostile directory; return the names of the modules that it took from there."""
     witness = hostile.parent / "witness"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        [sys.executable, *command],
-        cwd=hostile,
-        env=environment | {"NNBURST_TEST_WITNESS": str(witness)} | (env or {}),
-        capture_output=True,
-        input="",
-        text=True,
-        timeout=2 * PATIENCE,
-        check=False,
-    )
+    environment |= {"NNBURST_TEST_WITNESS": str(witness)} | (env or {})
+    done = run_python(*command, cwd=hostile, env=environment, input="")
     executed = set(witness.read_text().split()) if witness.exists() else set()
     assert executed or done.returncode == 0, done.stderr
     return executed

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -20,9 +21,11 @@ import pytest
 import nnburst
 from nnburst.devices import Needs
 from nnburst.errors import DeadObject, DeviceUnavailable, GeneralFailure, InvalidArgument
+from nnburst.service.process import sandbox
 from support import ROOT
 from support.models import relu
 from support.processes import of_threads
+from support.users import as_user
 from support.ways_out import REFUSALS, build, names, needs_compiler, needs_walls
 
 X = np.zeros(1, np.float32)
@@ -229,85 +232,46 @@ def test_needs_are_absolute_paths_in_lists(need: str) -> None:
         Needs(read=[need] if need.startswith("rel") else need)
 
 
-@pytest.mark.check
-@needs_walls
-@pytest.mark.parametrize("mode", ["on", "strict"])
-def test_missing_wall_is_said_or_refused(mode: str) -> None:
-    """A container's filter refuses Landlock."""
-    program = (
-        "import ctypes, struct, nnburst\n"
-        "libc = ctypes.CDLL(None)\n"
-        "assert libc.prctl(38, 1, 0, 0, 0) == 0\n"
-        "rows = [(0x20, 0, 0, 0), (0x15, 0, 1, 444), (6, 0, 0, 0x50001), (6, 0, 0, 0x7fff0000)]\n"
-        "code = ctypes.create_string_buffer(b''.join(struct.pack('HBBI', *row) for row in rows))\n"
-        "filter = ctypes.create_string_buffer(struct.pack('HxxxxxxQ', len(rows), ctypes.addressof(code)))\n"
-        "assert libc.prctl(22, 2, filter) == 0\n"
-        f"with nnburst.launch(devices=['nnburst-noop'], sandbox={mode!r}) as service:\n"
-        "    print(service.sandbox)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=60, check=False
-    )
-    if mode == "on":
-        assert done.stdout.startswith("on: seccomp; without Landlock for files"), done.stderr
-        assert "sandbox on: seccomp; without Landlock for files" in done.stderr
-    else:
-        assert "sandbox='strict' is more than this kernel or container can do" in done.stderr
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, int]]:
+    """The side of a terminal that sees all, and the one that a program has."""
+    ends = os.openpty()
+    yield ends
+    for fd in ends:
+        os.close(fd)
 
 
 @pytest.mark.check
-def test_terminal_of_the_user_cannot_be_read() -> None:
+def test_terminal_of_the_user_cannot_be_read(terminal: tuple[int, int]) -> None:
     """A service has the terminal for its log alone."""
-    ours, theirs = os.openpty()
-    try:
-        program = (
-            "import nnburst, os\n"
-            "with nnburst.launch(devices=['nnburst-noop']) as service:\n"
-            "    for fd in (0, 1, 2):\n"
-            "        flags = open(f'/proc/{service.pid}/fdinfo/{fd}').read().split()[3]\n"
-            "        print(fd, os.readlink(f'/proc/{service.pid}/fd/{fd}'), int(flags, 8) & 3, end=';')\n"
-        )
-        out = subprocess.run(
-            [sys.executable, "-c", program],
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            cwd=ROOT,
-            timeout=60,
-            check=False,
-        )
-        assert out.returncode == 0
-        said = os.read(ours, 4096).decode().split(";")
-        assert said[0] == "0 /dev/null 0"
-        assert [line.split()[2] for line in said[1:3]] == ["1", "1"]
-    finally:
-        os.close(ours)
-        os.close(theirs)
+    ours, theirs = terminal
+    program = (
+        "import nnburst, os\n"
+        "with nnburst.launch(devices=['nnburst-noop']) as service:\n"
+        "    for fd in (0, 1, 2):\n"
+        "        flags = open(f'/proc/{service.pid}/fdinfo/{fd}').read().split()[3]\n"
+        "        print(fd, os.readlink(f'/proc/{service.pid}/fd/{fd}'), int(flags, 8) & 3, end=';')\n"
+    )
+    subprocess.run([sys.executable, "-c", program], stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT, check=True)
+    said = os.read(ours, 4096).decode().split(";")
+    assert said[0] == "0 /dev/null 0"
+    assert [line.split()[2] for line in said[1:3]] == ["1", "1"]
 
 
 @pytest.mark.check
-def test_terminal_that_cannot_be_opened_anew_is_let_go_of() -> None:
-    ours, theirs = os.openpty()
-    try:
-        program = (
-            "import os, sys\n"
-            "from nnburst.service.process import sandbox\n"
-            "real = os.open\n"
-            "def refuse(path, *rest):\n"
-            "    if path.startswith('/proc/self/fd/'):\n"
-            "        raise PermissionError(path)\n"
-            "    return real(path, *rest)\n"
-            "os.open = refuse\n"
-            "sandbox._turn_terminals_outwards((1,))\n"
-            "print(os.readlink('/proc/self/fd/1'), file=sys.stderr)\n"
-        )
-        out = subprocess.run(
-            [sys.executable, "-c", program], stdout=theirs, stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False
-        )
-        assert out.stderr == "/dev/null\n"
-    finally:
-        os.close(ours)
-        os.close(theirs)
+def test_terminal_that_cannot_be_opened_anew_is_let_go_of(terminal: tuple[int, int]) -> None:
+    def refuse(path: str, *rest: int) -> int:
+        if path.startswith("/proc/self/fd/"):
+            raise PermissionError(path)
+        return os_open(path, *rest)
+
+    def turn() -> str:
+        with patch.object(os, "open", refuse):
+            sandbox._turn_terminals_outwards((terminal[1],))
+        return os.readlink(f"/proc/self/fd/{terminal[1]}")
+
+    os_open = os.open
+    assert as_user(None, turn) == "/dev/null"
 
 
 # ---- what services call ---------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ import random
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,9 +17,8 @@ import nnburst
 from nnburst.errors import DeviceUnavailable
 from nnburst.service.process.limited_log import LINES
 from nnburst.service.wire.protocol import ListDevices, encode
-from support import ROOT
 from support.hostile import Descriptors
-from support.processes import line_of, stopped
+from support.processes import line_of, start_python, stopped
 from support.services import Honest, RawConnection, Shared, header, let_pass, shared_service, told_to_pass
 from support.waiting import PATIENCE
 
@@ -104,21 +102,13 @@ def gives_all_back(shared: Shared) -> Iterator[None]:
 @contextlib.contextmanager
 def stalled(shared: Shared, phase: str) -> Iterator[subprocess.Popen[str]]:
     """A client that has come to a phase and stopped there. All of its processes are killed in the end."""
-    client = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, shared.address, phase],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        start_new_session=True,
-    )
+    client = start_python(PROGRAM, shared.address, phase, start_new_session=True)
     try:
         assert line_of(client) == f"{phase}\n"
         yield client
     finally:
         os.killpg(client.pid, signal.SIGKILL)
-        client.wait()
-        assert client.stdout is not None
-        client.stdout.close()
+        client.communicate()
 
 
 def test_clients_that_are_stopped_at_once_delay_nobody(shared: Shared, honest: Honest, gives_all_back: None) -> None:

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import nnburst
 from nnburst.service.wire import protocol
@@ -118,6 +119,18 @@ def sleeps_on_an_event_word(pid: int) -> bool:
 def wait_until_asleep(pid: int) -> None:
     """Wait until a thread of a process sleeps on an event flag."""
     until(lambda: sleeps_on_an_event_word(pid), "the reader never slept")
+
+
+def run_python(*arguments: str, **process: Any) -> subprocess.CompletedProcess[str]:
+    """Run Python to its end, in the source tree unless another directory is given; what it prints is in the result."""
+    options: dict[str, Any] = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 2 * PATIENCE, **process}
+    return subprocess.run([sys.executable, *arguments], **options)
+
+
+def start_python(program: str, *arguments: str, **process: Any) -> subprocess.Popen[str]:
+    """Start a program that one talks with by lines."""
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, "-c", program, *arguments], cwd=ROOT, text=True, **pipes, **process)
 
 
 class Client:

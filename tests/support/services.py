@@ -26,7 +26,7 @@ from nnburst.service import ServiceConnection, ServiceHost, service_environment
 from nnburst.service.wire.protocol import VERSION, Hello, encode
 from support import ROOT
 from support.connections import socket_pair
-from support.processes import line_of
+from support.processes import line_of, start_python
 from support.waiting import PATIENCE, until
 
 COMMAND = [sys.executable, "-c", "from nnburst.cli import main; main()"]
@@ -107,13 +107,7 @@ class Honest:
     """A client in a process of its own that does what clients do, all the time. A context manager."""
 
     def __init__(self, address: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", HONEST, address, str(PATIENCE)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        )
+        self.process = start_python(HONEST, address, str(PATIENCE))
 
     def right(self) -> int:
         """Return the right answers so far; anything else fails."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
 from support import ROOT
+from support.processes import run_python
 
 
 def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -19,15 +19,8 @@ def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
     with tempfile.TemporaryDirectory() as directory:
         Path(directory, "nnburst.py").write_text("raise ImportError", encoding="utf-8")
-        return subprocess.run(
-            [sys.executable, str(ROOT / "examples" / name), *arguments],
-            cwd=directory,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-            env={**os.environ, "PYTHONPATH": path},
-        )
+        env = {**os.environ, "PYTHONPATH": path}
+        return run_python(str(ROOT / "examples" / name), *arguments, cwd=directory, env=env)
 
 
 @pytest.mark.check

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from support import ROOT
+from support.processes import run_python
 
 MODEL = ROOT / "tests" / "model"
 sys.path.insert(0, str(MODEL))
@@ -48,14 +48,7 @@ def test_page_describes_every_program() -> None:
 
 
 def test_prove_says_what_it_skips_and_passes(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(MODEL / "prove.py")],
-        env={**os.environ, "PATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_python(str(MODEL / "prove.py"), env={**os.environ, "PATH": str(tmp_path)})
     assert done.returncode == 0, done.stderr
     assert "spin and cc not on the PATH" in done.stdout
     assert f"{len(checker.PROGRAMS)} programs over the C sources: genmc is not on the PATH" in done.stdout

@@ -6,14 +6,13 @@ import ast
 import importlib
 import pickle
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import nnburst
-from support.waiting import PATIENCE
+from support.processes import run_python
 
 PACKAGE = Path(nnburst.__file__).parent
 LATER = {
@@ -61,10 +60,8 @@ def read_by(statement: str) -> set[str]:
         f"import numpy, msgspec, _cffi_backend; before = set(sys.modules)\n{statement}\n"
         "print(*set(sys.modules) - before)"
     )
-    done = subprocess.run(  # -S: what `site` reads for an editable installation would hide what the package reads
-        [sys.executable, "-S", "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True
-    )
-    return set(done.stdout.split())
+    # -S: what `site` reads for an editable installation would hide what the package reads
+    return set(run_python("-S", "-c", code, check=True).stdout.split())
 
 
 def test_session_reads_only_what_a_client_needs_before_it_opens_one() -> None:
@@ -164,23 +161,13 @@ def test_modules_and_names_are_read_by_threads_at_once() -> None:
         ("Session", "BurstExecutor"),
     ]
     for pair in pairs * 3:
-        done = subprocess.run(
-            [sys.executable, "-c", code, *pair], capture_output=True, text=True, timeout=PATIENCE, check=True
-        )
-        assert not done.stdout, pair
+        assert not run_python("-c", code, *pair, check=True).stdout, pair
 
 
 def test_package_without_its_stubs_says_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "room").mkdir()
     (tmp_path / "room" / "__init__.py").write_text("from nnburst._lazy import attach\nattach(__name__)\n")
-    done = subprocess.run(
-        [sys.executable, "-c", "import room"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    done = run_python("-c", "import room", cwd=tmp_path)
     assert "ImportError" in done.stderr.splitlines()[-1]
     assert "have what packs nnburst take its *.pyi files along" in done.stderr
 
@@ -188,9 +175,7 @@ def test_package_without_its_stubs_says_what_is_missing(tmp_path: Path) -> None:
 def test_source_tree_that_is_not_built_says_so_in_a_sentence(tmp_path: Path) -> None:
     shutil.copytree(PACKAGE, tmp_path / "nnburst", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     for command in (["-c", "import nnburst"], ["-m", "nnburst"]):
-        done = subprocess.run(
-            [sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False
-        )
+        done = run_python(*command, cwd=tmp_path)
         assert done.returncode == 1
         assert done.stderr.splitlines()[-1] == (
             f"ImportError: the source tree {tmp_path} is not built for this Python: run pip install --editable . "
