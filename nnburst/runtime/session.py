@@ -7,7 +7,6 @@ import os
 import weakref
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from threading import get_ident
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
@@ -184,7 +183,6 @@ class Session(OneProcess, Closing):
         self._opening().call(self._open, service, sandbox)
         concurrency = self._options.concurrency or len(self._pool.first._controller.cpus)
         self._runs = Runs(self._pool, self._compilation.inputs, self._timeout, concurrency)
-        self._pool.most_at_home = concurrency
         self._idle, self._waiting = self._runs.permits.idle, self._runs.permits.waiting
         self._output_indexes = {node.name: i for i, node in enumerate(self._compilation.outputs)}
         self._spans = spans()
@@ -443,17 +441,11 @@ class Session(OneProcess, Closing):
             ResourceExhausted: The service gives this client no more bursts; close pipelines that are not needed.
         """
         limit = self._timeout if timeout is ... else checked_timeout(timeout)
-        deadline = self._opening()
-        burst = deadline.call(self._pool.lend)
-        try:
-            pipeline = deadline.call(
-                partial(burst.pipeline, depth, shapes=shapes, timeout=limit, rooms=self._runs.rooms, keep=self)
-            )
-        except BaseException:
-            self._pool.give_back(burst)
-            raise
-        pipeline._when_closed(partial(self._pool.give_back, burst))
-        return pipeline
+
+        def make(burst: Burst) -> Pipeline:
+            return burst.pipeline(depth, shapes=shapes, timeout=limit, rooms=self._runs.rooms, keep=self)
+
+        return self._opening().call(self._pool.pipeline, make)
 
     # ---- looking ---------------------------------------------------------------------------------------------
 

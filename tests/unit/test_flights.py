@@ -15,10 +15,8 @@ import pytest
 
 import nnburst
 from nnburst import ModelBuilder, OperandType
-from nnburst.burst import ExecutionBurstController
 from nnburst.memory import Memory, interop
 from nnburst.runtime.run.burst import Burst
-from nnburst.runtime.run.burst_pool import BurstPool
 from nnburst.runtime.run.pipeline import Pipeline
 from nnburst.watch import find_services, look
 from support.models import relu
@@ -351,7 +349,7 @@ def test_pipeline_that_is_dropped_awaits_nothing_any_more(slow: nnburst.Session)
         pipeline = slow.pipeline(4)
         start_three(pipeline)
         del pipeline
-        with slow.pipeline(4) as pipeline:  # on the burst that has been given back
+        with slow.pipeline(4) as pipeline:
             assert pipeline._is_idle
             assert [y.tolist() for (y,) in pipeline.map(inputs)] == [[0.0] * 4] * 6
     pipeline = slow.pipeline(4)
@@ -375,49 +373,6 @@ def test_pipeline_that_is_dropped_while_another_thread_waits_in_its_burst(slow: 
         execution.run()
 
 
-class Replaced(list[Burst]):
-    """A list in whose place another one comes while it is searched."""
-
-    def __init__(self, bursts: BurstPool) -> None:
-        super().__init__(bursts._lendable)
-        self.bursts = bursts
-
-    def __contains__(self, burst: object) -> bool:
-        found = super().__contains__(burst)
-        self.bursts._lendable, self.bursts._at_home = [], []
-        return found
-
-
-def test_burst_that_died_is_not_lent_again(session: nnburst.Session) -> None:
-    bursts = session._pool
-    burst = bursts.lend()
-    bursts._lendable = Replaced(bursts)
-    bursts.give_back(burst)
-    assert bursts._at_home == []
-    with session.pipeline(2) as pipeline:
-        assert bursts._lendable != [burst]
-        assert len(list(pipeline.map([filled(1)] * 3))) == 3
-
-
-def test_burst_that_is_corrupt_is_not_lent_again(session: nnburst.Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    bursts = session._pool
-    burst = bursts.lend()
-    assert bursts.give_back(burst)
-    is_sound = ExecutionBurstController.is_sound
-    monkeypatch.setattr(
-        ExecutionBurstController,
-        "is_sound",
-        property(lambda this: this is not burst._controller and is_sound.fget(this)),  # type: ignore[attr-defined]
-    )
-    other = bursts.lend()
-    assert other is not burst
-    assert bursts.give_back(other)
-    burst = bursts.lend()
-    assert not bursts.give_back(burst)
-    burst = bursts.first
-    assert bursts.spare() is not burst
-
-
 @pytest.mark.check
 def test_bursts_of_a_peak_are_given_back() -> None:
     with (
@@ -430,23 +385,6 @@ def test_bursts_of_a_peak_are_given_back() -> None:
                     assert len(list(pipeline.map([filled(1)] * 3))) == 3
             with service.session(relu()) as other, other.pipeline(2):
                 assert session.stats.received == 9 * peak
-
-
-def test_burst_that_dies_as_it_is_opened_is_not_among_the_new_ones(
-    session: nnburst.Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bursts = session._pool
-    make = bursts._open
-
-    def late(compilation: nnburst.Compilation) -> Burst:
-        burst = make(compilation)
-        bursts._lendable, bursts._at_home = [], []
-        return burst
-
-    monkeypatch.setattr(bursts, "_open", late)
-    burst = bursts.lend()
-    assert burst not in bursts._lendable
-    burst.close()
 
 
 def test_pipeline_and_futures_share_a_burst(session: nnburst.Session) -> None:
@@ -561,9 +499,9 @@ def test_rest_of_many_inputs_can_be_given_up(session: nnburst.Session) -> None:
         assert int(next(outputs)[0][0]) == 0
     with pytest.raises(StopIteration):
         next(outputs)
-    lent = len(session._pool._lendable)
+    bursts = len(session._pool._of_pipelines)
     assert [int(y[0]) for (y,) in session.run_many(map(filled, range(40)))] == list(range(40))
-    assert len(session._pool._lendable) == lent
+    assert len(session._pool._of_pipelines) == bursts
 
 
 def test_forked_child_leaves_the_inputs_of_its_parent_alone(session: nnburst.Session) -> None:

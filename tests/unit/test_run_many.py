@@ -142,17 +142,16 @@ def test_runs_that_took_too_long_can_be_returned_and_the_next_ones_are_run(
     service: nnburst.Service, batch: int
 ) -> None:
     with service.session(relu((0, 4)), open_timeout=PATIENCE) as session:
-        list(session.run_many([rows(0)] * 4, batch=batch))
-        outcomes = session.run_many(map(rows, itertools.count()), batch=batch, timeout=0.2, on_error="return")
+        many = session.run_many(map(rows, itertools.count()), batch=batch, timeout=0.2, on_error="return")
+        outcomes = enumerate(many)
+        next(outcomes)
         with stopped(service.pid):
-            first = next(outcomes)
-        assert isinstance(first, nnburst.MissedDeadline)
-        assert "inputs[0]: " in str(first)
-        for i, outcome in enumerate(outcomes, 1):
-            if not isinstance(outcome, Exception):
-                assert int(outcome[0][0, 0]) == i
-                break
-        outcomes.close()
+            i, error = next((i, outcome) for i, outcome in outcomes if isinstance(outcome, Exception))
+        assert isinstance(error, nnburst.MissedDeadline)
+        assert f"inputs[{i}]: " in str(error)
+        i, answer = next((i, outcome) for i, outcome in outcomes if not isinstance(outcome, Exception))
+        assert int(answer[0][0, 0]) == i
+        many.close()
 
 
 def test_wrong_choices_are_refused(session: nnburst.Session) -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -53,7 +54,7 @@ class BurstPool:
     """Bursts on one compilation. A burst runs one execution at a time; one that finds it busy moves to a free one.
 
     So a program with one thread has one burst, and what is hot stays hot; one with many has as many as run at once.
-    A pipeline cannot move: it is lent a burst that nothing else uses meanwhile.
+    A pipeline cannot move: it has a burst of its own, which ends with it.
 
     Args:
         options: Those of the session.
@@ -63,7 +64,6 @@ class BurstPool:
         open_timeout: Seconds that a run may take to set up what it needs first; None: see `setting_up`.
         retry: How often a run that a death has ended is repeated.
         restarts_service: Whether it gets over a death of the service; else runs get `DeadObject`.
-        most_at_home: So many of those that were lent and given back are kept; the others are ended.
         restarts: The deaths that it has got over.
     """
 
@@ -75,22 +75,22 @@ class BurstPool:
         self.restarts_service = options.restarts
         self._refuses = False
         self._bursts = [self._open(compilation)]
-        self._lendable: list[Burst] = []
-        self._at_home: list[Burst] = []
+        self._of_pipelines: list[Burst] = []
         self._ended: deque[Burst] = deque()
         self._past: tuple[BurstStats, Latency] | None = None
         self._adding = ProcessLock()  # to `_past`; a signal handler may come while it is held
-        self.most_at_home = 1
         self.restarts: tuple[Restart, ...] = ()
         self._restarting = ProcessLock()  # a signal handler may come while it is held; nothing is waited for below it
         self._attempt: tuple[threading.Thread, list[BaseException]] | None = None
-        self._kept: dict[tuple[Burst, Hashable], Pipeline] = {}
+        self._kept: dict[Hashable, Pipeline] = {}
         self._keeps = True
         abandon_when_forked(self)
 
     def abandon(self) -> None:
-        """In a forked child: have no pipelines, as their inputs are read by the parent's runs, too, and no thread."""
-        self._kept, self._attempt = {}, None
+        """In a forked child: open nothing; have no thread, and no pipelines, whose inputs the parent's runs read."""
+        for pipeline in self._kept.values():
+            pipeline._finalizer.detach()
+        self._kept, self._attempt, self._refuses = {}, None, True
 
     def _open(self, compilation: Compilation) -> Burst:
         if self._refuses:
@@ -99,7 +99,7 @@ class BurstPool:
 
     def begin_again(self, compilation: Compilation) -> None:
         """Take the place of bursts that have died; executions move when they run next."""
-        self._lendable, self._at_home = [], []
+        self._of_pipelines = []
         self._bursts = [self._accepted(self._open(compilation))]
         self._shorten(0)
 
@@ -215,68 +215,50 @@ class BurstPool:
         others.append(burst)
         return self._accepted(burst)
 
-    def lend(self) -> Burst:
-        """Return one that nothing else uses until `give_back`; raises as `living`."""
+    def pipeline(self, make: Callable[[Burst], Pipeline]) -> Pipeline:
+        """Make one on a burst of its own; raises as `living`."""
         first = self.first
         if first._controller.ending.reason:
             self.recover(first)
-        with contextlib.suppress(IndexError):
-            while not (burst := self._at_home.pop())._controller.is_sound:
-                self._end(burst)
-            return burst
-        return self._another(lambda: self._lendable)
-
-    def _lend_again(self, burst: Burst) -> bool:
-        """Lend this very one; False if it is lent to another pipeline, or has died."""
-        with contextlib.suppress(ValueError):
-            self._at_home.remove(burst)
-            return True
-        return False
-
-    def give_back(self, burst: Burst) -> bool:
-        """Have one that was lent lent again; False if it has ended, or ends now. Also in a finaliser."""
-        at_home = self._at_home  # before the look: `begin_again` may come in between
-        if burst not in self._lendable:
-            return False
-        if len(at_home) < self.most_at_home and burst._controller.is_sound:
-            at_home.append(burst)
-            return True
-        self._end(burst)
-        return False
+        burst = self._another(lambda: self._of_pipelines)
+        try:
+            pipeline = make(burst)
+        except BaseException:
+            self._end(burst)
+            raise
+        pipeline._when_closed(partial(self._end, burst))
+        return pipeline
 
     def _end(self, burst: Burst) -> None:
         """Use it no more. Also in a finaliser, so it is closed later."""
         with contextlib.suppress(ValueError):  # `begin_again` came in between
-            self._lendable.remove(burst)
+            self._of_pipelines.remove(burst)
         burst._controller.hang_up()
         self._ended.append(burst)
 
     @contextlib.contextmanager
     def lend_pipeline(self, key: Hashable, make: Callable[[Burst], Pipeline], deadline: Deadline) -> Iterator[Pipeline]:
         """Lend one of those that were used last, as making one costs more than many of its runs."""
-        kept = (burst for burst, kind in reversed(list(self._kept)) if kind == key and self._lend_again(burst))
-        burst = next(kept, None) or deadline.call(self.lend)
-        try:
-            pipeline = self._kept.pop((burst, key), None) or deadline.call(make, burst)
-        except BaseException:
-            self.give_back(burst)
-            raise
+        pipeline = self._kept.pop(key, None)
+        if pipeline is None or not pipeline._is_idle:
+            pipeline = deadline.call(self.pipeline, make)
         try:
             yield pipeline
         finally:
             try:
                 pipeline._settle()
             finally:
-                is_idle = pipeline._is_idle and not burst._controller.ending.reason
-                if self.give_back(burst) and is_idle:
-                    self._kept[burst, key] = pipeline
-                else:
-                    pipeline.forget()
+                unwanted: Pipeline | None = pipeline
+                if pipeline._is_idle:
+                    unwanted = self._kept.pop(key, None)
+                    self._kept[key] = pipeline
+                if unwanted is not None:
+                    unwanted.forget()
                 self._shorten(_MOST_KEPT if self._keeps else 0)
 
     def _shorten(self, most: int) -> None:
-        for place in list(self._kept)[: max(0, len(self._kept) - most)]:
-            if (pipeline := self._kept.pop(place, None)) is not None:  # else another thread was faster
+        for key in list(self._kept)[: max(0, len(self._kept) - most)]:
+            if (pipeline := self._kept.pop(key, None)) is not None:  # else another thread was faster
                 pipeline.forget()
 
     def forget_pipelines(self) -> None:
@@ -310,7 +292,7 @@ class BurstPool:
 
     @property
     def _others(self) -> tuple[Burst, ...]:
-        return (*self._bursts[1:], *self._lendable, *self._ended)
+        return (*self._bursts[1:], *self._of_pipelines, *self._ended)
 
     def refuse(self) -> None:
         """Run nothing any more; executions in flight get `BadState`. Waits for nothing."""

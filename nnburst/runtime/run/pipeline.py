@@ -205,8 +205,9 @@ class Pipeline(OneProcess, Closing):
 
     @property
     def _is_idle(self) -> bool:
-        """Whether nothing is in flight on its burst, which is open."""
-        return self._executions[0]._burst_is_free
+        """Whether nothing is in flight on its burst, which may be used again."""
+        controller = self._executions[0]._controller
+        return controller.is_free and controller.is_sound and not controller.ending.reason
 
     def _settle(self) -> None:
         """Wait for what is in flight, whatever comes of it, and begin at the first execution again."""
