@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
@@ -30,7 +29,7 @@ from .budget import RETRY_S, Budget
 from .inference import CODES, Answers, Inference, InputTensor, OutputTensor, Terms, extensions, infer
 from .models import Models, NoSuchModel
 from .regions import Regions
-from .tensors import BRISK, PIECE, as_sent, is_text
+from .tensors import PIECE, as_sent, converted, text_size
 
 _MOST_BYTES = 256 << 20
 """Of one message."""
@@ -174,16 +173,12 @@ class Servicer:
         with self._budget.request() as take:
             take(len(data))
             message = _message(data)
-            if len(data) > BRISK and not message.raw_input_contents:
-                inference = await asyncio.to_thread(_inference, message, len(data))
-            else:
-                inference = _inference(message, len(data))
+            to_convert = 0 if message.raw_input_contents else len(data)
+            inference = await converted(to_convert, _inference, message, to_convert)
             with below(lambda: dict(context.invocation_metadata())):
                 version, answers = await infer(self._models, self._regions, inference, context.time_remaining())
-            if any(is_text(array) for *_, array in answers):
-                await asyncio.to_thread(_fill, answer, message, version, answers)
-            else:
-                _fill(answer, message, version, answers)
+            texts = sum(text_size(array) for *_, array in answers)
+            await converted(texts, _fill, answer, message, version, answers)
 
 
 def _message(data: bytes) -> Any:
@@ -213,7 +208,7 @@ def _parameters(tensor: Any) -> Mapping[str, Any]:
     return {name: getattr(value, value.WhichOneof("parameter_choice") or "", None) for name, value in given.items()}
 
 
-def _inference(request: Any, size: int) -> Inference:
+def _inference(request: Any, to_convert: int) -> Inference:
     raw = iter(request.raw_input_contents) if request.raw_input_contents else None
     inputs = []
     for tensor in request.inputs:
@@ -229,7 +224,6 @@ def _inference(request: Any, size: int) -> Inference:
         raise InvalidArgument(f"{left} raw_input_contents belong to no input")
     outputs = [OutputTensor.of(tensor.name, _parameters(tensor)) for tensor in request.outputs]
     terms = Terms.of(_parameters(request) if request.parameters else {})
-    to_convert = size if raw is None else 0
     return Inference(request.model_name, request.model_version, inputs, outputs, to_convert, terms)
 
 

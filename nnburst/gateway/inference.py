@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,7 +19,7 @@ from ..errors import (
 from ..model import Array, Priority
 from .models import Models, NoSuchModel, OpenedModel
 from .regions import Regions, RegisteredRegion
-from .tensors import BRISK, as_sent, bytes_of, is_text
+from .tensors import as_sent, bytes_of, converted, text_size
 
 CODES: tuple[tuple[type[NNBurstError], str, int], ...] = (
     (NoSuchModel, "NOT_FOUND", 404),
@@ -189,30 +188,21 @@ async def infer(
     if own is not None:
         timeout = own if timeout is None else min(own, timeout)
     deadline = Deadline.after(timeout)
-    asked = inference.model, inference.version, priority
-    model = await models.take(*asked)
+    model = await models.open(inference.model, inference.version, priority)
     with model.counts.request():
         try:
             return model.version, await _run(model, regions, inference, timeout)
         except DeadObject:
+            models.renew_soon()
             if not model.is_repeatable:
                 raise
-        finally:
-            models.give_back(model)
-        model = await models.take(*asked)  # of the process that is there now
-        try:
-            return model.version, await _run(model, regions, inference, deadline.left())
-        finally:
-            models.give_back(model)
+        return model.version, await _run(model, regions, inference, deadline.left())
 
 
 async def _run(model: OpenedModel, regions: Regions, inference: Inference, timeout: float | None) -> Answers:
     began = time.monotonic_ns()
     texts = sum(_size(given) for given in inference.inputs if given.datatype == "BYTES")
-    if inference.size + texts > BRISK:
-        arrays, used = await asyncio.to_thread(_arrays, model, regions, inference.inputs)
-    else:
-        arrays, used = _arrays(model, regions, inference.inputs)
+    arrays, used = await converted(inference.size + texts, _arrays, model, regions, inference.inputs)
     outputs = model.outputs
     names = [output.name for output in inference.outputs]
     for name in names:  # a short request must not ask for a huge answer
@@ -230,7 +220,7 @@ async def _run(model: OpenedModel, regions: Regions, inference: Inference, timeo
         array = values[output.name]
         shape = array.shape
         if output.place is not None:
-            array = await asyncio.to_thread(as_sent, array) if is_text(array) else array
+            array = await converted(text_size(array), as_sent, array)
             _put(regions, output.place, array)
         answers.append((output, outputs[output.name].datatype, shape, array))
     model.counts.spent(began, given, ran, time.monotonic_ns())

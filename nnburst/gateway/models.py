@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import (
     BadState,
@@ -21,10 +21,12 @@ from ..errors import (
     ResourceExhausted,
 )
 from ..model import Array, Priority
-from ..runtime import Service, Session
+from ..runtime import Service, Session, connect
 from ..service import ServiceConnection, connect_to
 from ..service.process.launch import is_of_functions
 from .tensors import ModelTensor
+
+T = TypeVar("T")
 
 _ONLY = "1"
 """The version of a model that has none of its own."""
@@ -105,16 +107,14 @@ REASONS: tuple[tuple[type[BaseException], str], ...] = (
 
 
 class OpenedModel:
-    """A model that can be run. Closed once `Models` has let go of it and no request uses it.
+    """A model that can be run. Its session ends with the last reference to it: of `Models`, and of requests.
 
     Attributes:
         digest: Of its files; empty if it has none.
         platform: What runs it, in the protocol's words.
         is_repeatable: Whether a run that the death of its process has ended may be run again: a function may have done
             more than to answer.
-        has_died: Whether a run has found its process dead.
         inputs, outputs: By name, in order.
-        users: Requests that run it, and `Models` while it is open.
         optional: Inputs that may be left out, which descriptions do not name: the protocol knows none.
         refused: Why the protocol cannot serve it; then it has none of these, and its session is closed.
     """
@@ -125,13 +125,11 @@ class OpenedModel:
         self.session = session
         self.platform = f"nnburst_{session.device.name}"
         self.is_repeatable = not is_of_functions(session.device.name)
-        self.has_died = False
         self.inputs: dict[str, ModelTensor] = {}
         self.optional: dict[str, ModelTensor] = {}
         self.outputs: dict[str, ModelTensor] = {}
         self.refused = ""
         self.counts = counts
-        self.users = 1  # `Models` itself
         try:
             self.inputs = ModelTensor.all_of(session.get_inputs())
             for node in session.get_overridable_initializers():
@@ -140,28 +138,14 @@ class OpenedModel:
             self.outputs = ModelTensor.all_of(session.get_outputs())
         except InvalidArgument as error:
             self.refused = str(error)
-            self.close()
-
-    def close(self) -> None:
-        """Close the session; a service that is dead has done so."""
-        with contextlib.suppress(DeadObject):
-            self.session.close()
+            session.close()
 
     async def run(self, inputs: dict[str, Array], timeout: float | None = None) -> list[Array]:
         """Run it once, within so many seconds; raises as `Session.arun`."""
         try:
-            return await (self.session.arun(None, inputs) if timeout is None else self._within(timeout, inputs))
-        except (DeadObject, BadState) as error:  # or it was closed, since another run has found that
-            self.has_died = True
+            return await self.session.arun(None, inputs, timeout)
+        except BadState as error:  # it was closed, since the gateway is being stopped
             raise DeadObject(str(error)) from error
-
-    async def _within(self, timeout: float, inputs: dict[str, Array]) -> list[Array]:
-        try:
-            return await asyncio.wait_for(self.session.arun(None, inputs), timeout)
-        except TimeoutError as error:
-            if isinstance(error, MissedDeadline):
-                raise
-            raise MissedDeadline(f"no answer within the {timeout:g} s that the client gave it") from None
 
 
 class Models:
@@ -176,9 +160,7 @@ class Models:
     def __init__(self, address: str, *, may_change: bool = False, unloaded: Iterable[str] = ()) -> None:
         self.may_change = may_change
         self._address = address
-        self._is_stopping = False
         self._service: Service | None = None
-        self._connection: ServiceConnection | None = None
         self._versions: dict[str, dict[str, tuple[str, str]]] = {}
         """By name, by version, the newest last: its name in the service, and the digest of its files."""
         self._gone = {(name, "") for name in unloaded}
@@ -189,7 +171,7 @@ class Models:
         """What is being opened: a model, by its key, or by none the service. All who ask wait for one thread."""
         self._looking, self._changing = asyncio.Lock(), asyncio.Lock()
 
-    async def _once(self, key: object, make: Callable[[], Awaitable[Any]]) -> Any:
+    def _once(self, key: object, make: Callable[[], Awaitable[Any]]) -> asyncio.Future[Any]:
         """Make something, or wait for it if it is under way; a request that is cancelled leaves it so."""
         if key not in self._under_way:
 
@@ -199,7 +181,7 @@ class Models:
 
             self._under_way[key] = asyncio.ensure_future(make())
             self._under_way[key].add_done_callback(end)
-        return await asyncio.shield(self._under_way[key])
+        return asyncio.shield(self._under_way[key])
 
     async def open(self, name: str, version: str = "", priority: Priority = Priority.MEDIUM) -> OpenedModel:
         """Return a model for runs of a priority, and wait for the service if it has to be opened first.
@@ -215,23 +197,20 @@ class Models:
         return model
 
     async def _open(self, name: str, version: str, priority: Priority = Priority.MEDIUM) -> OpenedModel:
-        model = None
-        while model is None:
-            service = await self._connected()
+        service = await self._connected()
+        while True:  # it may become another one while it is opened
             key = name, self._choose(name, version), priority
-            model = self._opened.get(key) or await self._once(key, partial(self._open_session, service, key))
-        return model
+            if (model := self._opened.get(key)) is not None:
+                return model
+            await self._once(key, partial(self._open_session, service, key, self._versions[name][key[1]]))
 
-    async def _open_session(self, service: Service, key: tuple[str, str, Priority]) -> OpenedModel | None:
-        """Open a model; None if it, or the service, has become another one meanwhile."""
-        name, version, priority = key
-        if (source := self._versions.get(name, {}).get(version)) is None:
-            return None
+    async def _open_session(self, service: Service, key: tuple[str, str, Priority], source: tuple[str, str]) -> None:
+        (name, version, priority), (full, digest) = key, source
         counts = self._counts.setdefault((name, version), ModelCounts())
 
         def make() -> OpenedModel:  # a request comes with others, for which it waits if the operator batches the model
-            session = service.session(source[0], priority=priority, preference="sustained_speed")
-            return OpenedModel(version, source[1], session, counts)
+            session = service.session(full, priority=priority, preference="sustained_speed", on_death="restart")
+            return OpenedModel(version, digest, session, counts)
 
         try:
             model = await asyncio.to_thread(make)
@@ -239,48 +218,39 @@ class Models:
             await self._look()
             self._choose(name, version)  # raises if it was unloaded meanwhile
             raise
-        if self._service is service and self._versions.get(name, {}).get(version) == source:
+        except BadState as error:
+            raise DeviceUnavailable("the gateway is being stopped; send this request again later") from error
+        if self._versions.get(name, {}).get(version) == source:
             self._opened[key] = model
-            return model
-        await asyncio.to_thread(model.close)
-        return None
 
     async def _connected(self) -> Service:
-        """Connect to the service again if it has ended, and look what it has."""
-        service: Service = self._usable() or await self._once(None, self._connect)
-        return service
+        """Return the service, and look what it has if that is not known."""
+        if self._service is None:
+            await self._once(None, self._connect)
+        assert self._service is not None
+        return self._service
 
-    def _usable(self) -> Service | None:
-        service, died = self._service, any(model.has_died for model in self._opened.values())
-        return None if service is None or died or not service.alive else service
+    async def _connect(self) -> None:
+        await self._look()
+        self._service = await asyncio.to_thread(connect, self._address)
 
-    async def _connect(self) -> Service:
-        self._check_going_on()
-        await self._drop()
-        self._connection = await asyncio.to_thread(connect_to, self._address)
-        service = Service(self._connection, self._address)
-        try:
-            await self._look()
-            self._check_going_on()
-        except BaseException:
-            await asyncio.to_thread(service.close)
-            raise
-        self._service = service
-        return service
+    async def _ask(self, question: Callable[[ServiceConnection], T]) -> T:
+        """Ask the service, by a connection of its own: sessions see to it themselves that theirs come back."""
 
-    def _check_going_on(self) -> None:
-        if self._is_stopping:
-            raise DeviceUnavailable("the gateway is being stopped; send this request again later")
+        def ask() -> T:
+            with contextlib.closing(connect_to(self._address)) as connection:
+                return question(connection)
+
+        return await asyncio.to_thread(ask)
 
     async def _look(self) -> None:
         """Look what the service has."""
-        assert self._connection is not None
         found = dict[str, dict[str, tuple[str, str]]]()
         async with self._looking:
-            for full, digest in (await asyncio.to_thread(self._connection.list_models)).items():
+            for full, digest in (await self._ask(ServiceConnection.list_models)).items():
                 name, _, version = full.partition(":")
                 found.setdefault(name, {})[version or _ONLY] = full, digest
-            before = {(name, version) for name, versions in self._versions.items() for version in versions}
+            before = set(self._there())
             self._versions = {name: dict(sorted(found[name].items(), key=_age)) for name in sorted(found)}
             there = {(name, version) for name, versions in found.items() for version in ("", *versions)}
             self._gone = (self._gone | before) - there
@@ -296,13 +266,17 @@ class Models:
             raise NoSuchModel(f"no model {name!r}; this service has {list(self._versions)}")
         return version or list(versions)[-1]
 
+    def _there(self) -> list[tuple[str, str]]:
+        return [(name, version) for name, versions in self._versions.items() for version in versions]
+
     async def is_ready(self) -> bool:
         """Whether every model that the protocol can serve can be run now."""
         try:
-            await self._connected()
-            for name, versions in self._versions.items():
-                for version in versions:
-                    await self._open(name, version)
+            service = await self._connected()
+            for name, version in self._there():
+                model = await self._open(name, version)
+                if not (service.alive or model.refused):
+                    await asyncio.to_thread(model.session.reopen)
         except NNBurstError:
             return False
         return True
@@ -323,9 +297,7 @@ class Models:
         if not self.may_change:
             raise InvalidArgument("clients load and unload no models here: nnburst serve --oip-control lets them")
         async with self._changing:  # which may take long: others wait for that without a thread
-            await self._connected()
-            assert self._connection is not None
-            await asyncio.to_thread(self._connection.load_model, name, unload=unload)
+            await self._ask(partial(ServiceConnection.load_model, name=name, unload=unload))
             await self.renew()
         return {}
 
@@ -363,8 +335,8 @@ class Models:
         await self.is_ready()  # opens those that are new: whether they are served is known from then on
         await self._connected()
         refused = {key[:2]: model.refused for key, model in self._opened.items()}
-        there = [(name, version) for name, versions in self._versions.items() for version in versions]
-        found = [(*one, refused.get(one, "")) for one in there] + [(*one, "unloaded") for one in sorted(self._gone)]
+        found = [(*one, refused.get(one, "")) for one in self._there()]
+        found += [(*one, "unloaded") for one in sorted(self._gone)]
         return [
             {"name": name, "version": version, "state": "UNAVAILABLE" if reason else "READY", "reason": reason}
             for name, version, reason in found
@@ -381,61 +353,34 @@ class Models:
         if name:
             self._choose(name, version)
         return [
-            (each, number, self._counts.setdefault((each, number), ModelCounts()))
-            for each, versions in self._versions.items()
-            for number in versions
-            if name in ("", each) and version in ("", number)
+            (*key, self._counts.setdefault(key, ModelCounts()))
+            for key in self._there()
+            if name in ("", key[0]) and version in ("", key[1])
         ]
 
     async def statistics(self, name: str = "", version: str = "") -> dict[str, list[dict[str, Any]]]:
         """Say what happened to the requests for a model, or for each if the name is empty; raises as `counts`."""
         return {"model_stats": [counts.told(*key) for *key, counts in await self.counts(name, version)]}
 
-    async def take(self, name: str, version: str = "", priority: Priority = Priority.MEDIUM) -> OpenedModel:
-        """As `open`, for one request, which calls `give_back` at its end.
-
-        Until then the model is not closed unless the service dies.
-        """
-        while True:
-            key = name, self._choose(name, version) if name in self._versions else version, priority
-            model = self._opened.get(key)
-            if model is not None and not (model.refused or model.has_died) and model.session.service.alive:
-                model.users += 1
-                return model
-            await self.open(name, version, priority)
-
-    def give_back(self, model: OpenedModel) -> None:
-        """A request that has taken the model has ended."""
-        model.users -= 1
-        if not model.users:
-            asyncio.get_running_loop().run_in_executor(None, model.close)
-
     async def renew(self) -> None:
         """Look what the service has now: what is new is opened when it is next asked for; what runs ends as it was."""
-        if self._connection is not None:
-            with contextlib.suppress(NNBurstError):  # it is gone, and its successor is looked at
-                await self._look()
+        if self._service is None:
+            return
+        with contextlib.suppress(NNBurstError):  # it is gone
+            await self._look()
         for key, model in list(self._opened.items()):
             name, version, _ = key
             if self._versions.get(name, {}).get(version, ("", None))[1] != model.digest:
                 del self._opened[key]
-                self.give_back(model)
 
-    def stop(self) -> None:
-        """Connect no more: a service that is being stopped takes nobody. What is open is still run."""
-        self._is_stopping = True
+    def renew_soon(self) -> None:
+        """Do so meanwhile: a process that has died may have loaded other files when it came back."""
+        self._once("renew", self.renew)
 
     async def close(self) -> None:
-        """Close all sessions. What is asked for from now on is refused."""
-        self.stop()
-        await self._drop()
-
-    async def _drop(self) -> None:
-        models, service = list(self._opened.values()), self._service
-        self._service, self._opened = None, {}
-        for held in (*models, service):
-            if held is not None:
-                await asyncio.to_thread(held.close)
+        """Close all sessions: what runs is `DeadObject`."""
+        if self._service is not None:
+            await asyncio.to_thread(self._service.close)
 
 
 def _age(version: tuple[str, object]) -> int:

@@ -23,7 +23,7 @@ from .inference import CODES, Answers, Inference, InputTensor, OutputTensor, Ter
 from .metrics import triton_metrics
 from .models import Models
 from .regions import Regions
-from .tensors import BRISK, as_sent, bytes_of, is_text
+from .tensors import as_sent, bytes_of, converted, text_size
 
 _MOST_BYTES = 256 << 20
 _MOST_JSON = 16 << 20
@@ -206,11 +206,9 @@ class Rest:
             inference, binary = _inference(name, version, head, memoryview(body)[end:], end)
             with below(lambda: request.headers):
                 version, answers = await infer(self._models, self._regions, inference)
-            size = sum(array.nbytes for wanted, *_, array in answers if not binary.get(wanted.name, binary[""]))
-            told = name, version, head.id, answers, binary
-            if size <= BRISK and not any(is_text(array) for *_, array in answers):
-                return _response(*told)
-            return await asyncio.to_thread(_response, *told)
+            numbers = sum(one.nbytes for wanted, *_, one in answers if not binary.get(wanted.name, binary[""]))
+            size = numbers + sum(text_size(array) for *_, array in answers)
+            return await converted(size, _response, name, version, head.id, answers, binary)
 
     # ---- shared memory ---------------------------------------------------------------------------------------
 
@@ -231,12 +229,8 @@ def _model(request: web.Request) -> tuple[str, str]:
 
 async def _body(request: web.Request, take: Callable[[int], None]) -> bytes:
     """Read the body; what has come of it counts at once, and what it is when it is inflated."""
-    encoding = request.headers.get("Content-Encoding", "identity").lower()
-    if encoding not in ("identity", "gzip", "deflate"):
-        raise web.HTTPUnsupportedMediaType(
-            text=f"a body in {encoding!r} is not read; send it in gzip, deflate or plain"
-        )
-    most = _MOST_BYTES if encoding == "identity" else _MOST_INFLATED
+    is_packed = request.headers.get("Content-Encoding", "identity").lower() != "identity"
+    most = _MOST_INFLATED if is_packed else _MOST_BYTES
     loop, body = asyncio.get_running_loop(), bytearray()
     begin = loop.time()
     while not request.content.at_eof():
@@ -249,7 +243,7 @@ async def _body(request: web.Request, take: Callable[[int], None]) -> bytes:
         body += chunk
         if len(body) > most:
             raise web.HTTPRequestEntityTooLarge(most, len(body))
-    if encoding == "identity":
+    if not is_packed:
         return bytes(body)
     inflated = await asyncio.to_thread(_inflated, body)
     take(len(inflated))
@@ -261,7 +255,7 @@ def _inflated(body: bytearray) -> bytes:
     try:
         inflated = stream.decompress(body, _MOST_INFLATED + 1)
     except zlib.error as error:
-        raise InvalidArgument(f"the body cannot be read: {error}") from None
+        raise InvalidArgument(f"the body cannot be read as gzip or deflate: {error}") from None
     if len(inflated) > _MOST_INFLATED:
         raise InvalidArgument(f"a compressed body inflates to at most {_MOST_INFLATED} bytes: send this one as it is")
     if not stream.eof or stream.unused_data:
@@ -280,7 +274,7 @@ async def _read(data: bytes, kind: type[_T]) -> _T:
     """Return what JSON says, read in another thread if it is long."""
     if len(data) > _MOST_JSON:
         raise InvalidArgument(f"JSON has at most {_MOST_JSON} bytes, got {len(data)}: send tensors as binary data")
-    return _decoded(data, kind) if len(data) <= BRISK else await asyncio.to_thread(_decoded, data, kind)
+    return await converted(len(data), _decoded, data, kind)
 
 
 def _decoded(data: bytes, kind: type[_T]) -> _T:

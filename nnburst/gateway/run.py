@@ -60,7 +60,6 @@ async def _serve(models: Models, regions: Regions, tokens: Tokens, options: dict
         # Opened now, so that the first request finds them so.
         beside = [asyncio.create_task(models.is_ready()), asyncio.create_task(renew_when_told())]
         await ended.wait()
-        models.stop()
         await budget.finish(options["drain"])
         for task in beside:
             task.cancel()

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
 from ..errors import InvalidArgument
 from ..model import Array, OperandType, element_count
 from ..runtime import NodeArg
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _MOST_DIMENSIONS = 32
 _MOST_ELEMENTS = 1 << 32
@@ -22,7 +26,7 @@ _MOST_BYTES = 2 << 30
 """Of an input: what a sparse region of shared memory announces costs its client nothing, and the gateway memory."""
 _MOST_STRINGS, _MOST_TEXT = 1 << 20, 256 << 20
 """Elements and bytes of an input of strings, each of which becomes an object."""
-BRISK = 1 << 20
+_BRISK = 1 << 20
 """Bytes of JSON, of strings, or of single elements, that the loop's own thread converts."""
 PIECE = 1 << 14
 """Elements that are converted before another thread may have the interpreter."""
@@ -40,6 +44,11 @@ _DTYPES = _NUMBERS | {"BF16": np.dtype(np.uint16), "BYTES": np.dtype(object)}
 """Of arrays for each datatype: BF16 are bits, BYTES are objects, each a string."""
 _KINDS: dict[str, set[type]] = {"b": {bool}, "u": {int}, "i": {int}, "f": {int, float}, "O": {str}}
 """Of Python's values, as JSON gives them, for each kind of dtype."""
+
+
+async def converted(size: int, convert: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Convert so many bytes here, or in another thread if they are many."""
+    return convert(*args, **kwargs) if size <= _BRISK else await asyncio.to_thread(convert, *args, **kwargs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -197,7 +206,7 @@ def _brief(number: int) -> str:
 
 def as_sent(array: Array) -> Array:
     """Return an output as its bytes are sent: itself, but strings each behind its length."""
-    if not is_text(array):
+    if not text_size(array):
         return array
     flat = array.reshape(-1)
     parts: list[bytes] = []
@@ -208,9 +217,9 @@ def as_sent(array: Array) -> Array:
     return np.frombuffer(b"".join(parts), np.uint8)
 
 
-def is_text(array: Array) -> bool:
-    """Whether an output is strings, which the loop leaves to another thread."""
-    return array.dtype.kind in ("O", "T")
+def text_size(array: Array) -> int:
+    """Return the bytes of an output that is strings, which nobody knows, so they are many; 0 of others."""
+    return _BRISK + 1 if array.dtype.kind in ("O", "T") else 0
 
 
 def bytes_of(array: Array) -> memoryview:

@@ -33,7 +33,7 @@ from nnburst.gateway import OutputTensor, Regions  # noqa: E402
 from nnburst.gateway import grpc as gateway_grpc  # noqa: E402
 from nnburst.gateway import rest as gateway_rest  # noqa: E402
 from nnburst.gateway.budget import Budget  # noqa: E402
-from nnburst.gateway.tensors import BRISK  # noqa: E402
+from nnburst.gateway.tensors import _BRISK  # noqa: E402
 from support.gateways import (  # noqa: E402
     MARKS,
     Gateway,
@@ -268,7 +268,7 @@ def test_request_is_answered_while_long_json_is_read(monkeypatch: pytest.MonkeyP
     meanwhile: list[bool] = []
 
     def slow(data: bytes, kind: Any) -> Any:
-        if len(data) > BRISK:
+        if len(data) > _BRISK:
             reading.set()
             meanwhile.append(answered.wait(20))
         return read(data, kind)
@@ -287,7 +287,7 @@ def test_request_is_answered_while_long_json_is_read(monkeypatch: pytest.MonkeyP
 
         try:
             async with aiohttp.ClientSession() as http:
-                long = asyncio.ensure_future(status(BRISK))
+                long = asyncio.ensure_future(status(_BRISK))
                 assert await asyncio.to_thread(reading.wait, 60)
                 assert await status(0) == 200
                 answered.set()
@@ -329,22 +329,9 @@ def test_body_that_inflates_beyond_its_limit_is_refused(gateway: Gateway, pack: 
         assert json.loads(answer.read())["outputs"][0]["data"] == [0]
     bomb = asked(1 << 19)
     assert len(bomb) < 1 << 15
-    assert (
-        refused(url, bomb, **headers) == "a compressed body inflates to at most 16777216 bytes: send this one as it is"
-    )
+    assert "inflates to at most 16777216 bytes: send this one as it is" in refused(url, bomb, **headers)
     for broken in (bomb[:100], bomb[:2] + bomb, pack(b"{}") + b"x", b"{}", b""):
         assert "the body cannot be read" in refused(url, broken, **headers)
-
-
-def test_body_in_an_unknown_encoding_is_refused(gateway: Gateway) -> None:
-    request = urllib.request.Request(
-        f"http://{gateway.url('rest')}/v2/models/relu/infer", b"{}", {"Content-Encoding": "br"}
-    )
-    with pytest.raises(urllib.error.HTTPError) as info:
-        urllib.request.urlopen(request, timeout=60)
-    with info.value as answer:
-        assert answer.code == 415
-        assert "send it in gzip, deflate or plain" in json.loads(answer.read())["error"]
 
 
 def test_message_that_inflates_beyond_the_limit_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

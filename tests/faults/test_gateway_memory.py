@@ -164,10 +164,10 @@ def test_memory_that_is_cut_during_the_run_fails_the_request() -> None:
         version="1", inputs={"x": tensor}, outputs={"y": tensor}, counts=ModelCounts(), is_repeatable=False, run=run
     )
 
-    async def take(*asked: Any) -> Any:
+    async def opened(*asked: Any) -> Any:
         return model
 
-    models: Any = SimpleNamespace(take=take, give_back=lambda model: None)
+    models: Any = SimpleNamespace(open=opened)
     given = InputTensor("x", "FP32", (1024,), RegionPlace("cut", 4096, 4096))
     with shared_memory(key, 8192), contextlib.closing(regions):
         regions.register("cut", key, 0, 8192)

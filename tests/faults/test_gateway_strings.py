@@ -246,7 +246,7 @@ def test_input_with_a_negative_size_does_not_bring_others_onto_the_loop(monkeypa
 
     monkeypatch.setattr(inference, "_arrays", read)
     negative = inference.InputTensor("w", "BYTES", (1,), RegionPlace("texts", -(1 << 40)))
-    long = inference.InputTensor("x", "BYTES", (1,), bytes(inference.BRISK + 1))
+    long = inference.InputTensor("x", "BYTES", (1,), bytes(tensors._BRISK + 1))
     asked, models = inference.Inference("slow", "", [negative, long]), SlowModels()
     with pytest.raises(InvalidArgument, match="read"):
         asyncio.run(inference.infer(models, Regions(True), asked))  # type: ignore[arg-type]
@@ -322,5 +322,5 @@ def test_requests_of_the_gateway_wait_for_others_and_run_as_one(gateway: Gateway
         np.testing.assert_array_equal(session.run(None, {"x": -X})[0], np.maximum(-X, 0))
         np.testing.assert_array_equal(asked.result().as_numpy("y"), Y)
         assert (counted("batched") - batched, counted("batches") - batches) == (2, 1)
-        with pytest.raises(InferenceServerException, match=r"no answer within the 0\.2 s"):  # nobody else comes
+        with pytest.raises(InferenceServerException, match=r"no answer within 0\.2 s"):  # nobody else comes
             client.infer("relu", sent, timeout=200_000)

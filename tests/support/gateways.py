@@ -182,12 +182,9 @@ class SlowModels:
         self.runs: asyncio.Queue[float | None] = asyncio.Queue()
         self.go_on = asyncio.Event()
 
-    async def take(self, name: str, version: str, priority: Priority) -> Any:
+    async def open(self, name: str, version: str, priority: Priority) -> Any:
         self.asked = priority
         return self.model
-
-    def give_back(self, model: Any) -> None:
-        assert model is self.model
 
     async def run(self, inputs: Any, timeout: float | None) -> list[Any]:
         self.runs.put_nowait(timeout)
