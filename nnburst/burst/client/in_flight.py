@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -89,7 +88,6 @@ class InFlightRuns:
         self._tags = itertools.count(1)
         self._flying: dict[int, InFlight] = {}
         self._alone: set[int] = set()  # tags of those that need a thread to land
-        self._kept_out: deque[InFlight] = deque()  # to be started when the thread that waits in the burst has left
 
     @property
     def need_thread(self) -> bool:
@@ -122,14 +120,9 @@ class InFlightRuns:
         """
         tag = next(self._tags)
         flight = self._flying[tag] = InFlight(request, tag)
-        if self._kept_out:
-            self._keep_out(flight)
-            return flight
         status = lib.nnb_execution_launch(request._pointer, tag, look_until if len(self._flying) == 1 else 0)
         if status == _RESTART:
             flight.may_look = True
-        elif status == _BUSY:
-            self._keep_out(flight)
         elif status != _AGAIN:
             self._flying.pop(tag, None)  # the burst may have been closed meanwhile
             flight.status = status
@@ -146,32 +139,12 @@ class InFlightRuns:
         elif status not in (_AGAIN, _BUSY, _NOT_FLYING):
             self._land(flight.tag, status)
 
-    def _keep_out(self, flight: InFlight) -> None:
-        self._kept_out.append(flight)
-        self._start_kept_out()
-
-    def _start_kept_out(self) -> None:
-        while self._kept_out:
-            try:
-                flight = self._kept_out.popleft()
-            except IndexError:  # another thread, or a signal handler, has started it
-                return
-            status = lib.nnb_execution_launch(flight.request._pointer, flight.tag, False)
-            if status == _BUSY:  # the bell rings when it is worth another attempt
-                self._kept_out.appendleft(flight)
-                return
-            if status != _AGAIN:
-                self._land(flight.tag, status)
-
     def give_up(self, flight: InFlight) -> bool:
         """Take an execution back that has not reached the service; False if it has to land."""
         if flight.status is not None:  # perhaps long ago: a task is dropped together with a burst that is closed
             return True
-        try:
-            self._kept_out.remove(flight)
-        except ValueError:
-            if lib.nnb_execution_withdraw(flight.request._pointer) < 0:
-                return False
+        if lib.nnb_execution_withdraw(flight.request._pointer) < 0:
+            return False
         self._land(flight.tag, -errno.ECANCELED)
         return True
 
@@ -182,15 +155,12 @@ class InFlightRuns:
             flight.land(status)
 
     def _take(self) -> None:
-        if self._kept_out:
-            self._start_kept_out()
         tag, flying = _AGAIN, self._flying
         while flying and (tag := lib.nnb_client_land(self._endpoint)) >= 0:
             flight = flying.get(tag)
             if flight is not None:
                 self._land(tag, lib.nnb_execution_status(flight.request._pointer))
         if tag < 0 and tag not in (_AGAIN, _BUSY):  # the burst is over
-            self._kept_out.clear()
             for left, flight in list(self._flying.items()):
                 lib.nnb_execution_withdraw(flight.request._pointer)
                 self._land(left, _DIED if tag == _CLOSED else tag)  # it may have run

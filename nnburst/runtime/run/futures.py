@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import select
 import threading
 import weakref
@@ -37,7 +38,9 @@ def _future_type() -> type[Future[Any]]:
 def submit(execution: E) -> Future[E]:
     """Start an execution. The future's result is the execution itself, whose outputs are then those of the run."""
     future: Future[E] = _future_type()()
-    flight = execution._start()
+    while (flight := execution._start()).status == -errno.EBUSY:  # a thread waits in its burst
+        if execution._again(errno.EBUSY, execution._deadline) is None:
+            break  # it has no other one
     flights = execution._flights
     try:
         attend_to(flights, flight)
