@@ -150,7 +150,6 @@ class FFI:
 def queue_calls(
     bound: tuple[int, CData, Any, type, Callable[..., Any]], probe: Any, address: int, /
 ) -> tuple[Callable[[Any], Any], Callable[[Any], Any]] | None: ...
-def swap(list: list[Any], index: int, old: object, new: object, /) -> bool: ...
 def drop_plans(
     server: int,
     slot: int,

@@ -11,22 +11,6 @@
 #include "_queue.h"
 #include "_run.h"
 
-/* swap(list, index, old, new) -> whether the old one was there, and the new one is now. */
-static PyObject *nnb_py_swap(PyObject *module, PyObject *arguments)
-{
-    PyObject *list, *old, *new;
-    Py_ssize_t index;
-    if (!PyArg_ParseTuple(arguments, "OnOO", &list, &index, &old, &new))
-        return NULL;
-    PyObject *there = PyList_GetItem(list, index);
-    if (!there)
-        return NULL;
-    if (there != old)
-        return nnb_py_ref(Py_False);
-    /* The caller has the old one. */
-    return PyList_SetItem(list, index, nnb_py_ref(new)) < 0 ? NULL : nnb_py_ref(Py_True);
-}
-
 /* drop_plans(server, slot, plans, first, stand_in, gated, leaving) -> what was dropped. nnb_server_free_slot, and its
  * plans in Python with it: `stand_in` takes their places in the list, their ids are no keys of `gated` any more, and the
  * one that runs at the moment is put into `leaving`. */
@@ -60,7 +44,6 @@ static PyObject *nnb_py_drop_plans(PyObject *module, PyObject *arguments)
 static PyObject *nnb_py_init(const char *name, Py_ssize_t version, const struct _cffi_type_context_s *context)
 {
     static PyMethodDef functions[] = {{"queue_calls", nnb_py_queue_calls, METH_VARARGS, NULL},
-                                      {"swap", nnb_py_swap, METH_VARARGS, NULL},
                                       {"drop_plans", nnb_py_drop_plans, METH_VARARGS, NULL},
                                       {NULL, NULL, 0, NULL}};
     PyObject *module = _cffi_init(name, version, context);

@@ -23,6 +23,5 @@ from .server.group import Flow as Flow
 from .server.group import FlowQueue as FlowQueue
 from .server.group import ListenerGroup as ListenerGroup
 from .server.server import ExecutionBurstServer as ExecutionBurstServer
-from .server.slot_executor import SlotExecutor as SlotExecutor
 from .stats import BurstStats as BurstStats
 from .stats import ServerStats as ServerStats

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ..errors import ErrorStatus
-from ..model import MeasureTiming, Named, Request
+from msgspec.structs import replace
+
+from ..errors import ErrorStatus, InvalidArgument
+from ..model import MeasureTiming, Named, Request, RunOptions
 from .polling import allowed_cpus
 
 if TYPE_CHECKING:
@@ -100,10 +102,13 @@ class BurstContext(abc.ABC):
         """End the burst and release its memories and plans. Idempotent."""
 
 
-class BurstExecutorWithCache(abc.ABC):
-    """Runs the requests of one burst and keeps mappings and bound requests between them.
+class BurstExecutorWithCache:
+    """Binds the requests of one burst, and keeps the memories of its slots between them.
 
     Never called concurrently, except for `remove_cache_entry`, which may come from the control plane at any time.
+
+    Args:
+        bind: Checks a request that carries its pools and returns what runs it; raises as the method of that name.
 
     Attributes:
         loop_timeout_ns: See `BurstCallback`; set by the server before the first request.
@@ -111,23 +116,26 @@ class BurstExecutorWithCache(abc.ABC):
 
     loop_timeout_ns = 0
 
-    @abc.abstractmethod
+    def __init__(self, bind: Callable[[Request, RunOptions], Kernel]) -> None:
+        self._bind = bind
+        self._entries: dict[int, Memory | Named] = {}
+
     def is_cache_entry_present(self, slot: int) -> bool:
         """Whether `add_cache_entry` was called for the slot and `remove_cache_entry` was not."""
+        return slot in self._entries
 
-    @abc.abstractmethod
     def add_cache_entry(self, memory: Memory | Named, slot: int) -> None:
         """Remember the memory of a slot that is not present.
 
         Raises:
             NNBurstError: The memory cannot be used; the request fails with the error's status.
         """
+        self._entries[slot] = memory
 
-    @abc.abstractmethod
     def remove_cache_entry(self, slot: int) -> None:
         """Forget a slot; nothing happens if it is not present."""
+        self._entries.pop(slot, None)
 
-    @abc.abstractmethod
     def bind(self, request: Request, slots: Sequence[int], measure: MeasureTiming) -> Kernel:
         """Check a request and return a callable that runs it; it is called once per identical packet.
 
@@ -139,6 +147,12 @@ class BurstExecutorWithCache(abc.ABC):
         Raises:
             NNBurstError: The request cannot run; the client receives the error's status.
         """
+        try:
+            pools = tuple(self._entries[slot] for slot in slots)
+        except KeyError as error:
+            raise InvalidArgument(f"slot {error.args[0]} names no memory; it was freed") from error
+        return self._bind(replace(request, pools=pools), RunOptions(measure, loop_timeout_ns=self.loop_timeout_ns))
 
     def close(self) -> None:
         """Release every entry. Idempotent."""
+        self._entries.clear()

@@ -8,7 +8,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from ..burst import CancelToken, Kernel, SlotExecutor, present_token, run_until, under_token
+from ..burst import BurstExecutorWithCache, CancelToken, Kernel, present_token, run_until, under_token
 from ..cache import SaveResult, checked_token
 from ..errors import BadState, ErrorStatus, GeneralFailure
 from ..memory import BufferTracker, check_pools
@@ -196,13 +196,13 @@ class LocalModel(PreparedModel):
         """True: whatever `bind` makes can be called again and again."""
         return True
 
-    def burst_executor(self) -> SlotExecutor:
+    def burst_executor(self) -> BurstExecutorWithCache:
         """Return an executor that keeps memories mapped and requests bound."""
 
         def bind(request: Request, options: RunOptions) -> Kernel:
             return self.plan(request, options).call
 
-        return SlotExecutor(bind)
+        return BurstExecutorWithCache(bind)
 
     @property
     def cache_result(self) -> SaveResult | None:

@@ -22,7 +22,6 @@ from ..burst import (
     ExecutionBurstController,
     ExecutionBurstServer,
     Kernel,
-    SlotExecutor,
     run_until,
 )
 from ..errors import Ending, ErrorStatus, GeneralFailure, NNBurstError, OutputInsufficientSize, OutputShape
@@ -401,7 +400,7 @@ class _PartsKernel:
         return self._model.combined(self._request, results, self._measured) if self._tells else None
 
 
-class _PartsExecutor(SlotExecutor):
+class _PartsExecutor(BurstExecutorWithCache):
     """Runs the parts of a request: those in this process where they are, others through bursts of their own."""
 
     def __init__(self, model: PartitionedModel, loop_timeout_ns: int = 0) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from nnburst.burst import (
 from nnburst.errors import Ending, ErrorStatus
 from nnburst.fmq import MQDescriptor
 from nnburst.memory import Memory
-from nnburst.model import DataLocation, MeasureTiming, Request, RequestArgument, RunOptions, Timing
+from nnburst.model import DataLocation, Request, RequestArgument, RunOptions, Timing
 from support.waiting import PATIENCE
 
 WINDOWS = pytest.mark.parametrize("window", [0.0, 50e-6, 0.5], ids=["futex", "short", "polling"])
@@ -30,27 +31,23 @@ class Adder(BurstExecutorWithCache):
     """y = x + 1 on four floats; records what the server asks of it, and can be told to misbehave."""
 
     def __init__(self) -> None:
-        self.memories: dict[int, Memory] = {}
+        super().__init__(self.bound_to)
+        self.memories = self._entries
         self.added: list[int] = []
         self.bound = 0
         self.during: Callable[[], ExecutionResult | None] = lambda: None
 
-    def is_cache_entry_present(self, slot: int) -> bool:
-        return slot in self.memories
-
-    def add_cache_entry(self, memory: Memory, slot: int) -> None:
+    def add_cache_entry(self, memory: Any, slot: int) -> None:
         assert slot not in self.memories
         self.added.append(slot)
-        self.memories[slot] = memory
+        super().add_cache_entry(memory, slot)
 
-    def remove_cache_entry(self, slot: int) -> None:
-        self.memories.pop(slot, None)
-
-    def bind(self, request: Request, slots: Sequence[int], measure: MeasureTiming) -> Kernel:
+    def bound_to(self, request: Request, options: RunOptions) -> Kernel:
         self.bound += 1
         (x,), (y,) = request.inputs, request.outputs
-        xs = self.memories[slots[x.location.pool_index]].array(np.float32, (4,), x.location.offset)
-        ys = self.memories[slots[y.location.pool_index]].array(np.float32, (4,), y.location.offset)
+        pools: Any = request.pools
+        xs = pools[x.location.pool_index].array(np.float32, (4,), x.location.offset)
+        ys = pools[y.location.pool_index].array(np.float32, (4,), y.location.offset)
 
         def run() -> ExecutionResult | None:
             result = self.during()

@@ -27,7 +27,6 @@ from nnburst.burst import (
     BoundRequest,
     BurstCallback,
     BurstContext,
-    BurstExecutorWithCache,
     ExecutionBurstController,
     ExecutionBurstServer,
     ExecutionResult,
@@ -246,11 +245,9 @@ def test_last_slot_number_is_used_and_none_beyond_it() -> None:
         assert len(table) == 1
 
 
-def test_what_an_executor_a_context_and_a_callback_must_have() -> None:
+def test_what_a_context_and_a_callback_must_have() -> None:
     assert BurstContext.__abstractmethods__ == {"free_memory", "close"}
     assert BurstCallback.__abstractmethods__ == {"get_memories"}
-    entries = {"is_cache_entry_present", "add_cache_entry", "remove_cache_entry"}
-    assert {*entries, "bind"} == BurstExecutorWithCache.__abstractmethods__
 
 
 def test_server_asks_for_all_unknown_slots_at_once_in_ascending_order(memory: Memory) -> None:

@@ -169,29 +169,6 @@ def test_plan_that_is_dropped_between_look_up_and_call_is_bound_again(rig: Rig) 
     assert (rig.read() == 4.0**3).all()
 
 
-def test_buffer_of_a_plan_whose_place_was_taken_ends_no_other_plan(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More requests than a server keeps; then what is called when a buffer of a forgotten one is freed."""
-    forget: list[Any] = []
-    when_freed = BufferSet.when_freed
-    monkeypatch.setattr(BufferSet, "when_freed", lambda gate, call: (forget.append(call), when_freed(gate, call))[1])
-    role = [BufferRole(0, 0)]
-    others = [rig.device.allocate(BufferDesc(), [rig.prepared], role, role) for _ in range(70)]
-    for other in others:  # pushes the plans before it out, one by one
-        execution = rig.burst.bind(Request(*WHOLE, (BufferToken(rig.buffers[0].token), BufferToken(other.token))))
-        execution.timeout = 30
-        execution.run()
-    first = list(forget)
-    rig.round()
-    rig.round()
-    before = rig.careful
-    for call in first:
-        call()
-    rig.round()
-    assert rig.careful == before
-    for other in others:
-        other.close()
-
-
 def test_open_dimensions_are_committed_by_the_plan() -> None:
     b = ModelBuilder()
     x = b.input("x", OperandType.TENSOR_FLOAT32, (0, 8))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from test_control_flow import B8, ONE, TRUTH, built
 
-from nnburst.burst import BurstExecutorWithCache, ExecutionBurstController, Kernel, SlotExecutor
+from nnburst.burst import BurstExecutorWithCache, ExecutionBurstController, Kernel
 from nnburst.burst.server.server import MAX_PLANS
 from nnburst.devices import (
     Device,
@@ -353,7 +353,7 @@ class Keeping(WrappedModel):
 
             return run
 
-        return SlotExecutor(bind)
+        return BurstExecutorWithCache(bind)
 
     configure_execution_burst = PreparedModel.configure_execution_burst
 

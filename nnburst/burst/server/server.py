@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..._core._nnburst import drop_plans, ffi, lib, swap
+from ..._core._nnburst import drop_plans, ffi, lib
 from ..._core.deadline import Deadline
 from ..._core.errno import check, system
 from ..._core.threads import start_daemon
@@ -27,7 +27,6 @@ from ..kernel import Kernel, run_until
 from ..polling import window_ns
 from ..stats import ServerStats, server_stats
 from .loop import SERVING, serve
-from .slot_executor import SlotExecutor
 
 if TYPE_CHECKING:
     from ..._core._nnburst import CData
@@ -99,8 +98,9 @@ class ServerEnd:
         deadline_ns = lib.nnb_server_deadline(self._endpoint)
         if plan & lib.NNB_PLAN_KERNEL:
             self._run_kernel(partial(self._finish_in_c, plan % MAX_PLANS, deadline_ns), deadline_ns)
-        elif plan & lib.NNB_PLAN_GUARDED:
-            self._answer_guarded(plan % MAX_PLANS, deadline_ns)
+        elif plan & lib.NNB_PLAN_GUARDED:  # its buffers are in use, without contents, or not where they were
+            bound, _ = self._gated.get(plan % MAX_PLANS, (self._rebind, None))
+            self._run_gated(plan % MAX_PLANS, bound, deadline_ns)
         elif plan & lib.NNB_PLAN_NEW:
             self._answer_new(plan % MAX_PLANS, deadline_ns)
         else:
@@ -170,7 +170,9 @@ class ServerEnd:
         # In its place before C keeps it: from then on another thread may drop it.
         self._plans[self._base + plan_id] = plan
         if guarded is not None:
-            self._guard(plan_id, plan, guarded)
+            self._gated[plan_id] = plan, guarded
+            end = weakref.ref(self)
+            guarded.when_freed(lambda: None if (this := end()) is None else this.forget_plans())
         if lib.nnb_server_keep_plan(self._endpoint, plan_id):
             self._give_up(plan_id)  # a slot was freed meanwhile: the plan runs this once and is not found again
         elif guarded is not None:
@@ -184,42 +186,16 @@ class ServerEnd:
         self._gated.pop(plan_id, None)
         self._plans[self._base + plan_id] = self._rebind
 
-    def _guard(self, plan_id: int, plan: Kernel, gate: BufferSet) -> None:
-        end, guarded = weakref.ref(self), weakref.ref(gate)
-
-        def forget() -> None:
-            this = end()
-            if this is None:
-                return
-            plans, place = this._plans, this._base + plan_id
-            held, gated = plans[place] if plans else None, this._gated.get(plan_id)
-            # Another plan may have the id by now, or take it after this look.
-            if gated is not None and gated[1] is guarded():
-                swap(plans, place, held, this._rebind)
-
-        self._gated[plan_id] = plan, gate
-        gate.when_freed(forget)
-
-    def _answer_guarded(self, plan_id: int, deadline_ns: int) -> None:
-        """The plan's buffers are in use, without contents, or not where they were."""
-        plan, _ = self._gated.get(plan_id, (self._rebind, None))
-        self._run_gated(plan_id, plan, deadline_ns)
-
     def _run_gated(self, plan_id: int, plan: Kernel, deadline_ns: int) -> None:
         """Run a plan that enters its buffers itself. From then on, also if it failed, C does; see `Kernel`."""
         try:
             self._run_kernel(plan, deadline_ns)
         finally:
-            self._take_admitted(plan_id)
-
-    def _take_admitted(self, plan_id: int) -> None:
-        gated = self._gated.get(plan_id)
-        admitted = None if gated is None else gated[1].current
-        if gated is None or admitted is None:
-            return
-        self._plans[self._base + plan_id] = admitted
-        if gated[1].current is not admitted or plan_id not in self._gated:  # a buffer or a slot was freed meanwhile
-            self._plans[self._base + plan_id] = self._rebind
+            gated = self._gated.get(plan_id)
+            if gated is not None and (admitted := gated[1].current) is not None:
+                self._plans[self._base + plan_id] = admitted
+                if plan_id not in self._gated:  # a buffer or a slot was freed meanwhile
+                    self._plans[self._base + plan_id] = self._rebind
 
     def _rebind(self) -> ExecutionResult | None:
         """Stands where a plan was dropped between its look-up in C and its call."""
@@ -422,7 +398,7 @@ class ExecutionBurstServer(BurstContext):
         return self._end.alive
 
 
-def executor_of(prepared_model: PreparedModel) -> SlotExecutor:
+def executor_of(prepared_model: PreparedModel) -> BurstExecutorWithCache:
     def bind(request: Request, options: RunOptions) -> Kernel:
         token = present_token()
 
@@ -432,4 +408,4 @@ def executor_of(prepared_model: PreparedModel) -> SlotExecutor:
 
         return run
 
-    return SlotExecutor(bind)
+    return BurstExecutorWithCache(bind)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from ...burst import BurstCallback, BurstContext, BurstExecutorWithCache, ExecutionBurstServer, Kernel
+from ...burst import BurstCallback, BurstContext, ExecutionBurstServer, Kernel
 from ...burst.server.server import executor_of
 from ...devices import PreparedModel, WrappedModel
 from ...model import ExecutionResult, MeasureTiming, Request, RunOptions
@@ -32,7 +32,6 @@ from ..wire.values import Message
 
 if TYPE_CHECKING:
     from ...fmq import MQDescriptor
-    from ...memory import Memory
 
 _log = logging.getLogger("nnburst.faults")
 
@@ -200,39 +199,6 @@ _ACTS: Mapping[Act, Callable[[_Armed], None]] = {
 # ---- executions ------------------------------------------------------------------------------------------------------
 
 
-class FaultyExecutor(BurstExecutorWithCache):
-    """Passes the point "run" before each run of another executor's plans.
-
-    A plan of its own has no `gate`: each run admits itself to driver-managed buffers.
-    """
-
-    def __init__(self, inner: BurstExecutorWithCache, points: FaultPoints) -> None:
-        self._inner = inner
-        self._points = points
-
-    def is_cache_entry_present(self, slot: int) -> bool:
-        return self._inner.is_cache_entry_present(slot)
-
-    def add_cache_entry(self, memory: Memory, slot: int) -> None:  # type: ignore[override]
-        self._inner.add_cache_entry(memory, slot)
-
-    def remove_cache_entry(self, slot: int) -> None:
-        self._inner.remove_cache_entry(slot)
-
-    def close(self) -> None:
-        self._inner.close()
-
-    def bind(self, request: Request, slots: Sequence[int], measure: MeasureTiming) -> Kernel:
-        self._inner.loop_timeout_ns = self.loop_timeout_ns
-        kernel = self._inner.bind(request, slots, measure)
-
-        def run() -> ExecutionResult | None:
-            self._points.reach("run")
-            return kernel()
-
-        return run
-
-
 class FaultyModel(WrappedModel):
     """Another model, as a service with fault points runs it: passes the point "run"."""
 
@@ -262,5 +228,17 @@ class FaultyModel(WrappedModel):
         result_channel: MQDescriptor,
         polling_window: float | None = None,
     ) -> BurstContext:
-        executor = FaultyExecutor(self.inner.burst_executor() or executor_of(self.inner), self._points)
+        executor = self.inner.burst_executor() or executor_of(self.inner)
+        bind = executor.bind
+
+        def bound(request: Request, slots: Sequence[int], measure: MeasureTiming) -> Kernel:
+            kernel = bind(request, slots, measure)
+
+            def run() -> ExecutionResult | None:  # without a `gate`: it admits itself to driver-managed buffers
+                self._points.reach("run")
+                return kernel()
+
+            return run
+
+        executor.bind = bound  # type: ignore[method-assign]
         return ExecutionBurstServer.create(callback, request_channel, result_channel, executor, polling_window)
