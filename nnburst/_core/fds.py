@@ -112,16 +112,6 @@ class FdSet:
         self._adopt([fd])
         return fd
 
-    def joined(self, other: FdSet) -> FdSet:
-        """Move the descriptors of both into a new set."""
-        if self.closed or other.closed:
-            raise BadState("the file descriptors are closed; duplicate them before closing their owner")
-        both = FdSet()
-        both._owned = self._owned + other._owned
-        for moved in (self, other):
-            moved.closed, moved._owned = True, []
-        return both
-
     def disown(self, which: slice) -> tuple[int, ...]:
         """Hand descriptors over to the caller."""
         taken = self._owned[which]

@@ -566,10 +566,10 @@ def _create_memory(
     seals: int = lib.NNB_SEALS_FIXED_SIZE
     if flavour is Flavour.UNSYNCHRONIZED:
         seals &= ~fcntl.F_SEAL_SEAL  # `MQDescriptor.without_write_access` adds one
-    with_ring = FdSet() if ring_fd is None else FdSet.duplicate([ring_fd])
+    ring = FdSet() if ring_fd is None else FdSet.duplicate([ring_fd])
     what = f"shared memory of {size[0]} bytes for a queue"
-    own = FdSet([check(lib.nnb_memfd_create(b"MessageQueue", size[0], seals), what)])
+    own = FdSet([check(lib.nnb_memfd_create(b"MessageQueue", size[0], seals), what), *ring.disown(slice(None))])
     grantors = [Grantor(g.flags, g.fd_index, g.offset, g.extent) for g in list(regions)[:n]]
     if ring_fd is not None:
         grantors[lib.NNB_GRANTOR_DATA] = Grantor(0, 1, 0, count * quantum)
-    return tuple(grantors), own.joined(with_ring)
+    return tuple(grantors), own

@@ -19,7 +19,6 @@ import numpy as np
 from click.testing import CliRunner, Result
 
 import nnburst
-from nnburst._core.errno import name_process
 from nnburst.cli import main
 from nnburst.devices import Device
 from nnburst.service import ServiceConnection, ServiceHost, service_environment
@@ -83,10 +82,7 @@ thread.join()
 
 def run_command(*arguments: str) -> Result:
     """Run the `nnburst` command in this process. `serve` would begin again with another environment."""
-    try:
-        return CliRunner(env=service_environment(os.environ)).invoke(main, arguments)
-    finally:
-        name_process("this process")  # after `serve`
+    return CliRunner(env=service_environment(os.environ)).invoke(main, arguments)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import itertools
@@ -13,8 +14,8 @@ import textwrap
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -150,20 +151,30 @@ def test_slot_of_freed_memory_is_never_reused(model: LocalModel, memory: Memory)
             assert (other.array(np.float32, (4,), 64) == 0).all()
 
 
-def test_memory_freed_while_its_slot_is_fetched_is_not_kept(memory: Memory) -> None:
-    model = LocalModel()
+Found = tuple[ErrorStatus, tuple[Memory, ...]]
 
-    class FreesFirst(BurstCallback):
+
+def answering(model: LocalModel, answer: Callable[[BurstCallback, Sequence[int]], Found]) -> None:
+    """Have the client answer so when it is asked for memories."""
+
+    class Answering(BurstCallback):
         def __init__(self, inner: BurstCallback) -> None:
             self.inner = inner
 
-        def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory, ...]]:
-            found = self.inner.get_memories(slots)
-            for slot in slots:
-                model.server.free_memory(slot)
-            return found
+        def get_memories(self, slots: Sequence[int]) -> Found:
+            return answer(self.inner, slots)
 
-    model.callback = FreesFirst
+    model.callback = Answering
+
+
+def test_memory_freed_while_its_slot_is_fetched_is_not_kept(model: LocalModel, memory: Memory) -> None:
+    def free_first(client: BurstCallback, slots: Sequence[int]) -> Any:
+        found = client.get_memories(slots)
+        for slot in slots:
+            model.server.free_memory(slot)
+        return found
+
+    answering(model, free_first)
     with ExecutionBurstController.create(model) as controller:
         with pytest.raises(InvalidArgument):
             bind(controller, adder_request(memory)).run()
@@ -197,31 +208,24 @@ def test_memory_freed_while_a_plan_is_bound_does_not_stay_in_the_plan(memory: Me
     ids=["failure", "invalid", "short"],
 )
 def test_request_fails_with_the_status_of_get_memories(
-    memory: Memory, answer: tuple[ErrorStatus, tuple[Memory, ...]], expected: type[NNBurstError]
+    model: LocalModel, memory: Memory, answer: Found, expected: type[NNBurstError]
 ) -> None:
-    model = LocalModel()
     asked: list[list[int]] = []
-    refuse = True
 
-    class Refuses(BurstCallback):
-        def __init__(self, inner: BurstCallback) -> None:
-            self.inner = inner
+    def refuse_once(client: BurstCallback, slots: Sequence[int]) -> Any:
+        asked.append(list(slots))
+        return answer if len(asked) == 1 else client.get_memories(slots)
 
-        def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory, ...]]:
-            asked.append(list(slots))
-            return answer if refuse else self.inner.get_memories(slots)
-
-    model.callback = Refuses
+    answering(model, refuse_once)
     with ExecutionBurstController.create(model) as controller:
         execution = bind(controller, adder_request(memory))
         with pytest.raises(expected):
             execution.run()
-        refuse = False
         execution.run()
     assert asked == [[0], [0]]
 
 
-def test_unknown_slots_are_fetched_in_one_sorted_call(memory: Memory) -> None:
+def test_table_has_one_slot_for_each_memory_and_answers_all_or_nothing() -> None:
     table = SlotTable()
     memories = [Memory.ashmem(64) for _ in range(3)]
     assert table.slots_for([*memories, memories[0]]) == [0, 1, 2, 0]
@@ -250,19 +254,14 @@ def test_what_a_context_and_a_callback_must_have() -> None:
     assert BurstCallback.__abstractmethods__ == {"get_memories"}
 
 
-def test_server_asks_for_all_unknown_slots_at_once_in_ascending_order(memory: Memory) -> None:
+def test_server_asks_for_all_unknown_slots_at_once_in_ascending_order(model: LocalModel, memory: Memory) -> None:
     asked: list[list[int]] = []
 
-    class Records(BurstCallback):
-        def __init__(self, inner: BurstCallback) -> None:
-            self.inner = inner
+    def note(client: BurstCallback, slots: Sequence[int]) -> Any:
+        asked.append(list(slots))
+        return client.get_memories(slots)
 
-        def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory, ...]]:
-            asked.append(list(slots))
-            return self.inner.get_memories(slots)
-
-    model = LocalModel()
-    model.callback = Records
+    answering(model, note)
     with (
         ExecutionBurstController.create(model) as controller,
         Memory.ashmem(4096) as second,
@@ -378,68 +377,43 @@ def test_late_result_is_never_the_answer_to_the_next_request(model: LocalModel, 
         assert controller.stats.dropped == 2
 
 
+@contextlib.contextmanager
+def running(model: LocalModel, execution: BoundRequest) -> Iterator[tuple[Future[None], threading.Event]]:
+    """A run by another thread, which has begun, and what it waits for."""
+    entered, go = threading.Event(), threading.Event()
+    execution.run()
+    model.executor.during = lambda: (entered.set(), go.wait(PATIENCE), None)[-1]
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            run = pool.submit(execution.run)
+            assert entered.wait(PATIENCE)
+            yield run, go
+        finally:
+            go.set()
+
+
 @WINDOWS
 def test_death_ends_a_wait_with_dead_object(model: LocalModel, memory: Memory, window: float) -> None:
-    entered, go = threading.Event(), threading.Event()
     with ExecutionBurstController.create(model, polling_window=window) as controller:
         execution = bind(controller, adder_request(memory))
-        execution.run()
-
-        def during() -> None:
-            entered.set()
-            go.wait(PATIENCE)
-
-        model.executor.during = during  # type: ignore[assignment]
-        raised: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                execution.run()
-            except NNBurstError as error:
-                raised.append(error)
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        assert entered.wait(PATIENCE)
-        model.on_death()
-        thread.join(PATIENCE)
-        go.set()
-        assert [type(error) for error in raised] == [DeadObject]
+        with running(model, execution) as (run, _):
+            model.on_death()
+            with pytest.raises(DeadObject):
+                run.result(PATIENCE)
         with pytest.raises(DeadObject):
             execution.run()
 
 
 @WINDOWS
 def test_close_during_a_run_ends_it(model: LocalModel, memory: Memory, window: float) -> None:
-    entered, go = threading.Event(), threading.Event()
     controller = ExecutionBurstController.create(model, polling_window=window)
     execution = bind(controller, adder_request(memory))
-    execution.run()
-
-    def during() -> None:
-        entered.set()
-        go.wait(PATIENCE)
-
-    model.executor.during = during  # type: ignore[assignment]
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            execution.run()
-        except NNBurstError as error:
-            raised.append(error)
-
-    runner = threading.Thread(target=run)
-    runner.start()
-    assert entered.wait(PATIENCE)
-    closer = threading.Thread(target=controller.close)
-    closer.start()
-    go.set()  # the server finishes what it runs before its end
-    closer.join(PATIENCE)
-    runner.join(PATIENCE)
-    assert not closer.is_alive()
-    assert not runner.is_alive()
-    assert all(isinstance(error, BadState | DeadObject) for error in raised)
+    with running(model, execution) as (run, go), ThreadPoolExecutor(1) as pool:
+        closing = pool.submit(controller.close)
+        go.set()  # the server finishes what it runs before its end
+        closing.result(PATIENCE)
+        with contextlib.suppress(BadState, DeadObject):  # or it has come to its end
+            run.result(PATIENCE)
     with pytest.raises(BadState, match="closed"):
         execution.run()
     with pytest.raises(BadState, match="closed"):
@@ -796,18 +770,14 @@ def test_burst_that_is_dropped_gives_everything_back(held: str, window: float) -
 
 
 def test_server_that_is_dropped_finishes_what_it_runs(model: LocalModel, memory: Memory) -> None:
-    entered, go = threading.Event(), threading.Event()
     before = listeners()
     controller = ExecutionBurstController.create(model)
-    execution = bind(controller, adder_request(memory))
-    model.executor.during = lambda: (entered.set(), go.wait(PATIENCE), None)[-1]
-    runner = threading.Thread(target=execution.run)
-    runner.start()
-    assert entered.wait(PATIENCE)
-    controller._context, model.server = None, None  # type: ignore[assignment]
-    assert len(listeners() - before) == 1
-    go.set()
-    runner.join(PATIENCE)
+    with running(model, bind(controller, adder_request(memory))) as (run, go):
+        memory.array(np.float32, (4,), 64)[:] = 0
+        controller._context, model.server = None, None  # type: ignore[assignment]
+        assert len(listeners() - before) == 1
+        go.set()
+        run.result(PATIENCE)
     assert memory.array(np.float32, (4,), 64).tolist() == [2, 3, 4, 5]
     until(lambda: listeners() <= before)
 

@@ -187,23 +187,6 @@ def test_exception_of_a_signal_handler_does_not_skip_the_step_that_it_met() -> N
     assert steps.done == ["first", "second", "third"]
 
 
-def test_forked_child_abandons_what_it_inherits() -> None:
-
-    class Thing:
-        where = 0
-
-        def abandon(self) -> None:
-            self.where = os.getpid()
-
-    thing = Thing()
-    abandon_when_forked(thing)
-    pid = os.fork()
-    if pid == 0:
-        os._exit(thing.where != os.getpid())
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert thing.where == 0
-
-
 # ---- one budget ----------------------------------------------------------------------------------------------------
 
 
