@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,6 @@ import numpy as np
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.json_format import ParseDict
-from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health, health_pb2
 from grpc_health.v1.health_pb2 import HealthCheckResponse
@@ -74,16 +72,16 @@ class Servicer:
         self._budget = budget
 
     def handlers(self) -> dict[str, Any]:
-        """Return what answers each call. Requests for inference come as bytes, to be counted first."""
+        """Return what answers each call."""
         made = {}
         for call in _CALLS.methods:
             work, answer = getattr(self, call.name), GetMessageClass(call.output_type)
-            read, make = None, grpc.unary_unary_rpc_method_handler
+            make = grpc.unary_unary_rpc_method_handler
             if call.server_streaming:
                 make = grpc.stream_stream_rpc_method_handler
             elif call.name != "ModelInfer":
-                read, work = GetMessageClass(call.input_type).FromString, partial(self._answer, work, answer)
-            made[call.name] = make(work, read, answer.SerializeToString)
+                work = partial(self._answer, work, answer)
+            made[call.name] = make(work, GetMessageClass(call.input_type).FromString, answer.SerializeToString)
         return made
 
     @staticmethod
@@ -149,47 +147,38 @@ class Servicer:
 
     # ---- inference -------------------------------------------------------------------------------------------
 
-    async def ModelInfer(self, data: bytes, context: Any) -> Any:
+    async def ModelInfer(self, request: Any, context: Any) -> Any:
         answer = pb.ModelInferResponse()
         try:
-            await self._infer(data, answer, context)
+            await self._infer(request, answer, context)
         except NNBurstError as error:
             await _abort(context, error)
         return answer
 
-    async def ModelStreamInfer(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
+    async def ModelStreamInfer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         """One answer for each request, in their order; an error is an answer, too."""
-        async for data in requests:
+        async for request in requests:
             answer = pb.ModelStreamInferResponse()
             try:
-                await self._infer(data, answer.infer_response, context)
+                await self._infer(request, answer.infer_response, context)
             except NNBurstError as error:
-                answer.error_message = str(error)
-                with contextlib.suppress(InvalidArgument):
-                    answer.infer_response.id = _message(data).id
+                answer.error_message, answer.infer_response.id = str(error), request.id
             yield answer
 
-    async def _infer(self, data: bytes, answer: Any, context: Any) -> None:
+    async def _infer(self, request: Any, answer: Any, context: Any) -> None:
+        size = request.ByteSize()
         with self._budget.request() as take:
-            take(len(data))
-            message = _message(data)
-            to_convert = 0 if message.raw_input_contents else len(data)
-            inference = await converted(to_convert, _inference, message, to_convert)
+            take(size)
+            to_convert = 0 if request.raw_input_contents else size
+            inference = await converted(to_convert, _inference, request, to_convert)
             with below(lambda: dict(context.invocation_metadata())):
                 version, answers = await infer(self._models, self._regions, inference, context.time_remaining())
             texts = sum(text_size(array) for *_, array in answers)
-            await converted(texts, _fill, answer, message, version, answers)
+            await converted(texts, _fill, answer, request, version, answers)
 
 
-def _message(data: bytes) -> Any:
-    try:
-        return pb.ModelInferRequest.FromString(data)
-    except DecodeError as error:
-        raise InvalidArgument(f"the request cannot be read: {error}") from None
-
-
-def _fill(answer: Any, message: Any, version: str, answers: Answers) -> None:
-    answer.model_name, answer.model_version, answer.id = message.model_name, version, message.id
+def _fill(answer: Any, request: Any, version: str, answers: Answers) -> None:
+    answer.model_name, answer.model_version, answer.id = request.model_name, version, request.id
     for (name, place), datatype, shape, array in answers:
         output, elements = answer.outputs.add(name=name, datatype=datatype, shape=shape), as_sent(array)
         if place is None:
@@ -199,7 +188,7 @@ def _fill(answer: Any, message: Any, version: str, answers: Answers) -> None:
         output.parameters["shared_memory_byte_size"].int64_param = elements.nbytes
         if place.offset:
             output.parameters["shared_memory_offset"].int64_param = place.offset
-    if message.parameters and _parameters(message).get("triton_enable_empty_final_response") is True:
+    if request.parameters and _parameters(request).get("triton_enable_empty_final_response") is True:
         answer.parameters["triton_final_response"].bool_param = True
 
 

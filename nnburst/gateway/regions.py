@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import re
 import stat
-import threading
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from .._core.shm import shm_open
-from ..errors import BadState, InvalidArgument, NNBurstError, ResourceExhausted
+from ..errors import BadState, InvalidArgument, ResourceExhausted
 from ..memory import Memory
 
 _MOST_REGIONS = 1024
@@ -51,7 +50,7 @@ class RegisteredRegion:
 
 
 class Regions:
-    """What clients have registered. Any thread.
+    """What clients have registered. The loop's thread changes it; any may read and write parts.
 
     Args:
         allowed: Whether clients may register memory at all.
@@ -59,7 +58,6 @@ class Regions:
 
     def __init__(self, allowed: bool) -> None:
         self.allowed = allowed
-        self._lock = threading.Lock()
         self._regions: dict[str, RegisteredRegion] = {}
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> dict[str, Any]:
@@ -79,17 +77,12 @@ class Regions:
             raise InvalidArgument(f"region {name!r}: {key!r} is no name of a POSIX shared memory (like '/tensors')")
         if offset < 0 or byte_size < 1:
             raise InvalidArgument(f"region {name!r}: offset {offset} and size {byte_size} are no part of a memory")
+        if name in self._regions:
+            raise BadState(f"a region {name!r} is registered already; unregister it first")
+        if len(self._regions) >= _MOST_REGIONS:
+            raise ResourceExhausted(f"{_MOST_REGIONS} regions are registered; unregister some")
         memory = self._opened(name, key, offset, byte_size)
-        try:
-            with self._lock:
-                if name in self._regions:
-                    raise BadState(f"a region {name!r} is registered already; unregister it first")
-                if len(self._regions) >= _MOST_REGIONS:
-                    raise ResourceExhausted(f"{_MOST_REGIONS} regions are registered; unregister some")
-                self._regions[name] = RegisteredRegion(name, key, offset, byte_size, memory)
-        except NNBurstError:
-            memory.close()
-            raise
+        self._regions[name] = RegisteredRegion(name, key, offset, byte_size, memory)
         return {}
 
     @staticmethod
@@ -113,9 +106,8 @@ class Regions:
 
         Requests under way keep the memory until they have ended.
         """
-        with self._lock:
-            for each in [name] if name else list(self._regions):
-                self._regions.pop(each, None)
+        for each in [name] if name else list(self._regions):
+            self._regions.pop(each, None)
         return {}
 
     def status(self, name: str) -> list[dict[str, Any]]:
@@ -124,10 +116,7 @@ class Regions:
         Raises:
             InvalidArgument: There is none of this name.
         """
-        with self._lock:
-            if name and name not in self._regions:
-                raise InvalidArgument(f"no region {name!r} is registered")
-            found = [self._regions[name]] if name else list(self._regions.values())
+        found = [self._found(name)] if name else list(self._regions.values())
         return [{"name": r.name, "key": r.key, "offset": r.offset, "byte_size": r.byte_size} for r in found]
 
     def part(self, name: str, offset: int, byte_size: int) -> tuple[_Bytes, RegisteredRegion]:
@@ -139,23 +128,22 @@ class Regions:
             InvalidArgument: No such region, or no such part of it; or its owner has made it shorter.
             ResourceExhausted: The process has no room for it.
         """
-        with self._lock:
-            region = self._regions.get(name)
-            if region is None:
-                raise InvalidArgument(f"no region {name!r} is registered")
-            if offset < 0 or byte_size < 0 or offset + byte_size > region.byte_size:
-                raise InvalidArgument(
-                    f"region {name!r} has {region.byte_size} bytes, which {byte_size} at {offset} are not part of"
-                )
-            # Where a page ends with the memory there are zeros, and nothing that faults.
-            if region.offset + region.byte_size > os.fstat(region.memory.fds[0]).st_size:
-                raise _cut(name)
-            whole = region.memory._map_for(writable=True).bytes()
+        region = self._found(name)
+        if offset < 0 or byte_size < 0 or offset + byte_size > region.byte_size:
+            raise InvalidArgument(
+                f"region {name!r} has {region.byte_size} bytes, which {byte_size} at {offset} are not part of"
+            )
+        # Where a page ends with the memory there are zeros, and nothing that faults.
+        if region.offset + region.byte_size > os.fstat(region.memory.fds[0]).st_size:
+            raise _cut(name)
+        whole = region.memory._map_for(writable=True).bytes()
         region.check()
         return whole[offset : offset + byte_size], region
 
-    def close(self) -> None:
-        self.unregister("")
+    def _found(self, name: str) -> RegisteredRegion:
+        if (region := self._regions.get(name)) is None:
+            raise InvalidArgument(f"no region {name!r} is registered")
+        return region
 
 
 def _cut(name: str) -> InvalidArgument:

@@ -33,7 +33,6 @@ from nnburst.gateway import OutputTensor, Regions  # noqa: E402
 from nnburst.gateway import grpc as gateway_grpc  # noqa: E402
 from nnburst.gateway import rest as gateway_rest  # noqa: E402
 from nnburst.gateway.budget import Budget  # noqa: E402
-from nnburst.gateway.tensors import _BRISK  # noqa: E402
 from support.gateways import (  # noqa: E402
     MARKS,
     Gateway,
@@ -260,43 +259,6 @@ def test_request_whose_body_is_coming_when_the_service_is_stopped_is_answered(tm
 def test_body_that_cannot_be_read_is_refused_with_a_sentence(gateway: Gateway) -> None:
     url = f"http://{gateway.url('rest')}/v2/models/relu/infer"
     assert "cannot be read" in refused(url, b"{}", **{"Content-Encoding": "gzip"})
-
-
-def test_request_is_answered_while_long_json_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    reading, answered = threading.Event(), threading.Event()
-    read = gateway_rest._decoded
-    meanwhile: list[bool] = []
-
-    def slow(data: bytes, kind: Any) -> Any:
-        if len(data) > _BRISK:
-            reading.set()
-            meanwhile.append(answered.wait(20))
-        return read(data, kind)
-
-    monkeypatch.setattr(gateway_rest, "_decoded", slow)
-
-    async def main() -> None:
-        models = SlowModels()
-        models.go_on.set()
-        runner, port = await gateway_rest.serve(models, Regions(False), Budget(), "127.0.0.1:0")  # type: ignore[arg-type]
-        url = f"http://127.0.0.1:{port}/v2/models/slow/infer"
-
-        async def status(size: int) -> int:
-            async with http.post(url, data=b'{"inputs": []}' + b" " * size) as answer:
-                return answer.status
-
-        try:
-            async with aiohttp.ClientSession() as http:
-                long = asyncio.ensure_future(status(_BRISK))
-                assert await asyncio.to_thread(reading.wait, 60)
-                assert await status(0) == 200
-                answered.set()
-                assert await long == 200
-        finally:
-            await runner.cleanup()
-
-    asyncio.run(main())
-    assert meanwhile == [True]
 
 
 def test_json_beyond_its_limits_is_refused(gateway: Gateway) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -56,39 +54,26 @@ def test_tensors_in_shared_memory(client: Any, protocol: str, memory: Any) -> No
         client.infer("relu", [placed(kind)])
 
 
-HOSTILE: dict[str, Callable[[Any, str], None]] = {
-    "path out of the folder": lambda client, key: client.register_system_shared_memory("r", "/../../etc/passwd", 16),
-    "folder": lambda client, key: client.register_system_shared_memory("r", "/..", 16),
-    "no name": lambda client, key: client.register_system_shared_memory("", key, 16),
-    "long name": lambda client, key: client.register_system_shared_memory("r" * 5000, key, 16),
-    "not there": lambda client, key: client.register_system_shared_memory("r", "/nnburst-not-there", 16),
-    "too large": lambda client, key: client.register_system_shared_memory("r", key, 4097),
-    "beyond the end": lambda client, key: client.register_system_shared_memory("r", key, 4096, offset=1),
-    "huge": lambda client, key: client.register_system_shared_memory("r", key, 2**63 - 1, offset=2**62),
-    "empty": lambda client, key: client.register_system_shared_memory("r", key, 0),
+NO_REGION: dict[str, tuple[tuple[str, str, int, int], str]] = {
+    "a path out of the folder": (("r", "/../../etc/passwd", 0, 16), "is no name of a POSIX shared memory"),
+    "a folder": (("r", "/..", 0, 16), "is no name of a POSIX shared memory"),
+    "no name": (("", "{key}", 0, 16), "the name of a region has 1 to 255 characters, got 0"),
+    "a long name": (("r" * 5000, "{key}", 0, 16), "the name of a region has 1 to 255 characters, got 5000"),
+    "not there": (("r", "/nnburst-not-there", 0, 16), "cannot open the shared memory '/nnburst-not-there'"),
+    "too large": (("r", "{key}", 0, 4097), r"has 4096 bytes, not 0 \+ 4097"),
+    "beyond the end": (("r", "{key}", 1, 4096), r"has 4096 bytes, not 1 \+ 4096"),
+    "huge": (("r", "{key}", 2**62, 2**63 - 1), rf"has 4096 bytes, not {2**62} \+ {2**63 - 1}"),
+    "empty": (("r", "{key}", 0, 0), "offset 0 and size 0 are no part of a memory"),
 }
 
 
-REFUSALS = {
-    "path out of the folder": "is no name of a POSIX shared memory",
-    "folder": "is no name of a POSIX shared memory",
-    "no name": "the name of a region has 1 to 255 characters, got 0",
-    "long name": "the name of a region has 1 to 255 characters, got 5000",
-    "not there": "region 'r': cannot open the shared memory '/nnburst-not-there'",
-    "too large": "has 4096 bytes, not 0 \\+ 4097",
-    "beyond the end": "has 4096 bytes, not 1 \\+ 4096",
-    "huge": f"has 4096 bytes, not {2**62} \\+ {2**63 - 1}",
-    "empty": "offset 0 and size 0 are no part of a memory",
-}
-
-
-@pytest.mark.parametrize("what", HOSTILE)
-def test_region_that_is_none_is_refused(what: str, client: Any, protocol: str, memory: Any) -> None:
-    said = "404" if (what, protocol) == ("no name", "rest") else REFUSALS[what]  # its URL has no such path
-    with pytest.raises(InferenceServerException, match=said):
-        HOSTILE[what](client, f"/nnburst-test-{os.getpid()}")
-    status = client.get_system_shared_memory_status()
-    assert len(status if isinstance(status, list) else status.regions) == 0
+@pytest.mark.parametrize("what", NO_REGION)
+def test_region_that_is_none_is_refused(what: str, memory: Any) -> None:
+    (name, key, offset, size), said = NO_REGION[what]
+    regions = Regions(True)
+    with pytest.raises(InvalidArgument, match=said):
+        regions.register(name, key.format(key=f"/nnburst-test-{os.getpid()}"), offset, size)
+    assert regions.status("") == []
 
 
 @pytest.mark.parametrize(("offset", "size"), [(4096, 64), (4090, 64), (0, 63), (0, 4097), (2**62, 64)])
@@ -169,7 +154,7 @@ def test_memory_that_is_cut_during_the_run_fails_the_request() -> None:
 
     models: Any = SimpleNamespace(open=opened)
     given = InputTensor("x", "FP32", (1024,), RegionPlace("cut", 4096, 4096))
-    with shared_memory(key, 8192), contextlib.closing(regions):
+    with shared_memory(key, 8192):
         regions.register("cut", key, 0, 8192)
         with pytest.raises(InvalidArgument, match="its owner cut it"):
             asyncio.run(infer(models, regions, Inference("m", "", [given])))
@@ -177,7 +162,7 @@ def test_memory_that_is_cut_during_the_run_fails_the_request() -> None:
 
 def test_memory_that_is_cut_while_it_is_used_voids_the_request() -> None:
     regions, key = Regions(True), f"/nnburst-cut-{os.getpid()}"
-    with shared_memory(key, 1 << 20) as fd, contextlib.closing(regions):
+    with shared_memory(key, 1 << 20) as fd:
         regions.register("cut", key, 4096, (1 << 20) - 4096)
         part, of_it = regions.part("cut", 4096, 8192)
         assert not part.any()

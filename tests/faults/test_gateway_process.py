@@ -17,7 +17,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from support.waiting import PATIENCE, until
@@ -25,10 +24,7 @@ from support.waiting import PATIENCE, until
 onnx = pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
 pytest.importorskip("tritonclient", reason="needs the extra nnburst[oip]")
 
-import grpc  # noqa: E402
-import tritonclient.grpc as triton_grpc  # noqa: E402
 from tritonclient.grpc import service_pb2 as pb  # noqa: E402
-from tritonclient.grpc import service_pb2_grpc as stubs  # noqa: E402
 
 from nnburst.cli.serve import children  # noqa: E402
 from nnburst.errors import DeviceUnavailable, InvalidArgument  # noqa: E402
@@ -39,13 +35,10 @@ from support.gateways import (  # noqa: E402
     MARKS,
     PROTOCOLS,
     Gateway,
-    SlowModels,
     X,
     Y,
     ended,
     gateway_of,
-    model,
-    raw,
     relu,
     tensor,
 )
@@ -86,56 +79,6 @@ def test_port_that_others_listen_at_is_refused_also_if_they_are_gateways(
             )
             assert done.returncode == 1
             assert f"cannot listen at 127.0.0.1:{port}" in done.stderr
-
-
-@pytest.mark.check
-def test_clients_that_ask_again_and_again_see_answers_or_unavailable_when_the_service_is_stopped(
-    tmp_path: Path,
-) -> None:
-    gateway = Gateway(tmp_path)
-    answers: queue.Queue[None] = queue.Queue()
-    request = pb.ModelInferRequest(model_name="relu", raw_input_contents=[X.tobytes()])
-    request.inputs.add(name="x", datatype="FP32", shape=X.shape)
-
-    def ask() -> set[Any]:
-        codes = set()
-        with grpc.insecure_channel(gateway.url("grpc")) as channel:
-            infer = stubs.GRPCInferenceServiceStub(channel).ModelInfer
-            while gateway.process.poll() is None:
-                try:
-                    assert infer(request, timeout=60).raw_output_contents[0] == Y.tobytes()
-                    answers.put(None)
-                except grpc.RpcError as error:
-                    codes.add(error.code())
-        return codes
-
-    with ThreadPoolExecutor(8) as pool:
-        asking = [pool.submit(ask) for _ in range(8)]
-        for _ in range(200):
-            answers.get(timeout=60)
-        gateway.close()
-        assert set().union(*(one.result(60) for one in asking)) <= {grpc.StatusCode.UNAVAILABLE}
-
-
-@pytest.mark.check
-def test_model_that_was_loaded_again_is_served_by_the_gateway_that_runs(tmp_path: Path) -> None:
-    gateway = Gateway(tmp_path)
-    try:
-        client = gateway.client("grpc")
-        assert client.infer("relu", [tensor(triton_grpc, "x", X)]).as_numpy("y").tobytes() == Y.tobytes()
-        process = gateway_of(gateway.process.pid)
-        value = [onnx.helper.make_tensor_value_info(name, 1, ["n", 8]) for name in ("x", "y")]
-        model(tmp_path / "relu.onnx", [("Abs", ["x"], ["y"])], value[:1], value[1:])
-        gateway.process.send_signal(signal.SIGHUP)
-        until(
-            lambda: client.infer("relu", [tensor(triton_grpc, "x", X)]).as_numpy("y").tobytes() == np.abs(X).tobytes(),
-            "the old model is still served",
-            2 * PATIENCE,
-        )
-        client.close()
-        assert gateway_of(gateway.process.pid) == process
-    finally:
-        gateway.close()
 
 
 @pytest.fixture
@@ -406,18 +349,3 @@ def test_options_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(AssertionError, match=said), shared_service(tmp_path, "--device", "nnburst-noop", *options):
             pass
-
-
-def test_time_that_a_client_gives_is_that_of_the_run() -> None:
-    async def main() -> None:
-        models = SlowModels()
-        models.go_on.set()
-        server, port = await gateway_grpc.serve(models, Regions(False), Budget(), "127.0.0.1:0")  # type: ignore[arg-type]
-        try:
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-                await stubs.GRPCInferenceServiceStub(channel).ModelInfer(raw(8), timeout=600)
-        finally:
-            await server.stop(None)
-        assert 0 < (await models.runs.get() or 0) <= 601  # gRPC rounds what it sends up
-
-    asyncio.run(main())

@@ -21,7 +21,6 @@ pytest.importorskip("tritonclient", reason="needs the extra nnburst[oip]")
 
 import aiohttp  # noqa: E402 (they may be absent)
 import grpc  # noqa: E402
-from google.protobuf.json_format import MessageToDict  # noqa: E402
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse  # noqa: E402
 from grpc_health.v1.health_pb2_grpc import HealthStub  # noqa: E402
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc  # noqa: E402
@@ -201,14 +200,6 @@ def test_new_worker_serves_what_is_loaded(start: Callable[..., Shared], models: 
         until(lambda: answer() == 11, "it is not served again")
 
 
-def test_clients_load_nothing_unless_they_may(shared: Shared, protocol: str) -> None:
-    with contextlib.closing(client_of(shared, protocol)) as client:
-        for change in (client.load_model, client.unload_model):
-            with pytest.raises(InferenceServerException, match="--oip-control"):
-                change("scale")
-        assert factor(client, protocol) == 10
-
-
 def test_hup_finds_new_versions(start: Callable[..., Shared], models: Path) -> None:
     shared = start()
     put(models, 12)
@@ -305,10 +296,3 @@ def test_options_that_do_not_fit_are_refused(tmp_path: Path, models: Path) -> No
     ):
         with pytest.raises(AssertionError, match=said), shared_service(tmp_path, *options):
             pass
-
-
-def test_config_is_what_the_schema_says(shared: Shared) -> None:
-    with contextlib.closing(client_of(shared, "grpc")) as client:
-        config = client.get_model_config("scale")
-        assert isinstance(config, pb.ModelConfigResponse)
-        assert MessageToDict(config)["config"]["input"] == [{"name": "x", "dataType": "TYPE_FP32", "dims": ["-1", "4"]}]

@@ -8,7 +8,7 @@ import struct
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ import pytest
 onnx = pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
 pytest.importorskip("tritonclient", reason="needs the extra nnburst[oip]")
 
-import aiohttp  # noqa: E402
 import grpc  # noqa: E402
 import tritonclient.http as triton_http  # noqa: E402
 from onnx import TensorProto  # noqa: E402
@@ -30,9 +29,6 @@ from tritonclient.utils import shared_memory as region  # noqa: E402
 import nnburst  # noqa: E402
 from nnburst.errors import InvalidArgument  # noqa: E402
 from nnburst.gateway import Regions, inference, tensors  # noqa: E402
-from nnburst.gateway import grpc as gateway_grpc  # noqa: E402
-from nnburst.gateway import rest as gateway_rest  # noqa: E402
-from nnburst.gateway.budget import Budget  # noqa: E402
 from nnburst.gateway.inference import RegionPlace  # noqa: E402
 from nnburst.watch import find_services, look  # noqa: E402
 from support.gateways import MARKS, PROTOCOLS, Gateway, SlowModels, X, Y, conversions, refused, tensor  # noqa: E402
@@ -142,64 +138,12 @@ def test_many_strings_are_read_beside_the_loop(client: Any, protocol: str) -> No
     assert [bytes(text).decode() for text in answer[::9999, 0]] == [text * 2 for text in sent[::9999, 0]]
 
 
-@pytest.mark.parametrize("place", [None, RegionPlace("texts", 4096)], ids=["sent", "region"])
-@pytest.mark.parametrize("strings", [["é"] * 7, ["x" * 2000]], ids=["many", "long"])
-def test_output_is_turned_into_bytes_once_beside_the_loop(
-    strings: list[str], place: RegionPlace | None, memory: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    turned: list[bool] = []
+def test_what_is_long_or_strings_is_converted_beside_the_loop() -> None:
+    def thread_for(size: int) -> threading.Thread:
+        return asyncio.run(tensors.converted(size, threading.current_thread))
 
-    def noted(work: Any) -> Any:
-        def note(*given: Any) -> Any:
-            if any(isinstance(one, np.ndarray) and one.dtype.kind == "O" for one in given):
-                turned.append(threading.current_thread() is threading.main_thread())
-            return work(*given)
-
-        return note
-
-    for module in (inference, gateway_grpc, gateway_rest):
-        monkeypatch.setattr(module, "as_sent", noted(tensors.as_sent))
-    monkeypatch.setattr(gateway_rest, "_check_json", noted(gateway_rest._check_json))
-    models, regions, budget = SlowModels(), Regions(True), Budget()
-
-    async def run(inputs: Any, timeout: float | None) -> list[Any]:
-        return [np.array(strings, object)]
-
-    models.model.run, models.model.inputs, models.model.outputs = run, {}, {"y": conversions("BYTES")}
-    asked = pb.ModelInferRequest(model_name="slow")
-    output = asked.outputs.add(name="y")
-    parameters: dict[str, Any] = {"binary_data": False}
-    if place is not None:
-        parameters = {"shared_memory_region": place.region, "shared_memory_byte_size": place.byte_size}
-        output.parameters["shared_memory_region"].string_param = place.region
-        output.parameters["shared_memory_byte_size"].int64_param = place.byte_size
-    body = {"inputs": [], "outputs": [{"name": "y", "parameters": parameters}]}
-    sent = serialize_byte_tensor(np.array(strings, object)).item()
-
-    async def main() -> None:
-        server, port = await gateway_grpc.serve(models, regions, budget, "127.0.0.1:0")  # type: ignore[arg-type]
-        runner, rest_port = await gateway_rest.serve(models, regions, budget, "127.0.0.1:0")  # type: ignore[arg-type]
-        url = f"http://127.0.0.1:{rest_port}/v2/models/slow/infer"
-        try:
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel, aiohttp.ClientSession() as http:
-                answer = await stubs.GRPCInferenceServiceStub(channel).ModelInfer(asked)
-                assert list(answer.outputs[0].shape) == [len(strings)]
-                assert list(answer.raw_output_contents) == ([sent] if place is None else [])
-                async with http.post(url, json=body) as got:
-                    (output,) = (await got.json())["outputs"]
-                assert output["shape"] == [len(strings)]
-                assert output.get("data") == (strings if place is None else None)
-                if place is not None:
-                    assert output["parameters"]["shared_memory_byte_size"] == len(sent)
-                    assert region.get_contents_as_numpy(memory, np.uint8, [len(sent)]).tobytes() == sent
-        finally:
-            await server.stop(None)
-            await runner.cleanup()
-
-    with closing(regions):
-        regions.register("texts", f"/nnburst-test-{os.getpid()}", 0, 4096)
-        asyncio.run(main())
-    assert turned == [False] * 2
+    assert thread_for(tensors.text_size(np.zeros(1 << 24))) is thread_for(1 << 20) is threading.main_thread()
+    assert threading.main_thread() not in (thread_for((1 << 20) + 1), thread_for(tensors.text_size(TEXTS)))
 
 
 def one(text: bytes, length: int | None = None) -> bytes:

@@ -43,7 +43,6 @@ class ExecutionBurstController(OneProcess, Closing):
     Thread-safe in that a second concurrent execution gets `BadState`. Context manager.
 
     Attributes:
-        told: Why the server has ended the burst, if it did so by itself.
         closed: Whether `close` or `refuse` was called.
     """
 
@@ -129,13 +128,10 @@ class ExecutionBurstController(OneProcess, Closing):
         # Weakly: listeners are kept until the connection ends, and an end that is just dropped must not be.
         this = weakref.ref(self)
 
-        def hang_up(reason: str = "") -> None:
-            end = this()
-            if end is not None:
-                end.told = end.told or reason
+        def hang_up() -> None:
+            if (end := this()) is not None:
                 lib.nnb_client_hang_up(end._endpoint)
 
-        self.told = ""
         slots.when_ended(hang_up)
         self._unlink = prepared_model.link_to_death(hang_up)
         _ENDS[id(self)] = self
@@ -260,6 +256,11 @@ class ExecutionBurstController(OneProcess, Closing):
     def is_sound(self) -> bool:
         """Whether it may be used again: it is not closed, the service has not ended it, nor corrupted its channels."""
         return not self.told and lib.nnb_client_is_sound(self._endpoint) == 1
+
+    @property
+    def told(self) -> str:
+        """Why the server has ended the burst, if it did so by itself."""
+        return self._slots.told
 
     @property
     def ending(self) -> Ending:

@@ -20,6 +20,9 @@ class SlotTable(BurstCallback):
     """Memory ↔ slot, one namespace per burst. Thread-safe without a lock, which a signal handler might wait for.
 
     A slot is never used twice: a server that missed a `free_memory` cannot confuse the old memory with a new one.
+
+    Attributes:
+        told: Why the server has ended the burst, if it did so by itself.
     """
 
     def __init__(self, bell: int | None = None, loop_timeout_ns: int = 0) -> None:
@@ -29,8 +32,8 @@ class SlotTable(BurstCallback):
         self._memories: dict[int, Memory | Named] = {}
         self._slots: dict[Memory | Named, int] = {}
         self._numbers = itertools.count()
-        self._told: str | None = None
-        self._on_end: Callable[[str], None] = lambda reason: None
+        self.told = ""
+        self._on_end: Callable[[], None] = lambda: None
 
     def slots_for(self, memories: Sequence[Memory | Named]) -> list[int]:
         """Return the slot of each memory, in order; a memory seen for the first time gets a new one."""
@@ -63,14 +66,14 @@ class SlotTable(BurstCallback):
         return len(self._slots)
 
     def ended(self, reason: str) -> None:
-        self._told = reason  # first: it may come before there is a listener
-        self._on_end(reason)
+        self.told = self.told or reason or "it does not say why"  # first: it may come before there is a listener
+        self._on_end()
 
-    def when_ended(self, listener: Callable[[str], None]) -> None:
-        """Call a listener with the reason once the server has ended the burst by itself, perhaps twice."""
+    def when_ended(self, listener: Callable[[], None]) -> None:
+        """Call a listener once the server has ended the burst by itself, perhaps twice."""
         self._on_end = listener
-        if self._told is not None:
-            listener(self._told)
+        if self.told:
+            listener()
 
     def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory | Named, ...]]:
         found = [self._memories.get(slot) for slot in slots]
