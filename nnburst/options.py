@@ -32,14 +32,11 @@ TensorLayout = Literal["NHWC", "NCHW"]
 """The order of an image's dimensions: `nnburst.ModelBuilder`."""
 PaddingName = Literal["same", "valid"]
 """The rows and columns that are added to an image: `nnburst.ModelBuilder`."""
-BackingName = Literal["dma-heap", "udmabuf", "hugetlb", "memfd"]
-"""What the memory is made of: `nnburst.Memory.hardware_buffer_blob`."""
 ImageFormat = Literal[
     "RGB",
     "BGR",
     "RGBA",
     "BGRA",
-    "RGB565",
     "FP16",
     "GRAY8",
     "GRAY16",

@@ -1,8 +1,8 @@
 """NV12 frames of a camera that works like a V4L2 device: buffers go round between its process and this one.
 
-The camera owns a ring of buffers and hands out a descriptor of each, as VIDIOC_EXPBUF does: a dma-buf where the machine
-has a heap for them, else a memfd. It fills only buffers that were queued (QBUF) and says which are full (DQBUF); a
-frame that finds no queued buffer is lost. Its lines are longer than the picture is wide, as those of much hardware are.
+The camera owns a ring of buffers and hands out a descriptor of each, as VIDIOC_EXPBUF does. It fills only buffers that
+were queued (QBUF) and says which are full (DQBUF); a frame that finds no queued buffer is lost. Its lines are longer
+than the picture is wide, as those of much hardware are.
 
 Here each buffer is bound once, as two inputs of a model: brightness, and the pairs of U and V. The service reads whole
 lines where the camera wrote them, and the model cuts off their ends. With --copy the inputs are as wide as the picture:
@@ -50,9 +50,9 @@ def camera(wire: socket.socket, buffers: int, frames: int, fps: float) -> None:
     """Film into the buffers that are queued; runs in a process of its own."""
     noise = np.random.default_rng(3).integers(16, 40, (HEIGHT, WIDTH), np.uint8)
     with wire, contextlib.ExitStack() as stack:
-        ring = [stack.enter_context(Memory.hardware_buffer_blob(SIZE)) for _ in range(buffers)]
+        ring = [stack.enter_context(Memory.ashmem(SIZE)) for _ in range(buffers)]
         images = [stack.enter_context(Memory.from_image(buffer.fds[0], layout(WIDTH))) for buffer in ring]
-        socket.send_fds(wire, [ring[0].backing.encode()], [buffer.fds[0] for buffer in ring])
+        socket.send_fds(wire, [b"buffers"], [buffer.fds[0] for buffer in ring])
         queued: list[int] = []
         due = time.monotonic() + 60  # STREAMON is the first QBUF
         for sequence in range(frames):
@@ -97,7 +97,7 @@ def build(width: int) -> nnburst.Model:
 
 def watch(service: nnburst.Service, wire: socket.socket, buffers: int, width: int) -> str:
     """Look at each frame, until the camera ends."""
-    backing, fds, _, _ = socket.recv_fds(wire, 64, buffers)
+    _, fds, _, _ = socket.recv_fds(wire, 64, buffers)
     seen = wrong = last = 0
     micros = []
     with contextlib.ExitStack() as stack:
@@ -126,7 +126,7 @@ def watch(service: nnburst.Service, wire: socket.socket, buffers: int, width: in
     if not seen:
         raise SystemExit("the camera has ended without a frame")
     how = "read where they are" if width == BYTES_PER_LINE else "copied"
-    print(f"{seen} frames in {len(fds)} buffers ({backing.decode()}), {last + 1 - seen} lost; lines are {how}")
+    print(f"{seen} frames in {len(fds)} buffers, {last + 1 - seen} lost; lines are {how}")
     print(f"the last one: a spot {CORNERS[corner]}; a run takes {statistics.median(micros):.0f} µs")
     return "every answer is right" if not wrong else f"{wrong} answers are WRONG"
 

@@ -1,4 +1,3 @@
-from .backings import BACKINGS as BACKINGS
 from .image import FORMATS as FORMATS
 from .image import ImageLayout as ImageLayout
 from .image import check_layout as check_layout
@@ -14,6 +13,7 @@ from .managed_request import BufferUse as BufferUse
 from .managed_request import BufferView as BufferView
 from .mapping import private_bytes as private_bytes
 from .memory import Memory as Memory
+from .memory import locate_view as locate_view
 from .staging import OpenRequest as OpenRequest
 from .staging import Region as Region
 from .staging import check_open as check_open

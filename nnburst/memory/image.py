@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from msgspec import Struct, ValidationError, convert
 from msgspec.structs import asdict, replace
 
 from .._core.errno import whole
-from ..errors import GeneralFailure, InvalidArgument
+from ..errors import InvalidArgument
 from ..model import Array
 
 _MAX_LENGTH = 1 << 16
@@ -36,9 +35,8 @@ class PixelFormat(Struct, frozen=True):
     Attributes:
         name: What people call it.
         fourcc: The DRM code; it names the channels from the highest bits down, hence seemingly backwards.
-        dtype: Type of one channel of the tensor.
+        dtype: Name of the type of one channel.
         order: For each channel of the tensor, its position in memory; empty if they lie as in the tensor.
-        bits: Of each channel, from the highest down, where one number in memory holds all of them; else empty.
     """
 
     name: str
@@ -46,12 +44,11 @@ class PixelFormat(Struct, frozen=True):
     dtype: str
     planes: tuple[PlaneFormat, ...]
     order: tuple[int, ...] = ()
-    bits: tuple[int, ...] = ()
 
     @property
     def element(self) -> np.dtype[Any]:
-        """Type of one number in memory."""
-        return np.dtype(f"<u{sum(self.bits) // 8}" if self.bits else self.dtype)
+        """Type of one channel."""
+        return np.dtype(self.dtype)
 
 
 _SEMI_PLANAR = (PlaneFormat(1), PlaneFormat(2, 2))
@@ -61,7 +58,6 @@ _ROWS = (
     PixelFormat("BGR", fourcc("RG24"), "|u1", (PlaneFormat(3),), order=(2, 1, 0)),
     PixelFormat("RGBA", fourcc("AB24"), "|u1", (PlaneFormat(4),)),
     PixelFormat("BGRA", fourcc("AR24"), "|u1", (PlaneFormat(4),), order=(2, 1, 0, 3)),
-    PixelFormat("RGB565", fourcc("RG16"), "|u1", (PlaneFormat(1),), bits=(5, 6, 5)),
     PixelFormat("FP16", fourcc("AB4H"), "<f2", (PlaneFormat(4),)),
     PixelFormat("GRAY8", fourcc("R8"), "|u1", (PlaneFormat(1),)),
     PixelFormat("GRAY16", fourcc("R16"), "<u2", (PlaneFormat(1),)),
@@ -87,10 +83,9 @@ class ImageLayout(Struct, frozen=True):
         width: Pixels.
         height: Pixels.
         layers: Images of equal layout, one behind the other; the N of the tensor.
-        fourcc: DRM code; docs/memory.md lists those that can be read.
+        fourcc: DRM code; docs/memory.md lists those that can be read, linear images all of them.
         planes: (first byte in the object, bytes from row to row) of each plane of the first layer.
         layer_stride: Bytes from layer to layer; 0 if there is one.
-        modifier: DRM modifier; 0, linear, is the one that can be read.
     """
 
     width: int
@@ -99,7 +94,6 @@ class ImageLayout(Struct, frozen=True):
     planes: tuple[tuple[int, int], ...]
     layers: int = 1
     layer_stride: int = 0
-    modifier: int = 0
 
     @property
     def start(self) -> int:
@@ -109,14 +103,8 @@ class ImageLayout(Struct, frozen=True):
     @property
     def span(self) -> int:
         """Bytes from there to the end of the last pixel."""
-        form = _BY_FOURCC.get(self.fourcc)
-        if form is None:  # nothing will be read; its part of a quota is guessed
-            end = max(offset + self.height * pitch for offset, pitch in self.planes)
-        else:
-            end = max(
-                offset + (rows - 1) * pitch + row_bytes
-                for (offset, pitch), (rows, row_bytes) in zip(self.planes, _plane_sizes(self, form), strict=True)
-            )
+        sizes = zip(self.planes, _plane_sizes(self, format_of(self)), strict=True)
+        end = max(offset + (rows - 1) * pitch + row_bytes for (offset, pitch), (rows, row_bytes) in sizes)
         return (self.layers - 1) * self.layer_stride + end - self.start
 
     @property
@@ -128,20 +116,15 @@ class ImageLayout(Struct, frozen=True):
         """
         form = format_of(self)
         if len(form.planes) == 1:
-            return self.layers, self.height, self.width, len(form.bits) or form.planes[0].channels
+            return self.layers, self.height, self.width, form.planes[0].channels
         length = sum(rows * row_bytes for rows, row_bytes in _plane_sizes(self, form)) // form.element.itemsize
         width = length if self.width & 1 else self.width
         return self.layers, length // width, width, 1
 
     @property
-    def known_shape(self) -> tuple[int, int, int, int] | None:
-        """`shape`, or None if the format cannot be read here."""
-        return None if self.fourcc not in _BY_FOURCC or self.modifier else self.shape
-
-    @property
     def dtype(self) -> np.dtype[Any]:
         """Type of the tensor's elements."""
-        return np.dtype(format_of(self).dtype)
+        return format_of(self).element
 
     @property
     def tight_size(self) -> int:
@@ -153,17 +136,15 @@ class ImageLayout(Struct, frozen=True):
         """Whether the bytes from `start` on are the tensor as they lie: no gaps, and nothing in another order."""
         form = format_of(self)
         offsets = [offset for offset, _ in self.planes]
-        return not (form.order or form.bits) and offsets == sorted(offsets) and self.span == self.tight_size
+        return not form.order and offsets == sorted(offsets) and self.span == self.tight_size
 
 
 def format_of(layout: ImageLayout) -> PixelFormat:
-    """Return the format of an image; `GeneralFailure` if its fourcc or modifier cannot be read here."""
+    """Return the format of an image; `InvalidArgument` if its fourcc is unknown."""
     form = _BY_FOURCC.get(layout.fourcc)
-    if form is None or layout.modifier:
-        code = layout.fourcc.to_bytes(4, "little").decode("ascii", "replace")
-        raise GeneralFailure(
-            f"images of DRM format {code!r} with modifier {layout.modifier:#x} cannot be read; linear "
-            f"{', '.join(FORMATS)} can"
+    if form is None:
+        raise InvalidArgument(
+            f"images of DRM format {layout.fourcc:#x} cannot be read; those of {', '.join(FORMATS)} can"
         )
     return form
 
@@ -180,7 +161,7 @@ def _plane_sizes(layout: ImageLayout, form: PixelFormat) -> list[tuple[int, int]
 
 
 def check_layout(layout: ImageLayout) -> None:
-    """Refuse a layout that contradicts itself. An unknown format is not a contradiction: see `format_of`."""
+    """Refuse a layout that contradicts itself or has an unknown format, with `InvalidArgument`."""
     if not isinstance(layout, ImageLayout):
         raise InvalidArgument(f"expected an ImageLayout, got {type(layout).__name__}")
     try:
@@ -190,15 +171,10 @@ def check_layout(layout: ImageLayout) -> None:
     for name, length in (("width", layout.width), ("height", layout.height), ("layers", layout.layers)):
         if not 1 <= length <= _MAX_LENGTH:
             raise InvalidArgument(f"{name} of an image is {length}; 1 to {_MAX_LENGTH} are possible")
-    if not 0 <= layout.fourcc < 1 << 32 or not 0 <= layout.modifier < 1 << 64:
-        raise InvalidArgument("fourcc has 32 bits and modifier 64")
-    if not 1 <= len(layout.planes) <= 4 or any(min(offset, pitch) < 0 for offset, pitch in layout.planes):
-        raise InvalidArgument(f"planes {layout.planes} of an image: 1 to 4 (offset, pitch) pairs are possible")
-    if max(max(plane) for plane in layout.planes) >= 1 << 47 or not 0 <= layout.layer_stride < 1 << 47:
+    form = format_of(layout)
+    numbers = (layout.layer_stride, *(number for plane in layout.planes for number in plane))
+    if not all(0 <= number < 1 << 47 for number in numbers):
         raise InvalidArgument("an offset, pitch or layer stride of an image is out of range")
-    form = _BY_FOURCC.get(layout.fourcc)
-    if form is None:
-        return
     if len(layout.planes) != len(form.planes):
         raise InvalidArgument(f"{form.name} has {len(form.planes)} planes, not {len(layout.planes)}")
     end = 0
@@ -213,7 +189,7 @@ def check_layout(layout: ImageLayout) -> None:
 
 
 def new_layout(width: int, height: int, name: str, layers: int = 1, pitch: int = 0) -> ImageLayout:
-    """Lay out an image.
+    """Lay out an image; `check_layout` says whether there is one of these sizes.
 
     Args:
         name: A key of `FORMATS`.
@@ -221,7 +197,7 @@ def new_layout(width: int, height: int, name: str, layers: int = 1, pitch: int =
             I420); 0 for rows on 64-byte boundaries.
 
     Raises:
-        InvalidArgument: The format is unknown or a number is out of range.
+        InvalidArgument: The format is unknown, or a number is none or negative.
     """
     form = FORMATS.get(name) if isinstance(name, str) else None
     if form is None:
@@ -239,9 +215,7 @@ def new_layout(width: int, height: int, name: str, layers: int = 1, pitch: int =
         stride = derived or -(-row_bytes // _PITCH_ALIGNMENT) * _PITCH_ALIGNMENT
         planes.append((end, stride))
         end += rows * stride
-    layout = ImageLayout(width, height, form.fourcc, tuple(planes), layers, end if layers > 1 else 0)
-    check_layout(layout)
-    return layout
+    return ImageLayout(width, height, form.fourcc, tuple(planes), layers, end if layers > 1 else 0)
 
 
 def plane_layout(layout: ImageLayout, index: int) -> ImageLayout:
@@ -249,7 +223,6 @@ def plane_layout(layout: ImageLayout, index: int) -> ImageLayout:
 
     Raises:
         InvalidArgument: There is no such plane.
-        GeneralFailure: As `format_of`.
     """
     form = format_of(layout)
     if whole(index, "plane") not in range(len(form.planes)):
@@ -282,43 +255,19 @@ def plane_views(layout: ImageLayout, raw: Array) -> tuple[Array, ...]:
 
 def gather(layout: ImageLayout, planes: tuple[Array, ...], tensor: Array) -> None:
     """Copy an image into a dense tensor of `ImageLayout.shape`, channels as R, G, B, A."""
-    if bits := format_of(layout).bits:
-        for row in np.ndindex(tensor.shape[:2]):  # whose indexes stay in the cache
-            np.take(_levels(bits), planes[0][(*row, ..., 0)], axis=0, out=tensor[row], mode="clip")
     for source, target in _pairs(layout, planes, tensor):
         np.copyto(target, source)
 
 
 def scatter(layout: ImageLayout, planes: tuple[Array, ...], tensor: Array) -> None:
     """Copy a dense tensor into an image; what lies between the rows is left alone."""
-    if bits := format_of(layout).bits:
-        number: Array = np.zeros(tensor.shape[:-1], planes[0].dtype)
-        for channel, width in enumerate(bits):
-            number <<= width
-            number |= tensor[..., channel] >> 8 - width
-        planes[0][..., 0] = number
     for target, source in _pairs(layout, planes, tensor):
         np.copyto(target, source)
 
 
-@cache
-def _levels(bits: tuple[int, ...]) -> Array:
-    """Return the channels of each number that they share, their bits repeated to 8: all ones are 255."""
-    numbers = np.arange(1 << sum(bits))
-    found = np.empty((numbers.size, len(bits)), np.uint8)
-    for channel in reversed(range(len(bits))):
-        width = bits[channel]
-        value = numbers & (1 << width) - 1
-        found[:, channel] = value << 8 - width | value >> 2 * width - 8
-        numbers >>= width
-    return found
-
-
 def _pairs(layout: ImageLayout, planes: tuple[Array, ...], tensor: Array) -> list[tuple[Array, Array]]:
-    """Return views of equal shape on image and tensor, of all channels that are numbers of their own in memory."""
+    """Return views of equal shape on image and tensor, of all channels."""
     form = format_of(layout)
-    if form.bits:
-        return []
     if form.order:
         return [(planes[0][..., channel], tensor[..., where]) for where, channel in enumerate(form.order)]
     flat, pairs, end = tensor.reshape(layout.layers, -1), [], 0

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 from msgspec import Struct
 
 from .._core.errno import whole
 from ..errors import InvalidArgument
-from ..options import BackingName
 from .image import ImageLayout, check_layout
 
 PROT_READ = 1
 PROT_WRITE = 2
 
 _MAX_SIZE = (1 << 63) - 1
-_BACKINGS = ("", *get_args(BackingName))
 
 
 class MemoryHandle(Struct, frozen=True):
@@ -27,7 +23,6 @@ class MemoryHandle(Struct, frozen=True):
         prot: PROT_READ and/or PROT_WRITE.
         offset: First byte in the object.
         direct: The owner asks to have the pool mapped although it could be truncated.
-        backing: What a ``"hardware_buffer_blob"`` was made from; for people.
         image: Layout of a ``"hardware_buffer"``.
     """
 
@@ -36,7 +31,6 @@ class MemoryHandle(Struct, frozen=True):
     prot: int = PROT_READ | PROT_WRITE
     offset: int = 0
     direct: bool = False
-    backing: str = ""
     image: ImageLayout | None = None
 
 
@@ -68,8 +62,6 @@ def check_handle(handle: MemoryHandle) -> MemoryHandle:
             raise InvalidArgument(f"{kind} memory is mapped for reading and writing; use mmap_fd for less")
         if handle.image is not None:
             raise InvalidArgument(f"{kind} memory has no image layout")
-    if handle.backing not in (_BACKINGS if kind == "hardware_buffer_blob" else ("",)):
-        raise InvalidArgument(f"{kind} memory cannot be backed by {handle.backing!r}")
     return handle
 
 

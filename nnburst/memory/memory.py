@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import os
+import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -15,29 +16,29 @@ from .._core._nnburst import lib
 from .._core.errno import check, system
 from .._core.fds import FdSet
 from .._core.file_system import check_file_system
-from .._core.leaving import Closing
+from .._core.leaving import Closing, ProcessLock
 from ..errors import BadState, GeneralFailure, InvalidArgument
 from ..model import Array
-from ..options import BackingName, ImageFormat
-from . import backings, interop, named
+from ..options import ImageFormat
+from . import named
 from .descriptor import MemoryObject, examine, read_into, sync_dma_buf, write_from
-from .image import ImageLayout, format_of, gather, new_layout, plane_layout, plane_views, scatter
+from .image import ImageLayout, gather, new_layout, plane_layout, plane_views, scatter
 from .kinds import PROT_READ, PROT_WRITE, MemoryHandle, check_handle, check_prot, check_size
 from .mapping import MemoryMapping, private_bytes
 
 if TYPE_CHECKING:
-    from multiprocessing.shared_memory import SharedMemory
-
     import numpy.typing as npt
 
+_pools: weakref.WeakSet[Memory] = weakref.WeakSet()
+_pools_lock = ProcessLock()
 PAGES_GONE = "a memory object was truncated, or its file system is too full to hold what is written"
 
 
 class Memory(Closing):
     """A pool of shared memory. It is mapped when it is first looked at; views keep the mapping alive.
 
-    Made by `ashmem`, `mmap_fd`, `posix_shm`, `hardware_buffer_blob`, `hardware_buffer`, `from_shared_memory`,
-    `from_dlpack` or `from_handle`. Usable in forked children.
+    Made by `ashmem`, `mmap_fd`, `posix_shm`, `hardware_buffer_blob`, `hardware_buffer`, `from_image` or `from_handle`.
+    Usable in forked children.
 
     The maker of a pool may look at it with `array`, `buffer` and the like. A device uses `read`, `write` and what
     `nnburst.memory.open_request` gives: they map what cannot be truncated, and copy the rest (`docs/memory.md`).
@@ -60,7 +61,8 @@ class Memory(Closing):
         self._object: MemoryObject | None = None
         self._identity: tuple[int, int, int, int] | None = None
         self._answers = False
-        interop.register(self)
+        with _pools_lock.lock:
+            _pools.add(self)
 
     # -- making ----------------------------------------------------------------------------------------------------
 
@@ -79,11 +81,7 @@ class Memory(Closing):
         length = check_size(size)
         if not isinstance(name, str):
             raise InvalidArgument(f"the name of a memory is text, not {type(name).__name__}")
-        fd = check(
-            lib.nnb_memfd_create(name.encode(errors="replace")[:200], length, lib.NNB_SEALS_FIXED_SIZE),
-            f"shared memory of {length} bytes",
-        )
-        return cls(MemoryHandle("ashmem", length), FdSet([fd]), PROT_READ | PROT_WRITE)
+        return cls(MemoryHandle("ashmem", length), _sealed(name, length), PROT_READ | PROT_WRITE)
 
     @classmethod
     def mmap_fd(
@@ -139,21 +137,18 @@ class Memory(Closing):
         named.unlink_shared(name)
 
     @classmethod
-    def hardware_buffer_blob(cls, size: int, *, backing: BackingName | None = None) -> Memory:
-        """Return new memory that a driver could share: a dma-buf where there are any, else huge pages, else a memfd.
+    def hardware_buffer_blob(cls, size: int) -> Memory:
+        """Return new memory as `ashmem`, under NNAPI's name for bytes that a driver shares.
 
         Args:
             size: Bytes, at least 1.
-            backing: ``"dma-heap"``, ``"udmabuf"``, ``"hugetlb"`` or ``"memfd"``; None for the first that works.
 
         Raises:
-            InvalidArgument: `size` or `backing` is impossible.
-            GeneralFailure: This machine has no such backing.
+            InvalidArgument: `size` is not positive.
+            ResourceExhausted: Out of memory or file descriptors.
         """
-        length = check_size(size)
-        fd, used = backings.allocate(length, backing)
-        handle = MemoryHandle("hardware_buffer_blob", length, backing=used)
-        return cls(handle, FdSet([fd]), PROT_READ | PROT_WRITE)
+        handle = MemoryHandle("hardware_buffer_blob", check_size(size))
+        return cls(handle, _sealed("nnburst-blob", handle.size), PROT_READ | PROT_WRITE)
 
     @classmethod
     def hardware_buffer(
@@ -173,12 +168,8 @@ class Memory(Closing):
             InvalidArgument: The format is unknown or a number is out of range.
         """
         layout = new_layout(width, height, format, layers, pitch)
-        fd = check(
-            lib.nnb_memfd_create(b"nnburst-image", layout.span, lib.NNB_SEALS_FIXED_SIZE),
-            f"image of {layout.span} bytes",
-        )
         handle = check_handle(MemoryHandle("hardware_buffer", 0, image=layout))
-        return cls(handle, FdSet([fd]), PROT_READ | PROT_WRITE)
+        return cls(handle, _sealed("nnburst-image", layout.span), PROT_READ | PROT_WRITE)
 
     @classmethod
     def from_image(cls, fd: int, layout: ImageLayout, *, prot: int = PROT_READ | PROT_WRITE) -> Memory:
@@ -194,38 +185,6 @@ class Memory(Closing):
         """
         handle = check_handle(MemoryHandle("hardware_buffer", 0, prot, image=layout))
         return cls(handle, FdSet.duplicate([fd]), prot)
-
-    @classmethod
-    def from_shared_memory(cls, shared: SharedMemory, *, direct: bool = False) -> Memory:
-        """Return the memory of a ``multiprocessing.shared_memory.SharedMemory``, without a copy.
-
-        Args:
-            shared: Stays with the caller, which also unlinks it.
-            direct: As in `mmap_fd`.
-
-        Raises:
-            InvalidArgument: It is closed.
-        """
-        fd = interop.fd_of_shared_memory(shared)
-        try:
-            handle = check_handle(MemoryHandle("posix_shm", check_size(shared.size), direct=direct))
-            return cls(handle, FdSet.duplicate([fd]), PROT_READ | PROT_WRITE)
-        finally:
-            os.close(fd)
-
-    @classmethod
-    def from_dlpack(cls, exporter: Any) -> Memory:
-        """Return the memory of an array that lies in an open pool of this process, without a copy.
-
-        Args:
-            exporter: Something with ``__dlpack__`` (an array of NumPy, PyTorch, JAX, ...), dense.
-
-        Raises:
-            InvalidArgument: The array is not dense, or not in shared memory that a pool knows: copy it into
-                ``Memory.ashmem(nbytes).array(...)``, or pass its source to `from_shared_memory` or `mmap_fd`.
-        """
-        owner, offset, nbytes, prot = interop.locate_array(exporter)
-        return cls.mmap_fd(owner.fds[0], nbytes, prot=prot, offset=owner.offset + offset, direct=owner.handle.direct)
 
     @classmethod
     def from_handle(
@@ -283,11 +242,6 @@ class Memory(Closing):
         return self._handle.offset if self._handle.image is None else self._handle.image.start
 
     @property
-    def backing(self) -> str:
-        """What a ``hardware_buffer_blob`` was made from, else empty."""
-        return self._handle.backing
-
-    @property
     def image(self) -> ImageLayout | None:
         """Layout of a ``hardware_buffer``, else None."""
         return self._handle.image
@@ -322,14 +276,6 @@ class Memory(Closing):
     def closed(self) -> bool:
         """Whether `close` was called."""
         return self._fds.closed
-
-    @property
-    def sealed(self) -> bool:
-        """Whether the size of the object can no longer change."""
-        return all(
-            check(lib.nnb_seals(fd), f"seals of fd {fd}") & lib.NNB_SEALS_FIXED_SIZE == lib.NNB_SEALS_FIXED_SIZE
-            for fd in self.fds
-        )
 
     @property
     def identity(self) -> tuple[int, int, int, int]:
@@ -380,7 +326,7 @@ class Memory(Closing):
 
         Raises:
             InvalidArgument: The pool is no image.
-            GeneralFailure: The format is not supported, or as `array`.
+            GeneralFailure: As `array`.
         """
         return plane_views(self._layout(), self._all(image=True))
 
@@ -396,7 +342,6 @@ class Memory(Closing):
 
         Raises:
             InvalidArgument: The pool is no image, or has no such plane.
-            GeneralFailure: The format is not supported.
             BadState: The pool is closed.
         """
         handle = replace(self._handle, image=plane_layout(self._layout(), index))
@@ -416,24 +361,6 @@ class Memory(Closing):
         if flags & 1 and view.readonly:
             raise BufferError("the memory pool is read-only")
         return view
-
-    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
-        """The whole pool as uint8, for ``np.asarray(memory)``."""
-        whole = self._all()
-        if dtype is None or np.dtype(dtype) == whole.dtype:
-            return whole.copy() if copy else whole
-        if copy is False:
-            raise ValueError(f"a pool is bytes; as {np.dtype(dtype)} it must be copied. Use memory.array(dtype, shape)")
-        return whole.astype(dtype)
-
-    def __dlpack__(self, **wishes: Any) -> Any:
-        """The whole pool as uint8. A read-only pool needs a consumer of DLPack 1.0 or later, else BufferError."""
-        given = {name: wish for name, wish in wishes.items() if wish is not None}  # an older NumPy refuses the rest
-        return self._all().__dlpack__(**given)
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        """(kDLCPU, 0)."""
-        return (1, 0)
 
     def _all(self, *, image: bool = False) -> Array:
         """Map everything for the pool's maker, with all rights of the pool."""
@@ -458,12 +385,10 @@ class Memory(Closing):
         """Look whether a device can use the pool, by mapping or copying. Touches none of its bytes.
 
         Raises:
-            GeneralFailure: The descriptor names nothing that can be mapped, the object is shorter than the pool, its
-                image format is unknown, or it is on a file system that could block for ever.
+            GeneralFailure: The descriptor names nothing that can be mapped, the object is shorter than the pool, or it
+                is on a file system that could block for ever.
             BadState: The pool is closed.
         """
-        if self.image is not None:
-            format_of(self.image)
         found = self._examined()
         if self.offset + self.span > found.size:
             raise GeneralFailure(f"{self.span} bytes at {self.offset} exceed the object of {found.size} bytes")
@@ -678,3 +603,26 @@ class Memory(Closing):
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"fds={list(self.fds)}"
         return f"Memory({self.kind!r}, size={self.size}, prot={self.prot}, offset={self.offset}, {state})"
+
+
+def _sealed(name: str, size: int) -> FdSet:
+    """Make memory of a size that cannot change."""
+    fd = lib.nnb_memfd_create(name.encode(errors="replace")[:200], size, lib.NNB_SEALS_FIXED_SIZE)
+    return FdSet([check(fd, f"shared memory of {size} bytes")])
+
+
+def locate_view(array: Array) -> tuple[Memory, int]:
+    """Find the open `Memory` that a dense array lies in, and where in it; `InvalidArgument` if in none."""
+    start = array.__array_interface__["data"][0]
+    with _pools_lock.lock:
+        pools = list(_pools)
+    for memory in pools:
+        mapping = memory._mapping
+        if mapping is None or memory.closed or memory.image is not None:
+            continue
+        if mapping.address <= start and start + array.nbytes <= mapping.address + mapping.size:
+            return memory, start - mapping.address
+    raise InvalidArgument(
+        "the array is not in shared memory that an open pool of this process knows; copy it into "
+        "Memory.ashmem(nbytes).array(...), or give its source to posix_shm or mmap_fd"
+    )

@@ -222,12 +222,9 @@ class _Case:
             return
         if self.info is None or self.info.dtype is None or self.nbytes == 0:
             raise self.refuse("is in an image, whose size is fixed; give all dimensions")
-        shape = getattr(image, "known_shape", None)
-        if shape is None:  # a format that cannot be read: the execution fails, the request is well-formed
-            return
         if self.info.element_size != image.dtype.itemsize or self.nbytes != image.tight_size:
             raise self.refuse(
-                f"has {self.nbytes} bytes in elements of {self.info.element_size}; its image is {list(shape)} of "
+                f"has {self.nbytes} bytes in elements of {self.info.element_size}; its image is {list(image.shape)} of "
                 f"{image.dtype.itemsize}"
             )
 

@@ -153,7 +153,7 @@ def image_model(shape: tuple[int, ...]) -> Model:
 
 @pytest.mark.parametrize(("width", "height"), [(8, 6), (7, 5)])
 @pytest.mark.parametrize("tight", [False, True])
-@pytest.mark.parametrize("name", [name for name in FORMATS if images.BYTES.get(name, 1) == 1 or name == "RGB565"])
+@pytest.mark.parametrize("name", [name for name in FORMATS if images.BYTES.get(name, 1) == 1])
 def test_images_are_inputs_and_outputs_as_a_whole(
     device: Device, way: str, name: str, tight: bool, width: int, height: int
 ) -> None:
@@ -164,14 +164,12 @@ def test_images_are_inputs_and_outputs_as_a_whole(
     ):
         layout = frame.image
         assert layout is not None
-        assert layout.is_tensor is (tight and name not in ("BGR", "BGRA", "RGB565"))
+        assert layout.is_tensor is (tight and name not in ("BGR", "BGRA"))
         prepared = device.prepare_model(image_model(layout.shape))
         raw = np.random.default_rng(5).bytes(frame.span)
         os.pwrite(frame.fds[0], raw, 0)
         values = np.array(images.decode(name, layout, raw), np.uint8).reshape(layout.shape)
         expected = np.maximum(values, 100)
-        if name == "RGB565":
-            expected = images.levels_of_565(expected)
         request = Request((argument(0, 0),), (argument(0, 0, 1),), (frame, result))
         assert execute(prepared, request, way).status is ErrorStatus.NONE
         written = os.pread(result.fds[0], result.span, 0)
@@ -238,7 +236,7 @@ def test_image_that_was_exported_for_reading_is_an_input_only(device: Device, wa
                 assert execute(prepared, written, way).status is ErrorStatus.INVALID_ARGUMENT
 
 
-def test_float_images_and_formats_that_nobody_knows(device: Device, way: str) -> None:
+def test_float_images_and_images_beyond_their_object(device: Device, way: str) -> None:
     shape = (1, 4, 4, 4)
     b = ModelBuilder()
     b.output("y", b.relu(b.input("x", T.TENSOR_FLOAT16, shape)))
@@ -251,11 +249,9 @@ def test_float_images_and_formats_that_nobody_knows(device: Device, way: str) ->
         np.testing.assert_array_equal(target.read(np.float16, shape), np.maximum(values, 0))
         assert frame.image is not None
         pitch = frame.image.planes[0][1]
-        beyond = {"planes": ((1 << 20, pitch),)}
-        for change in ({"fourcc": int.from_bytes(b"YUYV", "little")}, {"modifier": 1}, beyond):
-            with Memory.from_image(frame.fds[0], replace(frame.image, **change)) as odd:
-                outcome = execute(prepared, replace(request, pools=(odd, target)), way)
-                assert outcome.status is ErrorStatus.GENERAL_FAILURE
+        with Memory.from_image(frame.fds[0], replace(frame.image, planes=((1 << 20, pitch),))) as odd:
+            outcome = execute(prepared, replace(request, pools=(odd, target)), way)
+            assert outcome.status is ErrorStatus.GENERAL_FAILURE
 
 
 def test_REQ_MEM_059_an_image_is_never_a_constant(device: Device, way: str) -> None:

@@ -251,6 +251,7 @@ NEITHER_IMAGE_NOR_CRASH = {
     "offset that wraps": {"planes": ((0, 8), (2**64 - 8, 4), (40, 4))},
     "no pixels": {"width": 0},
     "negative height": {"height": -4},
+    "unknown format": {"fourcc": 0},
     "too wide": {"width": 1 << 31},
     "layers over each other": {"layers": 2},
     "stride that wraps": {"layers": 2, "layer_stride": 2**63},
@@ -261,8 +262,6 @@ BEYOND_ITS_OBJECT = {
     "long pitch": {"planes": ((64, (1 << 47) - 1), (32, 4), (40, 4))},
     "many layers": {"layers": 1 << 16, "layer_stride": (1 << 47) - 1},
     "last byte": {"planes": ((0, 8), (32, 4), (49, 4))},
-    "tiles": {"modifier": 1},
-    "unknown": {"fourcc": 0},
 }
 
 

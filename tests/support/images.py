@@ -20,12 +20,11 @@ CHANNELS = {
     "GRAY16": (0,),
     "R8G8": (0, 1),
     "R16G16": (0, 1),
-    "RGB565": (0,),
 }
 """Where R, G, B and A, or what there is, stand in a pixel of the formats of one plane."""
 PLANES = {"NV12": 2, "NV21": 2, "P010": 2, "I420": 3, "YV12": 3}
 """The others: Y, then pairs of U and V or V and U in one plane, or a plane of each."""
-BYTES = {"FP16": 2, "GRAY16": 2, "R16G16": 2, "P010": 2, "RGB565": 2}
+BYTES = {"FP16": 2, "GRAY16": 2, "R16G16": 2, "P010": 2}
 FOURCC = {
     "RGB": "BG24",
     "BGR": "RG24",
@@ -36,7 +35,6 @@ FOURCC = {
     "GRAY16": "R16 ",
     "R8G8": "GR88",
     "R16G16": "GR32",
-    "RGB565": "RG16",
     "NV12": "NV12",
     "NV21": "NV21",
     "P010": "P010",
@@ -77,28 +75,10 @@ def pixel_bytes(name: str, layout: ImageLayout) -> set[int]:
     return {place + i for place in places(name, layout) for i in range(BYTES.get(name, 1))}
 
 
-def numbers(name: str, layout: ImageLayout, raw: bytes) -> list[int]:
+def decode(name: str, layout: ImageLayout, raw: bytes) -> list[int]:
     """Return the numbers in memory, in the order of the tensor; of FP16, their bits."""
     size = BYTES.get(name, 1)
     return [int.from_bytes(raw[place : place + size], "little") for place in places(name, layout)]
-
-
-def decode(name: str, layout: ImageLayout, raw: bytes) -> list[int]:
-    """Return the numbers of the tensor."""
-    found = numbers(name, layout, raw)
-    if name != "RGB565":
-        return found
-    # Each level of 0 to 31, or 63, is repeated to 8 bits: 0b10011 is 0b10011100.
-    five, six = [level * 8 + level // 4 for level in range(32)], [level * 4 + level // 16 for level in range(64)]
-    return [value for n in found for value in (five[n // 2048], six[n // 32 % 64], five[n % 32])]
-
-
-def levels_of_565(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The nearest values below or beside these that RGB565 can hold, as it is read."""
-    red, green, blue = (pixels[..., channel].astype(int) for channel in range(3))
-    five = [level * 8 + level // 4 for level in range(32)]
-    six = [level * 4 + level // 16 for level in range(64)]
-    return np.stack([np.take(five, red // 8), np.take(six, green // 4), np.take(five, blue // 8)], -1).astype(np.uint8)
 
 
 def bits(tensor: np.ndarray[Any, Any]) -> list[int]:

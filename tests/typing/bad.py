@@ -71,7 +71,6 @@ def models(builder: nnburst.ModelBuilder, x: nnburst.Operand) -> None:
 
 def memory() -> None:
     nnburst.Memory.hardware_buffer(4, 4, "YUV")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    nnburst.Memory.hardware_buffer_blob(4, backing="swap")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     MessageQueue(np.int32, 8, flavour="sync")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     MessageQueue(np.int32, 8, layout="packed")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 

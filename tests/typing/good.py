@@ -74,7 +74,7 @@ def launched(model: nnburst.Model) -> None:
 def memory() -> None:
     with nnburst.Memory.ashmem(4096) as pool, nnburst.Memory.hardware_buffer(4, 4, "NV12"):
         assert_type(pool.array(np.float32, (4,)), Array)
-    nnburst.Memory.hardware_buffer_blob(4096, backing="memfd").close()
+    nnburst.Memory.hardware_buffer_blob(4096).close()
 
 
 def queues() -> None:

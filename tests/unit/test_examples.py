@@ -57,7 +57,7 @@ def test_camera_ring_gives_right_answers_for_every_frame_it_counts() -> None:
 def test_frames_of_a_v4l2_like_camera_get_right_answers(arguments: list[str], how: str) -> None:
     done = run("live/v4l2_like.py", "--frames", "60", "--fps", "300", "--buffers", "3", *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = re.match(rf"(\d+) frames in 3 buffers \([a-z-]+\), (\d+) lost; lines are {how}", done.stdout)
+    found = re.match(rf"(\d+) frames in 3 buffers, (\d+) lost; lines are {how}", done.stdout)
     assert found is not None, done.stdout
     assert 0 < int(found[1]) + int(found[2]) <= 60
     assert "every answer is right" in done.stdout

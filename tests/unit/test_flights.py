@@ -15,7 +15,8 @@ import pytest
 
 import nnburst
 from nnburst import ModelBuilder, OperandType
-from nnburst.memory import Memory, interop
+from nnburst.memory import Memory
+from nnburst.memory.memory import _pools_lock
 from nnburst.runtime.run.burst import Burst
 from nnburst.runtime.run.pipeline import Pipeline
 from nnburst.watch import find_services, look
@@ -525,7 +526,7 @@ def test_forked_child_waits_for_no_thread_of_its_parent(service: nnburst.Service
     with service.session(relu()) as session, session.bind() as execution:
         permits = [session._runs.permits.take(0) for _ in range(session._runs.permits.number)]
         burst, held, release = session._pool.first._controller, threading.Event(), threading.Event()
-        locks = [burst._lock, execution._lock, session._pool._adding, service._reviving, interop._lock]
+        locks = [burst._lock, execution._lock, session._pool._adding, service._reviving, _pools_lock]
 
         def hold() -> None:
             with contextlib.ExitStack() as stack:

@@ -108,7 +108,7 @@ def test_constants_up_to_the_limit_are_inline_and_larger_ones_share_one_sealed_p
     for operand, value in zip(references, large, strict=True):
         np.testing.assert_array_equal(model.pools[0].array(np.float32, (33,), operand.location.offset), value)
     assert isinstance(model.pools[0], Memory)
-    assert model.pools[0].sealed
+    assert model.pools[0].mappable
     assert model.input_names == ("x", "w")
     assert model.output_names == ("y", "z")
 

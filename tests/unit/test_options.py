@@ -12,7 +12,6 @@ import pytest
 import nnburst
 from nnburst import options
 from nnburst.fmq import Flavour, Layout
-from nnburst.memory.backings import BACKINGS
 from nnburst.memory.image import FORMATS
 from nnburst.model import ExecutionPreference, Priority
 from nnburst.model.builder import _ACTIVATIONS, _SCHEMES
@@ -34,7 +33,6 @@ def names(members: type[IntEnum]) -> set[str]:
         (options.QueueLayout, names(Layout)),
         (options.ActivationName, {name for name in _ACTIVATIONS if name not in (None, "none")}),
         (options.PaddingName, {*_SCHEMES}),
-        (options.BackingName, {*BACKINGS}),
         (options.ImageFormat, {*FORMATS}),
         (options.RealTimePolicy, {*POLICIES}),
     ],

@@ -108,7 +108,6 @@ def execution(session: nnburst.Session) -> nnburst.Execution:
         (lambda s: Memory.posix_shm(None, 4), "expected a name"),
         (lambda s: Memory.unlink_posix_shm("\ud800"), "expected a name"),
         (lambda s: Memory.hardware_buffer(4, 4, []), "image format"),
-        (lambda s: Memory.hardware_buffer_blob(4, backing=[]), "backing"),
         (lambda s: Memory.from_image(0, 1), "expected an ImageLayout"),
         (lambda s: ModelBuilder().input("x", FLOATS, 4), "dimensions=4"),
         (lambda s: ModelBuilder().input("x", FLOATS, ("n",)), "a dimension is 'n'"),

@@ -15,8 +15,7 @@ from ..._core.errno import is_real, whole
 from ...burst import ExecutionBurstController
 from ...devices.encoded import ROOM
 from ...errors import BadState, GeneralFailure, InvalidArgument, OutputInsufficientSize
-from ...memory import PROT_WRITE, Memory
-from ...memory.interop import locate_view
+from ...memory import PROT_WRITE, Memory, locate_view
 from ...model import (
     Array,
     BufferToken,

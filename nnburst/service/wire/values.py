@@ -78,7 +78,6 @@ class WireMemory(Value, frozen=True, omit_defaults=True):
     offset: Unsigned64
     n_fds: Annotated[int, msgspec.Meta(ge=0, le=8)] = 1
     direct: bool = False
-    backing: Annotated[str, msgspec.Meta(max_length=64)] = ""
     image: ImageLayout | None = None
     token: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0
     steps: Steps | None = None
