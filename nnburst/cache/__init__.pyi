@@ -4,7 +4,6 @@ from .device_cache import VerifiedEntry as VerifiedEntry
 from .directory import Cache as Cache
 from .directory import EntryInfo as EntryInfo
 from .directory import StagedEntry as StagedEntry
-from .files import whole_file as whole_file
 from .limits import Limits as Limits
 from .places import default_cache_directory as default_cache_directory
 from .places import default_state_directory as default_state_directory

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from .container import Header, overhead, sealed
 from .keys import MasterKey
 from .reasons import CacheReason, CacheRejected, SaveResult
-from .sealed_copy import SealedCopies, check_fd, check_not_locked, read_header
+from .sealed_copy import SealedCopies, check_fd, read_header
 from .token import TOKEN_SIZE
 from .trust_store import EntryRecord, TrustStore
 
@@ -215,8 +215,6 @@ class DeviceCache:
         if not known:
             raise CacheRejected(CacheReason.NO_ROW, "nothing was saved under this token")
         fds, headers = (*model_fds, *data_fds), []
-        for fd in fds:
-            check_not_locked(fd)
         left = self._most
         for fd in fds:
             headers.append(read_header(fd, left))

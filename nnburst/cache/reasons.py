@@ -14,8 +14,6 @@ class CacheReason(enum.StrEnum):
 
     HIT = "HIT"
     SAVED = "SAVED"
-    LATER = "LATER"
-    """The device writes the files after the first executions."""
     NO_INFO = "NO_INFO"
     """Caching was not asked for."""
     UNSUPPORTED = "UNSUPPORTED"

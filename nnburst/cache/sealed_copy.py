@@ -20,7 +20,6 @@ from .._core.errno import check
 from .._core.file_system import check_file_system
 from ..errors import GeneralFailure, NNBurstError
 from .container import CODE_SIZE, HEADER_SIZE, Header, Opening, chunks_of, overhead
-from .files import whole_file
 from .keys import MasterKey
 from .reasons import CacheReason, CacheRejected
 
@@ -64,16 +63,6 @@ def place_of(fd: int) -> bytes:
         raise CacheRejected(CacheReason.REMOTE_FILES, str(error)) from error
     except OSError as error:
         raise CacheRejected(CacheReason.BAD_FD, f"a descriptor cannot be used: {error.strerror}") from error
-
-
-def check_not_locked(fd: int) -> None:
-    """Raise `CacheRejected` (BUSY) if a deferred save is writing to a file just now."""
-    try:
-        found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, whole_file(fcntl.F_RDLCK))
-    except OSError:
-        return  # `check_fd` says why the descriptor is wrong
-    if struct.unpack_from("h", found)[0] != fcntl.F_UNLCK:
-        raise CacheRejected(CacheReason.BUSY, "the entry is being written")
 
 
 class _Copy(mmap.mmap):

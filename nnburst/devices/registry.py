@@ -19,7 +19,7 @@ _signature = cache(inspect.signature)
 _REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 _BUILT_IN = {
-    "nnburst-reference": ("nnburst.devices.reference", "reference_device"),
+    "nnburst-reference": ("nnburst.devices.reference", "ReferenceDevice"),
     "nnburst-onnxruntime": ("nnburst.devices.onnxruntime", "OnnxRuntimeDevice"),
     "nnburst-function": ("nnburst.devices.function", "FunctionDevice"),
     "nnburst-noop": ("nnburst.devices.noop", "NoopDevice"),

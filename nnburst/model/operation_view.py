@@ -86,24 +86,21 @@ class OperationView:
         partial: Whether 0 in `dims` is a dimension that is not known yet, rather than a real zero size.
     """
 
+    partial = True
+
     def __init__(
         self,
         operation: Operation,
         operands: Sequence[OperandDesc],
         row: Signature,
         match: Match,
-        *,
-        dims_of: Callable[[int], tuple[int, ...]] | None = None,
         value_of: Callable[[int], Array | None] | None = None,
-        partial: bool = True,
     ) -> None:
         self.operation = operation
         self.row = row
         self.match = match
-        self.partial = partial
         self._operands = operands
-        self._dims_of = dims_of
-        self._value_of = value_of
+        self._known = value_of
 
     @property
     def data_type(self) -> OperandType:
@@ -134,14 +131,20 @@ class OperationView:
     def dims(self, name: str, which: int = 0) -> tuple[int, ...]:
         """Return an input's dimensions; `UnknownYet` if the rank is not known."""
         operand = self.operand(name, which)
-        dims = operand.dimensions if self._dims_of is None else self._dims_of(self.index(name, which))
+        dims = self._dims_of(self.index(name, which))
         if not dims and not operand.is_scalar:
             raise UnknownYet(f"the rank of {name} is not known")
         return dims
 
+    def _dims_of(self, index: int) -> tuple[int, ...]:
+        return self._operands[index].dimensions
+
+    def _value_of(self, index: int) -> Array | None:
+        return None if self._known is None else self._known(index)
+
     def value(self, name: str) -> Array:
         """Return the stored value of an input; `UnknownYet` if it is computed later, or supplied by the request."""
-        value = None if self._value_of is None else self._value_of(self.index(name))
+        value = self._value_of(self.index(name))
         if value is None:
             raise UnknownYet(f"the value of {name} is not known")
         return value

@@ -15,11 +15,10 @@ from msgspec.structs import replace
 import nnburst
 from nnburst.cache import Cache, CacheReason, model_fingerprint
 from nnburst.devices import CacheFiles, CompileJob, PreparedModel
-from nnburst.devices.reference import ReferenceDevice, StagedReferenceDevice
-from nnburst.errors import ErrorStatus
+from nnburst.devices.reference import ReferenceDevice
 from nnburst.memory import Memory
 from nnburst.model import Model, ModelBuilder, OperandType
-from support.samples import SAMPLES, make_request
+from support.samples import SAMPLES
 
 R = CacheReason
 SIZE = 100
@@ -46,42 +45,33 @@ def build(memory: Memory) -> Model:
     return b.build()
 
 
-class _Written:
+class Written(ReferenceDevice):
     """Somebody writes the weights while the model is compiled, and may put the old ones back."""
 
-    def __init__(self, memory: Memory, put_back: bool, checks: bool = True, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, memory: Memory, put_back: bool, checks: bool) -> None:
+        super().__init__()
         self.memory, self.put_back, self.checks = memory, put_back, checks
 
     def prepare_model(self, model: Model, job: CompileJob = CompileJob()) -> Any:
         self.memory.write(BAD, 0)
         if job.cache is not None and not self.checks:  # a device that saves whatever it has
             job = replace(job, cache=replace(job.cache, fingerprint=b"", only_if_worth=False))
-        prepared = super().prepare_model(model, job)  # type: ignore[misc]
+        prepared = super().prepare_model(model, job)
         if self.put_back:
             self.memory.write(GOOD, 0)
         return prepared
 
 
-class Written(_Written, ReferenceDevice):
-    pass
-
-
-class WrittenLater(_Written, StagedReferenceDevice):
-    pass
-
-
-def compiled(device: Any, model: Model, directory: Path, runs: int = 1) -> tuple[Any, float]:
+def compiled(device: Any, model: Model, directory: Path) -> tuple[Any, float]:
     """Compile or restore with caching, and return the report and the first result."""
     with nnburst.Compilation(model, [device]) as compilation:
         compilation.set_caching_auto(directory)
         compilation.finish()
         y = np.empty((1, SIZE), np.float32)
-        for _ in range(runs):
-            execution = nnburst.Execution(compilation)
-            execution.set_input(0, X)
-            execution.set_output(0, y)
-            execution.compute()
+        execution = nnburst.Execution(compilation)
+        execution.set_input(0, X)
+        execution.set_output(0, y)
+        execution.compute()
         return compilation.cache_report, float(y[0, 0])
 
 
@@ -98,17 +88,6 @@ def test_THR_12_weights_that_are_written_while_they_are_compiled(
     for outcome in ("SAVED", "HIT"):
         report, y = compiled(ReferenceDevice(), model, tmp_path / "c")
         assert (report.outcome, y) == (outcome, SIZE)
-
-
-@pytest.mark.parametrize("how", ["jit", "multistage"])
-def test_THR_12_late_save_of_weights_that_were_written(tmp_path: Path, memory: Memory, how: str) -> None:
-    model = build(memory)
-    device = WrittenLater(memory, True, compilation=how, after=1)
-    _, y = compiled(device, model, tmp_path / "c", runs=3)
-    assert y == 7 * SIZE
-    assert device.counters()["saves"] == 0
-    report, y = compiled(ReferenceDevice(), model, tmp_path / "c")
-    assert (report.outcome, y) == ("SAVED", SIZE)
 
 
 def test_weights_that_are_written_before_the_device_sees_them(
@@ -146,24 +125,6 @@ def test_device_says_so_itself_when_it_is_asked_directly(tmp_path: Path, memory:
             result = prepared(fingerprint).cache_result
             assert result is not None
             assert result.reason is reason
-    for fd in fds:
-        os.close(fd)
-
-
-def test_later_stage_keeps_the_fingerprint_of_the_earlier(tmp_path: Path, memory: Memory) -> None:
-    """An entry that was saved for no certain model does not become one of the client's choice by being loaded."""
-    model = build(memory)
-    fds = [os.open(tmp_path / name, os.O_RDWR | os.O_CREAT, 0o600) for name in ("model", "data")]
-    given = CacheFiles(tuple(fds[:1]), tuple(fds[1:]), bytes(32))
-    device = StagedReferenceDevice("multistage", after=1)
-    device.prepare_model(model, CompileJob(cache=given)).close()
-    restored = device.prepare_model_from_cache(replace(given, fingerprint=b"q" * 32))
-    request, pool = make_request(model, [X], [(1, SIZE)])
-    assert restored.execute_synchronously(request)[0] is ErrorStatus.NONE
-    restored.close()  # waits for the later stage
-    assert device.counters()["saves"] == 2
-    device.prepare_model_from_cache(replace(given, fingerprint=b"r" * 32)).close()
-    pool.close()
     for fd in fds:
         os.close(fd)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -91,7 +92,7 @@ def test_deadline_is_looked_at_between_operations(monkeypatch: pytest.MonkeyPatc
         prepared, request = prepare(relu_chain(3)), request_on(memory, (0, 16), (64, 16))
         plan = prepared.plan(request, RunOptions(deadline_ns=50)).call
         ran = []
-        plan._steps = [lambda step=step: (ran.append(1), step()) for step in plan._steps]
+        plan._steps = [[partial(ran.append, 1), *steps] for steps in plan._steps]
         clock = iter([1, 2, 99])
         monkeypatch.setattr("nnburst.devices.deadline.time.monotonic_ns", lambda: next(clock))
         assert answer(plan) == (ErrorStatus.MISSED_DEADLINE_TRANSIENT, (), NO_TIMING)
@@ -111,9 +112,9 @@ def test_what_a_kernel_raises_is_a_status() -> None:
             raise MemoryError
 
         good = plan._steps
-        plan._steps = [*good, broken]
+        plan._steps = [*good[:1], [broken]]
         assert answer(plan) == (ErrorStatus.GENERAL_FAILURE, (), NO_TIMING)
-        plan._steps = [starved, *good]
+        plan._steps = [[starved], *good[1:]]
         assert answer(plan) == (ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, (), NO_TIMING)
         plan._steps = good
         assert plan() is None
@@ -199,10 +200,10 @@ def test_what_is_derived_from_constants_is_made_once() -> None:
     with Memory.ashmem(128) as memory:
         request = request_on(memory, (0, 12), (64, 8))
         prepared.plan(request)
-        first = dict(prepared._derived)
+        first = dict(prepared.graph.derived)
         prepared.plan(request)
         assert first
-        assert all(prepared._derived[key] is value for key, value in first.items())
+        assert all(prepared.graph.derived[key] is value for key, value in first.items())
 
 
 def test_executor_forgets_slots_and_refuses_unknown_ones() -> None:

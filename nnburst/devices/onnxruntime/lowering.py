@@ -207,17 +207,20 @@ class Lowering:
 class LoweredCall(OperationView):
     """An operation that is being lowered: names of values in and out, nodes between them."""
 
-    def __init__(self, lowering: Lowering, operation: Operation, row: Signature, match: Match) -> None:
-        def value_of(index: int) -> Array | None:
-            return lowering.read(index) if lowering.operands[index].lifetime in _CONSTANT else None
+    partial = False
 
-        super().__init__(
-            operation, lowering.operands, row, match, dims_of=lowering.dims, value_of=value_of, partial=False
-        )
+    def __init__(self, lowering: Lowering, operation: Operation, row: Signature, match: Match) -> None:
+        super().__init__(operation, lowering.operands, row, match)
         self._lowering = lowering
         self.array = lowering.array
         self.outputs: list[tuple[int, ...]] = []
         """Dimensions of each."""
+
+    def _dims_of(self, index: int) -> tuple[int, ...]:
+        return self._lowering.dims(index)
+
+    def _value_of(self, index: int) -> Array | None:
+        return self._lowering.read(index) if self._operands[index].lifetime in _CONSTANT else None
 
     def require_known(self) -> None:
         """Check that all dimensions are known (else `GeneralFailure`), and fit together (else `InvalidArgument`)."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,16 +13,15 @@ import numpy.typing as npt
 from ...model import (
     Array,
     FusedActivation,
-    Match,
     OperandDesc,
     OperandInfo,
-    Operation,
     OperationView,
-    Signature,
     operand_info,
 )
 from ..common import activation_limits, round_half_away
-from .limits import MemoryBudget
+
+if TYPE_CHECKING:
+    from .graph import Binding
 
 KernelStep = Callable[[], Any]
 
@@ -83,60 +82,50 @@ class KernelCall(OperationView):
     What `centred` and `real` make of a constant is kept with the prepared model.
     """
 
-    def __init__(
-        self,
-        operation: Operation,
-        operands: Sequence[OperandDesc],
-        row: Signature,
-        match: Match,
-        *,
-        arrays: dict[int, Array],
-        omitted: set[int],
-        is_known: Callable[[int], bool],
-        is_constant: Callable[[int], bool],
-        derived: Callable[[Hashable, Callable[[], Any]], Any],
-        budget: MemoryBudget,
-        place: Callable[[int, tuple[int, ...]], None] | None = None,
-    ) -> None:
-        snapshots: dict[int, Array] = {}
+    partial = False
 
-        # Closures over the arrays, not over this object: a cycle would keep the mappings under the arrays.
-        def dims(index: int) -> tuple[int, ...]:
-            return tuple(arrays[index].shape)
-
-        def known(index: int) -> Array | None:
-            """Return a parameter's value, copied once: a client may change it between two looks."""
-            if not is_known(index):
-                return None
-            if index not in snapshots:
-                snapshots[index] = arrays[index].copy()
-            return snapshots[index]
-
-        super().__init__(operation, operands, row, match, partial=False, dims_of=dims, value_of=known)
-        self._arrays = arrays
-        self._omitted = omitted
-        self._is_constant = is_constant
-        self._derived = derived
-        self._budget = budget
-        self._place = place
+    def __init__(self, binding: Binding, position: int, *, eager: bool) -> None:
+        graph = binding.graph
+        row, match = graph.matches[position]
+        super().__init__(graph.subgraph.operations[position], graph.subgraph.operands, row, match)
+        self._binding = binding
+        self._position = position
+        self._eager = eager
+        self._arrays = binding.arrays
+        self._snapshots: dict[int, Array] = {}
         self._steps: list[KernelStep] = []
         self._tail: list[KernelStep] = []
 
     # -- what is known ----------------------------------------------------------------------------------------
 
+    def _dims_of(self, index: int) -> tuple[int, ...]:
+        return tuple(self._arrays[index].shape)
+
+    def _value_of(self, index: int) -> Array | None:
+        """Return a parameter's value, copied once: a client may change it between two looks."""
+        if not (self._eager or self._is_constant(index)):
+            return None
+        if index not in self._snapshots:
+            self._snapshots[index] = self._arrays[index].copy()
+        return self._snapshots[index]
+
     def given(self, name: str) -> bool:
-        return self.count(name) > 0 and self.index(name) not in self._omitted
+        return self.count(name) > 0 and self.index(name) not in self._binding.omitted
 
-    def is_constant(self, name: str) -> bool:
-        return self._is_constant(self.index(name))
+    def _is_constant(self, index: int) -> bool:
+        return index in self._binding.graph.constants
 
-    def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return an array derived from constants of this operation; made once per prepared model."""
-        return self._derived(key, make)
+    def derived(self, key: Hashable, make: Callable[[], Array]) -> Array:
+        """Return an array derived from constants of this operation; made once per prepared model.
+
+        Two threads may both make it; one result is kept.
+        """
+        kept, key = self._binding.graph.derived, (self._position, key)
+        return kept[key] if key in kept else kept.setdefault(key, make())
 
     def scratch(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
         """Return an array for a kernel's own use, that its steps keep; raises as `MemoryBudget.take_scratch`."""
-        self._budget.take_scratch(shape, math.prod(shape) * np.dtype(dtype).itemsize)
+        self._binding.budget.take_scratch(shape, math.prod(shape) * np.dtype(dtype).itemsize)
         return np.empty(shape, dtype)
 
     # -- steps ------------------------------------------------------------------------------------------------
@@ -173,8 +162,7 @@ class KernelCall(OperationView):
 
     def place(self, which: int, dims: tuple[int, ...]) -> None:
         """Give an output its array, once a measured operation knows how large it is."""
-        assert self._place is not None
-        self._place(self.operation.outputs[which], dims)
+        self._binding.place(self.operation.outputs[which], dims)
 
     def clamp_out(self) -> None:
         """Append the fused activation on stored values of the output."""
@@ -198,7 +186,7 @@ class KernelCall(OperationView):
         if source.dtype == dtype:
             return source
         if self._is_constant(index):
-            return np.asarray(self.derived(("real", index), lambda: _decoded(source, operand, dtype)))
+            return self.derived(("real", index), lambda: _decoded(source, operand, dtype))
         buffer = self.scratch(source.shape, dtype)
         if source.itemsize == 1 and operand_info(operand.type).is_quantised:
             table = decode_table(operand, dtype)
@@ -211,9 +199,9 @@ class KernelCall(OperationView):
         """In what sums of products of x with a filter, over all axes but one, are exact: float32, else float64."""
         if not self.info.is_quantised:
             return np.float32
-        if not self.is_constant(name):
-            return np.float64
         index, operand, x = self.index(name), self.operand(name), self.operand("x")
+        if not self._is_constant(index):
+            return np.float64
 
         def largest() -> Array:
             weights = np.abs(self._arrays[index].astype(np.float64) - operand.zero_point)
@@ -233,10 +221,9 @@ class KernelCall(OperationView):
         index, dtype = self.index(name), dtype or self.real_dtype
         source = arrange(self._arrays[index])
         if self._is_constant(index):
-            kind = f"centred {np.dtype(dtype).name}"
             zero_point = dtype(self.operand(name).zero_point)
-            return np.asarray(
-                self.derived((kind, index), lambda: np.ascontiguousarray(source.astype(dtype) - zero_point))
+            return self.derived(
+                ("centred", index, dtype), lambda: np.ascontiguousarray(source.astype(dtype) - zero_point)
             )
         buffer = self.scratch(source.shape, dtype)
         self.centre_into(name, source, buffer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
-from ...cache import SaveResult, VerifiedEntry
+from ...cache import SaveResult
 from ...errors import MissedDeadline
 from ...model import Model, OperandType, Operation, is_extension, operation_name
 from ..caching import DeviceCacheHome, build_epoch
@@ -14,8 +14,7 @@ from ..interfaces import CacheFiles
 from ..local import LocalDevice, LocalModel
 from .graph import CONTROL_FLOW
 from .kernels import KERNELS
-from .prepared import ReferencePreparedModel
-from .serial import FORMAT
+from .prepared import FORMAT, ReferencePreparedModel
 
 RUNS = frozenset((*KERNELS, *CONTROL_FLOW))
 """Every operation that the device runs."""
@@ -52,12 +51,12 @@ class ReferenceDevice(LocalDevice):
         return f"{', '.join(sorted(map(operation_name, missing)))} in a subgraph of it is not built" if missing else ""
 
     def compile(self, model: Model) -> ReferencePreparedModel:
-        prepared = ReferencePreparedModel.compile(model, self._tracker)
+        prepared = ReferencePreparedModel(model, self._tracker)
         self.count(validations=1)
         return prepared
 
     def save(self, prepared: LocalModel, files: CacheFiles) -> SaveResult:
-        """Write the model, its constants and what was made from them; see `LocalDevice.save`."""
+        """Write the model and its constants; see `LocalDevice.save`."""
         assert isinstance(prepared, ReferencePreparedModel)
         result = self._cache.save(files, prepared.packed, compiled=prepared.fingerprint)
         self.count(saves=int(result.saved))
@@ -73,12 +72,9 @@ class ReferenceDevice(LocalDevice):
         entry = self._cache.load(cache)
         if deadline_passed(deadline_ns):
             raise MissedDeadline("the preparation finished after its deadline")
-        prepared = self.restore(entry, cache)
+        prepared = ReferencePreparedModel.restore(entry.model[0], entry.data[0], self._tracker)
         self.count(loads=1)
         return prepared
-
-    def restore(self, entry: VerifiedEntry, cache: CacheFiles) -> ReferencePreparedModel:
-        return ReferencePreparedModel.restore(entry.model[0], entry.data[0], self._tracker)
 
     def counters(self) -> dict[str, int]:
         """Validations of models, and saves and loads of cache files."""

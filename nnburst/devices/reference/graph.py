@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 from msgspec import Struct
@@ -38,21 +37,7 @@ from .limits import PASSING, MemoryBudget, RunLimits
 
 _Value = Array | None
 """None for a value that is omitted."""
-_MOST_PLACES = 4
 CONTROL_FLOW = (OperationType.IF, OperationType.WHILE)
-
-
-class OperationFailure(GeneralFailure):
-    """An operation has failed.
-
-    Args:
-        places: The operation, after those of control flow that it is inside, from the outermost.
-    """
-
-    def __init__(self, places: tuple[str, ...], reason: str) -> None:
-        self.places, self.reason = places, reason
-        shown = places if len(places) <= _MOST_PLACES else (*places[:2], f"{len(places) - 3} more", places[-1])
-        super().__init__(f"{': '.join(shown)}: {reason}")
 
 
 class PreparedSubgraph(Struct, frozen=True):
@@ -61,14 +46,14 @@ class PreparedSubgraph(Struct, frozen=True):
     Attributes:
         constants: Value of each constant operand, read-only.
         matches: Signature and matched inputs of each operation.
-        derived: Returns what an operation made from constants, or makes it.
+        derived: Arrays that operations made from constants: transposed and decoded weights, tables.
         referenced: All subgraphs that operations may refer to.
     """
 
     subgraph: Subgraph
     constants: Mapping[int, Array]
     matches: tuple[tuple[Signature, Match], ...]
-    derived: Callable[[Hashable, Callable[[], Any]], Any]
+    derived: dict[Hashable, Array]
     referenced: Sequence[PreparedSubgraph] = ()
 
 
@@ -136,11 +121,9 @@ class Binding:
 
     def failure(self, position: int, error: Exception) -> GeneralFailure:
         """Return what an execution fails with when one of its operations does."""
-        place = f"operation {position} ({operation_name(self.graph.subgraph.operations[position].type)})"
-        if isinstance(error, OperationFailure):
-            return OperationFailure((place, *error.places), error.reason)
+        name = operation_name(self.graph.subgraph.operations[position].type)
         reason = str(error) if isinstance(error, NNBurstError) else f"{type(error).__name__}: {error}"
-        return OperationFailure((place,), reason)
+        return GeneralFailure(f"operation {position} ({name}): {reason}")
 
     def bind(self, position: int, limits: RunLimits | None) -> list[KernelStep]:
         """Give an operation's results their arrays and return the calls that compute them.
@@ -157,8 +140,11 @@ class Binding:
         try:
             self._require_inputs(operation, match.omittable)
             if operation.type in CONTROL_FLOW:
-                return self._run_control_flow(operation, limits)
-            call = self._call(position, eager)
+                if limits is None:
+                    raise UnknownYet("control flow is run, not bound")
+                (_run_if if operation.type == OperationType.IF else _run_while)(self, operation, limits)
+                return []
+            call = KernelCall(self, position, eager=eager)
             specs = call.infer()
             if not row.zero_sized and any(self.arrays[i].size == 0 for i in operation.inputs if i in self.arrays):
                 raise InvalidArgument("it takes no zero-sized inputs")
@@ -177,29 +163,6 @@ class Binding:
             if isinstance(error, UnknownYet) and not eager:
                 raise
             raise self.failure(position, error) from error
-
-    def _call(self, position: int, eager: bool) -> KernelCall:
-        graph = self.graph  # the closures must not hold the binding: a cycle would keep its mappings
-        row, match = graph.matches[position]
-        return KernelCall(
-            graph.subgraph.operations[position],
-            graph.subgraph.operands,
-            row,
-            match,
-            arrays=self.arrays,
-            omitted=self.omitted,
-            is_known=(lambda index: True) if eager else graph.constants.__contains__,
-            derived=lambda key, make: graph.derived((position, key), make),
-            is_constant=graph.constants.__contains__,
-            budget=self.budget,
-            place=self.place if row.measured else None,
-        )
-
-    def _run_control_flow(self, operation: Operation, limits: RunLimits | None) -> list[KernelStep]:
-        if limits is None:
-            raise UnknownYet("control flow is run, not bound")
-        (_run_if if operation.type == OperationType.IF else _run_while)(self, operation, limits)
-        return []
 
     def _require_inputs(self, operation: Operation, omittable: frozenset[int]) -> None:
         for position, index in enumerate(operation.inputs):

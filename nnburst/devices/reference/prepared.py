@@ -1,18 +1,17 @@
-"""A prepared model: private copies of the constants, and plans made from it."""
+"""A prepared model: private copies of the constants, and plans made from it; as bytes, for the files of a cache."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from functools import partial
-from typing import Any, TypeVar
-
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from ...burst import Kernel
-from ...cache import model_fingerprint
+from ...cache import CacheReason, CacheRejected, model_fingerprint
 from ...memory import BufferTracker, read_constant
 from ...model import (
     Array,
+    DataLocation,
     HalVersion,
     Lifetime,
     Match,
@@ -28,81 +27,73 @@ from ...model import (
 from ..local import LocalModel
 from .graph import PreparedSubgraph
 from .program import Program
-from .serial import Compiled, pack, unpack
 
-_M = TypeVar("_M", bound="ReferencePreparedModel")
+FORMAT = 5
+"""Part of the epoch: files of another format are not even opened."""
+_ALIGNMENT = 64
+_decoder = msgspec.msgpack.Decoder(Model)
 
 
 class ReferencePreparedModel(LocalModel):
     """Everything about a model that does not depend on a request.
 
     Constants are copied: the client may release or overwrite its pools once preparation returned. What kernels derive
-    from constants (transposed filters, tables) is kept and shared by all plans.
+    from constants (transposed filters, tables) is made with the first request, kept, and shared by all plans.
+
+    Attributes:
+        graph: The main subgraph, to be bound.
     """
 
-    def __init__(self, compiled: Compiled, tracker: BufferTracker | None = None) -> None:
-        """Use `compile` or `restore`."""
-        super().__init__(compiled.model, BufferTracker() if tracker is None else tracker)
-        self.constants = dict(compiled.constants)
-        self.matches = compiled.matches
-        self._derived: dict[Hashable, Any] = dict(compiled.derived)
-        self._referenced: list[PreparedSubgraph] = []
-        for subgraph in self.model.referenced:
-            kept: dict[Hashable, Any] = {}
-            constants, matches = _constants(self.model, subgraph), _matches(subgraph)
-            self._referenced.append(
-                PreparedSubgraph(subgraph, constants, matches, partial(_kept, kept), self._referenced)
-            )
+    def __init__(self, model: Model, tracker: BufferTracker | None = None) -> None:
+        super().__init__(model, BufferTracker() if tracker is None else tracker)
+        referenced: list[PreparedSubgraph] = []
+        self.graph, *rest = (
+            PreparedSubgraph(subgraph, _constants(model, subgraph), _matches(subgraph), {}, referenced)
+            for subgraph in (model.main, *model.referenced)
+        )
+        referenced += rest
 
     @classmethod
-    def compile(cls: type[_M], model: Model, tracker: BufferTracker | None = None) -> _M:
-        """Do everything about a valid model that can be done before a request is known.
-
-        Constants are copied and operations matched with their signatures. What operations make from constants
-        (transposed, decoded and centred weights, tables) is made with the first request, and kept.
-        """
-        return cls(Compiled(model, _constants(model, model.main), {}, _matches(model.main)), tracker)
-
-    @classmethod
-    def restore(cls: type[_M], model: memoryview, data: memoryview, tracker: BufferTracker | None = None) -> _M:
-        """Make a prepared model from verified cache files (else `CacheRejected`); arrays are views of them."""
-        return cls(unpack(model, data), tracker)
+    def restore(
+        cls, text: memoryview, data: memoryview, tracker: BufferTracker | None = None
+    ) -> ReferencePreparedModel:
+        """Make a prepared model from verified cache files (else `CacheRejected`); constants are views of them."""
+        try:
+            model = _decoder.decode(text)
+            prepared = cls(replace(model, operand_values=data), tracker)
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise CacheRejected(CacheReason.BAD_CONTENT, f"not a compiled model: {error}") from error
+        prepared.model = model
+        return prepared
 
     def packed(self) -> tuple[tuple[bytes], tuple[bytes]] | None:
-        """Return the contents of the model file and the data file, or None if this model cannot be cached."""
-        files = pack(self.model, self.matches, self.constants, dict(self._derived))
-        return None if files is None else ((files[0],), (files[1],))
+        """Return the contents of the model file and the data file; None for a model of several subgraphs.
+
+        The model file is MessagePack of the model, nothing that could run code; its constants are in the data file.
+        """
+        if self.model.referenced:
+            return None
+        main, data = self.model.main, bytearray()
+        operands = list(main.operands)
+        for index, value in self.graph.constants.items():
+            data += bytes(-len(data) % _ALIGNMENT)
+            location = DataLocation(0, len(data), value.nbytes)
+            operands[index] = replace(operands[index], lifetime=Lifetime.CONSTANT_COPY, location=location)
+            data += np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
+        main = replace(main, operands=tuple(operands))
+        model = replace(self.model, main=main, operand_values=b"", pools=())
+        return (msgspec.msgpack.encode(model),), (bytes(data),)
 
     def fingerprint(self) -> bytes:
         """Return the fingerprint of the compiled contents; not of a restored model, which has no pools any more."""
-        return model_fingerprint(self.model, copies=self.constants)
-
-    @property
-    def transformations(self) -> int:
-        """How many arrays were made from constants."""
-        return len(self._derived)
-
-    def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return what `make` returned for the key the first time. Two threads may both make it; one result is kept."""
-        return _kept(self._derived, key, make)
-
-    @property
-    def graph(self) -> PreparedSubgraph:
-        """The main subgraph, to be bound."""
-        return PreparedSubgraph(self.model.main, self.constants, self.matches, self.derived, self._referenced)
+        return model_fingerprint(self.model, copies=self.graph.constants)
 
     def bind(self, request: Request, options: RunOptions) -> Kernel:
         return Program(self.graph, request, options)
 
     def close(self) -> None:
         super().close()
-        self.constants = {}
-        self._derived = {}
-
-
-def _kept(kept: dict[Hashable, Any], key: Hashable, make: Callable[[], Any]) -> Any:
-    """Return the value of a key, made if it is not there. Two threads may both make it; one result is kept."""
-    return kept[key] if key in kept else kept.setdefault(key, make())
+        self.graph = replace(self.graph, constants={}, derived={})
 
 
 def _constants(model: Model, subgraph: Subgraph) -> dict[int, Array]:
@@ -113,19 +104,19 @@ def _constants(model: Model, subgraph: Subgraph) -> dict[int, Array]:
     }
 
 
-def _matches(subgraph: Subgraph) -> tuple[tuple[Signature, Match], ...]:
-    views = (view_operation(operation, subgraph.operands, HalVersion.V1_3) for operation in subgraph.operations)
-    return tuple((view.row, view.match) for view in views if view is not None)
-
-
 def _constant(model: Model, operand: OperandDesc) -> Array:
-    """Return a private, read-only copy of a constant's value."""
+    """Return a constant's value, read-only; what lies in a pool is copied."""
     location, dtype = operand.location, operand_info(operand.type).dtype
     if operand.lifetime == Lifetime.CONSTANT_COPY:
         raw = model.operand_values[location.offset : location.offset + location.length]
-        value = np.frombuffer(raw, dtype).reshape(operand.dimensions).copy()
+        value = np.frombuffer(raw, dtype).reshape(operand.dimensions)
     else:
         pool = model.pools[location.pool_index]
         value = read_constant(pool, np.uint8 if dtype is None else dtype, operand.dimensions, location.offset)
     value.flags.writeable = False
     return value
+
+
+def _matches(subgraph: Subgraph) -> tuple[tuple[Signature, Match], ...]:
+    views = (view_operation(operation, subgraph.operands, HalVersion.V1_3) for operation in subgraph.operations)
+    return tuple((view.row, view.match) for view in views if view is not None)

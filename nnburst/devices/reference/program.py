@@ -9,8 +9,6 @@ and the rest of the operations are bound anew in every run, when their inputs ha
 
 from __future__ import annotations
 
-from bisect import bisect_right
-
 import numpy as np
 
 from ...errors import ErrorStatus, GeneralFailure, InvalidArgument, OutputInsufficientSize
@@ -28,10 +26,10 @@ from ...model import (
 from ..plan import pool_of
 from .call import KernelStep
 from .graph import Binding, PreparedSubgraph, map_argument
-from .limits import LONGEST_LOOP_NS, PASSING, MemoryBudget, RunLimits
+from .limits import LONGEST_LOOP_NS, MemoryBudget, RunLimits
 
 
-class Program:
+class Program(Binding):
     """The calls of one request on one prepared model. Not for concurrent use: its temporaries are its own.
 
     Args:
@@ -44,24 +42,20 @@ class Program:
     """
 
     def __init__(self, graph: PreparedSubgraph, request: Request, options: RunOptions = RunOptions()) -> None:
-        main = self._main = graph.subgraph
-        self._operations = main.operations
-        self._operands = main.operands
         arguments = sum(argument.location.length for argument in (*request.inputs, *request.outputs))
-        budget = MemoryBudget(arguments + sum(value.nbytes for value in graph.constants.values()))
+        super().__init__(graph, MemoryBudget(arguments + sum(value.nbytes for value in graph.constants.values())))
         loop_ns = min(options.loop_timeout_ns, LONGEST_LOOP_NS) or RunLimits().loop_ns
         self._limits = RunLimits(deadline_ns=options.deadline_ns, loop_ns=loop_ns)
-        self._binding = Binding(graph, budget)
-        self._arrays, self._insufficient = self._binding.arrays, self._binding.insufficient
         self._bind_inputs(request)
         self._bind_outputs(request)
+        main = graph.subgraph
         self._reports_shapes = not all(
-            self._operands[i].is_scalar or is_fully_specified(self._binding.expected[i]) for i in main.output_indexes
+            main.operands[i].is_scalar or is_fully_specified(self.expected[i]) for i in main.output_indexes
         )
-        self._steps: list[KernelStep] = []
-        self._starts: list[int] = []
+        self._steps: list[list[KernelStep]] = []
+        """Of each operation that is bound."""
         with np.errstate(all="ignore"):  # kernels compute from constants, which may be anything
-            self._bound = self._bind_operations()
+            self._bind_operations()
 
     def __call__(self) -> ExecutionResult | None:
         """Run once; see `nnburst.devices.plan.Bind`."""
@@ -69,11 +63,16 @@ class Program:
             return self._run()
 
     def _run(self) -> ExecutionResult | None:
-        if self._limits.deadline_ns or not self.is_bound:
-            self._run_by_operation()
-        elif not self._insufficient:
-            self._run_all()
-        if self._insufficient:
+        bound = len(self._steps)
+        is_bound = bound == len(self.graph.subgraph.operations)
+        if not (is_bound and self.insufficient):
+            for position, steps in enumerate(self._steps):
+                self._limits.require_time()
+                self.step_through(position, steps)
+        if not is_bound:
+            with self.for_a_run():
+                self.run(bound, self._limits)
+        if self.insufficient:
             raise OutputInsufficientSize("an output needs more room", output_shapes=self._shapes())
         return (ErrorStatus.NONE, self._shapes(), NO_TIMING) if self._reports_shapes else None
 
@@ -89,80 +88,47 @@ class Program:
     def cancel(self) -> None:
         """End between two operations, also those of a branch or a loop, and before any other run; see `Kernel`."""
         self._limits.is_cancelled = True
-        self._steps[:] = [self._limits.require_time] * len(self._steps)  # also under a run that does not look at it
-
-    @property
-    def is_bound(self) -> bool:
-        """Whether all operations are bound, so that a run binds nothing."""
-        return self._bound == len(self._operations)
 
     # -- binding ----------------------------------------------------------------------------------------------
 
     def _bind_inputs(self, request: Request) -> None:
-        for index, argument in zip(self._main.input_indexes, request.inputs, strict=True):
+        for index, argument in zip(self.graph.subgraph.input_indexes, request.inputs, strict=True):
             if argument.has_no_value:
-                self._binding.omitted.add(index)
+                self.omitted.add(index)
                 continue
-            operand = self._operands[index]
-            dims = combine_dimensions(operand.dimensions, argument.dimensions)
-            self._arrays[index] = map_argument(pool_of(request, argument), operand, dims, argument.location)
+            dims = combine_dimensions(self.expected[index], argument.dimensions)
+            operand = self.graph.subgraph.operands[index]
+            self.arrays[index] = map_argument(pool_of(request, argument), operand, dims, argument.location)
 
     def _bind_outputs(self, request: Request) -> None:
-        for position, (index, argument) in enumerate(zip(self._main.output_indexes, request.outputs, strict=True)):
+        indexes = self.graph.subgraph.output_indexes
+        for position, (index, argument) in enumerate(zip(indexes, request.outputs, strict=True)):
             if argument.has_no_value:
                 raise GeneralFailure(f"output {position} is omitted, but the operation that writes it needs it")
-            pool, operand = pool_of(request, argument), self._operands[index]
-            self._binding.regions[index] = (pool, argument.location)
-            self._binding.expected[index] = combine_dimensions(operand.dimensions, argument.dimensions)
+            pool = pool_of(request, argument)
+            self.regions[index] = (pool, argument.location)
+            self.expected[index] = combine_dimensions(self.expected[index], argument.dimensions)
             if isinstance(pool, BufferView):
                 continue  # writable, and as large as it needs to be
             region = pool.array(np.uint8, (argument.location.length,), argument.location.offset)
             if not region.flags.writeable:
                 raise InvalidArgument(f"output {position} lies in read-only memory; share it for writing")
 
-    def _bind_operations(self) -> int:
-        """Bind from the front as far as everything needed is known. Returns how many operations are bound."""
-        for position in range(len(self._operations)):
-            scratch = self._binding.budget.scratch
+    def _bind_operations(self) -> None:
+        """Bind from the front as far as everything needed is known."""
+        for position, operation in enumerate(self.graph.subgraph.operations):
+            scratch = self.budget.scratch
             try:
-                steps = self._binding.bind(position, None)
+                self._steps.append(self.bind(position, None))
             except UnknownYet:
-                self._binding.forget(self._operations[position].outputs)
-                self._binding.budget.drop_scratch(scratch)
-                return position
-            self._starts.append(len(self._steps))
-            self._steps += steps
-        return len(self._operations)
-
-    # -- running ----------------------------------------------------------------------------------------------
-
-    def _run_all(self) -> None:
-        """Make all calls. Only a failure asks to which operation a call belongs."""
-        try:
-            for step in self._steps:
-                step()
-        except PASSING:
-            raise
-        except Exception as error:
-            which = next(i for i, other in enumerate(self._steps) if other is step)
-            raise self._binding.failure(bisect_right(self._starts, which) - 1, error) from error
-
-    def _run_by_operation(self) -> None:
-        """Run operation by operation, binding those that could not be bound before."""
-        limits = self._limits
-        for position in range(self._bound):
-            limits.require_time()
-            start = self._starts[position]
-            end = self._starts[position + 1] if position + 1 < self._bound else len(self._steps)
-            self._binding.step_through(position, self._steps[start:end])
-        if not self.is_bound:
-            with self._binding.for_a_run():
-                self._binding.run(self._bound, limits)
+                self.forget(operation.outputs)
+                self.budget.drop_scratch(scratch)
+                return
 
     def _shapes(self) -> tuple[OutputShape, ...]:
         return tuple(
-            OutputShape(self._insufficient[index], False)
-            if index in self._insufficient
-            else OutputShape(self._arrays[index].shape)
-            for index in self._main.output_indexes
+            OutputShape(self.insufficient[index], False)
+            if index in self.insufficient
+            else OutputShape(self.arrays[index].shape)
+            for index in self.graph.subgraph.output_indexes
         )

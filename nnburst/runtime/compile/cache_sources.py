@@ -196,7 +196,7 @@ class DirectoryCache(CacheSource):
 
     def _keep(self, job: Job, staged: StagedEntry, files: CacheFiles, prepared: PreparedModel) -> CacheReason:
         reason = self._published(job, staged, files, prepared)
-        if reason in (CacheReason.SAVED, CacheReason.LATER):
+        if reason is CacheReason.SAVED:
             self._cache.enforce_limits()
         elif reason in _REFUSALS:
             self._cache.decline(staged.entry, reason)
@@ -207,19 +207,18 @@ class DirectoryCache(CacheSource):
         from ...cache import is_encrypted  # with what it needs, which few clients do
 
         result, reason = prepared.cache_result, _said(files, prepared)
-        later = reason is CacheReason.LATER  # the device has duplicates: until it writes, it is a save that was cut off
-        if result is None or not (result.saved or later):
+        if result is None or not result.saved:
             return reason
         if _has_changed(job.model, files.fingerprint):
             return CacheReason.CHANGED
         if result.nbytes > self._cache.limits.max_bytes:
             return CacheReason.TOO_BIG
-        if self._encrypt and not later and not all(map(is_encrypted, (*staged.model_fds, *staged.data_fds))):
+        if self._encrypt and not all(map(is_encrypted, (*staged.model_fds, *staged.data_fds))):
             return CacheReason.DECLINED  # by a service, or a device, that does not know how
-        generation = os.urandom(16) if later else result.generation
+        generation = result.generation
         try:
             staged.publish(generation)
-            if not later and not job.device.confirm_cache(files.token, generation):
+            if not job.device.confirm_cache(files.token, generation):
                 return CacheReason.NO_ROW  # the service has lost it; an older generation may be good
             staged.finish(generation)
         except DeadObject:
