@@ -35,7 +35,8 @@ from nnburst.cli.tensors import made_up
 
 CLIENTS, WIDTH, LAYERS, WAIT = 16, 256, 4, 0.001
 LEAST_ROWS, MOST_P99, MOST_ALONE = 3.0, 1.0, 1.02
-BATCHES = ("--batch", "32", "--batch-wait", f"{WAIT * 1e3:g}ms")
+ALONE = ("--device", "nnburst-onnxruntime")
+BATCHES = ("--device", "nnburst-onnxruntime:threads=1", "--batch", "32", "--batch-wait", f"{WAIT * 1e3:g}ms")
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,9 @@ Pair = tuple[Rows, Rows]
 
 def measure_rows(model: Path, numbers: Sequence[int], seconds: float, turns: int) -> Iterator[list[Pair]]:
     """Measure with some numbers of clients, each as fast as it can; yields one turn after the other."""
-    named = ["--device", "nnburst-onnxruntime", "--model", f"model={model.resolve()}"]
+    named = ["--model", f"model={model.resolve()}"]
     with contextlib.ExitStack() as stack:
-        alone, batched = (stack.enter_context(shared_service(*named, *options)) for options in ((), BATCHES))
+        alone, batched = (stack.enter_context(shared_service(*named, *options)) for options in (ALONE, BATCHES))
         for _ in range(turns):
             yield [(_rows(alone, count, seconds), _rows(batched, count, seconds)) for count in numbers]
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
-import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ..._core import ffi
-from ...errors import GeneralFailure, InvalidArgument
+from ...errors import InvalidArgument
 from .graph import Graph
 from .importer import GraphArgument, is_bool
 
@@ -24,12 +22,6 @@ _MOST_BYTES = 64 << 20
 """Of the arguments of a model's batches. Large requests run alone: copying them costs more than a batch gains."""
 _MOST_SHAPES = 8
 """Of the requests of a model that run together, at a time: each takes memory and a binding for each number of rows."""
-_TIMED = 8
-"""Runs of a batch, at most, of which the fastest counts."""
-_SHORT_NS = 10_000_000
-"""Of a batch. A longer one is worth all threads."""
-_GAIN = 1.5
-"""How many times as fast a batch has to be on all threads, or it runs on one."""
 
 
 class Batch:
@@ -61,19 +53,14 @@ class Batch:
 class Batches:
     """The batches of one model, by shapes, each as long as requests of these shapes are bound.
 
-    Attributes:
-        graph: What runs them: on one thread, where more do not make them much faster. What these would take of the
-            processors is the clients'.
-
     Args:
         most: Rows of a run; a request may have several.
-        on_one_thread: Makes the same graph run on one thread; None if it is not to.
 
     Raises:
         InvalidArgument: An argument has no rows.
     """
 
-    def __init__(self, graph: Graph, most: int, on_one_thread: Callable[[], Graph | None]) -> None:
+    def __init__(self, graph: Graph, most: int) -> None:
         for node in (*graph.inputs, *graph.outputs):
             if node.holds or node.element.library:
                 raise InvalidArgument(
@@ -85,31 +72,6 @@ class Batches:
         self._most = most
         self._lock = threading.Lock()
         self._batches: weakref.WeakValueDictionary[Shapes, Batch] = weakref.WeakValueDictionary()
-        with contextlib.suppress(GeneralFailure):  # it does not run with zeros, and stays as it is
-            if (took := self._fastest(graph)) < _SHORT_NS and (other := on_one_thread()):
-                self.graph = other if self._fastest(other) < _GAIN * took else graph
-
-    def _fastest(self, graph: Graph) -> float:
-        """Nanoseconds of the fastest of a few runs of as many rows as run together; infinite if sizes are not known."""
-        inner = [[size for size in (node.shape or ())[1:] if isinstance(size, int)] for node in graph.inputs]
-        if [len(sizes) + 1 for sizes in inner] != [len(node.shape or ()) for node in graph.inputs]:
-            return math.inf
-        binding = graph.session.io_binding()
-        rows = [
-            np.zeros((self._most, *sizes), node.element.dtype) for node, sizes in zip(graph.inputs, inner, strict=True)
-        ]
-        for node, each in zip(graph.inputs, rows, strict=True):
-            binding.bind_input(node.name, "cpu", 0, node.element.number, list(each.shape), each.ctypes.data)
-        for node in graph.outputs:
-            binding.bind_output(node.name, "cpu")
-        took: list[int] = []
-        while len(took) < _TIMED and sum(took) < _TIMED * _SHORT_NS:
-            run = graph.bound(binding, (), ())
-            started = time.perf_counter_ns()
-            if status := run.run(0):
-                raise run.failure(status)
-            took.append(time.perf_counter_ns() - started)
-        return min(took)
 
     def join(self, kernel: Any, inputs: Sequence[BoundArgument], outputs: Sequence[BoundArgument]) -> object:
         """Let the ``nnb_kernel *`` of a request run together with others of its shapes, if it has rows and is small.

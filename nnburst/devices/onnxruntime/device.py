@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
-from msgspec.structs import replace
 
 from ...cache import CacheReason, CacheRejected, SaveResult, model_fingerprint, take
 from ...errors import GeneralFailure, InvalidArgument, MissedDeadline
@@ -47,8 +45,6 @@ _log = logging.getLogger(__name__)
 EXTENSION = extension_of_names(EXTENSION_NAME, *element_types())
 _LARGEST_PROTO = 2**31 - 1
 """Bytes of a model file that protobuf can read; larger models have external data."""
-_MOST_TWICE = 64 << 20
-"""Bytes of a model that may be there twice, while it is found out whether it is to run on one thread."""
 
 
 class OnnxRuntimeDevice(LocalDevice):
@@ -136,17 +132,10 @@ class OnnxRuntimeDevice(LocalDevice):
             graph = self._graphs.get(source.digest, lambda: compile_graph(source.data, source.files, self._settings))
             if is_file:
                 _check_arguments(model, graph)
-            return OnnxPreparedModel(model, graph, self._tracker, source, self._on_one_thread)
+            return OnnxPreparedModel(model, graph, self._tracker, source)
         except BaseException:
             give_memory_back(sum(pool.size for pool in model.pools))
             raise
-
-    def _on_one_thread(self, model: Model) -> Graph | None:
-        """Compile a graph to run on one thread; None if its operator has said on how many, or it is too large."""
-        if self._settings.threads or os.cpu_count() == 1 or sum(pool.size for pool in model.pools) > _MOST_TWICE:
-            return None
-        source = _source_of(model)
-        return compile_graph(source.data, source.files, replace(self._settings, threads=1))
 
     def save(self, prepared: LocalModel, files: CacheFiles) -> SaveResult:
         assert isinstance(prepared, OnnxPreparedModel)

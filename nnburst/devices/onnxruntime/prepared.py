@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from functools import partial
+from collections.abc import Collection, Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -44,18 +43,10 @@ class OnnxPreparedModel(LocalModel):
         source: What it was compiled from, until the device needs it no more.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        graph: Graph,
-        tracker: BufferTracker,
-        source: Source | None = None,
-        on_one_thread: Callable[[Model], Graph | None] = lambda _: None,
-    ) -> None:
+    def __init__(self, model: Model, graph: Graph, tracker: BufferTracker, source: Source | None = None) -> None:
         super().__init__(model, tracker)
         self._graph: Graph | None = graph
         self.source = source
-        self._on_one_thread = on_one_thread
         self._batches: Batches | None = None
 
     @property
@@ -72,8 +63,7 @@ class OnnxPreparedModel(LocalModel):
         """See `PreparedModel.run_together`: rows of arguments whose first dimension is open, on the processor."""
         if not isinstance(self.graph.session, InferenceSession):
             super().run_together(most)
-        self._batches = Batches(self.graph, most, partial(self._on_one_thread, self.model))
-        self._graph = self._batches.graph
+        self._batches = Batches(self.graph, most)
 
     def _leave_open(self, outputs: Collection[int]) -> None:
         """The file declares outputs with dimensions that they do not have: from now on, only runs tell."""
