@@ -1,19 +1,18 @@
 """A model on several devices: parts that run one after the other, behind the interface of one prepared model.
 
 What one part hands to the next lies in one pool of shared memory, where values that are not needed any more give way
-to others. Through a burst, every part runs through a burst of its own; a fenced execution is a chain of fenced
-executions, in which each service waits for the one before.
+to others. Through a burst, every part runs through a burst of its own.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from .._core.once import Once
 from ..burst import (
     BoundRequest,
     BurstCallback,
@@ -57,8 +56,6 @@ from ..model import (
 )
 from .common import all_extensions
 from .deadline import require_time
-from .fence import Fence
-from .fenced import FencedExecution, FencedInfo
 from .interfaces import CompileJob, Device, PreparedModel
 from .local import LocalModel
 
@@ -254,31 +251,9 @@ class PartitionedModel(PreparedModel):
             if scratch is not None:
                 scratch.close()
 
-    def execute_fenced(
-        self,
-        request: Request,
-        wait_for: Sequence[Fence] = (),
-        options: RunOptions = RunOptions(),
-        duration_ns: int = 0,
-        on_end: Callable[[], None] | None = None,
-    ) -> FencedExecution:
-        """A chain: the first part waits for the fences, each other one for the part before it.
-
-        A duration is that of each part.
-        """
+    def bind_fenced(self, request: Request, options: RunOptions) -> Callable[[RunOptions], ExecutionResult]:
         validate_request(self.model, request, allow_unspecified_output=False)
-        runs: list[FencedExecution] = []
-        try:
-            inner = self.requests(request, self.scratch())
-            for prepared, each in zip(self.prepared, inner, strict=True):
-                ends = on_end if len(runs) == len(inner) - 1 else None
-                runs.append(prepared.execute_fenced(each, wait_for, options, duration_ns, ends))
-                wait_for = (runs[-1].fence,)
-        except BaseException:
-            for run in runs:
-                run.cancel()
-            raise
-        return _Chain(runs)
+        return super().bind_fenced(request, options)
 
     def configure_execution_burst(
         self,
@@ -306,18 +281,11 @@ class PartitionedModel(PreparedModel):
 
     def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
         """Call `on_death` once when the first process dies that holds a part."""
-        left, lock = [on_death], threading.Lock()
-
-        def first() -> None:
-            with lock:
-                found = left.pop() if left else None
-            if found is not None:
-                found()
-
-        unlink = [prepared.link_to_death(first) for prepared in self.prepared]
+        once = Once()
+        unlink = [prepared.link_to_death(lambda: on_death() if once.take() else None) for prepared in self.prepared]
 
         def unlink_all() -> None:
-            left.clear()
+            once.take()
             for each in unlink:
                 each()
 
@@ -332,27 +300,6 @@ def _total(results: Sequence[ExecutionResult]) -> Timing:
     times = [(timing.time_on_device, timing.time_in_driver) for _, _, timing in results]
     sums = [None if None in column else sum(filter(None, column)) for column in zip(*times, strict=True)]
     return Timing(*sums)
-
-
-class _Chain(FencedExecution):
-    """Fenced executions of parts, as one."""
-
-    def __init__(self, runs: Sequence[FencedExecution]) -> None:
-        self._runs = tuple(runs)
-        self.fence = runs[-1].fence
-
-    def info(self) -> FencedInfo:
-        infos = []
-        for run in self._runs:
-            infos.append(run.info())
-            if infos[-1].status is not ErrorStatus.NONE:
-                return infos[-1]
-        results: list[ExecutionResult] = [(info.status, (), info.fenced) for info in infos]
-        fenced = _total(results)
-        return FencedInfo(ErrorStatus.NONE, Timing(fenced.time_on_device, infos[-1].launched.time_in_driver), fenced)
-
-    def cancel(self) -> None:
-        self._runs[0].cancel()  # the others wait for it
 
 
 class _ThroughBurst:

@@ -104,7 +104,7 @@ class BoundGraph:
         for position, (argument, index) in enumerate(zip(request.outputs, main.output_indexes, strict=True)):
             if not argument.has_no_value:
                 self._bind_output(position, graph.outputs[position], operands[index], request, argument)
-        if request.outputs and all(argument.has_no_value for argument in request.outputs):
+        if all(argument.has_no_value for argument in request.outputs):
             raise GeneralFailure("every output is omitted; there is nothing to run")
         self._bound = graph.bound(self._binding, self._copied_in, self._copied_out, self._rebind)
         self._batch, token = None, present_token()
