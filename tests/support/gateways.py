@@ -20,18 +20,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-onnx = pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
 pytest.importorskip("tritonclient", reason="needs the extra nnburst[oip]")
 
-import tritonclient.grpc as triton_grpc  # noqa: E402
-import tritonclient.http as triton_http  # noqa: E402
-from tritonclient.grpc import service_pb2 as pb  # noqa: E402
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton_http
+from tritonclient.grpc import service_pb2 as pb
 
-from nnburst.gateway.models import ModelCounts  # noqa: E402
-from nnburst.gateway.tensors import _DTYPES, ModelTensor  # noqa: E402
-from nnburst.model import Priority  # noqa: E402
-from nnburst.service import service_environment  # noqa: E402
-from support.processes import beside, open_files  # noqa: E402
+from nnburst.gateway.models import ModelCounts
+from nnburst.gateway.tensors import _DTYPES, ModelTensor
+from nnburst.model import Priority
+from nnburst.service import service_environment
+from support.onnx_models import FLOAT, graph, node, save
+from support.processes import beside, open_files
 
 MARKS = [
     pytest.mark.leaks("gRPC keeps threads and descriptors"),
@@ -65,7 +65,7 @@ class Gateway:
         environment = service_environment(os.environ | {"XDG_RUNTIME_DIR": str(folder / "run")})
         command = [sys.executable, "-m", "nnburst", "serve", "--name", "gate", "--json"]
         for make in (relu, types, compress, total):
-            command += ["--model", f"{make.__name__}={make(folder)}"]
+            command += ["--model", f"{make.__name__}={save(make(), folder / f'{make.__name__}.onnx')}"]
         command += ["--oip", "127.0.0.1:0", "--oip-rest", "127.0.0.1:0", *options]
         self.process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
@@ -84,40 +84,26 @@ class Gateway:
         self.process.stdout.close()
 
 
-def relu(folder: Path) -> Path:
-    value = [onnx.helper.make_tensor_value_info(name, 1, ["n", 8]) for name in ("x", "y")]
-    return model(folder / "relu.onnx", [("Relu", ["x"], ["y"])], value[:1], value[1:])
+def relu() -> Any:
+    return graph([node("Relu", ["x"], ["y"])], [("x", FLOAT, ("n", 8))], [("y", FLOAT, ("n", 8))])
 
 
-def types(folder: Path) -> Path:
+def types() -> Any:
     """One input and output of each type, by way of Identity."""
     kinds = {"f2": 10, "f8": 11, "i1": 3, "u1": 2, "i4": 6, "i8": 7, "b": 9}
-    value = {
-        side: [onnx.helper.make_tensor_value_info(side + name, kind, [3]) for name, kind in kinds.items()]
-        for side in ("in_", "out_")
-    }
-    nodes = [("Identity", ["in_" + name], ["out_" + name]) for name in kinds]
-    return model(folder / "types.onnx", nodes, value["in_"], value["out_"])
+    inputs, outputs = ([(side + name, kind, (3,)) for name, kind in kinds.items()] for side in ("in_", "out_"))
+    return graph([node("Identity", ["in_" + name], ["out_" + name]) for name in kinds], inputs, outputs)
 
 
-def compress(folder: Path) -> Path:
+def compress() -> Any:
     """The rows of x that c chooses. The model says that there are as many as before."""
-    x, y = (onnx.helper.make_tensor_value_info(name, 1, ["n", 8]) for name in ("x", "y"))
-    c = onnx.helper.make_tensor_value_info("c", 9, ["n"])
-    return model(folder / "compress.onnx", [("Compress", ["x", "c"], ["y"])], [x, c], [y], axis=0)
+    inputs = [("x", FLOAT, ("n", 8)), ("c", 9, ("n",))]
+    return graph([node("Compress", ["x", "c"], ["y"], axis=0)], inputs, [("y", FLOAT, ("n", 8))])
 
 
-def total(folder: Path) -> Path:
+def total() -> Any:
     """The sum of x, which has no dimensions."""
-    x, y = (onnx.helper.make_tensor_value_info(name, 1, shape) for name, shape in (("x", ["n", "m"]), ("y", [])))
-    return model(folder / "total.onnx", [("ReduceSum", ["x"], ["y"])], [x], [y], keepdims=0)
-
-
-def model(path: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any], **attributes: int) -> Path:
-    made = [onnx.helper.make_node(*node, **attributes) for node in nodes]
-    graph = onnx.helper.make_graph(made, path.stem, inputs, outputs)
-    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), path)
-    return path
+    return graph([node("ReduceSum", ["x"], ["y"], keepdims=0)], [("x", FLOAT, ("n", "m"))], [("y", FLOAT, ())])
 
 
 def tensor(protocol: Any, name: str, array: Any, datatype: str = "FP32", **options: Any) -> Any:

@@ -146,19 +146,10 @@ class Honest:
 
 def save_scaling(path: Path, factor: float) -> str:
     """y = x * factor, for any number of rows."""
-    import onnx
-    from onnx import TensorProto, helper, numpy_helper
+    from support.onnx_models import FLOAT, graph, node, save  # needs extras
 
-    rows = ["rows", 4]
-    graph = helper.make_graph(
-        [helper.make_node("Mul", ["x", "f"], ["y"])],
-        "scaling",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, rows)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, rows)],
-        [numpy_helper.from_array(np.array([factor], np.float32), "f")],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return str(path)
+    x, y = ((name, FLOAT, ("rows", 4)) for name in "xy")
+    return save(graph([node("Mul", ["x", "f"], ["y"])], [x], [y], {"f": np.array([factor], np.float32)}), path)
 
 
 class Shared:

@@ -7,7 +7,6 @@ import importlib
 import inspect
 import pkgutil
 import pydoc
-import re
 from pathlib import Path
 from types import ModuleType
 
@@ -87,34 +86,3 @@ def test_device_entry_points_carry_the_names_of_their_devices() -> None:
 
 def test_package_is_marked_as_typed() -> None:
     assert Path(nnburst.__path__[0], "py.typed").exists()
-
-
-def test_what_the_runtime_returns_has_a_public_name() -> None:
-    """Every class in the return annotation of a public function or method of `nnburst.runtime`."""
-    runtime = importlib.import_module("nnburst.runtime")
-    public = {*nnburst.__all__, *runtime.__all__}
-    returned: dict[str, str] = {}
-    for name in runtime.__all__:
-        thing = getattr(runtime, name)
-        if not getattr(thing, "__module__", "").startswith("nnburst.runtime"):
-            continue
-        members = vars(thing).items() if isinstance(thing, type) else [(name, thing)]
-        for member, value in members:
-            function = getattr(value, "fget", None) or getattr(value, "func", None) or value
-            annotation = getattr(function, "__annotations__", {}).get("return", "")
-            if not member.startswith("_"):
-                returned |= dict.fromkeys(re.findall(r"\b[A-Z]\w+", str(annotation)), f"{name}.{member}")
-    generic = {
-        "AbstractContextManager",
-        "Any",
-        "Array",
-        "Callable",
-        "Future",
-        "Generator",
-        "Iterator",
-        "Mapping",
-        "None",
-    }
-    unnamed = {kind: where for kind, where in returned.items() if kind not in public | generic}
-    assert {"Execution", "Event", "BurstStats"} <= returned.keys()
-    assert not unnamed

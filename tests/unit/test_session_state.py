@@ -82,14 +82,6 @@ def test_two_executions_keep_states_apart(session: nnburst.Session) -> None:
         assert not np.array_equal(a.get_state()["h_in"], b.get_state()["h_in"])
 
 
-def test_no_byte_of_the_state_is_in_the_pool(session: nnburst.Session) -> None:
-    with session.bind(state={"h_out": "h_in"}) as step:
-        assert len(step.inputs) + len(step.outputs) == 2
-        first, second = step._requests
-        assert first.pools[1:] == second.pools[:0:-1]
-        assert all(isinstance(pool, nnburst.model.BufferToken) for pool in first.pools[1:])
-
-
 @pytest.mark.parametrize(
     ("state", "what"),
     [

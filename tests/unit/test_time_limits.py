@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,7 +12,6 @@ from msgspec.structs import replace
 
 import nnburst
 from nnburst import Execution, ModelBuilder, OperandType
-from nnburst.service.wire.protocol import ListDevices
 from support.processes import stopped
 from support.waiting import PATIENCE
 
@@ -97,23 +95,6 @@ def test_setting_up_does_not_count_towards_the_limit_of_a_run(service: nnburst.S
             assert execution.get_state()["t"].tolist() == (2 * X).tolist()
 
 
-@pytest.mark.parametrize("way", ["run", "arun"])
-def test_limit_of_a_run_begins_when_what_it_needs_is_there(
-    service: nnburst.Service, monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
-    with service.session(model(), open_timeout=10**5) as session, monkeypatch.context() as a_day_ago:
-        bind, now = session._runs._bound, time.monotonic_ns
-
-        def slowly(shapes: Any) -> Execution:
-            execution = bind(shapes)
-            a_day_ago.undo()
-            return execution
-
-        a_day_ago.setattr(session._runs, "_bound", slowly)
-        a_day_ago.setattr(time, "monotonic_ns", lambda: now() - 86_400 * 10**9)
-        assert WAYS[way](session, PATIENCE).tolist() == X.tolist()
-
-
 def test_setting_up_has_a_limit_of_its_own(service: nnburst.Service, monkeypatch: pytest.MonkeyPatch) -> None:
     with service.session(model()) as session, session.bind(state={"t_out": "t"}) as execution:
         monkeypatch.setattr(session._pool, "free", lambda: None)  # what there is runs something
@@ -131,15 +112,6 @@ def test_setting_up_has_a_limit_of_its_own(service: nnburst.Service, monkeypatch
                 with pytest.raises(nnburst.MissedDeadline, match=r"no answer within 0(\.[0-4]\d*)? s|0\.5 s"):
                     setting_up()
         assert session.run(None, {"t": X})[0].tolist() == X.tolist()
-
-
-def test_too_many_calls_are_said_to_be_under_way_only_if_they_are(service: nnburst.Service) -> None:
-    backend: Any = service._backend
-    with stopped(service.pid):
-        for _ in range(20):
-            with pytest.raises(nnburst.MissedDeadline) as caught:
-                backend._connection.call(ListDevices(), timeout=0)
-            assert "under way" not in str(caught.value)
 
 
 def test_message_of_a_missed_deadline_has_the_limit_as_people_write_it_and_a_remedy(service: nnburst.Service) -> None:

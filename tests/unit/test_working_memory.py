@@ -176,13 +176,6 @@ def test_what_runs_take_is_given_back_turn_after_turn(
             account.returns_to(0)
 
 
-def test_a_run_that_binds_operations_keeps_nothing_after_it() -> None:
-    with served(late(MIB), 2 * MIB) as (model, account, pool), ExecutionBurstController.create(model) as burst:
-        for _ in range(20):
-            run_in_burst(burst, at(pool, 0, late(MIB)))
-            account.returns_to(0)
-
-
 # ---- what gives back -------------------------------------------------------------------------------------------------
 
 
@@ -213,18 +206,6 @@ def test_plans_that_give_way_to_others_give_back() -> None:
             assert MIB * min(n + 1, MAX_PLANS) <= account.used < (MIB + 4096) * min(n + 1, MAX_PLANS) + MIB
         burst.close()
         account.returns_to(0)
-
-
-def test_the_death_of_a_connection_gives_back() -> None:
-    with in_process([ReferenceDevice()]) as (client, host), Memory.ashmem(4096) as pool:
-        account = Account(host)
-        model = client.devices[0].prepare_model(large(MIB))
-        burst = ExecutionBurstController.create(model)
-        run_in_burst(burst, at(pool, 0, large(MIB)))
-        assert account.used >= MIB
-        client.close()
-        account.returns_to(0)
-        burst.close()
 
 
 def test_what_is_kept_for_later_runs_makes_room_for_others() -> None:
