@@ -89,18 +89,6 @@ def test_services_are_forked_from_one_process_without_threads() -> None:
         assert len(os.listdir(f"/proc/{zygote()}/task")) == 1
 
 
-@pytest.mark.parametrize("variable", ["OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"])
-def test_threads_that_a_library_starts_when_it_is_imported_end_before_a_fork(
-    variable: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(variable, "2")
-    with child() as service:
-        assert parent(service.pid) == zygote()
-        assert len(os.listdir(f"/proc/{zygote()}/task")) == 1
-        environment = Path(f"/proc/{service.pid}/environ").read_text()
-        assert f"{variable}=2" in environment
-
-
 def test_zygote_looks_for_code_once_it_has_loaded_a_device_and_its_children_do_not(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -178,7 +166,7 @@ def test_child_holds_no_descriptor_of_another_one(tmp_path: Path) -> None:
         until(lambda: len({len(descriptors(service.pid)) for service in services}) == 1, "one has more than another")
         sockets = [{link for link in descriptors(service.pid) if link.startswith("socket:")} for service in services]
         assert not any(a & b for i, a in enumerate(sockets) for b in sockets[:i])
-    until(lambda: len(descriptors(zygote())) == 7, "the zygote keeps descriptors")  # 0 to 2, …
+    until(lambda: len(descriptors(zygote())) == 5, "the zygote keeps descriptors")  # 0 to 2, …
 
 
 def test_child_has_the_variables_of_this_package_as_its_client_has_them(
@@ -194,17 +182,6 @@ def test_child_has_the_variables_of_this_package_as_its_client_has_them(
             for fd in job.cache.fds:
                 os.close(fd)
     assert (tmp_path / "state").is_dir()
-
-
-def test_child_has_the_signal_mask_of_its_client() -> None:
-    with child():
-        old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
-        try:
-            with child() as service:
-                assert parent(service.pid) == zygote()
-                assert int(status(service.pid, "SigBlk"), 16) == 1 << signal.SIGUSR2 - 1
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, old)
 
 
 @contextlib.contextmanager
@@ -234,6 +211,11 @@ def variable() -> Callable[[], object]:
 
 def ignored() -> Callable[[], object]:
     return partial(signal.signal, signal.SIGUSR2, signal.signal(signal.SIGUSR2, signal.SIG_IGN))
+
+
+def blocked() -> Callable[[], object]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+    return partial(signal.pthread_sigmask, signal.SIG_SETMASK, before)
 
 
 def processors() -> Callable[[], object]:
@@ -267,6 +249,7 @@ CHANGES: dict[str, tuple[Callable[[], Callable[[], object]], Callable[[int], obj
     "limits": (limit, lambda pid: resource.prlimit(pid, resource.RLIMIT_STACK)[0], 5 << 20),
     "environment": (variable, lambda pid: "SOMETHING=else" in Path(f"/proc/{pid}/environ").read_text(), True),
     "ignored signals": (ignored, lambda pid: bool(int(status(pid, "SigIgn"), 16) & 1 << signal.SIGUSR2 - 1), True),
+    "blocked signals": (blocked, lambda pid: bool(int(status(pid, "SigBlk"), 16) & 1 << signal.SIGUSR2 - 1), True),
     "processors": (processors, lambda pid: len(os.sched_getaffinity(pid)), 1),
     "directory": (directory, lambda pid: os.readlink(f"/proc/{pid}/cwd"), "/proc"),
 }
@@ -322,21 +305,20 @@ def test_service_that_ends_without_its_zygote_is_dead_for_no_known_reason() -> N
 
 def test_end_of_a_service_is_said_though_the_zygote_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float | None] = []
-    readable = forked._readable
+    readable = forked.readable
 
     def goes_on(fd: int, seconds: float | None) -> bool:
         waits.append(seconds)
-        if len(waits) == 2:  # the first one is for the process itself
-            os.kill(zygote(), signal.SIGCONT)
+        os.kill(zygote(), signal.SIGCONT)
         return readable(fd, seconds)
 
     with child() as service:
         stop(zygote())
-        monkeypatch.setattr(forked, "_readable", goes_on)
+        monkeypatch.setattr(forked, "readable", goes_on)
         service.kill()
         with pytest.raises(DeadObject, match="killed by SIGKILL"):
             service.devices[0].prepare_model(tiny_model(256))
-    assert waits[1] == LEAVING
+    assert waits == [LEAVING]
 
 
 @pytest.mark.parametrize("env", [None, "own"])
@@ -445,7 +427,7 @@ def holders(pid: int) -> set[int]:
 
 def test_start_whose_zygote_is_killed_meanwhile_is_made_afresh(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = threading.Event()
-    readable = forked._readable
+    readable = forked.readable
 
     def waits(fd: int, seconds: float | None) -> bool:
         asked.set()
@@ -453,7 +435,7 @@ def test_start_whose_zygote_is_killed_meanwhile_is_made_afresh(monkeypatch: pyte
 
     with child():  # the kernel has the zygote go on when the thread ends that has started it
         stop(zygote())
-        monkeypatch.setattr(forked, "_readable", waits)
+        monkeypatch.setattr(forked, "readable", waits)
         started: list[ServiceConnection] = []
         starter = threading.Thread(target=lambda: started.append(child()))
         starter.start()
@@ -558,7 +540,7 @@ def test_many_starts_at_once_share_one_zygote() -> None:
     assert len({service.pid for service in services}) == 50
     for service in services:
         service.close()
-    until(lambda: len(descriptors(zygote())) == 7, "the zygote keeps descriptors")
+    until(lambda: len(descriptors(zygote())) == 5, "the zygote keeps descriptors")
 
 
 @pytest.mark.parametrize("env", ["None", "dict(os.environ)"])

@@ -607,7 +607,7 @@ def test_peer_that_does_not_receive_an_answer_with_a_descriptor_is_dropped_and_t
 @pytest.mark.parametrize("how", ["reads", "closes"])
 def test_peer_that_is_dropped_counts_until_it_has_read_or_closed(how: str) -> None:
     service, ends = LongAnswers(), list[Connection]()
-    with raw_peer(Side.SERVICE, service, on_end=lambda seconds: ends[0].linger(), send_timeout=0.05) as (end, sock):
+    with raw_peer(Side.SERVICE, service, on_end=lambda: ends[0].linger(), send_timeout=0.05) as (end, sock):
         ends.append(end)
         raw_send(sock, header() + LIST)
         until(lambda: end.end_reason)

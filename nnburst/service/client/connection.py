@@ -28,6 +28,7 @@ from ..wire.values import Sandbox
 from .proxies import Place, RemoteDevice
 
 if TYPE_CHECKING:
+    from ..process.launch import Child
     from ..process.worker import Worker
 
 _open: dict[int, Connection] = {}
@@ -107,12 +108,8 @@ class ServiceConnection(OneProcess, Closing):
 
     Args:
         sock: A connected SOCK_SEQPACKET socket whose other end a `ServiceHost` serves; owned from now on.
-        launch: Starts the service and returns its pidfd; see `Connection`.
+        child: The service's process, which is started first, if this process may decide that.
         timeout: Seconds that the service may take to say hello.
-        exit_status: As for `Connection`.
-        on_end: Called once when the connection has ended, from either side, after the death listeners, with the
-            seconds that it may take.
-        kill: Kills the service with SIGKILL, if this process may decide that.
         broker: Serves the calls of a worker, whose broker this process is.
         own: It is for models of this process's own, with a service that keeps those apart.
         dial_own: Makes such a connection to the same service.
@@ -121,7 +118,7 @@ class ServiceConnection(OneProcess, Closing):
         DeadObject: The other side closed the socket or died.
         MissedDeadline: It did not say hello in time.
         GeneralFailure: It speaks another version.
-        Exception: What `launch` raises.
+        Exception: What the start of the process raises.
     """
 
     devices: tuple[Device, ...]
@@ -137,37 +134,26 @@ class ServiceConnection(OneProcess, Closing):
         self,
         sock: socket.socket,
         *,
-        launch: Callable[[], int] | None = None,
+        child: Child | None = None,
         timeout: float | None = 30.0,
-        exit_status: Callable[[], int | None] = lambda: None,
-        on_end: Callable[[float], None] | None = None,
-        kill: Callable[[], None] | None = None,
         broker: Worker | None = None,
         own: bool = False,
         dial_own: Callable[[], ServiceConnection] | None = None,
     ) -> None:
         callbacks = CallbackRegistry(lambda reason: connection.stop(TOLD + reason), broker)
 
-        def ended(seconds: float) -> None:
-            _open.pop(id(connection), None)
-            if on_end is not None:
-                on_end(seconds)
-
         try:
             connection: Connection = Connection(
                 sock,
                 calls.Side.CLIENT,
                 callbacks,
-                launch=launch,
+                child=child,
                 workers=2,
-                exit_status=exit_status,
-                on_end=ended,
+                on_end=lambda: _open.pop(id(connection), None),
                 name="nnburst-client",
             )
         except BaseException:  # there is no connection that could end
             sock.close()
-            if on_end is not None:
-                on_end(LEAVING)
             raise
         try:
             _open[id(connection)] = connection
@@ -184,7 +170,7 @@ class ServiceConnection(OneProcess, Closing):
         except BaseException:
             connection.close()
             raise
-        self._kill = kill
+        self._child = child
         self.faults = None
         self._link = _Link(connection)
         self._connection = connection
@@ -222,9 +208,9 @@ class ServiceConnection(OneProcess, Closing):
         """
         with contextlib.suppress(DeadObject):
             self._connection.check_usable()
-        if self._kill is None:
+        if self._child is None:
             raise BadState(f"process {self.pid} serves other programs, too; `nnburst stop --kill` ends it for all")
-        self._kill()
+        self._child.kill()
         self._connection.wait_ended(LEAVING)
 
     def end_clients(self, pid: int = 0, timeout: float | None = None, *, uid: int | None = None) -> int:

@@ -44,7 +44,6 @@ class PendingCall:
         "is_sent",
         "message",
         "number",
-        "on_done",
         "on_failure",
         "on_late",
         "outgoing",
@@ -62,8 +61,6 @@ class PendingCall:
         self.fds = FdBundle() if fds is None else fds
         self.on_late = on_late
         self.on_failure = on_failure
-        self.on_done: Callable[[], None] | None = None
-        """Called by the owner when the answer has come, or will not come."""
         self.body = b""
         """The encoded request."""
         self.number = 0
@@ -136,8 +133,6 @@ class PendingCall:
             self._arrival.release()
         else:
             self.discard()
-        if self.on_done is not None:
-            self.on_done()
 
     def fail(self, error: NNBurstError) -> None:
         """There will be no answer."""

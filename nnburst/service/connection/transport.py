@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -38,6 +38,9 @@ from .outbox import Outbox
 from .pending import PendingCall, PendingCalls
 from .serving import Serving, refusal
 from .workers import Workers
+
+if TYPE_CHECKING:
+    from ..process.launch import Child
 
 _log = logging.getLogger(__name__)
 
@@ -67,14 +70,12 @@ class Connection:
         side: Which calls this end serves.
         handler: See `Serving`.
         peer_pidfd: pidfd of the peer's process, if there is one. The connection owns it.
-        launch: Starts the peer's process and returns its pidfd, in the thread that owns the connection: the kernel ends
-            a child with the thread that started it, and this one outlives it.
+        child: The peer's process, to be started in the thread that owns the connection: the kernel ends a child with
+            the thread that started it, and this one outlives it.
         workers: Calls that are served at the same time, of those that compute and of the others.
         send_timeout: Seconds after which a peer that does not read its answers is given up.
         hello_timeout: Seconds that the peer has to say hello; None for no limit.
-        exit_status: Called when the peer has ended the connection: returns its exit status, or minus the signal that
-            has killed it; None if it lives on, or that is not known.
-        on_end: Called once, after all death listeners, with the seconds that it may take.
+        on_end: Called once, after all death listeners.
         peer: It is, for the log.
     """
 
@@ -85,12 +86,11 @@ class Connection:
         handler: object,
         *,
         peer_pidfd: FdSet | None = None,
-        launch: Callable[[], int] | None = None,
+        child: Child | None = None,
         workers: int = 4,
         send_timeout: float = SEND_TIMEOUT,
         hello_timeout: float | None = None,
-        exit_status: Callable[[], int | None] = lambda: None,
-        on_end: Callable[[float], None] | None = None,
+        on_end: Callable[[], object] = lambda: None,
         name: str = "nnburst",
         peer: str = "the peer",
     ) -> None:
@@ -101,17 +101,15 @@ class Connection:
         self._workers = tuple(Workers(workers, f"{name}-{kind}") for kind in ("worker", "computing"))
         self._serving = Serving(side, handler, self._workers, self._outbox, self._mailbox, self._post_break_off)
         self._calls = PendingCalls()
-        self._launch, self._exit_status, self._on_end, self._peer = launch, exit_status, on_end, peer
+        self._child, self._on_end, self._peer = child, on_end, peer
         self._launched: Future[None] = Future()
         """When the peer is, or what kept it from that."""
         self._hello_by = math.inf if hello_timeout is None else time.monotonic() + hello_timeout
         """When the peer must have said hello; infinite once it has."""
         self._closed = self._ended = self._abandoned = False
         """Whether this side has closed the connection; whether it has ended; whether this is a forked child."""
-        self._releases: set[PendingCall] = set()
-        """Calls that let go of something and are not answered."""
         self._leave_by = math.inf
-        """When leaving has taken long enough: for the releases that are not answered, or for the whole connection."""
+        """When leaving has taken long enough; over once a release was not answered in time, until it is."""
         self._farewell: PendingCall | None = None
         self._listeners: dict[int, list[Callable[[], None]]] = {}
         self._stop_reason = ""
@@ -289,12 +287,17 @@ class Connection:
         Raises as `call`; it is let go of later then, or with the connection.
         """
         self.check_usable()
-        pending = PendingCall(message)
+        pending = PendingCall(message, on_late=self._answers_again)
         limit = Deadline.after(self._patience).left()
-        self._mailbox.post(partial(self._release, pending))
+        self._mailbox.post(partial(self._begin, pending))
         if not pending.wait(limit) and pending.give_up():
+            self._leave_by = min(self._leave_by, time.monotonic())
             raise pending.missed(limit, has_room=self._calls.has_room_for(pending))
         pending.result()
+
+    def _answers_again(self, reply: Message) -> None:
+        if not self._closed:
+            self._leave_by = math.inf
 
     def forget(
         self,
@@ -345,8 +348,8 @@ class Connection:
 
     def _launch_peer(self) -> None:
         try:
-            if self._launch is not None:
-                self._pidfd = FdSet((self._launch(),))
+            if self._child is not None:
+                self._pidfd = self._child.start()
             self._launched.set_result(None)
         except Exception as error:
             self._note("the other process could not be started")
@@ -409,7 +412,7 @@ class Connection:
         """The end, once: in the owner, or in `close` if that never started."""
         if self._ended:
             return
-        if not self._closed and (how := _ending(self._exit_status())):
+        if self._child is not None and not self._closed and (how := _ending(self._child.exit_status())):
             self._exit = replace(how, reason=self._stop_reason) if self._stop_reason.startswith(TOLD) else how
         self._ended = True
         with contextlib.suppress(OSError):
@@ -421,13 +424,14 @@ class Connection:
         self._mailbox.end()
         while self._listeners:
             self._tell(self._listeners.popitem()[1])
-        if self._on_end is not None:
-            try:
-                self._on_end(self._patience)
-            except Exception:
-                _log.exception("cleaning up after a connection failed")
+        try:
+            self._on_end()
+        except Exception:
+            _log.exception("cleaning up after a connection failed")
+        if self._child is not None:
+            self._child.reap(self._patience)
         self._join_workers(Deadline.after(WORKER_PATIENCE))
-        self._pidfd.close()
+        self._pidfd = FdSet()  # not closed: another thread may be using it
         self._outbox.close()
 
     def _failure(self, pending: PendingCall) -> NNBurstError:
@@ -443,9 +447,12 @@ class Connection:
             self._note("closed by this side")
             return
         self._leave_by = min(self._leave_by, time.monotonic() + LEAVING)
-        self._farewell = PendingCall(farewell)
-        self._farewell.on_done = partial(self._note, "closed by this side")
+        self._farewell = PendingCall(farewell, on_late=self._said, on_failure=self._said)
+        self._farewell.give_up()
         self._begin(self._farewell)
+
+    def _said(self, answer: object) -> None:
+        self._note("closed by this side")
 
     def _link(self, entry: list[Callable[[], None]]) -> None:
         if self._ended:
@@ -475,18 +482,6 @@ class Connection:
             self._calls.add(pending, is_attended=is_attended)
         except NNBurstError as error:
             pending.fail(error)
-
-    def _release(self, pending: PendingCall) -> None:
-        if not self._releases and self._farewell is None:
-            self._leave_by = time.monotonic() + LEAVING
-        self._releases.add(pending)
-        pending.on_done = partial(self._released, pending)
-        self._begin(pending)
-
-    def _released(self, pending: PendingCall) -> None:
-        self._releases.discard(pending)
-        if not self._releases and self._farewell is None:
-            self._leave_by = math.inf
 
     def _withdraw(self, pending: PendingCall) -> None:
         """Its caller has given up. A request that was sent keeps its place until it is answered."""

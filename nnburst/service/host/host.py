@@ -264,7 +264,7 @@ class Client:
             peer_pidfd=peer_pidfd,
             workers=workers,
             hello_timeout=hello_timeout,
-            on_end=lambda seconds: self._release_all(),
+            on_end=self._release_all,
             name="nnburst-service",
             peer=str(peer),
         )

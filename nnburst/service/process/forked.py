@@ -4,8 +4,8 @@ A client has one zygote, which stands as the client stood when it first started 
 zygote's. A start that stands otherwise, or finds no zygote any more, has an interpreter of its own.
 
 A request is one message over the zygote's control socket. Descriptors go with it: the end of a socketpair for answers,
-stderr, and those that the process takes by name. The process answers with its id and a pidfd, and at its end the zygote
-with its exit status.
+stderr, and those that the process takes by name. The process answers with a pidfd, and at its end the zygote with its
+exit status.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import json
 import math
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from ..._core.deadline import Deadline
 from ..._core.errno import system
@@ -30,57 +30,11 @@ from ..._core.leaving import LEAVING, ProcessLock, abandon_when_forked
 from ...errors import MissedDeadline
 from .options import ServiceOptions
 
-_STATUS = ("Umask", "Uid", "Gid", "Groups", "SigIgn", "Cap", "NoNewPrivs", "Seccomp", "Mems_allowed:")
+_STATUS = ("Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "Cap", "NoNewPrivs", "Seccomp", "Mems_allowed:")
 """Beginnings of lines."""
 _FILES = ("limits", "cgroup", "oom_score_adj", "attr/current")
 _INT = array("i").itemsize
 _SEQPACKET = socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC
-
-
-class Forked:
-    """A process that the zygote has forked, to be used as a `subprocess.Popen`.
-
-    Args:
-        pid: Of the process.
-        fds: A pidfd of it, and where the zygote tells how it ended.
-    """
-
-    def __init__(self, pid: int, fds: FdSet) -> None:
-        self.pid = pid
-        self._fds: FdSet | None = fds  # closed with the last reference: another thread may be using them
-        self._status: int | None = None
-        abandon_when_forked(self)
-
-    def abandon(self) -> None:
-        """In a forked child."""
-        self._fds = None
-
-    def pidfd(self) -> int:
-        """Return a pidfd, once it has been forked."""
-        assert self._fds is not None
-        return system(os.dup, self._fds.fds[0])
-
-    def kill(self) -> None:
-        fds = self._fds
-        if fds is not None:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(fds.fds[0], signal.SIGKILL)
-
-    def wait(self, timeout: float | None = None) -> int | None:
-        """Return its exit status when it has ended, or minus a signal; None if the zygote does not tell.
-
-        Raises:
-            TimeoutExpired: It has not.
-        """
-        fds = self._fds
-        if fds is not None:
-            pidfd, told = fds.fds
-            if not _readable(pidfd, timeout):
-                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
-            if _readable(told, LEAVING) and (text := os.read(told, 16)):
-                self._status = int(text)
-            self._fds = None
-        return self._status
 
 
 class Zygote:
@@ -130,7 +84,7 @@ def fork(
     stderr: int,
     given: Mapping[str, int],
     deadline: Deadline,
-) -> Forked | None:
+) -> tuple[FdSet, Callable[[], int | None]] | None:
     """Have the zygote fork a process; None if it cannot, so that the process is to be started afresh.
 
     Args:
@@ -140,6 +94,9 @@ def fork(
         stderr: What becomes stdout and stderr.
         given: Descriptors by the names of their options.
         deadline: Until when.
+
+    Returns:
+        A pidfd of the process, and what tells how it ended once it has: the zygote, unless that was killed.
 
     Raises:
         MissedDeadline: The zygote has not answered.
@@ -156,25 +113,32 @@ def fork(
         zygote = current = current or Zygote(command, kind)
     if zygote.kind != kind:
         return None
-    blocked = [*map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))]
-    request = json.dumps({"names": [*given], "options": str(options), "env": own, "blocked": blocked}).encode()
+    request = json.dumps({"names": [*given], "options": str(options), "env": own}).encode()
     ours, theirs = system(socket.socketpair, *_SEQPACKET)
-    with ours:
+    with contextlib.ExitStack() as failing:
+        failing.enter_context(ours)
         try:
             with theirs:
                 rights = array("i", [theirs.fileno(), stderr, *given.values()])
                 ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
                 zygote.control.sendmsg([request], ancillary, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-            if not _readable(ours.fileno(), deadline.left()):
+            if not readable(ours.fileno(), deadline.left()):
                 raise MissedDeadline("the zygote has not answered")
-            text, received, flags, _ = ours.recvmsg(16, socket.CMSG_LEN(_INT), socket.MSG_CMSG_CLOEXEC)
+            _, received, flags, _ = ours.recvmsg(1, socket.CMSG_LEN(_INT), socket.MSG_CMSG_CLOEXEC)
         except (BlockingIOError, ConnectionError):
             return None
         if flags & socket.MSG_CTRUNC:
             raise OSError(errno.EMFILE, "the pidfd is lost")
         if not received:  # no process, or one that had not answered when it ended
             return None
-        return Forked(int(text), FdSet((int.from_bytes(received[0][2], sys.byteorder), ours.detach())))
+        failing.pop_all()
+        return FdSet((int.from_bytes(received[0][2], sys.byteorder),)), partial(_status, ours)
+
+
+def _status(told: socket.socket) -> int | None:
+    """Return how a process ended, as `subprocess` says it; None if the zygote does not tell."""
+    with told:
+        return int(text) if readable(told.fileno(), LEAVING) and (text := told.recv(16)) else None
 
 
 def end() -> None:
@@ -212,7 +176,8 @@ def _read(path: str) -> str:
     return ""
 
 
-def _readable(fd: int, seconds: float | None) -> bool:
+def readable(fd: int, seconds: float | None) -> bool:
+    """Wait for something to read, or the end of a process."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(None if seconds is None else math.ceil(seconds * 1000)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -16,13 +17,14 @@ from msgspec.structs import replace
 
 from ..._core.deadline import Deadline, checked_timeout
 from ..._core.errno import meaning, system
+from ..._core.fds import FdSet
 from ..._core.leaving import LEAVING
 from ...devices.registry import checked_names
 from ...errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError, ResourceExhausted
 from ...options import LogLevel, SandboxMode
 from ..client.connection import ServiceConnection
 from ..host.quotas import Quotas
-from .forked import Forked, fork
+from .forked import fork, readable
 from .options import ServiceOptions
 from .scheduling import Scheduling
 
@@ -177,18 +179,11 @@ def _start(
             orders = system(socket.socketpair, socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         ours, theirs = system(socket.socketpair, socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         passed = {"socket": theirs.fileno(), "stderr": stderr, "faults": orders[1].fileno() if orders else -1}
-        child = _Child(partial(_spawn, options, passed, errors, env, deadline))
+        spawn = partial(_spawn, options, passed, theirs, errors, env, deadline)
+        child = Child(spawn, None if broker is None else _END_OF_A_WORKER)
         try:
             with theirs:
-                connection = ServiceConnection(
-                    ours,
-                    launch=partial(child.start, theirs),
-                    timeout=timeout,
-                    exit_status=child.exit_status,
-                    on_end=child.reap if broker is None else lambda seconds: child.reap(_END_OF_A_WORKER),
-                    kill=child.kill,
-                    broker=broker,
-                )
+                connection = ServiceConnection(ours, child=child, timeout=timeout, broker=broker)
             if faults:
                 connection.faults = orders[0]
                 connection.link_to_death(orders[0].close)
@@ -211,28 +206,37 @@ def _start(
 def _spawn(
     options: ServiceOptions,
     passed: Mapping[str, int],
+    theirs: socket.socket,
     errors: int,
     env: Mapping[str, str] | None,
     deadline: Deadline,
-) -> subprocess.Popen[bytes] | Forked:
+) -> tuple[FdSet, Callable[[], int | None]]:
+    """Start the process, and close its end of the socket here; see `Child`."""
     full = _full(os.environ if env is None else env)
     given = {name: fd for name, fd in passed.items() if fd >= 0}
-    if env is None and all(name.partition(":")[0] in _FORKED for name in options.devices):
-        forked = fork(safe_command(_ZYGOTE), full, options, errors, given, deadline)
-        if forked is not None:
-            return forked
-    path: list[str] = []  # in arguments of their own, since one may have 128 KiB
-    if any(map(is_of_functions, options.devices)):
-        path = [_absolute(entry) for entry in sys.path if isinstance(entry, str)]
-    return subprocess.Popen(
-        [*safe_command(f"{__package__}.child"), str(replace(options, parent=os.getpid(), **given)), *path],
-        stdin=subprocess.DEVNULL,
-        stdout=errors,
-        stderr=errors,
-        pass_fds=[*given.values()],
-        start_new_session=True,
-        env=full,
-    )
+    with theirs:
+        if env is None and all(name.partition(":")[0] in _FORKED for name in options.devices):
+            forked = fork(safe_command(_ZYGOTE), full, options, errors, given, deadline)
+            if forked is not None:
+                return forked
+        path: list[str] = []  # in arguments of their own, since one may have 128 KiB
+        if any(map(is_of_functions, options.devices)):
+            path = [_absolute(entry) for entry in sys.path if isinstance(entry, str)]
+        process = subprocess.Popen(
+            [*safe_command(f"{__package__}.child"), str(replace(options, parent=os.getpid(), **given)), *path],
+            stdin=subprocess.DEVNULL,
+            stdout=errors,
+            stderr=errors,
+            pass_fds=[*given.values()],
+            start_new_session=True,
+            env=full,
+        )
+    try:
+        return FdSet((system(os.pidfd_open, process.pid),)), process.wait
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
 
 
 def _full(env: Mapping[str, str]) -> dict[str, str]:
@@ -301,43 +305,47 @@ def _flags() -> list[str]:
     return ["-P", *["-E"] * sys.flags.ignore_environment, *["-s"] * sys.flags.no_user_site]
 
 
-class _Child:
-    """The process, once it is started."""
+class Child:
+    """The process of a service, once it is started. A pidfd says when it has ended; its parent knows how.
 
-    def __init__(self, spawn: Callable[[], subprocess.Popen[bytes] | Forked]) -> None:
-        self._spawn = spawn
-        self._process: subprocess.Popen[bytes] | Forked | None = None
+    Args:
+        spawn: Starts it. Returns the pidfd, and what tells the exit status, or minus a signal, of one that has ended.
+        end: Seconds that its end may take; None for those that the connection gives.
+    """
 
-    def start(self, theirs: socket.socket) -> int:
-        """Start it, close its end of the socket here, and return a pidfd of it."""
-        with theirs:
-            process = self._process = self._spawn()
-        try:
-            return process.pidfd() if isinstance(process, Forked) else system(os.pidfd_open, process.pid)
-        except BaseException:
-            process.kill()
-            raise
+    def __init__(self, spawn: Callable[[], tuple[FdSet, Callable[[], int | None]]], end: float | None = None) -> None:
+        self._spawn, self._end = spawn, end
+        self._pidfd: FdSet | None = None  # closed with the last reference: another thread may be using it
+        self._status: int | None = None
+
+    def start(self) -> FdSet:
+        """Start it, and return the pidfd."""
+        self._pidfd, self._tell = self._spawn()
+        return self._pidfd
 
     def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
+        pidfd = self._pidfd
+        if pidfd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd.fds[0], signal.SIGKILL)
 
     def exit_status(self) -> int | None:
-        """Return how it ended if it has just closed its socket, as `subprocess` says it; None if it lives on."""
-        try:
-            return None if self._process is None else self._process.wait(_EXIT_PATIENCE)
-        except subprocess.TimeoutExpired:
-            return None
+        """Return how it ended if it has just closed its socket; None if it lives on, or that is not known."""
+        self._wait(_EXIT_PATIENCE)
+        return self._status
 
     def reap(self, seconds: float) -> None:
         """Wait for it when its socket is closed; it ends by itself unless something is badly wrong."""
-        if self._process is None:
-            return
-        try:
-            self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        if not self._wait(seconds if self._end is None else self._end):
+            self.kill()
+            self._wait(None)
+
+    def _wait(self, seconds: float | None) -> bool:
+        if self._pidfd is not None:
+            if not readable(self._pidfd.fds[0], seconds):
+                return False
+            self._status, self._pidfd = self._tell(), None
+        return True
 
 
 def _said(errors: int) -> str:

@@ -31,50 +31,39 @@ _MOST_FDS = 16
 
 def _serve(control: socket.socket, client: int) -> ServiceOptions:
     """Fork children. Return in each of them, with its options; the zygote itself ends in here."""
-    children: dict[int, socket.socket] = {}  # by process id: where the client is told how it ended
-    ended, end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(end)
-    poll = select.poll()
-    for fd in (control.fileno(), client, ended):
-        poll.register(fd, select.POLLIN)
+    children: dict[int, tuple[int, socket.socket]] = {}
+    """By pidfd: the process id, and where the client is told how it ended."""
     while True:
+        poll = select.poll()
+        for fd in (control.fileno(), client, *children):
+            poll.register(fd, select.POLLIN)
         ready = {fd for fd, _ in poll.poll()}
+        for pidfd in ready & children.keys():
+            pid, told = children.pop(pidfd)
+            os.close(pidfd)
+            with told, contextlib.suppress(OSError):  # the client may not care any more
+                told.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
         data, fds, flags = b"", list[int](), 0
         if control.fileno() in ready:
             data, fds, flags, _ = socket.recv_fds(control, _LONGEST, _MOST_FDS)
         if client in ready or (control.fileno() in ready and not data):
-            for each in children:  # one that is stopped cannot see it
-                os.kill(each, signal.SIGKILL)
+            for pid, _ in children.values():  # one that is stopped cannot see it
+                os.kill(pid, signal.SIGKILL)
             os._exit(0)
-        if ended in ready:
-            os.read(ended, select.PIPE_BUF)
-            _reap(children)
         if data and not flags & socket.MSG_CTRUNC:
             request = json.loads(data)
             options = ServiceOptions.read(request["options"])
-            pid = _fork(options)
-            if pid == 0:
-                signal.set_wakeup_fd(-1)
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                for fd in (ended, end, control.detach(), *(told.detach() for told in children.values())):
+            forked = _fork(options)
+            if forked == 0:
+                for fd in (control.detach(), *children, *(told.detach() for _, told in children.values())):
                     os.close(fd)
                 return _become(client, request, fds)
-            if pid is not None:
-                children[pid] = socket.socket(fileno=fds.pop(0))
+            if forked is not None:
+                told = socket.socket(fileno=fds.pop(0))
+                os.close(fds.pop())  # makes room for the pidfd
+                children[os.pidfd_open(forked)] = forked, told
         for fd in fds:
             os.close(fd)
-
-
-def _reap(children: dict[int, socket.socket]) -> None:
-    """Tell how those have ended that have."""
-    while children:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if not pid:
-            return
-        if pid in children:
-            with children.pop(pid) as told, contextlib.suppress(OSError):  # the client may not care any more
-                told.send(str(os.waitstatus_to_exitcode(status)).encode())
 
 
 def _fork(options: ServiceOptions) -> int | None:
@@ -82,7 +71,7 @@ def _fork(options: ServiceOptions) -> int | None:
     for spec in options.devices:
         _load(spec, options.warm)
     with contextlib.suppress(OSError):
-        if _is_alone():
+        if len(os.listdir("/proc/self/task")) == 1:
             gc.freeze()
             return os.fork()
     return None
@@ -93,13 +82,12 @@ def _become(client: int, request: dict[str, Any], fds: list[int]) -> ServiceOpti
     told, stderr, *named = fds
     os.environ.update(request["env"])
     os.setsid()
-    signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
     os.dup2(stderr, 1)
     os.dup2(stderr, 2)
     os.close(stderr)
     pidfd = os.pidfd_open(os.getpid())
     with socket.socket(fileno=told) as end, contextlib.suppress(OSError):  # the client has given up
-        socket.send_fds(end, [str(os.getpid()).encode()], [pidfd])
+        socket.send_fds(end, [b"!"], [pidfd])
     os.close(pidfd)
     return ServiceOptions.read(request["options"], client=client, **dict(zip(request["names"], named, strict=True)))
 
@@ -116,20 +104,11 @@ def _load(spec: str, warm: bool) -> None:
     find_code()
 
 
-def _is_alone() -> bool:
-    """Whether this process has one thread. A library that has started others may end them before a fork, for good."""
-    if len(os.listdir("/proc/self/task")) > 1:
-        pid = os.fork()
-        if pid == 0:
-            os._exit(0)
-        os.waitpid(pid, 0)
-    return len(os.listdir("/proc/self/task")) == 1
-
-
 def main() -> int:
     """Be the zygote, and then one of its children."""
     control, parent = map(int, sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else the kernel forgets how children ended
     check(lib.nnb_signal_when_orphaned(signal.SIGCONT))  # one that is stopped goes on, and sees it
     client = child.pidfd_of_parent(parent)
     return 0 if client < 0 else child.serve(_serve(socket.socket(fileno=control), client))
