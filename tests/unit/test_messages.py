@@ -426,7 +426,7 @@ def options() -> set[str]:
             if callable(member):
                 with contextlib.suppress(ValueError):  # builtins
                     found |= inspect.signature(member).parameters.keys()
-    return found | {"find"}  # of `nnburst.scale.ray`, which these tests do without
+    return found
 
 
 def test_options_that_messages_name_exist() -> None:
