@@ -302,7 +302,7 @@ print(json.dumps({
     ("mode", "owner", "because"),
     [
         ("0711", SERVICE, f"is of user {SERVICE}"),
-        ("0777", "client", "can be written by other users"),
+        ("0777", "client", "drwxrwxrwx"),
         ("0711", "client", f"is of user {SERVICE}, and this process trusts those of user"),
     ],
 )
@@ -327,7 +327,7 @@ def test_service_that_another_account_has_planted_is_not_used(
     assert found["connect"] == found["name"]
     assert because in found["other"]
     assert f"trust_uid={SERVICE}" in found["path"]
-    trusted = "can be written by other users" if mode == "0777" else "connected"
+    trusted = "drwxrwxrwx" if mode == "0777" else "connected"
     assert trusted in found["one"]
     assert trusted in found["several"]
     assert found["listed"] == ([] if owner == SERVICE or mode == "0777" else ["vision"])

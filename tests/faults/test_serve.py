@@ -234,7 +234,7 @@ def test_killed_service_is_replaced_at_its_name(start: Callable[..., Served]) ->
     with nnburst.connect("vision") as service:
         served.process.kill()
         served.ended()
-        with pytest.raises(DeviceUnavailable, match="has ended and left its socket"):
+        with pytest.raises(DeviceUnavailable, match="start one with: nnburst serve"):
             nnburst.connect("vision")
         assert not service.alive or Background(lambda: wait_dead(service)).result()
     start("--name", "vision")

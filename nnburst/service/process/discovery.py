@@ -3,9 +3,6 @@
 The owner of a name holds a lock on ``NAME.lock`` that belongs to its open file, so the kernel drops it with the
 process, however that ends. A socket whose lock is free and at which nobody listens was left behind, and the next owner
 may replace it. The lock file carries the owner's process id, for people and for `nnburst ls`.
-
-What cleans up /tmp may remove either file of a service that runs. The owner still has the lock file open, and still
-listens at the socket; at its end it removes no files but its own.
 """
 
 from __future__ import annotations
@@ -13,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import glob
 import os
 import re
 import socket
@@ -141,12 +137,10 @@ def _distrusted(directory: Path, trusted: Collection[int]) -> str:
         return ""
     if _is_of(found, trusted):
         return ""
-    what = f"is of user {found.st_uid}" if stat.S_ISDIR(found.st_mode) else "is not a directory"
-    if found.st_uid in trusted and stat.S_ISDIR(found.st_mode):
-        what = "can be written by other users"
     return (
-        f"the runtime directory {str(directory)!r} {what}, so a service in it may be anybody's: remove it, set "
-        f"{RUNTIME_VARIABLE}, or, if you trust that user, connect(..., trust_uid={found.st_uid})"
+        f"the runtime directory {str(directory)!r} is of user {found.st_uid} ({stat.filemode(found.st_mode)}), so a "
+        f"service in it may be anybody's: remove it, set {RUNTIME_VARIABLE}, or, if no other user can write it and you "
+        f"trust that one, connect(..., trust_uid={found.st_uid})"
     )
 
 
@@ -160,14 +154,13 @@ class Claim:
         self.path = path
         self.listener = listener
         self._lock = lock
-        self._own = (path, path.lstat()), (_lock_path(path), os.fstat(lock))
 
     def close(self) -> None:
         """Remove the files, stop to listen and let go of the name. Idempotent."""
         lock, self._lock = self._lock, -1
         if lock >= 0:
-            for path, own in self._own:
-                remove_own(path, own)
+            for path in (self.path, _lock_path(self.path)):
+                path.unlink(missing_ok=True)
             self.listener.close()
             os.close(lock)
 
@@ -236,27 +229,6 @@ def _open_lock(path: Path, flags: int) -> int:
         os.close(fd)
         raise OSError(errno.EINVAL, "it is not a regular file; remove it, or choose another name")
     return fd
-
-
-def _open_removed(path: Path) -> int:
-    """Open a lock file that was removed while a process of this user has it open.
-
-    Raises:
-        FileNotFoundError: None has.
-    """
-    removed = f"{os.path.realpath(path)} (deleted)"
-    for link in glob.iglob("/proc/[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):
-            if os.readlink(link) == removed and os.stat(link).st_uid == os.geteuid():
-                return os.open(link, os.O_RDONLY | os.O_CLOEXEC)
-    raise FileNotFoundError(path)
-
-
-def remove_own(path: Path, own: os.stat_result) -> None:
-    """Remove a file if it is the one that was found there, which is still open: no other has its inode."""
-    with contextlib.suppress(OSError):
-        if os.path.samestat(path.lstat(), own):
-            path.unlink()
 
 
 def _is_file(fd: int, path: Path) -> bool:
@@ -419,24 +391,17 @@ def dial(address: str, timeout: float | None, trust_uid: int | Collection[int] =
 
 
 def _unreachable(address: str, path: Path, error: OSError) -> DeviceUnavailable | ResourceExhausted:
-    option = f"--socket {path}" if address.startswith(_PREFIX) else f"--name {address}"
-    start = f"start one with: nnburst serve {option}"
-    if error.errno == errno.ENOENT and _lock_path(path).exists() and (pid := _owner(_lock_path(path))[0]):
+    number, option = error.errno, f"--socket {path}" if address.startswith(_PREFIX) else f"--name {address}"
+    if number in (errno.ENOENT, errno.ENOTDIR, errno.ECONNREFUSED):
+        return DeviceUnavailable(f"no service runs at {str(path)!r}: start one with: nnburst serve {option}")
+    if number == errno.EACCES:
         return DeviceUnavailable(
-            f"process {pid} serves {address!r}, but {str(path)!r} was removed: end it, and {start}"
+            f"user {os.geteuid()} may not reach {str(path)!r}: its owner has to start the service with --allow-uid "
+            f"{os.geteuid()}"
         )
-    if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
-        return ResourceExhausted(f"no connection to {str(path)!r}: {meaning(error.errno)}")
-    reason = {
-        errno.ENOENT: f"no service runs at {str(path)!r}: {start}",
-        errno.ENOTDIR: f"no service runs at {str(path)!r}: {start}",
-        errno.ECONNREFUSED: f"the service at {str(path)!r} has ended and left its socket: {start}",
-        errno.EACCES: f"user {os.geteuid()} may not reach {str(path)!r}: its owner has to start the service with "
-        f"--allow-uid {os.geteuid()}",
-        errno.EPROTOTYPE: f"{str(path)!r} is a socket of another kind of program",
-        errno.ENOTSOCK: f"{str(path)!r} is not a socket",
-    }.get(error.errno or 0, f"{str(path)!r} cannot be reached: {error.strerror}")
-    return DeviceUnavailable(reason)
+    reason = f"{str(path)!r} cannot be reached: {meaning(number or 0)}"
+    is_full = number in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
+    return ResourceExhausted(reason) if is_full else DeviceUnavailable(reason)
 
 
 # ---- looking around -------------------------------------------------------------------------------------------
@@ -486,10 +451,7 @@ def owner_of(address: str, trust_uid: int | Collection[int] = ()) -> int:
 def _owner(lock: Path) -> tuple[int | None, str]:
     """Return the pid, 0 if the owner is gone, None if there was none; and what the service says of itself."""
     try:
-        try:
-            fd = _open_lock(lock, os.O_RDONLY)
-        except FileNotFoundError:
-            fd = _open_removed(lock)
+        fd = _open_lock(lock, os.O_RDONLY)
     except FileNotFoundError:
         return None, ""
     except OSError:
