@@ -174,7 +174,7 @@ class RemoteDevice(DescribedDevice):
             job = replace(job, cache=cache)
         message = caching.PrepareModel(device=at.number, model=wire, job=job)
         reply, _ = _made(at.connection, message, fds, _patience(deadline))
-        result = reply.cache and SaveResult(**asdict(reply.cache) | {"reason": _reason(reply.cache.reason)})
+        result = reply.cache and SaveResult(**asdict(reply.cache) | {"reason": CacheReason(reply.cache.reason)})
         return RemotePreparedModel(at, reply.prepared_model, result, takes_steps=reply.takes_steps)
 
     def prepare_model_from_cache(self, cache: CacheFiles, deadline_ns: int = 0) -> RemotePreparedModel:
@@ -185,7 +185,9 @@ class RemoteDevice(DescribedDevice):
         message = caching.PrepareModelFromCache(device=at.number, cache=wire, deadline_ns=deadline.at_ns)
         reply, _ = _made(at.connection, message, fds, _patience(deadline))
         if reply.prepared_model is None:
-            raise CacheRejected(_reason(reply.reason), _without_reason(reply.message), status=ErrorStatus(reply.status))
+            raise CacheRejected(
+                CacheReason(reply.reason), _without_reason(reply.message), status=ErrorStatus(reply.status)
+            )
         return RemotePreparedModel(at, reply.prepared_model, takes_steps=reply.takes_steps)
 
     def confirm_cache(self, token: bytes, generation: bytes) -> bool:
@@ -416,11 +418,6 @@ def _patience(deadline: Deadline) -> float | None:
     """Seconds to wait for an answer that the service gives by a deadline."""
     left = deadline.left()
     return None if left is None else left + _GRACE
-
-
-def _reason(name: str) -> CacheReason:
-    """Read a reason; one that only a newer service knows is an I/O error to us."""
-    return CacheReason(name) if name in CacheReason.__members__ else CacheReason.IO_ERROR
 
 
 def _without_reason(message: str) -> str:

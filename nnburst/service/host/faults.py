@@ -17,21 +17,16 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Mapping
+from typing import Literal
 
 import msgspec
 
-from ...burst import BurstCallback, BurstContext, ExecutionBurstServer, Kernel
-from ...burst.server.server import executor_of
 from ...devices import PreparedModel, WrappedModel
-from ...model import ExecutionResult, MeasureTiming, Request, RunOptions
+from ...model import ExecutionResult, Request, RunOptions
 from ..wire.cache_messages import PrepareModel, PrepareModelFromCache
 from ..wire.protocol import Call, ConfigureBurst, GetSupportedOperations
 from ..wire.values import Message
-
-if TYPE_CHECKING:
-    from ...fmq import MQDescriptor
 
 _log = logging.getLogger("nnburst.faults")
 
@@ -200,13 +195,15 @@ _ACTS: Mapping[Act, Callable[[_Armed], None]] = {
 
 
 class FaultyModel(WrappedModel):
-    """Another model, as a service with fault points runs it: passes the point "run"."""
+    """Another model, as a service with fault points runs it: each run passes the point "run", and is bound anew."""
 
     def __init__(self, inner: PreparedModel, points: FaultPoints) -> None:
         super().__init__(inner)
         self._points = points
 
-    execute_fenced = PreparedModel.execute_fenced  # which runs what `bind_fenced` returns
+    burst_executor = PreparedModel.burst_executor
+    execute_fenced = PreparedModel.execute_fenced
+    configure_execution_burst = PreparedModel.configure_execution_burst
 
     def execute_synchronously(self, request: Request, options: RunOptions = RunOptions()) -> ExecutionResult:
         self._points.reach("run")
@@ -220,25 +217,3 @@ class FaultyModel(WrappedModel):
             return bound(final)
 
         return run
-
-    def configure_execution_burst(
-        self,
-        callback: BurstCallback,
-        request_channel: MQDescriptor,
-        result_channel: MQDescriptor,
-        polling_window: float | None = None,
-    ) -> BurstContext:
-        executor = self.inner.burst_executor() or executor_of(self.inner)
-        bind = executor.bind
-
-        def bound(request: Request, slots: Sequence[int], measure: MeasureTiming) -> Kernel:
-            kernel = bind(request, slots, measure)
-
-            def run() -> ExecutionResult | None:  # without a `gate`: it admits itself to driver-managed buffers
-                self._points.reach("run")
-                return kernel()
-
-            return run
-
-        executor.bind = bound  # type: ignore[method-assign]
-        return ExecutionBurstServer.create(callback, request_channel, result_channel, executor, polling_window)

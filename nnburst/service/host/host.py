@@ -157,17 +157,6 @@ class ServiceHost:
         with self._lock:
             return tuple(self._connections)
 
-    def end_clients(self, pid: int, reason: str) -> int:
-        """End the connections of a process and what runs for it, as if it had gone. Does not wait.
-
-        Returns:
-            How many connections it has.
-        """
-        found = [hosted for hosted in self.connections if hosted.client_pid == pid]
-        for hosted in found:
-            hosted.end(reason)
-        return len(found)
-
     def give_up(self, reason: str) -> None:
         """End this process, whatever it is doing, as soon as its clients have been told. Does not return."""
         _log.error("%s", reason)
@@ -282,12 +271,6 @@ class Client:
         """End the connection. Idempotent."""
         self.connection.close()
 
-    def end(self, reason: str) -> None:
-        """Have the connection end, and what runs for its client; waits for neither."""
-        self.objects.hang_up()
-        self.objects.leave()
-        self.connection.hang_up(calls.EndNotice(reason=reason))
-
     def _release_all(self) -> None:
         self.objects.leave()
         self.objects.close()
@@ -395,7 +378,7 @@ class Client:
         reason = f"for {whom} alone, by order of user {uid} (nnburst kick)"
         broker = self.host.broker
         if broker is None or self.is_broker:
-            return calls.EndClientsReply(0 if of_user else self.host.end_clients(message.pid, reason))
+            return calls.EndClientsReply(0)
         order = calls.KickClients(self.client_pid if of_user else message.pid, reason, message.uid)
         reply: calls.EndClientsReply
         reply, _ = broker.connection.call(order, timeout=_PATIENCE)

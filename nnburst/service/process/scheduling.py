@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -13,7 +14,6 @@ POLICIES = {"fifo": os.SCHED_FIFO, "rr": os.SCHED_RR}
 _PRIORITIES = range(1, 100)
 _CPUS = range(8192)
 """Numbers that a CPU can have: no Linux is built for more."""
-_DIGITS = 9
 _REMEDY = (
     "allow it with `ulimit -r {0}` (`rtprio {0}` in /etc/security/limits.conf, LimitRTPRIO={0} in a systemd unit, "
     "the limit rtprio of a container) or give the process CAP_SYS_NICE"
@@ -51,15 +51,12 @@ class Scheduling:
     @classmethod
     def of(cls, scheduler: tuple[str, int] | None, affinity: Collection[int] | None) -> Scheduling:
         """Take the arguments of `launch`."""
-        policy, priority = "", 0
-        if scheduler is not None:
-            try:
-                policy, priority = scheduler
-            except (TypeError, ValueError):
-                raise InvalidArgument(
-                    f'scheduler={scheduler!r}; give policy and priority, as in ("fifo", 20)'
-                ) from None
-            if not policy or not isinstance(policy, str) or type(priority) is not int:
+        match scheduler:
+            case None:
+                policy, priority = "", 0
+            case [str() as policy, int() as priority] if policy and type(priority) is int:
+                pass
+            case _:
                 raise InvalidArgument(f'scheduler={scheduler!r}; give policy and priority, as in ("fifo", 20)')
         cpus: frozenset[int] = frozenset()
         if affinity is not None:
@@ -74,10 +71,10 @@ class Scheduling:
         """Take the texts of command lines: ``fifo:20``, and ``1`` or ``0,2-3``."""
         given: tuple[str, int] | None = None
         if scheduler is not None:
-            policy, _, priority = scheduler.partition(":")
-            if not _is_number(priority):
+            found = re.fullmatch("(.*):([0-9]{1,9})", scheduler)
+            if found is None:
                 raise InvalidArgument(f"--scheduler {scheduler}: write it as POLICY:PRIORITY, such as fifo:20")
-            given = policy, int(priority)
+            given = found[1], int(found[2])
         return cls.of(given, None if affinity is None else set(_cpus(affinity)))
 
     def apply(self) -> None:
@@ -133,13 +130,9 @@ def _text(cpus: Iterable[int]) -> str:
 
 def _cpus(text: str) -> Iterator[int]:
     for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        last = last if dash else first
-        if not _is_number(first) or not _is_number(last) or int(first) > int(last):
+        found = re.fullmatch("([0-9]{1,9})(?:-([0-9]{1,9}))?", part.strip())
+        if found is None or int(found[1]) > int(found[2] or found[1]):
             raise InvalidArgument(f"--affinity {text}: write the numbers of CPUs, such as 1 or 0,2-3")
-        yield int(last)  # which is out of range if one of them is
-        yield from range(int(first), min(int(last), len(_CPUS)))
-
-
-def _is_number(text: str) -> bool:
-    return text.isdecimal() and len(text) <= _DIGITS
+        last = int(found[2] or found[1])
+        yield last  # which is out of range if one of them is
+        yield from range(int(found[1]), min(last, len(_CPUS)))
