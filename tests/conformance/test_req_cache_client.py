@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import nnburst
@@ -353,56 +352,17 @@ def test_REQ_CACHE_067_reason_of_a_rejection_crosses_the_connection(
 # ---- real processes -------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def restarting() -> Iterator[nnburst.Service]:
-    with nnburst.launch(devices=["nnburst-reference"], restart=True) as service:
-        yield service
-
-
-@pytest.mark.check
-def test_REQ_CACHE_088_new_sessions_work_after_the_service_has_died(restarting: nnburst.Service) -> None:
-    x = {"x": np.array([-1, 2], np.float32)}
-    pids = set()
-    for _ in range(3):
-        with restarting.session(model()) as session:
-            assert session.run(None, x)[0].tolist() == [0, 2]
-            pids.add(restarting.pid)
-            os.kill(restarting.pid, signal.SIGKILL)
-            with pytest.raises(DeadObject):
-                session.run(None, x)
-    assert len(pids) == 3
-
-
 @pytest.mark.check
 def test_REQ_CACHE_084_files_are_restored_by_the_next_process(
-    restarting: nnburst.Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: CacheFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NNBURST_STATE_DIR", str(tmp_path / "state"))
-    os.kill(restarting.pid, signal.SIGKILL)
-    device = restarting.devices[0]
-    fds = tuple(os.open(tmp_path / f"{i}", os.O_RDWR | os.O_CREAT, 0o600) for i in range(2))
-    prepared = device.prepare_model(model(), CompileJob(cache=CacheFiles(fds[:1], fds[1:], TOKEN)))
-    assert prepared.cache_result is not None
-    assert prepared.cache_result.saved
-    os.kill(restarting.pid, signal.SIGKILL)
-    restored = device.prepare_model_from_cache(CacheFiles(fds[:1], fds[1:], TOKEN))
-    assert device.counters()["loads"] == 1
-    restored.close()
-    prepared.close()
-    for fd in fds:
-        os.close(fd)
-
-
-def test_REQ_CACHE_064_065_071_072_service_that_dies_is_a_dead_object(tmp_path: Path) -> None:
-    with nnburst.launch(devices=["nnburst-reference"]) as service:
+    with nnburst.launch(devices=["nnburst-reference"], restart=True) as service:
+        device = service.devices[0]
         os.kill(service.pid, signal.SIGKILL)
-        fds = tuple(os.open(tmp_path / f"{i}", os.O_RDWR | os.O_CREAT, 0o600) for i in range(2))
-        for call in (
-            lambda: service.devices[0].prepare_model(model()),
-            lambda: service.devices[0].prepare_model_from_cache(CacheFiles(fds[:1], fds[1:], TOKEN)),
-        ):
-            with pytest.raises(DeadObject) as error:
-                call()
-            assert error.value.status is ErrorStatus.DEAD_OBJECT
-        for fd in fds:
-            os.close(fd)
+        prepared = device.prepare_model(model(), CompileJob(cache=files))
+        assert prepared.cache_result is not None
+        assert prepared.cache_result.saved
+        os.kill(service.pid, signal.SIGKILL)
+        device.prepare_model_from_cache(files).close()
+        assert device.counters()["loads"] == 1

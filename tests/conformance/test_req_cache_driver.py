@@ -1,24 +1,21 @@
-"""REQ-CACHE 001 … 020: what a device does with cache files, in this process and in a service."""
+"""REQ-CACHE 001 … 020: what a device does with cache files; what it believes of them is in `test_cache_device.py`."""
 
 from __future__ import annotations
 
 import os
 import random
 import socket
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import nnburst
-from nnburst.cache import CacheReason, CacheRejected
+from nnburst.cache import CacheReason
 from nnburst.devices import CacheFiles, CompileJob, Device, DeviceCacheHome, PreparedModel, create_device
 from nnburst.errors import ErrorStatus, InvalidArgument, NNBurstError, ResourceExhausted
-from nnburst.model import ModelBuilder, OperandType, OperationType
 from nnburst.service import Quotas, ServiceConnection, ServiceHost
 from support.samples import SAMPLES, Sample, check_outputs, run
 
@@ -127,21 +124,6 @@ def test_REQ_CACHE_003_saved_and_retrieved(device: Device, files: Files, kind: s
     assert changed == {"loads"}  # neither validated nor lowered nor transformed
 
 
-@every_kind
-def test_REQ_CACHE_004_offsets_that_are_not_zero(device: Device, files: Files, kind: str) -> None:
-    one = sample(kind)
-    for path in files.paths:
-        path.write_bytes(b"xy")
-    with files.open() as fds:
-        for fd in fds[0] + fds[1]:
-            os.lseek(fd, 2, os.SEEK_SET)
-        check(device.prepare_model(one.model, CompileJob(cache=CacheFiles(*fds, TOKEN))), one)
-    with files.open() as fds:
-        for fd in fds[0] + fds[1]:
-            os.lseek(fd, 1, os.SEEK_SET)
-        check(device.prepare_model_from_cache(CacheFiles(*fds, TOKEN)), one)
-
-
 WRONG_COUNTS = [(2, 1), (0, 1), (1, 2), (1, 0)]
 
 
@@ -181,106 +163,6 @@ def test_REQ_CACHE_009_019_save_to_a_read_only_file(device: Device, files: Files
         check(save(device, one, files, flags=flags), one)
         fails(device, files, flags=flags)
     assert all(path.stat().st_size == 0 for path in files.paths)
-
-
-@pytest.mark.parametrize("which", [0, 1])
-@every_kind
-def test_REQ_CACHE_010_load_from_a_write_only_file(device: Device, files: Files, kind: str, which: int) -> None:
-    one = sample(kind)
-    check(save(device, one, files), one)
-    flags = [os.O_RDWR, os.O_RDWR]
-    flags[which] = os.O_WRONLY
-    assert fails(device, files, flags=flags) is GF
-    check(load(device, files), one)
-
-
-def chain(operation: OperationType, constant: float, length: int = 30) -> Sample:
-    """A chain of operations with one constant each: ADD of 1 counts them, MUL by 1 does nothing."""
-    b = ModelBuilder()
-    y = b.input("x", OperandType.TENSOR_FLOAT32, (2, 3))
-    for _ in range(length):
-        y = b.operation(operation, y, b.constant(np.full((2, 3), constant, np.float32)), b.scalar(0))[0]
-    b.output("y", y)
-    x = np.ones((2, 3), np.float32)
-    return Sample(b.build(), (x,), (x + length if operation is OperationType.ADD else x,))
-
-
-class _Overwriter:
-    """Writes another entry's files over ours, again and again, without truncating."""
-
-    def __init__(self, files: Files, foreign: list[bytes]) -> None:
-        self._files, self._foreign = files, foreign
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            for path, raw in zip(self._files.paths, self._foreign, strict=True):
-                with open(path, "r+b") as file:
-                    file.write(raw)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *exc: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-
-@pytest.mark.check
-@pytest.mark.parametrize("when", ["save", "load"])
-def test_REQ_CACHE_011_012_files_are_overwritten_meanwhile(
-    device: Device, files: Files, tmp_path: Path, when: str
-) -> None:
-    ours, theirs = chain(OperationType.ADD, 1), chain(OperationType.MUL, 1)
-    other = Files(tmp_path, "b")
-    save(device, theirs, other, bytes(32)).close()
-    foreign = [path.read_bytes() for path in other.paths]
-    save(device, ours, files).close()
-    good = [path.read_bytes() for path in files.paths]
-    for _ in range(100):
-        if when == "load":
-            for path, raw in zip(files.paths, good, strict=True):
-                path.write_bytes(raw)
-        with _Overwriter(files, foreign):
-            if when == "save":
-                save(device, ours, files).close()
-            try:
-                prepared = load(device, files)
-            except CacheRejected:
-                continue
-        check(prepared, ours)
-
-
-def test_REQ_CACHE_013_model_file_of_another_token(device: Device, files: Files, tmp_path: Path) -> None:
-    other = Files(tmp_path, "b")
-    save(device, chain(OperationType.ADD, 1), files).close()
-    save(device, chain(OperationType.MUL, 1), other, bytes(32)).close()
-    files.paths[0].write_bytes(other.paths[0].read_bytes())
-    assert fails(device, files) is GF
-
-
-@pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize("which", [0, 1], ids=["REQ_CACHE_014_model", "REQ_CACHE_016_data"])
-@every_kind
-def test_one_bit_of_a_file(device: Device, files: Files, kind: str, which: int, seed: int) -> None:
-    save(device, sample(kind), files).close()
-    raw = bytearray(files.paths[which].read_bytes())
-    generator = random.Random(seed)
-    raw[generator.randrange(len(raw))] ^= 1 << generator.randrange(8)
-    files.paths[which].write_bytes(raw)
-    assert fails(device, files) is GF
-
-
-@pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize("which", [0, 1], ids=["REQ_CACHE_015_model", "REQ_CACHE_017_data"])
-@every_kind
-def test_bytes_after_the_end_of_a_file(device: Device, files: Files, kind: str, which: int, seed: int) -> None:
-    save(device, sample(kind), files).close()
-    generator = random.Random(seed)
-    with open(files.paths[which], "ab") as file:
-        file.write(generator.randbytes(generator.randrange(1, 257)))
-    assert fails(device, files) is GF
 
 
 @pytest.mark.representative
