@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import nnburst
 from nnburst.devices import Device, create_device
 from nnburst.service import start_child
 
@@ -23,3 +24,10 @@ def device(request: pytest.FixtureRequest) -> Iterator[Device]:
         yield connection.devices[0]
     finally:
         connection.close()
+
+
+@pytest.fixture(scope="module", params=["in_process", pytest.param("child", marks=pytest.mark.check)])
+def service(request: pytest.FixtureRequest) -> Iterator[nnburst.Service]:
+    """A service with all devices, here and in a process of its own."""
+    with (nnburst.in_process if request.param == "in_process" else nnburst.launch)() as service:
+        yield service

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -36,7 +35,8 @@ from nnburst.model import (
     ModelBuilder,
     OperandType,
 )
-from nnburst.service import ServiceConnection, ServiceHost
+from nnburst.service import ServiceHost
+from support.services import in_process
 
 TOKEN = bytes(32)
 
@@ -292,12 +292,8 @@ def test_REQ_CACHE_098_099_100_device_that_comes_back_changed_is_invalid(change:
 def remote() -> Iterator[tuple[Fake, Device]]:
     """A device behind the control plane, and what the client sees of it."""
     device = Fake()
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-    host = ServiceHost([device])
-    host.serve(theirs)
-    with ServiceConnection(ours) as connection:
-        yield device, connection.devices[0]
-    host.close()
+    with in_process([device]) as (client, _):
+        yield device, client.devices[0]
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +15,9 @@ import nnburst
 from nnburst.cache import CacheReason
 from nnburst.devices import CacheFiles, CompileJob, Device, DeviceCacheHome, PreparedModel, create_device
 from nnburst.errors import ErrorStatus, InvalidArgument, NNBurstError, ResourceExhausted
-from nnburst.service import Quotas, ServiceConnection, ServiceHost
+from nnburst.service import Quotas
 from support.samples import SAMPLES, Sample, check_outputs, run
+from support.services import in_process
 
 TOKEN = bytes(range(32))
 COUNTS = (1, 1)
@@ -224,16 +224,11 @@ def test_forked_child_saves_and_loads_as_its_parent_does(tmp_path: Path, monkeyp
     assert save_and_load(3)
 
 
-def test_THR_21_private_copies_count_against_the_quota(tmp_path: Path) -> None:
+def test_THR_21_private_copies_count_against_the_quota(files: Files) -> None:
     """A huge sparse file is refused before anything of it is read, and the model is compiled."""
-    files = Files(tmp_path)
-    host = ServiceHost([create_device("nnburst-reference")], quotas=Quotas(mapped_bytes=1 << 20))
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-    host.serve(theirs)
-    with ServiceConnection(ours) as connection:
-        with files.open() as fds:
-            os.truncate(files.paths[1], 1 << 40)
-            with pytest.raises(ResourceExhausted):
-                connection.devices[0].prepare_model_from_cache(CacheFiles(*fds, TOKEN))
-        connection.devices[0].prepare_model(sample("float32").model).close()
-    host.close()
+    reference = create_device("nnburst-reference")
+    with in_process([reference], quotas=Quotas(mapped_bytes=1 << 20)) as (client, _), files.open() as fds:
+        os.truncate(files.paths[1], 1 << 40)
+        with pytest.raises(ResourceExhausted):
+            client.devices[0].prepare_model_from_cache(CacheFiles(*fds, TOKEN))
+        client.devices[0].prepare_model(sample("float32").model).close()

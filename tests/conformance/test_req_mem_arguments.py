@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import nnburst
 from nnburst import Burst, Compilation, Execution, Memory
 from nnburst.errors import BadState, GeneralFailure, InvalidArgument, NNBurstError, OutputInsufficientSize
 from nnburst.model import Model, ModelBuilder, OperandType, OperationType
@@ -24,12 +23,6 @@ DTYPES = {
     T.TENSOR_FLOAT16: np.float16,
     T.TENSOR_QUANT8_ASYMM: np.uint8,
 }
-
-
-@pytest.fixture(scope="module", params=["in_process", pytest.param("child", marks=pytest.mark.check)])
-def service(request: pytest.FixtureRequest) -> Iterator[Service]:
-    with (nnburst.in_process if request.param == "in_process" else nnburst.launch)() as service:
-        yield service
 
 
 @pytest.fixture

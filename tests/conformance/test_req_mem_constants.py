@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -29,12 +28,6 @@ ROWS, COLUMNS = 48, 64
 NBYTES = ROWS * COLUMNS * 4
 WEIGHTS = (np.arange(ROWS * COLUMNS, dtype=np.float32).reshape(ROWS, COLUMNS) % 7) - 3
 X = np.linspace(-1, 1, COLUMNS, dtype=np.float32)[None]
-
-
-@pytest.fixture(scope="module", params=["in_process", pytest.param("child", marks=pytest.mark.check)])
-def service(request: pytest.FixtureRequest) -> Iterator[Service]:
-    with (nnburst.in_process if request.param == "in_process" else nnburst.launch)() as service:
-        yield service
 
 
 def layer(builder: ModelBuilder, weights: int) -> Any:

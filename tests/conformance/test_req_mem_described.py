@@ -35,12 +35,6 @@ every_way = pytest.mark.parametrize("way", ["compute", "start", "burst"])
 kinds = pytest.mark.parametrize("kind", ["input", "output"])
 
 
-@pytest.fixture(scope="module", params=["in_process", pytest.param("child", marks=pytest.mark.check)])
-def service(request: pytest.FixtureRequest) -> Iterator[Service]:
-    with (nnburst.in_process if request.param == "in_process" else nnburst.launch)() as service:
-        yield service
-
-
 @pytest.fixture
 def opened() -> Iterator[Callable[[Any], Any]]:
     """Have what a test makes closed at its end, the last first."""

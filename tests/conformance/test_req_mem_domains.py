@@ -1,4 +1,4 @@
-"""REQ-MEM of memory domains: allocation, copies, executions; in process and not, with a burst and without."""
+"""REQ-MEM of memory domains: allocation and executions; `test_req_mem_domains_model.py` has the copies."""
 
 from __future__ import annotations
 
@@ -34,12 +34,6 @@ from support.models import add_with_activation, relu
 T = OperandType
 SHAPE = (1, 4, 4, 2)
 NBYTES = math.prod(SHAPE) * 4
-
-
-@pytest.fixture(scope="module", params=["in_process", pytest.param("child", marks=pytest.mark.check)])
-def service(request: pytest.FixtureRequest) -> Iterator[nnburst.Service]:
-    with (nnburst.in_process if request.param == "in_process" else nnburst.launch)() as service:
-        yield service
 
 
 @pytest.fixture
@@ -141,71 +135,6 @@ def contents(buffer: Buffer, shape: Sequence[int] = SHAPE) -> np.ndarray:
     with Memory.ashmem(math.prod(shape) * 4) as memory:
         buffer.copy_to(memory)
         return memory.array(np.float32, tuple(shape)).copy()
-
-
-OPEN = (0, 4, 4, 2)
-HALF, TWICE = NBYTES // 2, NBYTES * 2
-WRONG_COPIES: dict[str, tuple[tuple[int, ...], list[tuple[int, tuple[int, ...]]]]] = {
-    "REQ_MEM_016_size": (SHAPE, [(HALF, ()), (TWICE, ())]),
-    "REQ_MEM_017_size_where_dimensions_are_open": (OPEN, [(HALF, SHAPE), (TWICE, SHAPE)]),
-    "REQ_MEM_018_dimensions": (SHAPE, [(NBYTES, dims) for dims in ((1, 4, 4), (2, 4, 4, 2), (0, 4, 4, 2))]),
-    "REQ_MEM_019_dimensions_that_are_open": (
-        OPEN, [(NBYTES, dims) for dims in ((), (1, 4, 4), (1, 4, 4, 3), (1, 4, 4, 0), (2, 4, 4, 2))],
-    ),
-}  # fmt: skip
-"""Shape of the buffer; sizes and dimensions that it does not take."""
-
-
-@pytest.mark.parametrize("what", WRONG_COPIES)
-def test_copy_from_memory_that_does_not_fit(device: Device, prepare: Prepare, memory: Memory, what: str) -> None:
-    shape, wrong = WRONG_COPIES[what]
-    with in_out(device, prepare(relu(shape))) as buffer:
-        for size, dims in wrong:
-            with Memory.ashmem(size) as source, pytest.raises(InvalidArgument):
-                buffer.copy_from(source, dims)
-        with pytest.raises(GeneralFailure):  # REQ-MEM-020: it has no contents
-            buffer.copy_to(memory)
-        buffer.copy_from(memory, SHAPE)
-        assert (contents(buffer) == memory.array(np.float32, SHAPE)).all()
-
-
-@pytest.mark.parametrize("shape", [SHAPE, OPEN])
-def test_REQ_MEM_020_021_022_copy_to_wrong_size_keeps_the_contents(
-    device: Device, prepare: Prepare, memory: Memory, shape: tuple
-) -> None:
-    with in_out(device, prepare(relu(shape))) as buffer:
-        with pytest.raises(GeneralFailure):
-            buffer.copy_to(memory)
-        buffer.copy_from(memory, SHAPE)
-        for size in (HALF, TWICE):
-            with Memory.ashmem(size) as wrong, pytest.raises(InvalidArgument):
-                buffer.copy_to(wrong)
-        assert (contents(buffer) == memory.array(np.float32, SHAPE)).all()
-
-
-def test_REQ_MEM_113_failed_copy_from_ends_the_contents(device: Device, prepare: Prepare, memory: Memory) -> None:
-    with in_out(device, prepare(relu(SHAPE))) as buffer:
-        buffer.copy_from(memory)
-        with Memory.ashmem(4) as wrong, pytest.raises(InvalidArgument):
-            buffer.copy_from(wrong)
-        with pytest.raises(GeneralFailure):
-            buffer.copy_to(memory)
-        with pytest.raises(NNBurstError):
-            buffer.copy_buffer(buffer)  # nothing happens, above all no contents
-            buffer.copy_to(memory)
-
-
-def test_buffer_to_buffer_copy_has_bytes_of_its_own(device: Device, prepare: Prepare, memory: Memory) -> None:
-    prepared = prepare(relu(SHAPE))
-    with in_out(device, prepared) as a, in_out(device, prepared) as b:
-        with pytest.raises(InvalidArgument):
-            b.copy_buffer(a)
-        a.copy_from(memory)
-        b.copy_buffer(a)
-        memory.array(np.float32, SHAPE)[:] = 5
-        a.copy_from(memory)
-        assert (contents(a) == 5).all()
-        assert (contents(b) == np.arange(math.prod(SHAPE)).reshape(SHAPE) - 8).all()
 
 
 # ---- executions -------------------------------------------------------------------------------------------------
@@ -348,22 +277,6 @@ def test_REQ_MEM_029_REQ_WIRE_011_dimensions_that_do_not_fit(
         assert run(prepared, Request((big,), (whole(1),), pools))[0] is ErrorStatus.GENERAL_FAILURE
         with pytest.raises(GeneralFailure):
             contents(buffer)
-
-
-@not_fenced
-def test_REQ_MEM_029_buffer_with_open_dimensions_takes_those_of_its_contents(
-    device: Device, prepare: Prepare, run: Run, memory: Memory
-) -> None:
-    prepared = prepare(relu((0, 4, 4, 2)))
-    with in_out(device, prepared) as buffer, Memory.ashmem(3 * NBYTES) as pool:
-        pool.array(np.float32, (96,))[:] = 2
-        for n in (1, 3, 2):
-            dims = (n, 4, 4, 2)
-            request = Request((shared(0, 0, dims, n * NBYTES),), (whole(1),), (pool, token(buffer)))
-            status, shapes, _ = run(prepared, request)
-            assert status is ErrorStatus.NONE
-            assert shapes[0].dimensions == dims
-            assert (contents(buffer, dims) == 2).all()
 
 
 def test_REQ_MEM_108_stale_and_foreign_tokens(

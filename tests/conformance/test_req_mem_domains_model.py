@@ -129,24 +129,16 @@ class BufferStates(RuleBasedStateMachine):
                     with pytest.raises(GeneralFailure):
                         buffer.copy_to(target)
                 else:
+                    with Memory.ashmem(2 * values.nbytes) as wrong, pytest.raises(InvalidArgument):
+                        buffer.copy_to(wrong)  # which changes nothing
                     generation = buffer.copy_to(target)
                     assert (target.array(np.float32, values.shape) == values).all()
                     assert generation >= self.generations[i]
                     self.generations[i] = generation
 
 
-@pytest.mark.parametrize(
-    "start", [nnburst.in_process, pytest.param(nnburst.launch, marks=pytest.mark.check)], ids=["in_process", "child"]
-)
-def test_REQ_MEM_016_to_029_110_113_any_sequence_leaves_the_states_of_the_model(start: Any) -> None:
-    with start() as service:
-        machine = type("BufferStates", (BufferStates,), {"service": service})
-        run_state_machine_as_test(
-            machine,
-            settings=settings(
-                max_examples=25,
-                stateful_step_count=25,
-                deadline=None,
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
+def test_REQ_MEM_016_to_029_110_113_any_sequence_leaves_the_states_of_the_model(service: nnburst.Service) -> None:
+    machine = type("BufferStates", (BufferStates,), {"service": service})
+    checks = list(HealthCheck)
+    run = settings(max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=checks)
+    run_state_machine_as_test(machine, settings=run)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +15,7 @@ import pytest
 import nnburst
 from nnburst.burst import ExecutionBurstController
 from nnburst.devices import Buffer, Device, PreparedModel, create_device
-from nnburst.errors import DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, NNBurstError, ResourceExhausted
+from nnburst.errors import ErrorStatus, GeneralFailure, InvalidArgument, NNBurstError, ResourceExhausted
 from nnburst.memory import (
     BufferSet,
     BufferTracker,
@@ -39,7 +36,9 @@ from nnburst.model import (
     RequestArgument,
 )
 from nnburst.service import Quotas, ServiceConnection, ServiceHost
+from support.connections import socket_pair
 from support.models import add_with_activation, relu
+from support.services import in_process
 from support.waiting import until
 
 T = OperandType
@@ -103,15 +102,6 @@ def test_REQ_MEM_002_003_entries_that_no_role_names_are_not_looked_at(device: De
     device.allocate(BufferDesc(), [prepared, None], ROLE, ()).close()  # type: ignore[list-item]
 
 
-def test_REQ_MEM_098_100_device_without_the_feature_refuses_with_general_failure() -> None:
-    for start in (nnburst.in_process, nnburst.launch):
-        with start(devices=["nnburst-noop"]) as service:
-            prepared = service.devices[0].prepare_model(relu(SHAPE))
-            with pytest.raises(GeneralFailure):
-                in_out(service.devices[0], prepared)
-            prepared.close()
-
-
 def test_REQ_MEM_108_token_of_another_device_of_the_service(memory: Memory) -> None:
     first, second = (create_device("nnburst-reference") for _ in range(2))
     mine, other = first.prepare_model(relu(SHAPE)), second.prepare_model(relu(SHAPE))
@@ -161,15 +151,6 @@ def test_REQ_MEM_016_102_a_source_that_was_truncated_ends_the_contents(
             contents(buffer)
 
 
-def test_REQ_MEM_104_copy_to_memory_shared_for_reading_only(
-    device: Device, prepared: PreparedModel, memory: Memory
-) -> None:
-    with in_out(device, prepared) as buffer, Memory.mmap_fd(memory.fds[0], NBYTES, prot=1) as read_only:
-        buffer.copy_from(read_only)
-        with pytest.raises(InvalidArgument):
-            buffer.copy_to(read_only)
-
-
 def test_generations_count_changes(device: Device, prepared: PreparedModel, memory: Memory) -> None:
     with in_out(device, prepared) as buffer:
         seen = []
@@ -180,25 +161,6 @@ def test_generations_count_changes(device: Device, prepared: PreparedModel, memo
         assert prepared.execute_synchronously(request)[0] is ErrorStatus.NONE
         seen.append(buffer.copy_to(memory))
         assert seen[0] < seen[1] < seen[2] == buffer.copy_to(memory)
-
-
-def test_REQ_MEM_091_buffer_copy_that_fails_ends_the_contents_of_its_target_only(
-    device: Device, prepared: PreparedModel, memory: Memory
-) -> None:
-    wide = device.prepare_model(relu((1, 2, 8)))
-    with in_out(device, prepared) as a, in_out(device, wide) as b:
-        a.copy_from(memory)
-        b.copy_from(memory)
-        with pytest.raises(InvalidArgument):
-            b.copy_buffer(a)
-        assert (contents(a) == memory.array(np.float32, SHAPE)).all()
-        with pytest.raises(GeneralFailure):
-            contents(b)
-        with pytest.raises(InvalidArgument):
-            a.copy_buffer(b)
-        with pytest.raises(GeneralFailure):
-            contents(a)
-    wide.close()
 
 
 def test_state_copied_inside_the_device_after_each_run_uses_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,28 +310,6 @@ def test_REQ_MEM_109_closing_during_a_run_frees_the_bytes_after_it() -> None:
         running.admit()
 
 
-def test_what_was_made_over_the_bytes_is_used_again_without_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until something moves; then it is looked at once, and settled again."""
-    buffer, use = managed()
-    uses, looks = BufferSet([use]), []
-    real = uses._admit_with_care
-    monkeypatch.setattr(uses, "_admit_with_care", lambda: (looks.append(1), real())[1])
-    assert uses.admit() is None
-    uses.keep("made")
-    uses.commit(())
-    for _ in range(3):
-        assert uses.admit() == "made"
-        uses.commit(())
-    assert len(looks) == 1
-    other, _ = managed()
-    other.close()  # something moved, though not what is used here
-    for _ in range(3):
-        assert uses.admit() == "made"
-        uses.commit(())
-    assert len(looks) == 2
-    buffer.close()
-
-
 # ---- many users -------------------------------------------------------------------------------------------------
 
 
@@ -463,13 +403,8 @@ def test_REQ_MEM_112_readers_never_see_half_of_a_write(device: Device, prepared:
 @pytest.fixture
 def hosted() -> Iterator[tuple[ServiceHost, Device]]:
     quotas = Quotas(buffers=3, buffer_bytes=4 * NBYTES)
-    host = ServiceHost([create_device("nnburst-reference")], quotas=quotas)
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    host.serve(theirs)
-    client = ServiceConnection(ours)
-    yield host, client.devices[0]
-    client.close()
-    host.close()
+    with in_process([create_device("nnburst-reference")], quotas=quotas) as (client, host):
+        yield host, client.devices[0]
 
 
 def test_quota_of_buffers(hosted: tuple[ServiceHost, Device]) -> None:
@@ -506,56 +441,17 @@ def test_quota_of_bytes_counts_what_buffers_grow_to(hosted: tuple[ServiceHost, D
                 other.copy_buffer(buffer)
 
 
-_CLIENT = """
-import os, socket, sys
-sys.path[:0] = sys.argv[2].split(os.pathsep)
-import test_req_mem_domains_more as tests
-from nnburst.devices import Device
-from nnburst.service import ServiceConnection
-device = ServiceConnection(socket.socket(fileno=int(sys.argv[1]))).devices[0]
-prepared = device.prepare_model(tests.relu(tests.SHAPE))
-kept = [tests.in_out(device, prepared) for _ in range(2)]
-print("ready", flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.check
 def test_REQ_MEM_109_death_of_a_client_frees_its_buffers() -> None:
-    device = create_device("nnburst-reference")
-    tracker: BufferTracker = device._tracker  # type: ignore[attr-defined]
-    host = ServiceHost([device])
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    host.serve(ours)
-    with subprocess.Popen(
-        [sys.executable, "-c", _CLIENT, str(theirs.fileno()), os.pathsep.join(sys.path)],
-        pass_fds=[theirs.fileno()],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as client:
-        theirs.close()
-        assert client.stdout is not None
-        assert client.stdout.readline() == b"ready\n"
-        assert len(tracker) == 2
+    host = ServiceHost([create_device("nnburst-reference")])
+    tracker: BufferTracker = host.devices[0]._tracker  # type: ignore[attr-defined]
+    ours, theirs = socket_pair()
+    host.serve(theirs)
+    with ours.dup() as wire, ServiceConnection(ours) as client:
+        prepared = client.devices[0].prepare_model(relu(SHAPE))
+        kept = [in_out(client.devices[0], prepared) for _ in range(2)]
         buffers = list(tracker._buffers.values())
-        client.send_signal(signal.SIGKILL)
+        assert len(buffers) == len(kept)
+        wire.shutdown(socket.SHUT_RDWR)  # as the end of its process does
         until(lambda: len(tracker) == 0)
     assert all(buffer.storage.nbytes == 0 for buffer in buffers)
     host.close()
-
-
-def test_REQ_MEM_099_101_buffer_of_a_dead_service_is_dead_and_stays_so(memory: Memory) -> None:
-    """Contents are gone with the service, so no copy is repeated on a new buffer behind the caller's back."""
-    with nnburst.launch() as service:
-        device = service.devices[0]
-        prepared = device.prepare_model(relu(SHAPE))
-        buffer = in_out(device, prepared)
-        buffer.copy_from(memory)
-        assert service.pid is not None
-        os.kill(service.pid, signal.SIGKILL)
-        for _ in range(2):
-            with pytest.raises(DeadObject):
-                buffer.copy_to(memory)
-        with pytest.raises(DeadObject):
-            in_out(device, prepared)
-        buffer.close()
