@@ -23,6 +23,7 @@ int nnb_channel_init(nnb_channel *ch, nnb_mq *mq, int size_at, uint64_t window_n
     ch->bell = -1;
     ch->window_ns = window_ns;
     ch->windows = 1;
+    ch->polling.left = 1;
     ch->counters = counters;
     ch->packets = size_at == 4 ? NNB_REQUESTS : NNB_RESULTS;
     /* A forked child must not keep an endpoint's queue alive, nor use it. */
@@ -68,7 +69,8 @@ int nnb_channel_send(nnb_channel *ch, const uint8_t *packet, uint32_t n)
         return rc == -EAGAIN ? -ENOBUFS : rc;
     nnb_count(ch->counters, ch->packets, 1);
     nnb_fence_seq_cst(); /* SYNC POINT: publish <-> sleep */
-    if (!(nnb_load32_relaxed((nnb_a32 *)q->event) & NNB_EVENT_NOT_EMPTY))
+    ch->peer_sleeps = !(nnb_load32_relaxed((nnb_a32 *)q->event) & NNB_EVENT_NOT_EMPTY);
+    if (ch->peer_sleeps)
         rouse(ch);
     return 0;
 }
@@ -116,7 +118,9 @@ static int take(nnb_channel *ch, uint8_t *packet, uint64_t bytes)
     uint64_t datums = bytes / NNB_DATUM_SIZE;
     ch->poll_until = 0;
     if (!ch->waiting)
-        ch->fruitless = 0;
+        nnb_polling_paid(&ch->polling);
+    else if (ch->polling.slept_ns)
+        nnb_polling_slept(&ch->polling, nnb_now_ns(), ch->window_ns * ch->windows);
     ch->waiting = 0;
     nnb_mq_peek(q, 0, packet, NNB_DATUM_SIZE);
     uint32_t n = announced(ch, packet, datums);
@@ -153,7 +157,7 @@ static int poll_window(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns, u
     if (!slice)
         slice = now + NNB_SLICE_NS;
     if (!ch->poll_until)
-        ch->poll_until = now + nnb_window(ch->window_ns * ch->windows, ch->fruitless);
+        ch->poll_until = now + ch->window_ns * ch->windows;
     for (;;) {
         int rc = nnb_channel_try(ch, packet, CLOCK_EVERY);
         if (rc != -EAGAIN)
@@ -172,13 +176,17 @@ static int poll_window(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns, u
 
 int nnb_channel_look(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns, uint64_t until_ns)
 {
-    if (nnb_channel_polls(ch) && !ch->waiting) {
+    if (ch->waiting)
+        return -EAGAIN;
+    if (nnb_channel_polls(ch)) {
         int rc = poll_window(ch, packet, deadline_ns, until_ns);
         if (rc != -EAGAIN)
             return rc;
-        ch->fruitless++;
+        nnb_polling_in_vain(&ch->polling);
+    } else if (ch->window_ns) {
+        ch->polling.slept_ns = nnb_now_ns();
     }
-    if (!ch->waiting && !ch->poll_ended)
+    if (!ch->poll_ended)
         ch->poll_ended = 1;
     ch->waiting = 1; /* one wait, however many slices it takes */
     return -EAGAIN;

@@ -433,6 +433,7 @@ static int send_request(nnb_execution *e)
             nnb_channel_unset_deadline(&c->request);
         return rc == -EMSGSIZE ? -ENOBUFS : rc == -ENOBUFS && flying ? -EAGAIN : rc;
     }
+    c->result.peer_sleeps = c->request.peer_sleeps;
     e->place = (uint32_t)(c->sent++ % MOST_SENT);
     c->flight[e->place] = (record){e, e->answer_n, sampled, timed, c->request.mq->own_w};
     c->owed += e->answer_n;

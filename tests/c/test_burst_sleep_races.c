@@ -9,6 +9,8 @@
 #include "nnb_channel.h"
 #include "nnb_server.h"
 
+#define WINDOW 200000
+
 static int waits, wakes, reads, read_by_poll; /* of the clock; of them those before the last wait */
 static uint64_t fake_ns; /* 0: the clock is the system's, else it goes on by 1 us each time that it is read */
 static void (*before_wait)(void), (*before_each_wait)(void);
@@ -56,6 +58,12 @@ static void answer_now(void)
     int id = nnb_server_try(p.server, 1);
     CHECK(id >= 0);
     CHECK_EQ(nnb_server_reply(p.server), 0);
+}
+
+static void answer_late(void)
+{
+    fake_ns += WINDOW;
+    answer_now();
 }
 
 static void hang_up_client(void) { nnb_client_hang_up(p.client); }
@@ -154,30 +162,42 @@ int main(void)
     nnb_execution_destroy(e);
     end_pair(&p);
 
-    /* a window that is in vain is halved the next time, down to an eighth; now and then it is tried in full */
-    begin(200000);
+    /* a window in vain is followed by 2, 4 ... 256 waits that sleep at once, and are over within the window */
+    begin(WINDOW);
     e = new_execution(p.client, 1);
-    for (int i = 0; i < 40; i++) {
-        CHECK_EQ(polled_for(e, answer_now), i % 16 == 0 ? 200000 : 200000 >> (i < 3 ? i : 3));
-        CHECK_EQ(waits, i + 1);
+    CHECK_EQ(polled_for(e, answer_now), 0); /* the first one, too */
+    for (int n = 1; n <= 9; n++) {
+        CHECK_EQ(polled_for(e, answer_now), WINDOW);
+        for (int i = 0; i < 1 << (n < 8 ? n : 8); i++)
+            CHECK_EQ(polled_for(e, answer_now), 0);
     }
-    /* one answer that polling finds makes it whole again */
+    /* one answer that polling finds begins anew */
     CHECK_EQ(nnb_execution_start(e), 0);
     answer_now();
     CHECK_EQ(nnb_execution_resume(e), 0);
-    CHECK_EQ(polled_for(e, answer_now), 200000);
-    CHECK_EQ(polled_for(e, answer_now), 100000);
+    CHECK_EQ(polled_for(e, answer_now), WINDOW);
+    /* waits that take longer do not count */
+    for (int i = 0; i < 10; i++)
+        CHECK_EQ(polled_for(e, answer_late), 0);
+    CHECK_EQ(polled_for(e, answer_now), 0);
+    CHECK_EQ(polled_for(e, answer_now), 0);
+    /* a request that wakes the service gets no polling */
+    __atomic_and_fetch(p.request->event, ~NNB_EVENT_NOT_EMPTY, __ATOMIC_SEQ_CST);
+    CHECK_EQ(polled_for(e, answer_now), 0);
+    CHECK_EQ(polled_for(e, answer_now), WINDOW);
     nnb_execution_destroy(e);
     end_pair(&p);
 
     /* a client that is told to rest does not poll, until it is told that it may */
-    p = new_pair_as(NNB_LAYOUT_STAMPED, 32, 200000, 200000);
+    p = new_pair_as(NNB_LAYOUT_STAMPED, 32, WINDOW, WINDOW);
     e = new_execution(p.client, 1);
-    CHECK(polled_for(e, answer_now) > 10000);
+    CHECK_EQ(polled_for(e, answer_now), 0);
     nnb_channel_set_rest(nnb_server_outbox(p.server), 1);
     CHECK(polled_for(e, answer_now) < 10000);
     nnb_channel_set_rest(nnb_server_outbox(p.server), 0);
-    CHECK(polled_for(e, answer_now) > 10000);
+    CHECK_EQ(polled_for(e, answer_now), 0);
+    CHECK_EQ(polled_for(e, answer_now), 0);
+    CHECK_EQ(polled_for(e, answer_now), WINDOW);
     nnb_execution_destroy(e);
     end_pair(&p);
 

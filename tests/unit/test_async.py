@@ -153,6 +153,8 @@ def test_polling_ends_with_the_turn_of_the_loop_and_goes_on_in_the_next(
 ) -> None:
     async def main() -> None:
         execution = patient.bind()
+        for _ in range(4):
+            execution.run()  # asleep, until it is known that answers come within the window
 
         async def other() -> None:
             for _ in range(10):

@@ -227,6 +227,15 @@ def test_programs_are_counted(command: list[str], tmp_path: Path) -> None:
 
 
 @pytest.mark.check
+def test_clients_that_sleep_between_their_calls_are_timed(tmp_path: Path) -> None:
+    options = ["--think", "1", "--hogs", "1", "--rounds", "1", "--clients", "2", "--work", "0.1", "--json", "rows.json"]
+    command = [sys.executable, str(ROOT / "benchmarks/waiting.py"), *options]
+    subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path, timeout=110, check=True)
+    (row,) = json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))
+    assert all(0 < row[kind][0] for kind in ("burst", "asleep", "shared", "socket", "pipe"))
+
+
+@pytest.mark.check
 def test_the_regression_set_runs() -> None:
     pytest.importorskip("pytest_benchmark")
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "--benchmark-disable", "benchmarks"]

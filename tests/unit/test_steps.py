@@ -280,7 +280,8 @@ def test_service_that_is_stopped_finishes_all_steps(
 def test_run_of_steps_is_polled_for_a_window_for_each_step(rig: tuple[Service, Accumulator]) -> None:
     service, device = rig
     with service.session("add", polling_window=0.1) as session, session.bind(steps=64, state=STATE) as execution:
-        execution.run()
+        for _ in range(4):
+            execution.run()
         before = session.stats.sleeps
         device.hook = lambda x: time.sleep(0.15 * (x[0] == 1))
         execution.inputs["x"][7] = 1
