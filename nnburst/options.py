@@ -68,7 +68,6 @@ class SessionKeywords(TypedDict, total=False):
     open_timeout: float | None
     cache_dir: str | os.PathLike[str] | None
     token: bytes | None
-    cache_always: bool
     cache_encrypt: bool
     on_death: OnDeath
     retry: int

@@ -14,7 +14,6 @@ from .reasons import SaveResult as SaveResult
 from .sealed_copy import anonymous_memory as anonymous_memory
 from .sealed_copy import check_fd as check_fd
 from .sealed_copy import place_of as place_of
-from .sealed_copy import seconds_per_byte as seconds_per_byte
 from .sealed_copy import take as take
 from .token import PRIORITY_CODE as PRIORITY_CODE
 from .token import checked_token as checked_token

@@ -273,22 +273,19 @@ class Cache:
             return [CacheReason(line[len(entry) :].strip()) for line in file if line.startswith(entry)]
         return []
 
-    def stage(
-        self, entry: str, counts: tuple[int, int], *, patience: float = 30.0, always: bool = False
-    ) -> StagedEntry:
+    def stage(self, entry: str, counts: tuple[int, int], *, patience: float = 30.0) -> StagedEntry:
         """Make empty files for an entry.
 
         Args:
             counts: Of model and data files.
             patience: Seconds to wait for another process that is writing it.
-            always: Also if it was not worth it three times.
 
         Raises:
             CacheRejected: BUSY, DISK_FULL, READ_ONLY, …: compile without saving.
         """
         self._check_on()
         reasons = self._declined(entry)
-        if len(reasons) >= _DECLINED_OFTEN and not (always and reasons[-1] is CacheReason.NOT_WORTH_IT):
+        if len(reasons) >= _DECLINED_OFTEN:
             raise CacheRejected(reasons[-1], "the device declined to save this three times")
         with self.place(create=True) as root:
             self.sweep()

@@ -56,8 +56,6 @@ class CacheReason(enum.StrEnum):
     TOO_BIG = "TOO_BIG"
     CHANGED = "CHANGED"
     """Constants were written while the model was compiled: the result is not the model that was asked for."""
-    NOT_WORTH_IT = "NOT_WORTH_IT"
-    """Compiling is faster than verifying would be."""
     DECLINED = "DECLINED"
     """The device does not cache this model."""
     READ_ONLY = "READ_ONLY"

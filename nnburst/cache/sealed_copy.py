@@ -11,8 +11,6 @@ import mmap
 import os
 import stat
 import struct
-import time
-from functools import cache
 from weakref import WeakValueDictionary
 
 from .._core._nnburst import ffi, lib
@@ -149,22 +147,6 @@ def read_header(fd: int, most: int) -> Header:
         return Header.decode(b"" if size < HEADER_SIZE else _read(fd, HEADER_SIZE, 0), size)
     except OSError as error:
         raise CacheRejected(CacheReason.IO_ERROR, f"a cache file cannot be read: {error.strerror}") from error
-
-
-@cache
-def seconds_per_byte() -> float:
-    """Return how long copying and verifying a file takes that is in memory; measured, on this machine."""
-    size = 4 << 20
-    header = Header(1, 0, 1, size, bytes(32), bytes(16), *(bytes(32),) * 3, bytes(8), bytes(32))
-    with os.fdopen(os.memfd_create("nnburst-sample"), "wb", 0) as sample:
-        sample.write(bytes(HEADER_SIZE + size))
-
-        def once() -> float:
-            started = time.thread_time()
-            _copied(sample.fileno(), header, MasterKey(bytes(32)))
-            return time.thread_time() - started
-
-        return min(once(), once()) / size
 
 
 def _copied(fd: int, header: Header, key: MasterKey) -> tuple[_Copy, Opening]:

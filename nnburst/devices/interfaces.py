@@ -58,7 +58,6 @@ class CacheFiles(Struct, frozen=True):
         token: 32 bytes that name the entry.
         fingerprint: Of the model, 32 bytes, to find out that a token was used for two; or empty.
         staged: The files become visible later: the device is told with `Device.confirm_cache`.
-        only_if_worth: Do not write files that would be read more slowly than the model compiles.
         place_fds: The directory where the entry is kept: a save replaces what was saved there under the token.
         priority: Of the executions of the model that is restored; `CompileJob` says that of one that is compiled.
         encrypt: Write encrypted files, and believe no others.
@@ -69,7 +68,6 @@ class CacheFiles(Struct, frozen=True):
     token: Bytes32
     fingerprint: Bytes32 = b""
     staged: bool = False
-    only_if_worth: bool = False
     place_fds: Annotated[tuple[int, ...], msgspec.Meta(max_length=1)] = ()
     priority: Priority = Priority.MEDIUM
     encrypt: bool = False

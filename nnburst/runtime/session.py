@@ -62,7 +62,6 @@ class Options(Struct, frozen=True, kw_only=True):
     open_timeout: float | None = None
     cache_dir: str | os.PathLike[str] | None = None
     token: bytes | None = None
-    cache_always: bool = False
     cache_encrypt: bool = False
     on_death: OnDeath = "raise"
     retry: int = 0
@@ -95,15 +94,15 @@ class Options(Struct, frozen=True, kw_only=True):
     @property
     def cache(self) -> CacheSource | None:
         """Where the compilation is kept."""
-        given = {each: flag(getattr(self, each), each) for each in ("cache_always", "cache_encrypt")}
+        encrypt = flag(self.cache_encrypt, "cache_encrypt")
         if self.cache_dir is None and self.token is None:
-            if asked := [each for each, wanted in given.items() if wanted]:
-                raise InvalidArgument(f"{asked[0]}=True, but nothing is cached: give cache_dir=, or token= as well")
+            if encrypt:
+                raise InvalidArgument("cache_encrypt=True, but nothing is cached: give cache_dir=, or token= as well")
             return None
         if not isinstance(self.cache_dir, str | os.PathLike | None):
             raise InvalidArgument(f"cache_dir is {type(self.cache_dir).__name__}; give the path of a directory")
         token = None if self.token is None else checked_token(self.token)
-        return DirectoryCache.at(self.cache_dir, token, always=self.cache_always, encrypt=self.cache_encrypt)
+        return DirectoryCache.at(self.cache_dir, token, encrypt=encrypt)
 
 
 class Session(OneProcess, Closing):
@@ -133,9 +132,8 @@ class Session(OneProcess, Closing):
         cache_dir: Directory where the result of compiling is kept and restored from; None: not cached, unless there is
             a token: then the user's cache directory. See `Compilation.set_caching` and `cache_report`.
         token: 32 bytes that differ for models that differ; None: made from the model itself.
-        cache_always: Keep also an ONNX model that compiles faster than it would be restored, which is measured, so that
-            a busy machine may decide otherwise (``NOT_WORTH_IT``). Needs ``cache_dir`` or ``token``.
-        cache_encrypt: Keep it encrypted with the service's key, and restore nothing else. Needs the same.
+        cache_encrypt: Keep it encrypted with the service's key, and restore nothing else. Needs ``cache_dir`` or
+            ``token``.
         on_death: ``"raise"``: when the service dies, the session is dead, too, and calls get `DeadObject`.
             ``"restart"``: runs that were under way get `DeadObject`; the next call starts the service again, or
             connects to it, within `open_timeout`, and prepares the model, from the cache if there is one. Opening on a

@@ -55,7 +55,7 @@ class Written(ReferenceDevice):
     def prepare_model(self, model: Model, job: CompileJob = CompileJob()) -> Any:
         self.memory.write(BAD, 0)
         if job.cache is not None and not self.checks:  # a device that saves whatever it has
-            job = replace(job, cache=replace(job.cache, fingerprint=b"", only_if_worth=False))
+            job = replace(job, cache=replace(job.cache, fingerprint=b""))
         prepared = super().prepare_model(model, job)
         if self.put_back:
             self.memory.write(GOOD, 0)

@@ -74,7 +74,7 @@ def test_a_lowered_model_is_restored_from_the_cache(tmp_path: Path, monkeypatch:
     for name in ("conv_float", "per_channel", "conv_float", "per_channel", "quant_chain_signed"):
         sample = SAMPLES[name]()
         with Compilation(sample.model, [create_device("nnburst-onnxruntime")]) as compilation:
-            compilation.set_caching_auto(tmp_path / "cache", always=True)
+            compilation.set_caching_auto(tmp_path / "cache")
             compilation.finish()
             outcomes.append(compilation.cache_report.outcome)
             found = run(compilation.prepared_model, sample.model, sample.inputs, [a.shape for a in sample.outputs])

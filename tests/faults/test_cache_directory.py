@@ -310,10 +310,10 @@ def test_third_refusal_of_a_device_ends_the_attempts(tmp_path: Path) -> None:
     cache = Cache(tmp_path / "c")
     for _ in range(3):
         cache.stage(name(1), COUNTS).close()
-        cache.decline(name(1), R.NOT_WORTH_IT)
+        cache.decline(name(1), R.DECLINED)
     with pytest.raises(CacheRejected) as error:
         cache.stage(name(1), COUNTS)
-    assert error.value.reason is R.NOT_WORTH_IT
+    assert error.value.reason is R.DECLINED
     cache.stage(name(2), COUNTS).close()
 
 

@@ -1,4 +1,4 @@
-"""What the device keeps of a compilation: the same answers in every bit, and nothing kept that does not pay."""
+"""What the device keeps of a compilation: the same answers in every bit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from nnburst.cache import CacheReason, CacheRejected, anonymous_memory
-from nnburst.devices.onnxruntime import packed as _packed
 from nnburst.devices.onnxruntime.graph import SessionSettings, compile_graph
 from nnburst.devices.onnxruntime.importer import import_graph
 from nnburst.devices.onnxruntime.packed import Packed, load_graph, pack, read_contents
@@ -18,12 +17,11 @@ from support.onnx_models import FLOAT, RNG, TensorProto, graph, helper, mlp, nod
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 ONE = SessionSettings(threads=1)
-FOREVER = 1e9
 
 
-def packed_and_compiled(data: bytes, files: Any = None, seconds: float | None = None) -> tuple[Packed, Any, Any]:
+def packed_and_compiled(data: bytes, files: Any = None) -> tuple[Packed, Any, Any]:
     model = import_graph(data).model
-    return pack(model, data, files or {}, ONE, seconds), compile_graph(data, files or {}, ONE), model
+    return pack(model, data, files or {}, ONE), compile_graph(data, files or {}, ONE), model
 
 
 def same_answers(data: bytes, inputs: dict[str, np.ndarray], files: Any = None) -> Packed:
@@ -113,26 +111,13 @@ def test_inner_graphs_and_odd_types_are_kept() -> None:
     )  # fmt: skip
     for c in (True, False):
         try:
-            pack(import_graph(model.SerializeToString()).model, model.SerializeToString(), {}, ONE, None)
+            pack(import_graph(model.SerializeToString()).model, model.SerializeToString(), {}, ONE)
         except GeneralFailure as error:
             if "name is not unique" not in str(error):
                 raise
             pytest.skip("this ONNX Runtime writes inner graphs that it does not read: such models are not kept")
         inputs = {"c": np.array(c), "o": np.ones(2000, np.float32), "h": half, "k": np.arange(2000, dtype=np.int64)}
         same_answers(model.SerializeToString(), inputs)
-
-
-def test_what_loads_no_faster_than_it_compiles_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_packed, "_loading", lambda *_: FOREVER)
-    data = mlp(64, 2).SerializeToString()
-    for seconds, message in (
-        (1e-5, "compiling took 0.0 ms"),
-        (FOREVER, "loading takes .* compiling took"),
-    ):
-        with pytest.raises(CacheRejected, match=message) as caught:
-            packed_and_compiled(data, seconds=seconds)
-        assert caught.value.reason is CacheReason.NOT_WORTH_IT
-    packed_and_compiled(data, seconds=None)  # unless it is wanted at any price
 
 
 def permissions(address: int) -> str:
@@ -221,13 +206,6 @@ def test_network_of_large_matrices_answers_bit_for_bit(name: str) -> None:
     loaded, _ = opened_as_owner(packed)
     x = {model.input_names[0]: RNG.random(compiled.inputs[0].dimensions, np.float32)}
     assert run_graph(loaded, x)[0].tobytes() == run_graph(compiled, x)[0].tobytes()
-
-
-def test_what_takes_longer_to_verify_than_to_compile_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = mlp(1024, 2).SerializeToString()  # 8 MB
-    monkeypatch.setattr("nnburst.devices.onnxruntime.packed.seconds_per_byte", lambda: 1e-9)
-    with pytest.raises(CacheRejected, match=r"loading takes 8\.4 ms, compiling took 10\.0 ms"):
-        pack(import_graph(data).model, data, {}, ONE, 0.010)
 
 
 def test_what_was_not_packed_here_is_refused() -> None:

@@ -104,7 +104,7 @@ def test_bytes_of_bools_are_0_or_1_for_a_provider(service: nnburst.Service) -> N
 def test_compiled_models_of_one_provider_are_not_those_of_another(tmp_path: Path) -> None:
     x, outcomes = rows(2), []
     for providers in (OTHERS[0], OTHERS[0], "cpu"):
-        options = {"cache_dir": tmp_path, "cache_always": True}
+        options = {"cache_dir": tmp_path}
         with nnburst.Session(MODEL, device=device_of(providers), **options) as session:
             outcomes.append(session.cache_report.outcome)
             assert session.run(None, {"x": x})[0].tobytes() == in_process(MODEL, {"x": x})[0].tobytes()

@@ -301,7 +301,7 @@ def test_sequences_of_another_type_than_the_graph_has_are_refused(service: nnbur
 
 def test_a_compiled_model_of_values_comes_from_the_cache(tmp_path: Path) -> None:
     for _ in range(2):
-        with nnburst.Session(ECHO, cache_dir=tmp_path, cache_always=True) as session:
+        with nnburst.Session(ECHO, cache_dir=tmp_path) as session:
             outcome = session.cache_report.outcome
             assert alike(session.run(None, {"x": WORDS})[0], WORDS)
     assert outcome == "HIT"
@@ -310,7 +310,7 @@ def test_a_compiled_model_of_values_comes_from_the_cache(tmp_path: Path) -> None
 def test_maps_come_from_the_cache_too(tmp_path: Path) -> None:
     x = np.float32([[0.25, 0.75]])
     for _ in range(2):
-        with nnburst.Session(ZIPMAP, cache_dir=tmp_path, cache_always=True) as session:
+        with nnburst.Session(ZIPMAP, cache_dir=tmp_path) as session:
             outcome = session.cache_report.outcome
             assert alike(session.run(None, {"x": x})[0], [{"a": 0.25, "é": 0.75}])
     assert outcome == "HIT"

@@ -143,14 +143,10 @@ class OnnxRuntimeDevice(LocalDevice):
         assert source is not None
 
         def payloads() -> tuple[tuple[bytes], tuple[memoryview]] | None:
-            compiling = prepared.graph.seconds if files.only_if_worth else None
             try:
-                packed = pack(prepared.model, source.data, source.files, self._settings, compiling)
-            except CacheRejected:
+                packed = pack(prepared.model, source.data, source.files, self._settings)
+            except (CacheRejected, OSError):  # of temporary files: nothing against the model
                 raise
-            except OSError as error:  # of temporary files: nothing against the model
-                _log.warning("the optimised graph was not kept: %s", error)
-                raise CacheRejected(CacheReason.IO_ERROR, str(error)) from error
             except Exception as error:  # caching never makes a compilation fail
                 _log.warning("the optimised graph cannot be kept: %s", error)
                 return None

@@ -6,7 +6,6 @@ import hashlib
 import logging
 import re
 import threading
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -87,15 +86,14 @@ class Graph:
         keys: By name of an output, which is scores, those of the maps to be made of them; see `take_out`.
     """
 
-    __slots__ = ("__weakref__", "_kept", "exposed", "inputs", "keys", "optional", "outputs", "seconds", "session")
+    __slots__ = ("__weakref__", "_kept", "exposed", "inputs", "keys", "optional", "outputs", "session")
 
-    def __init__(self, session: Any, about: About, *, kept: object = None, seconds: float = 0.0) -> None:
+    def __init__(self, session: Any, about: About, kept: object = None) -> None:
         self.session = session
         self.inputs, self.outputs = about.inputs, about.outputs
         self.optional = {each.name: each for each in about.optional}
         self.exposed = about.exposed
         self.keys = {name: read(np.frombuffer(text, np.uint8), name) for name, text in about.labels.items()}
-        self.seconds = seconds
         self._kept = kept  # weights that the session does not own
         held = [each.name for each in (*about.inputs, *about.optional, *about.outputs) if each.holds]
         if held and not isinstance(session, InferenceSession):
@@ -168,11 +166,7 @@ def compile_graph(data: bytes, files: Mapping[str, Bytes], settings: SessionSett
         GeneralFailure: ONNX Runtime cannot run it, for example because it does not know an operator.
         ResourceExhausted: There is no memory for it.
     """
-    onnx()
-    options = settings.options()  # by now the libraries are loaded, which is no part of compiling
-    started = time.perf_counter()
-    session, about = build_session(data, files, settings, options)
-    return Graph(session, about, seconds=time.perf_counter() - started)  # the session has copied the files
+    return Graph(*build_session(data, files, settings, settings.options()))  # the session has copied the files
 
 
 def build_session(

@@ -14,7 +14,6 @@ import math
 import mmap
 import os
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,7 +25,7 @@ from msgspec import Struct
 
 from ..._core._nnburst import ffi, lib
 from ..._core.errno import check
-from ...cache import CacheReason, CacheRejected, default_state_directory, seconds_per_byte
+from ...cache import CacheReason, CacheRejected, default_state_directory
 from ...errors import GeneralFailure
 from ...model import Model, Subgraph
 from ..common import OwnBytes
@@ -41,18 +40,10 @@ FORMAT = 10
 _ALIGNMENT = 64
 _SMALLEST = 1024
 """Bytes from which on a tensor is kept outside of the graph."""
-_GAIN = 0.9
-"""A graph is kept if loading it takes at most this part of the time that compiling took."""
-_HIT_SECONDS = 0.001
-"""What a hit costs beside loading, more than a look-up that finds nothing: opening files, asking the trust store."""
-_SHORTEST_SECONDS = 0.004
-"""What compiles faster is not kept: looking for it takes half as long."""
 _SPARE = 16 << 20
 """Bytes of memory that are left free."""
 _WEIGHTS = "weights.bin"
 _TELL_REARRANGED = "session.save_external_prepacked_constant_initializers"
-_TRIALS = 3
-"""How often loading is tried: the first time may be slow for other reasons."""
 
 
 class _Tensor(msgspec.Struct, frozen=True, array_like=True):
@@ -93,13 +84,6 @@ class Packed(Struct, frozen=True):
     data: Bytes
 
 
-def _require_gain(loading: float, compiling: float) -> None:
-    """Raise `CacheRejected` unless a hit that loads for so many seconds is clearly faster than compiling."""
-    if compiling < _SHORTEST_SECONDS or loading + _HIT_SECONDS > _GAIN * compiling:
-        said = f"loading takes {loading * 1e3:.1f} ms, compiling took {compiling * 1e3:.1f} ms"
-        raise CacheRejected(CacheReason.NOT_WORTH_IT, said)
-
-
 def _require_room(nbytes: int) -> None:
     """Raise `CacheRejected` if this machine has not so much memory now."""
     left = _memory_left()
@@ -122,27 +106,16 @@ def _file_in_memory() -> Iterator[Path]:
         os.close(fd)
 
 
-def pack(
-    model: Model,
-    data: bytes,
-    files: Mapping[str, Bytes],
-    settings: SessionSettings,
-    compile_seconds: float | None,
-) -> Packed:
+def pack(model: Model, data: bytes, files: Mapping[str, Bytes], settings: SessionSettings) -> Packed:
     """Optimise a model once more, take the result apart, and try it out.
 
-    Args:
-        compile_seconds: What that took; None to keep it even if it does not pay.
-
     Raises:
-        CacheRejected: It would not pay, or there is no memory for it.
+        CacheRejected: There is no memory for it.
         NNBurstError: It cannot be done.
     """
     nbytes = len(data) + sum(content.nbytes for content in files.values())
-    if compile_seconds is not None:
-        _require_gain(nbytes * seconds_per_byte(), compile_seconds)  # else trying it takes longer than compiling
     _require_room(3 * nbytes + _SPARE)
-    about, graph, tensors, blob, file_size, again = _optimised(data, files, settings)
+    about, graph, tensors, blob, file_size = _optimised(data, files, settings)
     packed = _Packed(
         version=FORMAT,
         main=model.main,
@@ -156,28 +129,18 @@ def pack(
         file_size=file_size,
     )
     encoded = _encoder.encode(packed)
-    seconds = min(_loading(encoded, blob, settings) for _ in range(_TRIALS))
-    if compile_seconds is not None:
-        # The first time in a process takes longer than it ever will again.
-        _require_gain(seconds, min(compile_seconds, again))
+    load_graph(read_contents(memoryview(encoded), blob.data), blob.data, settings)  # some that it writes it cannot read
     return Packed(encoded, blob)
-
-
-def _loading(encoded: bytes, blob: Bytes, settings: SessionSettings) -> float:
-    """Return the seconds that loading takes, copying and verifying included."""
-    started = time.perf_counter()
-    load_graph(read_contents(memoryview(encoded), blob.data), blob.data, settings)
-    return time.perf_counter() - started + (len(encoded) + blob.nbytes) * seconds_per_byte()
 
 
 def _optimised(
     data: bytes, files: Mapping[str, Bytes], settings: SessionSettings
-) -> tuple[About, OwnBytes, tuple[_Tensor, ...], Bytes, int, float]:
+) -> tuple[About, OwnBytes, tuple[_Tensor, ...], Bytes, int]:
     """Have ONNX Runtime write the graph that it made of a model, and take its large tensors out.
 
     Returns:
-        What requests have to know, the graph, the table, the tensors, the size of the file that the graph believes them
-        to be in, and the seconds that compiling took this time.
+        What requests have to know, the graph, the table, the tensors, and the size of the file that the graph believes
+        them to be in.
     """
     with _file_in_memory() as graph, _file_in_memory() as weights:  # in one directory, as it wants them
         options = settings.options()
@@ -187,9 +150,7 @@ def _optimised(
             "session.optimized_model_external_initializers_min_size_in_bytes", str(_SMALLEST)
         )
         options.add_session_config_entry(_TELL_REARRANGED, "1")
-        started = time.perf_counter()
         about = build_session(data, files, settings, options)[1]
-        seconds = time.perf_counter() - started
         proto = parse(graph.read_bytes())
         raw: Bytes = np.memmap(weights, np.uint8, "r") if weights.stat().st_size else np.zeros(0, np.uint8)
     # Inputs whose initializers were folded away are still there; they can no longer be given.
@@ -198,7 +159,7 @@ def _optimised(
     del proto.graph.input[:]
     proto.graph.input.extend(inputs)
     proto.ir_version = max(proto.ir_version, 4)  # from then on an initializer needs not be an input
-    return about, *_take_apart(proto, raw), raw.nbytes, seconds
+    return about, *_take_apart(proto, raw), raw.nbytes
 
 
 def _take_apart(proto: Any, raw: Bytes) -> tuple[OwnBytes, tuple[_Tensor, ...], Bytes]:
@@ -297,7 +258,7 @@ def load_graph(contents: Contents, data: memoryview, settings: SessionSettings, 
         options.add_session_config_entry(FILES_OF_MODELS, directory)
         session = open_session(OwnBytes(packed.graph), settings, options)
     kept = [value for tensor, value in zip(packed.tensors, values, strict=True) if not tensor.rearranged]
-    graph = Graph(session, packed.about, kept=(data, kept))
+    graph = Graph(session, packed.about, (data, kept))
     for tensor in packed.tensors:
         if tensor.rearranged and own:
             _give_back(raw[tensor.offset : tensor.offset + tensor.length])

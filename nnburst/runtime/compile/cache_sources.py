@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _PATIENCE = 30.0
 """Seconds to wait for another process that compiles the same."""
-_REFUSALS = (CacheReason.DECLINED, CacheReason.TOO_BIG, CacheReason.NOT_WORTH_IT)
+_REFUSALS = (CacheReason.DECLINED, CacheReason.TOO_BIG)
 """What a device says against saving a model; after a few times it is not asked again."""
 
 
@@ -109,14 +109,12 @@ class DirectoryCache(CacheSource):
 
     Args:
         token: Of the application, 32 bytes; None: from the model itself, constants included.
-        always: Save also what compiles faster than it would be verified.
         encrypt: Have the device encrypt what it saves.
     """
 
-    def __init__(self, cache: Cache, token: bytes | None, *, always: bool = False, encrypt: bool = False) -> None:
+    def __init__(self, cache: Cache, token: bytes | None, *, encrypt: bool = False) -> None:
         self._cache = cache
         self._given = token
-        self._always = always
         self._encrypt = encrypt
 
     @classmethod
@@ -126,13 +124,12 @@ class DirectoryCache(CacheSource):
         token: bytes | None,
         *,
         limits: Limits | None = None,
-        always: bool = False,
         encrypt: bool = False,
     ) -> DirectoryCache:
         """Return one for a directory, as `Cache` takes it."""
         from ...cache import Cache
 
-        return cls(Cache(directory, limits), token, always=always, encrypt=encrypt)
+        return cls(Cache(directory, limits), token, encrypt=encrypt)
 
     def token(self, job: Job, fingerprint: bytes) -> bytes:
         """Return the token that the device is given."""
@@ -158,9 +155,8 @@ class DirectoryCache(CacheSource):
 
         def files(models: Sequence[int], data: Sequence[int], place: int) -> CacheFiles:
             return CacheFiles(
-                tuple(models), tuple(data), token, fingerprint, staged=True, only_if_worth=not self._always,
-                place_fds=(place,), encrypt=self._encrypt,
-            )  # fmt: skip
+                tuple(models), tuple(data), token, fingerprint, True, place_fds=(place,), encrypt=self._encrypt
+            )
 
         def existing() -> Iterator[Entry]:
             with contextlib.suppress(CacheRejected), self._cache.place() as place:
@@ -189,7 +185,7 @@ class DirectoryCache(CacheSource):
 
     def _staged(self, entry: str, job: Job, until: Deadline) -> StagedEntry:
         try:
-            return self._cache.stage(entry, job.counts, always=self._always, patience=until.left() or 0.0)
+            return self._cache.stage(entry, job.counts, patience=until.left() or 0.0)
         except CacheRejected as error:
             self._cache.warn_of(error.reason, error)
             raise

@@ -276,7 +276,6 @@ class Compilation(OneProcess, Closing):
         token: bytes,
         *,
         limits: Limits | None = None,
-        always: bool = False,
         encrypt: bool = False,
     ) -> None:
         """Keep the result of compiling in files, and restore it next time. The last call before `finish` counts.
@@ -285,7 +284,6 @@ class Compilation(OneProcess, Closing):
             directory: Path or open descriptor of a directory of this user's own.
             token: 32 bytes that differ for models that differ. All zeros is a token like any other.
             limits: What the directory may take.
-            always: Save also an ONNX model that compiles faster than it would be restored.
             encrypt: Keep it encrypted with the service's key, and restore nothing else.
 
         Raises:
@@ -296,24 +294,23 @@ class Compilation(OneProcess, Closing):
             raise InvalidArgument(f"the cache directory is {type(directory).__name__}; give a path or a descriptor")
         checked = checked_token(token)
         self._check_open()
-        self._set_cache_source(DirectoryCache.at(directory, checked, limits=limits, always=always, encrypt=encrypt))
+        self._set_cache_source(DirectoryCache.at(directory, checked, limits=limits, encrypt=encrypt))
 
     def set_caching_auto(
         self,
         directory: str | os.PathLike[str] | int | None = None,
         *,
         limits: Limits | None = None,
-        always: bool = False,
         encrypt: bool = False,
     ) -> None:
         """As `set_caching`, with a token made from the model itself, constants included, so that none can be wrong.
 
         Args:
             directory: Default: ``NNBURST_CACHE_DIR``, else the user's cache home.
-            limits, always, encrypt: As `set_caching`.
+            limits, encrypt: As `set_caching`.
         """
         self._check_open()
-        self._set_cache_source(DirectoryCache.at(directory, None, limits=limits, always=always, encrypt=encrypt))
+        self._set_cache_source(DirectoryCache.at(directory, None, limits=limits, encrypt=encrypt))
 
     def _set_cache_source(self, source: CacheSource | None) -> None:
         """As `set_caching`, with a source that is made already; None: no caching."""
