@@ -210,11 +210,16 @@ def _crash() -> None:
         ({"freeze": "all"}, "choose one of process, call, interpreter"),
         ({"crash_on": 1, "at": "x"}, "choose one of supported"),
         ({"crash_on": 1, "after": -1}, "give a count"),
+        ({"delay": 1, "after": "x"}, "after is 'x'"),
+        ({"crash_on": 1, "crash_with": "SIGKILL"}, "crash_with is 'SIGKILL'"),
+        ({"exit_on": 1, "exit_status": None}, "exit_status is None"),
     ],
 )
 def test_order_that_makes_no_sense_is_an_invalid_argument(service: Service, given: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
         inject(service, **given)
+    with pytest.raises(InvalidArgument, match="expected a service, got 'x'"):
+        inject("x", freeze="call")  # type: ignore[arg-type]
 
 
 def test_service_without_fault_points_says_how_to_have_them(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import re
-import resource
 import shutil
 import signal
 import socket
@@ -31,9 +30,11 @@ from support.models import relu
 from support.processes import (
     children,
     command_of,
+    no_more_files,
     open_files,
     stop,
     stopped,
+    wait_gone,
     worker_of,
     workers_of,
 )
@@ -170,19 +171,10 @@ def test_killed_broker_leaves_nothing(start: Callable[..., Shared]) -> None:
         assert len(workers) == 2
         shared.process.kill()
         shared.process.wait()
-        for pidfd in workers:
-            with open(pidfd, "rb", buffering=0) as worker:
-                until(lambda worker=worker: not _lives(worker.fileno()), "a worker survives its broker")  # type: ignore[misc]
+        for worker in workers:
+            wait_gone(worker)
         with pytest.raises(DeadObject):
             session.run(None, X)
-
-
-def _lives(pidfd: int) -> bool:
-    try:
-        signal.pidfd_send_signal(pidfd, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def test_client_that_does_not_ask_for_a_process_of_its_own_has_no_models_compiled(shared: Shared) -> None:
@@ -249,26 +241,11 @@ def test_closed_connection_does_not_count_although_its_worker_has_not_noticed(st
 
 
 def test_broker_without_descriptors_serves_again_when_it_has_some(start: Callable[..., Shared]) -> None:
-    shared = start("--quota", "user.connections=100")
-    with contextlib.ExitStack() as stack:
-        open_fds = len(os.listdir(f"/proc/{shared.pid}/fd"))
-        before = resource.prlimit(shared.pid, resource.RLIMIT_NOFILE)
-        resource.prlimit(shared.pid, resource.RLIMIT_NOFILE, (open_fds + 8, before[1]))
-        waiting = [stack.enter_context(dial(shared.address, PATIENCE)) for _ in range(30)]
-        until(lambda: "no connection can be taken" in shared.log.read_text(), "it took all of them")
-        for sock in waiting:
-            sock.close()
-
-        def serves() -> bool:
-            with contextlib.suppress(nnburst.NNBurstError):  # while it has not closed those
-                nnburst.connect(shared.address).close()
-                return True
-            return False
-
-        until(serves, "it serves nobody, though it has descriptors again")
-        resource.prlimit(shared.pid, resource.RLIMIT_NOFILE, before)
-        with nnburst.connect(shared.address) as service, service.session(relu((1, 4))) as session:
-            session.run(None, X)
+    shared = start()
+    with no_more_files(shared.pid), dial(shared.address, PATIENCE):
+        until(lambda: "no connection can be taken" in shared.log.read_text(), "it took it")
+    with nnburst.connect(shared.address) as service, service.session(relu((1, 4))) as session:
+        session.run(None, X)
 
 
 def test_worker_that_does_not_answer_holds_up_neither_reloads_nor_the_end(
@@ -372,8 +349,7 @@ def test_user_who_is_kicked_loses_connections_and_process_and_may_come_again(sta
         stop(worker_of(session))  # it cannot end by itself, as one that is idle does
         done = kick_user(shared.address, str(uid))
         assert done.stdout == f"ended 2 connections of user {uid} to {shared.address}\n", done.stderr
-        with open(own, "rb", buffering=0):
-            until(lambda: not _lives(own), "the process of the user's models lives on")
+        wait_gone(own)
         with pytest.raises(DeadObject, match=rf"for user {uid} alone, by order of user {uid}"):
             session.run(None, X)
         with pytest.raises(DeadObject):

@@ -35,24 +35,12 @@ from support.models import doubling_model
 how = sys.argv[2]
 
 def endless_loop():
-    import onnx
-    from onnx import TensorProto, helper
-    value, number = helper.make_tensor_value_info, TensorProto.FLOAT
-    body = helper.make_graph(
-        [helper.make_node("Identity", ["go"], ["on"]), helper.make_node("Add", ["h", "h"], ["g"])],
-        "body",
-        [value("i", TensorProto.INT64, []), value("go", TensorProto.BOOL, []), value("h", number, [4])],
-        [value("on", TensorProto.BOOL, []), value("g", number, [4])],
-    )
-    graph = helper.make_graph(
-        [helper.make_node("Loop", ["n", "", "x"], ["y"], body=body)],
-        "endless",
-        [value("x", number, [4])],
-        [value("y", number, [4])],
-        [helper.make_tensor("n", TensorProto.INT64, [], [2**62])],
-    )
-    opset = helper.make_opsetid("", 17)
-    return helper.make_model(graph, opset_imports=[opset], ir_version=8).SerializeToString()
+    from support.onnx_models import FLOAT, graph, node
+    inputs = [("i", 7, ()), ("go", 9, ()), ("h", FLOAT, (4,))]
+    nodes = [node("Identity", ["go"], ["on"]), node("Add", ["h", "h"], ["g"])]
+    body = graph(nodes, inputs, [("on", 9, ()), ("g", FLOAT, (4,))]).graph
+    loop = node("Loop", ["n", "", "x"], ["y"], body=body)
+    return graph([loop], [("x", FLOAT, (4,))], [("y", FLOAT, (4,))], {"n": np.int64(2**62)}).SerializeToString()
 
 def long_chain():
     # A minute of operations that are all bound before the first run.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from nnburst.memory import PROT_READ, PROT_WRITE, Memory
+from nnburst.memory import Memory
 from nnburst.model import DataLocation, Model, ModelBuilder, OperandType, Request, RequestArgument
 
 COUNT = 64
@@ -88,5 +88,3 @@ KINDS: dict[str, tuple[Callable[[int], Pool], bool]] = {
     "blob": (blob, True),
 }
 """Maker of a pool, and whether a device maps it."""
-
-READ_WRITE = PROT_READ | PROT_WRITE

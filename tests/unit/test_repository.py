@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from release import notes
 
 from nnburst._version import VERSION
 from nnburst.cli.serve.command import serve
@@ -65,25 +64,6 @@ def test_interpreter_without_its_lock_is_refused_with_what_to_do() -> None:
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "ImportError: nnburst needs the interpreter lock: set PYTHON_GIL=1" in done.stderr
-
-
-def test_notes_of_a_release_are_its_part_of_the_changelog() -> None:
-    log = "# Changelog\n\n## 1.2.0 (2030-01-31)\n\n### Added\n\n- This.\n\n## 1.1.0 (2029-01-31)\n\n- That.\n"
-    assert notes("v1.2.0", "1.2.0", log) == "### Added\n\n- This.\n"
-    assert notes("v1.1.0", "1.1.0", log) == "- That.\n"
-
-
-@pytest.mark.parametrize(
-    ("tag", "log", "said"),
-    [
-        ("v1.2.0", "## 1.2.0 (unreleased)\n", "no heading '## 1.2.0 (YEAR-MONTH-DAY)'"),
-        ("v1.2.0", "## 1.2.1 (2030-01-31)\n", "no heading"),
-        ("v1.3.0", "## 1.2.0 (2030-01-31)\n", "'v1.3.0' is not of version 1.2.0"),
-    ],
-)
-def test_release_that_is_not_ready_is_refused(tag: str, log: str, said: str) -> None:
-    with pytest.raises(SystemExit, match=re.escape(said)):
-        notes(tag, "1.2.0", log)
 
 
 DEPLOYED = [path for path in sorted((ROOT / "deploy").rglob("*")) if path.is_file() and path.suffix != ".socket"]
