@@ -41,9 +41,6 @@ class NNCache:
         >>> cache.terminate()
     """
 
-    _instance: NNCache | None = None
-    _instance_lock = threading.Lock()
-
     def __init__(self, *, build: str = "", key: bytes = b"") -> None:
         self._build, self._key = build, key
         self._lock = threading.RLock()
@@ -57,14 +54,6 @@ class NNCache:
         """In a row."""
         _all[id(self)] = self
         abandon_when_forked(self)
-
-    @classmethod
-    def get(cls) -> NNCache:
-        """Return the one of this process."""
-        with cls._instance_lock:
-            if cls._instance is None:
-                cls._instance = cls()
-            return cls._instance
 
     def initialize(self, max_key: int, max_value: int, max_total: int, policy: Policy | None = None) -> None:
         """Set limits and policy; they count from the first use on, and until `terminate`.

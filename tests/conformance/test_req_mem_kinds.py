@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -37,22 +37,12 @@ def maps_of(name: str, pid: int | str = "self") -> list[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_REQ_MEM_033_103_every_kind_is_input_and_output_and_says_how(device: Device, way: str, kind: str) -> None:
+def test_REQ_MEM_033_055_103_every_kind_shows_what_is_written_later(device: Device, way: str, kind: str) -> None:
+    """The request is bound once, every run fetches the input anew."""
+    prepared = device.prepare_model(sum_model())
     make, mappable = KINDS[kind]
-    prepared = device.prepare_model(sum_model())
-    with make(2 * NBYTES) as memory:
+    with make(2 * NBYTES) as memory, ExecutionBurstController.create(prepared) as burst:
         assert memory.mappable is mappable
-        for value in (1, 2):
-            memory.write(np.full(COUNT, value, np.float32))
-            assert execute(prepared, sum_request(memory), way).status is ErrorStatus.NONE
-            assert memory.read(np.float32, (COUNT,), NBYTES).tolist() == (ADDEND + value).tolist()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_REQ_MEM_055_103_a_bound_execution_sees_what_is_written_later(device: Device, way: str, kind: str) -> None:
-    """Blobs and all others; the request is bound once, every run fetches the input anew."""
-    prepared = device.prepare_model(sum_model())
-    with KINDS[kind][0](2 * NBYTES) as memory, ExecutionBurstController.create(prepared) as burst:
         request = sum_request(memory)
         run = burst.bind(request).run if way == "burst" else lambda: prepared.execute_synchronously(request)
         for value in range(3):
@@ -282,41 +272,38 @@ def test_REQ_MEM_104_rights_that_do_not_cover_the_use(
             assert outcome.status is ErrorStatus.INVALID_ARGUMENT
 
 
-@contextlib.contextmanager
-def _fd_of(what: str, tmp_path: Path) -> Iterator[int]:
-    if what == "directory":
-        fd = os.open(tmp_path, os.O_RDONLY)
-    elif what == "pipe":
-        fd, other = os.pipe()
-        os.close(other)
-    elif what == "socket":
-        fd = socket.socket(socket.AF_UNIX).detach()
-    elif what == "eventfd":
-        fd = os.eventfd(0) if hasattr(os, "eventfd") else os.open("/dev/null", os.O_RDWR)
-    elif what == "device":
-        fd = os.open("/dev/zero", os.O_RDWR)
-    elif what == "path":
-        fd = os.open(tmp_path, os.O_PATH)
-    elif what == "write-only":
-        fd = os.open(tmp_path / "file", os.O_WRONLY | os.O_CREAT)
-        os.ftruncate(fd, 1 << 16)
-    else:
-        fd = os.open("/proc/self/status", os.O_RDONLY)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
+def _pipe(path: Path) -> int:
+    os.mkfifo(path / "pipe")
+    return os.open(path / "pipe", os.O_RDWR)
 
 
-@pytest.mark.parametrize(
-    "what", ["directory", "pipe", "socket", "eventfd", "device", "path", "write-only", "file of the kernel"]
-)
+def _written_only(path: Path) -> int:
+    fd = os.open(path / "file", os.O_WRONLY | os.O_CREAT)
+    os.ftruncate(fd, 1 << 16)
+    return fd
+
+
+NO_MEMORY: dict[str, Callable[[Path], int]] = {
+    "directory": lambda path: os.open(path, os.O_RDONLY),
+    "pipe": _pipe,
+    "socket": lambda path: socket.socket(socket.AF_UNIX).detach(),
+    "eventfd": lambda path: os.eventfd(0),
+    "device": lambda path: os.open("/dev/zero", os.O_RDWR),
+    "path": lambda path: os.open(path, os.O_PATH),
+    "write-only": _written_only,
+    "file of the kernel": lambda path: os.open("/proc/self/status", os.O_RDONLY),
+}
+
+
+@pytest.mark.parametrize("what", NO_MEMORY)
 def test_REQ_MEM_104_what_cannot_be_mapped_is_a_general_failure(
     device: Device, way: str, what: str, tmp_path: Path
 ) -> None:
     model = sum_model()
     prepared = device.prepare_model(model)
-    with _fd_of(what, tmp_path) as fd, Memory.mmap_fd(fd, 4 * NBYTES) as odd, Memory.ashmem(2 * NBYTES) as memory:
+    fd = NO_MEMORY[what](tmp_path)
+    with Memory.mmap_fd(fd, 4 * NBYTES) as odd, Memory.ashmem(2 * NBYTES) as memory:
+        os.close(fd)
         request = sum_request(memory)
         for pools in ((odd,), (memory, odd)):
             outcome = execute(prepared, replace(request, pools=pools), way)

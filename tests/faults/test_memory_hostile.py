@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import tempfile
 import threading
@@ -21,7 +20,7 @@ from nnburst.errors import BadState, ErrorStatus, NNBurstError
 from nnburst.memory import FORMATS, ImageLayout, Memory, MemoryHandle
 from nnburst.model import DataLocation, Model, ModelBuilder, OperandType, OperationType, Request, RequestArgument
 from nnburst.service import ServiceConnection, start_child
-from support.waiting import PATIENCE, until
+from support.waiting import PATIENCE
 
 COUNT = 1 << 16
 NBYTES = 4 * COUNT
@@ -301,79 +300,6 @@ def test_layout_of_an_image_that_lies_fails_alone(service: ServiceConnection, ca
         assert os.pread(fds.fds[0], 64, 0) == bytes(range(48))
         assert statuses(good) == {ErrorStatus.NONE}
         assert target.read(np.uint8, (48,)).tolist() == list(range(48))
-
-
-# -- leaks ------------------------------------------------------------------------------------------------------------
-
-
-def _usage(pid: int | str) -> tuple[int, int]:
-    """Return (descriptors, mappings of ours)."""
-    with open(f"/proc/{pid}/maps") as file:
-        ours = sum(("nnburst" in line and "memfd" in line) or "/var/tmp" in line or "/dev/shm" in line for line in file)
-    return len(os.listdir(f"/proc/{pid}/fd")), ours
-
-
-def _exceeds(now: tuple[tuple[int, int], ...], before: tuple[tuple[int, int], ...]) -> bool:
-    """Whether there is more of anything."""
-    return any(a > b for n, old in zip(now, before, strict=True) for a, b in zip(n, old, strict=True))
-
-
-def _of_file(**options: Any) -> Memory:
-    with tempfile.TemporaryFile(dir="/var/tmp", prefix="nnburst") as file:
-        file.truncate(512)
-        return Memory.mmap_fd(file.fileno(), 512, **options)
-
-
-def _named() -> Memory:
-    name = f"nnburst-leak-{os.getpid()}"
-    memory = Memory.posix_shm(name, 512)
-    Memory.unlink_posix_shm(name)
-    return memory
-
-
-MAKERS: dict[str, Callable[[], Memory]] = {
-    "ashmem": lambda: Memory.ashmem(512),
-    "file": _of_file,
-    "direct": lambda: _of_file(direct=True),
-    "posix_shm": _named,
-    "blob": lambda: Memory.hardware_buffer_blob(512),
-    "image": lambda: Memory.hardware_buffer(8, 8, "GRAY8"),
-}
-
-
-@pytest.mark.check
-@pytest.mark.parametrize("rounds", [200, pytest.param(10_000, marks=pytest.mark.soak)])
-@pytest.mark.parametrize("kind", MAKERS)
-def test_REQ_MEM_115_descriptors_and_mappings_return_to_where_they_were(
-    service: ServiceConnection, kind: str, rounds: int
-) -> None:
-    b = ModelBuilder()
-    b.output("y", b.relu(b.input("x", T.TENSOR_QUANT8_ASYMM, (1, 8, 8, 1), scale=1.0, zero_point=0)))
-    prepared = service.devices[0].prepare_model(b.build())
-    place = argument(0, 0 if kind == "image" else 64)
-
-    def cycle(burst: ExecutionBurstController | None) -> None:
-        with MAKERS[kind]() as memory, Memory.ashmem(64) as target:
-            request = Request((place,), (argument(0, 64, 1),), (memory, target))
-            if burst is None:
-                assert prepared.execute_synchronously(request)[0] is ErrorStatus.NONE
-            else:
-                assert burst.compute(request)[0] is ErrorStatus.NONE
-                assert burst.free_memory(memory)
-                assert burst.free_memory(target)
-
-    with ExecutionBurstController.create(prepared) as burst:
-        for _ in range(70):  # more than the plans that a server keeps
-            cycle(None)
-            cycle(burst)
-        gc.collect()
-        before = _usage("self"), _usage(service.pid)
-        for i in range(rounds):
-            cycle(burst if i % 2 else None)
-        gc.collect()
-        left = "descriptors or mappings are left"  # a service answers first, then closes
-        until(lambda: not _exceeds((_usage("self"), _usage(service.pid)), before), left)
-    prepared.close()
 
 
 def test_pool_that_is_closed_while_it_is_bound_is_named() -> None:

@@ -25,6 +25,7 @@ from nnburst.model import (
     Request,
     RequestArgument,
 )
+from support.memory_kinds import KINDS
 from support.waiting import until
 
 pytestmark = pytest.mark.check
@@ -85,10 +86,13 @@ class Rig:
                     assert self.burst.free_memory(token)
 
     def slot_round(self) -> None:
-        with Memory.ashmem(NBYTES) as source, Memory.ashmem(NBYTES) as target:
-            self.compute(Request(shared(0), shared(1), (source, target)))
-            assert self.burst.free_memory(source)
-            assert self.burst.free_memory(target)
+        for make, _ in KINDS.values():
+            with make(NBYTES) as source, Memory.ashmem(NBYTES) as target:
+                request = Request(shared(0), shared(1), (source, target))
+                self.execute(request)
+                self.compute(request)
+                assert self.burst.free_memory(source)
+                assert self.burst.free_memory(target)
 
     def state_round(self) -> None:
         with self.session.bind(state={"y": "x"}) as bound:
@@ -107,7 +111,7 @@ class Rig:
 ROUND: dict[str, Callable[[Rig], None]] = {
     "buffers": lambda rig: rig.domain_round(rig.execute, free_slots=False),
     "buffers in bursts": lambda rig: rig.domain_round(rig.compute, free_slots=True),
-    "slots": Rig.slot_round,
+    "slots of every kind": Rig.slot_round,
     "state": Rig.state_round,
     "session": Rig.session_round,
 }

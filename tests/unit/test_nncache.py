@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 from nnburst.blobs import NNCache, nncache
-from support.waiting import PATIENCE, until
+from support.processes import run_python
+from support.waiting import until
 
 
 def opened(path: Path) -> NNCache:
@@ -29,25 +28,17 @@ def stored(path: Path, key: bytes) -> bool:
         cache.terminate()
 
 
-@pytest.mark.parametrize("made", ["NNCache(build='test')", "NNCache.get()"])
-def test_what_is_left_is_saved_when_the_process_ends(tmp_path: Path, made: str) -> None:
-    script = f"""
-        from nnburst.blobs import NNCache
-        cache = {made}
-        cache.set_cache_filename({str(tmp_path / "blobs")!r})
-        cache.initialize(64, 1000, 10_000)
-        cache.set_blob(b"key", b"value")
-        del cache
-    """.replace("\n        ", "\n")
-    subprocess.run(
-        [sys.executable, "-c", script],
-        check=True,
-        timeout=2 * PATIENCE,
-        env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
-    )
-    assert (tmp_path / "blobs").exists()
-    if "build" in made:
-        assert stored(tmp_path / "blobs", b"key")
+def test_what_is_left_is_saved_when_the_process_ends(tmp_path: Path) -> None:
+    program = f"""
+from nnburst.blobs import NNCache
+cache = NNCache(build="test")
+cache.set_cache_filename({str(tmp_path / "blobs")!r})
+cache.initialize(64, 1000, 10_000)
+cache.set_blob(b"key", b"value")
+del cache
+"""
+    run_python("-c", program, check=True)
+    assert stored(tmp_path / "blobs", b"key")
 
 
 def test_save_that_failed_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
