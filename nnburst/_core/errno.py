@@ -59,6 +59,15 @@ _MEANINGS: dict[int, str] = {
     errno.ETIMEDOUT: "the deadline has passed",
 }
 
+_this_process = "this process"
+
+
+def name_process(name: str) -> None:
+    """Have errors that others read, too, call this process so."""
+    global _this_process
+    _this_process = name
+
+
 _refusals = ""
 
 
@@ -78,7 +87,7 @@ def meaning(number: int) -> str:
     if number == errno.EMFILE:
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return (
-            f"process {os.getpid()} has as many open files as it may, {limit:,}; close sessions and "
+            f"{_this_process} (pid {os.getpid()}) has as many open files as it may, {limit:,}; close sessions and "
             "memories, or raise RLIMIT_NOFILE where it is started: `ulimit -n`, LimitNOFILE= of a systemd unit, "
             "the limit nofile of a container"
         )
@@ -86,7 +95,7 @@ def meaning(number: int) -> str:
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return (
             f"programs of user {os.getuid()} have sent descriptors that were not received, more than RLIMIT_NOFILE of "
-            f"process {os.getpid()} allows, {limit:,}: end what does not receive, or raise it"
+            f"{_this_process} (pid {os.getpid()}) allows, {limit:,}: end what does not receive, or raise it"
         )
     if number == errno.ENFILE:
         return "this machine has as many open files as it may; raise the sysctl fs.file-max"

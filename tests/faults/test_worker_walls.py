@@ -223,7 +223,7 @@ def test_client_for_whom_its_worker_has_no_descriptors_is_told_and_the_others_go
             try:
                 nnburst.connect(shared.address).close()
             except nnburst.NNBurstError as error:
-                return f"process {shared.worker} has as many open files" in str(error)
+                return f"pid {shared.worker}) has as many open files" in str(error)
         return False
 
     with nnburst.connect(shared.address) as service, service.session("same") as session:

@@ -158,6 +158,7 @@ def serve(
     models again and serves the new ones from then on. Also starts from a systemd socket unit (see deploy/systemd).
     """
     _settle_environment()
+    from ..._core.errno import name_process
     from ...runtime.service import DEFAULT_DEVICES
     from ...service import AccessPolicy, Broker, Isolation, activated_sockets, claim, start_child, tell_manager
     from ...service.process.limited_log import LimitedHandler
@@ -165,6 +166,7 @@ def serve(
     from .children import gateway, start_metrics
     from .repository import Repository
 
+    name_process("the service")
     logging.basicConfig(
         format="nnburst serve %(process)d: %(levelname)s: %(message)s",
         level=log_level.upper(),

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 
 from ..._core._nnburst import lib
-from ..._core.errno import check
+from ..._core.errno import check, name_process
 from ...burst import ListenerGroup
 from ...devices import LocalDevice, NamedDevice, create_device
 from ...errors import NNBurstError
@@ -52,6 +52,7 @@ def main() -> int:
 
 def serve(options: ServiceOptions) -> int:
     """Do what `main` says."""
+    name_process("the service")
     sock = socket.socket(fileno=options.socket)
     sock.set_inheritable(False)
     for fd in (options.stderr, options.faults):
