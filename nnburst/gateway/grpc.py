@@ -15,8 +15,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health, health_pb2
-from grpc_health.v1.health_pb2 import HealthCheckResponse
-from grpc_health.v1.health_pb2_grpc import HealthServicer, add_HealthServicer_to_server
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from .. import __version__
@@ -66,10 +65,11 @@ async def _abort(context: Any, error: NNBurstError) -> None:
 class Servicer:
     """Answers every call of the protocol that a model on a CPU has: by its name, with what its answer has as JSON."""
 
-    def __init__(self, models: Models, regions: Regions, budget: Budget) -> None:
+    def __init__(self, models: Models, regions: Regions, budget: Budget, tokens: Tokens = EVERYONE) -> None:
         self._models = models
         self._regions = regions
         self._budget = budget
+        self._tokens = tokens
 
     def handlers(self) -> dict[str, Any]:
         """Return what answers each call."""
@@ -92,6 +92,19 @@ class Servicer:
             await _abort(context, error)
 
     # ---- health and metadata ---------------------------------------------------------------------------------
+
+    async def check_health(self, request: Any, context: Any) -> Any:
+        """``grpc.health.v1``: of the server, and of a model by its name to those with a token."""
+        name = "" if request.service == _SERVICE else request.service
+        if name and not _is_admitted(self._tokens, context.invocation_metadata()):
+            await _refuse(request, context)
+        try:
+            is_ready = bool(await self._models.open(name)) if name else await self._models.is_ready()
+        except NoSuchModel as error:
+            await _abort(context, error)
+        except NNBurstError:
+            is_ready = False
+        return HealthCheckResponse(status=HealthCheckResponse.SERVING if is_ready else HealthCheckResponse.NOT_SERVING)
 
     async def ServerLive(self, request: Any) -> Any:
         return {"live": True}
@@ -232,31 +245,6 @@ def _elements(tensor: Any) -> Any:
     return elements
 
 
-class _Health(HealthServicer):  # type: ignore[misc]
-    """``grpc.health.v1``: of the server, and of a model by its name to those with a token."""
-
-    def __init__(self, models: Models, tokens: Tokens) -> None:
-        self._models = models
-        self._tokens = tokens
-
-    async def Check(self, request: Any, context: Any) -> Any:
-        name = "" if request.service == _SERVICE else request.service
-        if name and not _is_admitted(self._tokens, context.invocation_metadata()):
-            await _refuse(request, context)
-        try:
-            is_ready = bool(await self._models.open(name)) if name else await self._models.is_ready()
-        except NoSuchModel as error:
-            await _abort(context, error)
-        except NNBurstError:
-            is_ready = False
-        return HealthCheckResponse(status=HealthCheckResponse.SERVING if is_ready else HealthCheckResponse.NOT_SERVING)
-
-    async def Watch(self, request: Any, context: Any) -> None:
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this call is not served")
-
-    List = Watch  # a client that is refused the former takes the server for healthy
-
-
 def _is_admitted(tokens: Tokens, metadata: Any) -> bool:
     return tokens.admit({key: value for key, value in metadata if key == "authorization"}.get("authorization"))
 
@@ -307,8 +295,10 @@ async def serve(
         ],
         interceptors=[_Guard(tokens)],
     )
-    server.add_registered_method_handlers(_SERVICE, Servicer(models, regions, budget).handlers())
-    add_HealthServicer_to_server(_Health(models, tokens), server)
+    servicer = Servicer(models, regions, budget, tokens)
+    check = servicer.check_health, HealthCheckRequest.FromString, HealthCheckResponse.SerializeToString
+    server.add_registered_method_handlers(_SERVICE, servicer.handlers())
+    server.add_registered_method_handlers(health.SERVICE_NAME, {"Check": grpc.unary_unary_rpc_method_handler(*check)})
     reflection.enable_server_reflection((_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server, _POOL)
     try:
         port = server.add_insecure_port(address)

@@ -364,8 +364,6 @@ class Models:
 
     async def renew(self) -> None:
         """Look what the service has now: what is new is opened when it is next asked for; what runs ends as it was."""
-        if self._service is None:
-            return
         with contextlib.suppress(NNBurstError):  # it is gone
             await self._look()
         for key, model in list(self._opened.items()):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -126,29 +125,22 @@ class ModelTensor:
             raise InvalidArgument(f"input {self.name!r} of shape {list(shape)} takes {count} elements, got {len(flat)}")
         if self.datatype == "BYTES":
             return self._decoded(flat).reshape(shape)
-        if self.dtype.kind in "iu" and count:
-            least, most = (flat.min(), flat.max()) if isinstance(flat, np.ndarray) else (min(flat), max(flat))
-            limits = np.iinfo(self.dtype)
-            if least < limits.min or most > limits.max:
-                wrong = least if least < limits.min else most
-                raise InvalidArgument(f"input {self.name!r}: {_brief(wrong)} is not from {limits.min} to {limits.max}")
         try:
             with np.errstate(over="ignore"):
-                array = np.asarray(flat, self.dtype).reshape(shape)
-        except OverflowError:  # an integer beyond every floating-point number
-            array = None
-        finite = isinstance(data, np.ndarray) or self.dtype.kind != "f"  # else JSON, which has no other numbers
-        if array is None or not (finite or np.isfinite(array).all()):
-            raise InvalidArgument(f"input {self.name!r}: a number is too large for {datatype}")
-        return array
+                array = np.asarray(flat, self.dtype)
+            if isinstance(data, np.ndarray):
+                fits = np.array_equal(array, data, equal_nan=True)
+            else:  # JSON has no infinity: it is what a number became that is too large
+                fits = bool(np.isfinite(array).all())
+        except OverflowError:
+            fits = False
+        if not fits:
+            raise InvalidArgument(f"input {self.name!r}: a number is beyond those of {datatype}")
+        return array.reshape(shape)
 
     def _flat(self, data: Sequence[Any]) -> Sequence[Any]:
         """Return numbers that may come in lists of lists, if they are of the input's kind."""
-        flat, depth = data, 0
-        while flat and all(type(one) is list for one in flat) and depth < _MOST_DIMENSIONS:
-            if len({len(one) for one in flat}) > 1:
-                raise InvalidArgument(f"input {self.name!r}: lists of one level have different lengths")
-            flat, depth = list(itertools.chain.from_iterable(flat)), depth + 1
+        flat: Sequence[Any] = np.array(data, object).ravel().tolist() if data and type(data[0]) is list else data
         if self.datatype == "BF16" and flat:
             raise InvalidArgument(f"input {self.name!r} is BF16, which JSON has not: send it as binary data")
         kinds = _KINDS[self.dtype.kind]
@@ -198,10 +190,6 @@ def _count_of(tensor: ModelTensor, datatype: str, shape: tuple[int, ...]) -> int
     if count * tensor.dtype.itemsize > _MOST_BYTES:
         raise InvalidArgument(f"input {tensor.name!r} of shape {list(shape)} is larger than {_MOST_BYTES} bytes")
     return count
-
-
-def _brief(number: int) -> str:
-    return str(number) if abs(number) < 1 << 64 else "a number of more than 64 bits"
 
 
 def as_sent(array: Array) -> Array:

@@ -94,19 +94,6 @@ def test_each_type_comes_back_as_it_went(client: Any, protocol: str) -> None:
         assert answer.as_numpy("out_" + name).tobytes() == array.tobytes(), name
 
 
-def test_statistics_count(gateway: Gateway, client: Any, protocol: str) -> None:
-    def count(name: str) -> int:
-        options = {"as_json": True} if protocol == "grpc" else {}
-        stats = {one["name"]: one for one in client.get_inference_statistics(name, **options)["model_stats"]}
-        return int(stats["relu"].get("inference_count", 0))
-
-    before = count("relu")
-    client.infer("relu", [tensor(PROTOCOLS[protocol], "x", X)])
-    assert count("relu") == count("") == before + 1
-    with pytest.raises(InferenceServerException, match="no model 'nothing'"):
-        client.get_inference_statistics("nothing")
-
-
 CLIENTS = [triton_grpc, triton_http, triton_aio, triton_http_aio]
 OF_THE_CLIENT = {"plugin", "register_plugin", "unregister_plugin"}
 """Calls that ask no server."""
@@ -241,20 +228,6 @@ def test_shared_memory_is_an_extension_only_where_it_is_allowed(client: Any, pro
     assert extensions(Models("there"), Regions(False)) == ["model_configuration", "schedule_policy", "statistics"]
     more = {"model_repository", "system_shared_memory"}
     assert more < set(extensions(Models("there", may_change=True), Regions(True)))
-
-
-def test_version_that_a_model_has_not_is_refused(client: Any) -> None:
-    for ask in (client.get_model_metadata, client.get_inference_statistics):
-        assert ask("relu", "1")
-        with pytest.raises(InferenceServerException, match=r"model 'relu' has the versions .'1'., not '2'"):
-            ask("relu", "2")
-
-
-def test_sequence_is_refused(client: Any, protocol: str) -> None:
-    sent = [tensor(PROTOCOLS[protocol], "x", X)]
-    for number in (7, "seven"):
-        with pytest.raises(InferenceServerException, match="sequences are not served"):
-            client.infer("relu", sent, sequence_id=number, sequence_start=True)
 
 
 def test_timeout_and_priority_of_a_request_are_those_of_its_run() -> None:

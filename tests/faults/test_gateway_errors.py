@@ -73,17 +73,12 @@ def test_malformed_json_is_refused_with_a_sentence(gateway: Gateway, body: bytes
 
 @pytest.mark.parametrize(
     "shape",
-    [[10**4000] * 400, [1] * 70, [2**70, 0], [0, 2**32 - 1, 2**32 - 1], [-1]],
+    [(10**4000,) * 400, (1,) * 70, (2**70, 0), (0, 2**32 - 1, 2**32 - 1), (-1,)],
     ids=["huge", "deep", "wide", "empty", "negative"],
 )
-def test_shape_that_no_array_has_is_refused_before_any_arithmetic(gateway: Gateway, shape: list[int]) -> None:
-    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": shape, "data": [1.0]}]}
-    url = f"http://{gateway.url('rest')}/v2/models/relu/infer"
-    with pytest.raises(urllib.error.HTTPError) as info:
-        urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), method="POST"), timeout=60)
-    with info.value as answer:
-        assert answer.code == 400
-        assert "dimensions" in json.loads(answer.read())["error"]
+def test_shape_that_no_array_has_is_refused_before_any_arithmetic(shape: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidArgument, match="dimensions"):
+        conversions("FP32").array_of("FP32", shape, [1.0])
 
 
 @pytest.mark.parametrize(
@@ -129,17 +124,17 @@ def test_size_of_a_part_is_compared_before_it_is_read(gateway: Gateway, client: 
         ("FP32", ["1.5", 1.0], "the elements are FP32, got a str"),
         ("FP32", [1.0, True], "the elements are FP32, got a bool"),
         ("FP32", [None, 1.0], "the elements are FP32, got a NoneType"),
-        ("FP32", [1e39, 0], "a number is too large for FP32"),
-        ("FP64", [10**400, 0], "a number is too large for FP64"),
-        ("FP64", json.loads("[1e999, 0]"), "a number is too large for FP64"),
-        ("FP16", [65520, 0], "a number is too large for FP16"),
+        ("FP32", [1e39, 0], "a number is beyond those of FP32"),
+        ("FP64", [10**400, 0], "a number is beyond those of FP64"),
+        ("FP64", json.loads("[1e999, 0]"), "a number is beyond those of FP64"),
+        ("FP16", [65520, 0], "a number is beyond those of FP16"),
         ("INT32", [1.5, 2], "the elements are INT32, got a float"),
-        ("INT32", [2**31, 0], "2147483648 is not from -2147483648 to 2147483647"),
-        ("UINT8", [0, -1], "-1 is not from 0 to 255"),
-        ("UINT64", [10**4000, 0], "a number of more than 64 bits is not from 0 to 18446744073709551615"),
-        ("UINT8", np.array([300, 0], "u4"), "300 is not from 0 to 255"),
+        ("INT32", [2**31, 0], "a number is beyond those of INT32"),
+        ("UINT8", [0, -1], "a number is beyond those of UINT8"),
+        ("UINT64", [10**4000, 0], "a number is beyond those of UINT64"),
+        ("UINT8", np.array([300, 0], "u4"), "a number is beyond those of UINT8"),
         ("BOOL", [1, 0], "the elements are BOOL, got a int"),
-        ("INT32", [[1], [2, 3]], "lists of one level have different lengths"),
+        ("INT32", [[1], [2, 3]], "the elements are INT32, got a list"),
         ("INT32", [[1], 2], "the elements are INT32, got a list"),
         ("INT32", [1], "of shape [2] takes 2 elements, got 1"),
     ],
@@ -254,7 +249,7 @@ def test_contents_of_another_datatype_are_refused(gateway: Gateway) -> None:
         stub = stubs.GRPCInferenceServiceStub(channel)
         for name, datatype, contents, said in (
             ("u1", "UINT8", {"int_contents": [1, 2, 3]}, "UINT8 comes in uint_contents, not in int_contents"),
-            ("u1", "UINT8", {"uint_contents": [1, 2, 300]}, "300 is not from 0 to 255"),
+            ("u1", "UINT8", {"uint_contents": [1, 2, 300]}, "a number is beyond those of UINT8"),
             ("f2", "FP16", {"fp32_contents": [1, 2, 3]}, "FP16 comes in raw_input_contents, not in fp32_contents"),
             ("f8", "FP64", {"fp32_contents": [1, 2, 3]}, "FP64 comes in fp64_contents, not in fp32_contents"),
         ):

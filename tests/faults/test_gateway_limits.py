@@ -7,14 +7,12 @@ import contextlib
 import gzip
 import itertools
 import json
-import signal
 import socket
 import threading
 import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,8 +35,6 @@ from support.gateways import (  # noqa: E402
     MARKS,
     Gateway,
     SlowModels,
-    X,
-    Y,
     raw,
     refused,
 )
@@ -214,46 +210,6 @@ def test_what_is_under_way_is_finished_and_nothing_else_is_begun() -> None:
             await slow.finish(0.01)
 
     asyncio.run(main())
-
-
-@pytest.mark.check
-def test_request_whose_body_is_coming_when_the_service_is_stopped_is_answered(tmp_path: Path) -> None:
-    gateway = Gateway(tmp_path)
-    body = json.dumps(
-        {"inputs": [{"name": "x", "shape": [2, 8], "datatype": "FP32", "data": X.ravel().tolist()}]}
-    ).encode()
-
-    async def main() -> dict[str, Any]:
-        with urllib.request.urlopen(f"http://{gateway.url('rest')}/v2/models/relu/ready", timeout=60):
-            pass
-        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.ports["rest"])
-        writer.write(b"POST /v2/models/relu/infer HTTP/1.1\r\nHost: x\r\n")
-        writer.write(b"Content-Length: %d\r\n\r\n" % len(body) + body[:9])
-        await writer.drain()
-        while b"nothing" not in await asyncio.to_thread(said):  # the body is being read
-            pass
-        gateway.process.send_signal(signal.SIGTERM)
-        while b"being stopped" not in await asyncio.to_thread(said):
-            pass
-        writer.write(body[9:])
-        answer = await reader.read()
-        writer.close()
-        assert b" 200 " in answer.partition(b"\r\n")[0]
-        return json.loads(answer.partition(b"\r\n\r\n")[2])  # type: ignore[no-any-return]
-
-    def said() -> bytes:
-        url = f"http://{gateway.url('rest')}/v2/models/nothing/infer"
-        try:
-            urllib.request.urlopen(urllib.request.Request(url, b'{"inputs": []}', method="POST"), timeout=60)
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.read()
-        raise AssertionError
-
-    try:
-        assert asyncio.run(main())["outputs"][0]["data"] == Y.ravel().tolist()
-    finally:
-        gateway.close()
 
 
 def test_body_that_cannot_be_read_is_refused_with_a_sentence(gateway: Gateway) -> None:

@@ -42,7 +42,6 @@ from support.gateways import (  # noqa: E402
     relu,
     tensor,
 )
-from support.services import shared_service  # noqa: E402
 
 pytestmark = MARKS
 
@@ -338,14 +337,3 @@ def test_index_says_which_models_are_refused_also_before_they_are_asked_for(
         assert [row["name"] for row in await models.index(only_ready=True)] == ["b"]
 
     in_loop(main)
-
-
-@pytest.mark.check
-def test_options_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    for options, said in (
-        (["--oip", "127.0.0.1:8001"], "--model"),
-        (["--oip", "8001"], "HOST:PORT"),
-        (["--oip-shared-memory"], "are for clients of --oip"),
-    ):
-        with pytest.raises(AssertionError, match=said), shared_service(tmp_path, "--device", "nnburst-noop", *options):
-            pass

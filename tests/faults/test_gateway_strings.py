@@ -266,5 +266,5 @@ def test_requests_of_the_gateway_wait_for_others_and_run_as_one(gateway: Gateway
         np.testing.assert_array_equal(session.run(None, {"x": -X})[0], np.maximum(-X, 0))
         np.testing.assert_array_equal(asked.result().as_numpy("y"), Y)
         assert (counted("batched") - batched, counted("batches") - batches) == (2, 1)
-        with pytest.raises(InferenceServerException, match=r"no answer within 0\.2 s"):  # nobody else comes
+        with pytest.raises(InferenceServerException, match=r"no answer within 0\.\d+ s"):  # nobody else comes
             client.infer("relu", sent, timeout=200_000)
