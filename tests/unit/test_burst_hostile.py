@@ -283,10 +283,10 @@ def test_cpus_that_the_system_does_not_tell_are_all_cpus(monkeypatch: pytest.Mon
     assert default_polling_window() == 0
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs 2 CPUs")
 @pytest.mark.parametrize("apart", [True, False], ids=["a CPU each", "one CPU"])
-def test_both_ends_poll_if_they_are_pinned_apart(monkeypatch: pytest.MonkeyPatch, apart: bool) -> None:
-    """Each end has one CPU only."""
+def test_each_end_polls_if_the_other_one_has_another_cpu(
+    model: LocalModel, monkeypatch: pytest.MonkeyPatch, apart: bool
+) -> None:
     windows: dict[Any, int] = {}
 
     def noted(end: Any, *how: Any) -> int:
@@ -295,40 +295,11 @@ def test_both_ends_poll_if_they_are_pinned_apart(monkeypatch: pytest.MonkeyPatch
 
     for end in (controller, server):
         monkeypatch.setattr(end, "window_ns", partial(noted, end))
-    allowed = os.sched_getaffinity(0)
-    first, second = sorted(allowed)[:2]
-    service_cpu = second if apart else first
-
-    class Client(SlotTable):
-        cpus = frozenset({first})
-
-    class Server(BurstContext):
-        cpus = frozenset({service_cpu})
-
-        def __init__(self, inner: BurstContext) -> None:
-            self.free_memory = inner.free_memory
-            self.close = inner.close
-
-        def free_memory(self, slot: int) -> None: ...
-
-        def close(self) -> None: ...
-
-    class Pinned(LocalModel):
-        def configure_execution_burst(self, *arguments: Any) -> BurstContext:
-            os.sched_setaffinity(0, {service_cpu})  # as a service process would be; its listener thread inherits it
-            try:
-                return Server(super().configure_execution_burst(*arguments))
-            finally:
-                os.sched_setaffinity(0, {first})
-
-    model = Pinned()
-    model.callback = lambda inner: Client()
-    os.sched_setaffinity(0, {first})
-    try:
-        with ExecutionBurstController.create(model):
-            assert {end: window > 0 for end, window in windows.items()} == {controller: apart, server: apart}
-    finally:
-        os.sched_setaffinity(0, allowed)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+    for peer in (SlotTable, ExecutionBurstServer):
+        monkeypatch.setattr(peer, "cpus", frozenset({1 if apart else 0}))
+    with ExecutionBurstController.create(model):
+        assert {end: window > 0 for end, window in windows.items()} == {controller: apart, server: apart}
 
 
 @pytest.mark.parametrize("wrong", [-1, float("nan")])
