@@ -24,4 +24,3 @@ from .server.group import FlowQueue as FlowQueue
 from .server.group import ListenerGroup as ListenerGroup
 from .server.server import ExecutionBurstServer as ExecutionBurstServer
 from .stats import BurstStats as BurstStats
-from .stats import ServerStats as ServerStats

@@ -1,4 +1,4 @@
-"""Counters of the two ends of a burst."""
+"""Counters of the client's end of a burst. What its server counts is in the row of its client (docs/watching.md)."""
 
 from __future__ import annotations
 
@@ -39,36 +39,7 @@ class BurstStats(Struct, frozen=True):
         return BurstStats(*map(operator.add, astuple(self), astuple(other)))
 
 
-class ServerStats(Struct, frozen=True):
-    """What the server's end of a burst has done since it was created. All are counts.
-
-    Attributes:
-        sent: Results sent.
-        received: Requests received.
-        sleeps: Futex waits; none while requests arrive within the polling window.
-        wakes: Futex wakes; none while the client polls.
-        malformed: Requests that were refused.
-        plan_hits: Requests that were already bound.
-        plan_misses: Requests that had to be decoded and bound.
-    """
-
-    sent: int
-    received: int
-    sleeps: int
-    wakes: int
-    malformed: int
-    plan_hits: int
-    plan_misses: int
-
-
 def client_stats(row: Row, fallbacks: int) -> BurstStats:
     n = row.pointer.counters
     sent, received, sleeps, wakes = n[lib.NNB_REQUESTS], n[lib.NNB_RESULTS], n[lib.NNB_SLEEPS], n[lib.NNB_WAKES]
     return BurstStats(sent, received, sleeps, wakes, n[lib.NNB_MALFORMED], n[lib.NNB_DROPPED], fallbacks)
-
-
-def server_stats(row: Row) -> ServerStats:
-    n = row.pointer.counters
-    sent, received, sleeps, wakes = n[lib.NNB_RESULTS], n[lib.NNB_REQUESTS], n[lib.NNB_SLEEPS], n[lib.NNB_WAKES]
-    hits, misses = n[lib.NNB_PLAN_HITS], n[lib.NNB_PLAN_MISSES]
-    return ServerStats(sent, received, sleeps, wakes, n[lib.NNB_MALFORMED], hits, misses)

@@ -13,6 +13,7 @@ import numpy as np
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.json_format import ParseDict
+from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health, health_pb2
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
@@ -72,16 +73,16 @@ class Servicer:
         self._tokens = tokens
 
     def handlers(self) -> dict[str, Any]:
-        """Return what answers each call."""
+        """Return what answers each call. Requests for inference come as bytes, to be counted first."""
         made = {}
         for call in _CALLS.methods:
             work, answer = getattr(self, call.name), GetMessageClass(call.output_type)
-            make = grpc.unary_unary_rpc_method_handler
+            read, make = None, grpc.unary_unary_rpc_method_handler
             if call.server_streaming:
                 make = grpc.stream_stream_rpc_method_handler
             elif call.name != "ModelInfer":
-                work = partial(self._answer, work, answer)
-            made[call.name] = make(work, GetMessageClass(call.input_type).FromString, answer.SerializeToString)
+                read, work = GetMessageClass(call.input_type).FromString, partial(self._answer, work, answer)
+            made[call.name] = make(work, read, answer.SerializeToString)
         return made
 
     @staticmethod
@@ -160,29 +161,33 @@ class Servicer:
 
     # ---- inference -------------------------------------------------------------------------------------------
 
-    async def ModelInfer(self, request: Any, context: Any) -> Any:
+    async def ModelInfer(self, data: bytes, context: Any) -> Any:
         answer = pb.ModelInferResponse()
         try:
-            await self._infer(request, answer, context)
+            await self._infer(data, answer, context)
         except NNBurstError as error:
             await _abort(context, error)
         return answer
 
-    async def ModelStreamInfer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+    async def ModelStreamInfer(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
         """One answer for each request, in their order; an error is an answer, too."""
-        async for request in requests:
+        async for data in requests:
             answer = pb.ModelStreamInferResponse()
             try:
-                await self._infer(request, answer.infer_response, context)
+                await self._infer(data, answer.infer_response, context)
             except NNBurstError as error:
-                answer.error_message, answer.infer_response.id = str(error), request.id
+                answer.error_message = str(error)
             yield answer
 
-    async def _infer(self, request: Any, answer: Any, context: Any) -> None:
-        size = request.ByteSize()
+    async def _infer(self, data: bytes, answer: Any, context: Any) -> None:
         with self._budget.request() as take:
-            take(size)
-            to_convert = 0 if request.raw_input_contents else size
+            take(len(data))
+            try:
+                request = pb.ModelInferRequest.FromString(data)
+            except DecodeError as error:
+                raise InvalidArgument(f"the request cannot be read: {error}") from None
+            answer.id = request.id  # also if it fails
+            to_convert = 0 if request.raw_input_contents else len(data)
             inference = await converted(to_convert, _inference, request, to_convert)
             with below(lambda: dict(context.invocation_metadata())):
                 version, answers = await infer(self._models, self._regions, inference, context.time_remaining())
@@ -191,7 +196,7 @@ class Servicer:
 
 
 def _fill(answer: Any, request: Any, version: str, answers: Answers) -> None:
-    answer.model_name, answer.model_version, answer.id = request.model_name, version, request.id
+    answer.model_name, answer.model_version = request.model_name, version
     for (name, place), datatype, shape, array in answers:
         output, elements = answer.outputs.add(name=name, datatype=datatype, shape=shape), as_sent(array)
         if place is None:

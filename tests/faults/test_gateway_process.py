@@ -42,6 +42,7 @@ from support.gateways import (  # noqa: E402
     relu,
     tensor,
 )
+from support.onnx_models import save  # noqa: E402
 
 pytestmark = MARKS
 
@@ -70,7 +71,7 @@ def test_port_that_others_listen_at_is_refused_also_if_they_are_gateways(
     gateway: Gateway, tmp_path: Path, option: str, protocol: str
 ) -> None:
     serve = [sys.executable, "-m", "nnburst", "serve", "--socket", str(tmp_path / "s"), "--model"]
-    serve.append(f"relu={relu(tmp_path)}")
+    serve.append(f"relu={save(relu(), tmp_path / 'relu.onnx')}")
     with socket.create_server(("127.0.0.1", 0)) as other:
         for port in (other.getsockname()[1], gateway.ports[protocol]):
             done = subprocess.run(

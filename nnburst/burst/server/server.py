@@ -25,7 +25,6 @@ from ..endpoint import c_result, open_channels, python_request
 from ..interfaces import BurstCallback, BurstContext, BurstExecutorWithCache
 from ..kernel import Kernel, run_until
 from ..polling import window_ns
-from ..stats import ServerStats, server_stats
 from .loop import SERVING, serve
 
 if TYPE_CHECKING:
@@ -61,7 +60,6 @@ class ServerEnd:
         self._leaving: list[Kernel] = []  # dropped while C runs it, so it has to stay until that run is over
         self._reason = ""
         self._freed_meanwhile: set[int] | None = None
-        self._final_stats: ServerStats | None = None
         self._ended = threading.Event()
         queue = callback.flow_queue
         self._group = None if queue is None else queue.flow.group
@@ -143,7 +141,6 @@ class ServerEnd:
             reason = _ENDINGS.get(-number, errno.errorcode.get(-number, str(number)))
             _log.error("burst ended: %s", reason)
             self._callback.ended(reason)
-        self._final_stats = server_stats(self._row)
         self.forget_plans()  # so that one who drops plans later finds none: the next burst may have the places
         self._endpoint = self._token.server = ffi.NULL  # destroyed with the last reference
         self._plans[self._base : self._base + MAX_PLANS] = [_nothing] * MAX_PLANS
@@ -292,11 +289,6 @@ class ServerEnd:
         """Whether requests are still served."""
         return not self._ended.is_set()
 
-    @property
-    def stats(self) -> ServerStats:
-        now = server_stats(self._row)
-        return self._final_stats or now
-
 
 def _nothing() -> None:
     """Stands where a burst that is over had its plans."""
@@ -388,10 +380,6 @@ class ExecutionBurstServer(BurstContext):
     def close(self) -> None:
         """End the burst. An execution that is running finishes first."""
         self._end.close()
-
-    @property
-    def stats(self) -> ServerStats:
-        return self._end.stats
 
     @property
     def alive(self) -> bool:
