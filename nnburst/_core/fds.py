@@ -17,7 +17,7 @@ import os
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import repeat
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from ..errors import BadState, InvalidArgument, ResourceExhausted
 from ._nnburst import ffi, lib
@@ -51,10 +51,6 @@ def close_fds(fds: list[int]) -> None:
 
 
 T = TypeVar("T", bound="FdSet")
-
-
-class _Detachable(Protocol):
-    def detach(self) -> int: ...
 
 
 class FdSet:
@@ -133,5 +129,5 @@ class FdSet:
         return _receive, ([reduction.DupFd(fd) for fd in self.fds],)
 
 
-def _receive(parcels: list[_Detachable]) -> FdSet:
+def _receive(parcels: list[Any]) -> FdSet:
     return FdSet(parcel.detach() for parcel in parcels)

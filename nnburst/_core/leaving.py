@@ -30,7 +30,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 from ..errors import NNBurstError
 from .deadline import Deadline
@@ -57,10 +57,6 @@ class Leaving:
 
     def __init__(self, *steps: Callable[[], object]) -> None:
         self._steps = deque(steps)
-
-    @property
-    def over(self) -> bool:
-        return not self._steps
 
     def __call__(self) -> None:
         try:
@@ -105,14 +101,10 @@ class Closing:
         self.close()
 
 
-class _Inherited(Protocol):
-    def abandon(self) -> None: ...
+_inherited: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
-_inherited: weakref.WeakValueDictionary[int, _Inherited] = weakref.WeakValueDictionary()
-
-
-def abandon_when_forked(thing: _Inherited) -> None:
+def abandon_when_forked(thing: Any) -> None:
     """Have ``thing.abandon()`` called in each forked child, where only the thread that forked goes on.
 
     It must not wait: a lock that another thread held stays held, so it makes new ones. What that thread was about to

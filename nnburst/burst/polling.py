@@ -24,19 +24,13 @@ _REAL_TIME = {os.SCHED_FIFO, os.SCHED_RR}
 
 
 def allowed_cpus() -> frozenset[int]:
-    """CPUs that this thread may run on; all of the machine where the system does not tell."""
-    try:
-        return frozenset(os.sched_getaffinity(0))
-    except OSError:  # a filter of system calls
-        return frozenset(range(os.cpu_count() or 1))
+    """CPUs that this thread may run on."""
+    return frozenset(os.sched_getaffinity(0))
 
 
 def is_real_time() -> bool:
     """Whether this thread gives way to none of the usual policy."""
-    try:
-        return os.sched_getscheduler(0) & 0xFF in _REAL_TIME  # above are flags
-    except OSError:  # a filter of system calls
-        return False
+    return os.sched_getscheduler(0) & 0xFF in _REAL_TIME  # above are flags
 
 
 def default_polling_window(peer_cpus: Iterable[int] = ()) -> float:

@@ -165,7 +165,6 @@ class MessageQueue(Closing):
         descriptor: MQDescriptor,
         dtype: npt.DTypeLike | None = None,
         *,
-        flavour: Flavour | FlavourName | None = None,
         reset: bool = False,
         exclusive: bool = True,
         sealed: bool = False,
@@ -175,13 +174,12 @@ class MessageQueue(Closing):
         Args:
             descriptor: Its descriptor; stays with the caller.
             dtype: Element type; None for the descriptor's own, or raw bytes of the quantum's size.
-            flavour: The expected one; None accepts either.
             reset: Set the counters to zero, which throws away what waits in the queue.
             exclusive: See the class.
             sealed: Refuse memory that its maker could truncate.
 
         Raises:
-            InvalidArgument: The descriptor makes no sense, is of another element size or flavour, or does not fit its
+            InvalidArgument: The descriptor makes no sense, is of another element size, or does not fit its
                 memory objects.
             BadState: The descriptor is closed.
         """
@@ -189,9 +187,7 @@ class MessageQueue(Closing):
         element = element_type(np.dtype((np.void, max(descriptor.quantum, 1))) if hint is None else hint)
         if element.itemsize != descriptor.quantum:
             raise InvalidArgument(f"elements are {descriptor.quantum} bytes, but {element} has {element.itemsize}")
-        kind = member(Flavour, descriptor.flags, "flavour")
-        if flavour is not None and member(Flavour, flavour, "flavour") is not kind:
-            raise InvalidArgument(f"expected a queue of the other flavour, got {kind.name.lower()}")
+        member(Flavour, descriptor.flags, "flavour")
         queue, own = cls.__new__(cls), descriptor.duplicate()
         own.dtype = element
         queue._open(own, element, reset=reset, exclusive=exclusive, sealed=sealed)

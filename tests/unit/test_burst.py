@@ -8,9 +8,6 @@ import gc
 import itertools
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 import weakref
@@ -602,48 +599,20 @@ def test_forked_child_gets_bad_state_and_leaves_the_parent_alone(model: LocalMod
         execution.run()
 
 
-@pytest.mark.check
-@pytest.mark.parametrize("window", ["0", "10"], ids=["futex", "polling"])
-def test_ctrl_c_interrupts_a_run_and_its_result_is_dropped(window: str) -> None:
-    script = textwrap.dedent(
-        f"""
-        import sys, threading
-        sys.path[:0] = {sys.path!r}
-        from test_burst import *
-        model = LocalModel()
-        memory = Memory.ashmem(4096)
-        controller = ExecutionBurstController.create(model, polling_window={window})
-        execution = controller.bind(adder_request(memory))
+@pytest.mark.parametrize("window", [0, 10], ids=["futex", "polling"])
+def test_ctrl_c_interrupts_a_run_and_its_result_is_dropped(model: LocalModel, memory: Memory, window: float) -> None:
+    go, main = threading.Event(), threading.main_thread().ident
+    assert main is not None
+    with ExecutionBurstController.create(model, polling_window=window) as controller:
+        execution = bind(controller, adder_request(memory))
         execution.run()
-        go = threading.Event()
-        def during():
-            print("running", flush=True)
-            go.wait(PATIENCE)
-        model.executor.during = during
-        try:
+        model.executor.during = lambda: (signal.pthread_kill(main, signal.SIGINT), go.wait(PATIENCE), None)[-1]
+        with pytest.raises(KeyboardInterrupt):
             execution.run()
-        except KeyboardInterrupt:
-            print("interrupted", flush=True)
         model.executor.during = lambda: None
         go.set()
         execution.run()
-        assert controller.stats.dropped == 1, controller.stats
-        controller.close()
-        print("done", flush=True)
-        """
-    )
-    child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-    try:
-        assert child.stdout is not None
-        assert child.stdout.readline() == "running\n"
-        child.send_signal(signal.SIGINT)
-        rest, _ = child.communicate(timeout=PATIENCE)
-        assert rest == "interrupted\ndone\n"
-        assert child.returncode == 0
-    finally:
-        if child.poll() is None:
-            child.kill()
-            child.communicate()
+        assert controller.stats.dropped == 1
 
 
 def test_signal_handler_that_raises_after_the_call_of_c_gives_the_run_up(

@@ -87,6 +87,17 @@ class Rig:
         for turn in self.turns:
             turn.run()
 
+    def hold_runs(self) -> tuple[threading.Event, threading.Event]:
+        """Have runs of what is bound wait; return what they set, and what they wait for."""
+        running, go_on = threading.Event(), threading.Event()
+
+        def held(run: Any) -> Any:
+            return lambda: (running.set(), go_on.wait(PATIENCE), run())[-1]
+
+        plans = self.server._end._plans
+        plans[:] = [held(plan) for plan in plans]
+        return running, go_on
+
     def close(self) -> None:
         self.burst.close()
         for buffer in self.buffers:
@@ -132,17 +143,7 @@ def test_closed_buffer_is_freed_although_its_slot_is_not(rig: Rig) -> None:
 def test_buffer_that_is_closed_during_a_run_is_freed_after_it(rig: Rig) -> None:
     rig.round()
     rig.round()
-    plans, running, closed = rig.server._end._plans, threading.Event(), threading.Event()
-
-    def held(run: Any) -> Any:
-        def hold() -> Any:
-            running.set()
-            assert closed.wait(PATIENCE)
-            return run()
-
-        return hold
-
-    plans[:] = [held(plan) for plan in plans]
+    running, closed = rig.hold_runs()
     bytes_of_it = storage(rig.buffers[1])
     client = threading.Thread(target=rig.turns[0].run)
     client.start()
@@ -261,17 +262,7 @@ def test_forked_child_has_the_buffers_that_were_in_use(rig: Rig) -> None:
     """The thread that used them is not there."""
     rig.round()
     rig.round()
-    plans, running, forked = rig.server._end._plans, threading.Event(), threading.Event()
-
-    def held(run: Any) -> Any:
-        def hold() -> Any:
-            running.set()
-            assert forked.wait(PATIENCE)
-            return run()
-
-        return hold
-
-    plans[:] = [held(plan) for plan in plans]
+    running, forked = rig.hold_runs()
     client = threading.Thread(target=rig.turns[0].run)  # reads the first, writes the second
     client.start()
     assert running.wait(PATIENCE)

@@ -272,17 +272,6 @@ def test_polling_window_depends_on_the_cpus_of_both_ends(
     assert default_polling_window(theirs) == pytest.approx(seconds)
 
 
-def test_cpus_that_the_system_does_not_tell_are_all_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(pid: int) -> set[int]:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(os, "sched_getaffinity", refused)
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    assert default_polling_window() == pytest.approx(50e-6)
-    monkeypatch.setattr(os, "cpu_count", lambda: None)
-    assert default_polling_window() == 0
-
-
 @pytest.mark.parametrize("apart", [True, False], ids=["a CPU each", "one CPU"])
 def test_each_end_polls_if_the_other_one_has_another_cpu(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch, apart: bool

@@ -67,12 +67,6 @@ class InFlight:
         if self.status is not None:
             then(self)
 
-    def land(self, status: int) -> None:
-        """Called by `InFlightRuns`."""
-        self.status = status
-        if self._then is not None:
-            self._then(self)
-
 
 class InFlightRuns:
     """The started executions of one burst. Any thread.
@@ -152,7 +146,9 @@ class InFlightRuns:
         flight = self._flying.pop(tag, None)
         self._alone.discard(tag)
         if flight is not None:
-            flight.land(status)
+            flight.status = status
+            if flight._then is not None:
+                flight._then(flight)
 
     def _take(self) -> None:
         tag, flying = _AGAIN, self._flying

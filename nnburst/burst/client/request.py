@@ -196,11 +196,6 @@ class BoundRequest(Runnable, OneProcess):
         return self._controller.flights
 
     @property
-    def _burst_is_free(self) -> bool:
-        """Whether its burst runs nothing now. It may be otherwise a moment later."""
-        return self._burst is not None and self._burst.is_free
-
-    @property
     def is_in_flight(self) -> bool:
         """Whether it was started and its end was not told."""
         return bool(lib.nnb_execution_flies(self._pointer)) if self._burst is not None else False

@@ -128,7 +128,7 @@ class Runs:
             if execution is None or not execution._feed(inputs):
                 execution = await set_up(partial(self._fed, permit, inputs))
             for _ in range(_MOST_RERUNS):
-                if not execution._burst_is_free:
+                if not execution._controller.is_free:
                     with contextlib.suppress(ResourceExhausted):  # then it shares the burst
                         await set_up(partial(execution._again, errno.EBUSY, deadline))
                 try:
