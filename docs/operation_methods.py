@@ -64,8 +64,7 @@ def render_module() -> str:
 
 def method(operation: OperationType) -> str:
     """Return the text of a method."""
-    row = OPERATIONS[operation].signature
-    assert row is not None
+    row = OPERATIONS[operation]
     first = row.forms[0]
     longest = max((form for form in row.forms if form[: len(first)] == first), key=len)
     single = len(row.outputs) == 1 and len(row.outputs[0]) == 1 and not row.outputs[0][0].variadic

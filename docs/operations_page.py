@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nnburst.devices.onnxruntime.operations import LOWERED
 from nnburst.devices.reference import RUNS
-from nnburst.model import OPERANDS, OPERATIONS, ModelBuilder, OperationType, Param
+from nnburst.model import OPERANDS, OPERATIONS, ModelBuilder, OperationType, Param, operation_name, operation_since
 
 _WIDTH = 118
 
@@ -43,21 +43,18 @@ def operation_rows() -> list[OperationRow]:
     """Return a row for every operation of the table, by name."""
     methods = {OperationType.IF: "branch", OperationType.WHILE: "loop"}
     devices, rows = {"nnburst-reference": RUNS, "nnburst-onnxruntime": LOWERED.keys()}, []
-    for operation, entry in OPERATIONS.items():
-        row = entry.signature
-        if row is None:
-            continue
-        name = entry.type.name
-        made = methods.get(entry.type, name.lower())
+    for operation, row in OPERATIONS.items():
+        name, since = operation_name(operation), operation_since(OperationType(operation))
+        made = methods.get(OperationType(operation), name.lower())
         kinds = [
-            OPERANDS[kind].short + (f" ({_version(first)})" if first > entry.since else "")
+            OPERANDS[kind].short + (f" ({_version(first)})" if first > since else "")
             for kind, first in row.types.items()
         ]
         rows.append(
             OperationRow(
                 name,
                 int(operation),
-                _version(entry.since),
+                _version(since),
                 ("any",) if len(kinds) > 16 else tuple(kinds),
                 tuple(" ".join(map(_text, form)) for form in row.forms),
                 tuple(" ".join(map(_text, form)) for form in row.outputs),

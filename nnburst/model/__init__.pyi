@@ -33,7 +33,6 @@ from .operation_view import OutputSpec as OutputSpec
 from .operation_view import Param as Param
 from .operation_view import Signature as Signature
 from .operation_view import UnknownYet as UnknownYet
-from .operations import OPERATIONS as OPERATIONS
 from .operations import view_operation as view_operation
 from .partition import Part as Part
 from .partition import cut as cut
@@ -43,6 +42,7 @@ from .performance import NEVER as NEVER
 from .performance import operation_cost as operation_cost
 from .performance import operation_work as operation_work
 from .pools import provide_pools as provide_pools
+from .rows import OPERATIONS as OPERATIONS
 from .rows.shape import pad_widths as pad_widths
 from .rows.shape import slice_bounds as slice_bounds
 from .rows.shape import strided_slices as strided_slices

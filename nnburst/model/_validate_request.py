@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import InvalidArgument
@@ -33,23 +33,31 @@ def validate_request(model: Model, request: Request, allow_unspecified_output: b
     steps = request.steps
     if steps is not None:
         _check_steps(model, request, steps)
-    states = {} if steps is None else {"input": {i for _, i in steps.state}, "output": {o for o, _ in steps.state}}
-    for what, arguments, indexes in (
-        ("input", request.inputs, model.main.input_indexes),
-        ("output", request.outputs, model.main.output_indexes),
+    main = model.main
+    states = (set(), set()) if steps is None else ({i for _, i in steps.state}, {o for o, _ in steps.state})
+    for what, arguments, indexes, names, state in (
+        ("input", request.inputs, main.input_indexes, model.input_names, states[0]),
+        ("output", request.outputs, main.output_indexes, model.output_names, states[1]),
     ):
         if len(arguments) != len(indexes):
             raise InvalidArgument(f"the request has {len(arguments)} {what}s; the model has {len(indexes)}")
-        names = model.input_names if what == "input" else model.output_names
+        written = what == "output"
         for position, (argument, index) in enumerate(zip(arguments, indexes, strict=True)):
             place = f"{what} {position}" + (f" ({names[position]!r})" if names else "")
-            case = _Case(place, what == "output", model, model.main.operands[index], argument, request.pools)
-            case.allow_unspecified = steps is None and (allow_unspecified_output or not case.written)
-            case.steps = 1 if steps is None else steps.count
-            case.is_state = None if steps is None else position in states[what]
+            case = _Case(
+                place,
+                written,
+                model,
+                main.operands[index],
+                argument,
+                request.pools,
+                allow_unspecified=steps is None and (allow_unspecified_output or not written),
+                steps=1 if steps is None else steps.count,
+                is_state=None if steps is None else position in state,
+            )
             case.check()
             if not argument.has_no_value and not isinstance(case.pool, BufferToken):  # whose rules are their device's
-                regions.append(_region(case.pool, argument.location, place, case.written))
+                regions.append(_region(case.pool, argument.location, place, written))
     if request.outputs:
         regions += _constant_regions(model)
     _check_overlap(regions)
@@ -73,8 +81,7 @@ def _check_steps(model: Model, request: Request, steps: Steps) -> None:
             raise InvalidArgument(f"state {output} → {target} is omitted; it needs a buffer of the device at both ends")
         operands = main.operands[main.output_indexes[output]], main.operands[main.input_indexes[target]]
         dims = [combine_dimensions(each.dimensions, own.dimensions) for each, own in zip(operands, given, strict=True)]
-        source, sink = ((each.type, each.scale, each.zero_point, each.extra_params) for each in operands)
-        if source != sink or dims[0] != dims[1]:
+        if operands[0].meaning != operands[1].meaning or dims[0] != dims[1]:
             raise InvalidArgument(f"state {output} → {target}: type, shape or quantisation differ")
 
 
@@ -88,16 +95,16 @@ class _Case:
     operand: OperandDesc
     argument: RequestArgument
     pools: tuple[Any, ...]
-    allow_unspecified: bool = True
-    steps: int = 1
-    is_state: bool | None = None
+    allow_unspecified: bool
+    steps: int
+    is_state: bool | None
     """Whether steps hand it on; None in a request of one step."""
     dims: tuple[int, ...] = ()
-    info: OperandInfo | None = field(init=False)
-    """None for an extension's type: the device knows its size."""
 
-    def __post_init__(self) -> None:
-        self.info = OPERANDS.get(self.operand.type)
+    @property
+    def info(self) -> OperandInfo | None:
+        """None for an extension's type: the device knows its size."""
+        return OPERANDS.get(self.operand.type)
 
     @property
     def location(self) -> DataLocation:

@@ -21,7 +21,6 @@ from .operand import Operand, Output, Outputs, Value
 from .operand_types import (
     BASE_MAXIMUM,
     OPERANDS,
-    HalVersion,
     OperandType,
     checked_type,
     is_extension,
@@ -32,8 +31,9 @@ from .operand_types import (
 from .operation_methods import OperationMethods
 from .operation_types import FusedActivation, OperationType, PaddingScheme, operation_name, require_operation
 from .operation_view import OperationView, OutputSpec, Param, UnknownYet
-from .operations import OPERATIONS, view_operation
+from .operations import view_operation
 from .pools import PoolFactory, make_pool
+from .rows import OPERATIONS
 from .signature import types_of
 from .types import (
     Array,
@@ -82,6 +82,15 @@ _SCHEMES = {"same": PaddingScheme.SAME, "valid": PaddingScheme.VALID}
 
 Pair = int | tuple[int, int]
 Padding = PaddingName | tuple[tuple[int, int], tuple[int, int]]
+
+
+class Quantisation(TypedDict, total=False):
+    """What is said of a constant of a quantised type; the scale has to be given."""
+
+    scale: float | None
+    zero_point: int
+    channel_scales: npt.ArrayLike | None
+    channel_dim: int
 
 
 class PoolOptions(TypedDict, total=False):
@@ -203,11 +212,7 @@ class ModelBuilder(OperationMethods):
         self,
         value: npt.ArrayLike,
         type: OperandType | npt.DTypeLike | None = None,
-        *,
-        scale: float | None = None,
-        zero_point: int = 0,
-        channel_scales: npt.ArrayLike | None = None,
-        channel_dim: int = 0,
+        **quantisation: Unpack[Quantisation],
     ) -> Operand:
         """Add a constant tensor and return it.
 
@@ -215,10 +220,8 @@ class ModelBuilder(OperationMethods):
             value: Array of rank 1 or more, or a list of numbers. int64 becomes int32 if no number is too large. float64
                 becomes float32, which drops digits, only if `type` says so; Python's own floats do in any case.
             type: Operand type or dtype; default: what the dtype says (uint8 and int8: the asymmetric types).
-            scale: Needed for quantised types.
-            zero_point: For quantised types.
-            channel_scales: Makes an int8 array TENSOR_QUANT8_SYMM_PER_CHANNEL, one scale per index along `channel_dim`.
-            channel_dim: See `channel_scales`.
+            quantisation: ``scale`` (needed) and ``zero_point`` of a quantised type. ``channel_scales`` makes an int8
+                array TENSOR_QUANT8_SYMM_PER_CHANNEL, with one scale per index along ``channel_dim`` (default 0).
 
         Raises:
             InvalidArgument: The dtype has no operand type, the value does not fit it, or a scale is missing.
@@ -233,11 +236,9 @@ class ModelBuilder(OperationMethods):
         is_array = isinstance(value, np.ndarray)
         if type is None:
             floats = not is_array and array.dtype == np.float64
-            type = _type_of(np.dtype(np.float32) if floats else array.dtype, channel_scales)
-        elif not isinstance(type, OperandType):
-            type = _type_of(np.dtype(type), channel_scales)
-        index = self._constant_operand(type, array.shape, scale, zero_point, channel_scales, channel_dim)
-        self.set_operand_value(index, _narrowed(array, operand_info(type).dtype) if is_array else value)
+            type = np.float32 if floats else array.dtype
+        kind, index = self._constant_operand(type, array.shape, **quantisation)
+        self.set_operand_value(index, _narrowed(array, operand_info(kind).dtype) if is_array else value)
         return Operand(self, index)
 
     def constant_from_memory(
@@ -247,10 +248,7 @@ class ModelBuilder(OperationMethods):
         type: OperandType | npt.DTypeLike = OperandType.TENSOR_FLOAT32,
         *,
         offset: int = 0,
-        scale: float | None = None,
-        zero_point: int = 0,
-        channel_scales: npt.ArrayLike | None = None,
-        channel_dim: int = 0,
+        **quantisation: Unpack[Quantisation],
     ) -> Operand:
         """Add and return a constant tensor whose values lie in a memory, for example weights in a file.
 
@@ -266,37 +264,35 @@ class ModelBuilder(OperationMethods):
             dimensions: Sizes, all known.
             type: Operand type, or the dtype of the values (uint8 and int8: the asymmetric types).
             offset: First byte; any alignment.
-            scale: Needed for quantised types.
-            zero_point: For quantised types.
-            channel_scales: As for `constant`.
-            channel_dim: As for `constant`.
+            quantisation: As for `constant`.
 
         Raises:
             InvalidArgument: The region is outside the memory, or a scale is missing.
         """
-        if not isinstance(type, OperandType):
-            type = _type_of(np.dtype(type), channel_scales)
-        index = self._constant_operand(type, dimensions, scale, zero_point, channel_scales, channel_dim)
-        nbytes = operand_nbytes(type, tuple(dimensions))
+        kind, index = self._constant_operand(type, dimensions, **quantisation)
+        nbytes = operand_nbytes(kind, tuple(dimensions))
         self.set_operand_value_from_memory(index, memory, offset, nbytes)
         return Operand(self, index)
 
     def _constant_operand(
         self,
-        type: OperandType,
+        type: OperandType | npt.DTypeLike,
         dimensions: Sequence[int],
-        scale: float | None,
-        zero_point: int,
-        channel_scales: npt.ArrayLike | None,
-        channel_dim: int,
-    ) -> int:
-        if operand_info(type).is_quantised and scale is None:
-            raise InvalidArgument(f"a constant of {type.name} needs scale= (and zero_point=)")
+        scale: float | None = None,
+        zero_point: int = 0,
+        channel_scales: npt.ArrayLike | None = None,
+        channel_dim: int = 0,
+    ) -> tuple[OperandType, int]:
+        """Add an operand of a type, or of that for a dtype; return its type and index."""
+        kind = type if isinstance(type, OperandType) else _type_of(np.dtype(type), channel_scales)
+        if operand_info(kind).is_quantised and scale is None:
+            raise InvalidArgument(f"a constant of {kind.name} needs scale= (and zero_point=)")
         extra = None
         if channel_scales is not None:
             scales = tuple(float(s) for s in np.asarray(channel_scales).reshape(-1))
             extra = SymmPerChannelQuantParams(scales, channel_dim)
-        return self.add_operand(type, dimensions, scale=scale or 0.0, zero_point=zero_point, extra_params=extra)
+        scale = scale or 0.0
+        return kind, self.add_operand(kind, dimensions, scale=scale, zero_point=zero_point, extra_params=extra)
 
     def scalar(self, value: bool | int | float, type: OperandType | None = None) -> Operand:
         """Add a scalar constant and return it; equal scalars share an operand.
@@ -710,7 +706,7 @@ class ModelBuilder(OperationMethods):
         try:
             view = view_operation(operation, self._operands)
             if view is not None:
-                view.check(HalVersion.V1_3)
+                view.check()
         except InvalidArgument as error:
             raise InvalidArgument(f"operation {len(self._operations)} ({operation_name(type)}): {error}") from None
         self._operations.append(operation)
@@ -752,13 +748,7 @@ class ModelBuilder(OperationMethods):
         operations = self._sorted_operations()
         operands, inline, pools = self._placed_constants()
         consumers = Counter(index for operation in operations for index in operation.inputs)
-        written = {index for operation in operations for index in operation.outputs}
         for index, operand in enumerate(operands):
-            if operand.lifetime == Lifetime.TEMPORARY_VARIABLE and index not in written:
-                raise InvalidArgument(
-                    f"operand {index} ({type_name(operand.type)}) has no value, is no input, and no operation"
-                    " writes it; set a value or identify it as an input"
-                )
             operands[index] = replace(operand, number_of_consumers=consumers[index])
         referenced, inline, pools = _linked(self._models, inline, pools, self._prefix)
         model = Model(
@@ -774,12 +764,7 @@ class ModelBuilder(OperationMethods):
 
     def _sorted_operations(self) -> list[Operation]:
         """Return the operations so that each comes after those whose results it reads; stable."""
-        producer: dict[int, int] = {}
-        for position, operation in enumerate(self._operations):
-            for index in operation.outputs:
-                if index in producer:
-                    raise InvalidArgument(f"operand {index} is written by two operations")
-                producer[index] = position
+        producer = {index: n for n, operation in enumerate(self._operations) for index in operation.outputs}
         sorter = TopologicalSorter(
             {
                 position: {producer[index] for index in operation.inputs if index in producer}
@@ -876,8 +861,7 @@ class ModelBuilder(OperationMethods):
 
     def _arguments(self, operation: OperationType, values: Sequence[Any]) -> list[Any]:
         """Return operands or arrays for the arguments of a method; trailing options of their default are left out."""
-        row = OPERATIONS[operation].signature
-        assert row is not None
+        row = OPERATIONS[operation]
         first = row.forms[0]
         form = max((form for form in row.forms if form[: len(first)] == first), key=len)
         given = list(zip(form, values, strict=True))

@@ -65,7 +65,7 @@ class Signature(Struct, frozen=True):
     infer: Callable[[OperationView], tuple[OutputSpec, ...]]
     ranks: Mapping[str, tuple[int, int]]
     output_quantisation: str | Mapping[OperandType, tuple[float, int]] | None
-    check: Callable[[OperationView, HalVersion], None] | None
+    check: Callable[[OperationView], None] | None
     zero_sized: bool
     measured: bool
 
@@ -191,12 +191,12 @@ class OperationView:
                     wanted = str(least) if least == most else f"{least} to {most}"
                     raise InvalidArgument(f"{name} has rank {rank}; it must be {wanted}")
 
-    def check(self, version: HalVersion) -> None:
+    def check(self) -> None:
         """Check ranks and quantisation (the part of V8 that concerns values of operands)."""
         self.check_ranks()
         self._check_output_quantisation()
         if self.row.check is not None:
-            self.row.check(self, version)
+            self.row.check(self)
 
     def _check_output_quantisation(self) -> None:
         scale, zero_point = self.output_quantisation()

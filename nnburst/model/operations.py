@@ -8,31 +8,12 @@ and its kernel to the reference device.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
-
-import numpy as np
-from msgspec import Struct
 
 from .operand_types import HalVersion
-from .operation_types import OperationType, operation_since
-from .operation_view import OperationView, Signature
-from .rows import ROWS
+from .operation_view import OperationView
+from .rows import OPERATIONS
 from .signature import match_signature
-from .types import OperandDesc, Operation
-
-
-class OperationInfo(Struct, frozen=True):
-    """One row: the operation, the HAL version that introduced it, and its signature (None for OEM_OPERATION)."""
-
-    type: OperationType
-    since: HalVersion
-    signature: Signature | None = None
-
-
-OPERATIONS: dict[int, OperationInfo] = {
-    operation: OperationInfo(operation, operation_since(operation), ROWS.get(operation)) for operation in OperationType
-}
-"""Every operation by code."""
+from .types import Array, OperandDesc, Operation
 
 
 def view_operation(
@@ -40,7 +21,7 @@ def view_operation(
     operands: Sequence[OperandDesc],
     version: HalVersion = HalVersion.V1_3,
     *,
-    value_of: Callable[[int], np.ndarray[Any, np.dtype[Any]] | None] | None = None,
+    value_of: Callable[[int], Array | None] | None = None,
     with_outputs: bool = True,
 ) -> OperationView | None:
     """Match an operation with its signature.
@@ -50,13 +31,13 @@ def view_operation(
         with_outputs: See `match_signature`.
 
     Returns:
-        The view, or None for an operation whose signature is not built.
+        The view, or None for an operation without a signature: OEM_OPERATION, and those of extensions.
 
     Raises:
         InvalidArgument: The operation does not fit its signature.
     """
-    entry = OPERATIONS.get(operation.type)
-    if entry is None or entry.signature is None:
+    row = OPERATIONS.get(operation.type)
+    if row is None:
         return None
-    match = match_signature(entry.signature, operation, operands, version, with_outputs=with_outputs)
-    return OperationView(operation, operands, entry.signature, match, value_of=value_of)
+    match = match_signature(row, operation, operands, version, with_outputs=with_outputs)
+    return OperationView(operation, operands, row, match, value_of=value_of)

@@ -6,14 +6,14 @@ import math
 
 from .operand_types import OperandType
 from .operation_types import OperationType
-from .rows import ROWS, recurrent
+from .rows import OPERATIONS, recurrent
 from .types import Capabilities, Lifetime, Model, Operation, Subgraph
 
 NEVER = 3.4028234663852886e38
 """Cost of a type of which nothing is known: the largest float32."""
 _ELEMENT = 16
 """Multiplications and additions of a matrix product that take as long as one that goes element by element."""
-_PRODUCTS = {kind for kind, row in ROWS.items() if {"filter", "bias"} <= {param.name for param in row.forms[0]}}
+_PRODUCTS = {kind for kind, row in OPERATIONS.items() if {"filter", "bias"} <= {param.name for param in row.forms[0]}}
 """Operations of x, a filter and a bias."""
 _CELLS = recurrent.ROWS.keys()
 """Operations that multiply a row for each step by all their matrices."""

@@ -111,7 +111,7 @@ def signature(
     outputs: str | Sequence[str] = "out:T",
     *,
     output_quantisation: Mapping[OperandType, tuple[float, int]] | None = None,
-    check: Callable[[OperationView, HalVersion], None] | None = None,
+    check: Callable[[OperationView], None] | None = None,
     zero_sized: bool = False,
     measured: bool = False,
 ) -> Signature:

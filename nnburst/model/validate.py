@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator
+from graphlib import CycleError, TopologicalSorter
 
 from ..errors import InvalidArgument
 from .control_flow import check_control_flow
@@ -61,25 +63,18 @@ def validate_model(model: Model, version: HalVersion = HalVersion.V1_3) -> None:
     for name, subgraph in _subgraphs(model):
         for position, operation in enumerate(subgraph.operations):
             if operation.type in (OperationType.IF, OperationType.WHILE):
-                with _At(f"V16: operation {position} ({operation_name(operation.type)}) of {name}"):
+                with _at(f"V16: operation {position} ({operation_name(operation.type)}) of {name}"):
                     check_control_flow(model, subgraph, operation)
     _check_names(model)
 
 
-class _At:
+@contextlib.contextmanager
+def _at(place: str) -> Iterator[None]:
     """Prefix the message of an `InvalidArgument` with the place it is about."""
-
-    __slots__ = ("_place",)
-
-    def __init__(self, place: str) -> None:
-        self._place = place
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, InvalidArgument):
-            raise InvalidArgument(f"{self._place}: {error}") from None
+    try:
+        yield
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{place}: {error}") from None
 
 
 def _subgraphs(model: Model) -> Iterator[tuple[str, Subgraph]]:
@@ -129,11 +124,11 @@ def _check_operands(model: Model, subgraph: Subgraph, name: str, version: HalVer
                 consumers[index] += 1
     for index, operand in enumerate(subgraph.operands):
         place = f"operand {index} ({type_name(operand.type)}) of {name}"
-        with _At(f"V2: {place}"):
+        with _at(f"V2: {place}"):
             if is_extension(operand.type):
                 _check_extension_code(model, operand.type, version)
             check_operand(operand, version)
-        with _At(f"V3, V4: {place}"):
+        with _at(f"V3, V4: {place}"):
             _check_location(model, operand)
         if operand.number_of_consumers != consumers[index]:
             raise InvalidArgument(
@@ -233,7 +228,7 @@ def _check_constant(model: Model, operand: OperandDesc) -> None:
 def _check_operations(model: Model, subgraph: Subgraph, name: str, version: HalVersion) -> None:
     for position, operation in enumerate(subgraph.operations):
         place = f"operation {position} ({operation_name(operation.type)}) of {name}"
-        with _At(f"V6: {place}"):
+        with _at(f"V6: {place}"):
             if is_extension(operation.type):
                 _check_extension_code(model, operation.type, version)
             elif operation.type not in tuple(OperationType):
@@ -241,10 +236,10 @@ def _check_operations(model: Model, subgraph: Subgraph, name: str, version: HalV
             elif version < operation_since(OperationType(operation.type)):
                 raise InvalidArgument(f"it is not known in HAL {version.name}")
         _check_indexes(operation, subgraph, place)
-        with _At(f"V8: {place}"):
+        with _at(f"V8: {place}"):
             view = view_operation(operation, subgraph.operands, version)
             if view is not None:
-                view.check(version)
+                view.check()
 
 
 def _check_indexes(operation: Operation, subgraph: Subgraph, place: str) -> None:
@@ -288,26 +283,19 @@ def _check_data_flow(subgraph: Subgraph, name: str) -> None:
             written.add(index)
     for index, operand in enumerate(subgraph.operands):
         if operand.lifetime in _WRITTEN and index not in written:
-            raise InvalidArgument(f"V12: operand {index} of {name} is never written")
+            raise InvalidArgument(
+                f"V12: operand {index} ({type_name(operand.type)}) of {name} has no value, is no input, and no"
+                " operation writes it; set a value or identify it as an input"
+            )
 
 
 def _check_references(model: Model) -> None:
-    """V15: no subgraph reaches itself. Iterative, so that a hostile chain cannot exhaust the stack."""
-    edges = [_referenced_by(subgraph) for subgraph in model.referenced]
-    remaining = [0] * len(edges)
-    for targets in edges:
-        for target in targets:
-            remaining[target] += 1
-    ready = [i for i, count in enumerate(remaining) if count == 0]
-    visited = 0
-    while ready:
-        visited += 1
-        for target in edges[ready.pop()]:
-            remaining[target] -= 1
-            if remaining[target] == 0:
-                ready.append(target)
-    if visited != len(edges):
-        raise InvalidArgument("V15: a referenced subgraph refers to itself, directly or through others")
+    """V15: no subgraph reaches itself."""
+    edges = {i: _referenced_by(subgraph) for i, subgraph in enumerate(model.referenced)}
+    try:
+        TopologicalSorter(edges).prepare()
+    except CycleError:
+        raise InvalidArgument("V15: a referenced subgraph refers to itself, directly or through others") from None
 
 
 def _referenced_by(subgraph: Subgraph) -> list[int]:

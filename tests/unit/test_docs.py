@@ -26,7 +26,7 @@ from nnburst.cli import main
 from nnburst.cli._main import COMMANDS
 from nnburst.devices.reference.call import KernelCall
 from nnburst.devices.reference.kernels import KERNELS
-from nnburst.model.rows import ROWS, activation
+from nnburst.model.rows import OPERATIONS, activation
 from support import ROOT
 from support.operations import FLOATS, Case, O, rng
 
@@ -173,7 +173,7 @@ def test_readme_is_short_and_has_one_of_each() -> None:
 def test_an_operation_is_added_as_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
     text = (ROOT / "docs" / "internals" / "operations.md").read_text(encoding="utf-8")
     row, kernel = map(textwrap.dedent, re.findall(r"^   ```python\n(.*?)^   ```$", text, re.DOTALL | re.MULTILINE))
-    assert eval(f"{{{row}}}", vars(activation).copy()) == {O.EXP: ROWS[O.EXP]}
+    assert eval(f"{{{row}}}", vars(activation).copy()) == {O.EXP: OPERATIONS[O.EXP]}
     names: dict[str, Any] = {"np": np, "KernelCall": KernelCall}
     exec(kernel, names)
     calls = Mock(side_effect=names["exponential"])

@@ -183,7 +183,7 @@ def model_of(operation: O, kind: T, low: bool | None = None) -> tuple[Model, lis
     is_free = operation.name not in SAME_QUANTISATION | FIXED_QUANTISATION
     if operation in (O.QUANTIZE, O.CAST):
         said = {"type": T.TENSOR_QUANT8_ASYMM, "scale": 0.02, "zero_point": 100}
-    elif kind in QUANTS and is_free and OPERATIONS[operation].signature.outputs[0][0].kinds[0][0] == "T":
+    elif kind in QUANTS and is_free and OPERATIONS[operation].outputs[0][0].kinds[0][0] == "T":
         said = {"scale": scale * 2, "zero_point": zero_point}
     for which, out in enumerate(b.operation(operation, *operands, outputs=[said] if said else None)):
         b.output(f"y{which}", out)
@@ -193,7 +193,7 @@ def model_of(operation: O, kind: T, low: bool | None = None) -> tuple[Model, lis
 ALL = [
     (O(operation), T(kind))
     for operation in sorted(LOWERED)
-    for kind in MADE_OF_TYPES.get(O(operation), OPERATIONS[operation].signature.types or (B8,))
+    for kind in MADE_OF_TYPES.get(O(operation), OPERATIONS[operation].types or (B8,))
     if kind not in (T.TENSOR_QUANT8_SYMM, T.TENSOR_QUANT8_SYMM_PER_CHANNEL)
 ]
 

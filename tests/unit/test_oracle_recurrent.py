@@ -1,4 +1,4 @@
-"""Recurrent operations with sizes, gates and directions at random, against ONNX Runtime's LSTM and RNN, or scalars."""
+"""Recurrent operations with sizes and directions at random, against ONNX Runtime's RNN, or scalars."""
 
 from __future__ import annotations
 
@@ -9,90 +9,10 @@ import numpy as np
 
 from nnburst.errors import ErrorStatus
 from nnburst.model import Model, ModelBuilder
-from support.operations import FLOATS, I32, Q8, Array, Case, Fx, O, T, run_model
+from support.operations import FLOATS, I32, Q8, Array, Case, O, T, run_model
 from support.oracles import Dice, by_onnx, drawn
 
 GATES = ("in", "forget", "cell", "out")
-ONNX_ORDER = ("in", "out", "forget", "cell")
-PEEPHOLE_ORDER = ("in", "out", "forget")
-
-
-class Cell:
-    """Weights of an LSTM cell, in NNAPI's order and in that of ONNX."""
-
-    def __init__(self, dice: Dice, inputs: int, units: int, *, cifg: bool, peephole: bool) -> None:
-        self.units, self.cifg, self.peephole = units, cifg, peephole
-        self.w = {g: dice.reals(units, inputs, low=-1, high=1) for g in GATES}
-        self.r = {g: dice.reals(units, units, low=-1, high=1) for g in GATES}
-        self.p = {g: dice.reals(units, low=-1, high=1) for g in PEEPHOLE_ORDER}
-        self.b = {g: dice.reals(units, low=-1, high=1) for g in GATES}
-
-    def arguments(self) -> list[Any]:
-        def gates(values: dict[str, Array], names: tuple[str, ...], *, given: bool = True) -> list[Any]:
-            return [values[g] if given and not (g == "in" and self.cifg) else None for g in names]
-
-        peepholes = gates(self.p, ("in", "forget", "out"), given=self.peephole)
-        return [*gates(self.w, GATES), *gates(self.r, GATES), *peepholes, *gates(self.b, GATES), None, None]
-
-    def onnx(self) -> tuple[Array, ...]:
-        """1 - sigmoid(z) is sigmoid(-z): the input gate of a coupled cell is the forget gate with its sign turned."""
-
-        def stacked(values: dict[str, Array], order: tuple[str, ...]) -> Array:
-            return np.concatenate([-values["forget"] if g == "in" and self.cifg else values[g] for g in order])
-
-        p = stacked(self.p, PEEPHOLE_ORDER) if self.peephole else np.zeros(3 * self.units)
-        b = stacked(self.b, ONNX_ORDER)
-        return stacked(self.w, ONNX_ORDER), stacked(self.r, ONNX_ORDER), np.concatenate([b, np.zeros_like(b)]), p
-
-
-def by_onnx_lstm(x: Array, cells: list[Cell], out: list[Array], cell: list[Array], *, backward: bool = False) -> Any:
-    """Return outputs [steps, batch, units x directions], last outputs and last cells by direction."""
-    w, r, b, p = (np.stack(parts) for parts in zip(*(c.onnx() for c in cells), strict=True))
-    direction = "bidirectional" if len(cells) == 2 else "reverse" if backward else "forward"
-    y, last, state = by_onnx(
-        "LSTM", x, w, r, b, None, np.stack(out), np.stack(cell), p,
-        outputs=3, hidden_size=cells[0].units, direction=direction,
-    )  # fmt: skip
-    return y.transpose(0, 2, 1, 3).reshape(*y.shape[:1], y.shape[2], -1), last, state
-
-
-CLIPS = (4, Fx(0.0), Fx(0.0))
-
-
-@drawn
-def test_lstm_and_its_sequences(dice: Dice) -> None:
-    steps, batch, inputs, units = dice.sizes(4, 4)
-    cifg, peephole, major, kind = dice.truth(), dice.truth(), dice.truth(), dice.one(FLOATS)
-    c = Cell(dice, inputs, units, cifg=cifg, peephole=peephole)
-    x, out, cell = dice.reals(steps, batch, inputs), dice.reals(batch, units), dice.reals(batch, units)
-    y, (last,), (state,) = by_onnx_lstm(x, [c], [out], [cell])
-    shown = x if major else x.swapaxes(0, 1)
-    want = [y if major else y.swapaxes(0, 1), last, state]
-    norms = [None] * 4
-    sequence = Case(O.UNIDIRECTIONAL_SEQUENCE_LSTM, shown, *c.arguments(), out, cell, *CLIPS, major, *norms)
-    sequence.check(lambda *_: want, (kind,), count=3)
-    y, (last,), (state,) = by_onnx_lstm(x[:1], [c], [out], [cell])
-    scratch = np.zeros((batch, units * (3 if cifg else 4)))
-    once = Case(O.LSTM, x[0], *c.arguments(), out, cell, *CLIPS, *(norms if dice.truth() else []))
-    once.check(lambda *_: [scratch, last, state, y[0]], (kind,))
-
-
-@drawn
-def test_both_ways_lstm(dice: Dice) -> None:
-    steps, batch, inputs, units = dice.sizes(4, 4)
-    cifg, peephole, major, merge = dice.truth(), dice.truth(), dice.truth(), dice.truth()
-    cells = [Cell(dice, inputs, units, cifg=cifg, peephole=peephole) for _ in "fb"]
-    x = dice.reals(steps, batch, inputs)
-    out, cell = ([dice.reals(batch, units) for _ in "fb"] for _ in "oc")
-    y, last, state = by_onnx_lstm(x, cells, out, cell)
-    y = y if major else y.swapaxes(0, 1)
-    sequences = [y] if merge else [y[..., :units], y[..., units:]]
-    want = [*sequences, last[0], state[0], last[1], state[1]]
-    states = [out[0], cell[0], out[1], cell[1]]
-    arguments = [*cells[0].arguments(), *cells[1].arguments(), *states, *[None] * 9, *CLIPS, merge, major, *[None] * 8]
-    case = Case(O.BIDIRECTIONAL_SEQUENCE_LSTM, x if major else x.swapaxes(0, 1), *arguments)
-    count = dice.one([len(sequences), len(want)])
-    case.check(lambda *_: want[:count], (dice.one(FLOATS),), count=count)
 
 
 @drawn

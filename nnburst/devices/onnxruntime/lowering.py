@@ -97,12 +97,12 @@ class Lowering:
             self.reasons.append(self._lower(each, functions.get(each.type)))
 
     def _lower(self, operation: Operation, function: Callable[[LoweredCall], None] | None) -> str:
-        entry = OPERATIONS.get(operation.type)
-        if function is None or entry is None or entry.signature is None:
+        row = OPERATIONS.get(operation.type)
+        if function is None or row is None:
             return "it is not lowered to ONNX"
         try:
-            match = match_signature(entry.signature, operation, self.operands, HalVersion.V1_3)
-            call = LoweredCall(self, operation, entry.signature, match)
+            match = match_signature(row, operation, self.operands, HalVersion.V1_3)
+            call = LoweredCall(self, operation, row, match)
             call.require_known()
             function(call)
         except NNBurstError as error:

@@ -7,26 +7,11 @@ function reads dimensions and parameters through the view and returns one `Outpu
 
 from __future__ import annotations
 
-from ..operation_types import OperationType
 from ..operation_view import Signature
 from . import activation, arithmetic, control, detection, image, lookup, recurrent, reduction, shape, window
 
-__all__ = ["ROWS"]
+__all__ = ["OPERATIONS"]
 
-ROWS: dict[OperationType, Signature] = {
-    operation: row
-    for family in (
-        activation,
-        arithmetic,
-        control,
-        detection,
-        image,
-        lookup,
-        recurrent,
-        reduction,
-        shape,
-        window,
-    )
-    for operation, row in family.ROWS.items()
-}
-"""The signature of every operation."""
+_FAMILIES = (activation, arithmetic, control, detection, image, lookup, recurrent, reduction, shape, window)
+OPERATIONS: dict[int, Signature] = {operation: row for family in _FAMILIES for operation, row in family.ROWS.items()}
+"""The signature of every operation, by its code."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...errors import InvalidArgument
-from ..operand_types import HalVersion, OperandType
+from ..operand_types import OperandType
 from ..operation_types import OperationType
 from ..operation_view import OperationView, OutputSpec, Signature
 from ..signature import signature
@@ -31,19 +31,6 @@ def _infer_softmax(view: OperationView) -> Outputs:
     if not view.number("beta") > 0:
         raise InvalidArgument(f"beta is {view.number('beta'):g}; it must be positive")
     return like_data(view, dims)
-
-
-def _check_softmax(view: OperationView, version: HalVersion) -> None:
-    """Before HAL 1.2 only ranks 2 and 4."""
-    rank = len(view.operand("x").dimensions)
-    if version < HalVersion.V1_2 and rank not in (0, 2, 4):
-        raise InvalidArgument(f"x has rank {rank}; before HAL 1.2 it must be 2 or 4")
-
-
-def _check_rank_4_before_1_2(view: OperationView, version: HalVersion) -> None:
-    rank = len(view.operand("x").dimensions)
-    if version < HalVersion.V1_2 and rank not in (0, 4):
-        raise InvalidArgument(f"x has rank {rank}; before HAL 1.2 it must be 4")
 
 
 def _infer_along_axis(view: OperationView) -> Outputs:
@@ -91,17 +78,10 @@ ROWS: dict[OperationType, Signature] = {
     _O.HARD_SWISH: _map(LATE_FLOAT_QUANT8, "x:T", zero_sized=True),
     _O.INSTANCE_NORMALIZATION: signature("x/4:T gamma:fx beta:fx epsilon:fx nchw:bool", LATE_FLOAT, _infer_image),
     _O.L2_NORMALIZATION: signature(
-        "x/1-4:T [axis:i32@1.2]",
-        FLOAT_QUANT8_LATE,
-        _infer_along_axis,
-        output_quantisation=SIGNED_UNIT,
-        check=_check_rank_4_before_1_2,
+        "x/1-4:T [axis:i32@1.2]", FLOAT_QUANT8_LATE, _infer_along_axis, output_quantisation=SIGNED_UNIT
     ),
     _O.LOCAL_RESPONSE_NORMALIZATION: signature(
-        "x/1-4:T radius:i32 bias:fx alpha:fx beta:fx [axis:i32@1.2]",
-        FLOAT,
-        _infer_local_response,
-        check=_check_rank_4_before_1_2,
+        "x/1-4:T radius:i32 bias:fx alpha:fx beta:fx [axis:i32@1.2]", FLOAT, _infer_local_response
     ),
     _O.LOG: _map(LATE_FLOAT, "x:T"),
     _O.LOG_SOFTMAX: signature("x:T beta:fx axis:i32", LATE_FLOAT, _infer_softmax),
@@ -114,12 +94,7 @@ ROWS: dict[OperationType, Signature] = {
     _O.RSQRT: _map(LATE_FLOAT, "x:T"),
     _O.SIN: _map(LATE_FLOAT, "x:T"),
     _O.SOFTMAX: signature(
-        "x/1-4:T beta:fx [axis:i32@1.2]",
-        FLOAT_QUANT8,
-        _infer_softmax,
-        output_quantisation=UNIT,
-        check=_check_softmax,
-        zero_sized=True,
+        "x/1-4:T beta:fx [axis:i32@1.2]", FLOAT_QUANT8, _infer_softmax, output_quantisation=UNIT, zero_sized=True
     ),
     _O.SQRT: _map(LATE_FLOAT, "x:T"),
     _O.TANH: _map(FLOAT_QUANT8_LATE, output_quantisation=SIGNED_UNIT, zero_sized=True),

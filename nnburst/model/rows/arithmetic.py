@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...errors import InvalidArgument
-from ..operand_types import HalVersion, OperandType
+from ..operand_types import OperandType
 from ..operation_types import FusedActivation, OperationType
 from ..operation_view import OperationView, OutputSpec, Signature
 from ..signature import signature
@@ -76,7 +76,7 @@ def _infer_select(view: OperationView) -> Outputs:
     return like_data(view, dims)
 
 
-def _check_mul(view: OperationView, version: HalVersion) -> None:
+def _check_mul(view: OperationView) -> None:
     """A quantised product needs an output scale above the product of the input scales."""
     if view.data_type is OperandType.TENSOR_QUANT8_ASYMM:
         product = view.operand("a").scale * view.operand("b").scale
@@ -84,7 +84,7 @@ def _check_mul(view: OperationView, version: HalVersion) -> None:
             raise InvalidArgument(f"the output's scale {view.output().scale:g} must be above {product:g} = a x b")
 
 
-def _fused(types: str, check: Callable[[OperationView, HalVersion], None] | None = None) -> Signature:
+def _fused(types: str, check: Callable[[OperationView], None] | None = None) -> Signature:
     return signature("a/1-4:T b/1-4:T act:i32", types, _infer_fused, check=check, zero_sized=True)
 
 

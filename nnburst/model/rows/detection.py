@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...errors import InvalidArgument
-from ..operand_types import HalVersion, OperandType
+from ..operand_types import OperandType
 from ..operation_types import OperationType
 from ..operation_view import OperationView, OutputSpec, Signature
 from ..signature import signature
@@ -13,7 +13,7 @@ from .common import I32, LATE_FLOAT, LATE_FLOAT_QUANT8, Outputs, like_data, requ
 _EIGHTHS = (OperandType.TENSOR_QUANT16_ASYMM, OperandType.TENSOR_QUANT16_SYMM)
 
 
-def _check_eighths(view: OperationView, version: HalVersion) -> None:
+def _check_eighths(view: OperationView) -> None:
     """Coordinates of 16 bits have the scale 1/8 and the zero point 0."""
     names = [name for name in view.match.positions if view.operand(name).type in _EIGHTHS]
     found = [(name, view.operand(name)) for name in names]

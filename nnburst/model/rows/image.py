@@ -13,7 +13,7 @@ from ..operation_view import OperationView, Signature
 from ..signature import signature
 from ..window import image_dims
 from .common import FLOAT_QUANT8, FLOAT_QUANT8_LATE, LATE_FLOAT_QUANT8, Outputs, added, like_data
-from .shape import check_zero_point_before_1_2, pad_widths
+from .shape import pad_widths
 
 
 def _like_image(view: OperationView, batch: int, height: int, width: int, channels: int) -> Outputs:
@@ -76,9 +76,8 @@ def _infer_resize(view: OperationView) -> Outputs:
     return _like_image(view, b, sizes[0], sizes[1], c)
 
 
-def _moved(form: str, infer: Callable[[OperationView], Outputs], *, padded: bool = False) -> Signature:
-    check = check_zero_point_before_1_2 if padded else None
-    return signature(f"{form} [nchw:bool@1.2]", FLOAT_QUANT8, infer, "out:T=x", check=check)
+def _moved(form: str, infer: Callable[[OperationView], Outputs]) -> Signature:
+    return signature(f"{form} [nchw:bool@1.2]", FLOAT_QUANT8, infer, "out:T=x")
 
 
 def _resize(types: str, options: str) -> Signature:
@@ -94,6 +93,6 @@ ROWS: dict[OperationType, Signature] = {
     _O.DEPTH_TO_SPACE: _moved("x/4:T block:i32", _infer_depth_to_space),
     _O.RESIZE_BILINEAR: _resize(FLOAT_QUANT8_LATE, f"[nchw:bool@1.2 {_FLAGS}]"),
     _O.RESIZE_NEAREST_NEIGHBOR: _resize(LATE_FLOAT_QUANT8, f"nchw:bool {_FLAGS}"),
-    _O.SPACE_TO_BATCH_ND: _moved("x/4:T block/1:I32 pads/2:I32", _infer_space_to_batch, padded=True),
+    _O.SPACE_TO_BATCH_ND: _moved("x/4:T block/1:I32 pads/2:I32", _infer_space_to_batch),
     _O.SPACE_TO_DEPTH: _moved("x/4:T block:i32", _infer_space_to_depth),
 }

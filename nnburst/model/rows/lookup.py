@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...errors import InvalidArgument
-from ..operand_types import HalVersion, OperandType
+from ..operand_types import OperandType
 from ..operation_types import OperationType
 from ..operation_view import OperationView, OutputSpec, Signature
 from ..signature import signature
@@ -21,7 +21,7 @@ def _infer_hashtable(view: OperationView) -> Outputs:
     return (*like_data(view, lookups + values[1:]), hits)
 
 
-def _check_hits(view: OperationView, version: HalVersion) -> None:
+def _check_hits(view: OperationView) -> None:
     hits = view.output(1)
     if (hits.scale, hits.zero_point) != (1.0, 0):
         raise InvalidArgument(f"the hits have scale {hits.scale:g}, zero point {hits.zero_point}; they must be 1 and 0")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...errors import InvalidArgument
 from ..dimensions import element_count
-from ..operand_types import OPERANDS, HalVersion, OperandType
+from ..operand_types import OPERANDS, OperandType
 from ..operation_types import OperationType
 from ..operation_view import OperationView, OutputSpec, Signature
 from ..signature import signature
@@ -36,17 +36,6 @@ def _infer_concatenation(view: OperationView) -> Outputs:
     along = [shape[axis] for shape in shapes]
     dims[axis] = 0 if view.partial and 0 in along else sum(along)
     return like_data(view, tuple(dims))
-
-
-def _check_concatenation(view: OperationView, version: HalVersion) -> None:
-    """Before HAL 1.2 quantised inputs share the output's quantisation."""
-    if version >= HalVersion.V1_2 or not view.info.is_quantised:
-        return
-    out = view.output()
-    for which in range(view.count("x")):
-        x = view.operand("x", which)
-        if (x.scale, x.zero_point) != (out.scale, out.zero_point):
-            raise InvalidArgument("before HAL 1.2 every input must have the output's scale and zero point")
 
 
 def _infer_reshape(view: OperationView) -> Outputs:
@@ -147,12 +136,6 @@ def pad_widths(view: OperationView, rank: int) -> list[tuple[int, int]]:
     return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
-def check_zero_point_before_1_2(view: OperationView, version: HalVersion) -> None:
-    """Before HAL 1.2 quantised data is padded only if its zero point is 0."""
-    if version < HalVersion.V1_2 and view.info.is_quantised and view.operand("x").zero_point:
-        raise InvalidArgument(f"x has zero point {view.operand('x').zero_point}; before HAL 1.2 it must be 0")
-
-
 def _infer_pad(view: OperationView) -> Outputs:
     dims = view.dims("x")
     pads = pad_widths(view, len(dims))
@@ -211,13 +194,11 @@ _O = OperationType
 
 ROWS: dict[OperationType, Signature] = {
     _O.CHANNEL_SHUFFLE: signature("x/1-4:T groups:i32 axis:i32", LATE_FLOAT_QUANT8, _infer_channel_shuffle, "out:T=x"),
-    _O.CONCATENATION: signature(
-        "x/1-4:T+ axis:i32", FLOAT_QUANT8, _infer_concatenation, check=_check_concatenation, zero_sized=True
-    ),
+    _O.CONCATENATION: signature("x/1-4:T+ axis:i32", FLOAT_QUANT8, _infer_concatenation, zero_sized=True),
     _O.EXPAND_DIMS: signature("x:T axis:i32", LATE_FLOAT_INT_QUANT8, _infer_expand_dims, "out:T=x"),
     _O.FILL: signature("dims/1:I32 value:T", "f32 f16 i32", _infer_fill, "out:filled"),
     _O.GATHER: signature("x:T axis:i32 indices:I32", LATE_FLOAT_INT_QUANT8, _infer_gather, "out:T=x"),
-    _O.PAD: signature("x/1-4:T pads/2:I32", FLOAT_QUANT8, _infer_pad, "out:T=x", check=check_zero_point_before_1_2),
+    _O.PAD: signature("x/1-4:T pads/2:I32", FLOAT_QUANT8, _infer_pad, "out:T=x"),
     _O.PAD_V2: signature("x/1-4:T pads/2:I32 value:fill", LATE_FLOAT_QUANT8, _infer_pad, "out:T=x"),
     _O.RANK: signature("x:T", _TENSORS, _infer_rank, "out:i32", zero_sized=True),
     _O.RESHAPE: signature("x/1-4:T shape/1:I32", FLOAT_QUANT8, _infer_reshape, "out:T=x"),

@@ -8,7 +8,6 @@ from functools import partial
 
 from ...errors import InvalidArgument
 from ..dimensions import element_count
-from ..operand_types import HalVersion
 from ..operation_types import OperationType
 from ..operation_view import OperationView, Signature
 from ..signature import signature
@@ -16,7 +15,7 @@ from ..window import transposed_axes, window_geometry
 from .common import FLOAT, FLOAT_QUANT8, LATE_FLOAT_QUANT8, Outputs, check_activation, like_data, require_equal
 
 
-def _check_bias(view: OperationView, version: HalVersion, channel_dim: int = 0) -> None:
+def _check_bias(view: OperationView, channel_dim: int = 0) -> None:
     """The bias rule and the channel dimension of a per-channel filter."""
     if not view.info.is_quantised:
         return
@@ -30,13 +29,6 @@ def _check_bias(view: OperationView, version: HalVersion, channel_dim: int = 0) 
             f"the bias has scale {bias.scale:g} and zero point {bias.zero_point}; they must be {wanted:g} and 0"
             " (input scale x filter scale, or 0 with a per-channel filter)"
         )
-
-
-def _check_bias_before_1_2(view: OperationView, version: HalVersion, channel_dim: int = 0) -> None:
-    """As `_check_bias`; before HAL 1.2 the output scale must exceed the bias scale."""
-    _check_bias(view, version, channel_dim)
-    if version < HalVersion.V1_2 and view.info.is_quantised and not view.output().scale > view.operand("bias").scale:
-        raise InvalidArgument("before HAL 1.2 the output's scale must be above input scale x filter scale")
 
 
 def _infer_conv(view: OperationView) -> Outputs:
@@ -130,21 +122,21 @@ ROWS: dict[OperationType, Signature] = {
         _both_paddings(_FILTERED, f"act:i32 {_LAYOUT_DILATION}"),
         FLOAT_QUANT8,
         _infer_conv,
-        check=_check_bias_before_1_2,
+        check=_check_bias,
         zero_sized=True,
     ),
     _O.DEPTHWISE_CONV_2D: signature(
         _both_paddings(_FILTERED, f"multiplier:i32 act:i32 {_LAYOUT_DILATION}"),
         FLOAT_QUANT8,
         _infer_depthwise_conv,
-        check=partial(_check_bias_before_1_2, channel_dim=3),
+        check=partial(_check_bias, channel_dim=3),
         zero_sized=True,
     ),
     _O.FULLY_CONNECTED: signature(
         "x/2-4:T filter/2:T bias/1:B act:i32",
         FLOAT_QUANT8,
         _infer_fully_connected,
-        check=_check_bias_before_1_2,
+        check=_check_bias,
         zero_sized=True,
     ),
     _O.GROUPED_CONV_2D: _late_conv(_both_paddings(_FILTERED, "groups:i32 act:i32 nchw:bool")),
