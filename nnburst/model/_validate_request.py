@@ -42,18 +42,11 @@ def validate_request(model: Model, request: Request, allow_unspecified_output: b
         if len(arguments) != len(indexes):
             raise InvalidArgument(f"the request has {len(arguments)} {what}s; the model has {len(indexes)}")
         written = what == "output"
+        closed = steps is not None or (written and not allow_unspecified_output)
         for position, (argument, index) in enumerate(zip(arguments, indexes, strict=True)):
             place = f"{what} {position}" + (f" ({names[position]!r})" if names else "")
             case = _Case(
-                place,
-                written,
-                model,
-                main.operands[index],
-                argument,
-                request.pools,
-                allow_unspecified=steps is None and (allow_unspecified_output or not written),
-                steps=1 if steps is None else steps.count,
-                is_state=None if steps is None else position in state,
+                place, written, model, main.operands[index], argument, request.pools, steps, position in state, closed
             )
             case.check()
             if not argument.has_no_value and not isinstance(case.pool, BufferToken):  # whose rules are their device's
@@ -95,10 +88,11 @@ class _Case:
     operand: OperandDesc
     argument: RequestArgument
     pools: tuple[Any, ...]
-    allow_unspecified: bool
-    steps: int
-    is_state: bool | None
-    """Whether steps hand it on; None in a request of one step."""
+    steps: Steps | None
+    is_state: bool
+    """Whether steps hand it on."""
+    closed: bool
+    """Whether all dimensions have to be known."""
     dims: tuple[int, ...] = ()
 
     @property
@@ -164,10 +158,10 @@ class _Case:
         location = self.location
         if isinstance(self.pool, BufferToken) and self.pool.token == 0:
             raise self.refuse("is in a buffer with token 0, which no buffer has")
-        if self.is_state is not None and self.is_state != isinstance(self.pool, BufferToken):
+        if self.steps is not None and self.is_state != isinstance(self.pool, BufferToken):
             raise self.refuse("is a state of steps, or lies in a buffer, but not both; the two go together")
         if self.whole:
-            if self.is_state is False:
+            if self.steps is not None and not self.is_state:
                 raise self.refuse("is in an image, which has no room for several steps")
             if location.offset or location.length:
                 raise self.refuse("is in a pool that is used as a whole; offset and length must be 0")
@@ -203,7 +197,7 @@ class _Case:
     def _known(self) -> None:
         if self.info is None or self.info.dtype is None or self.nbytes:
             return
-        if not self.allow_unspecified:
+        if self.closed:
             raise self.refuse(f"has dimensions {list(self.dims)}; this execution needs all of them known")
         if not self.written and not isinstance(self.pool, BufferToken):  # which knows the dimensions of its contents
             raise self.refuse(f"has dimensions {list(self.dims)}, which are not all known; give them in the request")
@@ -211,16 +205,15 @@ class _Case:
     def _length(self) -> None:
         if self.whole:
             return
-        if self.location.length % self.steps:
-            raise self.refuse(
-                f"has {self.location.length} bytes, which are no {self.steps} equal parts, one for each step"
-            )
+        count = 1 if self.steps is None else self.steps.count
+        if self.location.length % count:
+            raise self.refuse(f"has {self.location.length} bytes, which are no {count} equal parts, one for each step")
         if self.info is None or not self.nbytes:
             return
-        if self.location.length != self.nbytes * self.steps:
+        if self.location.length != self.nbytes * count:
             raise self.refuse(
                 f"has {self.location.length} bytes; {type_name(self.operand.type)} of dimensions {list(self.dims)} "
-                f"needs {self.nbytes}" + (f" in each of {self.steps} steps" if self.steps > 1 else "")
+                f"needs {self.nbytes}" + (f" in each of {count} steps" if count > 1 else "")
             )
 
     def _fits_the_image(self) -> None:

@@ -725,17 +725,13 @@ class ModelBuilder(OperationMethods):
         if self._inputs or self._outputs:
             raise InvalidArgument("inputs and outputs are identified already")
         ins, outs = ([self._index_of(operand) for operand in side] for side in (inputs, outputs))
-        seen: set[int] = set()
-        for index in (*ins, *outs):
-            if index in seen:
-                raise InvalidArgument(f"operand {index} is an input or output twice")
-            if self._operands[index].lifetime != Lifetime.TEMPORARY_VARIABLE:
-                raise InvalidArgument(f"operand {index} is a constant; it cannot be an input or output")
-            seen.add(index)
+        operands = list(self._operands)
         for side, lifetime in ((ins, Lifetime.SUBGRAPH_INPUT), (outs, Lifetime.SUBGRAPH_OUTPUT)):
             for index in side:
-                self._operands[index] = replace(self._operands[index], lifetime=lifetime)
-        self._inputs, self._outputs = ins, outs
+                if operands[index].lifetime != Lifetime.TEMPORARY_VARIABLE:
+                    raise InvalidArgument(f"operand {index} is a constant, or an input or output twice")
+                operands[index] = replace(operands[index], lifetime=lifetime)
+        self._operands, self._inputs, self._outputs = operands, ins, outs
 
     def finish(self) -> Model:
         """Sort the operations into execution order, gather the constants and validate; return the model.

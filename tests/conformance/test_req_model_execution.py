@@ -329,14 +329,6 @@ def test_REQ_MODEL_067_where_a_tensor_lives_does_not_matter(device: Device, name
     check_outputs(sample, outcome)
 
 
-@every_sample
-def test_burst_and_synchronous_execution_agree_to_the_bit(device: Device, name: str) -> None:
-    sample = SAMPLES[name]()
-    first, second = (ran(device, sample.model, sample.inputs, dims_of(sample), way) for way in WAYS)
-    for a, b in zip(first.outputs, second.outputs, strict=True):
-        assert a.tobytes() == b.tobytes()
-
-
 def test_REQ_MODEL_068_twins_agree(device: Device) -> None:
     results = []
     for signed in (False, True):

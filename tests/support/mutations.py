@@ -73,18 +73,10 @@ def relisted(model: Model) -> Model:
     )
 
 
-def operands_of(model: Model) -> Iterator[tuple[int, OperandDesc]]:
-    yield from enumerate(model.main.operands)
-
-
-def operations_of(model: Model) -> Iterator[tuple[int, Operation]]:
-    yield from enumerate(model.main.operations)
-
-
 def mutate_014(model: Model) -> Iterator[Mutant]:
     """Operations that read a result, moved to the front."""
     operations = model.main.operations
-    for position, operation in operations_of(model):
+    for position, operation in enumerate(model.main.operations):
         if any(model.main.operands[i].lifetime in WRITTEN for i in operation.inputs):
             rest = operations[:position] + operations[position + 1 :]
             yield f"operation {position}", with_main(model, operations=(operation, *rest))
@@ -93,27 +85,27 @@ def mutate_014(model: Model) -> Iterator[Mutant]:
 def mutate_015(model: Model) -> Iterator[Mutant]:
     """Operations whose result is read, moved to the end."""
     operations = model.main.operations
-    for position, operation in operations_of(model):
+    for position, operation in enumerate(model.main.operations):
         if any(model.main.operands[i].number_of_consumers for i in operation.outputs):
             rest = operations[:position] + operations[position + 1 :]
             yield f"operation {position}", with_main(model, operations=(*rest, operation))
 
 
 def mutate_016(model: Model) -> Iterator[Mutant]:
-    for index, _ in operands_of(model):
+    for index, _ in enumerate(model.main.operands):
         for code in (0xFFFFFFFF, max(t for t in T if t < 10000) + 1, T.OEM - 1, T.TENSOR_OEM_BYTE + 1):
             yield f"operand {index}: {code:#x}", with_operand(model, index, type=code)
 
 
 def mutate_017(model: Model) -> Iterator[Mutant]:
-    for index, operand in operands_of(model):
+    for index, operand in enumerate(model.main.operands):
         if OPERANDS[operand.type].is_scalar:
             yield f"operand {index}", with_operand(model, index, dimensions=(1,))
 
 
 def mutate_018(model: Model) -> Iterator[Mutant]:
     bad = {"zero": 1.0, "non-negative": -1.0, "positive": 0.0}
-    for index, operand in operands_of(model):
+    for index, operand in enumerate(model.main.operands):
         yield f"operand {index}", with_operand(model, index, scale=bad[OPERANDS[operand.type].scale])
 
 
@@ -127,13 +119,13 @@ _ZERO_POINTS = {
 
 
 def mutate_019(model: Model) -> Iterator[Mutant]:
-    for index, operand in operands_of(model):
+    for index, operand in enumerate(model.main.operands):
         for zero_point in _ZERO_POINTS.get(OperandType(operand.type), (1,)):
             yield f"operand {index}: {zero_point}", with_operand(model, index, zero_point=zero_point)
 
 
 def mutate_020(model: Model) -> Iterator[Mutant]:
-    for index, operand in operands_of(model):
+    for index, operand in enumerate(model.main.operands):
         if operand.lifetime in WRITTEN:
             yield f"operand {index} to input", relisted(with_operand(model, index, lifetime=L.SUBGRAPH_INPUT))
             dims = tuple(size or 1 for size in operand.dimensions) or (1,)
@@ -144,7 +136,7 @@ def mutate_020(model: Model) -> Iterator[Mutant]:
 
 
 def mutate_021(model: Model) -> Iterator[Mutant]:
-    for index, operand in operands_of(model):
+    for index, operand in enumerate(model.main.operands):
         if operand.lifetime not in WRITTEN:
             for lifetime in WRITTEN:
                 changed = with_operand(model, index, lifetime=lifetime, location=DataLocation())
@@ -160,7 +152,7 @@ _UNLISTED = {
 
 
 def mutate_022(model: Model) -> Iterator[Mutant]:
-    for index, operand in operands_of(model):
+    for index, operand in enumerate(model.main.operands):
         if operand.lifetime in _UNLISTED:
             lifetime = _UNLISTED[Lifetime(operand.lifetime)]
             yield f"operand {index}", with_operand(model, index, lifetime=lifetime, location=DataLocation())
@@ -181,7 +173,7 @@ def _nbytes(operand: OperandDesc) -> int:
 
 
 def mutate_023(model: Model) -> Iterator[Mutant]:
-    for index, operand in operands_of(model):
+    for index, operand in enumerate(model.main.operands):
         for by in (-1, 1):
             count = (operand.number_of_consumers + by) % 2**32
             yield f"operand {index} by {by}", with_operand(model, index, number_of_consumers=count)
@@ -189,7 +181,7 @@ def mutate_023(model: Model) -> Iterator[Mutant]:
 
 def mutate_024(model: Model) -> Iterator[Mutant]:
     """Append a copy of an operation that writes what the original writes."""
-    for position, operation in operations_of(model):
+    for position, operation in enumerate(model.main.operations):
         doubled = with_main(model, operations=(*model.main.operations, operation))
         yield f"operation {position}", recounted(doubled)
 
@@ -241,7 +233,7 @@ def _is_exempt(model: Model, index: int, code: OperandType) -> bool:
 
 
 def mutate_025(model: Model) -> Iterator[Mutant]:
-    for index, operand in operands_of(model):
+    for index, operand in enumerate(model.main.operands):
         for code in T:
             if code in (operand.type, T.OEM, T.TENSOR_OEM_BYTE) or _is_exempt(model, index, code):
                 continue
@@ -253,7 +245,7 @@ def mutate_025(model: Model) -> Iterator[Mutant]:
 
 def mutate_026(model: Model) -> Iterator[Mutant]:
     known = [code for code in OperationType if code < 10000]
-    for position, _ in operations_of(model):
+    for position, _ in enumerate(model.main.operations):
         for code in (max(known) + 1, OperationType.OEM_OPERATION - 1, OperationType.OEM_OPERATION + 1):
             yield f"operation {position}: {code}", with_operation(model, position, type=code)
 
@@ -263,21 +255,21 @@ def _replaced(indexes: tuple[int, ...], at: int, by: int) -> tuple[int, ...]:
 
 
 def mutate_027(model: Model) -> Iterator[Mutant]:
-    for position, operation in operations_of(model):
+    for position, operation in enumerate(model.main.operations):
         for at in range(len(operation.inputs)):
             inputs = _replaced(operation.inputs, at, len(model.main.operands))
             yield f"operation {position} input {at}", recounted(with_operation(model, position, inputs=inputs))
 
 
 def mutate_028(model: Model) -> Iterator[Mutant]:
-    for position, operation in operations_of(model):
+    for position, operation in enumerate(model.main.operations):
         for at in range(len(operation.outputs)):
             outputs = _replaced(operation.outputs, at, len(model.main.operands))
             yield f"operation {position} output {at}", with_operation(model, position, outputs=outputs)
 
 
 def mutate_029(model: Model) -> Iterator[Mutant]:
-    for position, operation in operations_of(model):
+    for position, operation in enumerate(model.main.operations):
         for at, index in enumerate(operation.outputs):
             fresh = replace(model.main.operands[index], lifetime=L.TEMPORARY_VARIABLE, number_of_consumers=0)
             wider = with_main(model, operands=(*model.main.operands, fresh))
@@ -302,21 +294,21 @@ def without_operand(model: Model, gone: int) -> Model:
 
 
 def mutate_030(model: Model) -> Iterator[Mutant]:
-    for index, _ in operands_of(model):
-        uses = [(o, at) for _, o in operations_of(model) for at, i in enumerate(o.inputs) if i == index]
+    for index, _ in enumerate(model.main.operands):
+        uses = [(o, at) for _, o in enumerate(model.main.operations) for at, i in enumerate(o.inputs) if i == index]
         if uses and all(_shorter_is_legal(operation, at) for operation, at in uses):
             continue  # options that may be left out
         yield f"operand {index}", without_operand(model, index)
 
 
 def mutate_031(model: Model) -> Iterator[Mutant]:
-    for position, _ in operations_of(model):
+    for position, _ in enumerate(model.main.operations):
         operations = model.main.operations[:position] + model.main.operations[position + 1 :]
         yield f"operation {position}", recounted(with_main(model, operations=operations))
 
 
 def mutate_032(model: Model) -> Iterator[Mutant]:
-    for position, operation in operations_of(model):
+    for position, operation in enumerate(model.main.operations):
         for at in range(len(operation.inputs)):
             if _shorter_is_legal(operation, at):
                 continue
@@ -343,7 +335,7 @@ def _shorter_is_legal(operation: Operation, at: int) -> bool:
 
 
 def mutate_033(model: Model) -> Iterator[Mutant]:
-    for position, operation in operations_of(model):
+    for position, operation in enumerate(model.main.operations):
         for at in range(len(operation.outputs)):
             outputs = operation.outputs[:at] + operation.outputs[at + 1 :]
             yield f"operation {position} output {at}", with_operation(model, position, outputs=outputs)
@@ -356,7 +348,7 @@ def mutate_034(model: Model) -> Iterator[Mutant]:
         with_main(model, operands=(*model.main.operands, extra), input_indexes=(*model.main.input_indexes, fresh)),
         input_names=(),
     )
-    for position, operation in operations_of(model):
+    for position, operation in enumerate(model.main.operations):
         if operation.type == OperationType.SOFTMAX and len(operation.inputs) == 2:
             continue  # the axis fits there
         yield f"operation {position}", with_operation(wider, position, inputs=(*operation.inputs, fresh))
@@ -369,12 +361,12 @@ def mutate_035(model: Model) -> Iterator[Mutant]:
         with_main(model, operands=(*model.main.operands, extra), output_indexes=(*model.main.output_indexes, fresh)),
         output_names=(),
     )
-    for position, operation in operations_of(model):
+    for position, operation in enumerate(model.main.operations):
         yield f"operation {position}", with_operation(wider, position, outputs=(*operation.outputs, fresh))
 
 
 def mutate_038(model: Model) -> Iterator[Mutant]:
-    for index, operand in operands_of(model):
+    for index, operand in enumerate(model.main.operands):
         if operand.lifetime not in CONSTANT:
             continue
         where = operand.location
@@ -390,14 +382,14 @@ def mutate_038(model: Model) -> Iterator[Mutant]:
 
 
 def mutate_039(model: Model) -> Iterator[Mutant]:
-    for index, operand in operands_of(model):
+    for index, operand in enumerate(model.main.operands):
         if operand.lifetime not in CONSTANT:
             for location in (DataLocation(1), DataLocation(0, 1), DataLocation(0, 0, 1)):
                 yield f"operand {index} {location}", with_operand(model, index, location=location)
 
 
 def mutate_040(model: Model) -> Iterator[Mutant]:
-    for index, operand in operands_of(model):
+    for index, operand in enumerate(model.main.operands):
         params = operand.extra_params
         if not isinstance(params, SymmPerChannelQuantParams):
             channel = SymmPerChannelQuantParams((1.0,), 0)
@@ -417,7 +409,7 @@ def mutate_040(model: Model) -> Iterator[Mutant]:
 
 def mutate_041(model: Model) -> Iterator[Mutant]:
     plain = {"dimensions": (), "scale": 0.0, "zero_point": 0, "extra_params": None}
-    for index, _ in operands_of(model):
+    for index, _ in enumerate(model.main.operands):
         yield f"operand {index} type", with_operand(model, index, type=T.SUBGRAPH, **plain)
         yield f"operand {index} lifetime", with_operand(model, index, lifetime=L.SUBGRAPH)
     reference = OperandDesc(T.SUBGRAPH, lifetime=L.SUBGRAPH)

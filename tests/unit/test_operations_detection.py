@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from nnburst.errors import ErrorStatus
-from support.operations import F16, F32, I32, QUANTS, REALS, Array, Box, Case, Fx, O, Typed, rng
+from support.operations import F16, F32, I32, QUANTS, Array, Box, Case, Fx, O, T, Typed, rng
 
 X = rng(1).normal(size=(2, 8, 10, 3))
 REGIONS = np.array([[0.0, 0, 20, 16], [3.5, 2, 9.25, 11], [8, 8, 8, 8], [1, 0.5, 6, 15.5]])
@@ -79,52 +79,18 @@ def test_bad_regions_fail_the_execution(region: list[int], owner: int) -> None:
 BOXES = np.array([[0.0, 0, 10, 10], [1, 1, 11, 11], [20, 20, 30, 30], [0, 0, 10, 9], [21, 20, 30, 30]])
 
 
-def iou(a: Array, b: Array) -> float:
-    w, h = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
-    common = max(w, 0) * max(h, 0)
-    total = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - common
-    return float(common / total) if total > 0 else 0.0
-
-
+@pytest.mark.parametrize("kind", [F16, *QUANTS])
 @pytest.mark.parametrize("kernel", [0, 1, 2])
-@pytest.mark.parametrize("most", [-1, 3])
-def test_boxes_are_suppressed_class_by_class(kernel: int, most: int) -> None:
+def test_boxes_are_suppressed_in_every_type_as_in_floats(kernel: int, kind: T) -> None:
     scores = np.array([[0.1, 0.9, 0.3], [0.0, 0.85, 0.6], [0.2, 0.7, 0.1], [0.3, 0.8, 0.55], [0.1, 0.2, 0.9]])
-    boxes = np.concatenate([BOXES, BOXES, BOXES + 1], 1)
-    owners = [0, 0, 0, 1, 1]
-    threshold, overlap, sigma, least = 0.15, 0.4, 0.5, 0.3
-
-    def wanted(scores: Array, boxes: Array, *_: Any) -> list[tuple[int, int, float, Array]]:
-        found = []
-        for image in (0, 1):
-            mine = []
-            for kind in (1, 2):
-                left = [[scores[n, kind], n] for n in range(5) if owners[n] == image and scores[n, kind] > threshold]
-                while left:
-                    left.sort(key=lambda row: -row[0])
-                    score, n = left.pop(0)
-                    box = boxes[n, 4 * kind : 4 * kind + 4]
-                    mine.append((image, kind, score, box))
-                    for row in left:
-                        v = iou(box, boxes[row[1], 4 * kind : 4 * kind + 4])
-                        hard = 1 if v < overlap else 0
-                        row[0] *= (hard, 1 if v < overlap else 1 - v, math.exp(-v * v / sigma))[kernel]
-                    left = [row for row in left if row[0] >= (1e-9 if kernel == 0 else least)]
-            mine = sorted(mine, key=lambda row: -row[2])[: most if most >= 0 else None]
-            found += sorted(mine, key=lambda row: (row[1], -row[2]))
-        return found
-
-    case = Case(
-        O.BOX_WITH_NMS_LIMIT, scores, Box(boxes), Typed(owners, I32), Fx(threshold), most, kernel, Fx(overlap),
-        Fx(sigma), Fx(least),
-    )  # fmt: skip
-    for kind in REALS:
-        rows: list[Any] = []
-        outputs, values, _ = case.run(kind, lambda *reals, rows=rows: rows.extend(wanted(*reals)) or np.zeros(0))
-        assert outputs[2].tolist() == [k for _, k, _, _ in rows], kind.name
-        assert outputs[3].tolist() == [image for image, *_ in rows]
-        np.testing.assert_allclose(values[0], [s for _, _, s, _ in rows], atol=0.005)
-        np.testing.assert_allclose(values[1], [b for *_, b in rows], atol=0.07)
+    numbers = (Fx(0.15), 3, kernel, Fx(0.4), Fx(0.5), Fx(0.3))
+    boxes, owners = Box(np.concatenate([BOXES, BOXES, BOXES + 1], 1)), Typed([0, 0, 0, 1, 1], I32)
+    case = Case(O.BOX_WITH_NMS_LIMIT, scores, boxes, owners, *numbers)
+    wanted, real, _ = case.run(F32)
+    found, values, _ = case.run(kind)
+    assert [part.tolist() for part in found[2:]] == [part.tolist() for part in wanted[2:]]
+    np.testing.assert_allclose(values[0], real[0], atol=0.005)
+    np.testing.assert_allclose(values[1], real[1], atol=0.07)
 
 
 def test_nothing_above_the_threshold_gives_empty_outputs() -> None:

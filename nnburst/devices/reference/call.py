@@ -186,7 +186,7 @@ class KernelCall(OperationView):
         if source.dtype == dtype:
             return source
         if self._is_constant(index):
-            return self.derived(("real", index), lambda: _decoded(source, operand, dtype))
+            return self.derived(("real", index), lambda: _decode_into(source, operand, np.empty(source.shape, dtype)))
         buffer = self.scratch(source.shape, dtype)
         if source.itemsize == 1 and operand_info(operand.type).is_quantised:
             table = decode_table(operand, dtype)
@@ -302,14 +302,8 @@ def _assign(out: Array, function: Callable[..., Any], arrays: tuple[Array, ...])
     out[...] = function(*arrays)
 
 
-def _decoded(source: Array, operand: OperandDesc, dtype: Any) -> Array:
-    buffer = np.empty(source.shape, dtype)
-    _decode_into(source, operand, buffer)
-    return buffer
-
-
-def _decode_into(source: Array, operand: OperandDesc, buffer: Array) -> None:
-    """Write the real values of stored ones, per channel if the operand is."""
+def _decode_into(source: Array, operand: OperandDesc, buffer: Array) -> Array:
+    """Write the real values of stored ones, per channel if the operand is; return the buffer."""
     np.copyto(buffer, source)
     if operand.zero_point:
         buffer -= operand.zero_point
@@ -320,3 +314,4 @@ def _decode_into(source: Array, operand: OperandDesc, buffer: Array) -> None:
         shape = [1] * source.ndim
         shape[params.channel_dim] = -1
         buffer *= np.array(params.scales).reshape(shape)
+    return buffer

@@ -221,7 +221,11 @@ def _run_while(outer: Binding, operation: Operation, limits: RunLimits) -> None:
     values = [_value(outer, index) for index in indexes]
     begin = time.monotonic_ns()
     held = 0  # in the budget, by the values
-    while _holds(outer, condition, values, limits):
+    while True:
+        (goes_on,), nbytes = _run_subgraph(outer, condition, values, limits)
+        outer.budget.drop_results(nbytes)
+        if not _is_true(goes_on):
+            break
         if time.monotonic_ns() >= begin + limits.loop_ns:
             raise MissedDeadline(f"a WHILE ran for more than {limits.loop_ns / 1e9:g} s; raise the loop timeout")
         results, nbytes = _run_subgraph(outer, body, values, limits)
@@ -230,12 +234,6 @@ def _run_while(outer: Binding, operation: Operation, limits: RunLimits) -> None:
         held = nbytes
     _give(outer, operation, values)
     outer.budget.drop_results(held)
-
-
-def _holds(outer: Binding, condition: int, values: Sequence[_Value], limits: RunLimits) -> bool:
-    results, nbytes = _run_subgraph(outer, condition, values, limits)
-    outer.budget.drop_results(nbytes)
-    return _is_true(results[0])
 
 
 def _is_true(condition: Array) -> bool:
