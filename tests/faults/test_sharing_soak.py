@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from support import ROOT
+from support.processes import run_python
 from support.users import as_root
 
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(0)]
 
-@pytest.mark.soak
-@pytest.mark.timeout(0)
-def test_priority_and_shares_hold_and_runs_that_hang_delay_no_other_client(tmp_path: Path) -> None:
+
+def measured(program: str, tmp_path: Path) -> dict[str, Any]:
+    """Return the rows of a benchmark."""
     figures = tmp_path / "figures.json"
-    command = [sys.executable, str(ROOT / "benchmarks" / "sharing.py"), "--json", str(figures)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_python(str(ROOT / "benchmarks" / program), "--json", str(figures), timeout=None)
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = json.loads(figures.read_text())
+    return dict(json.loads(figures.read_text()))
+
+
+def test_priority_and_shares_hold_and_runs_that_hang_delay_no_other_client(tmp_path: Path) -> None:
+    rows = measured("sharing.py", tmp_path)
     assert rows.keys() == {"priority", "share quick", "share slow", "hang"}
     assert rows["priority"]["p99_us"] <= rows["priority"]["limit_us"]
     for name in ("share quick", "share slow"):
@@ -28,15 +32,9 @@ def test_priority_and_shares_hold_and_runs_that_hang_delay_no_other_client(tmp_p
     assert max(rows["hang"]["p99_us"], rows["hang"]["next_us"]) <= rows["hang"]["limit_us"]
 
 
-@pytest.mark.soak
-@pytest.mark.timeout(0)
 @as_root
 def test_user_feels_little_of_a_greedy_endless_crashing_or_flooding_one(tmp_path: Path) -> None:
-    figures = tmp_path / "figures.json"
-    command = [sys.executable, str(ROOT / "benchmarks" / "users.py"), "--json", str(figures)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = json.loads(figures.read_text())
+    rows = measured("users.py", tmp_path)
     for name in ("share", "share bursts"):
         assert 45 <= rows[name]["percent"] <= 55
     for name in ("greedy", "endless", "crashing", "flooding"):

@@ -77,22 +77,12 @@ def test_file_that_cannot_be_is_refused(tmp_path: Path, text: str, mode: int, me
         Tokens(str(tmp_path / "none"))
 
 
-class Connection(http.client.HTTPConnection):
-    """HTTP over a Unix socket."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=PATIENCE)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(PATIENCE)
-        self.sock.connect(str(self._path))
-
-
 def ask(path: Path, target: str, token: str = "", body: bytes | None = None) -> tuple[int, str]:
-    connection = Connection(path)
+    connection = http.client.HTTPConnection("localhost")
+    connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
+        connection.sock.settimeout(PATIENCE)
+        connection.sock.connect(str(path))
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         connection.request("GET" if body is None else "POST", target, body, headers)
         answer = connection.getresponse()

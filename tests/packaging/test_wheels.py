@@ -103,18 +103,9 @@ def test_wheel_runs_in_a_fresh_environment(version: str, built: Path, tmp_path: 
         pytest.skip(f"no CPython {version} here")
     subprocess.run([python, "-m", "venv", tmp_path / "venv"], check=True)
     fresh = tmp_path / "venv" / "bin" / "python"
-    install = [
-        fresh,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--only-binary",
-        "nnburst",
-        wheel_for("manylinux_2_17_x86_64", built),
-    ]
-    subprocess.run(install, check=True, env=os.environ | {"CC": "false"})
+    install = "-m pip install --quiet --disable-pip-version-check --only-binary nnburst".split()
+    wheel = wheel_for("manylinux_2_17_x86_64", built)
+    subprocess.run([fresh, *install, wheel], check=True, env=os.environ | {"CC": "false"})
     done = subprocess.run([fresh, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(str(tmp_path))

@@ -135,6 +135,15 @@ class Descriptors:
         (directory / "file").write_bytes(bytes(5000))
         self.kinds: dict[str, Callable[[], int]] = {
             name.removeprefix("_make_"): getattr(self, name) for name in dir(self) if name.startswith("_make_")
+        } | {
+            "listening": lambda: socket.create_server(("127.0.0.1", 0)).detach(),
+            "directory": lambda: os.open(directory, os.O_RDONLY | os.O_DIRECTORY),
+            "eventfd": lambda: os.eventfd(dice.choice([0, 1])),
+            "device": lambda: os.open(dice.choice(["/dev/null", "/dev/zero", "/dev/full", "/dev/urandom"]), os.O_RDWR),
+            "process": lambda: os.pidfd_open(os.getpid()),
+            "of proc": lambda: os.open(
+                dice.choice(["/proc/self/mem", "/proc/self/maps", "/proc/self/ns/mnt"]), os.O_RDONLY
+            ),
         }
 
     def any(self, *, slow: bool = True) -> int:
@@ -239,18 +248,9 @@ class Descriptors:
     def _make_lingering(self) -> int:
         return self.lingering() if len(self._full) < MOST_LINGERING else self._make_pair()
 
-    def _make_listening(self) -> int:
-        return socket.create_server(("127.0.0.1", 0)).detach()
-
-    def _make_directory(self) -> int:
-        return os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
-
     def _make_file(self) -> int:
         flags = self.dice.choice([os.O_RDONLY, os.O_RDWR, os.O_WRONLY | os.O_APPEND, os.O_PATH])
         return os.open(self.directory / "file", flags)
-
-    def _make_eventfd(self) -> int:
-        return os.eventfd(self.dice.choice([0, 1]))
 
     def _make_epoll(self) -> int:
         epoll, inner = select.epoll(), select.epoll()
@@ -259,15 +259,6 @@ class Descriptors:
         epoll.close()
         inner.close()
         return fd
-
-    def _make_device(self) -> int:
-        return os.open(self.dice.choice(["/dev/null", "/dev/zero", "/dev/full", "/dev/urandom"]), os.O_RDWR)
-
-    def _make_process(self) -> int:
-        return os.pidfd_open(os.getpid())
-
-    def _make_of_proc(self) -> int:
-        return os.open(self.dice.choice(["/proc/self/mem", "/proc/self/maps", "/proc/self/ns/mnt"]), os.O_RDONLY)
 
 
 def encoded(value: Any) -> bytes:

@@ -26,7 +26,6 @@ def sessions(service: nnburst.Service) -> None:
     nnburst.Session(["m.onnx"])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     service.session("m.onnx", on_death="retry")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     service.session("m.onnx", priority=7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    service.session("m.onnx", preference="slow")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def services() -> None:
@@ -60,11 +59,8 @@ def models(builder: nnburst.ModelBuilder, x: nnburst.Operand) -> None:
     builder.conv_2d(x, x, activation="gelu")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     builder.conv_2d(x, x, layout="CHW")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     builder.conv_2d(x, x, padding="full")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    builder.depthwise_conv_2d(x, x, activation="RELU")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    builder.fully_connected(x, x, activation="tanh")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     builder.max_pool_2d(x, 2, layout="HWC")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     builder.max_pool_2d(x, 2, strides=2)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-    builder.add(x, x, activation="swish")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     builder.add(x, x, scales=1.0)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     builder.relu()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
@@ -78,4 +74,3 @@ def memory() -> None:
 def faults(service: nnburst.Service) -> None:
     inject(service, at="later")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     inject(service, freeze="thread")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    inject(service, freeze="all")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

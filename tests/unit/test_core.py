@@ -14,11 +14,10 @@ import pytest
 
 import nnburst._core
 from nnburst import errors
-from nnburst._core import fds
 from nnburst._core._nnburst import ffi, lib
 from nnburst._core.deadline import Deadline
 from nnburst._core.errno import check
-from nnburst._core.fds import FdSet, close_fds
+from nnburst._core.fds import close_fds
 from nnburst.fmq import MessageQueue
 from support import ROOT
 
@@ -87,30 +86,6 @@ def test_waiting_call_lets_other_threads_run() -> None:
         thread.join()
         assert ran.is_set()
         assert (rc, state[0]) == (0, 1)
-
-
-@pytest.mark.parametrize("may_block", [False, True])
-@pytest.mark.parametrize("way", ["close_fds", "close", "drop"])
-def test_descriptor_is_closed_and_the_core_told_that_it_may_block(
-    monkeypatch: pytest.MonkeyPatch, way: str, may_block: bool
-) -> None:
-    told: list[int] = []
-    cast = fds._cast
-    monkeypatch.setattr(fds, "may_block", lambda fd: may_block)
-    monkeypatch.setattr(fds, "_cast", lambda number: told.append(number) or cast(number))
-    r, w = os.pipe()
-    if way == "close_fds":
-        given = [w]
-        close_fds(given)
-        assert given == []
-    else:
-        owner = FdSet([w])
-        assert owner.fds == (w,)
-        owner.close() if way == "close" else None
-        del owner
-    assert told == [w | (lib.NNB_FD_MAY_BLOCK if may_block else 0)]
-    assert os.read(r, 1) == b""  # waits for a thread, if one closes
-    os.close(r)
 
 
 def test_descriptors_are_closed_once_whatever_state_they_are_in() -> None:

@@ -80,17 +80,12 @@ def test_message_queue_reads_no_room_above_its_own() -> None:
 
 def test_builder_finds_the_memory_of_its_constants_without_a_room_above_it_being_asked_for() -> None:
     read = read_by(
-        "import numpy\n"
-        "from nnburst.model import ModelBuilder, OperandType, OperationType\n"
+        "from nnburst.model import ModelBuilder, OperandType\n"
         "assert 'nnburst.memory' not in sys.modules\n"
         "builder = ModelBuilder()\n"
-        "x, large, y = (builder.add_operand(OperandType.TENSOR_FLOAT32, (1000,)) for _ in range(3))\n"
-        "fused = builder.add_operand(OperandType.INT32)\n"
-        "builder.set_operand_value(large, numpy.zeros(1000, numpy.float32))\n"
-        "builder.set_operand_value(fused, 0)\n"
-        "builder.add_operation(OperationType.ADD, [x, large, fused], [y])\n"
-        "builder.identify_inputs_and_outputs([x], [y])\n"
-        "assert builder.finish().pools[0].size >= 4000"
+        "x = builder.input('x', OperandType.TENSOR_FLOAT32, (1000,))\n"
+        "builder.output('y', builder.add(x, numpy.zeros(1000, numpy.float32)))\n"
+        "assert builder.build().pools[0].size >= 4000"
     )
     assert "nnburst.memory.memory" in read
 
