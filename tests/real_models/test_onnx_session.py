@@ -250,7 +250,7 @@ def test_empty_array_for_open_dimensions(service: nnburst.Service, tmp_path: Pat
     with service.session(path) as session:
         assert session.run(None, {"x": np.zeros((0, 16), np.float32)})[0].shape == (0, 16)
         assert session.run(None, {"x": rows(2)})[0].shape == (2, 16)
-        with pytest.raises(InvalidArgument, match="reshape"):
+        with pytest.raises(InvalidArgument, match=r"got \(0, 15\)"):
             session.run(None, {"x": np.zeros((0, 15), np.float32)})
 
 

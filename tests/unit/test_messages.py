@@ -89,16 +89,6 @@ def test_objects_of_one_process_say_what_to_do_instead(service: nnburst.Service,
             how(thing)
 
 
-class Module:
-    """Looks like torch.nn.Module."""
-
-    def __call__(self, x: object) -> object:
-        return x
-
-    def state_dict(self) -> dict[str, object]:
-        return {}
-
-
 class Tensor:
     """Looks like a torch.Tensor with gradients."""
 
@@ -106,27 +96,9 @@ class Tensor:
         raise RuntimeError("Use tensor.detach().numpy() instead.")
 
 
-class ModelProto:
-    """Looks like onnx.ModelProto."""
-
-    def SerializeToString(self) -> bytes:
-        return b""
-
-
-MODELS = {
-    "proto": (ModelProto(), r"model is a ModelProto; give its bytes, model\.SerializeToString\(\)"),
-    "bytearray": (bytearray(b"x"), r"model is a bytearray; give bytes\(model\)"),
-    "array": (np.zeros(3), r"expected a path, the bytes of a file, or a Model .* got ndarray"),
-    "builder": (ModelBuilder(), r"model is a ModelBuilder; give the model that it builds, builder\.build\(\)"),
-    "module": (Module(), r"model is a Module of PyTorch; write a file with torch\.onnx\.export\("),
-    "function": (relu, r"model is a function of Python; declare it .*'nnburst-function:call=FILE\.py:FUNCTION'"),
-}
-
-
-@pytest.mark.parametrize("what", MODELS)
-def test_model_of_another_type(service: nnburst.Service, what: str) -> None:
-    model, message = MODELS[what]
-    with pytest.raises(InvalidArgument, match=message):
+@pytest.mark.parametrize("model", [bytearray(b"x"), np.zeros(3), ModelBuilder(), relu])
+def test_model_of_another_type(service: nnburst.Service, model: Any) -> None:
+    with pytest.raises(InvalidArgument, match=rf"model is a {type(model).__name__}; give a path, the bytes of a file"):
         service.session(model)
 
 
@@ -134,10 +106,8 @@ def test_model_of_another_type(service: nnburst.Service, what: str) -> None:
 @pytest.mark.parametrize(
     ("name", "says", "is_missing"),
     [
-        ("saved", r"saved' is a directory; give the path of a file \(\.onnx\)$", False),
-        ("net.pt", r"no device reads '.*net\.pt', .* \.onnx; write one with torch\.onnx\.export\(", False),
-        ("net.tflite", r"no device reads '.*net\.tflite', .* \.onnx; convert it with tf2onnx$", False),
-        ("net", r"no device reads '.*net', .* \.onnx; rename it if it is such a file$", False),
+        ("saved", r"no device reads '.*saved'; give a file whose name ends with \.onnx", False),
+        ("net.pt", r"no device reads '.*net\.pt'; give a file whose name ends with \.onnx: torch\.onnx\.export", False),
         ("none.pt", r"^there is no file '.*none\.pt'; devices read files whose names end with \.onnx$", True),
     ],
 )
@@ -145,8 +115,7 @@ def test_path_that_no_device_reads(
     service: nnburst.Service, tmp_path: Path, with_service: bool, name: str, says: str, is_missing: bool
 ) -> None:
     (tmp_path / "saved").mkdir()
-    for each in ("net.pt", "net.tflite", "net"):
-        (tmp_path / each).write_bytes(b"x")
+    (tmp_path / "net.pt").write_bytes(b"x")
     with pytest.raises(InvalidArgument, match=says) as raised:
         nnburst.Session(tmp_path / name, service=service if with_service else None)
     assert isinstance(raised.value, FileNotFoundError) is is_missing
@@ -196,11 +165,6 @@ def test_inputs_in_the_wrong_place_are_not_printed(service: nnburst.Service) -> 
         ((0, 3, 4), (3, 4), "; add a batch dimension: array[None]"),
         ((0, 3, 4), (5, 3), ""),
         ((2, 3), (3,), ""),
-        ((2, 3), (3, 2), "; transpose it"),
-        ((0, 3, 4), (1, 4, 3), "; transpose it"),
-        ((2, 3), (6,), "; reshape it"),
-        ((0, 3), (6,), "; reshape it"),
-        ((0, 3), (7,), ""),
         ((1, 3), (1, 4), ""),
     ],
 )

@@ -7,7 +7,7 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from msgspec.structs import replace
 
@@ -21,16 +21,9 @@ if TYPE_CHECKING:
     from ...service import ServiceConnection
     from ..service import Service
 
-_FORMATS = {".onnx": ("onnx", "nnburst-onnxruntime")}
-"""Suffix of a file: its format, and the device that reads it."""
-_IN_MEMORY = "model.onnx"
-"""What stands for a path where there are only bytes."""
-_TORCH = "torch.onnx.export(module, arguments, 'model.onnx')"
-_WAYS_OUT = {
-    **dict.fromkeys((".pt", ".pth", ".ckpt", ".bin", ".safetensors"), f"write one with {_TORCH}"),
-    **dict.fromkeys((".pb", ".h5", ".keras", ".tflite"), "convert it with tf2onnx"),
-}
-"""What makes a model file of files of other suffixes."""
+_SUFFIX, _READER = ".onnx", "nnburst-onnxruntime"
+"""Of files that a device reads, and the device."""
+_WAYS_OUT = "torch.onnx.export() writes such files, tf2onnx and others convert to them"
 
 
 def devices_for(model: Model | str | bytes, device: str | None) -> Sequence[str]:
@@ -47,33 +40,23 @@ def devices_for(model: Model | str | bytes, device: str | None) -> Sequence[str]
         return (device,)
     if isinstance(model, Model):
         return DEFAULT_DEVICES
-    return (device or _format(model)[1],)
+    if _is_name(model):
+        raise _no_reader(model) or InvalidArgument(
+            f"no device reads {model!r} ({_SUFFIX}); a model by its name needs service=, such as nnburst.connect(…)"
+        )
+    return (device or _READER,)
 
 
-def _suffix(path: str) -> str:
-    return os.path.splitext(path)[1].lower()
-
-
-def _format(source: str | bytes) -> tuple[str, str]:
-    path = _IN_MEMORY if isinstance(source, bytes) else source
-    try:
-        return _FORMATS[_suffix(path)]
-    except KeyError:
-        raise _no_reader(path) or InvalidArgument(
-            f"no device reads {path!r} ({', '.join(_FORMATS)}); a model by its name needs service=, "
-            "such as nnburst.connect(…)"
-        ) from None
+def _is_name(source: str | bytes) -> TypeGuard[str]:
+    return isinstance(source, str) and not source.lower().endswith(_SUFFIX)
 
 
 def _no_reader(path: str) -> InvalidArgument | None:
     """Return (not raise) why no device reads a path; None if it may be the name of a model."""
-    wanted, way_out = ", ".join(_FORMATS), _WAYS_OUT.get(_suffix(path), "rename it if it is such a file")
-    if os.path.isdir(path):
-        return InvalidArgument(f"{path!r} is a directory; give the path of a file ({wanted})")
     if os.path.exists(path):
-        return InvalidArgument(f"no device reads {path!r}, whose name does not end with {wanted}; {way_out}")
-    if os.sep in path or _suffix(path) in _WAYS_OUT:
-        return NoSuchFile(f"there is no file {path!r}; devices read files whose names end with {wanted}")
+        return InvalidArgument(f"no device reads {path!r}; give a file whose name ends with {_SUFFIX}: {_WAYS_OUT}")
+    if os.sep in path:
+        return NoSuchFile(f"there is no file {path!r}; devices read files whose names end with {_SUFFIX}")
     return None
 
 
@@ -105,15 +88,14 @@ def imported(
         DeviceUnavailable: The service has no such device.
         GeneralFailure: The device cannot read the file.
     """
-    if isinstance(source, str) and _suffix(source) not in _FORMATS:
+    if _is_name(source):
         yield _by_name(service, name, source)
         return
-    form, reader = _format(source)
-    device = _reader(service, name or reader, _IN_MEMORY if isinstance(source, bytes) else source)
+    device = _reader(service, name or _READER, "the model" if isinstance(source, bytes) else source)
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(_in_memory(source) if isinstance(source, bytes) else _open(source, None))
         try:
-            found = device.import_model(form, [file])
+            found = device.import_model("onnx", [file])
         except (InvalidArgument, GeneralFailure) as error:
             what = "the bytes of the model" if isinstance(source, bytes) else f"model file {source!r}"
             raise error_for(error.status, f"{what}: {error}") from None
@@ -133,23 +115,10 @@ def check_source(model: object) -> None:
     """Raise `InvalidArgument` for what is none of the types that a session can run."""
     if isinstance(model, Model | str | os.PathLike | bytes):
         return
-    from ...model.builder import ModelBuilder  # with all that it needs, which most programs do without
-
-    kind = type(model).__name__
-    if hasattr(model, "SerializeToString"):
-        raise InvalidArgument(f"model is a {kind}; give its bytes, model.SerializeToString(), or the path of its file")
-    if isinstance(model, bytearray | memoryview):
-        raise InvalidArgument(f"model is a {kind}; give bytes(model)")
-    if isinstance(model, ModelBuilder):
-        raise InvalidArgument("model is a ModelBuilder; give the model that it builds, builder.build()")
-    if hasattr(model, "state_dict"):
-        raise InvalidArgument(f"model is a {kind} of PyTorch; write a file with {_TORCH} and give its path")
-    if callable(model):
-        raise InvalidArgument(
-            f"model is a {kind} of Python; declare it with nnburst.devices.function.declare, start "
-            "launch(devices=['nnburst-function:call=FILE.py:FUNCTION']), and give its name to session() of that"
-        )
-    raise InvalidArgument(f"expected a path, the bytes of a file, or a Model of nnburst.ModelBuilder, got {kind}")
+    raise InvalidArgument(
+        f"model is a {type(model).__name__}; give a path, the bytes of a file (SerializeToString() of onnx), or what "
+        f"ModelBuilder.build() returns; of other libraries, a file: {_WAYS_OUT}"
+    )
 
 
 def _in_memory(data: bytes) -> Memory:
@@ -164,7 +133,7 @@ def _reader(service: Service | ServiceConnection, name: str, source: str) -> Dev
     try:
         return service.device(name)
     except DeviceUnavailable as error:
-        missing = name == "nnburst-onnxruntime" and find_spec("onnxruntime") is None
+        missing = name == _READER and find_spec("onnxruntime") is None
         hint = "pip install 'nnburst[onnx]'" if missing else f"launch(devices=[{name!r}])"
         raise DeviceUnavailable(f"{source!r} needs the device {name}: {hint} ({error})") from None
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import operator
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -173,22 +171,11 @@ class NodeArg(Struct, frozen=True):
 
 
 def _remedy(wanted: OpenShape, shape: tuple[int, ...]) -> str:
-    """Say what makes an array of a shape one of the shape that is wanted; empty if nothing does."""
+    """Say what makes an array of a shape one of the shape that is wanted, if a batch dimension does."""
     assert wanted is not None
-    fixed = [size for size in wanted if isinstance(size, int)]
-    without_batch = zip(wanted[1:], shape, strict=False)
-    if (
-        len(wanted) == len(shape) + 1
-        and wanted[0] in (1, *(size for size in wanted if size not in fixed))
-        and all(want == have or not isinstance(want, int) for want, have in without_batch)
-    ):
-        return "; add a batch dimension: array[None]"
-    if len(wanted) == len(shape) and not Counter(fixed) - Counter(shape):
-        return "; transpose it"
-    elements, least = math.prod(shape), math.prod(fixed)
-    if elements == least or (len(fixed) < len(wanted) and least and not elements % least):
-        return "; reshape it"
-    return ""
+    is_row = len(wanted) == len(shape) + 1 and (wanted[0] == 1 or not isinstance(wanted[0], int))
+    fits = all(want == have or not isinstance(want, int) for want, have in zip(wanted[1:], shape, strict=False))
+    return "; add a batch dimension: array[None]" if is_row and fits else ""
 
 
 def _argument(model: Model, index: int, name: str, extensions: Sequence[Extension]) -> NodeArg:
