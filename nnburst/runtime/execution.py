@@ -383,8 +383,8 @@ class Execution(BoundRequest, Closing):
     def submit(self, timeout: Timeout = ...) -> Future[Execution]:
         """Start a run of the shared arrays; they are the service's until the future is done.
 
-        Its result is this execution. One thread for each burst completes futures, and ends when there are none. When
-        its time is over, waiting behind other runs included, the future has `MissedDeadline`; the execution stays in
+        Its result is this execution. One thread for each burst completes futures, and ends with it. When its time is
+        over, waiting behind other runs included, the future has `MissedDeadline`; the execution stays in
         flight until its late answer has landed.
 
         Args:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import gc
 import itertools
 import os
 import signal
@@ -97,18 +98,21 @@ def test_futures_of_one_burst_are_done_in_order_and_each_has_its_own_outputs(ses
     assert all(future.done() and not future.cancel() for future in futures)
 
 
-def test_submitting_starts_one_thread_for_a_burst_which_ends_when_there_is_nothing_to_wait_for(
-    session: nnburst.Session,
-) -> None:
+@pytest.mark.parametrize("ends", ["closed", "dropped"])
+def test_submitting_starts_one_thread_for_a_burst_which_ends_with_it(service: nnburst.Service, ends: str) -> None:
     def attendants() -> list[threading.Thread]:
         return [thread for thread in threading.enumerate() if thread.name == "nnburst-attendant"]
 
-    executions = [session.burst.bind() for _ in range(30)]
-    for future in [execution.submit() for execution in executions]:
+    until(lambda: not attendants())  # of other tests
+    session = service.session(relu())
+    for future in [execution.submit() for execution in [session.burst.bind() for _ in range(30)]]:
         future.result(PATIENCE)
-        assert len(attendants()) <= 1
+        assert len(attendants()) == 1
+    if ends == "closed":
+        session.close()
+    del session, future
+    gc.collect()
     until(lambda: not attendants())
-    executions[0].submit().result(PATIENCE)  # and another one starts
 
 
 def test_execution_in_flight_can_be_neither_run_nor_submitted(slow: nnburst.Session) -> None:

@@ -5,8 +5,7 @@ all runs may poll in one turn is limited, so that other tasks wait for about as 
 suspended until the bell rings.
 
 A run that is cancelled is given up: one that the service has not seen is taken back, another lands later, and until
-then its arrays are in use. A thread sees to that, as the loop may end first: one for each burst, which goes a second
-after the last of them has landed.
+then its arrays are in use. A thread sees to that, as the loop may end first: one for each burst, as long as it is open.
 """
 
 from __future__ import annotations

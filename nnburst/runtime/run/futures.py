@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import select
 import threading
@@ -9,11 +10,10 @@ import weakref
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..._core.deadline import Deadline
 from ..._core.fds import FdSet
 from ..._core.leaving import ProcessLock
 from ..._core.once import Once
-from ..._core.threads import start
+from ..._core.threads import start_daemon
 from ...errors import BadState, ResourceExhausted
 from .deferred import jobs_of
 
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from ...burst import BoundRequest, InFlight, InFlightRuns
 
     E = TypeVar("E", bound=BoundRequest)
-
-_LINGER = 1.0
-"""Seconds that an idle thread stays for the next execution."""
 
 
 @cache
@@ -68,7 +65,6 @@ def submit(execution: E) -> Future[E]:
     is_limited = due.at_ns and flight.status is None
     take_back = jobs_of(flights).do(expire, due) if is_limited else lambda: None
     flight.when_landed(landed)
-    flights.arm()
     return future
 
 
@@ -82,54 +78,28 @@ def attend_to(flights: InFlightRuns, flight: InFlight) -> None:
         return
     with _attendants.lock:
         thread = _threads.get(flights)
-        if thread is not None and thread.is_alive():
-            return
-        try:
-            fd = FdSet.duplicate([flights.fileno()])
-        except BadState:  # closed: all has landed
-            return
-        thread = threading.Thread(
-            target=_attend, args=(weakref.ref(flights), fd), name="nnburst-attendant", daemon=True
-        )
-        _threads[flights] = thread
-        try:
-            start(thread, "what is in flight")
-        except ResourceExhausted:
-            del _threads[flights]
-            raise
+        if thread is None or not thread.is_alive():
+            what = "what is in flight"
+            _threads[flights] = start_daemon(_attend, weakref.ref(flights), name="nnburst-attendant", what=what)
+    flights.arm()  # the thread may be waiting since nothing was in flight
 
 
-def _attend(reference: weakref.ref[InFlightRuns], fd: FdSet) -> None:
+def _attend(reference: weakref.ref[InFlightRuns]) -> None:
+    """Land what flies, as long as there is the burst."""
+    flights = reference()
+    if flights is None:
+        return
+    try:
+        fd = FdSet.duplicate([flights.fileno()])
+    except BadState:  # closed: all has landed
+        return
     poll = select.poll()
     poll.register(fd.fds[0], select.POLLIN)
-    end = Deadline.never  # of lingering
-    try:
-        while True:
-            flights = reference()
-            if flights is None:
-                return
+    with contextlib.closing(fd):
+        while flights is not None:
             flights.attend()
             if flights.closed:
                 return
-            if flights.need_thread:
-                end = Deadline.never
-                poll.poll()
-            else:
-                del flights
-                end = Deadline.after(_LINGER).sooner(end)
-                if not poll.poll((end.left() or 0.0) * 1000) and _leave(reference):
-                    return
-    finally:
-        fd.close()
-
-
-def _leave(reference: weakref.ref[InFlightRuns]) -> bool:
-    """Whether the thread of these flights may end: then it is not theirs any more."""
-    with _attendants.lock:
-        flights = reference()
-        if flights is None:
-            return True
-        if flights.need_thread:
-            return False
-        _threads.pop(flights, None)
-        return True
+            del flights  # which may go meanwhile
+            poll.poll()
+            flights = reference()
