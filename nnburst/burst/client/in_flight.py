@@ -81,20 +81,6 @@ class InFlightRuns:
         self.polls = polls
         self._tags = itertools.count(1)
         self._flying: dict[int, InFlight] = {}
-        self._alone: set[int] = set()  # tags of those that need a thread to land
-
-    @property
-    def need_thread(self) -> bool:
-        """Whether there are some for which `leave_to_thread` was called and that have not landed."""
-        return bool(self._alone)
-
-    def leave_to_thread(self, flight: InFlight) -> bool:
-        """Say that a flight needs a thread to attend to it, as no event loop may be left; False if it has landed."""
-        self._alone.add(flight.tag)
-        if flight.tag not in self._flying:
-            self._alone.discard(flight.tag)
-            return False
-        return True
 
     @property
     def closed(self) -> bool:
@@ -144,7 +130,6 @@ class InFlightRuns:
 
     def _land(self, tag: int, status: int) -> None:
         flight = self._flying.pop(tag, None)
-        self._alone.discard(tag)
         if flight is not None:
             flight.status = status
             if flight._then is not None:

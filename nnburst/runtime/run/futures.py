@@ -74,7 +74,7 @@ _threads: weakref.WeakKeyDictionary[InFlightRuns, threading.Thread] = weakref.We
 
 def attend_to(flights: InFlightRuns, flight: InFlight) -> None:
     """See to it that a thread attends to these flights until this one has landed."""
-    if not flights.leave_to_thread(flight):
+    if flight.status is not None:
         return
     with _attendants.lock:
         thread = _threads.get(flights)
