@@ -7,6 +7,8 @@ The fixtures come with nnburst: each test has a service of its own, with fault p
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 from detector import CLASSES, MODEL, images, right
 
@@ -40,7 +42,9 @@ def test_late_answer_is_none(nnburst_leaves_nothing: None, nnburst_service: nnbu
     classifier = Classifier(nnburst_service)
     (image,) = images(1)
     assert right(image, classifier.scores(image))
-    with FakeClock() as clock, inject(nnburst_service, freeze="call") as hang:
-        clock.advance(60, when=hang)  # a minute that the test does not wait for
-        assert not classifier.scores(image).any()
+    with ThreadPoolExecutor(1) as pool, inject(nnburst_service, freeze="call") as hang:
+        scores = pool.submit(classifier.scores, image)
+        hang.wait()
+        FakeClock().advance(60)  # a minute that the test does not wait for
+        assert not scores.result().any()
     assert right(image, classifier.scores(image))

@@ -98,10 +98,6 @@ class Fault:
                 raise TimeoutError("the process has not stopped")
             time.sleep(0.001)
 
-    def fileno(self) -> int:
-        """Return a descriptor that is readable once it has happened since the last `wait`; -1 if it is withdrawn."""
-        return self._ours.fileno()
-
     def withdraw(self) -> None:
         """Withdraw the order; frozen calls go on, unless they hold the interpreter lock. Idempotent."""
         while self._take():
@@ -113,34 +109,17 @@ class Fault:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.service.pid, signal.SIGCONT)
 
-    def _look(self, times: int) -> bytes | None:
-        """Look, but take nothing: ``b"!"`` if it has happened more than so many times, ``b""`` if it never will.
-
-        Args:
-            times: That were counted when the caller began to wait.
-        """
-        with self._lock:
-            return b"!" if self._times > times else self._read(socket.MSG_PEEK)
-
-    def _counted(self) -> int:
-        """Return how often `wait` and `times` have found that it happened."""
-        with self._lock:
-            return self._times
-
     def _take(self) -> bytes | None:
         """Count what the service says: ``b"!"`` that it happens, ``b""`` that it never will again; None for nothing."""
         with self._lock:
-            news = self._read(0)
+            try:
+                news = self._ours.recv(1, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return None
+            except OSError:  # the service has ended without a look at what it was sent, or the fault is withdrawn
+                return b""
             self._times += news == b"!"
             return news
-
-    def _read(self, flags: int) -> bytes | None:
-        try:
-            return self._ours.recv(1, socket.MSG_DONTWAIT | flags)
-        except BlockingIOError:
-            return None
-        except OSError:  # the service has ended without a look at what it was sent, or the fault is withdrawn
-            return b""
 
     def __enter__(self) -> Fault:
         return self
