@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from .._core._nnburst import CData
 
 FILE_VARIABLE = "NNBURST_TRACE"
-EVERY_VARIABLE = "NNBURST_TRACE_EVERY"
 _BEGUN = "_NNBURST_TRACE_BEGUN"
 _KEPT = 65536
 """Runs of a burst that are kept: the last ones."""
@@ -169,9 +168,8 @@ def _named(what: str, pid: int, track: int, name: str) -> dict[str, Any]:
 class Recorder:
     """The trace of this process."""
 
-    def __init__(self, path: str, every: int) -> None:
+    def __init__(self, path: str) -> None:
         self.path = path
-        self.every = every
         self.pid = os.getpid()
         self._open: dict[int, Recording] = {}
         self._numbers = self._tracks = 0
@@ -213,13 +211,10 @@ def recorder() -> Recorder:
     global _recorder
     path = os.path.abspath(os.environ.get(FILE_VARIABLE, ""))
     if _recorder is None or (_recorder.pid, _recorder.path) != (os.getpid(), path):
-        every = os.environ.get(EVERY_VARIABLE, "1")
-        if not (every.isascii() and every.isdigit() and len(every) <= 10 and 0 < int(every) < 2**31):
-            raise InvalidArgument(f"{EVERY_VARIABLE}={every!r} is not a number of runs above 0")
         if _recorder is not None:
             _recorder.finish_all()
         try:
-            _recorder = Recorder(path, int(every))
+            _recorder = Recorder(path)
         except OSError as error:
             raise InvalidArgument(f"{FILE_VARIABLE}={path!r} cannot be written: {error.strerror}") from error
     return _recorder

@@ -157,10 +157,10 @@ class ExecutionBurstController(OneProcess, Closing):
         bound.timeout = timeout
         return bound.execute()
 
-    def record(self, trace: CData, every: int) -> None:
-        """Note at least one run of so many in an ``nnb_trace``, from now on; while nothing runs."""
+    def record(self, trace: CData) -> None:
+        """Note each run in an ``nnb_trace``, from now on; while nothing runs."""
         self._trace = trace
-        lib.nnb_client_trace(self._endpoint, trace, every)
+        lib.nnb_client_trace(self._endpoint, trace, 1)
 
     @property
     def flights(self) -> InFlightRuns:

@@ -89,11 +89,10 @@ class Burst(OneProcess, Closing):
         service, compilation = service_of(self.compilation.device), self.compilation
         names = [", ".join(node.name for node in nodes) for nodes in (compilation.inputs, compilation.outputs)]
         label = f"{compilation.device.name}: {' → '.join(names)}"
-        of_process = recorder()
-        self._recording = of_process.follow(
+        self._recording = recorder().follow(
             label, (os.getpid(), "") if service is None else (service.pid, service.what)
         )
-        self._controller.record(self._recording.pointer, of_process.every)
+        self._controller.record(self._recording.pointer)
 
     def bind(
         self,
