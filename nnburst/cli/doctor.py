@@ -21,14 +21,12 @@ from typing import NamedTuple
 
 import click
 
-_NAMED_MEMORY = ("posix_ipc",) if sys.version_info < (3, 14) else ()
-DEPENDENCIES = ("cffi", "numpy", *_NAMED_MEMORY, "cryptography", "msgspec", "click", "rich")
+CORE = ("nnburst", "numpy", "cffi", "msgspec", "cryptography")
 EXTRAS = {
     "onnx": ("onnxruntime", "onnx"),
     "metrics": ("prometheus_client",),
     "oip": ("grpc", "grpc_health", "grpc_reflection", "aiohttp"),
 }
-ENOUGH_SHM = 64 << 20
 ENOUGH_FDS = 1024
 
 
@@ -60,9 +58,9 @@ def _read(path: str) -> str | None:
 
 
 def check_versions() -> Finding:
-    """Versions of the kernel, of Python, of the package and of its core dependencies."""
+    """Versions of the kernel, of Python, of the package and of libraries in its core."""
     machine = f"{platform.system()} {platform.release()}, {platform.machine()}, Python {sys.version.split()[0]}"
-    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("nnburst", *DEPENDENCIES)]
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in CORE]
     return _ok(", ".join([machine, *versions]))
 
 
@@ -130,19 +128,6 @@ def check_sandbox() -> Finding:
     )
 
 
-def check_shm() -> Finding:
-    """/dev/shm, which only *named* shared memory needs."""
-    remedy = "mount -t tmpfs -o mode=1777 tmpfs /dev/shm; only named shared memory needs it."
-    if not os.access("/dev/shm", os.W_OK | os.X_OK):
-        return Finding(Level.WARN, "no /dev/shm that this user can write", remedy)
-    stat = os.statvfs("/dev/shm")
-    free = stat.f_bavail * stat.f_frsize
-    found = f"/dev/shm, {free >> 20} MiB free"
-    if free < ENOUGH_SHM:
-        return Finding(Level.WARN, found, "Enlarge it (docker: --shm-size); only named shared memory needs it.")
-    return _ok(found)
-
-
 def check_limits() -> Finding:
     """Enough descriptors: a burst costs a handful, each memory pool one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -156,7 +141,6 @@ CHECKS: dict[str, Callable[[], Finding]] = {
     "versions": check_versions,
     "CPUs": check_cpus,
     "sandbox": check_sandbox,
-    "shared memory": check_shm,
     "limits": check_limits,
 }
 

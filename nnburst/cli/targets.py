@@ -1,8 +1,9 @@
-"""What people give to commands and read: whole numbers, sizes, users."""
+"""What people give to commands and read: whole numbers, pairs, sizes, users."""
 
 from __future__ import annotations
 
 import pwd
+from collections.abc import Sequence
 
 from ..errors import InvalidArgument
 
@@ -12,6 +13,21 @@ _DIGITS = 18
 def whole_number(text: str) -> int | None:
     """Return the number that a text is, None if it is none or has more digits than anything here is counted with."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS else None
+
+
+def parse_pairs(texts: Sequence[str], option: str) -> dict[str, str]:
+    """Return ``NAME=VALUE`` options as a dictionary.
+
+    Raises:
+        InvalidArgument: One is no pair, or a name is given twice.
+    """
+    pairs: dict[str, str] = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if not name or not value or name in pairs:
+            raise InvalidArgument(f"{option} {text!r} is not NAME=VALUE, or its name is given twice")
+        pairs[name] = value
+    return pairs
 
 
 def size(nbytes: float) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import reprlib
 from collections.abc import Mapping, Sequence
@@ -14,11 +13,10 @@ import numpy as np
 from ..devices import encoded
 from ..errors import InvalidArgument
 from ..runtime import NodeArg
+from .targets import parse_pairs
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_LARGEST = 2**32 - 1
-"""Bytes of a tensor."""
 _EMPTY: dict[str, Any] = {"seq": [], "map": {}, "optional": None}
 
 
@@ -69,21 +67,6 @@ def as_saved(value: Any) -> Array:
         if not any(text.endswith("\0") for text in texts):
             return np.array(texts, "U").reshape(value.shape)
     return np.array(json.dumps(plain(value)))
-
-
-def parse_pairs(pairs: Sequence[str], option: str) -> dict[str, str]:
-    """Return ``NAME=VALUE`` options as a dictionary; names may contain ``=`` no more than values may not.
-
-    Raises:
-        InvalidArgument: One is no pair, or a name is given twice.
-    """
-    out: dict[str, str] = {}
-    for pair in pairs:
-        name, equals, value = pair.rpartition("=")
-        if not name or not equals or name in out:
-            raise InvalidArgument(f"{option} {pair!r} is not NAME=VALUE, or its name is given twice")
-        out[name] = value
-    return out
 
 
 def parse_shapes(pairs: Sequence[str]) -> dict[str, tuple[int, ...]]:
@@ -160,10 +143,8 @@ def made_up(arguments: Sequence[NodeArg], shapes: Mapping[str, Sequence[int]], s
             if argument.shape is None:
                 raise InvalidArgument(f"the rank of {argument.name!r} is open: give --shape {argument.name}=…")
             shape = [size if isinstance(size, int) else 1 for size in argument.shape]
-        if not argument.admits(shape) or min(shape, default=0) < 0:
+        if not argument.admits(shape):
             raise InvalidArgument(f"{argument.name!r} has shape {argument.shape}, which does not admit {tuple(shape)}")
-        if math.prod(shape) * argument.dtype.itemsize > _LARGEST:
-            raise InvalidArgument(f"{argument.name!r} of shape {tuple(shape)} is larger than {_LARGEST} bytes")
         try:
             array = rng.random(tuple(shape)) if argument.dtype.kind == "f" else np.zeros(tuple(shape), np.int8)
             out[argument.name] = array.astype("U1" if argument.dtype.kind in ("O", "T") else argument.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -34,6 +35,8 @@ def trace(output: Path, command: tuple[str, ...]) -> None:
     """
     from ..watch.trace import FILE_VARIABLE, adopt, begin
 
+    if shutil.which(command[0]) is None:
+        raise click.ClickException(f"{command[0]} cannot be run: there is no such program")
     begin(str(output))
     empty = output.stat().st_size
     env = {**os.environ, FILE_VARIABLE: str(output.absolute())}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import shutil
 import signal
 import socket
@@ -23,9 +22,9 @@ import nnburst
 from nnburst.errors import DeadObject, DeviceUnavailable, InvalidArgument
 from nnburst.service import dial, service_environment
 from support import ROOT
-from support.models import tiny_model
-from support.processes import wait_gone
-from support.services import let_pass, run_command, save_scaling, shared_service, told_to_pass
+from support.processes import line_of
+from support.services import COMMAND, let_pass, run_command, save_scaling, shared_service, told_to_pass
+from support.users import GUEST, as_root, as_user
 from support.waiting import PATIENCE, Background, until
 
 pytestmark = pytest.mark.check
@@ -33,7 +32,6 @@ pytestmark = pytest.mark.check
 pytest.importorskip("onnx", reason="named models are read from ONNX files here")
 pytest.importorskip("onnxruntime", reason="named models are read from ONNX files here")
 
-COMMAND = [sys.executable, "-c", "from nnburst.cli import main; main()"]
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
 
 
@@ -44,22 +42,9 @@ class Served:
         self.process = process
         self.ready = ready
 
-    @property
-    def address(self) -> str:
-        name: str = self.ready["name"]
-        return name
-
     def ended(self) -> int:
         """Wait for its end; returns the exit status."""
         return self.process.wait(PATIENCE)
-
-
-def line_of(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    poll = select.poll()
-    poll.register(process.stdout, select.POLLIN)
-    assert poll.poll(PATIENCE * 1000), "the service said nothing"
-    return process.stdout.readline()
 
 
 @contextlib.contextmanager
@@ -221,12 +206,6 @@ def test_killed_client_disturbs_no_other(vision: Served) -> None:
 
 
 # ---- starting and ending ---------------------------------------------------------------------------------------
-
-
-def test_second_instance_is_refused_with_the_pid_of_the_first(start: Callable[..., Served]) -> None:
-    served = start("--name", "vision")
-    with pytest.raises(AssertionError, match=f"process {served.process.pid} already"):
-        start("--name", "vision")
 
 
 def test_killed_service_is_replaced_at_its_name(start: Callable[..., Served]) -> None:
@@ -438,8 +417,9 @@ def test_idle_service_uses_no_processor(vision: Served, seconds: float) -> None:
     ("options", "message"),
     [
         (["--name", "a/b"], "name of a service"),
-        (["--name", "a", "--socket", "b"], "not both"),
-        (["--model", "x"], "KEY=VALUE"),
+        (["--model", "x"], "NAME=VALUE"),
+        (["--scheduler", "fifo"], "such as fifo:20"),
+        (["--scheduler", "best:2"], "the policy is 'fifo' or 'rr'"),
         (["--quota", "cats=3"], "mapped_bytes"),
         (["--quota", "models=many"], "whole number"),
         (["--quota", "connections=1"], "connections=1: give a whole number for one of models"),
@@ -463,12 +443,6 @@ def test_wrong_option_is_one_sentence(
     assert message in done.output
     assert "Traceback" not in done.output
     assert not list((tmp_path / "run").glob("*"))
-
-
-@pytest.mark.parametrize("seconds", ["0", "inf", "-1"])
-def test_service_ends_after_some_seconds_without_clients(seconds: str) -> None:
-    done = run_command("serve", "--idle-exit", seconds)
-    assert (done.exit_code, "is not in the range 0<x<=1000000" in done.output) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -528,7 +502,7 @@ def test_stop_kills_a_service_that_does_not_answer(start: Callable[..., Served])
 
 def test_socket_of_any_name_that_the_file_system_takes(start: Callable[..., Served]) -> None:
     served = start("--socket", os.fsdecode(b"\xff\n.sock"))
-    assert served.address == "unix:\udcff\n.sock"
+    assert served.ready["name"] == "unix:\udcff\n.sock"
 
 
 # ---- service managers ------------------------------------------------------------------------------------------
@@ -581,34 +555,6 @@ def test_service_manager_is_told_and_its_socket_is_used(start: Callable[..., Ser
 
 # ---- who is served ---------------------------------------------------------------------------------------------
 
-NOBODY = 65534
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-
-
-def in_account_of(uid: int, function: Callable[[], str], *groups: int) -> str:
-    """Run a function in a forked child that belongs to another user; returns its answer or its error."""
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.setgroups(groups)
-            os.setresgid(uid, uid, uid)
-            os.setresuid(uid, uid, uid)
-            try:
-                said = function()
-            except BaseException as error:
-                said = f"{type(error).__name__}: {error}"
-            os.write(writing, said.encode()[:4000])
-        finally:
-            os._exit(0)
-    os.close(writing)
-    pidfd = os.pidfd_open(pid)
-    with open(reading) as answer:
-        said = answer.read()
-    wait_gone(pidfd)
-    os.waitpid(pid, 0)
-    return said
-
 
 @pytest.fixture
 def public() -> Iterator[Path]:
@@ -624,22 +570,14 @@ def ask(address: str) -> str:
 
 
 @as_root
-def test_other_user_is_served_where_allowed(start: Callable[..., Served], scaling: str, public: Path) -> None:
-    path = f"{public}/vision.sock"
-    start("--socket", path, "--model", f"double={scaling}", "--allow-uid", str(NOBODY))
-    assert ask(f"unix:{path}") == "56.0"  # everything is imported before the child gives up its rights
-    assert in_account_of(NOBODY, lambda: ask(f"unix:{path}")) == "56.0"
-
-
-@as_root
-@pytest.mark.parametrize(("group", "more"), [(NOBODY, ()), (4321, (4320, 4321))], ids=["its own", "one of its others"])
-def test_group_is_served_where_allowed(
-    start: Callable[..., Served], scaling: str, public: Path, group: int, more: tuple[int, ...]
+@pytest.mark.parametrize("option", ["--allow-uid", "--allow-gid"])
+def test_other_user_is_served_where_allowed(
+    start: Callable[..., Served], scaling: str, public: Path, option: str
 ) -> None:
     path = f"{public}/vision.sock"
-    start("--socket", path, "--model", f"double={scaling}", "--allow-gid", str(group))
-    assert ask(f"unix:{path}") == "56.0"
-    assert in_account_of(NOBODY, lambda: ask(f"unix:{path}"), *more) == "56.0"
+    start("--socket", path, "--model", f"double={scaling}", option, str(GUEST))
+    assert ask(f"unix:{path}") == "56.0"  # everything is imported before the child gives up its rights
+    assert as_user(GUEST, lambda: ask(f"unix:{path}")) == "56.0"
 
 
 @as_root
@@ -647,9 +585,9 @@ def test_other_user_is_refused_with_the_option_that_would_help(start: Callable[.
     path = f"{public}/vision.sock"
     start("--socket", path)
     nnburst.connect(f"unix:{path}").close()
-    assert "--allow-uid 65534" in in_account_of(NOBODY, lambda: ask(f"unix:{path}"))
+    assert "--allow-uid 65534" in as_user(GUEST, lambda: ask(f"unix:{path}"))
     Path(path).chmod(0o666)  # the file system lets him in: the service itself does not
-    said = in_account_of(NOBODY, lambda: ask(f"unix:{path}"))
+    said = as_user(GUEST, lambda: ask(f"unix:{path}"))
     assert said.startswith("DeviceUnavailable")
     assert "does not serve user 65534" in said
 
@@ -665,16 +603,8 @@ def test_refused_peers_that_say_nothing_keep_nobody_out(start: Callable[..., Ser
         silent = [dial(f"unix:{path}", PATIENCE) for _ in range(100)]
         return str(len(silent))
 
-    assert in_account_of(NOBODY, crowd) == "100"
+    assert as_user(GUEST, crowd) == "100"
     nnburst.connect(f"unix:{path}").close()
-
-
-@pytest.mark.representative
-def test_wrong_address_is_refused_before_anything_is_opened() -> None:
-    with contextlib.suppress(DeviceUnavailable), pytest.raises(InvalidArgument):
-        nnburst.connect("no/such")
-    with pytest.raises(InvalidArgument, match="name of a service"):
-        nnburst.connect(7)  # type: ignore[arg-type]
 
 
 def test_quota_of_a_user_counts_all_connections(start: Callable[..., Served], scaling: str) -> None:
@@ -687,12 +617,3 @@ def test_quota_of_a_user_counts_all_connections(start: Callable[..., Served], sc
             nnburst.connect("small")
     with nnburst.connect("small") as third, third.session("double"):
         pass  # what was closed counts no more
-
-
-def test_quotas_of_a_child_are_options_of_launch() -> None:
-    built = tiny_model(256)
-    with nnburst.launch(quotas={"models": 1}) as service, service.session(built):
-        with pytest.raises(nnburst.ResourceExhausted, match=r"launch\(quotas=\{'models': N\}\)"):
-            service.session(built)
-    with pytest.raises(InvalidArgument, match="mapped_bytes"):
-        nnburst.launch(quotas={"cats": 3})

@@ -26,7 +26,7 @@ from nnburst import InvalidArgument, ModelBuilder, OperandType
 from nnburst.burst import ExecutionBurstController
 from nnburst.cache import directory
 from nnburst.cli import main
-from nnburst.cli.serve.command import _address, _batching
+from nnburst.cli.serve.command import _batching
 from nnburst.devices import Needs, create_device, registry
 from nnburst.devices.function import declare
 from nnburst.options import SessionKeywords
@@ -217,7 +217,7 @@ def test_connect_without_a_name_finds_what_serve_without_one_starts(
     monkeypatch.setenv("NNBURST_RUNTIME_DIR", str(tmp_path))
     with pytest.raises(nnburst.DeviceUnavailable, match="no service runs at"):
         nnburst.connect(open_timeout=0)
-    with contextlib.closing(claim(_address(None, None))), pytest.raises(nnburst.MissedDeadline):  # it says no hello
+    with contextlib.closing(claim("nnburst")), pytest.raises(nnburst.MissedDeadline):  # it says no hello
         nnburst.connect(open_timeout=0)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...errors import InvalidArgument
+from ..targets import parse_pairs
 
 if TYPE_CHECKING:
     from ...runtime import Session
@@ -72,7 +73,7 @@ def run(
     fails is named, the others run; then the status is 1.
     """
     from ...runtime import Session
-    from ..tensors import load_arrays, parse_pairs, parse_shapes
+    from ..tensors import load_arrays, parse_shapes
     from .many import input_files, run_directory, targets
 
     if many is not None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...errors import InvalidArgument
-from ..targets import user_number, whole_number
+from ..targets import parse_pairs, user_number, whole_number
 
 if TYPE_CHECKING:
     from ...options import LogLevel, SandboxMode
@@ -53,7 +53,7 @@ def _signals_of_the_start() -> Iterator[None]:
 
 @click.command()
 @click.argument("functions", nargs=-1, metavar="[FILE.py:FUNCTION]...")
-@click.option("--name", help="Name that programs connect to [default: nnburst].")
+@click.option("--name", default="nnburst", show_default=True, help="Name that programs connect to.")
 @click.option("--socket", "path", metavar="PATH", help="Listen at this path instead of under a name.")
 @click.option("--device", "devices", multiple=True, metavar="NAME", help="A device that is offered; may be repeated.")
 @click.option("--model", "models", multiple=True, metavar="NAME=FILE", help="A model that is compiled once for all.")
@@ -102,7 +102,6 @@ def _signals_of_the_start() -> Iterator[None]:
 )  # fmt: skip
 @click.option("--oip-shared-memory", is_flag=True, help="Let clients of the protocol pass tensors in POSIX memory.")
 @click.option("--scheduler", metavar="POLICY:N", help="Real-time policy and priority, such as fifo:20 or rr:1.")
-@click.option("--affinity", metavar="CPUS", help="CPUs that it may use, such as 1 or 0,2-3.")
 @click.option(
     "--sandbox", type=click.Choice(("strict", "on", "off")), default="on", show_default=True,
     help="Keep the service from all that models do not need: as far as this kernel can, fully or not at all, or not.",
@@ -118,7 +117,7 @@ def _signals_of_the_start() -> Iterator[None]:
 @_signals_of_the_start()
 def serve(
     functions: tuple[str, ...],
-    name: str | None,
+    name: str,
     path: str | None,
     devices: tuple[str, ...],
     models: tuple[str, ...],
@@ -139,7 +138,6 @@ def serve(
     oip_drain: float,
     oip_shared_memory: bool,
     scheduler: str | None,
-    affinity: str | None,
     sandbox: SandboxMode,
     isolate: str,
     log_level: LogLevel,
@@ -162,7 +160,6 @@ def serve(
     from ...runtime.service import DEFAULT_DEVICES
     from ...service import AccessPolicy, Broker, Isolation, activated_sockets, claim, start_child, tell_manager
     from ...service.process.limited_log import LimitedHandler
-    from ...service.process.scheduling import Scheduling
     from .children import gateway, start_metrics
     from .repository import Repository
 
@@ -172,11 +169,11 @@ def serve(
         level=log_level.upper(),
         handlers=[LimitedHandler()],
     )
-    scheduling = Scheduling.parse(scheduler, affinity)
-    address = _address(name, path)
+    policy_and_priority = None if scheduler is None else _policy(scheduler)
+    address = name if path is None else f"unix:{path}"
     policy = AccessPolicy(frozenset(user_number(user, "--allow-uid") for user in uids), frozenset(map(_gid, gids)))
     limits, user_limits = _quotas(quotas)
-    files = _pairs(models, "--model")
+    files = parse_pairs(models, "--model")
     repository = Repository(files, directory, _batching(files, directory, batches, waits))
     with contextlib.ExitStack() as stack:
         listeners: list[socket.socket] = [stack.enter_context(sock) for sock in activated_sockets()]
@@ -195,8 +192,7 @@ def serve(
                 max_run=max_run,
                 max_compile=max_compile,
                 log_level=log_level,
-                scheduler=(scheduling.policy, scheduling.priority) if scheduling.policy else None,
-                affinity=scheduling.cpus or None,
+                scheduler=policy_and_priority,
                 sandbox=sandbox,
             ),
             address,
@@ -278,31 +274,12 @@ def _ready_line(ready: dict[str, Any]) -> str:
 # ---- options ---------------------------------------------------------------------------------------------------
 
 
-def _address(name: str | None, path: str | None) -> str:
-    if name is not None and path is not None:
-        raise InvalidArgument("give --name or --socket, not both")
-    if path is not None:
-        return f"unix:{path}"
-    return "nnburst" if name is None else name
-
-
-def _pairs(texts: Sequence[str], option: str) -> dict[str, str]:
-    pairs: dict[str, str] = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not key or not equals or not value:
-            raise InvalidArgument(f"{option} {text}: write it as {option} KEY=VALUE")
-        if key in pairs:
-            raise InvalidArgument(f"{option}: {key!r} is given twice")
-        pairs[key] = value
-    return pairs
-
-
 def _quotas(texts: Sequence[str]) -> tuple[dict[str, int], dict[str, int]]:
     """Return those of a connection and those of a user, whose keys begin with ``user.``."""
     from ...service import PER_USER, Quotas
 
-    given = {key: value if (n := whole_number(value)) is None else n for key, value in _pairs(texts, "--quota").items()}
+    pairs = parse_pairs(texts, "--quota")
+    given = {key: value if (n := whole_number(value)) is None else n for key, value in pairs.items()}
     users: dict[str, Any] = {key.removeprefix("user."): n for key, n in given.items() if key.startswith("user.")}
     own: dict[str, Any] = {key: n for key, n in given.items() if not key.startswith("user.")}
     Quotas().changed(own, "--quota")
@@ -315,6 +292,17 @@ def _functions(devices: Sequence[str], targets: Sequence[str]) -> list[str]:
     if targets and any(device.partition(":")[0] == "nnburst-function" for device in devices):
         raise InvalidArgument(f"--device nnburst-function and {targets[0]}: give all functions as FILE.py:FUNCTION")
     return [f"nnburst-function:call={'+'.join(targets)}"] if targets else []
+
+
+def _policy(text: str) -> tuple[str, int]:
+    from ...service.process.scheduling import Scheduling
+
+    policy, _, priority = text.partition(":")
+    number = whole_number(priority)
+    if number is None:
+        raise InvalidArgument(f"--scheduler {text}: write it as POLICY:PRIORITY, such as fifo:20")
+    Scheduling.of((policy, number), None)  # which says what is wrong with it
+    return policy, number
 
 
 def _gid(group: str) -> int:

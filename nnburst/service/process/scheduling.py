@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from ...errors import DeviceUnavailable, InvalidArgument
@@ -66,17 +65,6 @@ class Scheduling:
                 raise InvalidArgument(f"affinity={affinity!r}; give the numbers of CPUs, as in {{1}}")
         return cls(policy, priority, cpus)
 
-    @classmethod
-    def parse(cls, scheduler: str | None, affinity: str | None) -> Scheduling:
-        """Take the texts of command lines: ``fifo:20``, and ``1`` or ``0,2-3``."""
-        given: tuple[str, int] | None = None
-        if scheduler is not None:
-            found = re.fullmatch("(.*):([0-9]{1,9})", scheduler)
-            if found is None:
-                raise InvalidArgument(f"--scheduler {scheduler}: write it as POLICY:PRIORITY, such as fifo:20")
-            given = found[1], int(found[2])
-        return cls.of(given, None if affinity is None else set(_cpus(affinity)))
-
     def apply(self) -> None:
         """Take it on for this thread, and so for those that it starts.
 
@@ -126,13 +114,3 @@ def _here(error: OSError) -> str:
 
 def _text(cpus: Iterable[int]) -> str:
     return ",".join(map(str, sorted(cpus)))
-
-
-def _cpus(text: str) -> Iterator[int]:
-    for part in text.split(","):
-        found = re.fullmatch("([0-9]{1,9})(?:-([0-9]{1,9}))?", part.strip())
-        if found is None or int(found[1]) > int(found[2] or found[1]):
-            raise InvalidArgument(f"--affinity {text}: write the numbers of CPUs, such as 1 or 0,2-3")
-        last = int(found[2] or found[1])
-        yield last  # which is out of range if one of them is
-        yield from range(int(found[1]), min(last, len(_CPUS)))
