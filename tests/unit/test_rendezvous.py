@@ -139,10 +139,38 @@ def test_listing_does_not_disturb_a_claim() -> None:
 
 
 def test_name_whose_lock_file_was_removed_is_still_the_first_owners(runtime: Path) -> None:
-    with contextlib.closing(claim("vision")):
+    with contextlib.closing(claim("vision")) as claimed:
+        claimed.say("closed in")
         (runtime / "vision.lock").unlink()
+        (found,) = running_services()
+        assert (found.name, found.pid, found.sandbox) == ("vision", os.getpid(), "closed in")
+        assert owner_of("vision") == os.getpid()
         with pytest.raises(BadState, match=f"process {os.getpid()} listens at .*vision.sock"):
             claim("vision")
+        dial("vision", 1.0).close()  # the first one goes on listening
+    assert list(runtime.iterdir()) == []
+
+
+def test_name_whose_socket_was_removed_is_told_to_all_who_ask(runtime: Path) -> None:
+    with contextlib.closing(claim("vision")):
+        (runtime / "vision.sock").unlink()
+        with pytest.raises(BadState, match=f"process {os.getpid()} already"):
+            claim("vision")
+        with pytest.raises(DeviceUnavailable, match=f"process {os.getpid()} serves 'vision', but .* was removed"):
+            dial("vision", 1.0)
+        for command, said in (("stop vision", f"process {os.getpid()} serves 'vision', but"), ("ls", "was removed")):
+            assert said in CliRunner().invoke(main, command.split()).output
+
+
+def test_owner_removes_none_of_its_successors_files(runtime: Path) -> None:
+    first = claim("vision")
+    for file in runtime.iterdir():
+        file.unlink()
+    with contextlib.closing(claim("vision")):
+        first.close()
+        assert {path.name for path in runtime.iterdir()} == {"vision.sock", "vision.lock"}
+        dial("vision", 1.0).close()
+    assert list(runtime.iterdir()) == []
 
 
 def test_lock_file_that_a_dead_owner_left_alone_is_no_service(runtime: Path) -> None:

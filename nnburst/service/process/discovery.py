@@ -3,6 +3,9 @@
 The owner of a name holds a lock on ``NAME.lock`` that belongs to its open file, so the kernel drops it with the
 process, however that ends. A socket whose lock is free and at which nobody listens was left behind, and the next owner
 may replace it. The lock file carries the owner's process id, for people and for `nnburst ls`.
+
+What cleans up /tmp may remove either file of a service that runs. The owner still has the lock file open, and still
+listens at the socket; at its end it removes no files but its own.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import glob
 import os
 import re
 import socket
@@ -154,13 +158,16 @@ class Claim:
         self.path = path
         self.listener = listener
         self._lock = lock
+        self._own = (path, path.lstat()), (_lock_path(path), os.fstat(lock))
 
     def close(self) -> None:
         """Remove the files, stop to listen and let go of the name. Idempotent."""
         lock, self._lock = self._lock, -1
         if lock >= 0:
-            for path in (self.path, _lock_path(self.path)):
-                path.unlink(missing_ok=True)
+            for path, own in self._own:
+                with contextlib.suppress(OSError):
+                    if os.path.samestat(path.lstat(), own):  # it is still open, so no other has its inode
+                        path.unlink()
             self.listener.close()
             os.close(lock)
 
@@ -229,6 +236,20 @@ def _open_lock(path: Path, flags: int) -> int:
         os.close(fd)
         raise OSError(errno.EINVAL, "it is not a regular file; remove it, or choose another name")
     return fd
+
+
+def _open_removed(path: Path) -> int:
+    """Open a lock file that was removed while a process of this user has it open.
+
+    Raises:
+        FileNotFoundError: None has.
+    """
+    removed = f"{os.path.realpath(path)} (deleted)"
+    for link in glob.iglob("/proc/[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if os.readlink(link) == removed and os.stat(link).st_uid == os.geteuid():
+                return os.open(link, os.O_RDONLY | os.O_CLOEXEC)
+    raise FileNotFoundError(path)
 
 
 def _is_file(fd: int, path: Path) -> bool:
@@ -392,6 +413,10 @@ def dial(address: str, timeout: float | None, trust_uid: int | Collection[int] =
 
 def _unreachable(address: str, path: Path, error: OSError) -> DeviceUnavailable | ResourceExhausted:
     number, option = error.errno, f"--socket {path}" if address.startswith(_PREFIX) else f"--name {address}"
+    if number == errno.ENOENT and _lock_path(path).exists() and (pid := _owner(_lock_path(path))[0]):
+        return DeviceUnavailable(
+            f"process {pid} serves {address!r}, but {str(path)!r} was removed: end it, and start it again"
+        )
     if number in (errno.ENOENT, errno.ENOTDIR, errno.ECONNREFUSED):
         return DeviceUnavailable(f"no service runs at {str(path)!r}: start one with: nnburst serve {option}")
     if number == errno.EACCES:
@@ -451,7 +476,10 @@ def owner_of(address: str, trust_uid: int | Collection[int] = ()) -> int:
 def _owner(lock: Path) -> tuple[int | None, str]:
     """Return the pid, 0 if the owner is gone, None if there was none; and what the service says of itself."""
     try:
-        fd = _open_lock(lock, os.O_RDONLY)
+        try:
+            fd = _open_lock(lock, os.O_RDONLY)
+        except FileNotFoundError:
+            fd = _open_removed(lock)
     except FileNotFoundError:
         return None, ""
     except OSError:
