@@ -14,7 +14,6 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
-from ...errors import InvalidArgument
 from ...runtime import Session, in_process, launch
 from ..child import answering
 from ..progress import progress
@@ -37,7 +36,8 @@ WARM_UP = 100
     "file",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Write a model to try things with instead, digits.onnx or detector.onnx, and an input for it (.npy).",
+    help="Write a model to try things with instead, and an input for it (.npy): one that reads digits, or, as "
+    "detector.onnx, one that finds objects.",
 )
 def demo(passes: int, device: str, file: Path | None) -> None:
     """Classify 1,797 real handwritten digits in an isolated service process, one image per execution.
@@ -80,11 +80,10 @@ def demo(passes: int, device: str, file: Path | None) -> None:
 
 
 def _save(file: Path) -> None:
-    if file.name not in EXAMPLES:
-        raise InvalidArgument(f"--save {file}: the models are called {' and '.join(EXAMPLES)}")
+    model = "detector.onnx" if file.name == "detector.onnx" else "digits.onnx"
     beside = file.with_suffix(".npy")
-    file.write_bytes((DATA / file.name).read_bytes())
-    np.save(beside, EXAMPLES[file.name]())
+    file.write_bytes((DATA / model).read_bytes())
+    np.save(beside, EXAMPLES[model]())
     click.echo(f"{file} is written, with an input; now: nnburst run {file} --input image={beside}")
 
 
