@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ import pytest
 import nnburst
 from nnburst.errors import (
     BadState,
-    DeadObject,
     DeviceUnavailable,
     ErrorStatus,
     InvalidArgument,
@@ -56,14 +54,6 @@ def test_a_child_runs_a_model_and_is_reaped() -> None:
         device.prepare_model(model)
 
 
-def test_several_children_are_independent() -> None:
-    with start_child(["nnburst-noop"]) as a, start_child(["nnburst-noop", "nnburst-reference"]) as b:
-        assert a.pid != b.pid
-        assert len(b.devices) == 2
-        a.close()
-        b.devices[0].prepare_model(tiny_model(256))
-
-
 @pytest.mark.check
 def test_an_unknown_device_is_said_with_the_child_s_own_words() -> None:
     with pytest.raises(DeviceUnavailable, match=r"status 1:\n.*no device 'no-such'"):
@@ -88,13 +78,6 @@ def test_a_child_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytes
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     with pytest.raises(MissedDeadline, match=r"did not start within 0\.05 s"):
         start_child(env=env, timeout=0.05)
-
-
-def test_exit_status_of_a_service_is_said() -> None:
-    with start_child(["nnburst-noop"], faults=True) as service:
-        inject(service, at="prepare", exit_on=1, exit_status=7)
-        with pytest.raises(DeadObject, match="prepare_model was not answered: the other process ended with status 7"):
-            service.devices[0].prepare_model(tiny_model(256))
 
 
 def environment(pid: int) -> dict[str, str]:
@@ -189,27 +172,6 @@ def test_a_service_that_is_dropped_ends() -> None:
     wait_gone(pidfd)
 
 
-@pytest.mark.check
-def test_a_service_closed_in_a_forked_child_goes_on_in_the_parent() -> None:
-    with start_child(["nnburst-noop"]) as service:
-        pid = os.fork()
-        if pid == 0:
-            status = 1
-            try:
-                with pytest.raises(BadState, match="fork"):
-                    service.devices[0].prepare_model(tiny_model(256))
-                assert not service.alive
-                service.close()
-                del service
-                gc.collect()
-                status = 0
-            finally:
-                os._exit(status)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        assert service.alive
-        service.devices[0].prepare_model(tiny_model(256))
-
-
 LEAVES = {
     "without close": "",
     "by an exception": "raise SystemExit(0)",
@@ -277,14 +239,6 @@ def test_a_child_whose_parent_is_another_process_does_not_serve() -> None:
             command, pass_fds=[b.fileno()], timeout=PATIENCE, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False
         )
     assert done.returncode == 0
-
-
-def test_no_thread_is_left_after_close() -> None:
-    before = set(threading.enumerate())
-    service = start_child(["nnburst-noop"])
-    assert set(threading.enumerate()) - before
-    service.close()
-    assert set(threading.enumerate()) <= before
 
 
 REMEDY = r"RLIMIT_NOFILE where it is started: `ulimit -n`, LimitNOFILE="

@@ -17,7 +17,7 @@ from nnburst.model import DeviceStatus
 from nnburst.service import ServiceConnection, start_child
 from nnburst.testing import inject
 from support.models import request_on, tiny_model
-from support.processes import Client, stop, wait_gone
+from support.processes import Client, wait_gone
 from support.waiting import PATIENCE, Background
 
 
@@ -186,21 +186,6 @@ def test_a_forked_child_of_the_client_with_copies_of_everything_keeps_no_service
         client.finish()
 
 
-def test_closing_ends_the_service_although_a_forked_child_holds_copies() -> None:
-    service = start_child(["nnburst-noop"])
-    pidfd = os.pidfd_open(service.pid)
-    pid = os.fork()
-    if pid == 0:
-        signal.pause()
-        os._exit(0)
-    try:
-        service.close()
-        wait_gone(pidfd)
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-
-
 def test_a_client_that_is_replaced_by_another_program_takes_its_service_along() -> None:
     program = PRELUDE + (
         "print(service.pid, flush=True)\nsys.stdin.readline()\n"
@@ -213,12 +198,3 @@ def test_a_client_that_is_replaced_by_another_program_takes_its_service_along() 
     wait_gone(client.pidfds[0])
     client.process.stdin.close()
     assert client.finish() == 0
-
-
-def test_a_stopped_service_does_not_block_close_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nnburst.service.connection.transport.LEAVING", 0.05)
-    service = start_child(["nnburst-noop"])
-    pidfd = os.pidfd_open(service.pid)
-    stop(service.pid)
-    service.close()
-    wait_gone(pidfd)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import resource
 import signal
@@ -14,7 +13,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -26,17 +24,13 @@ from nnburst.devices import CacheFiles, CompileJob
 from nnburst.errors import DeadObject, DeviceUnavailable, MissedDeadline
 from nnburst.service import ServiceConnection, start_child
 from nnburst.service.process import forked
-from nnburst.service.process.sandbox import find_code
-from nnburst.service.process.zygote import _load
 from nnburst.testing import inject
 from support.models import tiny_model
-from support.processes import Client, descriptors, stands, stop, wait_gone
+from support.processes import Client, descriptors, stop, wait_gone
 from support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.check
 
-_SEIZE, _INTERRUPT = 0x4206, 0x4207
-_WALL = 0x40000000
 _FIRST_RUN = """
 import sys
 import numpy as np
@@ -87,22 +81,6 @@ def test_services_are_forked_from_one_process_without_threads() -> None:
     with child() as a, child() as b:
         assert parent(a.pid) == parent(b.pid) == zygote()
         assert len(os.listdir(f"/proc/{zygote()}/task")) == 1
-
-
-def test_zygote_looks_for_code_once_it_has_loaded_a_device_and_its_children_do_not(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    find_code()
-    package = ModuleType("nnburst_brought_by_a_device")
-    package.__path__ = [str(tmp_path)]
-    monkeypatch.setitem(sys.modules, package.__name__, package)
-    try:
-        _load.__wrapped__("nnburst-noop", False)
-        looks = find_code.cache_info().misses
-        assert os.path.realpath(tmp_path) in find_code()
-        assert find_code.cache_info().misses == looks
-    finally:
-        find_code.cache_clear()
 
 
 @pytest.mark.parametrize("device", ["nnburst-reference", "nnburst-onnxruntime"])
@@ -470,35 +448,6 @@ def test_zygote_and_children_go_with_their_client_that_is_killed(stopped: tuple[
     client.finish()
     for pidfd in client.pidfds:
         wait_gone(pidfd)
-
-
-def test_child_in_a_debugger_goes_with_its_client_that_is_killed() -> None:
-    client = Client(
-        "import sys\nfrom nnburst.service import start_child\nservice = start_child(['nnburst-noop'])\n"
-        "print(service.pid, flush=True)\nsys.stdin.read()\n"
-    )
-    (pid,) = client.pids
-    ptrace = ctypes.CDLL(None).ptrace
-    ptrace.argtypes = [ctypes.c_long] * 4
-    tasks = [*map(int, os.listdir(f"/proc/{pid}/task"))]
-    for task in tasks:
-        if ptrace(_SEIZE, task, 0, 0) or ptrace(_INTERRUPT, task, 0, 0):
-            pytest.skip("this system refuses debuggers")
-    until(lambda: stands(pid, "t"), "the debugger stops nothing")
-    client.process.kill()
-    client.finish()
-    until(lambda: all(has_ended(task) for task in reversed(tasks)), "it stays")
-    wait_gone(client.pidfds[0])
-
-
-def has_ended(task: int) -> bool:
-    """Whether a thread in the debugger is no more; the debugger takes note of it."""
-    try:
-        return os.waitstatus_to_exitcode(os.waitpid(task, os.WNOHANG | _WALL)[1]) < 0
-    except ChildProcessError:
-        return True
-    except ValueError:  # stopped
-        return False
 
 
 def test_zygote_goes_with_its_client_that_ends() -> None:

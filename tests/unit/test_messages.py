@@ -24,7 +24,6 @@ import nnburst.fmq
 import nnburst.testing
 from nnburst import InvalidArgument, ModelBuilder, OperandType
 from nnburst.burst import ExecutionBurstController
-from nnburst.cache import directory
 from nnburst.cli import main
 from nnburst.cli.serve.command import _batching
 from nnburst.devices import Needs, create_device, registry
@@ -58,14 +57,6 @@ def kept(service: nnburst.Service) -> Iterator[tuple[str, Any]]:
         prepared = connection.devices[0].prepare_model(relu((2, 3)))
         with ExecutionBurstController.create(prepared) as controller:
             yield "in each process", controller
-
-
-def test_closed_execution_begins_no_block(service: nnburst.Service) -> None:
-    with service.session(relu((2, 3))) as session:
-        execution = session.bind()
-        execution.close()
-        with pytest.raises(nnburst.BadState, match="the execution is closed"), execution:
-            pass
 
 
 def test_closed_session_says_what_is_closed(service: nnburst.Service) -> None:
@@ -198,19 +189,6 @@ def test_part_of_a_state_that_does_not_fit_is_named(service: nnburst.Service) ->
                 session.bind(state=state)
 
 
-def test_cache_directory_that_cannot_be_used_is_warned_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(directory, "_warned_of", set())
-    (tmp_path / "file").touch()
-    with nnburst.in_process() as service:
-        for _ in range(2):
-            service.session(relu((2, 3)), cache_dir=tmp_path / "file").close()
-    (said,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
-    assert said.startswith(f"{tmp_path}/file: nothing is cached here: ")
-    assert "Not a directory" in said
-
-
 def test_connect_without_a_name_finds_what_serve_without_one_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -339,19 +317,6 @@ def test_shared_arrays_are_written_into_not_replaced(service: nnburst.Service) -
             with pytest.raises(kind, match=r"^no shared array 'image'; there are \['x'\]$"):
                 arrays["image"]
         execution.run()
-
-
-@pytest.mark.parametrize("call", ["session", "bind", "launch"])
-def test_option_with_a_typing_error(service: nnburst.Service, call: str) -> None:
-    with (
-        service.session(relu((2, 3))) as session,
-        pytest.raises(TypeError, match=r"[Uu]nexpected keyword argument 'timout'"),
-    ):
-        {
-            "session": lambda: service.session(relu((2, 3)), timout=1),
-            "bind": lambda: session.bind(timout=1),
-            "launch": lambda: nnburst.launch(timout=1),
-        }[call]()
 
 
 # ---- what messages recommend ---------------------------------------------------------------------------------------

@@ -335,13 +335,6 @@ def test_thread_that_cannot_be_started_leaves_nothing_behind(name: str, monkeypa
 # ---- what finalisers leave -----------------------------------------------------------------------------------------
 
 
-def test_what_finalisers_leave_is_sent_without_another_call() -> None:
-    with raw_peer(Side.CLIENT) as (end, sock):
-        end.forget(protocol.Release(7))
-        _wait_readable(sock, PATIENCE)
-        assert protocol.decode_request(receive(sock).body, Side.SERVICE)[1] == protocol.Release(7)
-
-
 def _wait_readable(sock: socket.socket, timeout: float) -> None:
     select.select([sock], [], [], timeout)
 

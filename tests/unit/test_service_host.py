@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -51,7 +50,6 @@ from nnburst.model import (
     reason_of,
 )
 from nnburst.service import PER_USER, Quotas, ServiceConnection, ServiceHost
-from nnburst.service.client import proxies
 from nnburst.service.connection import transport
 from nnburst.service.connection.pending import PendingCall
 from nnburst.service.host.host import Client
@@ -326,15 +324,6 @@ def test_the_result_of_an_execution_is_a_status_never_an_exception(
         if isinstance(expected, OutputInsufficientSize):
             expected = (expected.status, expected.output_shapes, NO_TIMING)
         assert model.execute_synchronously(a_request(pool), RunOptions(MeasureTiming.YES)) == expected
-
-
-def test_an_execution_gives_up_after_its_deadline() -> None:
-    go_on = threading.Event()
-    with in_process([FakeDevice(execute=lambda _: go_on.wait(PATIENCE))]) as (client, _), Memory.ashmem(64) as pool:
-        model = client.devices[0].prepare_model(tiny_model())
-        status, _, _ = model.execute_synchronously(a_request(pool), RunOptions(deadline_ns=time.monotonic_ns()))
-        assert status is ErrorStatus.MISSED_DEADLINE_TRANSIENT
-        go_on.set()
 
 
 def test_a_pool_that_could_be_truncated_reaches_the_device_as_one_to_be_copied(tmp_path: Any) -> None:
@@ -918,13 +907,6 @@ def test_quota_of_requests_counts_executions_without_a_burst_until_they_end(way:
             assert not any(hosted.ledger.used["requests"] for hosted in host.connections)
 
 
-def test_quotas_are_one_value_for_all_connections_of_a_host() -> None:
-    quotas = Quotas()
-    assert msgspec.structs.astuple(quotas) == (1, 64, 64, 1024, 4 << 30, 16 << 30, 1024, 64, 2 << 30, *[1 << 62] * 6)
-    with pytest.raises(AttributeError):
-        quotas.models = 65  # type: ignore[misc]
-
-
 def test_quotas_of_bursts_and_of_their_memories() -> None:
     device = FakeDevice()
     with in_process([device], quotas=Quotas(bursts=1, mapped_bytes=1 << 20)) as (client, _):
@@ -1030,13 +1012,6 @@ def test_pools_of_which_one_is_malformed_are_closed_at_once() -> None:
             memories_from_wire((good, bad), fds)
         assert caught.traceback  # which would keep them alive
         until(lambda: open_fds() == before)
-
-
-def test_dimensions_that_no_message_carries_are_the_caller_s_error() -> None:
-    assert proxies._in_range([0, 1, 2**32 - 1]) == (0, 1, 2**32 - 1)
-    for size in (-1, 2**32):
-        with pytest.raises(InvalidArgument, match="32 bits"):
-            proxies._in_range([1, size])
 
 
 def test_a_hostile_queue_is_an_error_reply() -> None:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import ast
-import subprocess
-import sys
 import tracemalloc
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -31,17 +27,6 @@ from nnburst.service.wire.packets import FdBundle
 from nnburst.service.wire.protocol import CALL_BY_REQUEST, CALLS, Malformed, Side
 from nnburst.service.wire.values import referenced_from_wire
 from support.messages import MODEL, QUEUE, REQUEST, SAMPLES
-
-
-def test_notice_of_the_end_of_a_service_is_what_older_clients_know() -> None:
-    assert msgspec.msgpack.decode(protocol.encode(protocol.EndNotice("it was told to"))) == {
-        "call": "ending",
-        "reason": "it was told to",
-    }
-
-
-def test_order_to_end_a_process_is_what_older_services_know() -> None:
-    assert msgspec.msgpack.decode(protocol.encode(protocol.EndClients(4711))) == {"call": "end_clients", "pid": 4711}
 
 
 def test_every_call_of_the_table_has_a_sample_here() -> None:
@@ -227,17 +212,6 @@ def test_text_of_an_error_is_whole_or_ends_where_it_was_cut() -> None:
     assert (len(cut), cut[:-1], cut[-1]) == (4096, "x" * 4095, "…")
 
 
-def test_messages_cannot_be_changed() -> None:
-    pending: list[type] = [msgspec.Struct]
-    structs = []
-    while pending:
-        found = [kind for kind in pending.pop().__subclasses__() if kind.__module__.startswith("nnburst.service")]
-        structs += found
-        pending += found
-    assert len(structs) > 2 * len(CALLS)
-    assert [kind.__name__ for kind in structs if not kind.__struct_config__.frozen] == []
-
-
 def _peak(action: Callable[[], object]) -> int:
     tracemalloc.start()
     try:
@@ -322,50 +296,3 @@ def test_damaged_messages_decode_or_are_malformed(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 4))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
     _decode_all(bytes(body[: data.draw(st.integers(0, len(body)))]))
-
-
-FIRST_USE = """
-import sys, threading
-import msgspec
-from nnburst.service.wire import protocol
-
-sys.setswitchinterval(1e-6)
-bodies = {call: msgspec.msgpack.encode(dict.fromkeys(call.reply.__struct_encode_fields__)) for call in protocol.CALLS}
-together = threading.Barrier(4)
-
-def decode():
-    for call, body in bodies.items():
-        together.wait()
-        try:
-            protocol.decode_reply(call, body)
-        except protocol.Malformed:
-            pass
-
-threads = [threading.Thread(target=decode) for _ in range(4)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
-"""
-
-
-def test_first_use_by_several_threads_at_once() -> None:
-    command = [sys.executable, "-c", FIRST_USE]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-def test_decoders_are_made_when_their_module_is_imported() -> None:
-    """What one thread is making of a type must not be used by another one yet: msgspec does not see to that."""
-    package = Path(protocol.__file__).parents[1]
-    late = [
-        f"{path.relative_to(package)}:{call.lineno}"
-        for path in package.rglob("*.py")
-        for function in ast.walk(ast.parse(path.read_bytes()))
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        for call in ast.walk(function)
-        if isinstance(call, ast.Call)
-        and ast.unparse(call.func).startswith("msgspec.")
-        and ast.unparse(call.func).endswith((".Decoder", ".decode", ".convert"))
-    ]
-    assert not late

@@ -361,24 +361,6 @@ def test_many_threads_may_call_at_once() -> None:
         assert len(service.seen) == 400
 
 
-def test_releases_of_finalisers_need_no_answer() -> None:
-    done = threading.Event()
-
-    def release(message: protocol.Release, fds: FdBundle) -> protocol.Done:
-        if message.object == 2:
-            done.set()
-        return protocol.Done()
-
-    service = Answers(on_release=release)
-    with connected(service=service) as (a, _):
-        a.forget(protocol.Release(1))
-        a.call(protocol.Goodbye(), timeout=PATIENCE)  # whoever sends next takes it along
-        until(lambda: protocol.Release(1) in service.seen)
-        a.forget(protocol.Release(2))
-        assert done.wait(PATIENCE)
-        assert {m.object for m in service.seen if isinstance(m, protocol.Release)} == {1, 2}
-
-
 # -- malformed messages and the end ------------------------------------------------------------------------------------
 
 BAD_MESSAGES = {
@@ -766,26 +748,6 @@ def test_closing_ends_the_peer_s_connection_although_a_copy_of_the_socket_is_ope
     with connected() as (a, b), a._sock.dup():
         a.close()
         assert b.wait_ended(PATIENCE)
-
-
-def test_use_in_a_forked_child_is_a_bad_state_and_does_not_disturb_the_parent() -> None:
-    with connected() as (a, _):
-        pid = os.fork()
-        if pid == 0:
-            status = 1
-            try:
-                with pytest.raises(BadState, match="fork"):
-                    a.call(protocol.Goodbye())
-                with pytest.raises(BadState, match="fork"):
-                    a.link_to_death(lambda: None)
-                assert not a.alive
-                a.forget(protocol.Release(1))
-                a.close()
-                status = 0
-            finally:
-                os._exit(status)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        a.call(protocol.Goodbye(), timeout=PATIENCE)
 
 
 def test_no_thread_is_left() -> None:
