@@ -700,21 +700,6 @@ def test_a_model_that_is_prepared_after_the_client_left_is_released() -> None:
     assert set(hosted.ledger.used.values()) == {0}
 
 
-def test_connection_that_does_not_say_hello_in_time_ends_and_no_other() -> None:
-    host = ServiceHost([FakeDevice()])
-    (a, b), (c, d) = socket_pair(), socket_pair()
-    try:
-        greeted = host.serve(b, hello_timeout=2.0)
-        with ServiceConnection(a) as client, c:
-            silent = host.serve(d, hello_timeout=0.05)
-            assert silent.wait_ended(PATIENCE)
-            assert silent.connection.end_reason == "the peer has not said hello"
-            assert not greeted.wait_ended(2.0)
-            assert client.devices[0].status is DeviceStatus.AVAILABLE
-    finally:
-        host.close()
-
-
 class LongNamed(FakeDevice):
     """Has more names than fit into a datagram."""
 

@@ -9,7 +9,6 @@ import socket
 import weakref
 from collections.abc import Callable, Collection
 from functools import partial
-from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from ..._core.deadline import Deadline
@@ -165,7 +164,6 @@ class ServiceConnection(OneProcess, Closing):
                     f"the service speaks version {calls.dotted(hello.version)} of the control protocol and the client "
                     f"{calls.dotted(calls.VERSION)}: run the same nnburst on both sides"
                 )
-            connection.greet()
             listed, _ = connection.call(calls.ListDevices(), timeout=timeout)
         except BaseException:
             connection.close()
@@ -243,7 +241,7 @@ class ServiceConnection(OneProcess, Closing):
         """Return the names of the models that any client may open, and SHA-256 of the files of each, if it has some."""
         reply: calls.ListModelsReply
         reply, _ = self._connection.call(calls.ListModels(), timeout=timeout)
-        return dict(zip_longest(reply.names, reply.digests[: len(reply.names)], fillvalue=""))
+        return dict(zip(reply.names, reply.digests, strict=False))
 
     def load_model(self, name: str, *, unload: bool = False) -> None:
         """Have the service load a named model, all versions, from its files again; or unload it.

@@ -86,15 +86,11 @@ class _Remote(Closing):
 
     def __init__(self, place: Place, number: int, what: str) -> None:
         self._place = place
-        self._connection = connection = place.connection
+        self.connection = connection = place.connection
         self._number = number
         self._what = what
         self._finalizer = weakref.finalize(self, connection.forget, calls.Release(number))
         self._finalizer.atexit = False  # the service goes as a whole then
-
-    @property
-    def connection(self) -> Connection:
-        return self._connection
 
     @property
     def number(self) -> int:
@@ -106,7 +102,7 @@ class _Remote(Closing):
         """
         if not self._finalizer.alive:
             raise BadState(f"the {self._what} is closed")
-        self._connection.check_usable()
+        self.connection.check_usable()
         return self._number
 
     def close(self) -> None:
@@ -114,7 +110,7 @@ class _Remote(Closing):
         if not self._finalizer.alive:
             return
         try:
-            self._connection.release(calls.Release(object=self._number))
+            self.connection.release(calls.Release(object=self._number))
         except (BadState, DeadObject, MissedDeadline):
             pass  # the service has ended, or is busy and will come to it
         except BaseException:
@@ -231,47 +227,39 @@ class RemoteDevice(DescribedDevice):
 class RemoteBuffer(_Remote, Buffer):
     """A driver-managed buffer in a service."""
 
+    token = 0
+
     def __init__(self, place: Place, number: int, token: int) -> None:
         super().__init__(place, number, "buffer")
-        self._token = token
-
-    @property
-    def token(self) -> int:
-        return self._token
+        self.token = token
 
     def copy_to(self, memory: Memory) -> int:
         (handle,), fds = pools_to_wire([memory])
-        reply, _ = self._connection.call(calls.CopyTo(buffer=self.number, memory=handle), fds, timeout=self.timeout)
+        reply, _ = self.connection.call(calls.CopyTo(buffer=self.number, memory=handle), fds, timeout=self.timeout)
         return int(reply.generation)
 
     def copy_from(self, memory: Memory, dimensions: tuple[int, ...] = ()) -> None:
         (handle,), fds = pools_to_wire([memory])
         message = calls.CopyFrom(buffer=self.number, memory=handle, dimensions=_in_range(dimensions))
-        self._connection.call(message, fds, timeout=self.timeout)
+        self.connection.call(message, fds, timeout=self.timeout)
 
     def copy_buffer(self, source: Buffer) -> None:
-        if not isinstance(source, RemoteBuffer) or source._connection is not self._connection:
+        if not isinstance(source, RemoteBuffer) or source.connection is not self.connection:
             raise InvalidArgument("the source is a buffer of another device; copy through shared memory")
-        self._connection.call(calls.CopyBuffer(buffer=self.number, source=source.number), timeout=self.timeout)
+        self.connection.call(calls.CopyBuffer(buffer=self.number, source=source.number), timeout=self.timeout)
 
 
 class RemotePreparedModel(_Remote, PreparedModel):
     """A `PreparedModel` in a service."""
 
+    cache_result: SaveResult | None = None
+    takes_steps = False
+
     def __init__(
         self, place: Place, number: int, cache_result: SaveResult | None = None, *, takes_steps: bool = False
     ) -> None:
         super().__init__(place, number, "prepared model")
-        self._cache_result = cache_result
-        self._takes_steps = takes_steps
-
-    @property
-    def cache_result(self) -> SaveResult | None:
-        return self._cache_result
-
-    @property
-    def takes_steps(self) -> bool:
-        return self._takes_steps
+        self.cache_result, self.takes_steps = cache_result, takes_steps
 
     def execute_synchronously(self, request: Request, options: RunOptions = RunOptions()) -> ExecutionResult:
         """Run once, without a burst, and wait for the end.
@@ -287,7 +275,7 @@ class RemotePreparedModel(_Remote, PreparedModel):
         try:
             wire, fds = request_to_wire(request)
             message = calls.Execute(prepared_model=number, request=wire, options=options)
-            reply, _ = self._connection.call(message, fds, timeout=_patience(Deadline(options.deadline_ns)))
+            reply, _ = self.connection.call(message, fds, timeout=_patience(Deadline(options.deadline_ns)))
         except (BadState, DeadObject):
             raise
         except NNBurstError as error:
@@ -317,7 +305,7 @@ class RemotePreparedModel(_Remote, PreparedModel):
         wire, fds = request_to_wire(request)
         message = calls.ExecuteFenced(number, wire, options, len(fences), duration_ns)
         fds += [fence.fileno() for fence in fences]
-        reply, received = _made(self._connection, message, fds, _patience(Deadline(options.deadline_ns)))
+        reply, received = _made(self.connection, message, fds, _patience(Deadline(options.deadline_ns)))
         with received:
             return RemoteFenced(self._place, reply.execution, Fence(received.fds[0]))
 
@@ -349,17 +337,17 @@ class RemotePreparedModel(_Remote, PreparedModel):
             bell=bool(bells),
             loop_timeout_ns=callback.loop_timeout_ns,
         )
-        reply, _ = _made(self._connection, message, [*request_fds, *result_fds, *bells])
+        reply, _ = _made(self.connection, message, [*request_fds, *result_fds, *bells])
         return RemoteBurstContext(self._place, reply, callback)
 
     def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
         """Call `on_death` once, from a thread of the connection, when the service is gone (at once if it is)."""
-        return self._connection.link_to_death(on_death)
+        return self.connection.link_to_death(on_death)
 
     @property
     def ending(self) -> Ending:
         """How the service ended; see `PreparedModel.ending`."""
-        return self._connection.ending
+        return self.connection.ending
 
 
 class RemoteFenced(_Remote, FencedExecution):
@@ -370,32 +358,26 @@ class RemoteFenced(_Remote, FencedExecution):
         self.fence = fence
 
     def info(self) -> FencedInfo:
-        reply, _ = self._connection.call(calls.GetFencedInfo(execution=self.number), timeout=_SHORT)
+        reply, _ = self.connection.call(calls.GetFencedInfo(execution=self.number), timeout=_SHORT)
         return FencedInfo(ErrorStatus(reply.status), reply.launched, reply.fenced, reply.reason)
 
     def cancel(self) -> None:
-        self._connection.forget(calls.CancelFenced(execution=self.number))
+        self.connection.forget(calls.CancelFenced(execution=self.number))
 
 
 class RemoteBurstContext(_Remote, BurstContext):
     """The `BurstContext` of a burst that a service serves."""
 
+    cpus = frozenset[int]()
+    pipelined = False
+
     def __init__(self, place: Place, reply: calls.ConfigureBurstReply, callback: BurstCallback) -> None:
         super().__init__(place, reply.burst, "burst")
         self._callback = callback  # the registry has it as long
-        self._cpus = frozenset(reply.cpus)
-        self._pipelined = reply.pipelined
-
-    @property
-    def cpus(self) -> frozenset[int]:
-        return self._cpus
-
-    @property
-    def pipelined(self) -> bool:
-        return self._pipelined
+        self.cpus, self.pipelined = frozenset(reply.cpus), reply.pipelined
 
     def failure_reason(self) -> str:
-        reply, _ = self._connection.call(calls.FailureReason(burst=self.number), timeout=_SHORT)
+        reply, _ = self.connection.call(calls.FailureReason(burst=self.number), timeout=_SHORT)
         return str(reply.reason)
 
     def free_memory(self, slot: int) -> None:
@@ -405,10 +387,10 @@ class RemoteBurstContext(_Remote, BurstContext):
             DeadObject: The service died.
             BadState: The burst or the connection is closed.
         """
-        self._connection.release(calls.FreeMemory(burst=self.number, slot=slot))
+        self.connection.release(calls.FreeMemory(burst=self.number, slot=slot))
 
     def forget_memory(self, slot: int) -> None:
-        self._connection.forget(calls.FreeMemory(burst=self.number, slot=slot))
+        self.connection.forget(calls.FreeMemory(burst=self.number, slot=slot))
 
     def hang_up(self) -> None:
         self._finalizer()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -33,13 +32,12 @@ class ServedCalls:
     """
 
     def __init__(self) -> None:
-        self.count = 0
-        self._fds = 0
+        self.count = self._fds = 0
         self._has_long = False
-        self._left: deque[tuple[int, bool]] = deque()
+        self._lock = threading.Lock()
 
     def enter(self, n_fds: int = 0, is_long: bool = False, waiting: int = 0) -> None:
-        """Count a request that came. For the owner of the connection.
+        """Count a request that came.
 
         Args:
             n_fds: Descriptors that came with it.
@@ -49,22 +47,21 @@ class ServedCalls:
         Raises:
             Malformed: No correct peer has that much under way.
         """
-        while self._left:
-            fds, was_long = self._left.popleft()
-            self.count -= 1
-            self._fds -= fds
-            self._has_long = self._has_long and not was_long
-        if self.count + waiting >= 2 * MAX_PENDING or self._fds + n_fds > _MAX_QUEUED_FDS:
-            raise calls.Malformed("too many calls at once")
-        if is_long and self._has_long:
-            raise calls.Malformed("two long calls at once")
-        self.count += 1
-        self._fds += n_fds
-        self._has_long = self._has_long or is_long
+        with self._lock:
+            if self.count + waiting >= 2 * MAX_PENDING or self._fds + n_fds > _MAX_QUEUED_FDS:
+                raise calls.Malformed("too many calls at once")
+            if is_long and self._has_long:
+                raise calls.Malformed("two long calls at once")
+            self.count += 1
+            self._fds += n_fds
+            self._has_long = self._has_long or is_long
 
     def leave(self, n_fds: int = 0, is_long: bool = False) -> None:
-        """Its answer is made. From any thread; the next `enter` sees it."""
-        self._left.append((n_fds, is_long))
+        """Its answer is made."""
+        with self._lock:
+            self.count -= 1
+            self._fds -= n_fds
+            self._has_long = self._has_long and not is_long
 
 
 class Serving:

@@ -74,7 +74,6 @@ class Connection:
             the thread that started it, and this one outlives it.
         workers: Calls that are served at the same time, of those that compute and of the others.
         send_timeout: Seconds after which a peer that does not read its answers is given up.
-        hello_timeout: Seconds that the peer has to say hello; None for no limit.
         on_end: Called once, after all death listeners.
         peer: It is, for the log.
     """
@@ -89,7 +88,6 @@ class Connection:
         child: Child | None = None,
         workers: int = 4,
         send_timeout: float = SEND_TIMEOUT,
-        hello_timeout: float | None = None,
         on_end: Callable[[], object] = lambda: None,
         name: str = "nnburst",
         peer: str = "the peer",
@@ -104,14 +102,12 @@ class Connection:
         self._child, self._on_end, self._peer = child, on_end, peer
         self._launched: Future[None] = Future()
         """When the peer is, or what kept it from that."""
-        self._hello_by = math.inf if hello_timeout is None else time.monotonic() + hello_timeout
-        """When the peer must have said hello; infinite once it has."""
         self._closed = self._ended = self._abandoned = False
         """Whether this side has closed the connection; whether it has ended; whether this is a forked child."""
         self._leave_by = math.inf
         """When leaving has taken long enough; over once a release was not answered in time, until it is."""
         self._farewell: PendingCall | None = None
-        self._listeners: dict[int, list[Callable[[], None]]] = {}
+        self._listeners: dict[object, Callable[[], None]] = {}
         self._stop_reason = ""
         self._exit: Ending | None = None
         self._thread = threading.Thread(target=self._run, name=f"{name}-reader", daemon=True)
@@ -128,10 +124,6 @@ class Connection:
         """
         start(self._thread, "a connection")
         self._launched.result()
-
-    def greet(self) -> None:
-        """The peer has said hello."""
-        self._hello_by = math.inf
 
     @property
     def alive(self) -> bool:
@@ -158,7 +150,7 @@ class Connection:
         self._mailbox.post(partial(self._note, reason))
 
     def _post_break_off(self, error: calls.Malformed) -> None:
-        self._mailbox.post(partial(self._break_off, error))
+        self._mailbox.post(partial(self._drop, f"malformed message: {error}"))
 
     def hang_up(self, farewell: Message | None = None) -> None:
         """End the connection from anywhere, without waiting; nothing can be called from now on.
@@ -223,15 +215,10 @@ class Connection:
         """
         if self._abandoned:
             self.check_usable()
-        entry = [listener]
-        self._mailbox.post(partial(self._link, entry))
-
-        def unlink() -> None:
-            entry.clear()
-            if not self._abandoned:
-                self._mailbox.post(partial(self._unlink, entry))
-
-        return unlink
+        key = object()
+        self._listeners[key] = listener
+        self._mailbox.post(partial(self._linked, key))
+        return partial(self._unlink, key)
 
     # -- calling -----------------------------------------------------------------------------------------------------
 
@@ -339,7 +326,7 @@ class Connection:
         except ConnectionError as error:
             self._note(f"the connection broke: {error.strerror}")
         except calls.Malformed as error:
-            self._break_off(error)
+            self._drop(f"malformed message: {error}")
         except Exception as error:
             self._note(f"internal error: {error!r}")
             _log.exception("connection closed")
@@ -358,12 +345,6 @@ class Connection:
     def _note(self, reason: str) -> None:
         """End the connection; the first reason counts."""
         self._stop_reason = self._stop_reason or reason
-
-    def _break_off(self, error: calls.Malformed) -> None:
-        """End the connection with a peer that breaks the protocol, and say why: whoever wrote it has to know."""
-        self._note(f"malformed message: {error}")
-        self._serving.part(self._stop_reason)
-        _log.warning("%s is disconnected: malformed message: %s", self._peer, error)
 
     def _serve_until_end(self) -> None:
         poll = select.poll()
@@ -391,21 +372,20 @@ class Connection:
 
     def _milliseconds(self) -> int | None:
         """Until `_check_time` has something to say."""
-        moment = min(self._outbox.next_look, self._leave_by if self._farewell else math.inf, self._hello_by)
+        moment = min(self._outbox.next_look, self._leave_by if self._farewell else math.inf)
         return None if moment == math.inf else math.ceil(max(0.0, moment - time.monotonic()) * 1000)
 
     def _check_time(self) -> None:
         now = time.monotonic()
-        if now >= self._hello_by:
-            self._drop("the peer has not said hello")
         if self._farewell is not None and now >= self._leave_by:
             self._note("closed by this side")
         if now >= self._outbox.gives_up_at:
             self._drop("the peer does not read its socket")
 
     def _drop(self, reason: str) -> None:
+        """End the connection with a peer that breaks a rule, and say why: whoever wrote it has to know."""
         self._note(reason)
-        self._serving.part(reason)
+        self._serving.part(self._stop_reason)
         _log.warning("%s is disconnected: %s", self._peer, reason)
 
     def _finish(self) -> None:
@@ -422,8 +402,8 @@ class Connection:
         self._outbox.end()
         self._calls.end(self._failure)
         self._mailbox.end()
-        while self._listeners:
-            self._tell(self._listeners.popitem()[1])
+        for key in tuple(self._listeners):
+            self._tell(key)
         try:
             self._on_end()
         except Exception:
@@ -454,22 +434,16 @@ class Connection:
     def _said(self, answer: object) -> None:
         self._note("closed by this side")
 
-    def _link(self, entry: list[Callable[[], None]]) -> None:
+    def _linked(self, key: object) -> None:
         if self._ended:
-            self._tell(entry)
-        else:
-            self._listeners[id(entry)] = entry
+            self._tell(key)
 
-    def _unlink(self, entry: list[Callable[[], None]]) -> None:
-        self._listeners.pop(id(entry), None)
+    def _unlink(self, key: object) -> None:
+        self._listeners.pop(key, None)
 
-    def _tell(self, entry: list[Callable[[], None]]) -> None:
+    def _tell(self, key: object) -> None:
         try:
-            listener = entry.pop()
-        except IndexError:  # unlinked
-            return
-        try:
-            listener()
+            self._listeners.pop(key, lambda: None)()
         except Exception:
             _log.exception("a death listener failed")
 

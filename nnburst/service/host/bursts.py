@@ -50,6 +50,7 @@ class SlotMemories(BurstCallback):
     """The client's `BurstCallback` as the burst's server sees it; counts the memories that it brings in."""
 
     row: Row
+    cpus = frozenset[int]()
 
     def __init__(
         self,
@@ -65,14 +66,10 @@ class SlotMemories(BurstCallback):
         self.max_run = client.host.max_run
         self.account = client.account
         self.loop_timeout_ns = message.loop_timeout_ns
-        self._cpus = frozenset(message.cpus)
+        self.cpus = frozenset(message.cpus)
         self._number = message.callback
         self._client = client
         self._charges: dict[int, Charge] = {}
-
-    @property
-    def cpus(self) -> frozenset[int]:
-        return self._cpus
 
     def ended(self, reason: str) -> None:
         """Tell the client."""

@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 _LAST_WORDS = 0.1
 """Seconds in which clients learn why their service ends."""
 _PATIENCE = 10.0
-"""Seconds that a client of a shared service has to say hello, and that a broker has to answer."""
+"""Seconds that a broker has to answer."""
 
 
 class ServiceHost:
@@ -110,7 +110,6 @@ class ServiceHost:
         sock: socket.socket,
         *,
         peer_pidfd: int | None = None,
-        hello_timeout: float | None = None,
         on_end: Callable[[], None] = lambda: None,
         is_broker: bool = False,
     ) -> Client:
@@ -119,7 +118,6 @@ class ServiceHost:
         Args:
             sock: A connected SOCK_SEQPACKET socket; the host owns it.
             peer_pidfd: pidfd of the client's process, to notice its death for sure; the host owns it.
-            hello_timeout: Seconds that the client has to say hello; None for no limit.
             on_end: Called when it has gone and all that it owned is released.
             is_broker: Whether it hands over the other clients, and has no quotas.
 
@@ -137,7 +135,7 @@ class ServiceHost:
             row = None if page is None else page.open(RowKind.CLIENT, "", client=(peer.pid, peer.uid))
             ledger = Ledger(UNLIMITED) if is_broker else Ledger(self.quotas, above=user, row=row)
             try:
-                hosted = Client(self, sock, peer, pidfd, self._workers, ledger, hello_timeout, on_end, is_broker)
+                hosted = Client(self, sock, peer, pidfd, self._workers, ledger, on_end, is_broker)
             except BaseException:
                 ledger.close()
                 raise
@@ -232,7 +230,6 @@ class Client:
         peer_pidfd: FdSet,
         workers: int,
         ledger: Ledger,
-        hello_timeout: float | None,
         on_end: Callable[[], None],
         is_broker: bool,
     ) -> None:
@@ -252,7 +249,6 @@ class Client:
             self,
             peer_pidfd=peer_pidfd,
             workers=workers,
-            hello_timeout=hello_timeout,
             on_end=self._release_all,
             name="nnburst-service",
             peer=str(peer),
@@ -367,7 +363,6 @@ class Client:
                 f"{calls.dotted(calls.VERSION)}: run the same nnburst on both sides"
             )
         self._greeted = True
-        self.connection.greet()
         return calls.HelloReply(version=calls.VERSION, pid=os.getpid(), sandbox=self.host.sandbox)
 
     def on_end_clients(self, message: calls.EndClients, fds: FdBundle) -> calls.EndClientsReply:
@@ -408,7 +403,7 @@ class Client:
         number, *pidfd = fds.take(1 + message.has_pidfd)
         sock = socket.socket(fileno=number)
         try:
-            self.host.serve(sock, peer_pidfd=next(iter(pidfd), None), hello_timeout=_PATIENCE, on_end=tell)
+            self.host.serve(sock, peer_pidfd=next(iter(pidfd), None), on_end=tell)
         except NNBurstError as error:
             sock.close()
             tell(str(error))

@@ -38,6 +38,7 @@ _DEFAULTS = {
 }
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _BOOTSTRAP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bootstrap.py")
+_SEQPACKET = socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC
 _ZYGOTE = f"{__package__}.zygote"
 _FUNCTIONS = "nnburst-function"
 _FORKED = {"nnburst-reference", "nnburst-onnxruntime", "nnburst-noop"}
@@ -172,35 +173,31 @@ def _start(
 ) -> ServiceConnection:
     deadline = Deadline.after(timeout)
     timeout = deadline.left()
-    errors = system(os.memfd_create, "nnburst-child-stderr", os.MFD_CLOEXEC)
-    orders: tuple[socket.socket, ...] = ()
-    try:
+    with contextlib.ExitStack() as theirs, contextlib.ExitStack() as failing:
+        errors = system(os.memfd_create, "nnburst-child-stderr", os.MFD_CLOEXEC)
+        theirs.callback(os.close, errors)
+        passed = {"stderr": stderr}
+        orders = None
         if faults:
-            orders = system(socket.socketpair, socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-        ours, theirs = system(socket.socketpair, socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-        passed = {"socket": theirs.fileno(), "stderr": stderr, "faults": orders[1].fileno() if orders else -1}
-        spawn = partial(_spawn, options, passed, theirs, errors, env, deadline)
+            orders, end = system(socket.socketpair, *_SEQPACKET)
+            failing.enter_context(orders)
+            passed["faults"] = theirs.enter_context(end).fileno()
+        ours, end = system(socket.socketpair, *_SEQPACKET)
+        passed["socket"] = theirs.enter_context(end).fileno()
+        spawn = partial(_spawn, options, passed, end, errors, env, deadline)
         child = Child(spawn, None if broker is None else _END_OF_A_WORKER)
         try:
-            with theirs:
-                connection = ServiceConnection(ours, child=child, timeout=timeout, broker=broker)
-            if faults:
-                connection.faults = orders[0]
-                connection.link_to_death(orders[0].close)
-            return connection
+            connection = ServiceConnection(ours, child=child, timeout=timeout, broker=broker)
         except DeadObject as error:
             how = str(error).partition(": ")[2] or error
             raise DeviceUnavailable(f"no service for {', '.join(options.devices)}: {how}{_said(errors)}") from error
         except MissedDeadline as error:
             raise MissedDeadline(f"the service process did not start within {timeout:.3g} s{_said(errors)}") from error
-    except BaseException:
-        for end in orders:
-            end.close()
-        raise
-    finally:
-        os.close(errors)
-        for end in orders[1:]:
-            end.close()
+        connection.faults = orders
+        if orders is not None:
+            connection.link_to_death(orders.close)
+        failing.pop_all()
+        return connection
 
 
 def _spawn(
@@ -213,21 +210,20 @@ def _spawn(
 ) -> tuple[FdSet, Callable[[], int | None]]:
     """Start the process, and close its end of the socket here; see `Child`."""
     full = _full(os.environ if env is None else env)
-    given = {name: fd for name, fd in passed.items() if fd >= 0}
     with theirs:
         if env is None and all(name.partition(":")[0] in _FORKED for name in options.devices):
-            forked = fork(safe_command(_ZYGOTE), full, options, errors, given, deadline)
+            forked = fork(safe_command(_ZYGOTE), full, options, errors, passed, deadline)
             if forked is not None:
                 return forked
         path: list[str] = []  # in arguments of their own, since one may have 128 KiB
         if any(map(is_of_functions, options.devices)):
             path = [_absolute(entry) for entry in sys.path if isinstance(entry, str)]
         process = subprocess.Popen(
-            [*safe_command(f"{__package__}.child"), str(replace(options, parent=os.getpid(), **given)), *path],
+            [*safe_command(f"{__package__}.child"), str(replace(options, parent=os.getpid(), **passed)), *path],
             stdin=subprocess.DEVNULL,
             stdout=errors,
             stderr=errors,
-            pass_fds=[*given.values()],
+            pass_fds=[*passed.values()],
             start_new_session=True,
             env=full,
         )

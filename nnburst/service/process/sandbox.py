@@ -53,7 +53,6 @@ def close_door(
     mode: str,
     devices: Iterable[Device],
     *,
-    more: Needs = Needs(),
     outputs: Sequence[int] = (1, 2),
     may_cache: bool = True,
     start_threads: Callable[[Callable[[], object]], object] = lambda give_up: give_up(),
@@ -65,7 +64,6 @@ def close_door(
     Args:
         mode: ``"strict"``: with every wall, or not at all; ``"on"``: with those that this kernel has; ``"off"``: none.
         devices: Of this service: they keep what they say that they need.
-        more: What the service itself needs.
         outputs: Descriptors that it only writes to: one of a terminal is opened anew, for that alone.
         may_cache: Whether it gets the trust store, if a device caches.
         start_threads: Called in between: Landlock holds for threads that are started later, unless the kernel is new,
@@ -80,7 +78,7 @@ def close_door(
         return Sandbox(mode)
     devices = tuple(devices)
     wanted = {device.name: device.needs for device in devices}
-    needs = Needs.sum([more, *wanted.values()])
+    needs = Needs.sum(wanted.values())
     may = (lib.NNB_MAY_EXECUTE if needs.programs else 0) | (lib.NNB_MAY_CONNECT if needs.network else 0)
     missing: list[str] = []
     if not needs.network:  # epoll is refused then: the kernel counts its watches for each user, not for each process
