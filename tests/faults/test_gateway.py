@@ -20,7 +20,6 @@ import pytest
 onnx = pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
 pytest.importorskip("tritonclient", reason="needs the extra nnburst[oip]")
 
-import aiohttp  # noqa: E402 (they may be absent)
 import grpc  # noqa: E402
 import tritonclient.grpc as triton_grpc  # noqa: E402
 import tritonclient.grpc.aio as triton_aio  # noqa: E402
@@ -33,9 +32,6 @@ from tritonclient.utils import shared_memory as region  # noqa: E402
 
 from nnburst.errors import InvalidArgument  # noqa: E402
 from nnburst.gateway import Regions  # noqa: E402
-from nnburst.gateway import grpc as gateway_grpc  # noqa: E402
-from nnburst.gateway import rest as gateway_rest  # noqa: E402
-from nnburst.gateway.budget import Budget  # noqa: E402
 from nnburst.gateway.inference import Inference, InputTensor, Terms, extensions, infer  # noqa: E402
 from nnburst.gateway.models import Models  # noqa: E402
 from nnburst.model import Priority  # noqa: E402
@@ -47,6 +43,7 @@ from support.gateways import (  # noqa: E402
     X,
     Y,
     asked,
+    both_protocols,
     raw,
     refused,
     tensor,
@@ -234,27 +231,20 @@ def test_timeout_and_priority_of_a_request_are_those_of_its_run() -> None:
     given = {"timeout": 2500, "priority": 1}
 
     async def main() -> None:
-        models: Any = SlowModels()
+        models = SlowModels()
         models.go_on.set()
-        server, port = await gateway_grpc.serve(models, Regions(False), Budget(), "127.0.0.1:0")
-        runner, rest_port = await gateway_rest.serve(models, Regions(False), Budget(), "127.0.0.1:0")
-        try:
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel, aiohttp.ClientSession() as http:
-                request = raw(1)
-                for name, value in given.items():
-                    request.parameters[name].int64_param = value
-                infer = stubs.GRPCInferenceServiceStub(channel).ModelInfer
-                await infer(request)
-                assert (models.asked, models.runs.get_nowait()) == (Priority.HIGH, 0.0025)
-                await infer(raw(1), timeout=600)
-                assert 0 < (models.runs.get_nowait() or 0) <= 601  # gRPC rounds what it sends up
-                url = f"http://127.0.0.1:{rest_port}/v2/models/slow/infer"
-                async with http.post(url, json={"inputs": [], "parameters": given | {"priority": 3}}) as answer:
-                    assert answer.status == 200
-                assert (models.asked, models.runs.get_nowait()) == (Priority.LOW, 0.0025)
-        finally:
-            await server.stop(None)
-            await runner.cleanup()
+        async with both_protocols(models) as (stub, http):
+            request = raw(1)
+            for name, value in given.items():
+                request.parameters[name].int64_param = value
+            await stub.ModelInfer(request)
+            assert (models.asked, models.runs.get_nowait()) == (Priority.HIGH, 0.0025)
+            await stub.ModelInfer(raw(1), timeout=600)
+            assert 0 < (models.runs.get_nowait() or 0) <= 601  # gRPC rounds what it sends up
+            body = {"inputs": [], "parameters": given | {"priority": 3}}
+            async with http.post("/v2/models/slow/infer", json=body) as answer:
+                assert answer.status == 200
+            assert (models.asked, models.runs.get_nowait()) == (Priority.LOW, 0.0025)
 
     asyncio.run(main())
 

@@ -21,7 +21,6 @@ import pytest
 onnx = pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
 pytest.importorskip("tritonclient", reason="needs the extra nnburst[oip]")
 
-import aiohttp  # noqa: E402 (they may be absent)
 import grpc  # noqa: E402
 from tritonclient.grpc import service_pb2 as pb  # noqa: E402
 from tritonclient.grpc import service_pb2_grpc as stubs  # noqa: E402
@@ -35,6 +34,7 @@ from support.gateways import (  # noqa: E402
     MARKS,
     Gateway,
     SlowModels,
+    both_protocols,
     raw,
     refused,
 )
@@ -50,29 +50,21 @@ pytestmark = MARKS
 )
 def test_what_is_beyond_the_budget_is_refused_until_something_has_ended(budget: tuple[int, int], said: str) -> None:
     async def main() -> None:
-        models, shared = SlowModels(), Budget(*budget)
-        server, port = await gateway_grpc.serve(models, Regions(False), shared, "127.0.0.1:0")  # type: ignore[arg-type]
-        runner, rest_port = await gateway_rest.serve(models, Regions(False), shared, "127.0.0.1:0")  # type: ignore[arg-type]
-        url = f"http://127.0.0.1:{rest_port}/v2/models/slow/infer"
-        try:
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel, aiohttp.ClientSession() as http:
-                stub = stubs.GRPCInferenceServiceStub(channel)
-                first = asyncio.ensure_future(stub.ModelInfer(raw(600)))
-                assert await models.runs.get() is None
-                with pytest.raises(grpc.aio.AioRpcError) as info:
-                    await stub.ModelInfer(raw(600))
-                assert info.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-                async with http.post(url, data=b" " * 600) as answer:
-                    assert answer.status == 429
-                    assert said in (await answer.json())["error"]
-                models.go_on.set()
-                await first
+        models, url = SlowModels(), "/v2/models/slow/infer"
+        async with both_protocols(models, Budget(*budget)) as (stub, http):
+            first = asyncio.ensure_future(stub.ModelInfer(raw(600)))
+            assert await models.runs.get() is None
+            with pytest.raises(grpc.aio.AioRpcError) as info:
                 await stub.ModelInfer(raw(600))
-                async with http.post(url, data=b'{"inputs": []}' + b" " * 600) as answer:
-                    assert answer.status == 200
-        finally:
-            await server.stop(None)
-            await runner.cleanup()
+            assert info.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+            async with http.post(url, data=b" " * 600) as answer:
+                assert answer.status == 429
+                assert said in (await answer.json())["error"]
+            models.go_on.set()
+            await first
+            await stub.ModelInfer(raw(600))
+            async with http.post(url, data=b'{"inputs": []}' + b" " * 600) as answer:
+                assert answer.status == 200
 
     asyncio.run(main())
 

@@ -19,7 +19,6 @@ import pytest
 onnx = pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
 pytest.importorskip("tritonclient", reason="needs the extra nnburst[oip]")
 
-import aiohttp  # noqa: E402 (they may be absent)
 import grpc  # noqa: E402
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse  # noqa: E402
 from grpc_health.v1.health_pb2_grpc import HealthStub  # noqa: E402
@@ -30,13 +29,9 @@ from tritonclient.utils import InferenceServerException  # noqa: E402
 
 import nnburst  # noqa: E402
 from nnburst.errors import InvalidArgument  # noqa: E402
-from nnburst.gateway import Regions  # noqa: E402
-from nnburst.gateway import grpc as gateway_grpc  # noqa: E402
-from nnburst.gateway import rest as gateway_rest  # noqa: E402
-from nnburst.gateway.budget import Budget  # noqa: E402
 from nnburst.gateway.metrics import triton_metrics  # noqa: E402
 from nnburst.gateway.models import ModelCounts, Models  # noqa: E402
-from support.gateways import MARKS, PROTOCOLS, raw, tensor  # noqa: E402
+from support.gateways import MARKS, PROTOCOLS, both_protocols, raw, tensor  # noqa: E402
 from support.services import Shared, save_scaling, shared_service  # noqa: E402
 from support.waiting import PATIENCE, until  # noqa: E402
 
@@ -268,21 +263,13 @@ def test_labels_are_as_prometheus_reads_them() -> None:
 @pytest.mark.representative
 def test_refusals_for_the_moment_say_when_to_try_again() -> None:
     async def main() -> None:
-        models: Any = Models("no-such-service")
-        server, port = await gateway_grpc.serve(models, Regions(False), Budget(), "127.0.0.1:0")
-        runner, rest_port = await gateway_rest.serve(models, Regions(False), Budget(), "127.0.0.1:0")
-        try:
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-                with pytest.raises(grpc.aio.AioRpcError) as refused:
-                    await stubs.GRPCInferenceServiceStub(channel).ModelInfer(raw(8))
-                assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
-                assert ("grpc-retry-pushback-ms", "1000") in list(refused.value.trailing_metadata())
-            url = f"http://127.0.0.1:{rest_port}/v2/models/slow"
-            async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        async with both_protocols(Models("no-such-service")) as (stub, http):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await stub.ModelInfer(raw(8))
+            assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert ("grpc-retry-pushback-ms", "1000") in list(refused.value.trailing_metadata())
+            async with http.get("/v2/models/slow") as answer:
                 assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
-        finally:
-            await server.stop(None)
-            await runner.cleanup()
 
     asyncio.run(main())
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,10 +22,17 @@ import pytest
 
 pytest.importorskip("tritonclient", reason="needs the extra nnburst[oip]")
 
+import aiohttp
+import grpc
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc as stubs
 
+from nnburst.gateway import Regions
+from nnburst.gateway import grpc as gateway_grpc
+from nnburst.gateway import rest as gateway_rest
+from nnburst.gateway.budget import Budget
 from nnburst.gateway.models import ModelCounts
 from nnburst.gateway.tensors import _DTYPES, ModelTensor
 from nnburst.model import Priority
@@ -182,3 +189,18 @@ def raw(size: int) -> Any:
     request = pb.ModelInferRequest(model_name="slow", raw_input_contents=[bytes(size)])
     request.inputs.add(name="x", datatype="UINT8", shape=[size])
     return request
+
+
+@contextlib.asynccontextmanager
+async def both_protocols(models: Any, budget: Budget | None = None) -> AsyncIterator[tuple[Any, aiohttp.ClientSession]]:
+    """The stub of a gRPC client, and an HTTP session, of a gateway of this process."""
+    shared = budget or Budget()
+    server, port = await gateway_grpc.serve(models, Regions(False), shared, "127.0.0.1:0")
+    runner, rest_port = await gateway_rest.serve(models, Regions(False), shared, "127.0.0.1:0")
+    try:
+        channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+        async with channel, aiohttp.ClientSession(f"http://127.0.0.1:{rest_port}") as http:
+            yield stubs.GRPCInferenceServiceStub(channel), http
+    finally:
+        await server.stop(None)
+        await runner.cleanup()
