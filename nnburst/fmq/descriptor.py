@@ -163,11 +163,6 @@ class MQDescriptor(Closing):
         """
         return self._fds.fds
 
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._fds.closed
-
     def duplicate(self) -> MQDescriptor:
         """Return a copy with file descriptors of its own."""
         copy = FdSet.duplicate(self.fds)
@@ -205,10 +200,6 @@ class MQDescriptor(Closing):
     def __reduce__(self) -> tuple[Any, ...]:
         parts = tuple(map(tuple, self.grantors)), self._fds, self.quantum, int(self.flags)
         return partial(MQDescriptor, dtype=self.dtype), parts
-
-    def __repr__(self) -> str:
-        fds = "closed" if self.closed else list(self.fds)
-        return f"MQDescriptor(quantum={self.quantum}, flags={self.flags}, grantors={len(self.grantors)}, fds={fds})"
 
 
 def _without_write_access(fd: int) -> int:

@@ -153,12 +153,8 @@ class Inference(NamedTuple):
 def extensions(models: Models, regions: Regions) -> list[str]:
     """Return the extensions of the protocol that every way to ask has."""
     optional = {"model_repository": models.may_change, "system_shared_memory": regions.allowed}
-    return [
-        "model_configuration",
-        "schedule_policy",
-        "statistics",
-        *(name for name, is_on in optional.items() if is_on),
-    ]
+    usual = ["model_configuration", "schedule_policy", "statistics"]
+    return usual + [name for name, is_on in optional.items() if is_on]
 
 
 Answers = list[tuple[OutputTensor, str, tuple[int, ...], Array]]

@@ -308,10 +308,10 @@ class Models:
         model = await self.open(name, version)
 
         def tensors(named: Mapping[str, ModelTensor]) -> list[dict[str, Any]]:
-            return [{"name": name, "datatype": one.datatype, "shape": one.shape} for name, one in named.items()]
+            return [{"name": one.name, "datatype": one.datatype, "shape": one.shape} for one in named.values()]
 
-        arguments = {"inputs": tensors(model.inputs), "outputs": tensors(model.outputs)}
-        return {"name": name, "versions": list(self._versions[name]), "platform": model.platform, **arguments}
+        about = {"name": name, "versions": list(self._versions[name]), "platform": model.platform}
+        return {**about, "inputs": tensors(model.inputs), "outputs": tensors(model.outputs)}
 
     async def configure(self, name: str, version: str = "") -> dict[str, Any]:
         """Say the same as Triton's ModelConfig; raises as `open`.

@@ -24,7 +24,6 @@ from nnburst.burst import (
     DATUM,
     BoundRequest,
     BurstCallback,
-    BurstContext,
     ExecutionBurstController,
     ExecutionBurstServer,
     ExecutionResult,
@@ -235,11 +234,6 @@ def test_last_slot_number_is_used_and_none_beyond_it() -> None:
         with pytest.raises(ResourceExhausted, match="another"):
             table.slots_for([beyond])
         assert len(table) == 1
-
-
-def test_what_a_context_and_a_callback_must_have() -> None:
-    assert BurstContext.__abstractmethods__ == {"free_memory", "close"}
-    assert BurstCallback.__abstractmethods__ == {"get_memories"}
 
 
 def test_server_asks_for_all_unknown_slots_at_once_in_ascending_order(model: LocalModel, memory: Memory) -> None:

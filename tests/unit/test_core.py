@@ -6,7 +6,6 @@ import errno
 import inspect
 import os
 import re
-import threading
 from pathlib import Path
 
 import extension
@@ -18,7 +17,6 @@ from nnburst._core._nnburst import ffi, lib
 from nnburst._core.deadline import Deadline
 from nnburst._core.errno import check
 from nnburst._core.fds import close_fds
-from nnburst.fmq import MessageQueue
 from support import ROOT
 
 CORE = Path(inspect.getfile(nnburst._core)).parent
@@ -71,21 +69,6 @@ def test_deadlines_are_absolute_and_never_the_value_for_none_by_accident() -> No
         with pytest.raises(errors.InvalidArgument, match="None to wait without a limit"):
             Deadline.after(wrong)  # type: ignore[arg-type]
     assert now + 10**9 <= Deadline.after(1.0).at_ns
-
-
-def test_waiting_call_lets_other_threads_run() -> None:
-    with MessageQueue("u1", 4) as queue:
-        ran = threading.Event()
-        word = lib.nnb_mq_event_word(queue.handle)
-        thread = threading.Thread(target=lambda: (ran.set(), lib.nnb_event_wake(word, 1)))
-        thread.start()
-        state = ffi.new("uint32_t *")
-        rc = -errno.ERESTART
-        while rc == -errno.ERESTART:
-            rc = lib.nnb_event_wait_retry(word, 1, state, 0)
-        thread.join()
-        assert ran.is_set()
-        assert (rc, state[0]) == (0, 1)
 
 
 def test_descriptors_are_closed_once_whatever_state_they_are_in() -> None:

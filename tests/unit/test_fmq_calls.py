@@ -6,7 +6,6 @@ import gc
 import itertools
 import pickle
 import sys
-import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,9 +16,8 @@ import numpy as np
 import pytest
 
 from nnburst._core._nnburst import queue_calls
-from nnburst.errors import BadState, InvalidArgument
+from nnburst.errors import InvalidArgument
 from nnburst.fmq import MessageQueue
-from support.waiting import PATIENCE
 
 WORD = np.dtype("u8")
 
@@ -187,29 +185,6 @@ def test_call_that_is_under_way_keeps_the_memory_of_a_closed_queue() -> None:
     assert read(np.zeros(1, WORD)) is None
     del read
     assert _maps() == before
-
-
-def test_close_ends_the_polling_of_another_thread() -> None:
-    queue = MessageQueue(WORD, 8)
-    caught: list[BaseException] = []
-    polling = threading.Event()
-
-    def poll() -> None:
-        out = np.zeros(1, WORD)
-        try:
-            while True:
-                queue.read(out=out)
-                polling.set()
-        except BadState as error:
-            caught.append(error)
-
-    thread = threading.Thread(target=poll)
-    thread.start()
-    polling.wait()
-    queue.close()
-    thread.join(PATIENCE)
-    assert not thread.is_alive()
-    assert len(caught) == 1
 
 
 def test_arrays_that_look_otherwise_are_left_to_cffi(queue: MessageQueue) -> None:

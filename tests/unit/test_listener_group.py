@@ -226,22 +226,6 @@ def test_listener_that_fails_fails_its_run_and_another_takes_its_place(
     assert "another one takes its place" in caplog.text
 
 
-def test_failures_and_buffers_pass_through_a_group(shared: Callable[..., Shared]) -> None:
-    def function(x: Any) -> Any:
-        if x[0] < 0:
-            raise ValueError("no negative numbers")
-        return np.array(x)
-
-    service = shared(function)
-    one, other = service.connect().session("call"), service.connect().session(tiny_model())
-    with pytest.raises(GeneralFailure, match="no negative numbers"):
-        run(one, -1)
-    assert run(one)[0] == 1
-    assert run(other).tolist() == [1, 2, 3, 4]
-    other.close()
-    assert run(one)[0] == 1
-
-
 def test_priority_of_a_model_reaches_its_queue_also_from_cache_files(
     shared: Callable[..., Shared], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ..._core._nnburst import CData
     from ...model import OutputShape, Request, Timing
     from .controller import ExecutionBurstController
-    from .in_flight import InFlight, InFlightRuns
+    from .in_flight import InFlight
 
 _RESTART = -errno.ERESTART
 _NO_ROOM = -errno.ENOBUFS
@@ -154,7 +154,7 @@ class BoundRequest(Runnable, OneProcess):
         """
         if self._run is not lib.nnb_execution_run:
             self._run(self._pointer)
-        while (flight := self._flights.start(self, look_until=look_until)).status == _LEFT:
+        while (flight := self._controller.flights.start(self, look_until=look_until)).status == _LEFT:
             pass  # another thread has moved it to another burst
         return flight
 
@@ -184,16 +184,6 @@ class BoundRequest(Runnable, OneProcess):
             _not_bound(None)
         assert self._burst is not None
         return self._burst
-
-    @property
-    def _flights(self) -> InFlightRuns:
-        """Those of its burst.
-
-        Raises:
-            BadState: It is bound to none.
-            GeneralFailure: The server of the burst takes one request at a time.
-        """
-        return self._controller.flights
 
     @property
     def is_in_flight(self) -> bool:
