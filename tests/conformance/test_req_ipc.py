@@ -101,20 +101,13 @@ def numbers(count: int, start: int = 0) -> np.ndarray:
 # -- blocking ---------------------------------------------------------------------------------------------------------
 
 
-def test_REQ_IPC_001_write_reaches_a_blocked_reader_and_a_full_write_follows(
-    queue: MessageQueue, peer: QueuePeer
+@pytest.mark.parametrize("timeout", [(TIMEOUT,), ()], ids=["REQ_IPC_001", "REQ_IPC_002"])
+def test_REQ_IPC_001_002_write_reaches_a_blocked_reader_and_a_full_write_follows(
+    queue: MessageQueue, peer: QueuePeer, timeout: tuple[float, ...]
 ) -> None:
     peer.start("read_blocking", 0, 64, TIMEOUT)
     wait_until_asleep(peer.pid)
-    queue.write_blocking(numbers(64), TIMEOUT)
-    queue.write_blocking(numbers(CAPACITY), TIMEOUT)
-    assert peer.finish() == 1
-
-
-def test_REQ_IPC_002_the_same_with_default_bits_and_no_timeout(queue: MessageQueue, peer: QueuePeer) -> None:
-    peer.start("read_blocking", 0, 64, TIMEOUT)
-    wait_until_asleep(peer.pid)
-    queue.write_blocking(numbers(64))
+    queue.write_blocking(numbers(64), *timeout)
     queue.write_blocking(numbers(CAPACITY), TIMEOUT)
     assert peer.finish() == 1
 
@@ -312,14 +305,10 @@ def test_REQ_IPC_037_one_more_write_after_recovery_is_no_new_overflow(unsync: Me
     assert peer.call("read", half + 1) == list(range(half + 1, UNSYNC_CAPACITY + 2))
 
 
-def test_REQ_IPC_041_two_readers_get_the_same(readers: Any) -> None:
+def test_REQ_IPC_041_042_two_readers_get_the_same_and_notice_the_overflow(readers: Any) -> None:
     queue, one, two = readers
     assert queue.write(numbers(16))
     assert one.call("read", 16) == two.call("read", 16) == list(range(16))
-
-
-def test_REQ_IPC_042_two_readers_notice_the_overflow(readers: Any) -> None:
-    queue, one, two = readers
     assert queue.write(numbers(UNSYNC_CAPACITY))
     assert queue.write([1])
     assert one.call("read", UNSYNC_CAPACITY) is None
