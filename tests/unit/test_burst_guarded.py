@@ -170,26 +170,6 @@ def test_plan_that_is_dropped_between_look_up_and_call_is_bound_again(rig: Rig) 
     assert (rig.read() == 4.0**3).all()
 
 
-def test_open_dimensions_are_committed_by_the_plan() -> None:
-    b = ModelBuilder()
-    x = b.input("x", OperandType.TENSOR_FLOAT32, (0, 8))
-    b.output("y", b.relu(x, dimensions=(0, 8)))
-    device = create_device("nnburst-reference")
-    prepared = device.prepare_model(b.build())
-    with (
-        device.allocate(BufferDesc(), [prepared], [], [BufferRole(0, 0)]) as buffer,
-        Memory.ashmem(3 * 32) as memory,
-        ExecutionBurstController.create(prepared) as burst,
-    ):
-        argument = RequestArgument(False, DataLocation(0, 0, 96), dimensions=(3, 8))
-        run = burst.bind(Request((argument,), WHOLE[1], (memory, BufferToken(buffer.token))))
-        run.timeout = 30
-        for _ in range(3):
-            run.run()
-        assert buffer._managed.dimensions == (3, 8)  # type: ignore[attr-defined]
-    prepared.close()
-
-
 @pytest.mark.parametrize("when", ["first run", "first run after the input moved"])
 @pytest.mark.parametrize(
     ("error", "status"),
