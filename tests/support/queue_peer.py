@@ -1,12 +1,12 @@
 """The other end of a queue: a second process that does what the test tells it, one call after the other.
 
-Run as a program it is that process; imported, it offers `QueuePeer`. Calls and answers are JSON datagrams over a Unix
-socket; a descriptor travels as plain parts plus SCM_RIGHTS, as it does between a client and a service.
+Run as a program it is that process; imported, it offers `QueuePeer`. Calls and answers are pickled datagrams over a
+Unix socket; a descriptor travels as plain parts plus SCM_RIGHTS, as it does between a client and a service.
 """
 
 from __future__ import annotations
 
-import json
+import pickle
 import socket
 import subprocess
 import sys
@@ -35,7 +35,7 @@ class Servant:
         assert self.queue is not None
         return self.queue
 
-    def attach(self, fds: Sequence[int], parts: list[Any]) -> None:
+    def attach(self, fds: Sequence[int], parts: tuple[Any, ...]) -> None:
         self.close()
         grantors, quantum, flags = parts
         with MQDescriptor(grantors, fds, quantum, flags) as descriptor:
@@ -111,21 +111,13 @@ def serve(sock: socket.socket) -> None:
         if not message:
             servant.close()
             return
-        name, args = json.loads(message)
+        name, args = pickle.loads(message)
         try:
             first = [fds] if name == "attach" else []
-            answer = {"value": getattr(servant, name)(*first, *args)}
+            answer = getattr(servant, name)(*first, *args)
         except NNBurstError as error:
-            answer = {"error": type(error).__name__, "message": str(error)}
-        sock.send(json.dumps(answer).encode())
-
-
-class PeerError(Exception):
-    """The peer's call raised; `kind` is the name of its exception class."""
-
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(f"{kind}: {message}")
-        self.kind = kind
+            answer = error
+        sock.send(pickle.dumps(answer))
 
 
 class QueuePeer:
@@ -145,18 +137,14 @@ class QueuePeer:
 
     def start(self, name: str, *args: Any, fds: Sequence[int] = ()) -> None:
         """Begin a call; `finish` gives its result."""
-        socket.send_fds(self._socket, [json.dumps([name, args]).encode()], fds)
+        socket.send_fds(self._socket, [pickle.dumps((name, args))], fds)
 
     def finish(self) -> Any:
-        """Result of the call that was started.
-
-        Raises:
-            PeerError: It raised.
-        """
-        answer = json.loads(self._socket.recv(_ROOM))
-        if "error" in answer:
-            raise PeerError(answer["error"], answer["message"])
-        return answer["value"]
+        """Return what the call that was started has returned, or raise what it raised."""
+        answer = pickle.loads(self._socket.recv(_ROOM))
+        if isinstance(answer, NNBurstError):
+            raise answer
+        return answer
 
     def call(self, name: str, *args: Any) -> Any:
         """Make the peer do something and wait for it."""
@@ -166,7 +154,7 @@ class QueuePeer:
     def attach(self, descriptor: MQDescriptor) -> None:
         """Give the peer a queue; its previous one is closed. The descriptor is closed here."""
         with descriptor:
-            parts = [[list(g) for g in descriptor.grantors], descriptor.quantum, descriptor.flags]
+            parts = descriptor.grantors, descriptor.quantum, descriptor.flags
             self.start("attach", parts, fds=descriptor.fds)
             self.finish()
 
