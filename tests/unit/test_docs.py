@@ -15,7 +15,6 @@ from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -161,15 +160,6 @@ def test_both_sides_of_a_comparison_run_and_print_the_same(page: Path, vision: d
     assert all(said)
 
 
-def test_readme_is_short_and_has_one_of_each() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    (code,) = (block for language, block in blocks(ROOT / "README.md") if language == "python")
-    assert len(text.splitlines()) <= 150
-    assert len([line for line in code.splitlines() if line.strip()]) <= 15
-    assert len(re.findall(r"^\|-", text, re.MULTILINE)) == 1, "one table"
-    assert text.count("![") == 1, "one picture"
-
-
 def test_an_operation_is_added_as_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
     text = (ROOT / "docs" / "internals" / "operations.md").read_text(encoding="utf-8")
     row, kernel = map(textwrap.dedent, re.findall(r"^   ```python\n(.*?)^   ```$", text, re.DOTALL | re.MULTILINE))
@@ -237,18 +227,6 @@ def test_service_of_a_page_is_listed_watched_and_stopped(
             service.kill()
 
 
-@pytest.mark.soak
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("words", each("bench"), ids=shlex.join)
-def test_benchmark_of_a_page_runs(
-    words: list[str], vision: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in SAVED:
-        shutil.copy(Path(vision["SAVED"], name), tmp_path)
-    done(*words[1:])
-
-
 @pytest.mark.check
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.name)
 def test_commands_of_a_page_run_as_written(
@@ -294,16 +272,6 @@ def test_commands_of_a_page_run_as_written(
             named = [word for word in arguments if "/" in word]
             assert named or arguments == ["program.py"], words
             assert all((ROOT / word).exists() for word in named if not word.startswith("/tmp")), words
-
-
-@pytest.mark.check
-def test_links_of_the_site_that_lead_nowhere_are_found(tmp_path: Path) -> None:
-    (tmp_path / "a.html").write_text('<p id="here"><a href="#here"><a href="b.html#there"><a href="https://c.d/e">')
-    (tmp_path / "b.html").write_text('<a href="a.html#here"><a href="#gone"><img src="c.svg">')
-    program = [sys.executable, str(ROOT / "docs" / "links.py"), str(tmp_path)]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (1, "")
-    assert done.stdout.splitlines() == ["a.html: b.html#there", "b.html: #gone", "b.html: c.svg"]
 
 
 def prose(page: Path) -> Iterator[tuple[int, str]]:
@@ -425,30 +393,3 @@ def test_figures_of_no_run_are_found(tables: Any, tmp_path: Path) -> None:
         "no run is named beside ['1.23']: A run takes 1.23 ms under CPython 3.11.",
         "the run states has no ['4.59']",
     ]
-
-
-def test_markdown_of_a_run_is_stored_and_shown_as_it_was(tables: Any) -> None:
-    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    (shown,) = (match.group() for match in tables.MADE.finditer(page) if match.group(3) == "round-trips")
-    run = tables.stored()["round-trips"]
-    assert tables.parse(shown) == {"tables": run["tables"], "conditions": run["conditions"]}
-    head = {"command": "make it", "machine": "2 cores, Linux 6.18"}
-    assert tables.parse("`make it`. 2 cores, Linux 6.18.\n") == head | {"tables": [], "conditions": []}
-
-
-@pytest.mark.check
-@pytest.mark.parametrize("picture", sorted((ROOT / "docs" / "pictures").glob("*.svg")), ids=lambda path: path.stem)
-def test_texts_of_a_picture_are_inside_of_it_and_apart(picture: Path) -> None:
-    drawing = ElementTree.parse(picture).getroot()
-    size, width = float(drawing.attrib["font-size"]), float(drawing.attrib["width"])
-    left_of = {"start": 0.0, "middle": 0.5, "end": 1.0}
-    seen: list[tuple[float, float, float]] = []
-    for text in drawing.iter("{http://www.w3.org/2000/svg}text"):
-        x, y, long = float(text.attrib["x"]), float(text.attrib["y"]), len(text.text or "") * size * 0.56
-        begin = x - long * left_of[text.attrib["text-anchor"]]
-        assert begin > 0, text.text
-        assert begin + long < width, text.text
-        for other, its_begin, its_end in seen:
-            assert abs(y - other) >= size or begin > its_end or its_begin > begin + long, text.text
-        seen.append((y, begin, begin + long))
-    assert len(seen) > 5
