@@ -6,7 +6,6 @@ import itertools
 import multiprocessing
 import os
 import random
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnburst.blobs import BlobCache, BlobFileError, Capacity, NNCache, Policy, Select, nncache
-from support.waiting import until
+from support.waiting import together, until
 
 MAX_KEY, MAX_VALUE, MAX_TOTAL = 6, 8, 13
 POLICIES = [Policy(*pair) for pair in itertools.product(Select, Capacity)]
@@ -403,27 +402,18 @@ def test_many_threads(tmp_path: Path) -> None:
     cache = NNCache()
     cache.set_cache_filename(tmp_path / "blobs")
     cache.initialize(16, 64, 2000, Policy(Select.LRU, Capacity.FIT))
-    failures: list[BaseException] = []
 
     def work(n: int) -> None:
-        try:
-            generator = random.Random(n)
-            for _ in range(300):
-                key = bytes([generator.randrange(20)])
-                cache.set_blob(key, key * generator.randrange(1, 60))
-                size, out = cache.get_blob_with(key, bytearray)
-                assert out is None or out == key * size
-                if generator.random() < 0.02:
-                    cache.flush()
-        except BaseException as error:
-            failures.append(error)
+        generator = random.Random(n)
+        for _ in range(300):
+            key = bytes([generator.randrange(20)])
+            cache.set_blob(key, key * generator.randrange(1, 60))
+            size, out = cache.get_blob_with(key, bytearray)
+            assert out is None or out == key * size
+            if generator.random() < 0.02:
+                cache.flush()
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    together(6, work)
     cache.terminate()
 
 

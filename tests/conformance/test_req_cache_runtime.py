@@ -114,35 +114,25 @@ ANSWERS: dict[str, NNBurstError | None] = {
 
 @pytest.mark.parametrize("answer", ANSWERS)
 @pytest.mark.parametrize("counts", COUNTS)
-def test_REQ_CACHE_022_025_cache_that_does_not_exist(tmp_path: Path, counts: tuple[int, int], answer: str) -> None:
-    device = Recorder(counts, ANSWERS[answer])
-    report = finish(device, tmp_path)
-    supported = counts != (0, 0)
-    assert device.calls == (["compile with files"] if supported else ["compile"])
-    assert report.outcome == ("SAVED" if supported else "DISABLED")
-    assert report.reason is (CacheReason.SAVED if supported else CacheReason.UNSUPPORTED)
-
-
-@pytest.mark.parametrize("answer", ANSWERS)
-@pytest.mark.parametrize("counts", COUNTS)
-def test_REQ_CACHE_023_025_cache_that_exists(tmp_path: Path, counts: tuple[int, int], answer: str) -> None:
+def test_REQ_CACHE_022_023_025_cache_that_does_not_exist_and_then_does(
+    tmp_path: Path, counts: tuple[int, int], answer: str
+) -> None:
     """Whatever a look-up brings but a model, the model is compiled, with files."""
-    finish(Recorder(counts), tmp_path)
-    device = Recorder(counts, ANSWERS[answer])
-    report = finish(device, tmp_path)
+    first, device, again = Recorder(counts), Recorder(counts, ANSWERS[answer]), Recorder(counts)
+    made, report, _ = (finish(each, tmp_path) for each in (first, device, again))
     if counts == (0, 0):
-        assert device.calls == ["compile"]
-    elif answer == "NONE":
+        assert first.calls == device.calls == again.calls == ["compile"]
+        assert (made.outcome, made.reason) == ("DISABLED", CacheReason.UNSUPPORTED)
+        return
+    assert (first.calls, again.calls) == (["compile with files"], ["load"])
+    assert (made.outcome, made.reason) == ("SAVED", CacheReason.SAVED)
+    if answer == "NONE":
         assert device.calls == ["load"]
-        assert report.outcome == "HIT"
-        assert report.nbytes == len(CONTENT) * sum(counts)
+        assert (report.outcome, report.nbytes) == ("HIT", len(CONTENT) * sum(counts))
     else:
         assert device.calls == ["load", "compile with files"]
         assert report.outcome == "SAVED"
         assert report.rejected is not None
-    again = Recorder(counts)
-    finish(again, tmp_path)
-    assert again.calls == (["compile"] if counts == (0, 0) else ["load"])
 
 
 @pytest.mark.parametrize("counts", COUNTS)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_req_mem_arguments import every_way, kinds, run
 
 import nnburst
 from nnburst import Burst, Compilation, DeviceMemory, Execution, Memory, MemoryDesc, copy_memory
@@ -31,8 +32,6 @@ from support.samples import SAMPLES, Sample, with_unspecified_outputs
 T, Op = OperandType, OperationType
 SHAPE = (2, 3)
 NBYTES = 24
-every_way = pytest.mark.parametrize("way", ["compute", "start", "burst"])
-kinds = pytest.mark.parametrize("kind", ["input", "output"])
 
 
 @pytest.fixture
@@ -63,16 +62,6 @@ def described(*roles: tuple[Compilation, str, int], dimensions: tuple[int, ...] 
         desc.set_dimensions(dimensions)
     desc.finish()
     return desc
-
-
-def run(execution: Execution, way: str) -> None:
-    if way == "compute":
-        execution.compute()
-    elif way == "start":
-        execution.start_compute().wait()
-    else:
-        with Burst(execution.compilation) as burst:
-            execution.burst_compute(burst)
 
 
 def shared(values: Any, dtype: Any = np.float32) -> Memory:
@@ -682,18 +671,9 @@ def _through_device_memory(sample: Sample, model: Model, service: Service, way: 
 
 @every_way
 @pytest.mark.parametrize("name", SAMPLES)
-def test_REQ_MEM_094_every_argument_in_described_memory(service: Service, name: str, way: str, opened: Any) -> None:
+@pytest.mark.parametrize("outputs", ["REQ_MEM_094_known", "REQ_MEM_095_of_unknown_dimensions"])
+def test_every_argument_in_described_memory(service: Service, name: str, way: str, outputs: str, opened: Any) -> None:
     sample = SAMPLES[name]()
-    for found, wanted in zip(
-        _through_device_memory(sample, sample.model, service, way, opened), sample.outputs, strict=True
-    ):
-        np.testing.assert_allclose(found.astype(float), wanted.astype(float), atol=sample.atol, rtol=1e-5)
-
-
-@every_way
-@pytest.mark.parametrize("name", SAMPLES)
-def test_REQ_MEM_095_dynamic_outputs_in_described_memory(service: Service, name: str, way: str, opened: Any) -> None:
-    sample = SAMPLES[name]()
-    model = with_unspecified_outputs(sample.model)
+    model = sample.model if "094" in outputs else with_unspecified_outputs(sample.model)
     for found, wanted in zip(_through_device_memory(sample, model, service, way, opened), sample.outputs, strict=True):
         np.testing.assert_allclose(found.astype(float), wanted.astype(float), atol=sample.atol, rtol=1e-5)

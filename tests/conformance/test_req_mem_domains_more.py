@@ -39,7 +39,7 @@ from nnburst.service import Quotas, ServiceConnection, ServiceHost
 from support.connections import socket_pair
 from support.models import add_with_activation, relu
 from support.services import in_process
-from support.waiting import until
+from support.waiting import together, until
 
 T = OperandType
 SHAPE = (2, 8)
@@ -361,40 +361,30 @@ def test_REQ_MEM_112_who_waits_goes_on_as_soon_as_the_buffer_is_free(
 @pytest.mark.parametrize("mode", ["plain", "burst"])
 def test_REQ_MEM_112_readers_never_see_half_of_a_write(device: Device, prepared: PreparedModel, mode: str) -> None:
     """Each writer fills the buffer with one number; whoever reads finds one number."""
-    failures: list[object] = []
     with in_out(device, prepared) as buffer, in_out(device, prepared) as copy:
         with Memory.ashmem(NBYTES) as zero:
             buffer.copy_from(zero)
 
         def work(number: int) -> None:
-            try:
-                with Memory.ashmem(NBYTES) as mine, ExecutionBurstController.create(prepared) as burst:
-                    run = burst.compute if mode == "burst" else prepared.execute_synchronously
-                    values = mine.array(np.float32, SHAPE)
-                    request = Request((SHARED,), (WHOLE,), (mine, BufferToken(buffer.token)))
-                    for _ in range(40):
-                        values[:] = number + 1
-                        if number == 0:
-                            buffer.copy_from(mine)
-                        elif number == 1:
-                            assert run(request)[0] is ErrorStatus.NONE
-                        else:
-                            source = buffer
-                            if number == 2:
-                                copy.copy_buffer(buffer)
-                                source = copy
-                            source.copy_to(mine)
-                            assert (values == values[0, 0]).all()
-            except BaseException as error:
-                failures.append(error)
+            with Memory.ashmem(NBYTES) as mine, ExecutionBurstController.create(prepared) as burst:
+                run = burst.compute if mode == "burst" else prepared.execute_synchronously
+                values = mine.array(np.float32, SHAPE)
+                request = Request((SHARED,), (WHOLE,), (mine, BufferToken(buffer.token)))
+                for _ in range(40):
+                    values[:] = number + 1
+                    if number == 0:
+                        buffer.copy_from(mine)
+                    elif number == 1:
+                        assert run(request)[0] is ErrorStatus.NONE
+                    else:
+                        source = buffer
+                        if number == 2:
+                            copy.copy_buffer(buffer)
+                            source = copy
+                        source.copy_to(mine)
+                        assert (values == values[0, 0]).all()
 
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        assert not any(thread.is_alive() for thread in threads)
-    assert not failures
+        together(4, work)
 
 
 # ---- whose they are ---------------------------------------------------------------------------------------------

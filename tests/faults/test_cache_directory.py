@@ -8,7 +8,6 @@ import signal
 import stat
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +22,7 @@ from nnburst.runtime.compile.cache_sources import DirectoryCache, Job
 from nnburst.runtime.compile.caching import compile_with_cache
 from support import ROOT
 from support.cache_worker import build, compile_once
-from support.waiting import PATIENCE, until
+from support.waiting import PATIENCE, meanwhile, together, until
 
 COUNTS = (1, 1)
 R = CacheReason
@@ -99,11 +98,7 @@ def test_THR_27_threads_compile_once(tmp_path: Path) -> None:
     """Also those that look before the entry is there and come to the lock after it was let go."""
     found: list[str] = []
     model, cache = build(), Cache(tmp_path / "c")
-    threads = [threading.Thread(target=lambda: found.append(compile_once(cache, model))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(8, lambda n: found.append(compile_once(cache, model)))
     assert sorted(found) == ["HIT/HIT/-"] * 7 + ["SAVED/SAVED/-"]
 
 
@@ -281,20 +276,9 @@ def test_eviction_never_breaks_a_load(tmp_path: Path) -> None:
 
 @pytest.mark.check
 def test_loads_and_evictions_at_once(tmp_path: Path) -> None:
-    cache, model, stop = Cache(tmp_path / "c"), build(), threading.Event()
-
-    def evict() -> None:
-        while not stop.is_set():
-            cache.prune(max_bytes=0)
-
-    compile_once(cache, model)  # opens the store
-    thread = threading.Thread(target=evict)
-    thread.start()
-    try:
+    cache, model = Cache(tmp_path / "c"), build()
+    with meanwhile(lambda: cache.prune(max_bytes=0)):
         kinds = {compile_once(cache, model).split("/")[0] for _ in range(30)}
-    finally:
-        stop.set()
-        thread.join()
     assert kinds <= {"HIT", "SAVED", "NOT_SAVED", "REJECTED"}
 
 

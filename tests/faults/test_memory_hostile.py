@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,7 +19,7 @@ from nnburst.errors import BadState, ErrorStatus, NNBurstError
 from nnburst.memory import FORMATS, ImageLayout, Memory, MemoryHandle
 from nnburst.model import DataLocation, Model, ModelBuilder, OperandType, OperationType, Request, RequestArgument
 from nnburst.service import ServiceConnection, start_child
-from support.waiting import PATIENCE
+from support.waiting import meanwhile
 
 COUNT = 1 << 16
 NBYTES = 4 * COUNT
@@ -114,19 +113,15 @@ def test_REQ_MEM_102_truncated_between_bind_and_run(device: Device, way: str, di
 @pytest.mark.parametrize("direct", [False, True], ids=["staged", "direct"])
 @pytest.mark.parametrize("way", ["sync", "burst"])
 def test_REQ_MEM_102_truncated_during_runs(device: Device, way: str, direct: bool) -> None:
-    stop = threading.Event()
     seen: set[ErrorStatus] = set()
     with file_pool(direct) as (fd, memory), Memory.ashmem(2 * NBYTES) as calm:
         with ways_to_run(device, memory, way) as run, ways_to_run(device, calm, way) as bystander:
 
             def truncate() -> None:
-                while not stop.is_set():
-                    os.ftruncate(fd, 8192)
-                    os.ftruncate(fd, 2 * NBYTES)
+                os.ftruncate(fd, 8192)
+                os.ftruncate(fd, 2 * NBYTES)
 
-            attacker = threading.Thread(target=truncate)
-            attacker.start()
-            try:
+            with meanwhile(truncate):
                 for i in range(150):
                     try:
                         run()
@@ -135,9 +130,6 @@ def test_REQ_MEM_102_truncated_during_runs(device: Device, way: str, direct: boo
                         seen.add(error.status)
                     if i % 50 == 0:
                         assert works(bystander, calm)
-            finally:
-                stop.set()
-                attacker.join(PATIENCE)
             assert seen <= {ErrorStatus.NONE, ErrorStatus.GENERAL_FAILURE}
             os.ftruncate(fd, 2 * NBYTES)
             with contextlib.suppress(NNBurstError):
@@ -155,7 +147,6 @@ def test_REQ_MEM_114_control_values_rewritten_during_runs(device: Device, way: s
     part = b.slice(x, begin, size, dimensions=(0, 0))
     b.output("y", b.reshape(part, b.input("shape", T.TENSOR_INT32, (2,)), dimensions=(0, 0)))
     prepared = device.prepare_model(b.build())
-    stop = threading.Event()
     with Memory.ashmem(4096) as memory:
         memory.array(np.float32, (64,))[:] = np.arange(64)
         control = memory.array(np.int32, (6,), 256)
@@ -170,13 +161,13 @@ def test_REQ_MEM_114_control_values_rewritten_during_runs(device: Device, way: s
             (argument(0, 256), argument(256, 8), argument(264, 8), argument(272, 8)), (argument(512, 256),), (memory,)
         )
 
+        dice = np.random.default_rng(1)
+
         def scribble() -> None:
-            dice = np.random.default_rng(1)
-            while not stop.is_set():
-                for values in bad:
-                    control[dice.integers(6)] = values[dice.integers(6)]
-                    control[:] = values
-                control[:] = good
+            for values in bad:
+                control[dice.integers(6)] = values[dice.integers(6)]
+                control[:] = values
+            control[:] = good
 
         burst = ExecutionBurstController.create(prepared) if way == "burst" else None
 
@@ -188,13 +179,8 @@ def test_REQ_MEM_114_control_values_rewritten_during_runs(device: Device, way: s
             except NNBurstError as error:
                 return error.status
 
-        attacker = threading.Thread(target=scribble)
-        attacker.start()
-        try:
+        with meanwhile(scribble):
             seen = {run() for _ in range(400)}
-        finally:
-            stop.set()
-            attacker.join(PATIENCE)
         assert seen <= {
             ErrorStatus.NONE,
             ErrorStatus.GENERAL_FAILURE,

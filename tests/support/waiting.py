@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 PATIENCE = float(os.environ.get("NNBURST_TEST_PATIENCE", "60"))
@@ -46,3 +48,26 @@ class Background:
         self._thread.join(PATIENCE)
         assert self._outcome, "the call did not come back"
         return self._outcome[0]
+
+
+@contextlib.contextmanager
+def meanwhile(work: Callable[[], Any]) -> Iterator[None]:
+    """Repeat a call in a thread for the duration of a with block."""
+    stop = threading.Event()
+
+    def repeat() -> None:
+        while not stop.is_set():
+            work()
+
+    running = Background(repeat)
+    try:
+        yield
+    finally:
+        stop.set()
+        assert running.result() is None
+
+
+def together(count: int, work: Callable[[int], Any]) -> None:
+    """Call a function with each number below `count`, all at once; none may raise."""
+    running = [Background(functools.partial(work, number)) for number in range(count)]
+    assert [each.result() for each in running] == [None] * count
