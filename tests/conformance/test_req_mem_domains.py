@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -28,8 +27,10 @@ from nnburst.model import (
     Request,
     RequestArgument,
 )
-from nnburst.service import ServiceConnection, ServiceHost
+from nnburst.service import ServiceConnection
+from support.connections import socket_pair
 from support.models import add_with_activation, relu
+from support.services import in_process
 
 T = OperandType
 SHAPE = (1, 4, 4, 2)
@@ -297,25 +298,18 @@ def test_REQ_MEM_108_stale_and_foreign_tokens(
 
 def test_REQ_MEM_108_token_of_another_connection(memory: Memory) -> None:
     """Two clients of one host: the token of one means nothing on the connection of the other."""
-    host = ServiceHost([create_device("nnburst-reference")])
-    clients = []
-    for _ in range(2):
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, theirs = socket_pair()
+    with in_process([create_device("nnburst-reference")]) as (first, host):
         host.serve(theirs)
-        clients.append(ServiceConnection(ours))
-    try:
-        prepared = [client.devices[0].prepare_model(relu(SHAPE)) for client in clients]
-        buffer = in_out(clients[0].devices[0], prepared[0])
-        buffer.copy_from(memory)
-        request = Request((whole(1),), (shared(0),), (memory, token(buffer)))
-        assert prepared[0].execute_synchronously(request)[0] is ErrorStatus.NONE
-        assert prepared[1].execute_synchronously(request)[0] is ErrorStatus.INVALID_ARGUMENT
-        with ExecutionBurstController.create(prepared[1]) as burst:
-            assert burst.compute(request)[0] is ErrorStatus.INVALID_ARGUMENT
-    finally:
-        for client in clients:
-            client.close()
-        host.close()
+        with ServiceConnection(ours) as second:
+            mine, other = (client.devices[0].prepare_model(relu(SHAPE)) for client in (first, second))
+            buffer = in_out(first.devices[0], mine)
+            buffer.copy_from(memory)
+            request = Request((whole(1),), (shared(0),), (memory, token(buffer)))
+            assert mine.execute_synchronously(request)[0] is ErrorStatus.NONE
+            assert other.execute_synchronously(request)[0] is ErrorStatus.INVALID_ARGUMENT
+            with ExecutionBurstController.create(other) as burst:
+                assert burst.compute(request)[0] is ErrorStatus.INVALID_ARGUMENT
     assert all(len(device._tracker) == 0 for device in host.devices)  # type: ignore[attr-defined]
 
 

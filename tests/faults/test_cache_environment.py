@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import pwd
-import resource
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +29,7 @@ from nnburst.cache.files import lock
 from nnburst.cli import main
 from nnburst.errors import InvalidArgument
 from support.cache_worker import build, compile_once
+from support.caches import at_most
 from support.waiting import until
 
 R = CacheReason
@@ -238,19 +237,6 @@ def test_hit_is_a_use(tmp_path: Path) -> None:
 
 
 # ---- descriptors and locks ------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def at_most(more: int) -> Iterator[None]:
-    """Allow this process so many descriptors more."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    unused = os.dup(0)  # the lowest free number
-    os.close(unused)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (unused + more, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_no_descriptor_is_lost_where_there_are_too_few(tmp_path: Path) -> None:

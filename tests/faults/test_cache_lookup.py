@@ -228,18 +228,23 @@ def test_service_that_was_dead_before_does_not_cost_the_entry(tmp_path: Path) ->
 
 
 class Closing(ReferenceDevice):
-    """Counts how often it is closed; may not say what it is."""
+    """Counts how often it is closed. The first `most` say what they are; each is of another version if so desired."""
 
     made: list[Closing]
-    silent = 0
+    most = 9
+    changes = False
 
     def __init__(self) -> None:
         super().__init__()
         self.closed, self.dead = 0, False
         Closing.made.append(self)
 
+    @property
+    def version_string(self) -> str:
+        return str(Closing.made.index(self)) if Closing.changes else "1"
+
     def get_number_of_cache_files_needed(self) -> tuple[int, int]:
-        if len(Closing.made) > Closing.silent:
+        if len(Closing.made) > Closing.most:
             raise GeneralFailure("cannot tell")
         return 1, 1
 
@@ -255,18 +260,17 @@ class Closing(ReferenceDevice):
         raise OSError("nothing is left to be closed")
 
 
-@pytest.fixture
-def closing(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+@pytest.fixture(autouse=True)
+def none_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Closing, "made", [], raising=False)
-    return lambda silent: monkeypatch.setattr(Closing, "silent", silent)
 
 
 def closed() -> list[int]:
     return [device.closed for device in Closing.made]
 
 
-def test_devices_that_are_replaced_are_closed(closing: Callable[[int], None]) -> None:
-    closing(2)
+def test_devices_that_are_replaced_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Closing, "most", 2)
     resilient = ResilientDevice(Closing)
     Closing.made[0].dead = True
     assert resilient.counters() == {"made": 1}
@@ -277,38 +281,23 @@ def test_devices_that_are_replaced_are_closed(closing: Callable[[int], None]) ->
     assert resilient.counters() == {"made": 1}
 
 
-def test_device_that_cannot_say_what_it_is_is_closed(closing: Callable[[int], None]) -> None:
-    closing(0)
+def test_device_that_cannot_say_what_it_is_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Closing, "most", 0)
     with pytest.raises(GeneralFailure, match="cannot tell"):
         ResilientDevice(Closing)
     assert closed() == [1]
 
 
-def test_device_that_comes_back_changed_is_closed_with_the_old_one() -> None:
-    made: list[Any] = []
-
-    class Changing(ReferenceDevice):
-        def __init__(self) -> None:
-            super().__init__()
-            self.closed = 0
-            made.append(self)
-
-        @property
-        def version_string(self) -> str:
-            return str(made.index(self))
-
-        def close(self) -> None:
-            self.closed += 1
-
-    resilient = ResilientDevice(Changing)
+def test_device_that_comes_back_changed_is_closed_with_the_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Closing, "changes", True)
+    resilient = ResilientDevice(Closing)
     with pytest.raises(GeneralFailure, match="another device"):
-        resilient.recover(made[0])
-    assert [device.closed for device in made] == [1, 1]
+        resilient.recover(Closing.made[0])
+    assert closed() == [1, 1]
 
 
-def test_call_that_met_a_device_just_replaced_is_repeated(closing: Callable[[int], None]) -> None:
+def test_call_that_met_a_device_just_replaced_is_repeated() -> None:
     """Another thread found out first, and closed it between this one's asking for it and calling it."""
-    closing(9)
     resilient = ResilientDevice(Closing)
     first = Closing.made[0]
 

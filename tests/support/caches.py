@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -71,3 +72,16 @@ class Rig:
 
 def contents(entry: VerifiedEntry) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
     return tuple(map(bytes, entry.model)), tuple(map(bytes, entry.data))
+
+
+@contextmanager
+def at_most(more: int) -> Iterator[None]:
+    """Allow this process so many descriptors more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unused = os.dup(0)  # the lowest free number
+    os.close(unused)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (unused + more, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import shutil
 import signal
 import struct
@@ -21,7 +20,7 @@ import pytest
 from nnburst.cache import CacheReason, CacheRejected, TrustStore, device_cache, place_of, sealed_copy, trust_store
 from nnburst.cache.container import HEADER_SIZE, Header, overhead
 from nnburst.cache.trust_store import EntryRecord
-from support.caches import DATA, FINGERPRINT, MODEL, OTHER, TOKEN, Rig, contents
+from support.caches import DATA, FINGERPRINT, MODEL, OTHER, TOKEN, Rig, at_most, contents
 
 R = CacheReason
 DEVICE = "test-device"
@@ -121,19 +120,14 @@ def test_THR_14_24_link_or_directory_in_the_place_of_a_file_is_not_read(state: P
 def test_store_is_as_before_for_want_of_descriptors(state: Path) -> None:
     store = TrustStore(state)
     store.put(TOKEN, DEVICE, record(OLD))
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     refused = 0
     for more in range(8):
-        unused = os.dup(0)
-        os.close(unused)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (unused + more, hard))
         try:
-            store.put(OTHER, DEVICE, record(NEW))
+            with at_most(more):
+                store.put(OTHER, DEVICE, record(NEW))
         except CacheRejected as error:
             assert error.reason is R.NO_STORE
             refused += 1
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert refused > 2
     assert known(store) == {OLD}
 
