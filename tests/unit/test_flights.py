@@ -138,14 +138,15 @@ def test_run_that_finds_others_in_flight_moves_to_another_burst(slow: nnburst.Se
 
 def test_future_of_a_burst_in_which_a_thread_waits_moves_to_another_one_if_it_may(slow: nnburst.Session) -> None:
     waited, stays, moves = slow.burst.bind(), slow.burst.bind(), slow.bind()
-    waited.inputs["x"][:] = 0.5
+    waited.inputs["x"][:] = moves.inputs["x"][:] = 1
     thread = threading.Thread(target=waited.run)
     thread.start()
     until(lambda: not slow.burst._controller.is_free)
+    refused, moved = stays.submit(), moves.submit()
+    assert not moved.done()
     with pytest.raises(nnburst.BadState, match="a burst runs one at a time"):
-        stays.submit().result(PATIENCE)
-    assert moves.submit().result(PATIENCE) is moves
-    assert not slow.burst._controller.is_free  # the thread has held it all the time
+        refused.result(PATIENCE)
+    assert moved.result(PATIENCE)._controller is not slow.burst._controller
     thread.join(PATIENCE)
     assert not thread.is_alive()
 
