@@ -83,14 +83,6 @@ def test_initializers_that_are_inputs_too_need_not_be_given(service: nnburst.Ser
         assert session.run(["y"], {"x": np.float32([10, 20])})[0].tolist() == [11, 22]
 
 
-def test_dynamic_shapes_grow_the_outputs(service: nnburst.Service, tmp_path: Path) -> None:
-    path = save(mlp(16, 1, "n"), tmp_path / "m.onnx")
-    with service.session(path) as session:
-        for n in (1, 3, 400, 2, 400):
-            x = rows(n)
-            assert np.array_equal(session.run(None, {"x": x})[0], in_process(path, {"x": x})[0])
-
-
 def test_output_whose_size_depends_on_the_data_grows(service: nnburst.Service, tmp_path: Path) -> None:
     model = graph([node("NonZero", ["x"], ["y"])], [("x", FLOAT, (4000,))], [("y", TensorProto.INT64, (1, "n"))])
     with service.session(save(model, tmp_path / "m.onnx")) as session:
@@ -245,15 +237,6 @@ def test_types_of_one_size_are_not_taken_for_each_other(service: nnburst.Service
                         run(None, wrong)
 
 
-def test_empty_array_for_open_dimensions(service: nnburst.Service, tmp_path: Path) -> None:
-    path = save(mlp(16, 1, "n"), tmp_path / "m.onnx")
-    with service.session(path) as session:
-        assert session.run(None, {"x": np.zeros((0, 16), np.float32)})[0].shape == (0, 16)
-        assert session.run(None, {"x": rows(2)})[0].shape == (2, 16)
-        with pytest.raises(InvalidArgument, match=r"got \(0, 15\)"):
-            session.run(None, {"x": np.zeros((0, 15), np.float32)})
-
-
 def sums(batch: int | str | None = "n") -> bytes:
     nodes = [node("Relu", ["x"], ["y"]), node("ReduceSum", ["x"], ["s"], keepdims=0)]
     made = graph(nodes, [("x", FLOAT, (batch, 4))], [("y", FLOAT, (batch, 4)), ("s", FLOAT, ())])
@@ -401,22 +384,6 @@ def test_client_needs_neither_onnx_nor_onnxruntime(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_state_of_a_recurrent_graph_stays_in_the_device(service: nnburst.Service, tmp_path: Path) -> None:
-    model = graph(
-        [node("Add", ["x", "h_in"], ["h_out"]), node("Mul", ["h_out", "two"], ["y"])],
-        [("x", FLOAT, (1, 4)), ("h_in", FLOAT, (1, 4))],
-        [("h_out", FLOAT, (1, 4)), ("y", FLOAT, (1, 4))],
-        {"two": np.float32([2])},
-    )
-    with service.session(save(model, tmp_path / "m.onnx")) as session:
-        with session.bind(state={"h_out": "h_in"}) as step:
-            for n in range(1, 6):
-                step.inputs["x"][:] = 1
-                step.run()
-                assert step.outputs["y"].tolist() == [[2.0 * n] * 4]
-            assert step.get_state()["h_in"].tolist() == [[5.0] * 4]
-
-
 def test_measured_run_has_a_time(service: nnburst.Service, tmp_path: Path) -> None:
     with service.session(save(mlp(16, 1), tmp_path / "m.onnx")) as session, session.bind(measure=True) as bound:
         bound.inputs["x"][:] = 1
@@ -525,12 +492,6 @@ def test_external_file_below_a_folder_that_leads_out_is_refused(service: nnburst
         service.session(path)
 
 
-def test_unknown_operator_is_named(service: nnburst.Service, tmp_path: Path) -> None:
-    model = graph([node("NoSuchThing", ["x"], ["y"])], [("x", FLOAT, (1,))], [("y", FLOAT, (1,))])
-    with pytest.raises(GeneralFailure, match="NoSuchThing"):
-        service.session(save(model, tmp_path / "m.onnx"))
-
-
 @pytest.mark.parametrize(
     ("value", "what"),
     [
@@ -582,21 +543,6 @@ def test_bad_option_of_the_device_is_refused(options: str) -> None:
 
 
 # -- symbolic dimensions -----------------------------------------------------------------------------------------------
-
-
-def test_symbolic_batch_is_bound_by_its_name(service: nnburst.Service) -> None:
-    model = mlp(16, 2, "batch")
-    with service.session(model.SerializeToString()) as session, session.bind(shapes={"batch": 3}) as bound:
-        x = rows(3)
-        (expected,) = session.run(None, {"x": x})
-        bound.inputs["x"][:] = x
-        for _ in range(2):
-            bound.run()
-            assert (bound.outputs["y"].shape, bound.outputs["y"].dtype) == (expected.shape, expected.dtype)
-            assert np.array_equal(bound.outputs["y"], expected)
-        assert bound.output_shapes == ()  # the service has nothing to tell
-        with pytest.raises(InvalidArgument, match=r"bind\(shapes=\{'batch'"):
-            session.bind()
 
 
 def test_session_keeps_executions_of_several_batches(service: nnburst.Service, tmp_path: Path) -> None:

@@ -555,18 +555,6 @@ def test_type_checkers_know_the_options_of_a_session_and_no_others(scripted: tup
         scripted[0].session(relu(), timout=1)  # type: ignore[call-arg]
 
 
-def test_device_that_lacks_operations_names_them() -> None:
-    class Poor(ScriptedDevice):
-        def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
-            return (False,) * len(model.main.operations)
-
-    with Service(LocalBackend((Poor(),)), "poor") as service:
-        with pytest.raises(GeneralFailure, match="test-scripted lacks RELU"):
-            service.session(relu())
-        with pytest.raises(GeneralFailure, match="test-scripted lacks RELU"):
-            Compilation(relu(), service).finish()
-
-
 # ---- one meaning of a timeout --------------------------------------------------------------------------------------
 
 

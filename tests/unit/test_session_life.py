@@ -407,24 +407,6 @@ def test_timeout_is_read_from_a_session_and_given_when_it_is_opened() -> None:
             session.timeout = 1  # type: ignore[misc]
 
 
-def test_permit_that_is_dropped_while_they_are_made_raises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = permits.Permit.__init__
-    numbers = iter(range(4))
-
-    def interrupted(self: permits.Permit, home: permits.Permits) -> None:
-        made(self, home)
-        if next(numbers) == 2:
-            raise KeyboardInterrupt
-
-    ignored: list[Any] = []
-    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
-    monkeypatch.setattr(permits.Permit, "__init__", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        permits.Permits(3)
-    gc.collect()
-    assert not ignored
-
-
 def test_permit_that_a_waiter_refuses_is_free_for_the_next() -> None:
     home = permits.Permits(1)
     permit = home.take(0)
