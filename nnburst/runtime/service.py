@@ -80,6 +80,9 @@ class LocalBackend:
 class Service(OneProcess, Closing):
     """Hosts devices; several sessions may share one. Made by `launch`, `connect` or `in_process`. Context manager.
 
+    Attributes:
+        what: ``child``, ``in process``, or the address of a shared one.
+
     Example:
         >>> with nnburst.launch() as service, service.session(model) as session:
         ...     session.run(None, {"x": np.ones((1, 4), np.float32)})
@@ -96,7 +99,7 @@ class Service(OneProcess, Closing):
         restarts: bool = False,
     ) -> None:
         """Use `launch`, `connect` or `in_process`."""
-        self._what = what
+        self.what = what
         self._again = again
         self._reviving = ProcessLock()  # held while a service starts, by threads that do nothing else
         self._closed = False
@@ -172,11 +175,6 @@ class Service(OneProcess, Closing):
         return device_of(self.devices, name)
 
     @property
-    def what(self) -> str:
-        """``child``, ``in process``, or the address of a shared one."""
-        return self._what
-
-    @property
     def pid(self) -> int:
         """Process id of the process that runs the models."""
         return self._backend.pid
@@ -244,7 +242,7 @@ class Service(OneProcess, Closing):
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "alive" if self.alive else "dead"
-        return f"<Service {self._what}, pid {self.pid}, {state}>"
+        return f"<Service {self.what}, pid {self.pid}, {state}>"
 
 
 def _wait(pause: float) -> None:

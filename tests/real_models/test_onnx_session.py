@@ -410,7 +410,7 @@ def test_missing_file_is_named_once(service: nnburst.Service, tmp_path: Path) ->
     (tmp_path / "empty.onnx").touch()
     with pytest.raises(InvalidArgument, match="empty"):
         service.session(str(tmp_path / "empty.onnx"))
-    with pytest.raises(InvalidArgument, match="is a directory; give the path of a file in it"):
+    with pytest.raises(InvalidArgument, match="empty or no regular file"):
         (tmp_path / "dir.onnx").mkdir()
         service.session(str(tmp_path / "dir.onnx"))
 
@@ -475,7 +475,7 @@ def test_model_and_its_external_file_may_be_links_into_a_folder_of_blobs(
     with service.session(str(blobs / ".." / "current" / "m.onnx")) as session:
         assert session.run(None, {"x": np.ones((1, 16), np.float32)})[0].shape == (1, 16)
     (blobs / "9a0b").unlink()
-    with pytest.raises(InvalidArgument, match=r"it is a link to '../../blobs/9a0b', which is not there"):
+    with pytest.raises(InvalidArgument, match=r"weights\.bin' .* cannot be opened: No such file"):
         service.session(str(revision / "m.onnx"))
 
 

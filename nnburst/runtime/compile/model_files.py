@@ -171,17 +171,12 @@ def _open(path: str, directory: str | None) -> Memory:
         fd = os.open(full, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error  # without the path a second time
-        if isinstance(error, FileNotFoundError):
-            if os.path.islink(full):
-                why = f"it is a link to {os.readlink(full)!r}, which is not there"
         kind = NoSuchFile if isinstance(error, FileNotFoundError) else InvalidArgument
         raise kind(f"{what} cannot be opened: {why}") from None
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or not status.st_size:
-            kinds = (stat.S_ISREG, "empty"), (stat.S_ISDIR, "a directory; give the path of a file in it")
-            said = (text for is_kind, text in kinds if is_kind(status.st_mode))
-            raise InvalidArgument(f"{what} is {next(said, 'no regular file')}")
+            raise InvalidArgument(f"{what} is empty or no regular file")
         if directory is not None:
             place, root = os.path.realpath(os.path.dirname(full)), os.path.realpath(directory)
             if os.path.commonpath([place, root]) != root:

@@ -217,9 +217,6 @@ class BurstPool:
 
     def pipeline(self, make: Callable[[Burst], Pipeline]) -> Pipeline:
         """Make one on a burst of its own; raises as `living`."""
-        first = self.first
-        if first._controller.ending.reason:
-            self.recover(first)
         burst = self._another(lambda: self._of_pipelines)
         try:
             pipeline = make(burst)

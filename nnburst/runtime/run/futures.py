@@ -7,8 +7,7 @@ import errno
 import select
 import threading
 import weakref
-from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ..._core.fds import FdSet
 from ..._core.leaving import ProcessLock
@@ -25,16 +24,11 @@ if TYPE_CHECKING:
     E = TypeVar("E", bound=BoundRequest)
 
 
-@cache
-def _future_type() -> type[Future[Any]]:
-    from concurrent.futures import Future  # which most clients never need
-
-    return Future
-
-
 def submit(execution: E) -> Future[E]:
     """Start an execution. The future's result is the execution itself, whose outputs are then those of the run."""
-    future: Future[E] = _future_type()()
+    from concurrent.futures import Future  # which most clients never need
+
+    future: Future[E] = Future()
     while (flight := execution._start()).status == -errno.EBUSY:  # a thread waits in its burst
         if execution._again(errno.EBUSY, execution._deadline) is None:
             break  # it has no other one
