@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from test_req_mem_arguments import every_way, kinds, run
 
 import nnburst
 from nnburst import Burst, Compilation, DeviceMemory, Execution, Memory, MemoryDesc, copy_memory
-from nnburst.devices import Buffer, Device, create_device
+from nnburst.devices import Device, create_device
 from nnburst.devices.reference import ReferenceDevice
 from nnburst.errors import (
     BadState,
@@ -266,24 +267,6 @@ class Odd(ReferenceDevice):
         return self.answer
 
 
-class NoToken(Buffer):
-    """A buffer without a usable token, which no caller can name."""
-
-    token = 0
-
-    def copy_to(self, memory: Memory) -> int:
-        return 0
-
-    def copy_from(self, memory: Memory, dimensions: tuple[int, ...] = ()) -> None:
-        pass
-
-    def copy_buffer(self, source: Buffer) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
 class _Local:
     """What `Service` needs, around devices of this test."""
 
@@ -305,7 +288,7 @@ ANSWERS: dict[str, Any] = {
     "DeviceUnavailable": DeviceUnavailable("no"),
     "ResourceExhausted": ResourceExhausted("no"),
     "no buffer": None,
-    "no token": NoToken(),
+    "no token": SimpleNamespace(token=0, close=lambda: None),
 }
 
 

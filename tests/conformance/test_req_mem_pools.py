@@ -74,10 +74,13 @@ def check(sample, outcome: Outcome, found) -> None:  # type: ignore[no-untyped-d
 
 
 @both_ways
+@pytest.mark.parametrize(
+    "make", [Memory.ashmem, Memory.hardware_buffer_blob], ids=["REQ_MEM_030_ashmem", "REQ_MEM_033_blob"]
+)
 @pytest.mark.parametrize("name", SAMPLES)
-def test_REQ_MEM_030_generated_models_on_shared_memory(device: Device, way: str, name: str) -> None:
+def test_generated_models_on_shared_memory(device: Device, way: str, name: str, make: object) -> None:
     sample = SAMPLES[name]()
-    outcome, found = run_on(device.prepare_model(sample.model), sample, sample.model, way, Memory.ashmem)
+    outcome, found = run_on(device.prepare_model(sample.model), sample, sample.model, way, make)
     check(sample, outcome, found)
 
 
@@ -105,14 +108,6 @@ def test_REQ_MEM_032_038_one_byte_short_is_insufficient_though_the_pool_goes_on(
     assert [s.dimensions for s in outcome.shapes] == [a.shape for a in sample.outputs]
     full, found = run_on(device.prepare_model(model), sample, model, way, make, step=step)
     check(sample, full, found)
-
-
-@both_ways
-@pytest.mark.parametrize("name", SAMPLES)
-def test_REQ_MEM_033_requests_on_blobs(device: Device, way: str, name: str) -> None:
-    sample = SAMPLES[name]()
-    outcome, found = run_on(device.prepare_model(sample.model), sample, sample.model, way, Memory.hardware_buffer_blob)
-    check(sample, outcome, found)
 
 
 @both_ways

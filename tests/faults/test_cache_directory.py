@@ -300,13 +300,3 @@ def test_entry_that_somebody_else_writes_is_waited_for_and_then_left(tmp_path: P
         cache.stage(name(1), COUNTS, patience=0.05)
     assert error.value.reason is R.BUSY
     cache.stage(name(1), COUNTS).close()
-
-
-def test_litter_of_dead_saves_is_swept(tmp_path: Path) -> None:
-    cache = Cache(tmp_path / "c")
-    staged = cache.stage(name(1), COUNTS)
-    (place,) = (tmp_path / "c" / "staging").iterdir()
-    os.utime(place, (1000, 1000))
-    cache.prune()
-    assert not list((tmp_path / "c" / "staging").iterdir())
-    staged.close()

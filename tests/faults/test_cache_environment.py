@@ -129,15 +129,6 @@ def test_directories_above_are_private_whatever_the_mask_is(tmp_path: Path) -> N
 # ---- limits ---------------------------------------------------------------------------------------------------------
 
 
-def test_clock_that_went_back(tmp_path: Path) -> None:
-    """Entries of a correct clock on a board that believes in 1970 go like others."""
-    cache = Cache(tmp_path / "c", Limits(max_bytes=3000))
-    for n in range(6):
-        fill(cache, name(n), used=1 << 33)
-    cache.enforce_limits()
-    assert 0 < len(cache.entries()) <= 3
-
-
 def test_THR_14_directory_of_others_and_a_link_in_it_are_not_touched(tmp_path: Path) -> None:
     directory, victim = tmp_path / "c", tmp_path / "victim"
     directory.mkdir(mode=0o777)

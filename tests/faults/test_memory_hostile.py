@@ -223,25 +223,13 @@ def test_the_service_maps_inputs_read_only_and_unsealed_files_not_at_all(service
 # -- images -----------------------------------------------------------------------------------------------------------
 
 I420 = ImageLayout(8, 4, FORMATS["I420"].fourcc, ((0, 8), (32, 4), (40, 4)))
-NEITHER_IMAGE_NOR_CRASH = {
+NO_IMAGE = {
     "one plane": {"planes": ((0, 8),)},
-    "five planes": {"planes": ((0, 8),) * 5},
-    "no plane": {"planes": ()},
-    "negative offset": {"planes": ((-1, 8), (32, 4), (40, 4))},
-    "pitch of none": {"planes": ((0, 0), (32, 4), (40, 4))},
-    "negative pitch": {"planes": ((64, -8), (32, 4), (40, 4))},
-    "colour in brightness": {"planes": ((0, 8), (31, 4), (40, 4))},
-    "one colour in the other": {"planes": ((0, 8), (32, 4), (35, 4))},
-    "pitch that wraps": {"planes": ((0, 1 << 62), (32, 4), (40, 4))},
     "offset that wraps": {"planes": ((0, 8), (2**64 - 8, 4), (40, 4))},
-    "no pixels": {"width": 0},
-    "negative height": {"height": -4},
-    "unknown format": {"fourcc": 0},
     "too wide": {"width": 1 << 31},
-    "layers over each other": {"layers": 2},
     "stride that wraps": {"layers": 2, "layer_stride": 2**63},
-    "odd width, rows of colour too short": {"width": 9, "planes": ((0, 9), (36, 4), (44, 4))},
 }
+"""What contradicts itself in other ways is refused by the same check: `test_memory_doors.py`."""
 BEYOND_ITS_OBJECT = {
     "far offset": {"planes": ((0, 8), (32, 4), ((1 << 47) - 1, 4))},
     "long pitch": {"planes": ((64, (1 << 47) - 1), (32, 4), (40, 4))},
@@ -251,7 +239,7 @@ BEYOND_ITS_OBJECT = {
 
 
 @pytest.mark.parametrize("unsealed", [False, True], ids=["mapped", "staged"])
-@pytest.mark.parametrize("case", [*NEITHER_IMAGE_NOR_CRASH, *BEYOND_ITS_OBJECT])
+@pytest.mark.parametrize("case", [*NO_IMAGE, *BEYOND_ITS_OBJECT])
 def test_layout_of_an_image_that_lies_fails_alone(service: ServiceConnection, case: str, unsealed: bool) -> None:
     """The client's own checks are left out: the service has to find it."""
     b = ModelBuilder()
@@ -261,7 +249,7 @@ def test_layout_of_an_image_that_lies_fails_alone(service: ServiceConnection, ca
     fds = FdSet([os.memfd_create("nnburst-lie")] if unsealed else [os.dup(sealed.fds[0])])
     sealed.close()
     os.pwrite(fds.fds[0], bytes(range(48)), 0)
-    changes = (NEITHER_IMAGE_NOR_CRASH | BEYOND_ITS_OBJECT)[case]
+    changes = (NO_IMAGE | BEYOND_ITS_OBJECT)[case]
     lie = Memory(MemoryHandle("hardware_buffer", 0, image=replace(I420, **changes)), fds, 3)
     with lie, Memory.from_image(fds.fds[0], I420) as good, Memory.ashmem(48) as target:
 

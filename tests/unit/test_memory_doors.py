@@ -350,6 +350,9 @@ def test_planes_that_overlap_or_are_too_short_are_refused() -> None:
         ("I420", 8, 4, ((0, 8), (32, 4))),
         ("P010", 8, 4, ((0, 16), (64, 15))),
         ("P010", 8, 4, ((0, 15), (64, 16))),
+        ("I420", 8, 4, ((0, 8), (32, 4), (35, 4))),
+        ("I420", 8, 4, ((0, 0), (32, 4), (40, 4))),
+        ("I420", 9, 4, ((0, 9), (36, 4), (44, 4))),
     ):
         with pytest.raises(InvalidArgument, match=r"plane begins|its pitch is|has 3 planes"):
             check_layout(ImageLayout(width, height, FORMATS[name].fourcc, planes))
