@@ -165,15 +165,6 @@ def test_state_of_a_named_model_belongs_to_one_session(start: Callable[..., Serv
         assert second.get_state()["h"].tolist() == [1.0] * 4
 
 
-def test_environment_is_that_of_a_service(vision: Served) -> None:
-    with nnburst.connect("vision") as service:
-        env = Path(f"/proc/{service.pid}/environ").read_bytes().split(b"\0")
-    assert b"ORT_DISABLE_TELEMETRY=1" in env
-    threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    if not any(name in os.environ for name in threads):
-        assert {f"{name}=1".encode() for name in threads} <= set(env)
-
-
 def test_unknown_model_names_those_that_there_are(vision: Served) -> None:
     unknown = pytest.raises(InvalidArgument, match=r"no model 'doubl': .*\['double', 'twice'\]")
     with nnburst.connect("vision") as service, unknown:
@@ -206,27 +197,6 @@ def test_killed_client_disturbs_no_other(vision: Served) -> None:
 
 
 # ---- starting and ending ---------------------------------------------------------------------------------------
-
-
-def test_killed_service_is_replaced_at_its_name(start: Callable[..., Served]) -> None:
-    served = start("--name", "vision")
-    with nnburst.connect("vision") as service:
-        served.process.kill()
-        served.ended()
-        with pytest.raises(DeviceUnavailable, match="start one with: nnburst serve"):
-            nnburst.connect("vision")
-        assert not service.alive or Background(lambda: wait_dead(service)).result()
-    start("--name", "vision")
-    nnburst.connect("vision").close()
-
-
-def wait_dead(service: nnburst.Service) -> bool:
-    ended = os.eventfd(0)
-    service.link_to_death(lambda: os.eventfd_write(ended, 1))
-    try:
-        return os.eventfd_read(ended) == 1
-    finally:
-        os.close(ended)
 
 
 def test_term_tells_clients_and_leaves_nothing(start: Callable[..., Served], scaling: str, tmp_path: Path) -> None:

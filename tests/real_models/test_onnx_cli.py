@@ -111,12 +111,6 @@ def test_bench_compares_the_outputs(tmp_path: Path) -> None:
 
 @pytest.mark.check
 def test_bench_of_a_model_that_cannot_run_says_why(tmp_path: Path) -> None:
-    pairs = graph(
-        [node("Identity", ["x"], ["y"])], [("x", TensorProto.COMPLEX64, (1,))], [("y", TensorProto.COMPLEX64, (1,))]
-    )
-    done = nnburst("bench", "--model", save(pairs, tmp_path / "m.onnx"))
-    assert done.exit_code == 1
-    assert "complex numbers" in done.output
     bits = graph([node("Identity", ["x"], ["y"])], [("x", BITS, (1,))], [("y", BITS, (1,))])
     done = nnburst("bench", "--model", save(bits, tmp_path / "m.onnx"))
     assert done.exit_code == 1
@@ -250,30 +244,14 @@ def test_strings_go_in_from_files_and_made_up(twice: str, tmp_path: Path) -> Non
     assert "'x' holds strings: give an array of str" in done.output
 
 
-@pytest.mark.parametrize("what", ["seq", "map", "optional"])
-def test_what_is_no_array_is_made_up_empty(what: str, tmp_path: Path) -> None:
-    of = helper.make_tensor_type_proto(FLOAT, None)
-    proto = {
-        "seq": lambda: helper.make_sequence_type_proto(of),
-        "map": lambda: helper.make_map_type_proto(TensorProto.STRING, of),
-        "optional": lambda: helper.make_optional_type_proto(of),
-    }[what]()
+def test_what_is_no_array_is_made_up_empty(tmp_path: Path) -> None:
+    proto = helper.make_sequence_type_proto(helper.make_tensor_type_proto(FLOAT, None))
     values = [helper.make_value_info(name, proto) for name in "xy"]
     made = helper.make_graph([node("Identity", ["x"], ["y"])], "same", values[:1], values[1:])
-    if what == "map":  # Identity takes none
-        made = helper.make_graph(
-            [node("DictVectorizer", ["x"], ["y"], domain="ai.onnx.ml", string_vocabulary=["a", "b"])],
-            "vector",
-            values[:1],
-            [helper.make_tensor_value_info("y", FLOAT, (1, 2))],
-        )
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 1)]
-    path = save(helper.make_model(made, opset_imports=opsets, ir_version=8), tmp_path / "m.onnx")
-    done = nnburst("run", path, "--random", "--json")
+    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    done = nnburst("run", save(model, tmp_path / "m.onnx"), "--random", "--json")
     assert done.exit_code == 0, done.output
-    (output,) = json.loads(done.output)["outputs"]
-    assert output["values"] == {"seq": [], "map": [[0, 0]], "optional": None}[what]
-    assert nnburst("run", path, "--random").exit_code == 0
+    assert json.loads(done.output)["outputs"][0]["values"] == []
 
 
 def test_run_many_takes_and_saves_strings_and_maps(kinds: str, twice: str, tmp_path: Path) -> None:

@@ -133,14 +133,6 @@ def test_look_into_a_pipe_is_not_cut_to_a_terminal_s_width(service: nnburst.Serv
     assert "a_long_name_of_an_input → a_long_name_of_an_output" in " ".join(burst)
 
 
-def test_process_without_a_page_is_said_to_have_none() -> None:
-    with nnburst.in_process(devices=["nnburst-noop"]):
-        result = CliRunner().invoke(main, ["top", "--once", str(os.getpid()), "--json"])
-    assert result.exit_code == 1
-    assert f"{os.getpid()}: no service" in result.output
-    assert "in_process" in result.output
-
-
 def test_no_other_process_can_write_a_page(service: nnburst.Service) -> None:
     try:
         fd = os.open(page_of(service.pid).path, os.O_RDWR | os.O_CLOEXEC)
