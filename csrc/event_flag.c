@@ -77,20 +77,18 @@ int nnb_event_wait(uint32_t *word, uint32_t mask, uint32_t *state, uint64_t dead
     if ((*state = old & mask))
         return 0;
 
-    nnb_sleeper self;
-    uint64_t until = deadline_ns, slice;
-    if (nnb_ticker_enter(&self, word) < 0 && (slice = nnb_now_ns() + NNB_SLICE_NS, !until || until > slice))
-        until = slice; /* no thread to be had: the kernel brings us back */
+    /* Three things may happen now that set no bit, or whose bit a hostile peer may take back: a signal, whose handler an
+     * interpreter runs only once we return; a handle that another thread closes; a hang-up. So no sleep is long. */
+    uint64_t slice = nnb_now_ns() + NNB_SLICE_NS, until = deadline_ns && deadline_ns < slice ? deadline_ns : slice;
     struct timespec t = {.tv_sec = (time_t)(until / 1000000000u), .tv_nsec = (long)(until % 1000000000u)};
     /* The kernel compares the whole word, so any bit that changed since makes it return at once. */
-    int rc = futex(word, FUTEX_WAIT_BITSET, old, until ? &t : NULL, mask) < 0 ? -errno : 0;
-    nnb_ticker_leave(&self);
+    int rc = futex(word, FUTEX_WAIT_BITSET, old, &t, mask) < 0 ? -errno : 0;
     if (rc == -ETIMEDOUT)
         return until == deadline_ns ? -ETIMEDOUT : -ERESTART;
     if (rc < 0 && rc != -EINTR)
         return rc;
     old = consume(word, mask); /* also after a signal: a wake that coincided with it must not be lost */
-    return (*state = old & mask) ? 0 : self.ticked ? -ERESTART : -EINTR;
+    return (*state = old & mask) ? 0 : -EINTR;
 }
 
 int nnb_event_wait_retry(uint32_t *word, uint32_t mask, uint32_t *state, uint64_t deadline_ns)

@@ -23,16 +23,6 @@ enum { /* statuses of NNAPI */
        NNB_LAST_STATUS = 8,
 };
 
-/* wake_ticker.c: a thread that sleeps on `word` until it leaves, woken at least every slice. -EAGAIN: there is no thread to
- * do it; leaving is harmless then. */
-typedef struct nnb_sleeper {
-    uint32_t *word;
-    int ticked;
-    struct nnb_sleeper *next, **link;
-} nnb_sleeper;
-int nnb_ticker_enter(nnb_sleeper *s, uint32_t *word);
-void nnb_ticker_leave(nnb_sleeper *s);
-
 /* descriptor.c: a thread that takes no signals, on a small stack, to be joined; NULL: one that ends by itself. Or -EAGAIN. */
 int nnb_start_thread(pthread_t *joined, void *(*run)(void *), void *argument);
 

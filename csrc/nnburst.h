@@ -5,7 +5,7 @@
  * Conventions
  *   - Functions return 0 or a count on success and a negative errno on failure.
  *   - Deadlines are absolute CLOCK_MONOTONIC nanoseconds; 0 means none.
- *   - A call that waits returns -ERESTART about every 100 ms (wake_ticker.c), and at once when a signal arrives, so that an
+ *   - A call that waits returns -ERESTART about every 100 ms, and at once when a signal arrives, so that an
  *     interpreter can run its signal handlers. Call it (or the function that its comment names) again to go on.
  *   - Sizes are bytes, counts are elements.
  *   - Handles are not thread-safe unless the comment says so.

@@ -102,7 +102,7 @@ int main(void)
 {
     watchdog();
     int session = 7, binding = 0, x = 1, private = 0, y = 0;
-    nnb_copy copies[] = {{&private, &x, sizeof x}, {&y, &private, sizeof y}};
+    nnb_copy copies[] = {{&private, &x, sizeof x, 0}, {&y, &private, sizeof y, 0}};
     nnb_kernel *k;
     CHECK_EQ(nnb_ort_create(&k, table(), &session, &binding, copies, 1, 1), 0);
 

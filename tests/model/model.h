@@ -230,10 +230,6 @@ static long model_futex_wait(nnb_a32 *word, uint32_t value, uint32_t mask)
                                  : model_futex_wake((const void *)(word), ~0u))
 #define syscall(number, ...) model_##number(__VA_ARGS__)
 
-/* There is no thread of wake_ticker.c: waits end after a slice of time, see LET_TIME_PASS. */
-#define nnb_ticker_enter(sleeper, word) ((sleeper)->ticked = 0, -EAGAIN)
-#define nnb_ticker_leave(sleeper) ((void)0)
-
 /* Bells: what the kernel sends along with a byte is seen by who receives it. */
 static nnb_a32 model_bells[2];
 #define nnb_bell_ring(fd) nnb_or32_release(&model_bells[fd], 1)
