@@ -248,10 +248,10 @@ REMEDY = r"RLIMIT_NOFILE where it is started: `ulimit -n`, LimitNOFILE="
 def test_limit_on_open_files_says_whose_it_is_and_how_to_raise_it(side: str) -> None:
     with nnburst.launch() as service, service.session(tiny_model(256)):
         pid = {"this process": os.getpid(), "the service": service.pid}[side]
-        with no_more_files(pid), pytest.raises(ResourceExhausted, match=rf"process {pid} has .*{REMEDY}"):
+        with no_more_files(pid), pytest.raises(ResourceExhausted, match=rf"{side} \(pid {pid}\) has .*{REMEDY}"):
             service.session(tiny_model(256))
 
 
 def test_limit_on_open_files_of_a_process_that_cannot_start_a_service_is_said() -> None:
-    with no_more_files(os.getpid()), pytest.raises(ResourceExhausted, match=rf"process {os.getpid()} has .*{REMEDY}"):
+    with no_more_files(os.getpid()), pytest.raises(ResourceExhausted, match=rf"\(pid {os.getpid()}\) has .*{REMEDY}"):
         start_child()
