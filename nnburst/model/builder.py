@@ -32,7 +32,7 @@ from .operation_methods import OperationMethods
 from .operation_types import FusedActivation, OperationType, PaddingScheme, operation_name, require_operation
 from .operation_view import OperationView, OutputSpec, Param, UnknownYet
 from .operations import view_operation
-from .pools import PoolFactory, make_pool
+from .pools import make_pool
 from .rows import OPERATIONS
 from .signature import types_of
 from .types import (
@@ -52,9 +52,8 @@ if TYPE_CHECKING:
     from typing import Unpack
 
 INLINE_LIMIT = 128
-"""By default constants of up to so many bytes travel inside the model; larger ones in a pool."""
+"""Constants of up to so many bytes travel inside the model; larger ones in a pool, of which only the handle crosses."""
 
-_MOST_INLINE = 1 << 16
 _MOST_LOOKED_AT = 4096
 """Bytes of a constant in a caller's memory whose values may decide about shapes, as the target of RESHAPE does."""
 
@@ -112,13 +111,7 @@ class ModelBuilder(OperationMethods):
     and `operand` makes one of an index. After `build` or `finish`, successful or not, every call raises `BadState`.
 
     Args:
-        pool_factory: Makes the pool for constants above `inline_limit`; default: a sealed memfd.
         relaxed: Permit float32 computations with the range or precision of float16.
-        inline_limit: Constants of up to so many bytes (0 … 65536) are copied into the model; larger ones are gathered
-            in one pool, of which only the handle crosses to a service.
-
-    Raises:
-        InvalidArgument: No such limit.
 
     Example:
         >>> b = nnburst.ModelBuilder()
@@ -128,17 +121,7 @@ class ModelBuilder(OperationMethods):
         ('y',)
     """
 
-    def __init__(
-        self,
-        *,
-        pool_factory: PoolFactory | None = None,
-        relaxed: bool = False,
-        inline_limit: int = INLINE_LIMIT,
-    ) -> None:
-        if not 0 <= inline_limit <= _MOST_INLINE:
-            raise InvalidArgument(f"inline_limit is {inline_limit}; choose 0 … {_MOST_INLINE} bytes")
-        self._inline_limit = inline_limit
-        self._pool_factory = pool_factory
+    def __init__(self, *, relaxed: bool = False) -> None:
         self._relaxed = relaxed
         self._operands: list[OperandDesc] = []
         self._operations: list[Operation] = []
@@ -359,7 +342,7 @@ class ModelBuilder(OperationMethods):
             operation: A member of `OperationType`, or the name of an extension.
             inputs: Operands (scalars through `scalar`) or arrays, in the order of the signature.
             number: Of the operation within its extension.
-            outputs: For each output the values that are not inferred: type, dimensions, scale, zero_point; or a number.
+            outputs: For each output the values that are not inferred: type, dimensions, scale, zero_point.
                 Default: the fewest that the operation has. Types of extensions are made by `extension_code`.
 
         Returns:
@@ -616,7 +599,7 @@ class ModelBuilder(OperationMethods):
         Args:
             operand: Which, by its index.
             value: Array (or scalar) with the operand's dimensions and dtype, or None for an optional input without
-                a value. Up to the inline limit it is copied now; a larger array must keep its contents until `finish`.
+                a value. Up to `INLINE_LIMIT` it is copied now; a larger array must keep its contents until `finish`.
                 For an operand of type SUBGRAPH a model, whose main subgraph it then refers to.
 
         Raises:
@@ -638,7 +621,7 @@ class ModelBuilder(OperationMethods):
             self._set_constant(index, Lifetime.SUBGRAPH, DataLocation(0, number, 0))
         else:
             array = self._fitting(index, value)
-            small = array.nbytes <= self._inline_limit
+            small = array.nbytes <= INLINE_LIMIT
             self._set_constant(index, Lifetime.CONSTANT_COPY if small else Lifetime.CONSTANT_REFERENCE)
             self._arrays[index] = array.copy() if small else array
 
@@ -786,7 +769,7 @@ class ModelBuilder(OperationMethods):
         operands, inline, large_end = list(self._operands), bytearray(), 0
         large: list[tuple[int, Array]] = []
         for index, value in sorted(self._arrays.items()):
-            if value.nbytes <= self._inline_limit:
+            if value.nbytes <= INLINE_LIMIT:
                 inline.extend(bytes(-len(inline) % 4))
                 location = DataLocation(0, len(inline), value.nbytes)
                 inline.extend(value.tobytes())
@@ -798,7 +781,7 @@ class ModelBuilder(OperationMethods):
             operands[index] = replace(operands[index], location=location)
         if not large:
             return operands, bytes(inline), tuple(self._pools)
-        pool = (self._pool_factory or make_pool)(large_end)
+        pool = make_pool(large_end)
         for offset, value in large:
             pool.array(value.dtype, value.shape, offset)[...] = value
         return operands, bytes(inline), (*self._pools, pool)
@@ -898,10 +881,9 @@ class ModelBuilder(OperationMethods):
             )
         return self.constant([value] if np.ndim(value) == 0 else value, None if info is None else info.type)
 
-    def _inferred(self, operation: Operation, given: tuple[Output, ...] | int | None) -> list[OutputSpec]:
+    def _inferred(self, operation: Operation, said: tuple[Output, ...]) -> list[OutputSpec]:
         """Return what comes out: as the row says, and as it was given."""
         view = view_operation(operation, self._operands, value_of=self._constant_value, with_outputs=False)
-        said = given if isinstance(given, tuple) else ()
         shapes = [output["dimensions"] for output in said if output.get("dimensions") is not None]
         all_shapes = bool(said) and len(shapes) == len(said)
         if view is None:
@@ -911,10 +893,9 @@ class ModelBuilder(OperationMethods):
                 )
             specs = [OutputSpec(OperandType.TENSOR_FLOAT32, ())] * len(said)
         else:
-            count = given if isinstance(given, int) else len(said)
             try:
                 view.check_ranks()
-                specs = list(view.infer())[: count or _fewest_outputs(view)]
+                specs = list(view.infer())[: len(said) or _fewest_outputs(view)]
             except UnknownYet:
                 if not all_shapes:
                     raise
@@ -1030,16 +1011,10 @@ def _fewest_outputs(view: OperationView) -> int | None:
     return None if any(param.variadic for param in forms[0]) else min(len(form) for form in forms)
 
 
-def _checked_outputs(outputs: Any) -> tuple[Output, ...] | int | None:
-    """Return how outputs are described, or how many there are, after looking at it."""
-    if outputs is None:
-        return None
-    if isinstance(outputs, int | np.integer):
-        if outputs < 1:
-            raise InvalidArgument(f"outputs is {outputs}; an operation has at least one")
-        return int(outputs)
+def _checked_outputs(outputs: Any) -> tuple[Output, ...]:
+    """Return how outputs are described, after looking at it."""
     checked: list[Output] = []
-    for output in _listed(outputs, "outputs"):
+    for output in () if outputs is None else _listed(outputs, "outputs"):
         unknown = set(output) - set(Output.__annotations__) if isinstance(output, Mapping) else {repr(output)}
         if unknown:
             raise InvalidArgument(

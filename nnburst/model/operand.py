@@ -132,8 +132,8 @@ class Output(TypedDict, total=False):
     zero_point: int | None
 
 
-Outputs = Sequence[Output] | int | None
-"""The outputs of an operation that has several: each as far as it is not inferred, or how many."""
+Outputs = Sequence[Output] | None
+"""The outputs of an operation that has several: each as far as it is not inferred."""
 
 
 def _is_value(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""Where the pools of constants come from, for builders that are given no `pool_factory`."""
+"""Where the pools of constants come from."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _given: list[PoolFactory] = []
 
 
 def provide_pools(factory: PoolFactory) -> None:
-    """Set what makes the pools of builders that are given no `pool_factory`.
+    """Set what makes the pools of large constants.
 
     The package does, whose memory lies above this room: describing and checking models needs neither the C core nor
     shared memory.

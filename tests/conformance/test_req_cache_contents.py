@@ -39,7 +39,7 @@ def memory() -> Iterator[Memory]:
 
 
 def build(memory: Memory) -> Model:
-    b = ModelBuilder(inline_limit=1024)
+    b = ModelBuilder()
     weights = b.constant_from_memory(memory, GOOD.shape)
     b.output("y", b.fully_connected(b.input("x", OperandType.TENSOR_FLOAT32, X.shape), weights))
     return b.build()

@@ -12,19 +12,17 @@ import nnburst
 from nnburst.errors import BadState, InvalidArgument
 from nnburst.memory import PROT_READ, Memory
 from nnburst.model import (
-    INLINE_LIMIT,
     Lifetime,
     ModelBuilder,
     OperandType,
     OperationType,
     combine_dimensions,
-    operand_nbytes,
 )
 from nnburst.runtime import Service
 from support.memory_kinds import KINDS
 
 T, Op = OperandType, OperationType
-ROWS, COLUMNS = 48, 64
+ROWS, COLUMNS = 32, 64  # the bias travels inside the model
 NBYTES = ROWS * COLUMNS * 4
 WEIGHTS = (np.arange(ROWS * COLUMNS, dtype=np.float32).reshape(ROWS, COLUMNS) % 7) - 3
 X = np.linspace(-1, 1, COLUMNS, dtype=np.float32)[None]
@@ -63,7 +61,7 @@ def test_weights_in_a_read_only_file_are_never_read_by_the_client(monkeypatch: p
             memory = Memory.mmap_fd(read_only.fileno(), 52 + NBYTES, prot=PROT_READ)
         for name in ("_copy_out", "_map_for", "read", "array"):
             monkeypatch.setattr(Memory, name, lambda *a, **k: pytest.fail("the client touched the weights"))
-        b = ModelBuilder(inline_limit=1024)  # room for the bias
+        b = ModelBuilder()
         model = layer(b, b.constant_from_memory(memory, WEIGHTS.shape, np.float32, offset=52))
         prepared = service.devices[0].prepare_model(model)
         monkeypatch.undo()
@@ -121,31 +119,6 @@ def test_shape_in_memory_is_looked_at_when_it_decides(service: Service) -> None:
 def test_REQ_MEM_058_regions_and_types_that_do_not_exist(dimensions: Any, type: str, offset: int) -> None:
     with Memory.ashmem(64) as memory, pytest.raises((InvalidArgument, TypeError)):
         ModelBuilder().constant_from_memory(memory, dimensions, type, offset=offset)
-
-
-# ---- the threshold ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("limit", [0, 4, INLINE_LIMIT, 65536])
-def test_inline_limit_decides_what_travels_in_the_model(service: Service, limit: int) -> None:
-    bias = np.arange(ROWS, dtype=np.float32)
-    b = ModelBuilder(inline_limit=limit)
-    x = b.input("x", T.TENSOR_FLOAT32, (1, COLUMNS))
-    b.output("y", b.fully_connected(x, b.constant(WEIGHTS), b.constant(bias)))
-    model = b.build()
-    for operand in model.main.operands:
-        if operand.lifetime in (Lifetime.CONSTANT_COPY, Lifetime.CONSTANT_REFERENCE):
-            inline = operand_nbytes(operand.type, operand.dimensions) <= limit
-            assert (operand.lifetime is Lifetime.CONSTANT_COPY) == inline
-    assert len(model.pools) <= 1
-    with service.session(model) as session:
-        np.testing.assert_allclose(session.run(None, {"x": X})[0], X @ WEIGHTS.T + bias, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("limit", [-1, 65537])
-def test_inline_limit_out_of_range(limit: int) -> None:
-    with pytest.raises(InvalidArgument, match="inline_limit"):
-        ModelBuilder(inline_limit=limit)
 
 
 # ---- setting values -------------------------------------------------------------------------------------------------

@@ -190,10 +190,8 @@ class Case:
         kind: OperandType,
         wanted: Callable[..., Any] | None = None,
         *,
-        types: Sequence[OperandType | None] = (),
         count: int | None = None,
         shared: bool = False,
-        constant: bool = False,
         quantisations: Sequence[tuple[float, int]] = (),
     ) -> tuple[list[Array], list[Array], list[Any]]:
         """Run it with T = kind.
@@ -235,11 +233,8 @@ class Case:
                 its = kind
                 quant = common or quantisation(kind, argument)
                 stored = encoded(argument, its, *quant)
-            if isinstance(argument, Typed) and constant:
-                operands.append(b.constant(stored, its))
-            else:
-                operands.append(b.input(f"x{position}", its, stored.shape, scale=quant[0], zero_point=quant[1]))
-                inputs.append(stored)
+            operands.append(b.input(f"x{position}", its, stored.shape, scale=quant[0], zero_point=quant[1]))
+            inputs.append(stored)
             reals.append(decoded(stored, *quant) if its not in (I32, B8) else stored)
         expected = [] if wanted is None else wanted(*reals)
         expected = list(expected) if isinstance(expected, tuple | list) else [expected]
@@ -248,9 +243,7 @@ class Case:
             given = [quantisation(kind, np.asarray(e, np.float64)) if np.size(e) else (0.1, 0) for e in expected]
             if self.operation.name in SAME_QUANTISATION or self.operation.name in FIXED_QUANTISATION:
                 given = []
-        said: list[Output] = [{} for _ in range(max(len(types), len(given), count or 0))]
-        for output, its in zip(said, types, strict=False):
-            output["type"] = its
+        said: list[Output] = [{} for _ in range(max(len(given), count or 0))]
         for output, (scale, zero_point) in zip(said, given, strict=False):
             output["scale"], output["zero_point"] = scale, zero_point
         outs = b.operation(self.operation, *operands, outputs=said or None)

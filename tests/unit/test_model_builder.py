@@ -86,19 +86,6 @@ def test_constants_up_to_the_limit_are_inline_and_larger_ones_share_one_sealed_p
     assert model.output_names == ("y", "z")
 
 
-def test_pool_factory_decides_where_large_constants_go() -> None:
-    sizes = []
-
-    def factory(size: int) -> Memory:
-        sizes.append(size)
-        return Memory.ashmem(size)
-
-    b = ModelBuilder(pool_factory=factory)
-    b.output("y", b.add(b.input("x", F32, (40,)), np.ones(40, np.float32)))
-    b.build()
-    assert sizes == [160]
-
-
 def test_value_from_memory_is_not_copied() -> None:
     with Memory.ashmem(4096) as memory:
         memory.array(np.float32, (3,), 64)[:] = [1, 2, 3]

@@ -145,7 +145,6 @@ def execution(session: nnburst.Session) -> nnburst.Execution:
         (lambda s: of_image("fully_connected", np.ones((1, 16), np.float32), "x"), "bias='x'"),
         (lambda s: of_image("conv_2d", X), "filter has rank 1; it must be 4"),
         (lambda s: relu_with(outputs="x"), "outputs='x'; give a list"),
-        (lambda s: relu_with(outputs=-1), "outputs is -1"),
         (lambda s: relu_with(outputs=[1]), "outputs has 1; give a dict for each"),
         (lambda s: relu_with(outputs=[{"typ": 1}]), "outputs has typ; give a dict for each, of type, dimensions"),
         (lambda s: relu_with(outputs=[{"type": "x"}]), "give a member of OperandType"),
