@@ -181,9 +181,8 @@ class RemoteDevice(DescribedDevice):
         message = caching.PrepareModelFromCache(device=at.number, cache=wire, deadline_ns=deadline.at_ns)
         reply, _ = _made(at.connection, message, fds, _patience(deadline))
         if reply.prepared_model is None:
-            raise CacheRejected(
-                CacheReason(reply.reason), _without_reason(reply.message), status=ErrorStatus(reply.status)
-            )
+            said = reply.message.rsplit(" [", 1)[0]  # without what the exception adds again
+            raise CacheRejected(CacheReason(reply.reason), said, status=ErrorStatus(reply.status))
         return RemotePreparedModel(at, reply.prepared_model, takes_steps=reply.takes_steps)
 
     def confirm_cache(self, token: bytes, generation: bytes) -> bool:
@@ -400,11 +399,6 @@ def _patience(deadline: Deadline) -> float | None:
     """Seconds to wait for an answer that the service gives by a deadline."""
     left = deadline.left()
     return None if left is None else left + _GRACE
-
-
-def _without_reason(message: str) -> str:
-    """Cut off what `CacheRejected` adds again."""
-    return message.rsplit(" [", 1)[0]
 
 
 def _made(

@@ -348,10 +348,10 @@ class Connection:
 
     def _serve_until_end(self) -> None:
         poll = select.poll()
-        for fd in (self._sock.fileno(), self._mailbox.fileno(), *self._pidfd.fds):
+        for fd in (self._mailbox.fileno(), *self._pidfd.fds):
             poll.register(fd, select.POLLIN)
-        was_full = False
         while not self._stop_reason:
+            poll.register(self._sock.fileno(), select.POLLIN | (select.POLLOUT if self._outbox.is_full else 0))
             ready = {fd for fd, _ in poll.poll(self._milliseconds())}
             if self._mailbox.fileno() in ready:
                 self._mailbox.do_all()
@@ -359,9 +359,6 @@ class Connection:
                 with contextlib.suppress(BlockingIOError):
                     self._receive()
             self._send()
-            if was_full != self._outbox.is_full:
-                was_full = not was_full
-                poll.modify(self._sock.fileno(), select.POLLIN | (select.POLLOUT if was_full else 0))
             if not ready.isdisjoint(self._pidfd.fds):
                 # Messages from before its death still count.
                 with contextlib.suppress(BlockingIOError):

@@ -122,11 +122,6 @@ class SlotMemories(BurstCallback):
             self.forget(slot)
 
 
-def limited_window(asked: float | None) -> float | None:
-    """The polling window that a client gets of the one it asks for, in seconds."""
-    return None if asked is None else min(asked, _LONGEST_WINDOW)
-
-
 def on_configure_execution_burst(
     client: Client, message: calls.ConfigureBurst, fds: FdBundle
 ) -> calls.ConfigureBurstReply:
@@ -147,7 +142,7 @@ def on_configure_execution_burst(
         owned.callback(callback.forget_all)
         requests = call.enter_context(descriptor_from_wire(message.request_channel, fds))
         results = call.enter_context(descriptor_from_wire(message.result_channel, fds))
-        window = limited_window(message.polling_window)
+        window = None if message.polling_window is None else min(message.polling_window, _LONGEST_WINDOW)
         context = model.served.configure_execution_burst(callback, requests, results, window)
         if context is None:
             raise GeneralFailure("the device gave no burst")

@@ -155,39 +155,19 @@ _CALLS: Mapping[type[Message], Point] = {
 # ---- what can happen ----------------------------------------------------------------------------------------
 
 
-def _exit(armed: _Armed) -> None:
-    os._exit(int(armed.order.number))
-
-
 def _kill(armed: _Armed) -> None:
     number = int(armed.order.number)
     signal.pthread_kill(threading.get_ident(), number)  # as what the processor raises: in this very thread
     time.sleep(_PATIENCE)
 
 
-def _delay(armed: _Armed) -> None:
-    armed.wait(armed.order.number)
-
-
-def _stop(armed: _Armed) -> None:
-    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # os.kill may stop this thread a little later
-
-
-def _block(armed: _Armed) -> None:
-    armed.wait()
-
-
-def _spin(armed: _Armed) -> None:
-    sum(range(10**15))  # one call into C that never lets go of the interpreter lock
-
-
-_ACTS: Mapping[Act, Callable[[_Armed], None]] = {
-    "exit": _exit,
+_ACTS: Mapping[Act, Callable[[_Armed], object]] = {
+    "exit": lambda armed: os._exit(int(armed.order.number)),
     "kill": _kill,
-    "delay": _delay,
-    "stop": _stop,
-    "block": _block,
-    "spin": _spin,
+    "delay": lambda armed: armed.wait(armed.order.number),
+    "stop": lambda _: signal.pthread_kill(threading.get_ident(), signal.SIGSTOP),  # os.kill may stop it a little later
+    "block": lambda armed: armed.wait(),
+    "spin": lambda _: sum(range(10**15)),  # one call into C that never lets go of the interpreter lock
 }
 
 

@@ -254,11 +254,6 @@ class Client:
             peer=str(peer),
         )
 
-    @property
-    def client_pid(self) -> int:
-        """Process id of the client; 0 if it is in another pid namespace."""
-        return self.peer[0]
-
     def wait_ended(self, timeout: float | None = None) -> bool:
         """Wait until the client is gone and its objects are released."""
         return self.connection.wait_ended(timeout)
@@ -374,7 +369,7 @@ class Client:
         broker = self.host.broker
         if broker is None or self.is_broker:
             return calls.EndClientsReply(0)
-        order = calls.KickClients(self.client_pid if of_user else message.pid, reason, message.uid)
+        order = calls.KickClients(self.peer[0] if of_user else message.pid, reason, message.uid)
         reply: calls.EndClientsReply
         reply, _ = broker.connection.call(order, timeout=_PATIENCE)
         return reply
@@ -414,7 +409,7 @@ class Client:
 
     def overdue(self) -> None:
         self.host.give_up(
-            f"a model of process {self.client_pid} took longer than {self.host.max_compile:g} s to compile, and only "
+            f"a model of process {self.peer[0]} took longer than {self.host.max_compile:g} s to compile, and only "
             "the end of its process ends that (nnburst serve --max-compile, launch(max_compile=...))"
         )
 
