@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from multiprocessing import resource_tracker
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +54,14 @@ def module_leaves_nothing(request: pytest.FixtureRequest, _fork_server: None) ->
             yield
     except AssertionError as error:
         pytest.fail(f"{request.node.name} is over: {error}", pytrace=False)
+
+
+@pytest.fixture
+def open_to_guests() -> Iterator[Path]:
+    from support.users import open_directory
+
+    with open_directory() as directory:
+        yield directory
 
 
 def _held() -> int:

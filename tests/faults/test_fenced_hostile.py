@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import threading
@@ -10,12 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from nnburst.devices import Device, Fence, FenceSignal, FenceState
+from nnburst.devices import Device, Fence, FenceSignal, FenceState, ReferenceDevice
 from nnburst.errors import DeadObject, ErrorStatus, GeneralFailure, ResourceExhausted
 from nnburst.memory import Memory
 from nnburst.service import Quotas, ServiceConnection, start_child
-from nnburst.service.host.host import ServiceHost
 from support.models import request_on, tiny_model
+from support.services import in_process
 from support.waiting import PATIENCE, until
 
 MANY = 24
@@ -86,17 +85,8 @@ def test_a_service_that_dies_puts_its_fences_in_error(connection: ServiceConnect
             fence.wait(PATIENCE)
 
 
-@contextlib.contextmanager
-def hosted(**quotas: int) -> Iterator[tuple[ServiceConnection, ServiceHost]]:
-    from nnburst.devices import ReferenceDevice
-    from support.services import in_process
-
-    with in_process([ReferenceDevice()], quotas=Quotas(**quotas)) as pair:
-        yield pair
-
-
 def test_a_client_that_goes_takes_along_what_waits_for_it(gate: FenceSignal) -> None:
-    with hosted() as (client, _), Memory.ashmem(512) as pool:
+    with in_process([ReferenceDevice()]) as (client, _), Memory.ashmem(512) as pool:
         prepared = client.devices[0].prepare_model(tiny_model(256))
         fences = [prepared.execute_fenced(request_on(pool), [gate.fence]).fence.duplicate() for _ in range(3)]
         assert waiters() == 3
@@ -108,7 +98,7 @@ def test_a_client_that_goes_takes_along_what_waits_for_it(gate: FenceSignal) -> 
 
 
 def test_there_is_a_limit_to_what_waits(gate: FenceSignal) -> None:
-    with hosted(requests=2) as (client, host), Memory.ashmem(512) as pool:
+    with in_process([ReferenceDevice()], quotas=Quotas(requests=2)) as (client, host), Memory.ashmem(512) as pool:
         prepared = client.devices[0].prepare_model(tiny_model(256))
         two = [prepared.execute_fenced(request_on(pool), [gate.fence]) for _ in range(2)]
         with pytest.raises(ResourceExhausted, match="requests=N"):
@@ -131,7 +121,7 @@ def test_there_is_a_limit_to_what_waits(gate: FenceSignal) -> None:
 
 @pytest.mark.parametrize("closed", [False, True], ids=["waiting", "closed"])
 def test_a_refused_request_leaves_nothing_behind(gate: FenceSignal, closed: bool) -> None:
-    with hosted() as (client, host), Memory.ashmem(512) as pool:
+    with in_process([ReferenceDevice()]) as (client, host), Memory.ashmem(512) as pool:
         prepared = client.devices[0].prepare_model(tiny_model(256))
         (connection,) = host.connections
         used = connection.ledger.used

@@ -7,14 +7,13 @@ import itertools
 import os
 import re
 import select
-import shutil
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +25,7 @@ from nnburst.service.wire import protocol
 from support.intruder import attack_with, hostile_service
 from support.models import relu
 from support.services import RawConnection, Shared, header, shared_service
-from support.users import GUEST, OTHER_GUEST, as_root, as_user, beside
+from support.users import GUEST, OTHER_GUEST, as_root, as_user, beside, open_directory
 from support.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.check, as_root]
@@ -166,22 +165,21 @@ def service(request: pytest.FixtureRequest) -> Iterator[tuple[Shared, float]]:
     def crash() -> None:
         os.abort()
 
-    place = Path(tempfile.mkdtemp(prefix="nnburst-", dir="/tmp"))
-    place.chmod(0o755)
-    (place / "functions.py").write_text(FUNCTIONS)
     patience = 10.0 if request.param else 2.0
     setup = "from nnburst.service.connection.transport import Connection\n"
     setup += f"Connection.__init__.__kwdefaults__['send_timeout'] = {patience}\n"
     users = [f"--allow-uid={user}" for user in (GUEST, OTHER_GUEST)]
-    targets = [f"{place}/functions.py:{name}" for name in ("same", "wide")]
     quotas = f"user.working_bytes={MOST_UNREAD}", f"user.connections={MOST_CONNECTIONS}"
     limits = "--max-run=1", *(f"--quota={quota}" for quota in quotas)
-    options = "--device", REFERENCE, *targets, *users, *limits
-    with hostile_service(place, crash, *options, setup=setup, preexec_fn=lib.nnb_capabilities_drop) as shared:
+    with contextlib.ExitStack() as stack:
+        place = stack.enter_context(open_directory())
+        (place / "functions.py").write_text(FUNCTIONS)
+        options = "--device", REFERENCE, *(f"{place}/functions.py:{name}" for name in ("same", "wide")), *users, *limits
+        limited: Any = {"setup": setup, "preexec_fn": lib.nnb_capabilities_drop}
+        shared = stack.enter_context(hostile_service(place, crash, *options, **limited))
         is_served(shared.address, 1, 0)  # reads all modules, which the users may not
         endless()
         yield shared, request.param
-    shutil.rmtree(place)
 
 
 @pytest.mark.timeout(300)

@@ -6,11 +6,9 @@ import contextlib
 import errno
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
@@ -107,10 +105,6 @@ def test_limit_of_processors_is_refused_where_the_kernel_keeps_none(monkeypatch:
         monkeypatch.setattr(workers, "own_groups", lambda groups=groups: groups)
         with pytest.raises(DeviceUnavailable, match=r"--quota user.processors: .*\(Delegate=yes"):
             WorkerPool(Mock(), Mock(), "name", [], True, Mock(), Isolation.USER, {"processors": 1})
-
-
-def _status(pid: int) -> str:
-    return Path(f"/proc/{pid}/status").read_text()
 
 
 def test_all_models_share_a_process_without_isolation(start: Callable[..., Shared]) -> None:
@@ -280,16 +274,6 @@ def test_user_whose_model_takes_too_much_memory_has_an_error_and_others_go_on(st
 
 
 # ---- two users -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def open_to_guests() -> Iterator[Path]:
-    directory = Path(tempfile.mkdtemp(prefix="nnburst-", dir="/tmp"))
-    directory.chmod(0o755)
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def own_worker(address: str) -> str:

@@ -7,8 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -159,14 +157,6 @@ print(json.dumps({"said": said, "files": len(files())}), flush=True)
 )
 
 
-@pytest.fixture
-def public() -> Iterator[Path]:
-    directory = Path(tempfile.mkdtemp(prefix="nnburst-test-", dir="/tmp"))
-    directory.chmod(0o711)
-    yield directory
-    shutil.rmtree(directory)
-
-
 def owned(path: Path, user: int) -> Path:
     path.mkdir(mode=0o700)
     os.chown(path, user, user)
@@ -191,16 +181,16 @@ def runnable_by(user: int, file: str) -> bool:
 
 
 @as_root
-def test_service_of_another_account_believes_only_what_it_wrote_itself(public: Path) -> None:
+def test_service_of_another_account_believes_only_what_it_wrote_itself(open_to_guests: Path) -> None:
     """T1: the client owns the files and may write any byte of them; the state is the service's alone."""
     if not runnable_by(SERVICE, sys.executable):
         pytest.skip(f"another account may not run {sys.executable}, as a service does for its workers")
     state, cache, run = (
-        owned(public / name, user) for name, user in (("state", SERVICE), ("cache", CLIENT), ("run", SERVICE))
+        owned(open_to_guests / name, user) for name, user in (("state", SERVICE), ("cache", CLIENT), ("run", SERVICE))
     )
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("NNBURST_", "XDG_", "HOME"))
-    } | {"HOME": "/nonexistent", "PYTHONPATH": str(readable_package(public))}
+    } | {"HOME": "/nonexistent", "PYTHONPATH": str(readable_package(open_to_guests))}
     run.chmod(0o711)
     service = subprocess.Popen(
         [sys.executable, "-c", SERVE, str(SERVICE), "serve", "--json", "--socket", str(run / "vision.sock"),
@@ -307,9 +297,9 @@ print(json.dumps({
     ],
 )
 def test_service_that_another_account_has_planted_is_not_used(
-    public: Path, client: int, mode: str, owner: int | str, because: str
+    open_to_guests: Path, client: int, mode: str, owner: int | str, because: str
 ) -> None:
-    run = owned(public / "run", SERVICE)
+    run = owned(open_to_guests / "run", SERVICE)
     owner = client if owner == "client" else owner
     arguments = [str(run), str(SERVICE), str(client), mode, str(owner)]
     done = subprocess.run(

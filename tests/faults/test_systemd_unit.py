@@ -40,13 +40,6 @@ DENIED = {
 }
 
 
-def knows(option: str) -> bool:
-    """Whether systemd-analyze is here and not too old for an option of `security`."""
-    if shutil.which("systemd-analyze") is None:
-        return False
-    return option in subprocess.run(["systemd-analyze", "--help"], capture_output=True, text=True, check=False).stdout
-
-
 def test_unit_denies_what_the_service_does_not_need() -> None:
     unit = settings(SERVICE)
     assert {name: unit.get(name, [])[-1:] for name in DENIED} == {name: [value] for name, value in DENIED.items()}
@@ -81,7 +74,7 @@ def test_network_is_the_loopback_interface_alone() -> None:
 
 
 def can_filter() -> bool:
-    return knows("syscall-filter") and ctypes.util.find_library("seccomp") is not None
+    return shutil.which("systemd-analyze") is not None and ctypes.util.find_library("seccomp") is not None
 
 
 filtering = pytest.mark.skipif(not can_filter(), reason="needs systemd-analyze and libseccomp")

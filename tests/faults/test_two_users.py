@@ -6,9 +6,7 @@ import contextlib
 import itertools
 import json
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -98,15 +96,12 @@ def turns(cases: Iterable[zero.Case]) -> Iterator[list[zero.Case]]:
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., Shared]]:
-    directory = Path(tempfile.mkdtemp(prefix="nnburst-", dir="/tmp"))
-    directory.chmod(0o755)
+def start(open_to_guests: Path) -> Iterator[Callable[..., Shared]]:
     options = ["--device", "nnburst-onnxruntime", "--max-run", "3", "--max-compile", "20"]
     options += [f"--allow-uid={user}" for user in (GUEST, OTHER_GUEST)]
     with contextlib.ExitStack() as stack:
-        stack.callback(shutil.rmtree, directory, ignore_errors=True)
         yield lambda isolation, **more: stack.enter_context(
-            shared_service(directory, "--isolate", isolation, *options, **more)
+            shared_service(open_to_guests, "--isolate", isolation, *options, **more)
         )
 
 

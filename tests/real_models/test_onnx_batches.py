@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -361,16 +359,6 @@ def test_client_that_dies_in_a_batch_takes_nobody_along(served: Shared) -> None:
                         assert right(served, "quick", inputs, rows.run())
                 finally:
                     doomed.kill()
-
-
-@pytest.fixture
-def open_to_guests() -> Iterator[Path]:
-    directory = Path(tempfile.mkdtemp(prefix="nnburst-", dir="/tmp"))
-    directory.chmod(0o755)
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def ask_for_rows(address: str, own: bytes, value: float) -> str:

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 import pytest
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 GUEST, OTHER_GUEST = 65534, 65532
 """User ids that own nothing else."""
+
+
+@contextlib.contextmanager
+def open_directory() -> Iterator[Path]:
+    """Make a directory that all users can list, as they cannot those of pytest."""
+    with tempfile.TemporaryDirectory(prefix="nnburst-", dir="/tmp", ignore_cleanup_errors=True) as place:
+        os.chmod(place, 0o755)
+        yield Path(place)
 
 
 def become(uid: int, saved: int | None = None) -> None:
