@@ -108,13 +108,6 @@ def test_type_of_another_meaning_is_refused_and_the_own_is_carried(dtype: str) -
         assert queue.read(out=np.zeros(3, dtype)).tobytes() == data.tobytes()
 
 
-def test_more_than_the_capacity_is_refused_by_each_call(queue: MessageQueue) -> None:
-    nine = np.zeros(9, WORD)
-    for call in (partial(queue.read, 9), partial(queue.read, out=nine), partial(queue.write, nine)):
-        with pytest.raises(InvalidArgument, match="of 9 elements exceeds the capacity of 8"):
-            call()
-
-
 def test_array_that_is_too_large_is_refused_before_it_is_copied(queue: MessageQueue) -> None:
     huge = np.broadcast_to(np.zeros(1, WORD), 1 << 40)
     for write in (queue.write, partial(queue.write_blocking, timeout=0)):

@@ -199,15 +199,6 @@ def test_data_of_the_wrong_kind_is_refused_and_nothing_is_written(data: Any) -> 
         assert queue.available_to_read == 0
 
 
-def test_data_may_be_bytes_lists_and_strided_arrays() -> None:
-    with MessageQueue("<i4", 16) as queue:
-        assert queue.write(b"\1\0\0\0")
-        assert queue.write([2, 3])
-        assert queue.write(np.arange(4, 10, dtype="<i4")[::2])
-        assert queue.write(np.array([[7, 8], [9, 10]], "<i4"))
-        assert queue.read(9).tolist() == [1, 2, 3, 4, 6, 8, 7, 8, 9, 10][:9]
-
-
 def test_out_must_fit() -> None:
     with MessageQueue("i4", 4) as queue:
         assert queue.write([5, 6])
