@@ -276,19 +276,6 @@ def test_what_makes_a_model_safe_takes_them_for_inputs(ir_version: int, is_const
     assert (len(product.graph.node) == 1) == is_constant
 
 
-def test_gateway_takes_them_and_describes_the_model_without(session: nnburst.Session) -> None:
-    pytest.importorskip("grpc", reason="needs the extra nnburst[oip]")
-    from nnburst.gateway import Regions
-    from nnburst.gateway.inference import InputTensor, _arrays
-    from nnburst.gateway.models import ModelCounts, OpenedModel
-
-    model = OpenedModel("", "", session, ModelCounts())
-    assert model.inputs.keys() == {"x"}
-    given = [InputTensor(name, "FP32", array.shape, array.tobytes()) for name, array in GIVEN.items()]
-    arrays, _ = _arrays(model, Regions(False), given)
-    assert session.run(None, arrays)[0].tolist() == GAVE
-
-
 def test_more_of_them_than_a_channel_has_room_for(service: nnburst.Service) -> None:
     names = [f"w{i}" for i in range(1500)]
     model = graph(

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx_fuzz
 import pytest
-from test_onnx_fuzz import compare
 from test_onnx_values import ECHO
 
 import nnburst
@@ -71,11 +69,6 @@ def test_models_run_in_every_way_as_on_the_processor(service: nnburst.Service) -
                 assert bound.outputs["y"].tobytes() == in_process(MODEL, {"x": x})[0].tobytes()
 
 
-def test_random_graphs_give_the_bits_of_the_processor(service: nnburst.Service) -> None:
-    with np.errstate(all="ignore"):
-        assert compare(service, range(40), onnx_fuzz.example)["run"] >= 30
-
-
 def test_run_ends_at_its_deadline(service: nnburst.Service) -> None:
     body = graph(
         [node("Identity", ["go"], ["on"]), node("Sin", ["a"], ["b"])],
@@ -104,8 +97,7 @@ def test_bytes_of_bools_are_0_or_1_for_a_provider(service: nnburst.Service) -> N
 def test_compiled_models_of_one_provider_are_not_those_of_another(tmp_path: Path) -> None:
     x, outcomes = rows(2), []
     for providers in (OTHERS[0], OTHERS[0], "cpu"):
-        options = {"cache_dir": tmp_path}
-        with nnburst.Session(MODEL, device=device_of(providers), **options) as session:
+        with nnburst.Session(MODEL, device=device_of(providers), cache_dir=tmp_path) as session:
             outcomes.append(session.cache_report.outcome)
             assert session.run(None, {"x": x})[0].tobytes() == in_process(MODEL, {"x": x})[0].tobytes()
     assert outcomes == ["SAVED", "HIT", "SAVED"]

@@ -299,20 +299,13 @@ def test_sequences_of_another_type_than_the_graph_has_are_refused(service: nnbur
         strings.close()
 
 
-def test_a_compiled_model_of_values_comes_from_the_cache(tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", ["strings", "maps"])
+def test_a_compiled_model_of_values_comes_from_the_cache(tmp_path: Path, case: str) -> None:
+    data, x = CASES[case]
     for _ in range(2):
-        with nnburst.Session(ECHO, cache_dir=tmp_path) as session:
+        with nnburst.Session(data, cache_dir=tmp_path) as session:
             outcome = session.cache_report.outcome
-            assert alike(session.run(None, {"x": WORDS})[0], WORDS)
-    assert outcome == "HIT"
-
-
-def test_maps_come_from_the_cache_too(tmp_path: Path) -> None:
-    x = np.float32([[0.25, 0.75]])
-    for _ in range(2):
-        with nnburst.Session(ZIPMAP, cache_dir=tmp_path) as session:
-            outcome = session.cache_report.outcome
-            assert alike(session.run(None, {"x": x})[0], [{"a": 0.25, "é": 0.75}])
+            assert alike(session.run(None, {"x": x})[0], in_process(data, {"x": x})[0])
     assert outcome == "HIT"
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import threading
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +12,6 @@ import pytest
 from msgspec.structs import replace
 
 import nnburst
-from nnburst.burst import ExecutionBurstController
 from nnburst.devices import create_device
 from nnburst.devices.reference import graph as reference_graph
 from nnburst.errors import ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline
@@ -25,10 +22,9 @@ from nnburst.model import (
     Operand,
     OperandDesc,
 )
-from nnburst.service import start_child
 from support.models import chained
 from support.operations import B8, F32, I32, O, run_model
-from support.samples import make_request, ran, run
+from support.samples import run
 
 L = Lifetime
 
@@ -144,50 +140,6 @@ def test_REQ_MODEL_063_a_loop_without_end_stops_at_its_timeout(
     status, _, _ = run_model(counting_model(step=0.0), [np.int32([0]), np.float32([0])], **options)
     assert status is ErrorStatus.MISSED_DEADLINE_TRANSIENT
     assert next(looks) == pytest.approx(seconds * 1e9, abs=500_000)
-
-
-@pytest.mark.check
-def test_REQ_MODEL_063_through_a_burst_while_another_client_runs() -> None:
-    endless, fair = counting_model(step=0.0), if_model()
-    done: list[int] = []
-    connection = start_child(devices=("nnburst-reference",))
-    try:
-        device = connection.devices[0]
-        stuck, quick = device.prepare_model(endless), device.prepare_model(fair)
-        request, memory = make_request(endless, [np.int32([0]), np.float32([0])])
-        other, more = make_request(fair, [np.uint8([1]), np.float32([3, 4])])
-        with memory, more, ExecutionBurstController.create(quick) as burst:
-            statuses: list[ErrorStatus] = []
-
-            def run() -> None:
-                with ExecutionBurstController.create(stuck) as endless_burst:
-                    statuses.append(endless_burst.compute(request)[0])
-
-            thread = threading.Thread(target=run)
-            thread.start()
-            while thread.is_alive():
-                burst.compute(other)
-                done.append(int(more.array(np.float32, (2,), other.outputs[0].location.offset)[0]))
-            thread.join()
-            assert statuses == [ErrorStatus.MISSED_DEADLINE_TRANSIENT]
-        assert len(done) > 10
-        assert set(done) == {4}
-    finally:
-        connection.close()
-
-
-@pytest.mark.parametrize("make", [if_model, counting_model, growing_model])
-def test_a_service_gives_what_the_device_gives_in_process(make: Callable[[], Model]) -> None:
-    model = make()
-    inputs = {
-        if_model: [np.uint8([0]), np.float32([1, 2])],
-        counting_model: [np.int32([1]), np.float32([0.5])],
-        growing_model: [np.float32([5]), np.int32([2])],
-    }[make]
-    _, wanted, _ = run_model(model, inputs)
-    with contextlib.closing(start_child(devices=("nnburst-reference",))) as connection:
-        found = ran(connection.devices[0], model, inputs, way="burst")
-    assert [out.tobytes() for out in found.outputs] == [out.tobytes() for out in wanted]
 
 
 def test_REQ_MODEL_064_an_omitted_condition_fails() -> None:

@@ -27,28 +27,9 @@ F32 = T.TENSOR_FLOAT32
 Array = np.ndarray[Any, np.dtype[Any]]
 
 NUMBERS = (
-    0,
-    0.5,
-    1,
-    1.5,
-    2.5,
-    1e-45,
-    1e-38,
-    6e-8,
-    1e-5,
-    9.01,
-    20,
-    88,
-    89,
-    104,
-    255.5,
-    256,
-    65504,
-    65536,
-    1e5,
-    16777217,
+    "0 .5 1 1.5 2.5 1e-45 1e-38 6e-8 1e-5 9.01 20 88 89 104 255.5 256 65504 65536 1e5 16777217 2147483520 3e38 inf"
 )
-EXTREMES = np.array([sign * x for x in (*NUMBERS, 2147483520, 2147483648, 1e20, 3e38, np.inf) for sign in (1, -1)])
+EXTREMES = np.array([sign * float(x) for x in NUMBERS.split() for sign in (1, -1)])
 INTEGERS = np.array([0, 1, -1, 7, -7, 65536, 2**31 - 1, -(2**31)], np.int32)
 
 

@@ -16,19 +16,17 @@ import pytest
 from test_session_state import UNITS, cell, expected
 
 import nnburst
-from nnburst.burst import CancelToken, Kernel, ListenerGroup, present_token, under_token
+from nnburst.burst import CancelToken, ListenerGroup, present_token, under_token
 from nnburst.devices import create_device, local
-from nnburst.devices.function import FunctionDevice, FunctionModel, Tensor, declare
+from nnburst.devices.function import FunctionDevice, Tensor, declare
 from nnburst.errors import GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError
 from nnburst.memory import Memory
 from nnburst.model import (
     DataLocation,
-    ExecutionResult,
     ModelBuilder,
     OperandType,
     Request,
     RequestArgument,
-    RunOptions,
     Steps,
 )
 from nnburst.runtime import Service
@@ -236,21 +234,6 @@ def test_client_that_is_gone_has_no_more_steps_run(
     assert len(seen) == 1
 
 
-def test_run_that_the_end_of_the_service_cuts_off_is_not_said_to_have_failed(rig: tuple[Service, Accumulator]) -> None:
-    service, device = rig
-    _, begun, go_on = held(device)
-    with service.session("add") as session, session.bind(steps=4096, state=STATE) as execution:
-        execution.timeout = 1.0
-        future = execution.submit()
-        assert begun.wait(PATIENCE)
-        assert device.host is not None
-        (hosted,) = device.host._connections
-        hosted.objects.leave()  # as at its end; but here the client does not hear of that
-        go_on.set()
-        with pytest.raises(MissedDeadline):
-            future.result(PATIENCE)
-
-
 def test_service_that_is_stopped_finishes_all_steps(
     rig: tuple[Service, Accumulator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,18 +260,6 @@ def test_service_that_is_stopped_finishes_all_steps(
     assert len(seen) == 8
 
 
-def test_run_of_steps_is_polled_for_a_window_for_each_step(rig: tuple[Service, Accumulator]) -> None:
-    service, device = rig
-    with service.session("add", polling_window=0.1) as session, session.bind(steps=64, state=STATE) as execution:
-        for _ in range(4):
-            execution.run()
-        before = session.stats.sleeps
-        device.hook = lambda x: time.sleep(0.15 * (x[0] == 1))
-        execution.inputs["x"][7] = 1
-        execution.run()  # takes longer than one window
-        assert session.stats.sleeps == before
-
-
 def test_connection_that_has_ended_has_no_more_steps_run_without_a_burst() -> None:
     device, table = create_device("nnburst-reference"), ObjectTable()
     with Memory.ashmem(4096) as memory, under_token(table.token):
@@ -305,49 +276,6 @@ def test_connection_that_has_ended_has_no_more_steps_run_without_a_burst() -> No
         prepared.close()
 
 
-def test_device_is_told_of_a_deadline_only_where_steps_are_long(rig: tuple[Service, Accumulator]) -> None:
-    service, device = rig
-    told: list[int] = []
-    bind = FunctionModel.bind
-
-    def telling(self: FunctionModel, request: Request, options: RunOptions) -> Kernel:
-        kernel = bind(self, request, options)
-
-        def run() -> ExecutionResult | None:
-            return kernel()
-
-        def until(deadline_ns: int) -> ExecutionResult | None:
-            told.append(deadline_ns)
-            return kernel()
-
-        run.until = until  # type: ignore[attr-defined]
-        return run
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(FunctionModel, "bind", telling)
-        with service.session("add", timeout=PATIENCE) as session, session.bind(steps=500, state=STATE) as execution:
-            device.hook = lambda x: time.sleep(0.002 if x[0] == 7 else 0)
-            execution.inputs["x"][:] = np.arange(500)[:, None]
-            execution.run()
-            assert 1 < len(told) < 500  # the first of all, the one after the long one, and what the machine held up
-            del told[:]
-            execution.timeout = None
-            execution.run()
-            assert not told
-
-
-def test_shape_that_is_given_wins_over_a_room_that_was_learned(service: Service) -> None:
-    b = ModelBuilder()
-    b.output("y", b.relu(b.input("x", F32, (0, 3))))
-    with service.session(b.build()) as session:
-        session.run(None, {"x": np.ones((700, 3), np.float32)})  # more than is guessed
-        assert session._runs.rooms.keys() == {"y"}
-        with session.bind(steps=3, shapes={"x": (2, 3), "y": (2, 3)}) as execution:
-            execution.inputs["x"][:] = values = RNG.normal(size=(3, 2, 3)).astype(np.float32)
-            execution.run()
-            assert (execution.outputs["y"] == np.maximum(values, 0)).all()
-
-
 def test_rings_that_a_packet_cannot_say_are_refused_by_name(service: Service) -> None:
     b = ModelBuilder()
     x, z = b.input("x", F32, (1, 1 << 14)), b.input("z", F32, (1, 4))
@@ -358,16 +286,6 @@ def test_rings_that_a_packet_cannot_say_are_refused_by_name(service: Service) ->
             session.bind(steps=65536)
         with pytest.raises(InvalidArgument, match=r"'x' of shape .* takes 2621440000 bytes.*fewer steps"):
             session.bind(steps=40000)  # each of them would fit
-
-
-def test_steps_of_a_run_that_was_given_a_timeout_are_those_of_others(rig: tuple[Service, Accumulator]) -> None:
-    service, _ = rig
-    with service.session(cell(), timeout=PATIENCE) as session, session.bind(steps=4, state=STATE) as execution:
-        xs = execution.inputs["x"][:] = RNG.normal(size=(4, 1, 3)).astype(np.float32)
-        execution.run()
-        execution.reset_state()
-        execution.run()
-        np.testing.assert_allclose(execution.outputs["y"], expected(xs, np.zeros((1, UNITS), np.float32)), atol=1e-5)
 
 
 @pytest.mark.skipif(find_spec("onnxruntime") is None, reason="needs the extra nnburst[onnx]")
