@@ -7,6 +7,7 @@ What is not here is left to the reference device: what ONNX has no exact words f
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -47,21 +48,15 @@ _BELOW_2_31 = 2147483647
 # -- element by element -----------------------------------------------------------------------------------------------
 
 
-def _unary(kind: str) -> _Lowered:
-    def lowered(c: LoweredCall) -> None:
-        if c.data_type is _I32:
-            c.keep(c.node(kind, c.stored("x")))
-        else:
-            c.give(c.node(kind, c.real("x")))
-
-    return lowered
+def _unary(kind: str, c: LoweredCall) -> None:
+    if c.data_type is _I32:
+        c.keep(c.node(kind, c.stored("x")))
+    else:
+        c.give(c.node(kind, c.real("x")))
 
 
-def _clamp(low: float, high: float | None) -> _Lowered:
-    def lowered(c: LoweredCall) -> None:
-        c.give(c.clipped(c.real("x"), low, high))
-
-    return lowered
+def _clamp(low: float, high: float | None, c: LoweredCall) -> None:
+    c.give(c.clipped(c.real("x"), low, high))
 
 
 def _reciprocal_root(c: LoweredCall) -> None:
@@ -79,16 +74,13 @@ def _elu(c: LoweredCall) -> None:
     c.give(c.node("Elu", c.real("x"), alpha=c.number("alpha")))
 
 
-def _binary(kind: str) -> _Lowered:
-    def lowered(c: LoweredCall) -> None:
-        if c.data_type is not _I32:
-            c.give(c.node(kind, c.real("a"), c.real("b")))
-        elif kind == "Div":
-            raise GeneralFailure("ONNX divides integers towards 0, and by 0 at its peril")
-        else:
-            c.keep(c.node(kind, c.stored("a"), c.stored("b")))
-
-    return lowered
+def _binary(kind: str, c: LoweredCall) -> None:
+    if c.data_type is not _I32:
+        c.give(c.node(kind, c.real("a"), c.real("b")))
+    elif kind == "Div":
+        raise GeneralFailure("ONNX divides integers towards 0, and by 0 at its peril")
+    else:
+        c.keep(c.node(kind, c.stored("a"), c.stored("b")))
 
 
 def _prelu(c: LoweredCall) -> None:
@@ -96,7 +88,7 @@ def _prelu(c: LoweredCall) -> None:
     c.give(c.node("Where", c.node("GreaterOrEqual", x, c.array(0, np.float32)), x, c.node("Mul", slope, x)))
 
 
-def _comparison(kind: str, *, negated: bool = False) -> _Lowered:
+def _comparison(kind: str, c: LoweredCall, *, negated: bool = False) -> None:
     """Real values of quantised ones come from tables: they are compared as they round from float64."""
 
     def compared(c: LoweredCall, name: str) -> str:
@@ -108,18 +100,12 @@ def _comparison(kind: str, *, negated: bool = False) -> _Lowered:
             return c.node("Gather", table, c.cast(c.stored(name), np.int32))
         return c.stored(name) if c.data_type is _I32 else c.real(name)
 
-    def lowered(c: LoweredCall) -> None:
-        found = c.node(kind, compared(c, "a"), compared(c, "b"))
-        c.keep(c.cast(c.node("Not", found) if negated else found, np.uint8))
-
-    return lowered
+    found = c.node(kind, compared(c, "a"), compared(c, "b"))
+    c.keep(c.cast(c.node("Not", found) if negated else found, np.uint8))
 
 
-def _logical(kind: str, *names: str) -> _Lowered:
-    def lowered(c: LoweredCall) -> None:
-        c.keep(c.cast(c.node(kind, *map(c.truth, names)), np.uint8))
-
-    return lowered
+def _logical(kind: str, names: str, c: LoweredCall) -> None:
+    c.keep(c.cast(c.node(kind, *map(c.truth, names)), np.uint8))
 
 
 def _select(c: LoweredCall) -> None:
@@ -376,31 +362,22 @@ def _reduced(c: LoweredCall, kind: str, value: str, axes: Sequence[int]) -> str:
     return c.node(kind, value, c.array(axes), keepdims=1) if axes else value
 
 
-def _reduction_in_double(kind: str) -> _Lowered:
-    def lowered(c: LoweredCall) -> None:
-        axes = c.axes("axes", len(c.dims("x")))
-        found = c.cast(_reduced(c, kind, c.cast(c.real("x"), np.float64), axes), np.float32)
-        c.give(c.reshaped(found, c.outputs[0]))
-
-    return lowered
+def _reduction_in_double(kind: str, c: LoweredCall) -> None:
+    axes = c.axes("axes", len(c.dims("x")))
+    found = c.cast(_reduced(c, kind, c.cast(c.real("x"), np.float64), axes), np.float32)
+    c.give(c.reshaped(found, c.outputs[0]))
 
 
-def _extreme(kind: str) -> _Lowered:
-    def lowered(c: LoweredCall) -> None:
-        axes = c.axes("axes", len(c.dims("x")))
-        is_half = c.data_type is _F16
-        found = c.reshaped(_reduced(c, kind, c.real("x") if is_half else c.stored("x"), axes), c.outputs[0])
-        (c.give if is_half else c.keep)(found)
-
-    return lowered
+def _extreme(kind: str, c: LoweredCall) -> None:
+    axes = c.axes("axes", len(c.dims("x")))
+    is_half = c.data_type is _F16
+    found = c.reshaped(_reduced(c, kind, c.real("x") if is_half else c.stored("x"), axes), c.outputs[0])
+    (c.give if is_half else c.keep)(found)
 
 
-def _all_or_any(kind: str) -> _Lowered:
-    def lowered(c: LoweredCall) -> None:
-        axes = c.axes("axes", len(c.dims("x")))
-        c.keep(c.reshaped(_reduced(c, kind, c.cast(c.truth("x"), np.uint8), axes), c.outputs[0]))
-
-    return lowered
+def _all_or_any(kind: str, c: LoweredCall) -> None:
+    axes = c.axes("axes", len(c.dims("x")))
+    c.keep(c.reshaped(_reduced(c, kind, c.cast(c.truth("x"), np.uint8), axes), c.outputs[0]))
 
 
 def _numbers(c: LoweredCall) -> str:
@@ -410,13 +387,10 @@ def _numbers(c: LoweredCall) -> str:
     return c.stored("x") if c.data_type is _I32 else c.real("x")
 
 
-def _argument(kind: str) -> _Lowered:
-    def lowered(c: LoweredCall) -> None:
-        axis = c.axis("axis", len(c.dims("x")))
-        found = c.node(kind, _numbers(c), axis=axis, keepdims=0)
-        c.keep(c.cast(c.reshaped(found, c.outputs[0]), np.int32))
-
-    return lowered
+def _argument(kind: str, c: LoweredCall) -> None:
+    axis = c.axis("axis", len(c.dims("x")))
+    found = c.node(kind, _numbers(c), axis=axis, keepdims=0)
+    c.keep(c.cast(c.reshaped(found, c.outputs[0]), np.int32))
 
 
 def _topk(c: LoweredCall) -> None:
@@ -430,14 +404,11 @@ def _topk(c: LoweredCall) -> None:
     c.keep(c.cast(c.node("Sub", last, places), np.int32), 1)
 
 
-def _softmax(kind: str) -> _Lowered:
-    def lowered(c: LoweredCall) -> None:
-        x, axis, beta = c.real("x"), c.axis("axis", len(c.dims("x"))), c.number("beta")
-        if beta != 1:
-            x = c.node("Mul", c.node("Sub", x, c.node("ReduceMax", x, c.array([axis]))), c.array(beta, np.float32))
-        c.give(c.node(kind, x, axis=axis))
-
-    return lowered
+def _softmax(kind: str, c: LoweredCall) -> None:
+    x, axis, beta = c.real("x"), c.axis("axis", len(c.dims("x"))), c.number("beta")
+    if beta != 1:
+        x = c.node("Mul", c.node("Sub", x, c.node("ReduceMax", x, c.array([axis]))), c.array(beta, np.float32))
+    c.give(c.node(kind, x, axis=axis))
 
 
 def _l2_normalization(c: LoweredCall) -> None:
@@ -460,10 +431,10 @@ def _instance_normalization(c: LoweredCall) -> None:
 _O = OperationType
 
 LOWERED: dict[int, _Lowered] = {
-    _O.ABS: _unary("Abs"),
-    _O.ADD: _binary("Add"),
-    _O.ARGMAX: _argument("ArgMax"),
-    _O.ARGMIN: _argument("ArgMin"),
+    _O.ABS: partial(_unary, "Abs"),
+    _O.ADD: partial(_binary, "Add"),
+    _O.ARGMAX: partial(_argument, "ArgMax"),
+    _O.ARGMIN: partial(_argument, "ArgMin"),
     _O.AVERAGE_POOL_2D: _average_pool,
     _O.BATCH_TO_SPACE_ND: _move_blocks,
     _O.BIDIRECTIONAL_SEQUENCE_LSTM: recurrent.both_ways_lstm,
@@ -475,71 +446,71 @@ LOWERED: dict[int, _Lowered] = {
     _O.DEPTHWISE_CONV_2D: _conv,
     _O.DEPTH_TO_SPACE: _move_blocks,
     _O.DEQUANTIZE: _convert,
-    _O.DIV: _binary("Div"),
+    _O.DIV: partial(_binary, "Div"),
     _O.ELU: _elu,
     _O.EMBEDDING_LOOKUP: _embedding_lookup,
-    _O.EQUAL: _comparison("Equal"),
-    _O.EXP: _unary("Exp"),
+    _O.EQUAL: partial(_comparison, "Equal"),
+    _O.EXP: partial(_unary, "Exp"),
     _O.EXPAND_DIMS: _reshape,
     _O.FILL: _fill,
-    _O.FLOOR: _unary("Floor"),
+    _O.FLOOR: partial(_unary, "Floor"),
     _O.FULLY_CONNECTED: _fully_connected,
     _O.GATHER: _gather,
-    _O.GREATER: _comparison("Greater"),
-    _O.GREATER_EQUAL: _comparison("GreaterOrEqual"),
+    _O.GREATER: partial(_comparison, "Greater"),
+    _O.GREATER_EQUAL: partial(_comparison, "GreaterOrEqual"),
     _O.GROUPED_CONV_2D: _conv,
     _O.HARD_SWISH: _hard_swish,
     _O.INSTANCE_NORMALIZATION: _instance_normalization,
     _O.L2_NORMALIZATION: _l2_normalization,
     _O.L2_POOL_2D: _l2_pool,
-    _O.LESS: _comparison("Less"),
-    _O.LESS_EQUAL: _comparison("LessOrEqual"),
-    _O.LOG: _unary("Log"),
-    _O.LOGICAL_AND: _logical("And", "a", "b"),
-    _O.LOGICAL_NOT: _logical("Not", "a"),
-    _O.LOGICAL_OR: _logical("Or", "a", "b"),
-    _O.LOGISTIC: _unary("Sigmoid"),
-    _O.LOG_SOFTMAX: _softmax("LogSoftmax"),
+    _O.LESS: partial(_comparison, "Less"),
+    _O.LESS_EQUAL: partial(_comparison, "LessOrEqual"),
+    _O.LOG: partial(_unary, "Log"),
+    _O.LOGICAL_AND: partial(_logical, "And", "ab"),
+    _O.LOGICAL_NOT: partial(_logical, "Not", "a"),
+    _O.LOGICAL_OR: partial(_logical, "Or", "ab"),
+    _O.LOGISTIC: partial(_unary, "Sigmoid"),
+    _O.LOG_SOFTMAX: partial(_softmax, "LogSoftmax"),
     _O.LSTM: recurrent.lstm,
-    _O.MAXIMUM: _binary("Max"),
+    _O.MAXIMUM: partial(_binary, "Max"),
     _O.MAX_POOL_2D: _max_pool,
-    _O.MEAN: _reduction_in_double("ReduceMean"),
-    _O.MINIMUM: _binary("Min"),
-    _O.MUL: _binary("Mul"),
-    _O.NEG: _unary("Neg"),
-    _O.NOT_EQUAL: _comparison("Equal", negated=True),
+    _O.MEAN: partial(_reduction_in_double, "ReduceMean"),
+    _O.MINIMUM: partial(_binary, "Min"),
+    _O.MUL: partial(_binary, "Mul"),
+    _O.NEG: partial(_unary, "Neg"),
+    _O.NOT_EQUAL: partial(_comparison, "Equal", negated=True),
     _O.PAD: _pad,
     _O.PAD_V2: _pad,
-    _O.POW: _binary("Pow"),
+    _O.POW: partial(_binary, "Pow"),
     _O.PRELU: _prelu,
     _O.QUANTIZE: _quantize,
     _O.RANK: _rank,
-    _O.REDUCE_ALL: _all_or_any("ReduceMin"),
-    _O.REDUCE_ANY: _all_or_any("ReduceMax"),
-    _O.REDUCE_MAX: _extreme("ReduceMax"),
-    _O.REDUCE_MIN: _extreme("ReduceMin"),
-    _O.REDUCE_SUM: _reduction_in_double("ReduceSum"),
-    _O.RELU: _clamp(0, None),
-    _O.RELU1: _clamp(-1, 1),
-    _O.RELU6: _clamp(0, 6),
+    _O.REDUCE_ALL: partial(_all_or_any, "ReduceMin"),
+    _O.REDUCE_ANY: partial(_all_or_any, "ReduceMax"),
+    _O.REDUCE_MAX: partial(_extreme, "ReduceMax"),
+    _O.REDUCE_MIN: partial(_extreme, "ReduceMin"),
+    _O.REDUCE_SUM: partial(_reduction_in_double, "ReduceSum"),
+    _O.RELU: partial(_clamp, 0, None),
+    _O.RELU1: partial(_clamp, -1, 1),
+    _O.RELU6: partial(_clamp, 0, 6),
     _O.RESHAPE: _reshape,
     _O.RESIZE_BILINEAR: _resize_bilinear,
     _O.RESIZE_NEAREST_NEIGHBOR: _resize_nearest,
     _O.RNN: recurrent.rnn,
     _O.RSQRT: _reciprocal_root,
     _O.SELECT: _select,
-    _O.SIN: _unary("Sin"),
+    _O.SIN: partial(_unary, "Sin"),
     _O.SLICE: _slice,
-    _O.SOFTMAX: _softmax("Softmax"),
+    _O.SOFTMAX: partial(_softmax, "Softmax"),
     _O.SPACE_TO_BATCH_ND: _move_blocks,
     _O.SPACE_TO_DEPTH: _move_blocks,
     _O.SPLIT: _split,
-    _O.SQRT: _unary("Sqrt"),
+    _O.SQRT: partial(_unary, "Sqrt"),
     _O.SQUEEZE: _reshape,
     _O.STRIDED_SLICE: _strided_slice,
-    _O.SUB: _binary("Sub"),
+    _O.SUB: partial(_binary, "Sub"),
     _O.SVDF: recurrent.svdf,
-    _O.TANH: _unary("Tanh"),
+    _O.TANH: partial(_unary, "Tanh"),
     _O.TILE: _tile,
     _O.TOPK_V2: _topk,
     _O.TRANSPOSE: _transpose,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -116,73 +116,60 @@ def svdf(c: LoweredCall) -> None:
 # -- sequences --------------------------------------------------------------------------------------------------------
 
 
-class _Sequence:
-    """A cell that is fed a sequence by one node of ONNX; a suffix tells its inputs from those of another cell."""
-
-    def __init__(self, c: LoweredCall, suffix: str) -> None:
-        self.c, self.suffix = c, suffix
-        code = c.integer("activation")
-        if code not in _KINDS:
-            raise GeneralFailure(f"a sequence of cells with activation {code} is not lowered")
-        self.activation = _KINDS[code]
-
-    def given(self, *names: str) -> bool:
-        return any(self.c.given(name + self.suffix) for name in names)
-
-    def state(self, name: str) -> str:
-        dims = self.c.dims(name + self.suffix)
-        return self.c.reshaped(self.c.real(name + self.suffix), (1, *dims))
-
-    def whole(self, names: Sequence[str]) -> str:
-        """Inputs one after the other, for one direction."""
-        value = _joined(self.c, [name + self.suffix for name in names])
-        return self.c.node("Unsqueeze", value, self.c.array([0]))
-
-    def run(self, x: str, *, backward: bool) -> tuple[str, tuple[str, ...]]:
-        """Return the outputs [t, b, u] and the last states [b, u]."""
-        raise NotImplementedError
-
-    def fed(self, kind: str, count: int, *inputs: str, kinds: list[str], units: int, backward: bool) -> tuple[str, ...]:
-        ones = kinds.count("Affine")
-        affine: dict[str, Any] = {"activation_alpha": [1.0] * ones, "activation_beta": [0.0] * ones} if ones else {}
-        direction = "reverse" if backward else "forward"
-        options = {"activations": kinds, "hidden_size": units, "direction": direction, **affine}
-        every, *states = self.c.nodes(1 + count, kind, *inputs, **options)
-        one = self.c.array([0])
-        return (
-            self.c.node("Squeeze", every, self.c.array([1])),
-            *(self.c.node("Squeeze", each, one) for each in states),
-        )
+def _cell_activation(c: LoweredCall) -> str:
+    code = c.integer("activation")
+    if code not in _KINDS:
+        raise GeneralFailure(f"a sequence of cells with activation {code} is not lowered")
+    return _KINDS[code]
 
 
-class _Rnn(_Sequence):
-    def run(self, x: str, *, backward: bool) -> tuple[str, tuple[str, ...]]:
-        c = self.c
-        units = c.dims("w" + self.suffix)[0]
-        bias = c.node("Concat", c.real("b" + self.suffix), c.array(np.zeros(units), np.float32), axis=0)
-        inputs = (self.whole(["w"]), self.whole(["r"]), c.node("Unsqueeze", bias, c.array([0])), "", self.state("prev"))
-        every, last = self.fed("RNN", 1, x, *inputs, kinds=[self.activation], units=units, backward=backward)
-        return every, (last,)
+def _state(c: LoweredCall, name: str) -> str:
+    return c.reshaped(c.real(name), (1, *c.dims(name)))
 
 
-class _Lstm(_Sequence):
-    def run(self, x: str, *, backward: bool) -> tuple[str, tuple[str, ...]]:
-        c = self.c
-        clips = [name for name in ("cell_clip", "proj_clip") if c.number(name)]
-        if clips or self.given("proj", *(f"n_{gate}" for gate in _GATES)) or not self.given("w_in"):
-            raise GeneralFailure("a sequence of cells that clip, project, normalise or couple gates is not lowered")
-        units = c.dims("w_out" + self.suffix)[0]
-        weights, loops, bias = (self.whole([f"{kind}_{gate}" for gate in _ORDER]) for kind in "wrb")
-        both = c.node("Concat", bias, c.array(np.zeros((1, 4 * units)), np.float32), axis=1)
-        peepholes = [f"p_{gate}" for gate in _ORDER[:3]]
-        found = [self.given(name) for name in peepholes]
-        if any(found) and not all(found):
-            raise GeneralFailure("a sequence of cells with some peepholes is not lowered")
-        inputs = [x, weights, loops, both, "", self.state("prev_out"), self.state("prev_cell")]
-        inputs += [self.whole(peepholes)] if all(found) else []
-        kinds = ["Sigmoid", self.activation, self.activation]
-        every, out, cell = self.fed("LSTM", 2, *inputs, kinds=kinds, units=units, backward=backward)
-        return every, (out, cell)
+def _whole(c: LoweredCall, names: Sequence[str]) -> str:
+    """Inputs one after the other, for one direction."""
+    return c.node("Unsqueeze", _joined(c, names), c.array([0]))
+
+
+def _fed(
+    c: LoweredCall, kind: str, count: int, *inputs: str, kinds: list[str], units: int, backward: bool
+) -> tuple[str, list[str]]:
+    """Feed a sequence to a cell, by one node of ONNX; returns the outputs [t, b, u] and the last states [b, u]."""
+    ones = kinds.count("Affine")
+    affine: dict[str, Any] = {"activation_alpha": [1.0] * ones, "activation_beta": [0.0] * ones} if ones else {}
+    direction = "reverse" if backward else "forward"
+    options = {"activations": kinds, "hidden_size": units, "direction": direction, **affine}
+    every, *states = c.nodes(1 + count, kind, *inputs, **options)
+    one = c.array([0])
+    return c.node("Squeeze", every, c.array([1])), [c.node("Squeeze", each, one) for each in states]
+
+
+def _rnn_fed(c: LoweredCall, suffix: str, x: str, *, backward: bool) -> tuple[str, list[str]]:
+    units, kinds = c.dims("w" + suffix)[0], [_cell_activation(c)]
+    bias = c.node("Concat", c.real("b" + suffix), c.array(np.zeros(units), np.float32), axis=0)
+    weights, loops = (_whole(c, [name + suffix]) for name in "wr")
+    inputs = (x, weights, loops, c.node("Unsqueeze", bias, c.array([0])), "", _state(c, "prev" + suffix))
+    return _fed(c, "RNN", 1, *inputs, kinds=kinds, units=units, backward=backward)
+
+
+def _lstm_fed(c: LoweredCall, suffix: str, x: str, *, backward: bool) -> tuple[str, list[str]]:
+    kinds = ["Sigmoid", *[_cell_activation(c)] * 2]
+    clips = [name for name in ("cell_clip", "proj_clip") if c.number(name)]
+    beside = [name for name in ("proj", *(f"n_{gate}" for gate in _GATES)) if c.given(name + suffix)]
+    if clips or beside or not c.given("w_in" + suffix):
+        raise GeneralFailure("a sequence of cells that clip, project, normalise or couple gates is not lowered")
+    units = c.dims("w_out" + suffix)[0]
+    weights, loops, bias = (_whole(c, [f"{kind}_{gate}{suffix}" for gate in _ORDER]) for kind in "wrb")
+    both = c.node("Concat", bias, c.array(np.zeros((1, 4 * units)), np.float32), axis=1)
+    peepholes = [f"p_{gate}{suffix}" for gate in _ORDER[:3]]
+    found = [c.given(name) for name in peepholes]
+    if any(found) and not all(found):
+        raise GeneralFailure("a sequence of cells with some peepholes is not lowered")
+    inputs = [x, weights, loops, both, "", _state(c, "prev_out" + suffix), _state(c, "prev_cell" + suffix)]
+    inputs += [_whole(c, peepholes)] if all(found) else []
+    every, (out, cell) = _fed(c, "LSTM", 2, *inputs, kinds=kinds, units=units, backward=backward)
+    return every, [out, cell]
 
 
 def _in_time(c: LoweredCall, value: str) -> str:
@@ -195,22 +182,22 @@ def _give(c: LoweredCall, values: Sequence[str]) -> None:
         c.give(value, which)
 
 
-def _one_way(kind: type[_Sequence], c: LoweredCall) -> None:
-    every, states = kind(c, "").run(_in_time(c, c.real("x")), backward=False)
+def _one_way(fed: Callable[..., Any], c: LoweredCall) -> None:
+    every, states = fed(c, "", _in_time(c, c.real("x")), backward=False)
     _give(c, [_in_time(c, every), *states])
 
 
-def _both_ways(kind: type[_Sequence], c: LoweredCall) -> None:
+def _both_ways(fed: Callable[..., Any], c: LoweredCall) -> None:
     """A second sequence goes to the second cell instead of x; with weights of its own it is not lowered."""
     if any(name.startswith("aux_w") and c.given(name) for name in c.match.positions):
         raise GeneralFailure("cells that are fed two sequences are not lowered")
     x = _in_time(c, c.real("x"))
-    forward, states = kind(c, "_fw").run(x, backward=False)
-    fed = _in_time(c, c.real("aux")) if c.given("aux") else x
-    backward, more = kind(c, "_bw").run(fed, backward=True)
+    forward, states = fed(c, "_fw", x, backward=False)
+    back = _in_time(c, c.real("aux")) if c.given("aux") else x
+    backward, more = fed(c, "_bw", back, backward=True)
     whole = [c.node("Concat", forward, backward, axis=2)] if c.integer("merge") else [forward, backward]
     _give(c, [*(_in_time(c, each) for each in whole), *states, *more])
 
 
-sequence_rnn, sequence_lstm = partial(_one_way, _Rnn), partial(_one_way, _Lstm)
-both_ways_rnn, both_ways_lstm = partial(_both_ways, _Rnn), partial(_both_ways, _Lstm)
+sequence_rnn, sequence_lstm = partial(_one_way, _rnn_fed), partial(_one_way, _lstm_fed)
+both_ways_rnn, both_ways_lstm = partial(_both_ways, _rnn_fed), partial(_both_ways, _lstm_fed)
