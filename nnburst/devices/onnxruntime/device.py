@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
+from msgspec.structs import replace
 
 from ...cache import CacheReason, CacheRejected, SaveResult, model_fingerprint, take
 from ...errors import GeneralFailure, InvalidArgument, MissedDeadline
@@ -20,20 +21,19 @@ from ...model import (
     MemoryLike,
     Model,
     Operation,
-    combine_dimensions,
     extension_code,
     extension_prefix,
 )
 from ..caching import DeviceCacheHome, build_epoch
 from ..common import build_version, capabilities_of, extension_of_names
 from ..deadline import deadline_passed
-from ..elements import element_types, operand_code
+from ..elements import element_types
 from ..encoded import Bytes
 from ..interfaces import CacheFiles
 from ..local import LocalDevice, LocalModel
 from .capi import package_version
 from .graph import Graph, GraphStore, SessionSettings, compile_graph, content_digest
-from .importer import EXTENSION_NAME, FILE, GRAPH, GraphArgument, import_graph
+from .importer import EXTENSION_NAME, FILE, GRAPH, graph_model, import_graph
 from .library import CPU, checked_providers, give_memory_back, onnx, require_extra
 from .lowering import Lowering
 from .operations import LOWERED
@@ -131,7 +131,11 @@ class OnnxRuntimeDevice(LocalDevice):
         try:
             graph = self._graphs.get(source.digest, lambda: compile_graph(source.data, source.files, self._settings))
             if is_file:
-                _check_arguments(model, graph)
+                inputs = (*graph.inputs, *graph.optional.values())
+                imported = graph_model(len(source.data), tuple(source.files), inputs, graph.outputs).main
+                files = model.main.operands[: 1 + len(source.files)]  # of which the client knows the sizes
+                if model.main != replace(imported, operands=(*files, *imported.operands[len(files) :])):
+                    raise InvalidArgument("the operands of GRAPH are not those that its file was imported with")
             return OnnxPreparedModel(model, graph, self._tracker, source)
         except BaseException:
             give_memory_back(sum(pool.size for pool in model.pools))
@@ -208,8 +212,7 @@ def _read_files(model: Model) -> Source:
     """Return private copies of the model file and of its external files by name."""
     code = extension_code(extension_prefix(model, EXTENSION_NAME), FILE)
     operation, operands = model.main.operations[0], model.main.operands
-    data = b""
-    names: list[str] = []
+    data: bytes | None = None
     files: dict[str, Bytes] = {}
     for index in operation.inputs[: len(operation.inputs) - len(model.main.input_indexes)]:
         operand = operands[index]
@@ -221,17 +224,11 @@ def _read_files(model: Model) -> Source:
             name = bytes(operand.extra_params or b"").decode()  # type: ignore[arg-type]
         except (TypeError, UnicodeDecodeError):
             raise InvalidArgument(f"operand {index} of GRAPH: the file's name is no UTF-8") from None
-        if names:
-            files[name] = read_constant(pool, np.uint8, (length,), location.offset)
-        else:
+        if data is None:
             data = _read_file(pool, location.offset, length)
-        names.append(name)
-    if not names or names[0] or len(set(names)) != len(names):
-        raise InvalidArgument("the first operand of GRAPH is the model file, without a name; the others have one each")
-    if tuple(operation.inputs[len(names) :]) != tuple(model.main.input_indexes):
-        raise InvalidArgument("the operands of GRAPH after its files are the inputs of the model, in their order")
-    if tuple(operation.outputs) != tuple(model.main.output_indexes):
-        raise InvalidArgument("the results of GRAPH are the outputs of the model, in their order")
+        else:
+            files[name] = read_constant(pool, np.uint8, (length,), location.offset)
+    data = data or b""
     contents = (np.frombuffer(data, np.uint8), *files.values())
     return Source(data, files, content_digest(data, files), dict(zip(operation.inputs, contents, strict=False)))
 
@@ -243,37 +240,3 @@ def _source_of(model: Model) -> Source:
     lowering = Lowering(model, LOWERED)
     data, files = lowering.graph()
     return Source(data, files, content_digest(data, files), lowering.copies)
-
-
-def _check_arguments(model: Model, graph: Graph) -> None:
-    """Raise `InvalidArgument` if a model declares other arguments than its graph has."""
-    prefix = extension_prefix(model, EXTENSION_NAME)
-    if unknown := set(model.input_names[len(graph.inputs) :]) - graph.optional.keys():
-        raise InvalidArgument(f"the graph has no inputs {sorted(unknown)} that may be left out")
-    for kind, indexes, arguments in (
-        ("input", model.main.input_indexes, graph.inputs_of(model.input_names)),
-        ("output", model.main.output_indexes, graph.outputs),
-    ):
-        if len(indexes) != len(arguments):
-            raise InvalidArgument(f"the model has {len(indexes)} {kind}s, its graph {len(arguments)}")
-        for position, (index, argument) in enumerate(zip(indexes, arguments, strict=True)):
-            place = f"{kind} {position} ({argument.name!r})"
-            _check_argument(place, model, index, argument, prefix, kind == "output")
-
-
-def _check_argument(
-    place: str, model: Model, index: int, argument: GraphArgument, prefix: int, is_output: bool
-) -> None:
-    operand = model.main.operands[index]
-    allowed = {operand_code(argument.element, rank, prefix) for rank in (0, 1)}
-    allowed.add((extension_code(prefix, argument.element.number), 0.0))
-    if (operand.type, operand.scale) not in allowed or operand.zero_point:
-        raise InvalidArgument(
-            f"{place} is {argument.element.name} in the graph, but has operand type {operand.type:#x}"
-        )
-    if is_output:  # of which only runs tell, if they differ
-        return
-    try:
-        combine_dimensions(operand.dimensions, argument.dimensions)
-    except InvalidArgument as error:
-        raise InvalidArgument(f"{place}: model and graph differ: {error}") from None

@@ -101,10 +101,6 @@ class Graph:
                 f"{held} hold other values than numbers; that needs the C library of ONNX Runtime 1.19, and {CPU} alone"
             )
 
-    def inputs_of(self, names: Sequence[str]) -> tuple[GraphArgument, ...]:
-        """Return the inputs of a model whose inputs have these names: all without a default come first."""
-        return (*self.inputs, *(self.optional[name] for name in names[len(self.inputs) :]))
-
     def bound(
         self, binding: Any, before: Copies, after: Copies, binds: Sequence[Callable[[], None]] = ()
     ) -> BoundRun | PythonRun:

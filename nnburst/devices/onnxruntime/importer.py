@@ -248,7 +248,7 @@ def import_graph(data: bytes) -> ImportedModel:
         raise GeneralFailure(f"the model has {len(files)} external files; at most {_MOST_FILES} can be passed on")
     inputs = [*required, *optional]
     return ImportedModel(
-        _model(len(data), files, inputs, outputs),
+        graph_model(len(data), files, inputs, outputs),
         ("", *files),
         tuple(argument.shape for argument in inputs),
         tuple(argument.shape for argument in outputs),
@@ -256,7 +256,10 @@ def import_graph(data: bytes) -> ImportedModel:
     )
 
 
-def _model(size: int, files: Sequence[str], inputs: Sequence[GraphArgument], outputs: Sequence[GraphArgument]) -> Model:
+def graph_model(
+    size: int, files: Sequence[str], inputs: Sequence[GraphArgument], outputs: Sequence[GraphArgument]
+) -> Model:
+    """Return the model of a graph in a file of so many bytes, without its pools."""
     return one_operation(
         extension_code(_PREFIX, GRAPH),
         [_file(0, "", size), *(_file(1 + i, name, 0) for i, name in enumerate(files))],

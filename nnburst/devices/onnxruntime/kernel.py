@@ -97,7 +97,7 @@ class BoundGraph:
         self._insufficient: set[int] = set()
         self._binding = graph.session.io_binding()
         operands = main.operands
-        nodes = graph.inputs_of(model.input_names)
+        nodes = (*graph.inputs, *graph.optional.values())
         for node, argument, index in zip(nodes, request.inputs, main.input_indexes, strict=True):
             self._bind_input(node, operands[index], request, argument)
         self._order: list[int] = []
