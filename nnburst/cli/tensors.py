@@ -88,10 +88,7 @@ def load_arrays(files: Mapping[str, str]) -> dict[str, Array]:
     """
     out: dict[str, Array] = {}
     for name, file in files.items():
-        try:
-            array = load_array(file)
-        except InvalidArgument as error:
-            raise InvalidArgument(f"input {name!r}: {error}") from None
+        array = load_array(file)
         if isinstance(array, Mapping):
             raise InvalidArgument(f"input {name!r}: {file} holds several arrays; save one with numpy.save")
         out[name] = array

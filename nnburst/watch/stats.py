@@ -72,11 +72,6 @@ class Histogram(Struct, frozen=True):
     max_ns: int = 0
     buckets: tuple[tuple[int, int], ...] = ()
 
-    @property
-    def mean_ns(self) -> float:
-        """0 if there was no event."""
-        return self.sum_ns / self.count if self.count else 0.0
-
     def percentile_ns(self, percent: float) -> float:
         """Return the duration that `percent` of the events did not exceed; 0 if there was none."""
         total = sum(n for _, n in self.buckets)
@@ -115,7 +110,7 @@ class Histogram(Struct, frozen=True):
         """Return count, and mean, p50, p99 and max in microseconds."""
         return {
             "count": self.count,
-            "mean_us": round(self.mean_ns / 1e3, 3),
+            "mean_us": round(self.sum_ns / max(1, self.count) / 1e3, 3),
             "p50_us": round(self.percentile_ns(50) / 1e3, 3),
             "p99_us": round(self.percentile_ns(99) / 1e3, 3),
             "max_us": round(self.max_ns / 1e3, 3),

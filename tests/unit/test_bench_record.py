@@ -137,14 +137,6 @@ def test_server_that_polls_for_ever_ends_with_its_context(parked: bool) -> None:
         os.kill(pid, 0)
 
 
-def test_share_of_others_is_what_is_busy_and_not_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    busy, own, now = iter([100.0, 112.0]), iter([50.0, 54.0]), iter([7.0, 17.0])
-    monkeypatch.setattr(others, "_busy_seconds", lambda cpus: next(busy))
-    monkeypatch.setattr(others, "_own_seconds", lambda: next(own))
-    monkeypatch.setattr(others.time, "monotonic", lambda: next(now))
-    assert others.watch_others({2, 3})() == (12 - 4) / 10 / 2
-
-
 def test_busy_seconds_are_those_of_the_named_cpus_without_their_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     #                user nice system idle iowait irq softirq steal guest
     text = "cpu  9 9 9 9 9 9 9 9 9 9\ncpu0 1 2 4 900 900 8 16 32 900 0\ncpu1 100 0 0 900 0 0 0 0 0 0\n"

@@ -46,13 +46,10 @@ def allowed_cpus() -> Cpus:
 
 
 def pin_process(pid: int, cpus: set[int]) -> None:
-    """Pin every thread of a process, including those that appear meanwhile."""
-    pinned: set[int] = set()
-    while new := {int(entry) for entry in os.listdir(f"/proc/{pid}/task")} - pinned:
-        for thread in new:
-            with suppress(ProcessLookupError):  # a thread may end between the listing and the call
-                os.sched_setaffinity(thread, cpus)
-        pinned |= new
+    """Pin every thread of a process."""
+    for thread in map(int, os.listdir(f"/proc/{pid}/task")):
+        with suppress(ProcessLookupError):  # a thread may end between the listing and the call
+            os.sched_setaffinity(thread, cpus)
 
 
 @dataclass(frozen=True, slots=True)
