@@ -80,7 +80,7 @@ def test_REQ_MODEL_078_a_killed_service_ends_every_wait(
         result = call.result()
         assert isinstance(result, DeadObject), result
         assert "was killed by SIGKILL" in str(result)
-        assert service._connection.wait_ended(PATIENCE)
+        assert service.connection.wait_ended(PATIENCE)
         assert deaths == [1]
         assert not service.alive
         assert service.devices[0].status is DeviceStatus.OFFLINE
@@ -107,21 +107,6 @@ def test_a_service_killed_while_it_asks_for_memories() -> None:
             call = Background(lambda: controller.compute(request_on(pool)))
             assert isinstance(call.result(), DeadObject)
             assert killer is callbacks[number]
-
-
-def test_a_burst_outlives_its_service_as_an_error() -> None:
-    with start_child() as service, Memory.ashmem(512) as pool:
-        model = prepare(service, pool)
-        with ExecutionBurstController.create(model) as controller:
-            controller.compute(request_on(pool))
-            os.kill(service.pid, signal.SIGKILL)
-            assert service._connection.wait_ended(PATIENCE)
-            for _ in range(2):
-                with pytest.raises(DeadObject):
-                    controller.compute(request_on(pool))
-        with pytest.raises(DeadObject):
-            ExecutionBurstController.create(model)
-        model.close()
 
 
 PRELUDE = """

@@ -129,7 +129,7 @@ def test_descriptors_that_the_service_cannot_take_are_refused() -> None:
         message = Execute(1, WireRequest((), (), (WireMemory("ashmem", 64, 3, 0),) * 200), RunOptions())
         for _ in range(3):
             with pytest.raises(ResourceExhausted, match="ulimit"):
-                service._connection.call(message, pool.fds * 200, timeout=PATIENCE)
+                service.connection.call(message, pool.fds * 200, timeout=PATIENCE)
         assert service.devices[0].status is DeviceStatus.AVAILABLE
         until(lambda: len(os.listdir(f"/proc/{service.pid}/fd")) <= before, "descriptors are kept")
 
@@ -158,7 +158,7 @@ def test_a_stopped_service_cannot_block_its_client_for_ever() -> None:
         errors = set()
         for _ in range(5000):
             try:
-                service._connection.call(
+                service.connection.call(
                     PrepareModel(0, wire, CompileJob(ExecutionPreference.LOW_POWER, Priority.LOW)), fds, timeout=0.0
                 )
             except Exception as error:

@@ -259,7 +259,7 @@ def test_client_that_dies_leaves_no_burst(shared: Callable[..., Shared]) -> None
     session, other = gone.session("call"), stays.session("call")
     run(session)
     run(other)
-    gone._backend._connection._sock.shutdown(socket.SHUT_RDWR)  # type: ignore[attr-defined]
+    gone._backend.connection._sock.shutdown(socket.SHUT_RDWR)  # type: ignore[attr-defined]
     assert hosted.wait_ended(PATIENCE)
     assert hosted.ledger.used["bursts"] == 0
     assert run(other)[0] == 1

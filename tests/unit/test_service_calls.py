@@ -351,9 +351,6 @@ def test_what_a_full_socket_keeps_back_goes_out_later_and_nobody_spins(monkeypat
         def register(self, *arguments: Any) -> None:
             self.poll_object.register(*arguments)
 
-        def modify(self, *arguments: Any) -> None:
-            self.poll_object.modify(*arguments)
-
         def poll(self, *arguments: Any) -> Any:
             nonlocal polls
             polls += 1

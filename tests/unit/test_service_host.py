@@ -554,7 +554,7 @@ def test_call_that_a_service_gets_after_the_farewell_finds_the_connection_closed
         monkeypatch.setattr(transport, "PendingCall", pending)
         call = thread.submit(configure, model, Callback())
         assert begun.wait(PATIENCE)
-        client._connection.hang_up(protocol.Goodbye())
+        client.connection.hang_up(protocol.Goodbye())
         try:
             with pytest.raises(BadState, match="configure_execution_burst: the connection to the service is closed"):
                 call.result(PATIENCE)
@@ -637,7 +637,7 @@ def test_the_end_of_a_connection_releases_all_it_owned() -> None:
     burst = configure(client.devices[0].prepare_model(tiny_model(4096)), Callback())
     unused = client.devices[0].prepare_model(tiny_model())
     device.contexts[0].callback.get_memories([1, 2])
-    client._connection.close()  # without goodbye, as if the client had died
+    client.connection.close()  # without goodbye, as if the client had died
     assert hosted.wait_ended(PATIENCE)
     assert device.contexts[0].log == ["hang_up", "close"]
     assert [model.closed for model in device.models] == [1, 1]
@@ -686,7 +686,7 @@ def test_a_model_that_is_prepared_after_the_client_left_is_released() -> None:
     thread = threading.Thread(target=prepare)
     thread.start()
     assert entered.wait(PATIENCE)
-    client._connection.close()
+    client.connection.close()
     thread.join(PATIENCE)
     assert isinstance(failures[0], BadState)
     assert hosted.wait_ended(PATIENCE)
@@ -953,7 +953,7 @@ def test_bad_numbers_are_error_replies_and_the_connection_goes_on() -> None:
     with in_process([FakeDevice()]) as (client, _):
         model: Any = client.devices[0].prepare_model(tiny_model())
         burst: Any = configure(model, Callback())
-        call = client._connection.call
+        call = client.connection.call
         request = protocol.WireRequest((), (), ())
         for message in (
             protocol.Execute(999, request, RunOptions()),

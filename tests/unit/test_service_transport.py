@@ -342,25 +342,6 @@ def test_a_message_that_cannot_be_encoded_is_an_invalid_argument() -> None:
         a.call(protocol.Goodbye())
 
 
-def test_many_threads_may_call_at_once() -> None:
-    service = Answers(on_hello=lambda m, fds: protocol.HelloReply(m.version, m.pid))
-    with connected(service=service) as (a, _):
-        wrong: list[int] = []
-
-        def work(base: int) -> None:
-            for i in range(base, base + 50):
-                if a.call(protocol.Hello((1, 0), i), timeout=PATIENCE)[0].pid != i:
-                    wrong.append(i)
-
-        threads = [threading.Thread(target=work, args=(1000 * n,)) for n in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(PATIENCE)
-        assert wrong == []
-        assert len(service.seen) == 400
-
-
 # -- malformed messages and the end ------------------------------------------------------------------------------------
 
 BAD_MESSAGES = {

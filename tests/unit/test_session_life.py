@@ -282,7 +282,7 @@ class _Cycle:
 def test_collector_may_find_a_session_in_the_connection_s_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """There nobody could read an answer."""
     with nnburst.launch(devices=["nnburst-reference"]) as service:
-        connection = service._backend._connection  # type: ignore[attr-defined]
+        connection = service._backend.connection  # type: ignore[attr-defined]
         collected, calling, call = threading.Event(), list[str](), type(connection).call
 
         def recorded(*args: Any, **options: Any) -> Any:

@@ -171,7 +171,7 @@ class ServiceConnection(OneProcess, Closing):
         self._child = child
         self.faults = None
         self._link = _Link(connection)
-        self._connection = connection
+        self.connection = connection
         self.pid = hello.pid
         self.sandbox = hello.sandbox
         self._apart = None if dial_own is None else _Apart(connection, dial_own)
@@ -186,7 +186,7 @@ class ServiceConnection(OneProcess, Closing):
     @property
     def alive(self) -> bool:
         """False once the service is gone, the connection is closed, or this is a forked child."""
-        return self._connection.alive
+        return self.connection.alive
 
     def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
         """Call `on_death` once when the connection ends, at once if it has ended. Returns a function that unlinks.
@@ -196,7 +196,7 @@ class ServiceConnection(OneProcess, Closing):
         Raises:
             BadState: In a forked child.
         """
-        return self._connection.link_to_death(on_death)
+        return self.connection.link_to_death(on_death)
 
     def kill(self) -> None:
         """Kill the service, whatever it is doing, and wait until it is gone.
@@ -205,11 +205,11 @@ class ServiceConnection(OneProcess, Closing):
             BadState: It was not started by this process.
         """
         with contextlib.suppress(DeadObject):
-            self._connection.check_usable()
+            self.connection.check_usable()
         if self._child is None:
             raise BadState(f"process {self.pid} serves other programs, too; `nnburst stop --kill` ends it for all")
         self._child.kill()
-        self._connection.wait_ended(LEAVING)
+        self.connection.wait_ended(LEAVING)
 
     def end_clients(self, pid: int = 0, timeout: float | None = None, *, uid: int | None = None) -> int:
         """End all connections that a process has to the service, and what runs for them. Does not wait for their end.
@@ -226,7 +226,7 @@ class ServiceConnection(OneProcess, Closing):
             InvalidArgument: The service is another user's, and this process is not root's.
         """
         reply: calls.EndClientsReply
-        reply, _ = self._connection.call(calls.EndClients(pid, uid), timeout=timeout)
+        reply, _ = self.connection.call(calls.EndClients(pid, uid), timeout=timeout)
         return reply.connections
 
     def device(self, name: str) -> Device:
@@ -240,7 +240,7 @@ class ServiceConnection(OneProcess, Closing):
     def list_models(self, timeout: float | None = None) -> dict[str, str]:
         """Return the names of the models that any client may open, and SHA-256 of the files of each, if it has some."""
         reply: calls.ListModelsReply
-        reply, _ = self._connection.call(calls.ListModels(), timeout=timeout)
+        reply, _ = self.connection.call(calls.ListModels(), timeout=timeout)
         return dict(zip(reply.names, reply.digests, strict=False))
 
     def load_model(self, name: str, *, unload: bool = False) -> None:
@@ -252,11 +252,11 @@ class ServiceConnection(OneProcess, Closing):
             InvalidArgument: It has no such files; or is another user's, and this process is not root's.
             NNBurstError: The model cannot be compiled; what was served is still served.
         """
-        self._connection.call(calls.LoadModel(name, unload))
+        self.connection.call(calls.LoadModel(name, unload))
 
     def withdraw(self, name: str) -> None:
         """Have a worker of this process serve a model no more under its name."""
-        self._connection.call(calls.WithdrawModel(name))
+        self.connection.call(calls.WithdrawModel(name))
 
     def publish(
         self,
@@ -285,7 +285,7 @@ class ServiceConnection(OneProcess, Closing):
         number = device.place().number
         arguments = imported.input_shapes, imported.output_shapes, imported.optional_inputs
         message = calls.PublishModel(name, number, wire, *arguments, digest, batch, batch_wait)
-        self._connection.call(message, fds)
+        self.connection.call(message, fds)
 
     def close(self) -> None:
         """End the connection in order: everything that it owns in the service is released, threads and descriptors go.
@@ -295,10 +295,6 @@ class ServiceConnection(OneProcess, Closing):
         if self._apart is not None:
             self._apart.close()
         self._link.close()
-
-    @property
-    def connection(self) -> Connection:
-        return self._connection
 
     def __repr__(self) -> str:
         return f"<ServiceConnection pid={self.pid} {'alive' if self.alive else 'ended'}>"

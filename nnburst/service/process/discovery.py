@@ -214,11 +214,12 @@ def _take_lock(path: Path, address: str) -> int:
             raise BadState(
                 f"{address!r} is served by {_named(pid)} already: stop that one (nnburst stop), or choose another name"
             ) from None
-        if _is_file(fd, path):  # else its last owner removed it between our open and our lock
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, b"%d\n" % os.getpid(), 0)
-            return fd
-        os.close(fd)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(path.lstat(), os.fstat(fd)):
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+                return fd
+        os.close(fd)  # its last owner removed it between our open and our lock
 
 
 def _named(pid: int) -> str:
@@ -250,14 +251,6 @@ def _open_removed(path: Path) -> int:
             if os.readlink(link) == removed and os.stat(link).st_uid == os.geteuid():
                 return os.open(link, os.O_RDONLY | os.O_CLOEXEC)
     raise FileNotFoundError(path)
-
-
-def _is_file(fd: int, path: Path) -> bool:
-    try:
-        found = path.lstat()
-    except FileNotFoundError:
-        return False
-    return os.path.samestat(found, os.fstat(fd))
 
 
 def _read(fd: int) -> tuple[int, str]:
