@@ -55,7 +55,7 @@ QUEUE = values.WireQueue(tuple(values.WireGrantor(0, 0, *region) for region in R
 SHAPES = (OutputShape((1, 2)), OutputShape((0,), False))
 
 SAMPLES = (
-    (protocol.Hello((1, 0), 7, "0.1", own=True), protocol.HelloReply((1, 0), 8)),
+    (protocol.Hello((1, 0), 7, own=True), protocol.HelloReply((1, 0), 8)),
     (
         protocol.ListDevices(),
         protocol.ListDevicesReply(

@@ -83,7 +83,7 @@ def test_a_request_to_the_wrong_side_is_malformed() -> None:
         {"call": "free_memory", "burst": 1, "slot": 2**31},
         {"call": "free_memory", "burst": "1", "slot": 0},
         {"call": "hello", "version": [1], "pid": 1},
-        {"call": "hello", "version": [1, 0], "pid": 1, "package_version": "x" * 257},
+        {"call": "hello", "version": [1, 0], "pid": 1, "own": "yes"},
         {"call": "release"},
         ["release", 1],
         None,

@@ -141,7 +141,7 @@ def test_a_peer_that_does_not_read_cannot_block_the_sender() -> None:
         end._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         for _ in range(100):
             with pytest.raises(MissedDeadline) as caught:
-                end.call(protocol.Hello((1, 0), 1, "x" * 256), timeout=0.01)
+                end.call(protocol.ImportModel(0, "x" * 256), timeout=0.01)
             if "does not read" in str(caught.value):
                 break
         assert "does not read" in str(caught.value)

@@ -39,7 +39,6 @@ from .values import (
     FdCount,
     Id,
     Message,
-    Name,
     OpenShapes,
     Pools,
     Sandbox,
@@ -94,7 +93,6 @@ class Hello(Message, tag="hello", frozen=True, omit_defaults=True):
 
     version: tuple[Id, Id]
     pid: Id
-    package_version: Name = ""
     own: bool = False
 
 
@@ -103,7 +101,6 @@ class HelloReply(Message, tag="hello.reply", frozen=True, omit_defaults=True):
 
     version: tuple[Id, Id]
     pid: Id
-    package_version: Name = ""
     sandbox: Sandbox | None = None
 
 
