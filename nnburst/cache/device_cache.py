@@ -16,7 +16,6 @@ from .container import Header, overhead, sealed
 from .keys import MasterKey
 from .reasons import CacheReason, CacheRejected, SaveResult
 from .sealed_copy import SealedCopies, check_fd, read_header
-from .token import TOKEN_SIZE
 from .trust_store import EntryRecord, TrustStore
 
 _MODEL, _DATA = 1, 2
@@ -129,7 +128,7 @@ class DeviceCache:
         place: bytes,
         encrypt: bool,
     ) -> tuple[bytes, int]:
-        self._check(token, fds)
+        self._check(fds)
         files = [
             (kind, i, memoryview(payload).cast("B") if len(payload) else memoryview(b""), fd)
             for kind, blobs, given in zip((_MODEL, _DATA), payloads, fds, strict=True)
@@ -210,7 +209,7 @@ class DeviceCache:
         Raises:
             CacheRejected: The entry is not exactly what this build of this device saved last under this token.
         """
-        self._check(token, (model_fds, data_fds))
+        self._check((model_fds, data_fds))
         known = self._store.records(token, self._device)
         if not known:
             raise CacheRejected(CacheReason.NO_ROW, "nothing was saved under this token")
@@ -275,9 +274,7 @@ class DeviceCache:
         """Forget an entry, or one generation of it."""
         self._store.revoke(token, self._device, generation)
 
-    def _check(self, token: bytes, fds: tuple[Sequence[int], Sequence[int]]) -> None:
-        if len(token) != TOKEN_SIZE:
-            raise CacheRejected(CacheReason.BAD_TOKEN, f"a token has {TOKEN_SIZE} bytes, not {len(token)}")
+    def _check(self, fds: tuple[Sequence[int], Sequence[int]]) -> None:
         if [len(given) for given in fds] != list(self._counts.values()):
             raise CacheRejected(
                 CacheReason.BAD_FD,

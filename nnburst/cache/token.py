@@ -12,7 +12,7 @@ from ..errors import InvalidArgument
 from ..memory import read_constant
 from ..model import Lifetime, Model, Priority, Subgraph, SymmPerChannelQuantParams
 
-TOKEN_SIZE = 32
+_TOKEN_SIZE = 32
 PRIORITY_CODE = {Priority.LOW: 90, Priority.MEDIUM: 100, Priority.HIGH: 110}
 """As NNAPI hashes them."""
 _PIECE = 4 << 20
@@ -20,10 +20,10 @@ _PIECE = 4 << 20
 
 def checked_token(token: object) -> bytes:
     """Return a token as bytes, `InvalidArgument` if it is none. All zeros is a token like any other."""
-    if not isinstance(token, bytes | bytearray | memoryview) or len(bytes(token)) != TOKEN_SIZE:
+    if not isinstance(token, bytes | bytearray | memoryview) or len(bytes(token)) != _TOKEN_SIZE:
         what = f"{len(token)} bytes" if isinstance(token, bytes | bytearray) else type(token).__name__
         raise InvalidArgument(
-            f"a cache token is {TOKEN_SIZE} bytes, not {what}; hashlib.sha256(...).digest() makes one"
+            f"a cache token is {_TOKEN_SIZE} bytes, not {what}; hashlib.sha256(...).digest() makes one"
         )
     return bytes(token)
 
