@@ -125,13 +125,13 @@ class GraphStore:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._graphs: weakref.WeakValueDictionary[bytes, Graph] = weakref.WeakValueDictionary()
-        self._making: weakref.WeakValueDictionary[bytes, _Turn] = weakref.WeakValueDictionary()
+        self._making: weakref.WeakValueDictionary[bytes, threading.Lock] = weakref.WeakValueDictionary()
 
     def get(self, key: bytes, make: Callable[[], Graph]) -> Graph:
         """Return the graph of a key; callers that come while it is being made wait for it."""
         with self._lock:
-            turn = self._making.setdefault(key, _Turn())
-        with turn.lock:
+            turn = self._making.setdefault(key, threading.Lock())
+        with turn:
             graph = self._graphs.get(key)
             if graph is None:
                 graph = make()
@@ -142,13 +142,6 @@ class GraphStore:
         """Let a graph be found under one more key."""
         with self._lock:
             self._graphs[key] = graph
-
-
-class _Turn:
-    __slots__ = ("__weakref__", "lock")
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
 
 
 def compile_graph(data: bytes, files: Mapping[str, Bytes], settings: SessionSettings) -> Graph:
