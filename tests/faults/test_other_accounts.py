@@ -14,7 +14,7 @@ import pytest
 
 import nnburst
 from support import ROOT
-from support.processes import line_of
+from support.processes import line_of, run_python
 from support.services import shared_service
 from support.waiting import PATIENCE
 
@@ -198,22 +198,14 @@ def test_service_of_another_account_believes_only_what_it_wrote_itself(open_to_g
         stdout=subprocess.PIPE,
         text=True,
         cwd="/",
-        env=environment | {"NNBURST_STATE_DIR": str(state)},
+        env=environment | {"NNBURST_STATE_DIR": str(state / "own")},  # others get theirs beside it
     )  # fmt: skip
     try:
         ready = line_of(service)
         assert ready, "the service did not start"
         assert os.stat(f"/proc/{service.pid}").st_uid == SERVICE
-        done = subprocess.run(
-            [sys.executable, "-c", CACHED, str(CLIENT), f"unix:{run / 'vision.sock'}", str(cache), str(state),
-             str(SERVICE)],
-            capture_output=True,
-            text=True,
-            timeout=2 * PATIENCE,
-            cwd="/",
-            env=environment,
-            check=False,
-        )  # fmt: skip
+        arguments = str(CLIENT), f"unix:{run / 'vision.sock'}", str(cache), str(state), str(SERVICE)
+        done = run_python("-c", CACHED, *arguments, cwd="/", env=environment)
         assert done.returncode == 0, done.stderr
         found: dict[str, Any] = json.loads(done.stdout)
         assert found["files"] > 0
@@ -302,14 +294,7 @@ def test_service_that_another_account_has_planted_is_not_used(
     run = owned(open_to_guests / "run", SERVICE)
     owner = client if owner == "client" else owner
     arguments = [str(run), str(SERVICE), str(client), mode, str(owner)]
-    done = subprocess.run(
-        [sys.executable, "-c", PLANTED, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        cwd=ROOT,
-        check=False,
-    )
+    done = run_python("-c", PLANTED, *arguments)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     assert because in found["name"]
