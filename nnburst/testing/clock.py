@@ -41,6 +41,9 @@ class FakeClock:
     def advance(self, seconds: float) -> None:
         """Let time pass: a run whose ``timeout`` is over then raises `MissedDeadline`.
 
+        Args:
+            seconds: As many as pass at once.
+
         Raises:
             InvalidArgument: The time is negative or endless.
         """
