@@ -54,7 +54,8 @@ def _is_name(source: str | bytes) -> TypeGuard[str]:
 def _no_reader(path: str) -> InvalidArgument | None:
     """Return (not raise) why no device reads a path; None if it may be the name of a model."""
     if os.path.exists(path):
-        return InvalidArgument(f"no device reads {path!r}; give a file whose name ends with {_SUFFIX}: {_WAYS_OUT}")
+        path = f"the directory {path!r}" if os.path.isdir(path) else repr(path)
+        return InvalidArgument(f"no device reads {path}; give a file whose name ends with {_SUFFIX}: {_WAYS_OUT}")
     if os.sep in path:
         return NoSuchFile(f"there is no file {path!r}; devices read files whose names end with {_SUFFIX}")
     return None
@@ -117,7 +118,8 @@ def check_source(model: object) -> None:
         return
     raise InvalidArgument(
         f"model is a {type(model).__name__}; give a path, the bytes of a file (SerializeToString() of onnx), or what "
-        f"ModelBuilder.build() returns; of other libraries, a file: {_WAYS_OUT}"
+        f"ModelBuilder.build() returns; of other libraries, a file: {_WAYS_OUT}; of functions of Python, their name at "
+        "a service with the device nnburst-function:call=FILE.py:FUNCTION"
     )
 
 
