@@ -292,12 +292,12 @@ def test_REQ_API_012_REQ_WIRE_009_short_timeout_ends_well_or_misses_the_deadline
 
 
 def test_REQ_API_012_stuck_device_is_left_at_the_deadline(script: Script) -> None:
-    with scripted(script, add_model()) as (compilation, burst), FakeClock() as clock:
+    with scripted(script, add_model()) as (compilation, burst):
         execution, _ = execution_for(compilation)
         execution.set_timeout(100)
         run = Background(lambda: execution.burst_compute(burst))
         assert script.entered.wait(PATIENCE)
-        clock.advance(101)
+        FakeClock().advance(101)
         assert isinstance(missed := run.result(), MissedDeadline)
         assert "100 s" in str(missed)
         script.go.set()
