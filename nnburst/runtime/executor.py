@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from .._core.leaving import abandon_when_forked
 from ..errors import DeadObject, InvalidArgument
 from .session import Session
 
@@ -37,9 +38,14 @@ class BurstExecutor(ThreadPoolExecutor):
     def __init__(self, session: Session) -> None:
         if not isinstance(session, Session):
             raise InvalidArgument(f"a BurstExecutor needs a Session, got {session!r}")
-        super().__init__(session._runs.permits.number, "nnburst-executor")
         self._session = session
         self._death: BrokenBurst | None = None
+        self.abandon()
+        abandon_when_forked(self)
+
+    def abandon(self) -> None:
+        """Have threads; others in a forked child, where they find that the session is the parent's."""
+        super().__init__(self._session._runs.permits.number, "nnburst-executor")
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Start ``session.run(*args, **kwargs)``.

@@ -439,7 +439,7 @@ def recovered_with_a_handler_at(wanted: int) -> bool:
     go = threading.Event()
     pool = object.__new__(BurstPool)
     dead = SimpleNamespace(_controller=SimpleNamespace(ending=Ending("gone"), told=""))
-    pool._bursts, pool._refuses, pool._attempt, pool.restarts = [dead], False, None, ()  # type: ignore[list-item]
+    pool._bursts, pool._refusal, pool._attempt, pool.restarts = [dead], "", None, ()  # type: ignore[list-item]
     pool._restarting, pool._options, pool.restarts_service = ProcessLock(), Options(), True
 
     def open_again() -> str:

@@ -151,6 +151,19 @@ def test_future_of_a_burst_in_which_a_thread_waits_moves_to_another_one_if_it_ma
     assert not thread.is_alive()
 
 
+def test_future_behind_a_run_that_was_given_up_has_a_time_limit_of_its_own(slow: nnburst.Session) -> None:
+    late, waited = slow.bind(), slow.burst.bind()
+    late.inputs["x"][:] = 0.5
+    with pytest.raises(nnburst.MissedDeadline):
+        late.run(0.05)
+    thread = threading.Thread(target=waited.run)
+    thread.start()
+    until(lambda: not slow.burst._controller.is_free)
+    assert late.submit(PATIENCE).result(PATIENCE) is late
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+
+
 def test_failure_of_one_future_has_its_reason_and_leaves_the_others_alone(slow: nnburst.Session) -> None:
     executions = [slow.burst.bind() for _ in range(5)]
     executions[2].inputs["x"][1] = -3
@@ -519,8 +532,8 @@ def test_forked_child_leaves_the_inputs_of_its_parent_alone(session: nnburst.Ses
         for run in (lambda: session.run(None, filled(7)), lambda: list(session.run_many([filled(7)] * 3))):
             try:
                 run()
-            except nnburst.BadState:
-                refused += 1
+            except nnburst.BadState as error:
+                refused += "fork()" in str(error)
         os._exit(refused)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 2
     assert [each.tolist() for each in inputs] == [[1.0] * 4] * 2
@@ -528,7 +541,12 @@ def test_forked_child_leaves_the_inputs_of_its_parent_alone(session: nnburst.Ses
 
 
 def test_forked_child_waits_for_no_thread_of_its_parent(service: nnburst.Service) -> None:
-    with service.session(relu()) as session, session.bind() as execution:
+    with (
+        service.session(relu()) as session,
+        session.bind() as execution,
+        nnburst.BurstExecutor(session) as executor,
+    ):
+        executor.submit(session.run, None, filled(1)).result(PATIENCE)  # so it has a thread
         permits = [session._runs.permits.take(0) for _ in range(session._runs.permits.number)]
         burst, held, release = session._pool.first._controller, threading.Event(), threading.Event()
         locks = [burst._lock, execution._lock, session._pool._adding, service._reviving, _pools_lock]
@@ -548,12 +566,13 @@ def test_forked_child_waits_for_no_thread_of_its_parent(service: nnburst.Service
             refused = 0
             try:
                 signal.alarm(20)
-                for use in (lambda: session.run(None, filled(1)), execution.run, session.bind, service.kill):
+                uses = [lambda: session.run(None, filled(1)), execution.run, session.bind, service.kill]
+                for use in (*uses, lambda: executor.submit(session.run, None, filled(1)).result()):
                     with contextlib.suppress(nnburst.BadState):
                         use()
                         refused -= 1
                     refused += 1
-                assert session.stats.sent == 0
+                assert session.stats.sent == 1
                 Memory.ashmem(64).close()
                 for thing in (execution, session, service):
                     thing.close()
@@ -562,7 +581,7 @@ def test_forked_child_waits_for_no_thread_of_its_parent(service: nnburst.Service
                 os._exit(refused)
         release.set()
         thread.join()
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 6
         for permit in permits:
             session._runs.permits.give(permit)
         assert session.run(None, filled(2))[0].tolist() == [2.0] * 4

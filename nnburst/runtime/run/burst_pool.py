@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..session import Options
 
 _CLOSED = "the session is closed, or its service is; open another one"
+_INHERITED = "the session was inherited through fork() and belongs to the parent process; open one in the child"
 _MOST_KEPT = 4
 OPENING = 60.0
 """Seconds for opening what has no limit of its own, but runs that have one, or a death to get over."""
@@ -73,7 +74,7 @@ class BurstPool:
         self.open_timeout = options.open_timeout
         self.retry = options.retry
         self.restarts_service = options.restarts
-        self._refuses = False
+        self._refusal = ""  # why it opens nothing (any more)
         self._bursts = [self._open(compilation)]
         self._of_pipelines: list[Burst] = []
         self._ended: deque[Burst] = deque()
@@ -90,11 +91,11 @@ class BurstPool:
         """In a forked child: open nothing; have no thread, and no pipelines, whose inputs the parent's runs read."""
         for pipeline in self._kept.values():
             pipeline._finalizer.detach()
-        self._kept, self._attempt, self._refuses = {}, None, True
+        self._kept, self._attempt, self._refusal = {}, None, _INHERITED
 
     def _open(self, compilation: Compilation) -> Burst:
-        if self._refuses:
-            raise BadState(_CLOSED)
+        if self._refusal:
+            raise BadState(self._refusal)
         return Burst(compilation, polling_window=self._options.polling_window, loop_timeout=self._options.loop_timeout)
 
     def begin_again(self, compilation: Compilation) -> None:
@@ -104,9 +105,9 @@ class BurstPool:
         self._shorten(0)
 
     def _accepted(self, burst: Burst) -> Burst:
-        if self._refuses:  # closed meanwhile
+        if self._refusal:  # closed meanwhile
             burst.close()
-            raise BadState(_CLOSED)
+            raise BadState(self._refusal)
         return burst
 
     def replacement(self, burst: Burst, *, died: bool) -> Burst | None:
@@ -124,15 +125,15 @@ class BurstPool:
             BadState: The session is closed.
         """
         ending = dead._controller.ending
-        if self._refuses:
+        if self._refusal:
             return False
         if dead._controller.told and not ending.reason:  # the burst alone has ended
             return True
         if not self.restarts_service:
             return False
         with self._restarting.lock:
-            if self._refuses:
-                raise BadState("the session is closed; open another one")
+            if self._refusal:
+                raise BadState(self._refusal)
             if dead not in self._bursts:
                 return True
             attempt = self._attempt
@@ -293,7 +294,7 @@ class BurstPool:
 
     def refuse(self) -> None:
         """Run nothing any more; executions in flight get `BadState`. Waits for nothing."""
-        self._refuses = True
+        self._refusal = self._refusal or _CLOSED
         for burst in (self.first, *self._others):
             burst._refuse()
 

@@ -9,6 +9,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, TypeVar
 
+from ..._core.deadline import Deadline
 from ..._core.fds import FdSet
 from ..._core.leaving import ProcessLock
 from ..._core.once import Once
@@ -29,8 +30,9 @@ def submit(execution: E) -> Future[E]:
     from concurrent.futures import Future  # which most clients never need
 
     future: Future[E] = Future()
+    deadline = Deadline.after(execution._allowed)
     while (flight := execution._start()).status == -errno.EBUSY:  # a thread waits in its burst
-        if execution._again(errno.EBUSY, execution._deadline) is None:
+        if execution._again(errno.EBUSY, deadline) is None:
             break  # it has no other one
     flights = execution._controller.flights
     try:
