@@ -20,7 +20,7 @@ class BurstStats(Struct, frozen=True):
     Attributes:
         sent: Requests sent.
         received: Results received.
-        sleeps: Futex waits; none while results arrive within the polling window.
+        sleeps: Futex waits; none while polling finds the results.
         wakes: Futex wakes; none while the service polls.
         malformed: Results that were refused.
         dropped: Results that came after their request had been given up, or that were not asked for.

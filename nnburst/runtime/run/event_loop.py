@@ -1,8 +1,8 @@
 """Awaiting executions, in asyncio or Trio: the event loop watches the bell of each burst that is awaited.
 
-A run first polls for its answer, and goes on from turn to turn of the loop until its polling window is over: how long
-all runs may poll in one turn is limited, so that other tasks wait for about as long as for one window. Then its task is
-suspended until the bell rings.
+A run first polls for its answer, where that has paid lately, and goes on from turn to turn of the loop until its
+polling window is over: how long all runs may poll in one turn is limited, so that other tasks wait for about as long as
+for one window. Then its task is suspended until the bell rings.
 
 A run that is cancelled is given up: one that the service has not seen is taken back, another lands later, and until
 then its arrays are in use. A thread sees to that, as the loop may end first: one for each burst, as long as it is open.
