@@ -8,9 +8,9 @@ Four verbs, which mean the same everywhere:
 * ``abandon`` is for objects that a forked child inherits: its copies go, the originals stay with the parent.
 
 **Time.** `Deadline.call` gives one deadline to all that a function waits for, however deep. To leave takes `LEAVING`
-seconds at most: a connection counts them from the first release that is waited for until all are answered, so that a
-service that does not answer is waited for once, however many things of it are closed. A deadline that has passed is
-never followed by a wait for the same peer: `forget`.
+seconds at most: each release may take them, and after one that did not get its answer in time a connection waits for
+no other until that answer comes, so that a service that does not answer is waited for once, however many things of it
+are closed. A deadline that has passed is never followed by a wait for the same peer: `forget`.
 
 **Interrupts.** A signal handler may run, and raise, between any two steps of a thread; a finaliser may run in any
 thread between any two steps, too, also below a lock. Three rules follow.

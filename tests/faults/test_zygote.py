@@ -420,12 +420,14 @@ def test_zygote_goes_with_its_client_that_ends() -> None:
     wait_gone(client.pidfds[0])
 
 
-def test_forked_client_has_a_zygote_of_its_own() -> None:
+def test_forked_client_has_a_zygote_of_its_own_and_no_descriptor_of_its_parent_s_services() -> None:
+    before = sorted(descriptors(os.getpid()))
     with child() as service:
         pid = os.fork()
         if pid == 0:
             status = 1
             try:
+                until(lambda: sorted(descriptors(os.getpid())) == before, "copies of its parent's are open")
                 with child() as own:
                     assert parent(own.pid) == zygote() != parent(service.pid)
                 forked.end()

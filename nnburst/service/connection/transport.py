@@ -348,7 +348,8 @@ class Connection:
 
     def _serve_until_end(self) -> None:
         poll = select.poll()
-        for fd in (self._mailbox.fileno(), *self._pidfd.fds):
+        ended = self._pidfd.fds[:1]  # a child's exit status is read when it has
+        for fd in (self._mailbox.fileno(), *ended):
             poll.register(fd, select.POLLIN)
         while not self._stop_reason:
             poll.register(self._sock.fileno(), select.POLLIN | (select.POLLOUT if self._outbox.is_full else 0))
@@ -359,7 +360,7 @@ class Connection:
                 with contextlib.suppress(BlockingIOError):
                     self._receive()
             self._send()
-            if not ready.isdisjoint(self._pidfd.fds):
+            if not ready.isdisjoint(ended):
                 # Messages from before its death still count.
                 with contextlib.suppress(BlockingIOError):
                     while True:

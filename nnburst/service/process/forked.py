@@ -21,7 +21,6 @@ import subprocess
 import sys
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 from ..._core.deadline import Deadline
 from ..._core.errno import system
@@ -84,7 +83,7 @@ def fork(
     stderr: int,
     given: Mapping[str, int],
     deadline: Deadline,
-) -> tuple[FdSet, Callable[[], int | None]] | None:
+) -> tuple[FdSet, Callable[[FdSet], int | None]] | None:
     """Have the zygote fork a process; None if it cannot, so that the process is to be started afresh.
 
     Args:
@@ -96,7 +95,8 @@ def fork(
         deadline: Until when.
 
     Returns:
-        A pidfd of the process, and what tells how it ended once it has: the zygote, unless that was killed.
+        A pidfd of the process with the end of the socketpair, and what tells from these how it ended once it has; the
+        zygote says it, unless that was killed.
 
     Raises:
         MissedDeadline: The zygote has not answered.
@@ -115,8 +115,7 @@ def fork(
         return None
     request = json.dumps({"names": [*given], "options": str(options), "env": own}).encode()
     ours, theirs = system(socket.socketpair, *_SEQPACKET)
-    with contextlib.ExitStack() as failing:
-        failing.enter_context(ours)
+    with ours:
         try:
             with theirs:
                 rights = array("i", [theirs.fileno(), stderr, *given.values()])
@@ -131,14 +130,13 @@ def fork(
             raise OSError(errno.EMFILE, "the pidfd is lost")
         if not received:  # no process, or one that had not answered when it ended
             return None
-        failing.pop_all()
-        return FdSet((int.from_bytes(received[0][2], sys.byteorder),)), partial(_status, ours)
+        return FdSet((int.from_bytes(received[0][2], sys.byteorder), ours.detach())), _status
 
 
-def _status(told: socket.socket) -> int | None:
+def _status(fds: FdSet) -> int | None:
     """Return how a process ended, as `subprocess` says it; None if the zygote does not tell."""
-    with told:
-        return int(text) if readable(told.fileno(), LEAVING) and (text := told.recv(16)) else None
+    _, told = fds.fds
+    return int(text) if readable(told, LEAVING) and (text := os.read(told, 16)) else None
 
 
 def end() -> None:

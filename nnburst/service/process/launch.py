@@ -207,7 +207,7 @@ def _spawn(
     errors: int,
     env: Mapping[str, str] | None,
     deadline: Deadline,
-) -> tuple[FdSet, Callable[[], int | None]]:
+) -> tuple[FdSet, Callable[[FdSet], int | None]]:
     """Start the process, and close its end of the socket here; see `Child`."""
     full = _full(os.environ if env is None else env)
     with theirs:
@@ -228,7 +228,7 @@ def _spawn(
             env=full,
         )
     try:
-        return FdSet((system(os.pidfd_open, process.pid),)), process.wait
+        return FdSet((system(os.pidfd_open, process.pid),)), lambda _: process.wait()
     except BaseException:
         process.kill()
         process.wait()
@@ -305,25 +305,28 @@ class Child:
     """The process of a service, once it is started. A pidfd says when it has ended; its parent knows how.
 
     Args:
-        spawn: Starts it. Returns the pidfd, and what tells the exit status, or minus a signal, of one that has ended.
+        spawn: Starts it. Returns the pidfd, perhaps with more descriptors, and what tells from these the exit status,
+            or minus a signal, of one that has ended.
         end: Seconds that its end may take; None for those that the connection gives.
     """
 
-    def __init__(self, spawn: Callable[[], tuple[FdSet, Callable[[], int | None]]], end: float | None = None) -> None:
+    def __init__(
+        self, spawn: Callable[[], tuple[FdSet, Callable[[FdSet], int | None]]], end: float | None = None
+    ) -> None:
         self._spawn, self._end = spawn, end
-        self._pidfd: FdSet | None = None  # closed with the last reference: another thread may be using it
+        self._fds: FdSet | None = None  # closed with the last reference: another thread may be using it
         self._status: int | None = None
 
     def start(self) -> FdSet:
-        """Start it, and return the pidfd."""
-        self._pidfd, self._tell = self._spawn()
-        return self._pidfd
+        """Start it, and return the pidfd, and what goes with it."""
+        self._fds, self._tell = self._spawn()
+        return self._fds
 
     def kill(self) -> None:
-        pidfd = self._pidfd
-        if pidfd is not None:
+        fds = self._fds
+        if fds is not None:
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(pidfd.fds[0], signal.SIGKILL)
+                signal.pidfd_send_signal(fds.fds[0], signal.SIGKILL)
 
     def exit_status(self) -> int | None:
         """Return how it ended if it has just closed its socket; None if it lives on, or that is not known."""
@@ -337,10 +340,10 @@ class Child:
             self._wait(None)
 
     def _wait(self, seconds: float | None) -> bool:
-        if self._pidfd is not None:
-            if not readable(self._pidfd.fds[0], seconds):
+        if self._fds is not None:
+            if not readable(self._fds.fds[0], seconds):
                 return False
-            self._status, self._pidfd = self._tell(), None
+            self._status, self._fds = self._tell(self._fds), None
         return True
 
 
