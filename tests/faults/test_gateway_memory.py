@@ -18,7 +18,7 @@ pytest.importorskip("tritonclient", reason="needs the extra nnburst[oip]")
 from tritonclient.utils import InferenceServerException  # noqa: E402
 from tritonclient.utils import shared_memory as region  # noqa: E402
 
-from nnburst.errors import InvalidArgument  # noqa: E402
+from nnburst.errors import BadState, InvalidArgument, ResourceExhausted  # noqa: E402
 from nnburst.gateway import Regions  # noqa: E402
 from nnburst.gateway.inference import Inference, InputTensor, RegionPlace, infer  # noqa: E402
 from nnburst.gateway.models import ModelCounts  # noqa: E402
@@ -74,6 +74,17 @@ def test_region_that_is_none_is_refused(what: str, memory: Any) -> None:
     with pytest.raises(InvalidArgument, match=said):
         regions.register(name, key.format(key=f"/nnburst-test-{os.getpid()}"), offset, size)
     assert regions.status("") == []
+
+
+def test_region_is_registered_once_and_there_are_not_too_many(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nnburst.gateway.regions._MOST_REGIONS", 1)
+    regions, key = Regions(True), f"/nnburst-test-{os.getpid()}"
+    regions.register("r", key, 0, 16)
+    with pytest.raises(BadState, match="'r' is registered already"):
+        regions.register("r", key, 0, 32)
+    with pytest.raises(ResourceExhausted, match="1 regions are registered"):
+        regions.register("another", key, 0, 16)
+    assert [row["byte_size"] for row in regions.status("")] == [16]
 
 
 @pytest.mark.parametrize(("offset", "size"), [(4096, 64), (4090, 64), (0, 63), (0, 4097), (2**62, 64)])
