@@ -276,7 +276,10 @@ def _check_data_flow(subgraph: Subgraph, name: str) -> None:
         place = f"operation {position} ({operation_name(operation.type)}) of {name}"
         for index in operation.inputs:
             if subgraph.operands[index].lifetime in _WRITTEN and index not in written:
-                raise InvalidArgument(f"V11: {place} reads operand {index} before an operation writes it")
+                raise InvalidArgument(
+                    f"V11: {place} reads operand {index} before an operation writes it; set a value or identify it as"
+                    " an input, if none does"
+                )
         for index in operation.outputs:
             if index in written:
                 raise InvalidArgument(f"V12: {place} writes operand {index}, which is already written")

@@ -124,6 +124,25 @@ def test_cycle_is_refused_and_spoils_the_builder() -> None:
         b.finish()
 
 
+@pytest.mark.parametrize(
+    ("operations", "message"),
+    [
+        ([(0, 2)], "reads operand 0 before an operation writes it; set a value or identify it as an input"),
+        ([(1, 0)], "operand 2 .* no operation writes it; set a value or identify it as an input"),
+        ([(1, 2), (1, 2)], "writes operand 2, which is already written"),
+    ],
+)
+def test_operands_that_nothing_or_too_much_writes_are_named(operations: list[tuple[int, int]], message: str) -> None:
+    b = ModelBuilder()
+    for _ in range(3):
+        b.add_operand(F32, (2,))
+    for x, y in operations:
+        b.add_operation(O.RELU, [x], [y])
+    b.identify_inputs_and_outputs([1], [2])
+    with pytest.raises(InvalidArgument, match=message):
+        b.finish()
+
+
 def test_nothing_can_change_after_finish() -> None:
     b = ModelBuilder()
     x = b.input("x", F32, (2,))
