@@ -75,7 +75,7 @@ def open_file(parent: int, name: str) -> int:
 
 
 def whole_file(kind: int) -> bytes:
-    """Return a ``struct flock`` that stands for all of a file; for locks of an open file, F_OFD_SETLK and F_OFD_GETLK.
+    """Return a ``struct flock`` that stands for all of a file; for locks of an open file (F_OFD_SETLK).
 
     Args:
         kind: F_RDLCK, F_WRLCK or F_UNLCK.
