@@ -112,6 +112,12 @@ def test_demo_fails_when_a_burst_answer_was_tampered_with(monkeypatch: pytest.Mo
     assert not result.stdout.splitlines()[-1].startswith("demo:")
 
 
+@pytest.mark.parametrize("name", ["digits", "digits.npy"])
+def test_model_is_saved_where_run_finds_it(name: str, tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["demo", "--save", str(tmp_path / name)])
+    assert (done.exit_code, "ends with .onnx" in done.output, [*tmp_path.iterdir()]) == (1, True, [])
+
+
 def test_demo_names_a_device_that_does_not_exist() -> None:
     result = CliRunner().invoke(main, ["demo", "--device", "nobody-knows"])
     assert result.exit_code == 1

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
+from ...errors import InvalidArgument
 from ...runtime import Session, in_process, launch
 from ..child import answering
 from ..progress import progress
@@ -35,7 +36,7 @@ WARM_UP = 100
     "--save",
     "file",
     type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
+    metavar="FILE.onnx",
     help="Write a model to try things with instead, and an input for it (.npy): one that reads digits, or, as "
     "detector.onnx, one that finds objects.",
 )
@@ -80,6 +81,8 @@ def demo(passes: int, device: str, file: Path | None) -> None:
 
 
 def _save(file: Path) -> None:
+    if file.suffix != ".onnx":
+        raise InvalidArgument(f"--save {file}: give a name that ends with .onnx, as `nnburst run` wants it")
     model = "detector.onnx" if file.name == "detector.onnx" else "digits.onnx"
     beside = file.with_suffix(".npy")
     file.write_bytes((DATA / model).read_bytes())
