@@ -1,6 +1,7 @@
 """A call now and then, beside programs that compute: a burst, a socket and a Pipe.
 
-``python benchmarks/waiting.py [--think MS,...] [--hogs N,...] [--work MS] [--clients N] [--rounds N] [--json FILE]``
+``python benchmarks/waiting.py [--think MS,...] [--hogs N,...] [--work MS] [--clients N] [--rounds N]
+[--json FILE] [--markdown FILE]``
 A client sleeps between its calls, as one does that has a camera, an audio loop or a game for its clock; ``while True:
 pass`` runs as often as ``--hogs`` says. In each round every kind has a turn of half a second:
 
@@ -164,6 +165,15 @@ def measure(
             yield {"hogs": count, "think": think, **figures}
 
 
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return the rows as a page shows them."""
+    lines = [f"| µs: mean (p99) | {' | '.join(KINDS)} |", "|---" + "|--:" * len(KINDS) + "|"]
+    for row in rows:
+        cells = (f"{row[kind][0]:,.0f} ({row[kind][1]:,.0f})" for kind in KINDS)
+        lines.append(f"| {row['hogs']} programs, {row['think']:g} ms | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     numbers = lambda of: lambda text: [of(each) for each in text.split(",")]  # noqa: E731
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -173,6 +183,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=1, metavar="N")
     parser.add_argument("--rounds", type=int, default=8, metavar="N")
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--markdown", type=Path, metavar="FILE")
     arguments = parser.parse_args()
     device = "nnburst-reference" if arguments.work else "nnburst-noop"
     rows = []
@@ -189,6 +200,8 @@ def main() -> None:
             rows.append(row)
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    if arguments.markdown:
+        arguments.markdown.write_text(table(rows), encoding="utf-8")
 
 
 if __name__ == "__main__":
