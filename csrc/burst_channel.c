@@ -182,7 +182,8 @@ int nnb_channel_look(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns, uin
         int rc = poll_window(ch, packet, deadline_ns, until_ns);
         if (rc != -EAGAIN)
             return rc;
-        nnb_polling_in_vain(&ch->polling);
+        if (!nnb_channel_is_to_rest(ch)) /* which says nothing of the times when it may */
+            nnb_polling_in_vain(&ch->polling);
     } else if (ch->window_ns) {
         ch->polling.slept_ns = nnb_now_ns();
     }
