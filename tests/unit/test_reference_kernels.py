@@ -344,6 +344,18 @@ def test_quantize_rounds_half_away_from_zero_and_saturates(kind: OperandType, so
     assert (found.astype(int) + shift).tolist() == [0, 125, 126, 127, 128, 129, 130, 131, 255]
 
 
+def test_each_operation_of_a_model_has_a_table_of_its_own() -> None:
+    x = np.arange(256).astype(np.uint8)
+    b = ModelBuilder()
+    i = b.input("x", Q8, x.shape, scale=1 / 32, zero_point=128)
+    b.output("tanh", b.tanh(i))
+    b.output("logistic", b.logistic(i))
+    real = (x.astype(float) - 128) / 32
+    wanted = stored(np.tanh(real), 1 / 128, 128, Q8), stored(1 / (1 + np.exp(-real)), 1 / 256, 0, Q8)
+    for found, expected in zip(compute(b.build(), x), wanted, strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.parametrize("target", FLOATS, ids=["f32", "f16"])
 @pytest.mark.parametrize("kind", [Q8, Q8S, T.TENSOR_QUANT8_SYMM])
 def test_dequantize(kind: OperandType, target: OperandType) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from nnburst.burst import Kernel
 from nnburst.devices import ReferenceDevice, ReferencePreparedModel
+from nnburst.devices.reference.call import KernelCall
 from nnburst.errors import BadState, ErrorStatus, GeneralFailure, InvalidArgument
 from nnburst.memory import Memory
 from nnburst.model import (
@@ -23,6 +24,7 @@ from nnburst.model import (
     ModelBuilder,
     OperandType,
     OperationType,
+    OutputSpec,
     Request,
     RequestArgument,
     RunOptions,
@@ -137,6 +139,26 @@ def test_a_shape_that_is_an_input_is_read_in_every_run() -> None:
         assert answer(plan) == (ErrorStatus.GENERAL_FAILURE, (), NO_TIMING)
         shape[:] = (1, 6)
         assert plan()[0] is ErrorStatus.NONE
+
+
+def test_a_parameter_that_changes_between_two_looks_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    b = ModelBuilder()
+    x, multiples = b.input("x", T.TENSOR_FLOAT32, (2,)), b.input("multiples", T.TENSOR_INT32, (1,))
+    b.output("y", b.operation(O.TILE, x, multiples, outputs=[{"dimensions": (0,)}])[0])
+    with Memory.ashmem(256) as memory:
+        plan = prepare(b.build()).plan(request_on(memory, (0, 8), (64, 4), (128, 64))).call
+        infer, given = KernelCall.infer, memory.array(np.int32, (1,), 64)
+
+        def then_written(call: KernelCall) -> tuple[OutputSpec, ...]:
+            found = infer(call)
+            given[:] = 8
+            return found
+
+        monkeypatch.setattr(KernelCall, "infer", then_written)
+        given[:] = 3
+        memory.array(np.float32, (2,))[:] = [1, 2]
+        assert plan()[1][0].dimensions == (6,)
+        assert memory.array(np.float32, (6,), 128).tolist() == [1, 2] * 3
 
 
 def test_too_small_output_of_a_late_shape() -> None:
