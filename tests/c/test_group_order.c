@@ -414,6 +414,46 @@ static void client_that_thinks_costs_the_others_nothing(void)
         CHECK(runs_beside(1000 * think_us[i]) >= alone * 8 / 10);
 }
 
+static void *send_to_sleeper(void *unused)
+{
+    while (__atomic_load_n(pairs[0].request->event, __ATOMIC_SEQ_CST) & NNB_EVENT_NOT_EMPTY)
+        sched_yield();
+    send(0);
+    CHECK(nnb_event_wake(pairs[0].request->event, NNB_EVENT_NOT_EMPTY) >= 0);
+    return unused;
+}
+
+/* How long the leader polls before it sleeps; the request comes then. */
+static uint64_t polls_before_sleep(void)
+{
+    pthread_t sender;
+    __atomic_fetch_or(pairs[0].request->event, NNB_EVENT_NOT_EMPTY, __ATOMIC_SEQ_CST);
+    uint64_t start = clock_ns;
+    CHECK_EQ(pthread_create(&sender, NULL, send_to_sleeper, NULL), 0);
+    CHECK_EQ(next_burst(), 0);
+    uint64_t polled = clock_ns - start;
+    CHECK_EQ(pthread_join(sender, NULL), 0);
+    answer();
+    return polled;
+}
+
+static void leader_polls_again_after_short_sleeps(void)
+{
+    open_group(127);
+    open_polling_burst(0, 1, 1, 50000);
+    send(0);
+    CHECK_EQ(next_burst(), 0);
+    answer();
+    CHECK(polls_before_sleep() >= 50000); /* a first sleep ends at once: the bell has told of the burst */
+    for (int n = 1; n <= 4; n++) {
+        int sleeps = 0;
+        while (sleeps < 100 && polls_before_sleep() < 50000)
+            sleeps++;
+        CHECK(n == 1 || sleeps == 1 << n);
+    }
+    close_all();
+}
+
 /* Its server is gone before the worker that has ended it comes back, and another one leads meanwhile. */
 static void ended_burst_has_no_turn(void)
 {
@@ -634,6 +674,7 @@ int main(void)
     turns_wait_for_nobody_long();
     turn_gives_way_to_priority();
     client_that_thinks_costs_the_others_nothing();
+    leader_polls_again_after_short_sleeps();
     ended_burst_has_no_turn();
     ended_burst_leaves_the_others();
     client_that_closes_its_bursts_has_had_their_runs();
