@@ -129,7 +129,7 @@ def declare(
         A decorator, which leaves the function as it is.
 
     Raises:
-        InvalidArgument: A type cannot be passed, a name is given twice, or there is no output.
+        InvalidArgument: A type or shape cannot be passed, a name is given twice, or there is no output.
 
     Example:
         >>> from nnburst.devices.function import Tensor, declare
@@ -150,6 +150,12 @@ def declare(
                 f"tensor {tensor.name!r} has dtype {tensor.dtype!r}; give that of numbers of 1, 2, 4 or 8 bytes, such "
                 "as 'float32', or 'bool'"
             ) from None
+        shape: Any = tensor.shape
+        if shape is not None and not (isinstance(shape, tuple | list) and all(map(_is_dimension, shape))):
+            raise InvalidArgument(
+                f"tensor {tensor.name!r} has shape {shape!r}; give its dimensions in a tuple: a number, or a name or "
+                "None where any size will do"
+            )
 
     def decorate(function: Function) -> Function:
         declaration = Declaration(name or function.__name__, tuple(inputs), tuple(outputs), needs)
@@ -157,6 +163,10 @@ def declare(
         return function
 
     return decorate
+
+
+def _is_dimension(size: object) -> bool:
+    return size is None or isinstance(size, str) or (isinstance(size, int) and 0 <= size < 2**32)
 
 
 class FunctionDevice(LocalDevice):

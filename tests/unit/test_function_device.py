@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -282,3 +283,7 @@ def test_declaration_of_what_cannot_be_passed_is_refused() -> None:
     for dtype in ("U5", "object", "float33", None):
         with pytest.raises(InvalidArgument, match=rf"^tensor 's' has dtype {dtype!r}; give that of numbers"):
             declare(inputs=[Tensor("s", dtype)], outputs=[y])  # type: ignore[arg-type]
+    wrong: Any
+    for wrong in (3, "n", (-1,), (2**32,), (1.0,), (np.int64(3),)):
+        with pytest.raises(InvalidArgument, match=r"^tensor 's' has shape .*; give its dimensions in a tuple"):
+            declare(inputs=[Tensor("s", "float32", wrong)], outputs=[y])
