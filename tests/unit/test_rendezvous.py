@@ -50,7 +50,7 @@ def test_wider_claim_lets_others_reach_the_socket_but_not_list_the_directory(run
 
 def test_second_owner_is_refused_with_the_pid_of_the_first() -> None:
     with contextlib.closing(claim("vision")):
-        with pytest.raises(BadState, match=f"process {os.getpid()} already"):
+        with pytest.raises(BadState, match=f"process {os.getpid()} already: nnburst stop vision ends it"):
             claim("vision")
         dial("vision", 1.0).close()  # the first one goes on listening
 

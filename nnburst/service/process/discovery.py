@@ -212,7 +212,7 @@ def _take_lock(path: Path, address: str) -> int:
             pid, _ = _read(fd)
             os.close(fd)
             raise BadState(
-                f"{address!r} is served by {_named(pid)} already: stop that one (nnburst stop), or choose another name"
+                f"{address!r} is served by {_named(pid)} already: nnburst stop {address} ends it; or take another name"
             ) from None
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(path.lstat(), os.fstat(fd)):
