@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import errors
+from . import _core, errors  # noqa: F401 (the core first: a source tree that is not built says so)
 from ._core import leaving as _leaving  # noqa: F401 (here, so that no two threads are the first to take a part of it)
 from ._lazy import attach
 from ._version import VERSION as __version__

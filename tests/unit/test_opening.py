@@ -168,8 +168,9 @@ def test_package_without_its_stubs_says_what_is_missing(tmp_path: Path) -> None:
 
 
 def test_source_tree_that_is_not_built_says_so_in_a_sentence(tmp_path: Path) -> None:
+    """Without its dependencies (-S), too."""
     shutil.copytree(PACKAGE, tmp_path / "nnburst", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    for command in (["-c", "import nnburst"], ["-m", "nnburst"]):
+    for command in (["-c", "import nnburst"], ["-m", "nnburst"], ["-S", "-c", "import nnburst"]):
         done = run_python(*command, cwd=tmp_path)
         assert done.returncode == 1
         assert done.stderr.splitlines()[-1] == (
