@@ -13,6 +13,7 @@
 #include "nnb_channel.h"
 
 #define CLOCK_EVERY 32      /* polls between two looks at the clock */
+#define MOST_VAIN 8         /* windows in vain that count */
 #define FRUITLESS_ROUNDS 64 /* a peer that keeps setting bits must not keep us from the interpreter */
 
 int nnb_channel_init(nnb_channel *ch, nnb_mq *mq, int size_at, uint64_t window_ns, uint64_t *counters)
@@ -23,7 +24,7 @@ int nnb_channel_init(nnb_channel *ch, nnb_mq *mq, int size_at, uint64_t window_n
     ch->bell = -1;
     ch->window_ns = window_ns;
     ch->windows = 1;
-    ch->polling.left = 1;
+    ch->left = window_ns != 0;
     ch->counters = counters;
     ch->packets = size_at == 4 ? NNB_REQUESTS : NNB_RESULTS;
     /* A forked child must not keep an endpoint's queue alive, nor use it. */
@@ -118,10 +119,11 @@ static int take(nnb_channel *ch, uint8_t *packet, uint64_t bytes)
     uint64_t datums = bytes / NNB_DATUM_SIZE;
     ch->poll_until = 0;
     if (!ch->waiting)
-        nnb_polling_paid(&ch->polling);
-    else if (ch->polling.slept_ns)
-        nnb_polling_slept(&ch->polling, nnb_now_ns(), ch->window_ns * ch->windows);
+        ch->vain = 0;
+    else if (ch->left && ch->slept_ns && nnb_now_ns() - ch->slept_ns < ch->window_ns * ch->windows)
+        ch->left--;
     ch->waiting = 0;
+    ch->slept_ns = 0;
     nnb_mq_peek(q, 0, packet, NNB_DATUM_SIZE);
     uint32_t n = announced(ch, packet, datums);
     if (__builtin_expect(!n || (n < datums && !rest_is_packets(ch, n, datums)), 0)) {
@@ -182,10 +184,12 @@ int nnb_channel_look(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns, uin
         int rc = poll_window(ch, packet, deadline_ns, until_ns);
         if (rc != -EAGAIN)
             return rc;
-        if (!nnb_channel_is_to_rest(ch)) /* which says nothing of the times when it may */
-            nnb_polling_in_vain(&ch->polling);
-    } else if (ch->window_ns) {
-        ch->polling.slept_ns = nnb_now_ns();
+        if (!nnb_channel_is_to_rest(ch)) { /* which says nothing of the times when it may */
+            ch->vain += ch->vain < MOST_VAIN;
+            ch->left = 1u << ch->vain;
+        }
+    } else if (ch->left) {
+        ch->slept_ns = nnb_now_ns();
     }
     if (!ch->poll_ended)
         ch->poll_ended = 1;

@@ -151,14 +151,14 @@ int nnb_look_polls(const nnb_group *g)
     uint32_t i = 0;
     while (i < g->n_hot && !window_of(g->hot[i]))
         i++;
-    return i < g->n_hot && !g->polling.left && nnb_group_may_poll(g);
+    return i < g->n_hot && nnb_group_may_poll(g);
 }
 
 /* How long it polls; 0: not at all. */
 static uint64_t longest_window(const nnb_group *g)
 {
     uint64_t longest = 0;
-    for (uint32_t i = 0; i < g->n_hot && !g->polling.left && nnb_group_may_poll(g); i++)
+    for (uint32_t i = 0; i < g->n_hot && nnb_group_may_poll(g); i++)
         if (window_of(g->hot[i]) > longest)
             longest = window_of(g->hot[i]);
     return longest;
@@ -174,13 +174,10 @@ void nnb_look_idle(nnb_group *g)
         return;
     if (!g->idle_since)
         g->idle_since = g->now_ns;
-    uint64_t window = longest_window(g);
+    uint64_t window = longest_window(g) >> (g->fruitless < 3 ? g->fruitless : 3);
     if (g->now_ns - g->idle_since < window)
         return;
-    if (window)
-        nnb_polling_in_vain(&g->polling);
-    else
-        g->polling.slept_ns = g->now_ns;
+    g->fruitless++;
     nnb_sleep_on_all(g);
     g->has_slept = 1;
     cool(g);

@@ -183,9 +183,7 @@ static int begin(nnb_worker *w)
         return id;
     }
     if (!g->has_slept)
-        nnb_polling_paid(&g->polling);
-    else if (g->polling.slept_ns)
-        nnb_polling_slept(&g->polling, nnb_now_ns(), b->window_ns);
+        g->fruitless = 0;
     g->idle_since = g->has_slept = 0;
     nnb_look_heat(g, b);
     w->n_together = 1;

@@ -14,40 +14,22 @@
 /* Whether a wait polls before it sleeps. It does while packets are found so. A window that was polled in vain is followed by
  * waits that sleep at once, until 2^n of them were over within the window all the same, where n windows in a row were in
  * vain: so an end whose peer comes rarely, computes for long or wants the same processor sleeps, as a socket does. */
-typedef struct nnb_polling {
-    uint32_t vain;     /* windows in a row */
-    uint32_t left;     /* waits that are to be short before the next window */
-    uint64_t slept_ns; /* since when the wait sleeps that has not polled; 0: none */
-} nnb_polling;
-
-static inline void nnb_polling_in_vain(nnb_polling *p)
-{
-    p->vain += p->vain < 8;
-    p->left = 1u << p->vain;
-}
-
-/* A packet is there. */
-static inline void nnb_polling_paid(nnb_polling *p) { p->vain = 0; }
-static inline void nnb_polling_slept(nnb_polling *p, uint64_t now_ns, uint64_t window_ns)
-{
-    p->left -= p->left && now_ns - p->slept_ns < window_ns;
-    p->slept_ns = 0;
-}
-
 typedef struct nnb_channel {
     nnb_mq *mq;
     uint64_t window_ns;  /* polling window of the receiver */
     uint64_t windows;    /* how many of them the packet that is awaited is worth */
     uint64_t poll_until; /* end of the window that is running, 0: none began since the last packet */
-    nnb_polling polling;
-    int peer_sleeps;    /* what was sent last found the receiver asleep: it needs a processor before it answers */
-    int waiting;        /* the window is over: the packet that comes was not found by polling */
-    int armed;          /* AWAITED is set */
-    uint64_t verified;  /* datums after the head that were found to be whole packets */
-    int size_at;        /* byte of packetSize in a packetInformation: 4 in requests, 8 in results */
-    uint64_t deadlines; /* how many were set since they were wiped */
-    uint64_t timed_at;  /* W after the packet that got the last one */
-    int bell;           /* sender: the receiver's bell, which this end owns; -1: none */
+    uint32_t vain;       /* windows in a row that ended without a packet */
+    uint32_t left;       /* waits that are to be short before the next window */
+    uint64_t slept_ns;   /* since when the wait sleeps that has not polled; 0: none */
+    int peer_sleeps;     /* what was sent last found the receiver asleep: it needs a processor before it answers */
+    int waiting;         /* the window is over: the packet that comes was not found by polling */
+    int armed;           /* AWAITED is set */
+    uint64_t verified;   /* datums after the head that were found to be whole packets */
+    int size_at;         /* byte of packetSize in a packetInformation: 4 in requests, 8 in results */
+    uint64_t deadlines;  /* how many were set since they were wiped */
+    uint64_t timed_at;   /* W after the packet that got the last one */
+    int bell;            /* sender: the receiver's bell, which this end owns; -1: none */
     nnb_a32 hung_up;
     uint64_t poll_ended; /* when polling ended in vain in the wait that is over; 0 if it did not, 1 if there was none */
     uint64_t *counters;  /* of its end: a row's, or private ones */
@@ -150,9 +132,6 @@ static inline int nnb_sample_due(nnb_sampling *s)
 }
 
 /* Whether the next wait will poll. */
-static inline int nnb_channel_polls(const nnb_channel *ch)
-{
-    return ch->window_ns && !ch->polling.left && !ch->peer_sleeps;
-}
+static inline int nnb_channel_polls(const nnb_channel *ch) { return ch->window_ns && !ch->left && !ch->peer_sleeps; }
 
 #endif

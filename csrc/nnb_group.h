@@ -161,7 +161,7 @@ struct nnb_group {
     uint32_t picks_hot, picks_all, rounds;
     int is_slow;
     int has_slept;
-    nnb_polling polling; /* as in a channel */
+    uint32_t fruitless; /* windows in a row that ended without a request: each is half as long, down to an eighth */
 };
 
 static inline nnb_member *nnb_member_of(const nnb_burst *b) { return (nnb_member *)b->queue.flow; }

@@ -82,7 +82,7 @@ static uint64_t polled_for(nnb_execution *e, void (*hook)(void))
     before_wait = hook;
     CHECK_EQ(nnb_execution_run(e), 0);
     fake_ns = 0;
-    return (uint64_t)(read_by_poll - 1) * 1000;
+    return read_by_poll > 1 ? (uint64_t)(read_by_poll - 1) * 1000 : 0;
 }
 
 static void begin(uint64_t window)
