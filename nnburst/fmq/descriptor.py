@@ -67,9 +67,9 @@ class Dialect(enum.Enum):
     """Binary forms of a grantor that libfmq knows; the value is its `struct` format."""
 
     HIDL = "<IIIxxxxQ"
-    """flags, fdIndex, offset, extent: unsigned, 24 bytes."""
+    """Unsigned flags, fdIndex, offset and extent; 24 bytes."""
     AIDL = "<iiq"
-    """fdIndex, offset, extent: signed, 16 bytes; the flags do not exist."""
+    """Signed fdIndex, offset and extent, no flags; 16 bytes."""
 
 
 _F_SEAL_FUTURE_WRITE = 0x10  # the module has it since Python 3.13

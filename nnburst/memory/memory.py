@@ -279,7 +279,7 @@ class Memory(Closing):
 
     @property
     def identity(self) -> tuple[int, int, int, int]:
-        """(device, inode, offset, span): equal for pools over the same bytes. Known after `close` if asked before."""
+        """Device, inode, offset and span, equal for pools over the same bytes. Known after `close` if asked before."""
         if self._identity is None:
             status = system(os.fstat, self._file if self._foreign else self.fds[0])  # or another thread closes it
             self._identity = status.st_dev, status.st_ino, self.offset, self.span
