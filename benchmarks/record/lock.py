@@ -94,5 +94,5 @@ def _case(key: str, title: str, holds: bool) -> Case:
 
 LOCK_CASES: tuple[Case, ...] = (
     _case("lock-free", f"ONNX {_WIDTH} x 1, the client thinks 100 µs", False),
-    _case("lock-held", "the same, the lock held for 1 ms at a time", True),
+    _case("lock-held", "the same, the lock held 1 ms at a time", True),
 )
