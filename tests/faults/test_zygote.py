@@ -167,7 +167,6 @@ CHANGES: dict[str, Callable[[], object]] = {
         resource.RLIMIT_STACK, (5 << 20, resource.getrlimit(resource.RLIMIT_STACK)[1])
     ),
     "ignored signals": lambda: signal.signal(signal.SIGUSR2, signal.SIG_IGN),
-    "blocked signals": lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2}),
     "processors": lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}),
     "directory": lambda: os.chdir("/proc"),
     "niceness": lambda: os.nice(1),
@@ -185,6 +184,17 @@ def test_client_that_has_changed_does_not_stand_as_before(what: str) -> None:
         CHANGES[what]()
         os._exit(forked._standing() == before)
     assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_service_has_the_signals_blocked_that_the_thread_has_which_starts_it() -> None:
+    with child() as before:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+        try:
+            with child() as service:
+                assert parent(service.pid) == zygote() == parent(before.pid)
+                assert int(status(service.pid, "SigBlk"), 16) >> (signal.SIGUSR2 - 1) & 1
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
 
 
 def test_client_that_has_changed_gets_services_that_stand_as_it_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import json
 import math
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -29,7 +30,7 @@ from ..._core.leaving import LEAVING, ProcessLock, abandon_when_forked
 from ...errors import MissedDeadline
 from .options import ServiceOptions
 
-_STATUS = ("Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "Cap", "NoNewPrivs", "Seccomp", "Mems_allowed:")
+_STATUS = ("Umask", "Uid", "Gid", "Groups", "SigIgn", "Cap", "NoNewPrivs", "Seccomp", "Mems_allowed:")
 """Beginnings of lines."""
 _FILES = ("limits", "cgroup", "oom_score_adj", "attr/current")
 _INT = array("i").itemsize
@@ -113,7 +114,8 @@ def fork(
         zygote = current = current or Zygote(command, kind)
     if zygote.kind != kind:
         return None
-    request = json.dumps({"names": [*given], "options": str(options), "env": own}).encode()
+    blocked = [*map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))]  # each thread of a broker has its own
+    request = json.dumps({"names": [*given], "options": str(options), "env": own, "blocked": blocked}).encode()
     ours, theirs = system(socket.socketpair, *_SEQPACKET)
     with ours:
         try:

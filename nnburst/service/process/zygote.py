@@ -82,6 +82,7 @@ def _become(client: int, request: dict[str, Any], fds: list[int]) -> ServiceOpti
     told, stderr, *named = fds
     os.environ.update(request["env"])
     os.setsid()
+    signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
     os.dup2(stderr, 1)
     os.dup2(stderr, 2)
     os.close(stderr)
