@@ -326,6 +326,30 @@ static void follow(nnb_server *s, uint32_t id)
     s->last = id;
 }
 
+/* The id of a plan whose kernel has adapted to the request at hand, or a plan for it that is to be bound. Under lock: a
+ * plan's kernel stays where it is. */
+static int adapt(nnb_server *s)
+{
+    for (uint32_t i = 0; i < s->n_plans; i++) {
+        plan *p = &s->plans[i];
+        if (nnb_load32_relaxed(&p->state) != LIVE || !p->kernel || !p->kernel->adapt || p->joins || p->n != s->n ||
+            p->measure != s->decoded.measure || p->n_slots != s->decoded.n_pools ||
+            memcmp(p->slots, s->decoded.pools, p->n_slots * sizeof(int32_t)) != 0)
+            continue;
+        int rc = p->kernel->adapt(p->kernel, &s->decoded);
+        if (rc == 0) {
+            memcpy(p->packet, s->packet, (size_t)s->n * NNB_DATUM_SIZE);
+            p->hash = s->hash;
+            return (int)i;
+        }
+        if (rc != -EINVAL) { /* another one takes its place */
+            nnb_store32_relaxed(&p->state, DEAD);
+            return NNB_PLAN_NEW | (int)i;
+        }
+    }
+    return NNB_PLAN_NEW | (int)choose_victim(s);
+}
+
 static int identify(nnb_server *s)
 {
     s->is_decoded = 0;
@@ -344,13 +368,16 @@ static int identify(nnb_server *s)
     if (nnb_wire_decode_request(s->packet, s->n, &s->decoded) < 0)
         return -EPROTO;
     s->is_decoded = 1;
-    count(s, NNB_PLAN_MISSES);
     pthread_mutex_lock(&s->lock);
     s->frees_at_receive = s->frees;
-    uint32_t id = choose_victim(s);
-    nnb_store32_relaxed(&s->plans[id].state, DEAD); /* its callable is about to be replaced */
+    int id = adapt(s);
+    if (id & NNB_PLAN_NEW)
+        nnb_store32_relaxed(&s->plans[id & ~NNB_PLAN_NEW].state, DEAD); /* its callable is about to be replaced */
+    else
+        follow(s, (uint32_t)id);
     pthread_mutex_unlock(&s->lock);
-    return NNB_PLAN_NEW | (int)id;
+    count(s, id & NNB_PLAN_NEW ? NNB_PLAN_MISSES : NNB_PLAN_HITS);
+    return id;
 }
 
 const nnb_request *nnb_server_request(nnb_server *s)
@@ -484,7 +511,7 @@ static int settle(nnb_server *s, int got)
             s->dequeued_ns = measure ? nnb_now_ns() : 0;
             s->pending = 1;
             s->failed = 0;
-            id = s->is_decoded ? id : admit(s, id);
+            id = id & NNB_PLAN_NEW ? id : admit(s, id);
             return s->deadline_ns ? id | NNB_PLAN_TIMED : id;
         }
         count(s, NNB_MALFORMED);
@@ -529,6 +556,10 @@ int nnb_server_run(nnb_server *s, int id)
         return id;
     nnb_kernel *k = s->running->kernel;
     int32_t status = k->run(k, s->deadline_ns);
+    if (k->result && (status == 0 || status == NNB_OUTPUT_INSUFFICIENT_SIZE)) {
+        nnb_server_set_result(s, k->result(k));
+        status = 0;
+    }
     s->kernel_status = status < 0 || status > NNB_LAST_STATUS ? NNB_GENERAL_FAILURE : status;
     return s->kernel_status ? id : nnb_server_ran(s, id); /* one that failed stays until it was asked why */
 }

@@ -467,8 +467,8 @@ int nnb_uses_leave(nnb_uses *u, int outcome);
 
 /* ---- kernels -----------------------------------------------------------------------------------------------------
  *
- * What runs a bound request without an interpreter, again and again: its maker's struct begins with this. Its outputs have
- * known shapes, and what it needs lives as long as it. One run at a time, each on any thread. */
+ * What runs a bound request without an interpreter, again and again: its maker's struct begins with this. What it needs lives
+ * as long as it. One run at a time, each on any thread. */
 typedef struct nnb_kernel nnb_kernel;
 struct nnb_kernel {
     int (*run)(nnb_kernel *k, uint64_t deadline_ns); /* 0 or a positive status; a time of CLOCK_MONOTONIC, 0: none */
@@ -476,6 +476,11 @@ struct nnb_kernel {
     void (*destroy)(nnb_kernel *k);         /* by whoever owns it, once it runs no more */
     struct nnb_batch *batch;                /* what it may run in, with others; NULL: it runs alone */
     void *const *arguments;                 /* for that: where its inputs lie, then its outputs */
+    /* NULL, or what the last run told of its outputs, which ended with 0 or NNB_OUTPUT_INSUFFICIENT_SIZE. */
+    const struct nnb_result *(*result)(nnb_kernel *k);
+    /* NULL, or binds it to another request with the same pools. -EINVAL: it does not look like the one before, or is none for
+     * the model; -ENOSPC: an argument needs more room; nothing has changed then. -EIO: it must not run any more. */
+    int (*adapt)(nnb_kernel *k, const struct nnb_request *request);
 };
 
 /* Requests of one shape that run as one: their arguments are put one behind the other. */
@@ -524,6 +529,32 @@ int nnb_ort_create(nnb_kernel **out, void *const *api, void *session, void *bind
                    uint32_t n_before, uint32_t n_after);
 /* Its run ends between two nodes, and every other one before the first. Any thread; never waits. */
 void nnb_ort_cancel(nnb_kernel *k);
+
+#define NNB_MAX_RANK 64
+#define NNB_ANY_RANK UINT32_MAX
+
+typedef struct nnb_ort_argument {
+    const char *name;         /* NULL: the request leaves it out */
+    uint8_t *place;           /* where the library has it, or an output of unknown dimensions is copied to */
+    uint64_t room;            /* bytes there, which no other argument has */
+    const uint32_t *declared; /* dimensions in the model, 0: open */
+    uint32_t n_declared;      /* NNB_ANY_RANK: their number is open, too */
+    uint32_t n_given;         /* dimensions in the request */
+    uint32_t pool_index, offset;
+    int32_t element; /* its type, as ONNX counts them, */
+    uint32_t element_size;
+    int32_t copy;           /* of the kernel's copies, the one between `place` and the client's memory; -1: none */
+    int32_t value;          /* an output of unknown dimensions: which one of those that the library has; -1: known */
+    uint32_t is_sufficient; /* the room for it, in the last run */
+    uint32_t rank;
+    int64_t dims[NNB_MAX_RANK]; /* of the request, or the last run */
+} nnb_ort_argument;
+
+/* Says what the kernel's arguments are, those of the request in their order: it tells the dimensions of its outputs if those
+ * of one are not known, and adapts to other requests if `adapts`. They are the kernel's from now on, which changes them.
+ * `memory` and `allocator` are the library's, for the processor. -ENOMEM. */
+int nnb_ort_tell(nnb_kernel *k, nnb_ort_argument *arguments, uint32_t n_inputs, uint32_t n_outputs, const void *memory,
+                 void *allocator, int adapts);
 
 /* ---- burst_server.c ----------------------------------------------------------------------------------------------
  *

@@ -24,13 +24,28 @@ enum {
     SET_RUN_LOG_SEVERITY = 41,
     SET_TERMINATE = 46,
     UNSET_TERMINATE = 47,
+    CREATE_TENSOR_WITH_DATA = 49,
+    GET_TENSOR_DATA = 51,
+    GET_DIMENSIONS_COUNT = 61,
+    GET_DIMENSIONS = 62,
+    GET_TYPE_AND_SHAPE = 65,
+    ALLOCATOR_FREE = 76,
     RELEASE_STATUS = 93,
+    RELEASE_VALUE = 96,
     RELEASE_RUN_OPTIONS = 97,
+    RELEASE_TYPE_AND_SHAPE = 99,
     RUN_WITH_BINDING = 133,
+    BIND_INPUT = 136,
+    BIND_OUTPUT = 137,
+    BIND_OUTPUT_TO_DEVICE = 138,
+    GET_BOUND_OUTPUTS = 140,
+    HAS_VALUE = 192,
 };
 #define FATAL 4 /* the severity of messages that nothing here writes: a failure is told by its status alone */
 
 typedef void *(*of_options)(void *options);
+typedef void *(*of_two)(const void *, void *);
+typedef void *(*of_binding)(void *binding, const char *name, const void *what);
 typedef void (*release)(void *what);
 
 typedef struct ort_run {
@@ -42,6 +57,13 @@ typedef struct ort_run {
     uint64_t deadline_ns; /* of the run under way, in the list; what follows needs the lock */
     struct ort_run *next, **link;
     int is_ended, is_cancelled;
+
+    nnb_ort_argument *arguments; /* inputs, then outputs; NULL: they are not told */
+    uint32_t n_inputs, n_outputs;
+    const void *memory;
+    void *allocator;
+    nnb_result told;
+
     uint32_t n_before, n_copies;
     nnb_copy copies[];
 } ort_run;
@@ -168,6 +190,172 @@ static int fail(ort_run *r, void *status, uint64_t deadline_ns)
     return rc;
 }
 
+/* ---- outputs of unknown dimensions ------------------------------------------------------------------------------ */
+
+static nnb_ort_argument *output(const ort_run *r, uint32_t i) { return &r->arguments[r->n_inputs + i]; }
+
+/* The dimensions and the bytes of a value of the library, as far as there is room. NULL or a status of the library's. */
+static void *take_value(const ort_run *r, nnb_ort_argument *a, void *value)
+{
+    void *info = NULL, *status = ((of_two)r->api[GET_TYPE_AND_SHAPE])(value, &info);
+    if (status)
+        return status;
+    size_t rank = 0;
+    status = ((of_two)r->api[GET_DIMENSIONS_COUNT])(info, &rank);
+    a->rank = rank > NNB_MAX_RANK ? NNB_ANY_RANK : (uint32_t)rank;
+    if (!status && rank <= NNB_MAX_RANK)
+        status = ((void *(*)(const void *, int64_t *, size_t))r->api[GET_DIMENSIONS])(info, a->dims, rank);
+    ((release)r->api[RELEASE_TYPE_AND_SHAPE])(info);
+    if (status || a->rank == NNB_ANY_RANK)
+        return status;
+    uint64_t nbytes = a->element_size;
+    for (uint32_t i = 0; i < a->rank; i++)
+        nbytes *= (uint64_t)a->dims[i];
+    a->is_sufficient = nbytes <= a->room;
+    void *data = NULL;
+    if (nbytes && a->is_sufficient && !(status = ((of_two)r->api[GET_TENSOR_DATA])(value, &data)))
+        memcpy(a->place, data, nbytes);
+    return status;
+}
+
+/* Copies what the library has allocated; 0 or a status. */
+static int take_outputs(ort_run *r, uint64_t deadline_ns)
+{
+    void **values = NULL;
+    size_t n = 0;
+    void *status = ((void *(*)(void *, void *, void ***, size_t *))r->api[GET_BOUND_OUTPUTS])(r->binding, r->allocator,
+                                                                                              &values, &n);
+    int rc = status ? fail(r, status, deadline_ns) : 0;
+    for (uint32_t i = 0; i < r->n_outputs && !rc; i++) {
+        nnb_ort_argument *a = output(r, i);
+        if (a->value < 0)
+            continue;
+        int has_value = 0;
+        status = ((of_two)r->api[HAS_VALUE])(values[a->value], &has_value);
+        if (!status && has_value)
+            status = take_value(r, a, values[a->value]);
+        if (status)
+            rc = fail(r, status, deadline_ns);
+        else if (!has_value || a->rank == NNB_ANY_RANK)
+            rc = say(r, NNB_GENERAL_FAILURE, has_value ? "too many dimensions has output " : "not computed: output ",
+                     a->name);
+    }
+    for (size_t i = 0; i < n; i++)
+        ((release)r->api[RELEASE_VALUE])(values[i]);
+    if (values && (status = ((of_two)r->api[ALLOCATOR_FREE])(r->allocator, values)))
+        ((release)r->api[RELEASE_STATUS])(status);
+    for (uint32_t i = 0; i < r->n_outputs && !rc; i++)
+        if (!output(r, i)->is_sufficient)
+            rc = NNB_OUTPUT_INSUFFICIENT_SIZE;
+    return rc;
+}
+
+/* Or what it has allocated stays, and is used again, whatever its size. */
+static void let_go_of_outputs(const ort_run *r)
+{
+    for (uint32_t i = 0; i < r->n_outputs; i++) {
+        const nnb_ort_argument *a = output(r, i);
+        void *status =
+            a->value < 0 ? NULL : ((of_binding)r->api[BIND_OUTPUT_TO_DEVICE])(r->binding, a->name, r->memory);
+        if (status)
+            ((release)r->api[RELEASE_STATUS])(status);
+    }
+}
+
+static const nnb_result *result(nnb_kernel *k)
+{
+    ort_run *r = (ort_run *)k;
+    nnb_result *told = &r->told;
+    told->status = 0;
+    told->n_shapes = r->n_outputs;
+    told->n_dims = 0;
+    told->time_on_device = told->time_in_driver = NNB_NO_TIME;
+    for (uint32_t i = 0; i < r->n_outputs; i++) {
+        const nnb_ort_argument *a = output(r, i);
+        told->shapes[i] = (nnb_shape){a->is_sufficient, a->rank, told->n_dims};
+        for (uint32_t d = 0; d < a->rank; d++)
+            told->dims[told->n_dims++] = (uint32_t)a->dims[d];
+        if (!a->is_sufficient)
+            told->status = NNB_OUTPUT_INSUFFICIENT_SIZE;
+    }
+    return told;
+}
+
+/* ---- other requests --------------------------------------------------------------------------------------------- */
+
+static int64_t dimension(const nnb_ort_argument *a, const nnb_argument *row, const uint32_t *dims, uint32_t i)
+{
+    return row->rank ? dims[row->first_dim + i] : a->declared[i];
+}
+
+/* What `adapt` says of one argument. */
+static int look_at(const nnb_ort_argument *a, const nnb_argument *row, const uint32_t *dims)
+{
+    if (row->rank != a->n_given || row->has_no_value != !a->name)
+        return -EINVAL;
+    if (!a->name)
+        return 0;
+    if (row->pool_index != a->pool_index || row->offset != a->offset)
+        return -EINVAL;
+    if (a->value >= 0)
+        return row->length == a->room ? 0 : -EINVAL;
+    uint64_t nbytes = a->element_size;
+    for (uint32_t i = 0; i < a->rank; i++) {
+        uint64_t size = (uint64_t)dimension(a, row, dims, i);
+        if (!size || (a->n_declared != NNB_ANY_RANK && a->declared[i] && a->declared[i] != size))
+            return -EINVAL;
+        if ((nbytes *= size) > UINT32_MAX)
+            return -EINVAL;
+    }
+    if (nbytes != row->length)
+        return -EINVAL;
+    return nbytes > a->room ? -ENOSPC : 0;
+}
+
+static int bind_anew(ort_run *r, nnb_ort_argument *a, const nnb_argument *row, const uint32_t *dims, int which)
+{
+    int is_same = 1;
+    for (uint32_t i = 0; i < a->rank; i++) {
+        int64_t size = dimension(a, row, dims, i);
+        is_same &= size == a->dims[i];
+        a->dims[i] = size;
+    }
+    if (is_same)
+        return 0;
+    void *value = NULL;
+    void *status = ((void *(*)(const void *, void *, size_t, const int64_t *, size_t, int,
+                               void **))r->api[CREATE_TENSOR_WITH_DATA])(r->memory, a->place, row->length, a->dims,
+                                                                         a->rank, a->element, &value);
+    if (!status) {
+        status = ((of_binding)r->api[which])(r->binding, a->name, value);
+        ((release)r->api[RELEASE_VALUE])(value); /* the binding has a reference of its own */
+    }
+    if (a->copy >= 0)
+        r->copies[a->copy].nbytes = row->length;
+    if (status)
+        ((release)r->api[RELEASE_STATUS])(status);
+    return status ? -EIO : 0;
+}
+
+static int adapt(nnb_kernel *k, const nnb_request *request)
+{
+    ort_run *r = (ort_run *)k;
+    if (request->n_inputs != r->n_inputs || request->n_outputs != r->n_outputs)
+        return -EINVAL;
+    int rc = 0;
+    for (uint32_t i = 0; i < r->n_inputs + r->n_outputs; i++) {
+        int looks = look_at(&r->arguments[i], &request->arguments[i], request->dims);
+        if (looks == -EINVAL)
+            return looks;
+        rc = looks ? looks : rc;
+    }
+    for (uint32_t i = 0; i < r->n_inputs + r->n_outputs && !rc; i++)
+        if (r->arguments[i].name && r->arguments[i].value < 0)
+            rc = bind_anew(r, &r->arguments[i], &request->arguments[i], request->dims,
+                           i < r->n_inputs ? BIND_INPUT : BIND_OUTPUT);
+    return rc;
+}
+
 /* ---- the kernel ------------------------------------------------------------------------------------------------- */
 
 static void copy(const nnb_copy *c)
@@ -196,11 +384,14 @@ static int run(nnb_kernel *k, uint64_t deadline_ns)
     void *status = r->run(r->session, r->options, r->binding);
     if (deadline_ns)
         end_timed(r);
-    if (status)
-        return fail(r, status, deadline_ns);
-    for (uint32_t i = r->n_before; i < r->n_copies; i++)
+    int rc = status ? fail(r, status, deadline_ns) : 0;
+    if (r->kernel.result) {
+        rc = rc ? rc : take_outputs(r, deadline_ns);
+        let_go_of_outputs(r);
+    }
+    for (uint32_t i = r->n_before; i < r->n_copies && (!rc || rc == NNB_OUTPUT_INSUFFICIENT_SIZE); i++)
         copy(&r->copies[i]);
-    return 0;
+    return rc;
 }
 
 static const char *sentence(nnb_kernel *k) { return ((ort_run *)k)->sentence; }
@@ -210,6 +401,8 @@ static void destroy(nnb_kernel *k)
     ort_run *r = (ort_run *)k;
     ((release)r->api[RELEASE_RUN_OPTIONS])(r->options);
     free(r->sentence);
+    free(r->told.shapes);
+    free(r->told.dims);
     free(r);
 }
 
@@ -239,6 +432,26 @@ int nnb_ort_create(nnb_kernel **out, void *const *api, void *session, void *bind
         return -ENOMEM;
     }
     *out = &r->kernel;
+    return 0;
+}
+
+int nnb_ort_tell(nnb_kernel *k, nnb_ort_argument *arguments, uint32_t n_inputs, uint32_t n_outputs, const void *memory,
+                 void *allocator, int adapts)
+{
+    ort_run *r = (ort_run *)k;
+    r->arguments = arguments;
+    r->n_inputs = n_inputs;
+    r->n_outputs = n_outputs;
+    r->memory = memory;
+    r->allocator = allocator;
+    r->told.shapes = malloc(n_outputs * sizeof(nnb_shape));
+    r->told.dims = malloc(n_outputs * NNB_MAX_RANK * sizeof(uint32_t));
+    if (!r->told.shapes || !r->told.dims)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < n_outputs; i++)
+        if (output(r, i)->value >= 0)
+            k->result = result;
+    k->adapt = adapts ? adapt : NULL;
     return 0;
 }
 

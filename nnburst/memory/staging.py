@@ -57,14 +57,20 @@ class Region:
 
     Args:
         is_private: Whether no client can change them while a kernel runs.
+        room: Bytes from its first one on that no other argument of the request has.
+        origin: The index of its pool in the request, and its offset there.
     """
 
     kind = "region"
 
-    def __init__(self, raw: Array, *, is_private: bool = False) -> None:
+    def __init__(
+        self, raw: Array, *, is_private: bool = False, room: int = 0, origin: tuple[int, int] = (0, 0)
+    ) -> None:
         self._raw = raw
         self.size = raw.nbytes
         self.is_private = is_private
+        self.room = room
+        self.origin = origin
 
     def array(self, dtype: npt.DTypeLike, shape: tuple[int, ...], offset: int = 0) -> Array:
         element = np.dtype(dtype)
@@ -124,7 +130,9 @@ class OpenRequest:
             for memory, offset, private in self._outputs:
                 memory._copy_in(offset, private)
 
-    def open_argument(self, memory: Memory, location: DataLocation, *, write: bool, rights: bool) -> Region:
+    def open_argument(
+        self, memory: Memory, location: DataLocation, *, write: bool, rights: bool, room: int = 0
+    ) -> Region:
         """Open one argument; `rights` tells whether the request writes to the pool anywhere."""
         offset, length, image = location.offset, location.length, memory.image
         if image is not None:
@@ -139,7 +147,7 @@ class OpenRequest:
             if not write:
                 raw = raw[:]
                 raw.flags.writeable = False
-            return Region(raw)
+            return Region(raw, room=room, origin=(location.pool_index, offset))
         private = self._private(length)  # a short result must not carry what lay here before
         (self._outputs if write else self._inputs).append((memory, offset, private))
         return Region(private, is_private=True)
@@ -166,6 +174,14 @@ def open_request(request: Request, take: Callable[[int], None] = lambda nbytes: 
         if isinstance(pool, Memory):
             pool._check_writable()
     pools: list[Any] = list(request.pools)
+    starts: dict[int, list[int]] = {}
+    for argument in (*request.inputs, *request.outputs):
+        if not argument.has_no_value:
+            starts.setdefault(argument.location.pool_index, []).append(argument.location.offset)
+
+    def room(memory: Memory, location: DataLocation) -> int:
+        later = (start for start in starts[location.pool_index] if start > location.offset)
+        return min(later, default=memory.size) - location.offset
 
     def redirected(arguments: tuple[RequestArgument, ...], *, write: bool) -> tuple[RequestArgument, ...]:
         out = []
@@ -173,7 +189,8 @@ def open_request(request: Request, take: Callable[[int], None] = lambda nbytes: 
             location = argument.location
             pool = None if argument.has_no_value else request.pools[location.pool_index]
             if isinstance(pool, Memory):
-                region = opened.open_argument(pool, location, write=write, rights=location.pool_index in written)
+                rights = location.pool_index in written
+                region = opened.open_argument(pool, location, write=write, rights=rights, room=room(pool, location))
                 argument = replace(argument, location=DataLocation(len(pools), 0, region.size))
                 pools.append(region)
             out.append(argument)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ import pytest
 
 import nnburst
 from nnburst import BadState, DeviceUnavailable, GeneralFailure, InvalidArgument, OutputInsufficientSize
+from nnburst.memory import Memory
+from nnburst.watch import find_services, look
 from support import images
 from support.onnx_models import FLOAT, RNG, TensorProto, graph, helper, in_process, mlp, node, onnx, save, save_external
 
@@ -605,3 +608,29 @@ def test_planes_of_a_decoder_are_inputs_where_they_lie(tmp_path: Path, service: 
                 execution.run()
                 found = np.concatenate([execution.outputs[name].reshape(-1) for name, _, _ in outputs])
                 assert found.tolist() == images.decode("P010", layout, raw)
+
+
+def test_other_shapes_in_the_same_memory_are_bound_without_python(service: nnburst.Service) -> None:
+    model = graph([node("Add", ["x", "x"], ["y"])], [("x", FLOAT, ("n", 4))], [("y", FLOAT, ("n", 4))])
+
+    def misses() -> int:
+        return sum(row.counters["plan_misses"] for page in find_services(service.pid) for row in look(page).rows)
+
+    memory = Memory.ashmem(1 << 16)
+    with service.session(model.SerializeToString()) as session, contextlib.ExitStack() as stay:
+
+        def run(n: int, start: int, end: int) -> None:
+            x, y = memory.array(np.float32, (n, 4), start), memory.array(np.float32, (n, 4), end)
+            execution = stay.enter_context(session.bind(memory={"x": x, "y": y}))
+            x[:] = rows(n, 4)
+            execution.run()
+            np.testing.assert_array_equal(y, x + x)
+
+        before = misses()
+        for n in (3, 1, 200, 3, 200):
+            run(n, 0, 1 << 15)
+        assert misses() == before + 1
+        run(8, 64, 1 << 15)
+        assert misses() == before + 2
+        with pytest.raises(InvalidArgument, match="overlaps"):
+            run(8, 0, 64)

@@ -21,8 +21,9 @@ import numpy as np
 
 from ..._core._nnburst import ffi, lib
 from ..._core.errno import check
+from ...burst.endpoint import python_result
 from ...errors import ErrorStatus, GeneralFailure, MissedDeadline, NNBurstError, ResourceExhausted
-from ...model import element_count
+from ...model import ExecutionResult, element_count
 from ..elements import element_within
 from ..encoded import STRING, EncodedMap, EncodedSequence, EncodedTensor, Value, tensor_nbytes
 
@@ -401,7 +402,7 @@ class BoundRun:
         def place(array: np.ndarray[Any, Any]) -> Any:
             return ffi.cast("void *", array.ctypes.data)
 
-        self._kept = binding, before, after
+        self._kept: list[object] = [binding, before, after]
         rows = [(place(to), place(source), to.nbytes, to.dtype == np.bool_) for to, source in (*before, *after)]
         copies = ffi.new("nnb_copy[]", rows)
         out = ffi.new("nnb_kernel **")
@@ -409,6 +410,16 @@ class BoundRun:
         check(lib.nnb_ort_create(out, _api.table, session, bound, copies, len(before), len(after)))
         self.kernel = ffi.gc(out[0], out[0].destroy)
         self.run = partial(lib.nnb_kernel_run, self.kernel)
+
+    def tell(self, rows: Any, n_inputs: int, *, adapts: bool) -> None:
+        """Say what the arguments are, which have ``nnb_ort_argument`` rows; see ``nnb_ort_tell``."""
+        self._kept.append(rows)
+        n_outputs = len(rows) - n_inputs
+        check(lib.nnb_ort_tell(self.kernel, rows, n_inputs, n_outputs, _api.memory, _api.allocator, adapts))
+
+    def result(self) -> ExecutionResult | None:
+        """Return what the last run told of its outputs; None if all their dimensions are known."""
+        return python_result(self.kernel.result(self.kernel)) if self.kernel.result else None
 
     def failure(self, status: int) -> NNBurstError:
         """Return why the last run failed, with that status."""

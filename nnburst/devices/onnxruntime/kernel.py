@@ -7,12 +7,14 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
+from ..._core import ffi, lib
 from ...burst import WorkingMemory, present_token
 from ...errors import ErrorStatus, GeneralFailure, InvalidArgument, NNBurstError, OutputInsufficientSize
-from ...memory import BufferView
+from ...memory import BufferView, Region
 from ...model import (
     HIGHEST_RANK,
     NO_TIMING,
@@ -31,13 +33,15 @@ from ..elements import is_scalar
 from ..encoded import Bytes, Value, copied, read, write
 from ..plan import pool_of
 from .batch import Batches, BoundArgument
-from .capi import OrtError, OrtValue
+from .capi import BoundRun, OrtError, OrtValue
 from .graph import Graph
 from .importer import GraphArgument, is_bool
 from .snapshots import copied_always
 from .zip_maps import as_maps
 
 _CPU = "cpu"
+_LEAST_ROOM = 4096
+"""Bytes of private memory for an argument with open dimensions, as far as the client has room for it."""
 _PRIVATE = 4
 """Bytes of private memory for each of an encoded input: ONNX Runtime has 32 for a string that has 9 there."""
 _TENSOR = 1024
@@ -82,11 +86,17 @@ class BoundGraph:
         self._leave_open = leave_open
         self._memory = WorkingMemory()
         self._kept: list[Bytes] = []  # ONNX Runtime gets addresses only
+        self._texts: list[object] = []  # likewise
         self._copied_in: list[tuple[Bytes, Bytes]] = []
         self._copied_out: list[tuple[Bytes, Bytes]] = []
         self._open: list[_Open] = []
-        self._said: dict[int, tuple[GraphArgument, tuple[int, ...], Bytes]] = {}
+        self._said: dict[int, GraphArgument] = {}
         """Outputs that ONNX Runtime writes where they belong, since model or request says their shape, by position."""
+        self._rows = ffi.new("nnb_ort_argument[]", len(request.inputs) + len(request.outputs))
+        self._outputs = self._rows + len(request.inputs)
+        for row in self._rows:
+            row.copy, row.value, row.is_sufficient = -1, -1, True
+        self._adapts = True
         self._encoded: dict[str, Bytes] = {}
         self._values: list[Value] = []
         self._counted = 0
@@ -98,8 +108,8 @@ class BoundGraph:
         self._binding = graph.session.io_binding()
         operands = main.operands
         nodes = (*graph.inputs, *graph.optional.values())
-        for node, argument, index in zip(nodes, request.inputs, main.input_indexes, strict=True):
-            self._bind_input(node, operands[index], request, argument)
+        for row, node, argument, index in zip(self._rows, nodes, request.inputs, main.input_indexes, strict=False):
+            self._bind_input(row, node, operands[index], request, argument)
         self._order: list[int] = []
         for position, (argument, index) in enumerate(zip(request.outputs, main.output_indexes, strict=True)):
             if not argument.has_no_value:
@@ -113,13 +123,17 @@ class BoundGraph:
         if batches is not None and is_whole and token is not None and token.server:
             inputs, outputs = self._places
             self._batch = batches.join(self._bound.kernel, inputs, outputs)
-        if not (self._open or self._encoded):  # there is nothing to tell afterwards
+        told = all(isinstance(each.pool, Region) and not each.argument.holds for each in self._open)
+        self._telling: BoundRun | None = None
+        if told and not self._encoded and isinstance(self._bound, BoundRun):
+            self._telling = self._bound
+            self._telling.tell(self._rows, len(request.inputs), adapts=self._adapts)
             self.c_kernel = self._bound.kernel
 
     # -- binding -------------------------------------------------------------------------------------------------------
 
     def _bind_input(
-        self, node: GraphArgument, operand: OperandDesc, request: Request, argument: RequestArgument
+        self, row: Any, node: GraphArgument, operand: OperandDesc, request: Request, argument: RequestArgument
     ) -> None:
         dims = combine_dimensions(operand.dimensions, argument.dimensions)
         if argument.has_no_value:
@@ -127,6 +141,7 @@ class BoundGraph:
                 return
             if 0 not in dims or node.holds:
                 raise GeneralFailure(f"input {node.name!r} is omitted, but the graph needs it")
+            self._adapts = False
             self._bind(self._binding.bind_input, node, dims, np.empty(1, np.uint8))
             return
         pool = pool_of(request, argument)
@@ -145,15 +160,46 @@ class BoundGraph:
             self._encoded[node.name] = region
             return
         self._places[0].append((node, dims, region))
+        place, room = region, pool.room if isinstance(pool, Region) else 0
         if is_bool(node) or self._needs_copy(node, pool, region):
-            private = self._private(nbytes)
-            self._copied_in.append((private.view(np.bool_) if is_bool(node) else private, region))
-            region = private
-        self._bind(self._binding.bind_input, node, dims, region)
+            row.copy = len(self._copied_in)
+            place, room = self._private(nbytes, room, operand)
+            self._copied_in.append((place.view(np.bool_) if is_bool(node) else place, region))
+        self._describe(row, node, operand, argument, pool, dims, place, room)
+        self._bind(self._binding.bind_input, node, dims, place)
 
-    def _private(self, nbytes: int) -> Bytes:
-        self._memory.take(nbytes)
-        return np.zeros(nbytes, np.uint8)  # a run that leaves it as it is tells nothing of others
+    def _private(self, nbytes: int, room: int, operand: OperandDesc) -> tuple[Bytes, int]:
+        """Return memory for a copy of an argument, and how many bytes it has if the next one is larger."""
+        is_fixed = is_scalar(operand) or is_fully_specified(operand.dimensions)
+        room = nbytes if is_fixed else max(nbytes, min(room, max(2 * nbytes, _LEAST_ROOM)))
+        self._memory.take(room)
+        return np.zeros(room, np.uint8)[:nbytes], room  # a run that leaves it as it is tells nothing of others
+
+    def _describe(
+        self,
+        row: Any,
+        node: GraphArgument,
+        operand: OperandDesc,
+        argument: RequestArgument,
+        pool: MemoryLike,
+        dims: tuple[int, ...],
+        place: Bytes,
+        room: int,
+    ) -> None:
+        """Say in an ``nnb_ort_argument`` where an argument is and what others may come in its place."""
+        name, declared = ffi.new("char[]", node.name.encode()), ffi.new("uint32_t[]", operand.dimensions)
+        self._texts += name, declared
+        row.name, row.declared, row.place, row.room = name, declared, ffi.cast("uint8_t *", place.ctypes.data), room
+        is_ranked = operand.dimensions or is_scalar(operand)
+        row.n_declared = len(operand.dimensions) if is_ranked else lib.NNB_ANY_RANK
+        row.n_given = len(argument.dimensions)
+        row.element, row.element_size = node.element.number, node.element.itemsize
+        row.rank = len(dims)
+        row.dims[0 : len(dims)] = dims
+        if isinstance(pool, Region):
+            row.pool_index, row.offset = pool.origin
+        else:
+            self._adapts = False
 
     def _needs_copy(self, node: GraphArgument, pool: MemoryLike, region: Bytes) -> bool:
         """Whether ONNX Runtime must not work where the client put an argument."""
@@ -166,7 +212,7 @@ class BoundGraph:
     def _bind_output(
         self, position: int, node: GraphArgument, operand: OperandDesc, request: Request, argument: RequestArgument
     ) -> None:
-        pool, location = pool_of(request, argument), argument.location
+        pool, location, row = pool_of(request, argument), argument.location, self._outputs[position]
         dims = combine_dimensions(operand.dimensions, argument.dimensions)
         nbytes = _needed(node, operand, dims)
         room = 1 << 62 if isinstance(pool, BufferView) else location.length
@@ -176,17 +222,24 @@ class BoundGraph:
         if nbytes is None or node.holds:
             keys = self._graph.keys.get(node.name)
             self._open.append(_Open(position, node, pool, location.offset, room, keys))
+            if isinstance(pool, Region) and not node.holds:
+                self._adapts &= not argument.dimensions
+                region = _writable(pool, node, room, location.offset)
+                self._describe(row, node, operand, argument, pool, (), region, room)
+                row.value = [*dict.fromkeys(self._graph.outputs[each].name for each in self._order)].index(node.name)
             self._binding.bind_output(node.name, _CPU)
             return
         region = _writable(pool, node, nbytes, location.offset)
         self._places[1].append((node, dims, region))
+        place, room = region, pool.room if isinstance(pool, Region) else 0
         if self._needs_copy(node, pool, region):
-            private = self._private(nbytes)
-            self._copied_out.append((region, private))
-            region = private
+            row.copy = len(self._copied_in) + len(self._copied_out)
+            place, room = self._private(nbytes, room, operand)
+            self._copied_out.append((region, place))
         self._shapes[position] = dims
-        self._said[position] = node, dims, region
-        self._bind(self._binding.bind_output, node, dims, region)
+        self._said[position] = node
+        self._describe(row, node, operand, argument, pool, dims, place, room)
+        self._bind(self._binding.bind_output, node, dims, place)
 
     def _bind(self, bind: Callable[..., None], node: GraphArgument, dims: tuple[int, ...], region: Bytes) -> None:
         self._kept.append(region)
@@ -205,10 +258,10 @@ class BoundGraph:
         Raises:
             MissedDeadline: The run was ended.
         """
-        if self._open:
+        if self._open and self._telling is None:
             return self._run_open(deadline_ns)
         self._run_closed(deadline_ns)
-        return None
+        return None if self._telling is None else self._telling.result()
 
     def cancel(self) -> None:
         """End between two nodes, and before any other run; see `Kernel`."""
@@ -220,7 +273,11 @@ class BoundGraph:
         """Run, with nothing to tell afterwards."""
         if self._encoded:
             self._feed(deadline_ns)
-        if status := self._bound.run(deadline_ns):
+        status = self._bound.run(deadline_ns)
+        if status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and self._telling is not None:
+            told = self._telling.result()
+            raise OutputInsufficientSize("an output needs more room", output_shapes=told[1] if told else ())
+        if status:
             raise self.failed(status, deadline_ns)
 
     def _feed(self, deadline_ns: int) -> None:
@@ -270,7 +327,7 @@ class BoundGraph:
         if not self._said or status != ErrorStatus.GENERAL_FAILURE:
             return failure
         try:
-            for node, _, _ in self._said.values():
+            for node in self._said.values():
                 self._binding.bind_output(node.name, _CPU)
             if status := self._bound.run(deadline_ns):  # which is not of the shapes
                 return self._bound.failure(status)
@@ -279,9 +336,10 @@ class BoundGraph:
         except Exception as other:
             return GeneralFailure(f"ONNX Runtime: {other}")
         finally:
-            for node, dims, region in self._said.values():
-                self._binding.bind_output(node.name, _CPU, 0, node.element.number, list(dims), region.ctypes.data)
-        wrong = {i for i, (_, dims, _) in self._said.items() if shapes[i] != dims}
+            for i, node in self._said.items():
+                place = int(ffi.cast("uintptr_t", self._outputs[i].place))
+                self._binding.bind_output(node.name, _CPU, 0, node.element.number, list(self._dims(i)), place)
+        wrong = {i for i in self._said if shapes[i] != self._dims(i)}
         if not wrong or any(len(shape) > HIGHEST_RANK for shape in shapes.values()):
             return failure
         known = [(o, math.prod(shapes[o.position])) for o in self._open if o.position in shapes]
@@ -291,6 +349,11 @@ class BoundGraph:
         return OutputInsufficientSize(
             "an output has another shape than the model or the request says", output_shapes=tuple(real)
         )
+
+    def _dims(self, position: int) -> tuple[int, ...]:
+        """Return the dimensions of an output in the request that the kernel is bound to now."""
+        row = self._outputs[position]
+        return tuple(row.dims[0 : row.rank])
 
     def _result_shapes(self) -> tuple[OutputShape, ...]:
         return tuple(OutputShape(shape, i not in self._insufficient) for i, shape in enumerate(self._shapes))
