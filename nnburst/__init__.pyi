@@ -5,6 +5,7 @@ from . import errors as errors
 from . import fmq as fmq
 from . import memory as memory
 from . import model as model
+from . import nnapi as nnapi
 from . import runtime as runtime
 from . import watch as watch
 from .errors import BadState as BadState
@@ -24,16 +25,11 @@ from .model import Operand as Operand
 from .model import OperandType as OperandType
 from .model import OperationType as OperationType
 from .runtime import BrokenBurst as BrokenBurst
-from .runtime import Burst as Burst
 from .runtime import BurstExecutor as BurstExecutor
-from .runtime import Compilation as Compilation
-from .runtime import DeviceMemory as DeviceMemory
 from .runtime import Execution as Execution
-from .runtime import MemoryDesc as MemoryDesc
 from .runtime import Pipeline as Pipeline
 from .runtime import Service as Service
 from .runtime import Session as Session
-from .runtime import copy_memory as copy_memory
 from .runtime.open_service import connect as connect
 from .runtime.open_service import in_process as in_process
 from .runtime.open_service import launch as launch

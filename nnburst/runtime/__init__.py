@@ -1,4 +1,4 @@
-"""What users call: sessions, services, and the NNAPI life cycle below them."""
+"""What users call: sessions, services, and the ways to run."""
 
 from __future__ import annotations
 

@@ -118,11 +118,11 @@ class Session(OneProcess, Closing):
         device: Name of the device, with options after a colon if the service is the session's own; None takes the
             first that supports every operation.
         preference: ``"fast_single_answer"``, ``"sustained_speed"`` or ``"low_power"``; what it does is said in
-            `Compilation.set_preference`.
+            `nnapi.Compilation.set_preference`.
         priority: ``"low"``, ``"medium"`` or ``"high"``: whose waiting runs a shared service takes first.
         concurrency: How many calls of `run` may be in the service at once, each with arrays of its own, which are made
             when they are needed; None for as many as the service has CPUs. Further callers wait.
-        polling_window, loop_timeout: As for `Burst`.
+        polling_window, loop_timeout: As for `nnapi.Burst`.
         timeout: Seconds that one run may take, with its wait for others; None for no limit, 0 for an answer that is
             there at once. Each way to run takes one of its own, too. Setting up does not count.
         open_timeout: Seconds that setting up may take: opening the session, with the start of a service of its own;
@@ -130,7 +130,7 @@ class Session(OneProcess, Closing):
             no limit; if `timeout` is given, it is a minute, and for what a run needs first a second, or `timeout` if
             that is longer.
         cache_dir: Directory where the result of compiling is kept and restored from; None: not cached, unless there is
-            a token: then the user's cache directory. See `Compilation.set_caching` and `cache_report`.
+            a token: then the user's cache directory. See `nnapi.Compilation.set_caching` and `cache_report`.
         token: 32 bytes that differ for models that differ; None: made from the model itself.
         cache_encrypt: Keep it encrypted with the service's key, and restore nothing else. Needs ``cache_dir`` or
             ``token``.
@@ -179,7 +179,7 @@ class Session(OneProcess, Closing):
         self._timeout = self._options.timeout
         self._leaving: Leaving | None = None
         self._opening().call(self._open, service, sandbox)
-        concurrency = self._options.concurrency or len(self._pool.first._controller.cpus)
+        concurrency = self._options.concurrency or len(self._pool.first.controller.cpus)
         self._runs = Runs(self._pool, self._compilation.inputs, self._timeout, concurrency)
         self._idle, self._waiting = self._runs.permits.idle, self._runs.permits.waiting
         self._output_indexes = {node.name: i for i, node in enumerate(self._compilation.outputs)}
@@ -326,8 +326,8 @@ class Session(OneProcess, Closing):
         One thread at a time may run it: another one gets `BadState`. Executions do not wait for each other: one that
         finds its burst busy moves to another burst, which is opened if there is none.
 
-        Arguments are those of `Burst.bind`, and so is what is raised; the timeout of its runs is the session's if none
-        is given. Binding itself takes `open_timeout` seconds at most.
+        Arguments are those of `nnapi.Burst.bind`, and so is what is raised; the timeout of its runs is the session's if
+        none is given. Binding itself takes `open_timeout` seconds at most.
         """
 
         def bound() -> Execution:

@@ -17,7 +17,7 @@ from nnburst.burst import ExecutionResult
 from nnburst.errors import ErrorStatus, GeneralFailure, NNBurstError
 from nnburst.memory import Memory
 from nnburst.model import Model, OutputShape, Request, Timing
-from nnburst.runtime import Burst, Compilation, Duration, Event, Execution
+from nnburst.nnapi import Burst, Compilation, Duration, Event, Execution
 from nnburst.testing import FakeClock
 from support.doubles import ScriptedDevice
 from support.models import add_model, open_model

@@ -64,11 +64,11 @@ class Written(ReferenceDevice):
 
 def compiled(device: Any, model: Model, directory: Path) -> tuple[Any, float]:
     """Compile or restore with caching, and return the report and the first result."""
-    with nnburst.Compilation(model, [device]) as compilation:
+    with nnburst.nnapi.Compilation(model, [device]) as compilation:
         compilation.set_caching_auto(directory)
         compilation.finish()
         y = np.empty((1, SIZE), np.float32)
-        execution = nnburst.Execution(compilation)
+        execution = nnburst.nnapi.Execution(compilation)
         execution.set_input(0, X)
         execution.set_output(0, y)
         execution.compute()

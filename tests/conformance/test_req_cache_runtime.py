@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 import nnburst
-from nnburst import Compilation, MissedDeadline
+from nnburst import MissedDeadline
 from nnburst.cache import (
     CacheReason,
     CacheRejected,
@@ -32,6 +32,7 @@ from nnburst.errors import (
     NNBurstError,
 )
 from nnburst.model import Model, ModelBuilder, OperandType
+from nnburst.nnapi import Compilation
 from nnburst.runtime.compile import caching
 from support.samples import SAMPLES
 
@@ -405,7 +406,7 @@ def test_model_is_compiled_once_and_then_restored(start: Any, tmp_path: Path, to
                 compilation.set_caching(tmp_path / "c", token)
             compilation.finish()
             reports.append(compilation.cache_report)
-            execution, y = nnburst.Execution(compilation), np.empty((1, 700), np.float32)
+            execution, y = nnburst.nnapi.Execution(compilation), np.empty((1, 700), np.float32)
             execution.set_input(0, x)
             execution.set_output(0, y)
             execution.compute()

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nnburst import Burst, Compilation, Execution, Memory
+from nnburst import Memory
 from nnburst.errors import BadState, GeneralFailure, InvalidArgument, NNBurstError, OutputInsufficientSize
 from nnburst.model import Model, ModelBuilder, OperandType, OperationType
-from nnburst.runtime import Event, Service
+from nnburst.nnapi import Burst, Compilation, Event, Execution
+from nnburst.runtime import Service
 
 T, Op = OperandType, OperationType
 WAYS = ("compute", "start", "burst")

@@ -13,7 +13,7 @@ import pytest
 from test_req_mem_arguments import every_way, kinds, run
 
 import nnburst
-from nnburst import Burst, Compilation, DeviceMemory, Execution, Memory, MemoryDesc, copy_memory
+from nnburst import Memory
 from nnburst.devices import Device, create_device
 from nnburst.devices.reference import ReferenceDevice
 from nnburst.errors import (
@@ -26,6 +26,7 @@ from nnburst.errors import (
     ResourceExhausted,
 )
 from nnburst.model import BufferToken, Model, ModelBuilder, OperandType, OperationType, operand_info
+from nnburst.nnapi import Burst, Compilation, DeviceMemory, Execution, MemoryDesc, copy_memory
 from nnburst.runtime import Service
 from support.models import add_with_activation, relu
 from support.samples import SAMPLES, Sample, with_unspecified_outputs
@@ -611,7 +612,7 @@ def test_REQ_MEM_077_078_burst_and_memory_end_in_any_order(
     if first == "memory":
         memory.close()
         if what == "device":
-            assert not burst._controller.free_memory(pool)  # the memory took itself out
+            assert not burst.controller.free_memory(pool)  # the memory took itself out
             with pytest.raises(NNBurstError):
                 execution.burst_compute(burst)
         burst.close()

@@ -13,9 +13,9 @@ import pytest
 from random_models import Author, changed
 
 import nnburst
-from nnburst import Burst, Compilation, Execution, MemoryDesc
 from nnburst.devices import CompileJob, Device, PartitionedDevice, ReferenceDevice, create_device
 from nnburst.errors import ErrorStatus, GeneralFailure, MissedDeadline, NNBurstError
+from nnburst.nnapi import Burst, Compilation, Execution, MemoryDesc
 from nnburst.service import start_child
 from support.samples import ALL_WAYS, SAMPLES, WAYS, check_outputs, run, with_unspecified_outputs
 

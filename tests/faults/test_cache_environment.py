@@ -88,7 +88,7 @@ def test_path_that_is_none_is_an_argument_error(tmp_path: Path) -> None:
     with nnburst.in_process() as service:
         with pytest.raises(InvalidArgument, match="NUL"):
             service.session(build(), cache_dir="a\0b")
-        with nnburst.Compilation(build(), service) as compilation, pytest.raises(InvalidArgument, match="NUL"):
+        with nnburst.nnapi.Compilation(build(), service) as compilation, pytest.raises(InvalidArgument, match="NUL"):
             compilation.set_caching("a\0b", bytes(32))
 
 

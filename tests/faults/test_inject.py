@@ -148,11 +148,11 @@ def test_death_at_a_point_of_the_control_plane_is_a_dead_object(
     point: Any, service: Service, nnburst_directories: Path
 ) -> None:
     def open_session() -> None:
-        with nnburst.Compilation(relu((1, 4)), service) as compilation:
+        with nnburst.nnapi.Compilation(relu((1, 4)), service) as compilation:
             if point == "restore":
                 compilation.set_caching_auto(nnburst_directories / "cache")
             compilation.finish()
-            nnburst.Burst(compilation).close()
+            nnburst.nnapi.Burst(compilation).close()
 
     open_session()  # now there is something to restore
     fault = inject(service, at=point, exit_on=1, exit_status=9)

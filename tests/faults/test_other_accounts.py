@@ -129,10 +129,10 @@ except PermissionError:
 
 def report():
     with nnburst.connect(address, trust_uid=service_uid) as service:
-        compilation = nnburst.Compilation(model, service.devices)
+        compilation = nnburst.nnapi.Compilation(model, service.devices)
         compilation.set_caching_auto(directory)
         compilation.finish()
-        with nnburst.Burst(compilation) as burst, burst.bind() as execution:
+        with nnburst.nnapi.Burst(compilation) as burst, burst.bind() as execution:
             execution.inputs["x"][:] = value
             execution.run()
             assert (execution.outputs["y"] == value).all()

@@ -418,7 +418,7 @@ def test_burst_that_the_service_has_ended_is_replaced_and_the_service_goes_on(
         session.bind() as execution,
     ):
         ending.set()
-        until(lambda: not session.burst._controller.is_sound, "the burst did not end")
+        until(lambda: not session.burst.controller.is_sound, "the burst did not end")
         execution.inputs["x"][:] = ONE
         execution.run()
         assert session.run(None, {"x": ONE})[0].tolist() == execution.outputs["y"].tolist() == ONE.tolist()
@@ -438,7 +438,7 @@ def recovered_with_a_handler_at(wanted: int) -> bool:
     """Interrupt a wait for a restart at one of its lines; whether it has so many."""
     go = threading.Event()
     pool = object.__new__(BurstPool)
-    dead = SimpleNamespace(_controller=SimpleNamespace(ending=Ending("gone"), told=""))
+    dead = SimpleNamespace(controller=SimpleNamespace(ending=Ending("gone"), told=""))
     pool._bursts, pool._refusal, pool._attempt, pool.restarts = [dead], "", None, ()  # type: ignore[list-item]
     pool._restarting, pool._options, pool.restarts_service = ProcessLock(), Options(), True
 

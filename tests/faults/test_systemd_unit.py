@@ -135,12 +135,12 @@ def test_service_works_under_the_filters_of_its_unit(tmp_path: Path) -> None:
                     with service.session(model) as session:
                         for _ in range(100):
                             np.testing.assert_array_equal(session.run(None, {"x": values})[0], 2 * values)
-                compilation = nnburst.Compilation(doubling(), service.devices)
+                compilation = nnburst.nnapi.Compilation(doubling(), service.devices)
                 compilation.set_caching_auto(tmp_path / "cache")
                 compilation.finish()
                 assert compilation.cache_report is not None
                 assert compilation.cache_report.outcome == outcome
-                with nnburst.Burst(compilation) as burst, burst.bind() as execution:
+                with nnburst.nnapi.Burst(compilation) as burst, burst.bind() as execution:
                     execution.inputs["x"][:] = 1
                     execution.run()
                     assert (execution.outputs["y"] == 2).all()

@@ -61,7 +61,7 @@ def test_they_are_listed_as_onnxruntime_lists_them(session: nnburst.Session) -> 
 
 
 def executed(session: nnburst.Session, feed: dict[str, Any]) -> Any:
-    execution = nnburst.Execution(session.compilation)
+    execution = nnburst.nnapi.Execution(session.compilation)
     for index, argument in enumerate(session.compilation.inputs):
         if argument.name in feed:
             execution.set_input(index, feed[argument.name])

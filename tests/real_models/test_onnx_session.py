@@ -286,7 +286,7 @@ def test_inputs_of_no_rows_are_part_of_a_batch(service: nnburst.Service) -> None
 def test_array_without_elements_is_set_and_computed(service: nnburst.Service) -> None:
     with nnburst.Session(sums(), service=service) as session:
         total = np.full((), 7, np.float32)
-        with nnburst.Execution(session.compilation) as execution:
+        with nnburst.nnapi.Execution(session.compilation) as execution:
             execution.set_input(0, np.zeros((0, 4), np.float32))
             execution.set_output(0, np.zeros(16, np.float32))
             execution.set_output(1, total)
@@ -554,7 +554,7 @@ def test_session_keeps_executions_of_several_batches(service: nnburst.Service, t
         for n in (1, 8, 1, 8, 1, 3, 8):
             x = rows(n)
             assert np.array_equal(session.run(None, {"x": x})[0], in_process(path, {"x": x})[0])
-        assert len(session.burst._controller._slots) == 3
+        assert len(session.burst.controller._slots) == 3
         assert session.stats.fallbacks == 0
 
 

@@ -30,10 +30,10 @@ def build() -> nnburst.Model:
 
 def compile_once(cache: Cache, model: nnburst.Model) -> str:
     """Compile or restore, check the result, and return the outcome."""
-    with nnburst.in_process() as service, nnburst.Compilation(model, service.devices) as compilation:
+    with nnburst.in_process() as service, nnburst.nnapi.Compilation(model, service.devices) as compilation:
         compilation._cache = cache_sources.DirectoryCache(cache, bytes(32))
         compilation.finish()
-        execution, y = nnburst.Execution(compilation), np.empty((1, 300), np.float32)
+        execution, y = nnburst.nnapi.Execution(compilation), np.empty((1, 300), np.float32)
         execution.set_input(0, X)
         execution.set_output(0, y)
         execution.compute()

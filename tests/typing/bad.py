@@ -49,7 +49,7 @@ async def awaited(session: nnburst.Session) -> None:
     session.arun(None, {"image": image})[0]  # type: ignore[index]  # pyright: ignore[reportIndexIssue]
 
 
-def compilations(compilation: nnburst.Compilation) -> None:
+def compilations(compilation: nnburst.nnapi.Compilation) -> None:
     compilation.set_caching("cache", "token")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     compilation.set_preference("turbo")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     compilation.set_priority("lowest")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -62,13 +62,13 @@ def launched(model: nnburst.Model) -> None:
     with nnburst.launch(
         devices=["nnburst-reference"], sandbox="off", log_level="info", scheduler=("fifo", 20), affinity={1}
     ) as service:
-        with nnburst.Compilation(model, service) as compilation:
+        with nnburst.nnapi.Compilation(model, service) as compilation:
             compilation.set_preference(ExecutionPreference.SUSTAINED_SPEED)
             compilation.set_priority("low")
             compilation.set_caching("cache", bytes(32))
             compilation.finish()
-            with nnburst.Execution(compilation) as execution:
-                execution.run()
+            with nnburst.nnapi.Execution(compilation) as execution:
+                execution.compute()
 
 
 def memory() -> None:

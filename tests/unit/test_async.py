@@ -331,7 +331,7 @@ def test_permit_comes_back_though_the_service_takes_one_request_at_a_time(
 ) -> None:
     with service.session(relu(), concurrency=1) as session:
         with monkeypatch.context() as older:
-            older.setattr(session.burst._controller, "_flights", None)
+            older.setattr(session.burst.controller, "_flights", None)
             older.setattr(session._pool, "free", lambda: None)
             with pytest.raises(nnburst.GeneralFailure, match="one request at a time") as refused:
                 in_asyncio(lambda: session.arun(None, filled(0)))

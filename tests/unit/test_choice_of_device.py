@@ -8,7 +8,6 @@ from test_control_flow import counting_model, if_model
 from test_partition import O, Only, T
 
 import nnburst
-from nnburst import Compilation
 from nnburst.devices.common import capabilities_of
 from nnburst.model import (
     NEVER,
@@ -18,6 +17,7 @@ from nnburst.model import (
     PerformanceInfo,
     operation_cost,
 )
+from nnburst.nnapi import Compilation
 from support.models import doubling_model, relu
 
 

@@ -252,10 +252,10 @@ def test_relaxed_models_give_the_same() -> None:
 
 
 def test_REQ_MODEL_063_an_execution_says_how_long_a_loop_may_take() -> None:
-    with nnburst.in_process() as service, nnburst.Compilation(counting_model(step=0.0), service) as compilation:
+    with nnburst.in_process() as service, nnburst.nnapi.Compilation(counting_model(step=0.0), service) as compilation:
         compilation.finish()
         n = np.zeros(1, np.int32)
-        execution = nnburst.Execution(compilation, reusable=True)
+        execution = nnburst.nnapi.Execution(compilation, reusable=True)
         execution.set_input(0, np.int32([0]))
         execution.set_input(1, np.float32([0]))
         execution.set_output(0, n)
@@ -279,10 +279,10 @@ def test_REQ_MODEL_063_a_burst_and_a_session_say_how_long_a_loop_may_take(where:
                 session.run(None, inputs)
             execution = session.bind()
             with pytest.raises(MissedDeadline, match=r"0\.05 s"):
-                execution.compute()
-        compilation = nnburst.Compilation(endless, service)
+                execution.run()
+        compilation = nnburst.nnapi.Compilation(endless, service)
         compilation.finish()
-        with nnburst.Burst(compilation, loop_timeout=0.05) as burst, burst.bind() as bound:
+        with nnburst.nnapi.Burst(compilation, loop_timeout=0.05) as burst, burst.bind() as bound:
             with pytest.raises(MissedDeadline, match=r"0\.05 s"):
                 bound.run()
         compilation.close()

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 import nnburst
-from nnburst import Compilation, Execution, InvalidArgument, Memory, MemoryDesc, MissedDeadline, ModelBuilder
+from nnburst import InvalidArgument, Memory, MissedDeadline, ModelBuilder
 from nnburst.errors import BadState, DeadObject, GeneralFailure
 from nnburst.model import Model, OperandType, OperationType
-from nnburst.runtime import Duration, Event, Service
+from nnburst.nnapi import Compilation, Duration, Event, Execution, MemoryDesc
+from nnburst.runtime import Service
 from support.waiting import PATIENCE
 
 T, Op = OperandType, OperationType

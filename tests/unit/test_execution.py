@@ -18,10 +18,7 @@ from msgspec.structs import replace
 import nnburst
 from nnburst import (
     BadState,
-    Burst,
-    Compilation,
     ErrorStatus,
-    Execution,
     GeneralFailure,
     InvalidArgument,
     MissedDeadline,
@@ -46,8 +43,9 @@ from nnburst.model import (
     Request,
     Timing,
 )
+from nnburst.nnapi import Burst, Compilation, Execution, MemoryDesc
 from nnburst.options import SessionKeywords
-from nnburst.runtime import MemoryDesc, Service
+from nnburst.runtime import Service
 from nnburst.runtime.compile.model_files import _with_pools
 from nnburst.runtime.service import LocalBackend
 from nnburst.runtime.session import Options
@@ -470,7 +468,7 @@ def test_output_that_never_fits_ends(scripted: tuple[Service, Scripted]) -> None
             session.run(None, {"x": ONE})
         prepared.result = ErrorStatus.NONE, (OutputShape((4,)),), Timing()
         assert session.run(None, {"x": ONE})[0].shape == (4,)
-        assert len(session.burst._controller._slots) == 1
+        assert len(session.burst.controller._slots) == 1
     with service.session(relu()) as session:
         prepared.result = ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, (OutputShape((4,), False),), Timing()
         with pytest.raises(OutputInsufficientSize):
@@ -693,7 +691,7 @@ def test_run_keeps_an_execution_for_each_shape_and_not_for_all(named: nnburst.Se
     for n in (1, 2, 1, 3, *range(1, 30), 1, 29):
         both, rows, some = named.run(None, {"a": np.ones((n, 2), np.float32), "b": np.ones((n, 1), np.float32)})
         assert (both.shape, rows.shape, some.shape) == ((1, n), (n,), (n, 2))
-    assert len(named.burst._controller._slots) == 8
+    assert len(named.burst.controller._slots) == 8
     (rows,) = named.run(["rows"], {"a": np.ones((2, 2), np.float32), "b": np.ones((2, 1), np.float32)})
     assert rows.tolist() == [2, 2]
 
@@ -750,57 +748,12 @@ def counter() -> Model:
     return b.build()
 
 
-@pytest.mark.parametrize("where", ["launch", "in_process"])
-def test_execution_with_shared_arrays_runs_in_every_way(where: str) -> None:
-    with getattr(nnburst, where)(devices=["nnburst-reference"]) as service, service.session(relu()) as session:
-        with session.bind() as bound, Burst(session.compilation) as second:
-            ways: list[Callable[[], None]] = [
-                bound.run,
-                bound.compute,
-                lambda: bound.start_compute().wait(),
-                lambda: bound.burst_compute(session.burst),
-                lambda: bound.burst_compute(second),
-                bound.run,
-            ]
-            for i, way in enumerate(ways):
-                bound.inputs["x"][:] = i
-                way()
-                assert bound.outputs["y"].tolist() == [i] * 4
-                assert bound.result[0] is ErrorStatus.NONE
-                assert bound.get_output_dimensions(0) == (4,)
-            with pytest.raises(BadState, match="was started"):
-                bound.set_input(0, ONE)
-        with session.bind() as bound, pytest.raises(BadState, match="has a value already"):
-            bound.set_input(0, ONE)
-
-
-@pytest.mark.parametrize("where", ["launch", "in_process"])
-def test_state_passes_its_turn_in_every_way_and_can_be_measured(where: str) -> None:
-    with getattr(nnburst, where)(devices=["nnburst-reference"]) as service, service.session(counter()) as session:
-        with session.bind(state={"t_out": "t"}, measure=True) as step, Burst(session.compilation) as second:
-            ways: list[Callable[[], None]] = [
-                step.run,
-                step.compute,
-                step.run,
-                lambda: step.burst_compute(second),
-                step.run,
-                lambda: step.burst_compute(session.burst),
-                step.compute,
-                step.compute,
-            ]
-            for i, way in enumerate(ways, 1):
-                way()
-                assert step.get_state()["t"].tolist() == [i] * 4
-                assert step._turn == i % 2
-                assert step.timing.time_on_device < 10**9
-
-
 def test_step_that_fails_keeps_its_turn() -> None:
     with nnburst.launch(devices=["nnburst-reference"]) as service, service.session(counter()) as session:
         with session.bind(state={"t_out": "t"}) as step:
             step.run()
             tokens = step._requests[0].pools
-            session.burst._controller.free_memory(tokens[0])
+            session.burst.controller.free_memory(tokens[0])
             with pytest.raises(NNBurstError):
                 step.run()
             assert step._turn == 1
@@ -823,24 +776,29 @@ def test_request_that_does_not_fit_the_channel_passes_the_turn_too() -> None:
             assert burst.stats.fallbacks == 3
 
 
-def test_execution_that_copies_says_how_to_run_it() -> None:
+def test_state_passes_its_turn_and_can_be_measured() -> None:
+    with nnburst.launch(devices=["nnburst-reference"]) as service, service.session(counter()) as session:
+        with session.bind(state={"t_out": "t"}, measure=True) as step:
+            for i in range(1, 4):
+                step.run()
+                assert step.get_state()["t"].tolist() == [i] * 4
+                assert step.timing.time_on_device < 10**9
+
+
+def test_execution_whose_arguments_are_copied_leaves_nothing_in_the_burst() -> None:
     with nnburst.in_process(devices=["nnburst-reference"]) as service, service.session(relu()) as session:
         step = Execution(session.compilation, reusable=True)
         y = np.zeros(4, np.float32)
         step.set_input(0, ONE)
         step.set_output(0, y)
-        with pytest.raises(BadState, match="not bound"):
-            step.run()
         for _ in range(2):
             y[:] = 0
             step.burst_compute(session.burst)
             assert y.tolist() == [1] * 4
-            with pytest.raises(BadState, match="copies its arguments"):
-                step.run()
-        assert len(session.burst._controller._slots) == 0
+        assert len(session.burst.controller._slots) == 0
         step.close()
         step.close()
-        for again in (step.compute, lambda: step.burst_compute(session.burst), step.run, step.get_state):
+        for again in (step.compute, lambda: step.burst_compute(session.burst)):
             with pytest.raises(BadState, match="closed"):
                 again()
 
@@ -958,7 +916,7 @@ def test_output_that_needs_more_room_leaves_no_reason_for_the_next_failure(scrip
     """The client knows this one's reason, and never asks."""
     service, prepared = scripted
     with service.session(relu()) as session:
-        context = session.burst._controller._context
+        context = session.burst.controller._context
         prepared.answer = lambda request: Failure(
             ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, "an output needs more room", (OutputShape((4,), False),)
         )
@@ -971,7 +929,7 @@ def test_reason_of_a_failure_on_the_burst_is_asked_for(scripted: tuple[Service, 
     service, prepared = scripted
     prepared.result = ErrorStatus.INVALID_ARGUMENT, (), Timing()
     with service.session(relu()) as session:
-        context = session.burst._controller._context
+        context = session.burst.controller._context
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(type(context), "failure_reason", lambda self: "input 0 has no memory")
             with pytest.raises(InvalidArgument, match="INVALID_ARGUMENT: input 0 has no memory"):

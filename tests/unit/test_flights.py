@@ -141,12 +141,12 @@ def test_future_of_a_burst_in_which_a_thread_waits_moves_to_another_one_if_it_ma
     waited.inputs["x"][:] = moves.inputs["x"][:] = 1
     thread = threading.Thread(target=waited.run)
     thread.start()
-    until(lambda: not slow.burst._controller.is_free)
+    until(lambda: not slow.burst.controller.is_free)
     refused, moved = stays.submit(), moves.submit()
     assert not moved.done()
     with pytest.raises(nnburst.BadState, match="a burst runs one at a time"):
         refused.result(PATIENCE)
-    assert moved.result(PATIENCE)._controller is not slow.burst._controller
+    assert moved.result(PATIENCE).controller is not slow.burst.controller
     thread.join(PATIENCE)
     assert not thread.is_alive()
 
@@ -158,7 +158,7 @@ def test_future_behind_a_run_that_was_given_up_has_a_time_limit_of_its_own(slow:
         late.run(0.05)
     thread = threading.Thread(target=waited.run)
     thread.start()
-    until(lambda: not slow.burst._controller.is_free)
+    until(lambda: not slow.burst.controller.is_free)
     assert late.submit(PATIENCE).result(PATIENCE) is late
     thread.join(PATIENCE)
     assert not thread.is_alive()
@@ -328,7 +328,7 @@ def test_threads_that_run_find_another_burst_than_that_of_a_pipeline(
         made = make(burst, *args, **kwargs)  # type: ignore[arg-type]
         others.append(threading.Thread(target=slow.run, args=(None, filled(0.3))))
         others[-1].start()  # before anything of the pipeline is in flight
-        controllers = slow.burst._controller, burst._controller
+        controllers = slow.burst.controller, burst.controller
         until(lambda: not all(one.is_free for one in controllers) or not others[-1].is_alive())
         return made
 
@@ -386,7 +386,7 @@ def test_pipeline_that_is_dropped_while_another_thread_waits_in_its_burst(slow: 
     waiting.join(PATIENCE)
     assert not waiting.is_alive()
     with slow.burst.bind() as execution:  # what was put off is done
-        assert slow.burst._controller.is_free
+        assert slow.burst.controller.is_free
         execution.run()
 
 
@@ -548,7 +548,7 @@ def test_forked_child_waits_for_no_thread_of_its_parent(service: nnburst.Service
     ):
         executor.submit(session.run, None, filled(1)).result(PATIENCE)  # so it has a thread
         permits = [session._runs.permits.take(0) for _ in range(session._runs.permits.number)]
-        burst, held, release = session._pool.first._controller, threading.Event(), threading.Event()
+        burst, held, release = session._pool.first.controller, threading.Event(), threading.Event()
         locks = [burst._lock, execution._lock, session._pool._adding, service._reviving, _pools_lock]
 
         def hold() -> None:

@@ -31,6 +31,7 @@ ROOMS = (  # lowest first; "" is nnburst/__init__.py, which re-exports what user
     "devices",
     "service",
     "runtime",
+    "nnapi",
     "",
     "gateway",
     "scale",

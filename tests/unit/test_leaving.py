@@ -82,7 +82,7 @@ def test_everything_that_opening_asks_for_ends_with_its_deadline(service: nnburs
     device = service.devices[0]
     prepared = device.prepare_model(relu())
     with stopped(service.pid):
-        compilation = nnburst.Compilation(relu(), [device])
+        compilation = nnburst.nnapi.Compilation(relu(), [device])
         compilation.set_timeout(0.1)
         calls = {
             "finish": compilation.finish,
@@ -100,10 +100,10 @@ def test_everything_that_opening_asks_for_ends_with_its_deadline(service: nnburs
 
 def test_burst_compute_with_arrays_waits_for_nothing_but_its_deadline(service: nnburst.Service) -> None:
     """What it staged is given back without an answer."""
-    compilation = nnburst.Compilation(relu(), service.devices)
+    compilation = nnburst.nnapi.Compilation(relu(), service.devices)
     compilation.finish()
-    burst = nnburst.Burst(compilation)
-    execution = nnburst.Execution(compilation, reusable=True)
+    burst = nnburst.nnapi.Burst(compilation)
+    execution = nnburst.nnapi.Execution(compilation, reusable=True)
     execution.set_input(0, ONE)
     execution.set_output(0, np.zeros(4, np.float32))
     asked: list[float | None] = []
@@ -330,13 +330,13 @@ def test_session_whose_close_is_interrupted_at_any_line_leaves_nothing(where: st
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_memory_of_a_device_whose_close_is_interrupted_at_any_line_is_given_back(service: nnburst.Service) -> None:
     with (
-        nnburst.Compilation(relu(), service.devices) as compilation,
+        nnburst.nnapi.Compilation(relu(), service.devices) as compilation,
     ):
         compilation.finish()
         host_side = service.devices[0]
 
-        def open_one() -> nnburst.runtime.DeviceMemory:
-            desc = nnburst.MemoryDesc()
+        def open_one() -> nnburst.nnapi.DeviceMemory:
+            desc = nnburst.nnapi.MemoryDesc()
             desc.add_input_role(compilation, 0, 1.0)
             desc.finish()
             return desc.create_memory()
@@ -441,10 +441,10 @@ def test_what_was_opened_on_a_service_ends_with_it(where: str) -> None:
     service = (nnburst.launch if where == "a service" else nnburst.in_process)(devices=["nnburst-reference"])
     session = service.session(relu())
     bound = session.bind()
-    compilation = nnburst.Compilation(relu(), service.devices)
+    compilation = nnburst.nnapi.Compilation(relu(), service.devices)
     compilation.finish()
-    burst = nnburst.Burst(compilation)
-    execution = nnburst.Execution(compilation, reusable=True)
+    burst = nnburst.nnapi.Burst(compilation)
+    execution = nnburst.nnapi.Execution(compilation, reusable=True)
     execution.set_input(0, ONE)
     execution.set_output(0, np.zeros(4, np.float32))
     uses: dict[str, Callable[[], object]] = {
@@ -453,7 +453,7 @@ def test_what_was_opened_on_a_service_ends_with_it(where: str) -> None:
         "Session.bind": session.bind,
         "compute": execution.compute,
         "burst_compute": lambda: execution.burst_compute(burst),
-        "Burst": lambda: nnburst.Burst(compilation),
+        "Burst": lambda: nnburst.nnapi.Burst(compilation),
         "session": lambda: service.session(relu()),
     }
     for name, use in uses.items():

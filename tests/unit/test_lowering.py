@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nnburst import Compilation, GeneralFailure
+from nnburst import GeneralFailure
 from nnburst.devices import Device, ReferenceDevice, create_device, device_of
 from nnburst.errors import ErrorStatus
 from nnburst.model import Model, ModelBuilder, OperandType, OperationType, Output
@@ -21,6 +21,7 @@ from nnburst.devices.onnxruntime import lowering
 from nnburst.devices.onnxruntime.library import onnx
 from nnburst.devices.onnxruntime.lowering import Lowering
 from nnburst.devices.onnxruntime.operations import LOWERED
+from nnburst.nnapi import Compilation
 
 T, O = OperandType, OperationType  # noqa: E741 - short, for tables
 F32 = T.TENSOR_FLOAT32

@@ -251,7 +251,7 @@ def test_a_default_service_gives_a_model_with_enough_work_to_onnxruntime_unasked
     quantised: bool,
 ) -> None:
     model, (image,) = mobilenet(quantised, size=64)
-    with nnburst.launch() as service, nnburst.Compilation(model, service) as compilation:
+    with nnburst.launch() as service, nnburst.nnapi.Compilation(model, service) as compilation:
         compilation.finish()
         (step,) = compilation.report.steps
         assert (step.device, step.operations) == ("nnburst-onnxruntime", tuple(range(len(model.main.operations))))

@@ -39,7 +39,7 @@ def service(request: pytest.FixtureRequest) -> Iterator[nnburst.Service]:
         yield service
 
 
-WAYS: dict[str, Callable[[nnburst.Execution, nnburst.Burst], object]] = {
+WAYS: dict[str, Callable[[nnburst.Execution, nnburst.nnapi.Burst], object]] = {
     "compute": lambda execution, burst: execution.compute(),
     "start": lambda execution, burst: execution.start_compute().wait(),
     "burst": lambda execution, burst: execution.burst_compute(burst),
@@ -49,10 +49,10 @@ WAYS: dict[str, Callable[[nnburst.Execution, nnburst.Burst], object]] = {
 @pytest.mark.parametrize("which", ["input", "output"])
 @pytest.mark.parametrize("way", WAYS)
 def test_memory_closed_before_the_run_is_named_by_its_argument(service: nnburst.Service, way: str, which: str) -> None:
-    with nnburst.Compilation(model(), service.devices) as compilation:
+    with nnburst.nnapi.Compilation(model(), service.devices) as compilation:
         compilation.finish()
-        with nnburst.Burst(compilation) as burst, Memory.ashmem(NBYTES) as x, Memory.ashmem(NBYTES) as y:
-            execution = nnburst.Execution(compilation)
+        with nnburst.nnapi.Burst(compilation) as burst, Memory.ashmem(NBYTES) as x, Memory.ashmem(NBYTES) as y:
+            execution = nnburst.nnapi.Execution(compilation)
             execution.set_input_from_memory(0, x, offset=0, length=NBYTES)
             execution.set_output_from_memory(0, y, offset=0, length=NBYTES)
             (x if which == "input" else y).close()

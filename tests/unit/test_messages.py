@@ -47,10 +47,10 @@ def kept(service: nnburst.Service) -> Iterator[tuple[str, Any]]:
         yield "open one in each process", session
         yield "in each process", execution
     yield "launch one in each process", service
-    with nnburst.Compilation(relu((2, 3)), service) as compilation:
+    with nnburst.nnapi.Compilation(relu((2, 3)), service) as compilation:
         compilation.finish()
         yield "in each process", compilation
-        with nnburst.Burst(compilation) as burst:
+        with nnburst.nnapi.Burst(compilation) as burst:
             yield "in each process", burst
     with start_child(["nnburst-noop"]) as connection:
         yield "in each process", connection

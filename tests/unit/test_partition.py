@@ -19,7 +19,6 @@ from test_control_flow import COUNT as TIMES
 from test_control_flow import ONE, PAIR, TRUTH, built, counting_parts
 
 import nnburst
-from nnburst import Burst, Compilation, Execution, MemoryDesc
 from nnburst.burst import ExecutionBurstController
 from nnburst.devices import CompileJob, Device, PartitionedDevice, PartitionedModel, PreparedModel, ReferenceDevice
 from nnburst.devices.partitioned import _PartsKernel, _ThroughBurst
@@ -47,7 +46,7 @@ from nnburst.model import (
     regions,
     validate_model,
 )
-from nnburst.runtime import Duration
+from nnburst.nnapi import Burst, Compilation, Execution, MemoryDesc
 from support.services import in_process
 from support.waiting import PATIENCE
 
@@ -300,7 +299,7 @@ def test_durations_are_those_of_all_parts() -> None:
         compilation.finish()
         with Burst(compilation) as burst, burst.bind(measure=True) as execution:
             execution.run()
-            assert execution.get_duration(Duration.ON_HARDWARE) is not None
+            assert execution.timing.time_on_device is not None
 
 
 def test_deadline_is_that_of_all_parts() -> None:

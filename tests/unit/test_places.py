@@ -53,7 +53,7 @@ def test_input_and_output_lie_where_the_views_are(session: nnburst.Session, ring
             execution.run()
         assert [answer[0, 0] for answer in answers] == [2 * (10 * round + slot) for slot in range(3)]
     assert session.stats.fallbacks == 0
-    assert len(session.burst._controller._slots) == 1  # the ring is one memory, however many frames it has
+    assert len(session.burst.controller._slots) == 1  # the ring is one memory, however many frames it has
     for execution in bound:
         execution.close()
 
@@ -84,7 +84,7 @@ def test_memory_is_given_back_with_the_last_execution_that_names_it(session: nnb
     second.close()
     until(lambda: own or service_maps() < mapped)
     assert own or service_maps() == 0
-    assert len(session.burst._controller._slots) == 0
+    assert len(session.burst.controller._slots) == 0
     assert not ring.closed
     third = session.bind(memory={"x": ring})
     third.run()
@@ -92,7 +92,7 @@ def test_memory_is_given_back_with_the_last_execution_that_names_it(session: nnb
     gc.collect()
     with session.bind() as execution:  # what was dropped is given back now
         execution.run()
-        assert len(session.burst._controller._slots) == 1
+        assert len(session.burst.controller._slots) == 1
 
 
 def test_memory_that_comes_back_while_it_is_dropped_stays_known(session: nnburst.Session, ring: Memory) -> None:
@@ -162,7 +162,7 @@ def test_what_cannot_be_used_as_it_lies_is_refused(session: nnburst.Session, rin
     with pytest.raises(InvalidArgument, match=message):
         session.bind(memory=memory, shapes=shapes)
     gc.collect()
-    assert len(session.burst._controller._slots) == 0
+    assert len(session.burst.controller._slots) == 0
 
 
 def test_state_has_no_memory_of_the_callers(session: nnburst.Session, ring: Memory) -> None:

@@ -312,9 +312,9 @@ def test_thread_that_cannot_be_started_leaves_nothing_behind(name: str, monkeypa
                 service.session(relu((64,))).close()
         else:
             with nnburst.in_process() as service:
-                compilation = nnburst.Compilation(relu((64,)), service)
+                compilation = nnburst.nnapi.Compilation(relu((64,)), service)
                 compilation.finish()
-                execution = nnburst.Execution(compilation, reusable=True)
+                execution = nnburst.nnapi.Execution(compilation, reusable=True)
                 execution.set_input(0, np.ones(64, np.float32))
                 execution.set_output(0, out := np.zeros(64, np.float32))
                 try:

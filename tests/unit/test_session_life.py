@@ -95,7 +95,7 @@ def test_executions_that_are_dropped_give_their_memory_back(service: nnburst.Ser
             execution.run()
             del execution
         until(lambda: fds_of(service) <= before + 2)
-        assert len(session.burst._controller._slots) <= 2
+        assert len(session.burst.controller._slots) <= 2
 
 
 def test_session_that_is_closed_keeps_no_memory_of_executions_that_were_dropped(service: nnburst.Service) -> None:
@@ -133,7 +133,7 @@ def test_memory_that_was_dropped_goes_wherever_a_handler_takes_it_first(service:
                 session.bind().close()
             finally:
                 sys.settrace(None)
-            assert len(session.burst._controller._slots) == 0
+            assert len(session.burst.controller._slots) == 0
             if next(lines) <= line:
                 break
     assert line > 5
@@ -149,7 +149,7 @@ def test_states_that_are_dropped_give_their_memory_back(service: nnburst.Service
                 before = fds_of(service)
         session.bind()
         until(lambda: fds_of(service) <= before + 2)
-        assert len(session.burst._controller._slots) <= 4
+        assert len(session.burst.controller._slots) <= 4
         gc.collect()
         tracker = getattr(session.device, "_tracker", None)
         assert tracker is None or not tracker._buffers  # only in process there is one to look at
@@ -327,11 +327,11 @@ def test_sessions_that_are_dropped_end_their_listeners() -> None:
 def test_nnapi_bursts_that_are_dropped_end_their_listeners() -> None:
     before = set(threading.enumerate())
     with nnburst.in_process(devices=["nnburst-reference"]) as service:
-        compilation = nnburst.Compilation(relu(), service)
+        compilation = nnburst.nnapi.Compilation(relu(), service)
         compilation.finish()
         for _ in range(3):
-            burst = nnburst.Burst(compilation)
-            execution = nnburst.Execution(compilation)
+            burst = nnburst.nnapi.Burst(compilation)
+            execution = nnburst.nnapi.Execution(compilation)
             execution.set_input(0, ONE["x"])
             execution.set_output(0, np.zeros(4, np.float32))
             execution.burst_compute(burst)

@@ -382,7 +382,7 @@ def test_forged_requests_of_steps_are_refused(service: Service) -> None:
 
 def test_number_of_steps_is_forgotten_with_its_last_execution(service: Service) -> None:
     with service.session(relu((1, 4))) as session:
-        slots = session.burst._controller._slots
+        slots = session.burst.controller._slots
         first, second = session.bind(steps=3), session.bind(steps=3)
         first.run()
         second.run()
@@ -390,7 +390,7 @@ def test_number_of_steps_is_forgotten_with_its_last_execution(service: Service) 
         first.close()
         second.run()
         second.close()
-        session.burst._controller.forget_dropped()
+        session.burst.controller.forget_dropped()
         assert not any(isinstance(pool, Steps) for pool in slots._slots)
 
 

@@ -11,7 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 import nnburst
-from nnburst import Execution, ModelBuilder, OperandType
+from nnburst import ModelBuilder, OperandType
+from nnburst.nnapi import Execution
 from support.processes import stopped
 from support.waiting import PATIENCE
 
@@ -57,7 +58,7 @@ Way = Callable[[nnburst.Session, float | None], Any]
 WAYS: dict[str, Way] = {
     "run": lambda s, t: s.run(None, {"t": X}, timeout=t)[0],
     "arun": lambda s, t: asyncio.run(s.arun(None, {"t": X}, timeout=t))[0],
-    "bind": lambda s, t: of_bound(s, Execution.run, timeout=t),
+    "bind": lambda s, t: of_bound(s, nnburst.Execution.run, timeout=t),
     "run_many": lambda s, t: next(s.run_many([{"t": X}], timeout=t))[0],
     "pipeline": piped,
     "Execution.run": lambda s, t: of_bound(s, lambda e: e.run(timeout=t)),

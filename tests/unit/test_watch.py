@@ -98,7 +98,7 @@ def test_what_ends_is_in_the_sums_above_it(service: nnburst.Service) -> None:
 
 
 def test_execution_without_a_burst_is_counted_with_its_model(service: nnburst.Service) -> None:
-    with service.session(relu((1, 4))) as session, nnburst.Execution(session.compilation) as execution:
+    with service.session(relu((1, 4))) as session, nnburst.nnapi.Execution(session.compilation) as execution:
         execution.set_input(0, np.zeros((1, 4), np.float32))
         execution.set_output(0, np.zeros((1, 4), np.float32))
         execution.compute()

@@ -25,7 +25,7 @@ from nnburst.model import (
     RequestArgument,
     RunOptions,
 )
-from nnburst.runtime import Burst
+from nnburst.nnapi import Burst
 from nnburst.service import ServiceConnection, start_child
 from support.models import relu
 
@@ -57,12 +57,12 @@ def relu_with(outputs: Any) -> Any:
     return b.operation(OperationType.RELU, x, outputs=outputs)
 
 
-def compilation(session: nnburst.Session) -> nnburst.Compilation:
-    return nnburst.Compilation(relu(), session.service)
+def compilation(session: nnburst.Session) -> nnburst.nnapi.Compilation:
+    return nnburst.nnapi.Compilation(relu(), session.service)
 
 
 def execution(session: nnburst.Session) -> nnburst.Execution:
-    return nnburst.Execution(session.compilation)
+    return nnburst.nnapi.Execution(session.compilation)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def execution(session: nnburst.Session) -> nnburst.Execution:
         (lambda s: nnburst.launch(quotas=["models"]), "give a dict"),
         (lambda s: nnburst.launch(quotas={"connections": 2}), "connections=2: give a whole number for one of models"),
         (lambda s: nnburst.Session(relu(), service=1), "service is int"),
-        (lambda s: nnburst.Compilation(relu(), 1), "must be Device objects"),
+        (lambda s: nnburst.nnapi.Compilation(relu(), 1), "must be Device objects"),
         (lambda s: list(s.run_many(1)), "iterable of dicts"),
         (lambda s: s.bind(state={"y": []}), "give {output: input}"),
         (lambda s: s.service.link_to_death("x"), "on_death is str"),
@@ -192,11 +192,11 @@ def test_one_device_may_be_given_by_its_name() -> None:
 def test_what_is_no_position_and_what_is_no_memory_is_named() -> None:
     with (
         nnburst.in_process(devices="nnburst-reference") as service,
-        nnburst.Compilation(relu(), service) as compilation,
+        nnburst.nnapi.Compilation(relu(), service) as compilation,
     ):
         compilation.finish()
         with pytest.raises(InvalidArgument, match="input '0'"):
-            nnburst.Execution(compilation).set_input("0", X)  # type: ignore[arg-type]
+            nnburst.nnapi.Execution(compilation).set_input("0", X)  # type: ignore[arg-type]
         with Burst(compilation) as burst, pytest.raises(InvalidArgument, match="expected a Memory, got 'x'"):
             burst.free_memory("x")  # type: ignore[arg-type]
 

@@ -60,7 +60,28 @@ def _inherited() -> BadState:
 
 
 def _not_bound(pointer: object) -> int:
-    raise BadState("the execution is not bound to a burst; use compute() or burst_compute()")
+    raise BadState("the execution is not bound to a burst")
+
+
+def _in_time(limit: float | None) -> str:
+    return "in time" if limit is None else f"within {limit:.3g} s"
+
+
+def check_result(result: ExecutionResult, limit: float | None) -> None:
+    """Raise how an execution has failed, if it has.
+
+    Args:
+        limit: Seconds that it might take.
+    """
+    status, shapes, _ = result
+    if status is ErrorStatus.NONE:
+        return
+    refusal = "the execution failed with {name}; launch(log_level='info') logs why"
+    message = _REFUSALS.get(status, refusal).format(name=status.name, in_time=_in_time(limit))
+    reason = reason_of(result)
+    if reason and status is not ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
+        message = f"the execution failed with {status.name}: {reason}"
+    raise error_for(status, message, shapes)
 
 
 class BoundRequest(Runnable, OneProcess):
@@ -154,7 +175,7 @@ class BoundRequest(Runnable, OneProcess):
         """
         if self._run is not lib.nnb_execution_run:
             self._run(self._pointer)
-        while (flight := self._controller.flights.start(self, look_until=look_until)).status == _LEFT:
+        while (flight := self.controller.flights.start(self, look_until=look_until)).status == _LEFT:
             pass  # another thread has moved it to another burst
         return flight
 
@@ -174,7 +195,7 @@ class BoundRequest(Runnable, OneProcess):
             raise
 
     @property
-    def _controller(self) -> ExecutionBurstController:
+    def controller(self) -> ExecutionBurstController:
         """This end of its burst.
 
         Raises:
@@ -271,14 +292,7 @@ class BoundRequest(Runnable, OneProcess):
         result = self.result
         if result[0] != status:  # of another run, by a thread or a signal handler that came in between
             result = ErrorStatus(status), (), NO_TIMING
-        result = self._explained(result)
-        final, shapes, _ = result
-        reason = reason_of(result)
-        refusal = "the execution failed with {name}; launch(log_level='info') logs why"
-        message = _REFUSALS.get(final, refusal).format(name=final.name, in_time=self._in_time)
-        if reason and final is not ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
-            message = f"the execution failed with {final.name}: {reason}"
-        raise error_for(final, message, shapes)
+        check_result(self._explained(result), self._allowed)
 
     def _explained(self, result: ExecutionResult) -> ExecutionResult:
         """Ask the server why an execution failed: a packet has no room for a sentence."""
@@ -299,12 +313,12 @@ class BoundRequest(Runnable, OneProcess):
 
     def _ended(self, meanwhile: str) -> NNBurstError:
         """Return the exception for a burst that has ended; `meanwhile`: what it is if this side has closed it."""
-        if self._controller.closed:
+        if self.controller.closed:
             return BadState(meanwhile)
-        if self._controller.told:
-            told = self._controller.told
+        if self.controller.told:
+            told = self.controller.told
             return DeadObject(f"the service has ended the burst: {told}; a session's next run opens another one")
-        ending = self._controller.ending
+        ending = self.controller.ending
         how = ending.reason or "the other process has ended"
         then = "the next run opens the session again" if self._restarts else "open another session"
         return ending.error(f"the service that holds the model is gone: {how}; {then}")
@@ -336,7 +350,7 @@ class BoundRequest(Runnable, OneProcess):
     @property
     def _in_time(self) -> str:
         """How long a run may take that begins now, in words."""
-        return "in time" if self._allowed is None else f"within {self._allowed:.3g} s"
+        return _in_time(self._allowed)
 
     def _missed(self) -> MissedDeadline:
         """Return the exception for a run that has not ended in time."""

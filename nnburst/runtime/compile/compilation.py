@@ -80,7 +80,7 @@ class Compilation(OneProcess, Closing):
         InvalidArgument: The model is no `Model`; no device is given, or one twice.
 
     Example:
-        >>> with nnburst.launch() as service, nnburst.Compilation(model, service) as compilation:
+        >>> with nnburst.launch() as service, nnburst.nnapi.Compilation(model, service) as compilation:
         ...     compilation.set_preference("sustained_speed")
         ...     compilation.finish()
         ...     [node.name for node in compilation.inputs]

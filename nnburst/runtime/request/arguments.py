@@ -4,36 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from msgspec import Struct
 
-from ..._core.errno import is_real, whole
-from ...burst import ExecutionBurstController
 from ...devices.encoded import ROOM
-from ...errors import BadState, GeneralFailure, InvalidArgument, OutputInsufficientSize
+from ...errors import GeneralFailure, InvalidArgument, OutputInsufficientSize
 from ...memory import PROT_WRITE, Memory, locate_view
 from ...model import (
     Array,
     BufferToken,
     DataLocation,
     Named,
-    OperandDesc,
     OutputShape,
     Request,
     RequestArgument,
     Steps,
-    combine_dimensions,
     element_count,
-    is_fully_specified,
-    operand_info,
-    operand_nbytes,
 )
 from ..compile.compilation import Compilation
-from .device_memory import DeviceMemory
 from .node_args import NodeArg, SharedArrays, SharedValues, Sizes
 from .state import States
 
@@ -51,17 +43,15 @@ class Argument(Struct, frozen=True):
         room: Bytes in the execution's own memory.
         memories: Where it lies otherwise: one memory, or two that take turns, run by run.
         offset: Of the region in that memory, in bytes.
-        length: Of the region; 0 for the whole of a memory of a device.
+        length: Of the region; 0 for the whole of a buffer of a device.
         dimensions: As in a request: empty means "as in the model".
-        array: Copied to the room before a run (input), or from it afterwards (output).
     """
 
     room: int = 0
-    memories: tuple[Memory | DeviceMemory | BufferToken, ...] = ()
+    memories: tuple[Memory | BufferToken, ...] = ()
     offset: int = 0
     length: int = 0
     dimensions: tuple[int, ...] = ()
-    array: Array | None = None
 
 
 class ArgumentLayout(Struct, frozen=True):
@@ -85,9 +75,6 @@ def lay_out(inputs: Sequence[Argument], outputs: Sequence[Argument], steps: Step
 
     Args:
         steps: If the requests have several.
-
-    Raises:
-        BadState: A memory of a device is closed.
     """
     offsets: list[int] = []
     total = 0
@@ -121,10 +108,8 @@ def _request(
     arguments = []
     for argument, start in zip((*inputs, *outputs), offsets, strict=True):
         if argument.memories:
-            place = argument.memories[turn % len(argument.memories)]
-            pool = place.pool if isinstance(place, DeviceMemory) else place
-            whole = pool.size if isinstance(place, DeviceMemory) and isinstance(pool, Memory) else argument.length
-            where = DataLocation(pools.setdefault(pool, len(pools)), argument.offset, whole)
+            pool = argument.memories[turn % len(argument.memories)]
+            where = DataLocation(pools.setdefault(pool, len(pools)), argument.offset, argument.length)
         else:
             where = DataLocation(0, start, argument.room)
         omitted = not argument.room and not argument.memories
@@ -225,14 +210,11 @@ def given_shapes(
 
 
 class Arguments:
-    """The arguments of an execution.
-
-    Either `put` takes them one by one, or all are there from the beginning: states, memory of the caller's, and arrays
-    that are shared with the service.
+    """The arguments of an execution: states, memory of the caller's, and arrays that are shared with the service.
 
     Args:
         compilation: Whose inputs and outputs they are.
-        sizes: Shapes of all arguments, of one step; None: they are given one by one.
+        sizes: Shapes of all arguments, of one step.
         states: The inputs and outputs that are states.
         buffers: Memory of the caller's, by the name of the argument that lies there.
         rooms: Bytes by name of an output of which only a run tells the shape, whatever the model says; 4096 for others
@@ -241,7 +223,6 @@ class Arguments:
 
     Attributes:
         compilation: Another one with the same arguments when the model was compiled anew.
-        is_shared: Whether they are all there.
         inputs: Arrays by input name.
         outputs: Arrays by output name, flat bytes where the shape is not known.
         shown: Both, as callers have them.
@@ -255,21 +236,15 @@ class Arguments:
     def __init__(
         self,
         compilation: Compilation,
-        sizes: Sizes | None = None,
-        states: States | None = None,
+        sizes: Sizes,
+        states: States,
         buffers: Mapping[str, ExternalBuffer] = MappingProxyType({}),
         rooms: Mapping[str, int] = MappingProxyType({}),
         steps: Steps | None = None,
     ) -> None:
         self.compilation = compilation
-        self.is_shared = sizes is not None
-        self.states, self.steps = states or States({}), steps
-        main = compilation.model.main
-        self._operands = {
-            "input": [main.operands[i] for i in main.input_indexes],
-            "output": [main.operands[i] for i in main.output_indexes],
-        }
-        self._given: dict[str, dict[int, Argument]] = {"input": {}, "output": {}}
+        self.states, self.steps = states, steps
+        self._given: dict[str, list[Argument]] = {"input": [], "output": []}
         self._layout: ArgumentLayout | None = None
         self._known: dict[str, Sequence[tuple[int, ...] | None]] = {"input": (), "output": ()}
         self._unverified: Set[str] = frozenset()  # outputs whose shape a file declares and a run has contradicted
@@ -277,10 +252,7 @@ class Arguments:
         self.shown: tuple[Mapping[str, Any], Mapping[str, Any]] = self.inputs, self.outputs
         self.feeds: tuple[tuple[str, np.dtype[Any] | None, tuple[int, ...], Array], ...] = ()
         self.copies: tuple[Callable[[], Array], ...] | None = None
-        if sizes is not None:
-            self._share(sizes, buffers, rooms)
-
-    # ---- all at once -----------------------------------------------------------------------------------------
+        self._share(sizes, buffers, rooms)
 
     def _share(self, sizes: Sizes, buffers: Mapping[str, ExternalBuffer], rooms: Mapping[str, int]) -> None:
         nodes = {"input": self.compilation.inputs, "output": self.compilation.outputs}
@@ -290,18 +262,18 @@ class Arguments:
         self._known = {"input": sizes.inputs, "output": outputs}
         for kind, known in self._known.items():
             tokens = self.states.tokens(kind)
-            for i, (node, shape) in enumerate(zip(nodes[kind], known, strict=True)):
+            for node, shape in zip(nodes[kind], known, strict=True):
                 if kind == "input" and shape is None:
                     argument = Argument()
                 elif node.name in buffers:
-                    argument = self._in_buffer(kind, i, node, shape, buffers[node.name])
+                    argument = self._in_buffer(node, shape, buffers[node.name])
                 elif node.name in tokens:
                     argument = Argument(memories=tokens[node.name], dimensions=shape if node.is_open and shape else ())
                 else:
                     guess = ROOM if node.holds else _FIRST_GUESS
                     least = 0 if kind == "input" else rooms.get(node.name, guess) if shape is None else 1
                     argument = self._in_room(node, shape, least)
-                self.put(kind, i, argument)
+                self._given[kind].append(argument)
         self._check_total()
         views = {name: buffer.view for name, buffer in buffers.items()}
         self.inputs = SharedArrays(self._arrays("input", nodes["input"], self.layout.inputs, views))
@@ -330,22 +302,21 @@ class Arguments:
         is_room = least and node.holds  # and no shape, of an output
         return Argument(room=nbytes, dimensions=shape if node.is_open and shape and not is_room else ())
 
-    def _in_buffer(
-        self, kind: str, index: int, node: NodeArg, shape: tuple[int, ...] | None, buffer: ExternalBuffer
-    ) -> Argument:
-        whole, memory, length = None if shape is None else self._stepped(shape), buffer.memory, 0
+    def _in_buffer(self, node: NodeArg, shape: tuple[int, ...] | None, buffer: ExternalBuffer) -> Argument:
+        whole, memory = None if shape is None else self._stepped(shape), buffer.memory
+        length = buffer.nbytes if whole is None else math.prod(whole) * node.dtype.itemsize
         if memory.image is None:
-            length = buffer.nbytes if whole is None else math.prod(whole) * node.dtype.itemsize
-            if buffer.offset + length > memory.size:
-                raise InvalidArgument(f"{node.name!r} of shape {whole} takes {length} bytes of {memory!r}")
-        given = shape if node.is_open and shape else ()
-        argument = Argument(memories=(memory,), offset=buffer.offset, length=length, dimensions=given)
-        if self.steps is None:
-            argument = self.of_memory(kind, index, memory, (buffer.offset, length), given)
+            fits = 0 < length <= memory.size - buffer.offset
+        else:
+            fits = not buffer.offset and (whole is None or length == memory.image.tight_size)
+        if not fits:
+            raise InvalidArgument(f"{node.name!r} of shape {whole} takes {length} bytes of {memory!r}")
         if buffer.view is None:
             with contextlib.suppress(InvalidArgument, GeneralFailure):  # what this process may not look at
                 buffer.view = memory.array(np.uint8, (length,)) if whole is None else memory.array(node.dtype, whole)
-        return argument
+        length = length if memory.image is None else 0  # the whole
+        dimensions = shape if node.is_open and shape else ()
+        return Argument(memories=(memory,), offset=buffer.offset, length=length, dimensions=dimensions)
 
     def _check_total(self) -> None:
         arguments = self._all
@@ -378,108 +349,15 @@ class Arguments:
                 arrays[node.name] = view[:nbytes].view(node.dtype).reshape(self._stepped(shape))
         return arrays
 
-    # ---- one by one ------------------------------------------------------------------------------------------
-
-    def operand(self, kind: str, index: int) -> OperandDesc:
-        """Return the operand of an argument; `InvalidArgument` if there is none of that index."""
-        operands = self._operands[kind]
-        if not is_real(index) or not 0 <= index < len(operands):
-            raise InvalidArgument(f"{kind} {index!r}: the model has {len(operands)} {kind}s")
-        return operands[index]
-
-    def of_array(self, kind: str, index: int, array: Array | None, dimensions: Sequence[int] | None) -> Argument:
-        """Return what `Execution.set_input` and `set_output` give, if it can be an argument; raises as these."""
-        operand, what = self.operand(kind, index), f"{kind} {index}"
-        if array is None:
-            return Argument()
-        if not isinstance(array, np.ndarray):
-            raise InvalidArgument(f"{what}: give a NumPy array, not {type(array).__name__}")
-        if kind == "output" and not (array.flags.c_contiguous and array.flags.writeable):
-            raise InvalidArgument(f"{what}: the array must be C-contiguous and writable")
-        info = operand_info(operand.type)
-        if array.dtype != info.dtype:
-            raise InvalidArgument(f"{what} is {info.dtype}, got {array.dtype}; convert it with .astype('{info.dtype}')")
-        is_open = not is_fully_specified(operand.dimensions) and (bool(operand.dimensions) or not info.is_scalar)
-        given: tuple[int, ...] = ()
-        if dimensions is not None:
-            given = _sizes(what, dimensions)
-        elif kind == "input" and is_open:
-            given = array.shape
-        if kind == "input" and 0 in array.shape and self.compilation.inputs[index].may_be_empty:
-            _combined(what, operand, given)
-            return Argument(dimensions=given)
-        _check_length(kind, what, operand, given, array.nbytes)
-        return Argument(room=array.nbytes, dimensions=given, array=array)
-
-    def of_memory(
-        self,
-        kind: str,
-        index: int,
-        memory: Memory | DeviceMemory,
-        region: tuple[int, int],
-        dimensions: Sequence[int],
-    ) -> Argument:
-        """As `of_array`, for a region (offset, length) of a memory."""
-        operand, what = self.operand(kind, index), f"{kind} {index}"
-        given = _sizes(what, dimensions)
-        offset, length = (whole(n, f"{what}: {name}") for n, name in zip(region, ("offset", "length"), strict=True))
-        if isinstance(memory, DeviceMemory):
-            combined = _combined(what, operand, given)
-            memory._check_use(self.compilation, kind, index, (offset, length), combined)
-        elif not isinstance(memory, Memory):
-            raise InvalidArgument(f"{what}: give a Memory, not {type(memory).__name__}")
-        elif memory.image is not None:
-            if offset or length:
-                raise InvalidArgument(f"{what}: an image is used whole; offset and length must be 0")
-            _check_length(kind, what, operand, given, memory.image.tight_size)
-        else:
-            if offset < 0 or length <= 0 or offset + length > memory.size:
-                raise InvalidArgument(
-                    f"{what}: bytes {offset}..{offset + length} of a memory with {memory.size}; give a region in it"
-                )
-            _check_length(kind, what, operand, given, length)
-        return Argument(memories=(memory,), offset=offset, length=length, dimensions=given)
-
-    def put(self, kind: str, index: int, argument: Argument) -> None:
-        """Take an argument; `BadState` if there is one already."""
-        if index in self._given[kind]:
-            raise BadState(f"{kind} {index} has a value already; make another execution")
-        self._given[kind][index] = argument
-
-    def check_complete(self) -> None:
-        """Omit optional inputs that are missing; `InvalidArgument` if another argument is."""
-        for index, node in enumerate(self.compilation.inputs):
-            if node.is_optional:
-                self._given["input"].setdefault(index, Argument())
-        for kind, operands in self._operands.items():
-            missing = sorted(set(range(len(operands))) - self._given[kind].keys())
-            if missing:
-                raise InvalidArgument(f"{kind}s {missing} are not set; None omits an optional one")
-
-    def check_outputs_are_known(self) -> None:
-        """Check that the model says all dimensions of the outputs, as an execution that waits for fences needs."""
-        for index, operand in enumerate(self._operands["output"]):
-            if not operand.is_scalar and not is_fully_specified(operand.dimensions):
-                raise InvalidArgument(
-                    f"output {index} has dimensions {list(operand.dimensions)}: an execution that waits for fences "
-                    "needs a model that says them; use compute()"
-                )
-
-    # ---- together --------------------------------------------------------------------------------------------
-
-    def in_order(self, kind: str) -> list[Argument]:
-        """Return all inputs or all outputs."""
-        return [self._given[kind][i] for i in range(len(self._given[kind]))]
-
     @property
     def _all(self) -> list[Argument]:
-        return [*self.in_order("input"), *self.in_order("output")]
+        return [*self._given["input"], *self._given["output"]]
 
     @property
     def layout(self) -> ArgumentLayout:
         """Where they lie."""
         if self._layout is None:
-            self._layout = lay_out(self.in_order("input"), self.in_order("output"), self.steps)
+            self._layout = lay_out(self._given["input"], self._given["output"], self.steps)
         return self._layout
 
     @property
@@ -487,77 +365,9 @@ class Arguments:
         """Memory of their own, if there is some by now."""
         return None if self._layout is None else self._layout.memory
 
-    def request(self, turn: int) -> Request:
-        return self.layout.requests[turn]
-
-    def drop_layout(self) -> Memory | None:
-        """Forget where they lie; return the memory of their own, if there is one."""
-        memory, self._layout = self.memory, None
-        return memory
-
-    # ---- a run -----------------------------------------------------------------------------------------------
-
-    def copy_in(self) -> None:
-        """Copy the arrays of inputs to where the service reads them; device memories must have their contents."""
-        for index, memory in self._device_memories("input"):
-            memory._check_readable(index, self.known_dimensions("input", index))
-        for argument, view in zip(self.in_order("input"), self.layout.inputs, strict=True):
-            if argument.array is not None and view is not None:
-                view[:] = np.ascontiguousarray(argument.array).reshape(-1).view(np.uint8)
-
-    def copy_out(self) -> None:
-        for argument, view in zip(self.in_order("output"), self.layout.outputs, strict=True):
-            if argument.array is not None and view is not None:
-                argument.array.reshape(-1).view(np.uint8)[:] = view
-
-    def note_outputs(self, shapes: tuple[OutputShape, ...] | None) -> None:
-        """Tell the device memories among the outputs their contents now; None: none."""
-        for index, memory in self._device_memories("output"):
-            known = shapes and shapes[index].dimensions
-            memory._written(None if shapes is None else known or self.known_dimensions("output", index))
-
-    def note_burst(self, burst: ExecutionBurstController) -> None:
-        """Tell the device memories that a burst has slots for them."""
-        for kind in ("input", "output"):
-            for _, memory in self._device_memories(kind):
-                memory._seen_by(burst)
-
-    def _device_memories(self, kind: str) -> Iterator[tuple[int, DeviceMemory]]:
-        for index, argument in self._given[kind].items():
-            for memory in argument.memories:
-                if isinstance(memory, DeviceMemory):
-                    yield index, memory
-
-    def known_dimensions(self, kind: str, index: int) -> tuple[int, ...]:
-        """Return what the model and the caller say of the dimensions of an argument."""
-        return combine_dimensions(self.operand(kind, index).dimensions, self._given[kind][index].dimensions)
-
     def check_shapes(self, shapes: Sequence[OutputShape]) -> None:
         """Raise `GeneralFailure` if what a service told of its outputs contradicts the model or the request."""
-        nodes = self.compilation.outputs
-        if len(shapes) != len(nodes):
-            raise GeneralFailure(f"the service told {len(shapes)} shapes for {len(nodes)} outputs")
-        for node, argument, shape in zip(nodes, self.in_order("output"), shapes, strict=True):
-            dims, room = shape.dimensions, UINT32
-            is_sure = node.name not in self._unverified and not (node.may_be_empty and node.is_open)
-            declared = argument.dimensions or (node.shape if is_sure else None)
-            try:
-                fits = element_count(dims) >= 0
-            except InvalidArgument:
-                fits = False
-            if shape.is_sufficient:
-                room = argument.room or argument.length or UINT32
-                fits = fits and (
-                    declared is None
-                    or (
-                        len(dims) == len(declared)
-                        and all(d == n or not isinstance(d, int) or not d for d, n in zip(declared, dims, strict=True))
-                    )
-                )
-            if not fits or math.prod(dims) * node.dtype.itemsize > room:
-                raise GeneralFailure(
-                    f"the service told shape {dims} for output {node.name!r}, which is {declared} and has {room} bytes"
-                )
+        check_shapes(self.compilation.outputs, self._given["output"], shapes, self._unverified)
 
     def copied(self, shapes: Sequence[OutputShape]) -> list[Array]:
         """Return copies of all outputs, of the shapes that the last run told."""
@@ -593,31 +403,38 @@ class Arguments:
         return rooms
 
 
-def _sizes(what: str, dimensions: Sequence[int]) -> tuple[int, ...]:
-    if not isinstance(dimensions, Iterable):
-        raise InvalidArgument(f"{what}: dimensions={dimensions!r}; give a list of sizes")
-    return tuple(whole(size, f"{what}: a dimension") for size in dimensions)
+def check_shapes(
+    nodes: Sequence[NodeArg],
+    outputs: Sequence[Argument],
+    shapes: Sequence[OutputShape],
+    unverified: Set[str] = frozenset(),
+) -> None:
+    """Raise `GeneralFailure` if what a service told of its outputs contradicts the model or the request.
 
-
-def _combined(what: str, operand: OperandDesc, given: tuple[int, ...]) -> tuple[int, ...]:
-    if operand.is_scalar and given:
-        raise InvalidArgument(f"{what}: a scalar has no dimensions")
-    if any(not 0 <= size <= UINT32 for size in given):
-        raise InvalidArgument(f"{what}: dimensions {list(given)} do not fit in 32 bits")
-    try:
-        combined = combine_dimensions(operand.dimensions, given)
-    except InvalidArgument as error:
-        raise InvalidArgument(f"{what}: {error}") from None
-    if math.prod(size for size in combined if size) * operand_info(operand.type).element_size > UINT32:
-        raise InvalidArgument(f"{what}: dimensions {list(combined)} are larger than a tensor can be")
-    return combined
-
-
-def _check_length(kind: str, what: str, operand: OperandDesc, given: tuple[int, ...], nbytes: int) -> None:
-    combined = _combined(what, operand, given)
-    known = operand.is_scalar or is_fully_specified(combined)
-    if kind == "input" and not known:
-        raise InvalidArgument(f"{what}: dimensions {combined} are open; give them with dimensions=")
-    if known and operand_nbytes(operand.type, combined) != nbytes:
-        need = operand_nbytes(operand.type, combined)
-        raise InvalidArgument(f"{what}: {nbytes} bytes, but shape {combined} takes {need}")
+    Args:
+        outputs: As they were requested.
+        unverified: Names of those of which the model may say wrong shapes.
+    """
+    if len(shapes) != len(nodes):
+        raise GeneralFailure(f"the service told {len(shapes)} shapes for {len(nodes)} outputs")
+    for node, argument, shape in zip(nodes, outputs, shapes, strict=True):
+        dims, room = shape.dimensions, UINT32
+        is_sure = node.name not in unverified and not (node.may_be_empty and node.is_open)
+        declared = argument.dimensions or (node.shape if is_sure else None)
+        try:
+            fits = element_count(dims) >= 0
+        except InvalidArgument:
+            fits = False
+        if shape.is_sufficient:
+            room = argument.room or argument.length or UINT32
+            fits = fits and (
+                declared is None
+                or (
+                    len(dims) == len(declared)
+                    and all(d == n or not isinstance(d, int) or not d for d, n in zip(declared, dims, strict=True))
+                )
+            )
+        if not fits or math.prod(dims) * node.dtype.itemsize > room:
+            raise GeneralFailure(
+                f"the service told shape {dims} for output {node.name!r}, which is {declared} and has {room} bytes"
+            )

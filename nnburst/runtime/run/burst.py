@@ -26,8 +26,8 @@ from .pipeline import Pipeline
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from ...nnapi import DeviceMemory
     from ...watch.trace import Recording
-    from ..request.device_memory import DeviceMemory
     from .burst_pool import BurstPool
 
 
@@ -50,9 +50,9 @@ class Burst(OneProcess, Closing):
         BadState: It is not finished or has failed.
 
     Example:
-        >>> with nnburst.launch() as service, nnburst.Compilation(model, service) as compilation:
+        >>> with nnburst.launch() as service, nnburst.nnapi.Compilation(model, service) as compilation:
         ...     compilation.finish()
-        ...     with nnburst.Burst(compilation) as burst, burst.bind() as execution:
+        ...     with nnburst.nnapi.Burst(compilation) as burst, burst.bind() as execution:
         ...         execution.inputs["x"][:] = 2
         ...         execution.run()
         ...         execution.outputs["y"].copy()
@@ -70,14 +70,13 @@ class Burst(OneProcess, Closing):
         if polling_window is None and compilation.preference is ExecutionPreference.LOW_POWER:
             polling_window = 0.0
         requests, results = channel_lengths(compilation.inputs, compilation.outputs)
-        self._controller = ExecutionBurstController.create(
+        self.controller = ExecutionBurstController.create(
             compilation.prepared_model,
             polling_window=polling_window,
             loop_timeout=loop_timeout,
             channel_length=requests,
             result_channel_length=results,
         )
-        self._loop_timeout = loop_timeout
         self._recording: Recording | None = None
         if os.environ.get("NNBURST_TRACE"):
             self._record()
@@ -92,7 +91,7 @@ class Burst(OneProcess, Closing):
         self._recording = recorder().follow(
             label, (os.getpid(), "") if service is None else (service.pid, service.what)
         )
-        self._controller.record(self._recording.pointer)
+        self.controller.record(self._recording.pointer)
 
     def bind(
         self,
@@ -160,8 +159,7 @@ class Burst(OneProcess, Closing):
         try:
             stepped = None if steps is None else steps_of(compilation, sizes, states.all, rooms, steps)
             arguments = Arguments(compilation, sizes, states, buffers, rooms, stepped)
-            execution = Execution(compilation, reusable=True, arguments=arguments)
-            execution.set_loop_timeout(self._loop_timeout)
+            execution = Execution(arguments)
             execution._join(self, pool, timeout=timeout, measure=measure, keep=keep)
             if states.all:
                 execution._reset_state(initial_state)
@@ -203,7 +201,7 @@ class Burst(OneProcess, Closing):
     @property
     def stats(self) -> BurstStats:
         """Counters of the client's end."""
-        return self._controller.stats
+        return self.controller.stats
 
     def free_memory(self, memory: Memory | DeviceMemory) -> bool:
         """Forget a memory on both sides. Returns whether the burst knew it.
@@ -217,16 +215,16 @@ class Burst(OneProcess, Closing):
         pool = memory if isinstance(memory, Memory) else getattr(memory, "pool", None)
         if pool is None:
             raise InvalidArgument(f"expected a Memory, got {memory!r}")
-        return self._controller.free_memory(pool)
+        return self.controller.free_memory(pool)
 
     def _refuse(self) -> None:
         """Run nothing any more; an execution in flight gets `BadState`. Waits for nothing."""
-        self._controller.refuse()
+        self.controller.refuse()
 
     def close(self) -> None:
         """End the burst; in any order relative to memories. Idempotent."""
         try:
-            self._controller.close()
+            self.controller.close()
         finally:
             if self._recording is not None:
                 self._recording.finish()

@@ -124,10 +124,10 @@ class BurstPool:
             MissedDeadline: It takes longer than the caller may wait, and goes on.
             BadState: The session is closed.
         """
-        ending = dead._controller.ending
+        ending = dead.controller.ending
         if self._refusal:
             return False
-        if dead._controller.told and not ending.reason:  # the burst alone has ended
+        if dead.controller.told and not ending.reason:  # the burst alone has ended
             return True
         if not self.restarts_service:
             return False
@@ -182,14 +182,14 @@ class BurstPool:
     def living(self) -> Burst:
         """As `spare`, after a death that is to be got over first (`recover`): for what is bound to stay where it is."""
         first = self.first
-        if first._controller.ending.reason:
+        if first.controller.ending.reason:
             self.recover(first)
         return self.spare()
 
     def free(self) -> Burst | None:
         """Return one that runs nothing now, if there is one."""
         for burst in self._bursts:
-            if burst._controller.is_free and burst._controller.is_sound:
+            if burst.controller.is_free and burst.controller.is_sound:
                 return burst
         return None
 
@@ -231,7 +231,7 @@ class BurstPool:
         """Use it no more. Also in a finaliser, so it is closed later."""
         with contextlib.suppress(ValueError):  # `begin_again` came in between
             self._of_pipelines.remove(burst)
-        burst._controller.hang_up()
+        burst.controller.hang_up()
         self._ended.append(burst)
 
     @contextlib.contextmanager
@@ -270,7 +270,7 @@ class BurstPool:
             while True:
                 burst = self._ended.popleft()
                 burst.close()
-                stats, latency = burst.stats, burst._controller.latency()
+                stats, latency = burst.stats, burst.controller.latency()
                 with self._adding.lock:
                     if self._past is not None:
                         stats, latency = stats + self._past[0], latency + self._past[1]
@@ -286,7 +286,7 @@ class BurstPool:
         """Say how long the runs of all took."""
         self._bury()
         past = () if self._past is None else (self._past[1],)
-        return sum((*past, *(burst._controller.latency() for burst in self._others)), self.first._controller.latency())
+        return sum((*past, *(burst.controller.latency() for burst in self._others)), self.first.controller.latency())
 
     @property
     def _others(self) -> tuple[Burst, ...]:
@@ -301,7 +301,7 @@ class BurstPool:
     def hang_up(self) -> None:
         """End all without waiting, from any thread, also in a finaliser."""
         for burst in (self.first, *self._others):
-            burst._controller.hang_up()
+            burst.controller.hang_up()
 
     def close(self) -> None:
         for burst in (self.first, *self._others):

@@ -81,7 +81,7 @@ async def run(
     loop = current_loop()
     if execution._concluding:
         raise BadState("the execution is running: what a run came to that was given up is still being looked at")
-    flights = execution._controller.flights
+    flights = execution.controller.flights
     flight = execution._start(look_until=loop.look_until() if flights.polls else 0)
     if flight.status is not None:
         checkpoint = loop.checkpoint()

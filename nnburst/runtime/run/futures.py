@@ -34,7 +34,7 @@ def submit(execution: E) -> Future[E]:
     while (flight := execution._start()).status == -errno.EBUSY:  # a thread waits in its burst
         if execution._again(errno.EBUSY, deadline) is None:
             break  # it has no other one
-    flights = execution._controller.flights
+    flights = execution.controller.flights
     try:
         attend_to(flights, flight)
     except ResourceExhausted:

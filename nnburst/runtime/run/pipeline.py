@@ -67,7 +67,7 @@ class Pipeline(OneProcess, Closing):
         self._advance = lib.nnb_execution_advance
         self._then: list[Callable[[], object]] = []
         # It must not keep the executions, which may keep what keeps the pipeline.
-        self._finalizer = weakref.finalize(self, _end, executions[0]._controller, self._pointers, self._then)
+        self._finalizer = weakref.finalize(self, _end, executions[0].controller, self._pointers, self._then)
         self._finalizer.atexit = False
         self.depth = len(executions)
 
@@ -206,7 +206,7 @@ class Pipeline(OneProcess, Closing):
     @property
     def _is_idle(self) -> bool:
         """Whether nothing is in flight on its burst, which may be used again."""
-        controller = self._executions[0]._controller
+        controller = self._executions[0].controller
         return controller.is_free and controller.is_sound and not controller.ending.reason
 
     def _settle(self) -> None:

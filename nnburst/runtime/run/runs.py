@@ -109,7 +109,7 @@ class Runs:
         async def set_up(step: Callable[[], Any]) -> Any:
             """Take a step that waits for the service if no burst is free, for another service if this one has died."""
             nonlocal deadline, aside
-            first, begin = self._pool.first._controller, time.monotonic_ns()
+            first, begin = self._pool.first.controller, time.monotonic_ns()
             opening = self._setting_up(limit)
             if not first.ending.reason and self._pool.free():
                 made = opening.call(step)
@@ -128,7 +128,7 @@ class Runs:
             if execution is None or not execution._feed(inputs):
                 execution = await set_up(partial(self._fed, permit, inputs))
             for _ in range(_MOST_RERUNS):
-                if not execution._controller.is_free:
+                if not execution.controller.is_free:
                     with contextlib.suppress(ResourceExhausted):  # then it shares the burst
                         await set_up(partial(execution._again, errno.EBUSY, deadline))
                 try:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec import Struct
 
-from ..._core.errno import is_real
-from ..._core.leaving import Closing, Leaving
-from ..._core.one_process import OneProcess
-from ...devices import Buffer, Device
-from ...devices.buffers import with_role
-from ...errors import BadState, DeadObject, GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError
-from ...memory import Memory
-from ...model import (
+from .._core.errno import is_real
+from .._core.leaving import Closing, Leaving
+from .._core.one_process import OneProcess
+from ..devices import Buffer, Device
+from ..devices.buffers import with_role
+from ..errors import BadState, DeadObject, GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError
+from ..memory import Memory
+from ..model import (
     BufferDesc,
     BufferRole,
     BufferToken,
@@ -29,10 +29,10 @@ from ...model import (
     is_fully_specified,
     operand_info,
 )
-from ..compile.compilation import Compilation
+from ..runtime.compile.compilation import Compilation
 
 if TYPE_CHECKING:
-    from ...burst import ExecutionBurstController
+    from ..burst import ExecutionBurstController
 
 _UINT32 = 2**32 - 1
 _CHUNK = 4 << 20
@@ -57,9 +57,9 @@ class MemoryDesc:
     once while it is being built.
 
     Example:
-        >>> with nnburst.launch() as service, nnburst.Compilation(model, service) as compilation:
+        >>> with nnburst.launch() as service, nnburst.nnapi.Compilation(model, service) as compilation:
         ...     compilation.finish()
-        ...     description = nnburst.MemoryDesc()
+        ...     description = nnburst.nnapi.MemoryDesc()
         ...     description.add_input_role(compilation, 0)
         ...     description.finish()
         ...     with description.create_memory() as memory:
@@ -209,12 +209,12 @@ class DeviceMemory(OneProcess, Closing):
         dimensions: Of the contents; 0 or () where they are not known.
 
     Example:
-        >>> with nnburst.launch() as service, nnburst.Compilation(model, service) as compilation:
+        >>> with nnburst.launch() as service, nnburst.nnapi.Compilation(model, service) as compilation:
         ...     compilation.finish()
-        ...     description = nnburst.MemoryDesc()
+        ...     description = nnburst.nnapi.MemoryDesc()
         ...     description.add_output_role(compilation, 0)
         ...     description.finish()
-        ...     x, execution = np.ones((1, 4), np.float32), nnburst.Execution(compilation)
+        ...     x, execution = np.ones((1, 4), np.float32), nnburst.nnapi.Execution(compilation)
         ...     with description.create_memory() as memory:
         ...         execution.set_input(0, x)
         ...         execution.set_output_from_memory(0, memory)
@@ -392,7 +392,7 @@ def copy_memory(source: Memory | DeviceMemory, target: Memory | DeviceMemory) ->
     Example:
         >>> with nnburst.Memory.ashmem(4) as here, nnburst.Memory.ashmem(4) as there:
         ...     here.write(np.array([1, 2, 3, 4], np.uint8))
-        ...     nnburst.copy_memory(here, there)
+        ...     nnburst.nnapi.copy_memory(here, there)
         ...     there.read(np.uint8, (4,))
         array([1, 2, 3, 4], dtype=uint8)
     """

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..._core.leaving import ProcessLock
-from ..._core.threads import start_daemon
-from ...devices import Fence, FenceSignal, FenceState
-from ...errors import GeneralFailure, InvalidArgument, MissedDeadline
+from .._core.leaving import ProcessLock
+from .._core.threads import start_daemon
+from ..devices import Fence, FenceSignal, FenceState
+from ..errors import GeneralFailure, InvalidArgument, MissedDeadline
 
 
 class Event:

@@ -1,0 +1,5 @@
+"""NNAPI, step by step: compilations, executions whose arguments are set one by one, events, memory domains."""
+
+from .._lazy import attach
+
+__getattr__, __dir__, __all__ = attach(__name__)

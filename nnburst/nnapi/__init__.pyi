@@ -1,0 +1,11 @@
+from ..devices import Fence as Fence
+from ..runtime.compile.compilation import Compilation as Compilation
+from ..runtime.compile.compilation import CompilationReport as CompilationReport
+from ..runtime.compile.compilation import StepReport as StepReport
+from ..runtime.run.burst import Burst as Burst
+from .device_memory import DeviceMemory as DeviceMemory
+from .device_memory import MemoryDesc as MemoryDesc
+from .device_memory import copy_memory as copy_memory
+from .event import Event as Event
+from .execution import Duration as Duration
+from .execution import Execution as Execution

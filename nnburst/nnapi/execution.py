@@ -1,0 +1,610 @@
+"""NNAPI's execution: arguments that are set one by one, and the ways to run them."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from types import EllipsisType
+from typing import TYPE_CHECKING
+
+import numpy as np
+from msgspec.structs import replace
+
+from .._core.deadline import Deadline, checked_timeout, limit_ns
+from .._core.errno import flag, is_real, member, whole
+from .._core.leaving import Closing, ProcessLock
+from .._core.one_process import OneProcess
+from ..burst import check_result, loop_timeout_ns
+from ..devices import Fence, FencedExecution
+from ..errors import BadState, ErrorStatus, InvalidArgument, OutputInsufficientSize, ResourceExhausted
+from ..memory import Memory, check_open
+from ..model import (
+    NO_TIMING,
+    Array,
+    ExecutionResult,
+    Failure,
+    MeasureTiming,
+    OperandDesc,
+    OutputShape,
+    RunOptions,
+    Timing,
+    combine_dimensions,
+    consistent_result,
+    is_fully_specified,
+    operand_info,
+    operand_nbytes,
+    reason_of,
+)
+from ..runtime.compile.compilation import Compilation
+from ..runtime.display import described
+from ..runtime.request.arguments import UINT32, Argument, ArgumentLayout, check_shapes, lay_out
+from ..runtime.run.burst import Burst
+from .device_memory import DeviceMemory
+from .event import Event
+
+if TYPE_CHECKING:
+    Timeout = float | EllipsisType | None
+
+
+class Duration(enum.IntEnum):
+    """Which duration `Execution.get_duration` tells. The fenced ones count from the last fence that was waited for."""
+
+    ON_HARDWARE = 0
+    IN_DRIVER = 1
+    FENCED_ON_HARDWARE = 2
+    FENCED_IN_DRIVER = 3
+
+
+class _Given(Argument, frozen=True):
+    """An argument as it was set.
+
+    Attributes:
+        array: Copied to the room before a run (input), or from it afterwards (output).
+        device_memory: Where it lies, if that is memory of a device.
+    """
+
+    array: Array | None = None
+    device_memory: DeviceMemory | None = None
+
+    @property
+    def placed(self) -> Argument:
+        """The argument with the memory that it lies in now; `BadState` if that is closed."""
+        if self.device_memory is None:
+            return self
+        pool = self.device_memory.pool
+        return replace(self, memories=(pool,), length=pool.size if isinstance(pool, Memory) else 0)
+
+
+class Execution(OneProcess, Closing):
+    """Arguments for a compiled model, each given with a ``set_`` method. Context manager.
+
+    `compute`, `start_compute`, `start_compute_with_dependencies` and `burst_compute` run it once, or again and again if
+    it is reusable: each run lays its arguments out in memory of its own, and copies the arrays there and back.
+
+    Args:
+        compilation: Finished.
+        reusable: Whether it may run again after it has ended.
+
+    Raises:
+        BadState: The compilation is not finished or has failed.
+        InvalidArgument: It is no `Compilation`.
+
+    Example:
+        >>> with nnburst.launch() as service, nnburst.nnapi.Compilation(model, service) as compilation:
+        ...     compilation.finish()
+        ...     execution, y = nnburst.nnapi.Execution(compilation), np.empty((1, 4), np.float32)
+        ...     execution.set_input(0, np.array([[-1, 0, 1, 2]], np.float32))
+        ...     execution.set_output(0, y)
+        ...     execution.compute()
+        >>> y
+        array([[0., 0., 1., 2.]], dtype=float32)
+    """
+
+    def __init__(self, compilation: Compilation, *, reusable: bool = False) -> None:
+        if not isinstance(compilation, Compilation):
+            raise InvalidArgument("an execution needs a Compilation")
+        self.compilation = compilation
+        self.reusable = reusable
+        self._prepared = compilation.prepared_model
+        main = compilation.model.main
+        self._operands = {
+            "input": [main.operands[i] for i in main.input_indexes],
+            "output": [main.operands[i] for i in main.output_indexes],
+        }
+        self._given: dict[str, dict[int, _Given]] = {"input": {}, "output": {}}
+        self._measure = False
+        self._timeout: float | None = None
+        self._loop_timeout_ns = 0
+        self._lock = ProcessLock()  # a signal handler may come while it is held
+        self._is_running = self._has_run = self._closed = False
+        self._result: ExecutionResult | None = None
+        self._fenced = NO_TIMING
+
+    # ---- arguments, one by one -------------------------------------------------------------------------------
+
+    def set_input(self, index: int, array: Array | None, *, dimensions: Sequence[int] | None = None) -> None:
+        """Give an input as an array, which is copied when the execution runs; None omits it.
+
+        Args:
+            index: Position among the model's inputs.
+            array: Of the operand's dtype; C-contiguous data is not required.
+            dimensions: Given where the model leaves some open; default: the array's shape.
+
+        Raises:
+            InvalidArgument: The index, dtype, size or dimensions are wrong.
+            BadState: The input has a value already, or the execution was started.
+        """
+        self._set_array("input", index, array, dimensions)
+
+    def set_output(self, index: int, array: Array | None, *, dimensions: Sequence[int] | None = None) -> None:
+        """Give the array that an output is copied to (C-contiguous, writable); arguments as for `set_input`.
+
+        Where the model leaves dimensions open the array is only room: `get_output_dimensions` tells the shape.
+        """
+        self._set_array("output", index, array, dimensions)
+
+    def set_input_from_memory(
+        self,
+        index: int,
+        memory: Memory | DeviceMemory,
+        offset: int = 0,
+        length: int = 0,
+        *,
+        dimensions: Sequence[int] = (),
+    ) -> None:
+        """Let an input lie in a pool.
+
+        Raises as `set_input`.
+
+        Args:
+            index: Of the input.
+            memory: The pool, or memory of the device.
+            offset, length: Bytes; both 0 for an image or a `DeviceMemory`, used whole.
+            dimensions: As for `set_input`.
+        """
+        self._set_memory("input", index, memory, (offset, length), dimensions)
+
+    def set_output_from_memory(
+        self,
+        index: int,
+        memory: Memory | DeviceMemory,
+        offset: int = 0,
+        length: int = 0,
+        *,
+        dimensions: Sequence[int] = (),
+    ) -> None:
+        """Let an output lie in a pool; arguments as for `set_input_from_memory`."""
+        self._set_memory("output", index, memory, (offset, length), dimensions)
+
+    def set_measure_timing(self, measure: bool) -> None:
+        """Say whether to measure durations, for `get_duration`.
+
+        Args:
+            measure: Whether.
+
+        Raises:
+            InvalidArgument: The compilation is not for exactly one device.
+            BadState: The execution was started.
+        """
+        with self._changing():
+            self._check_one_device("timing")
+            self._measure = flag(measure, "measure")
+
+    def set_timeout(self, seconds: float | None) -> None:
+        """Limit the time of a run. Raises as `set_measure_timing`.
+
+        Args:
+            seconds: None for no limit.
+        """
+        with self._changing():
+            self._check_one_device("a timeout")
+            self._timeout = checked_timeout(seconds)
+
+    def set_loop_timeout(self, seconds: float | None) -> None:
+        """Limit the time that each WHILE of a run may take.
+
+        A loop that takes longer ends the run with `MissedDeadline`. The requests of a burst do not carry it: there
+        ``Burst(loop_timeout=)`` applies.
+
+        Args:
+            seconds: None for the default of 2 s; more than 15 s is cut to 15.
+
+        Raises:
+            InvalidArgument: It is no number above 0.
+            BadState: The execution was started.
+        """
+        longest = loop_timeout_ns(seconds)
+        with self._changing():
+            self._loop_timeout_ns = longest
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        with self._lock.lock:
+            if self._is_running or self._has_run:
+                raise BadState("the execution was started; make another one to change anything")
+            yield
+
+    def _check_one_device(self, what: str) -> None:
+        if not self.compilation._has_one_device:
+            raise InvalidArgument(f"{what} needs a compilation for exactly one device")
+
+    def _operand(self, kind: str, index: int) -> OperandDesc:
+        operands = self._operands[kind]
+        if not is_real(index) or not 0 <= index < len(operands):
+            raise InvalidArgument(f"{kind} {index!r}: the model has {len(operands)} {kind}s")
+        return operands[index]
+
+    def _put(self, kind: str, index: int, argument: _Given) -> None:
+        with self._changing():
+            if index in self._given[kind]:
+                raise BadState(f"{kind} {index} has a value already; make another execution")
+            self._given[kind][index] = argument
+
+    def _set_array(self, kind: str, index: int, array: Array | None, dimensions: Sequence[int] | None) -> None:
+        operand, what = self._operand(kind, index), f"{kind} {index}"
+        if array is None:
+            self._put(kind, index, _Given())
+            return
+        if not isinstance(array, np.ndarray):
+            raise InvalidArgument(f"{what}: give a NumPy array, not {type(array).__name__}")
+        if kind == "output" and not (array.flags.c_contiguous and array.flags.writeable):
+            raise InvalidArgument(f"{what}: the array must be C-contiguous and writable")
+        info = operand_info(operand.type)
+        if array.dtype != info.dtype:
+            raise InvalidArgument(f"{what} is {info.dtype}, got {array.dtype}; convert it with .astype('{info.dtype}')")
+        is_open = not is_fully_specified(operand.dimensions) and (bool(operand.dimensions) or not info.is_scalar)
+        given: tuple[int, ...] = array.shape if dimensions is None and kind == "input" and is_open else ()
+        if dimensions is not None:
+            given = _sizes(what, dimensions)
+        if kind == "input" and 0 in array.shape and self.compilation.inputs[index].may_be_empty:
+            _combined(what, operand, given)
+            self._put(kind, index, _Given(dimensions=given))
+            return
+        _check_length(kind, what, operand, given, array.nbytes)
+        self._put(kind, index, _Given(room=array.nbytes, dimensions=given, array=array))
+
+    def _set_memory(
+        self, kind: str, index: int, memory: Memory | DeviceMemory, region: tuple[int, int], dimensions: Sequence[int]
+    ) -> None:
+        operand, what = self._operand(kind, index), f"{kind} {index}"
+        given = _sizes(what, dimensions)
+        offset, length = (whole(n, f"{what}: {name}") for n, name in zip(region, ("offset", "length"), strict=True))
+        if isinstance(memory, DeviceMemory):
+            memory._check_use(self.compilation, kind, index, (offset, length), _combined(what, operand, given))
+            self._put(kind, index, _Given(dimensions=given, device_memory=memory))
+            return
+        if not isinstance(memory, Memory):
+            raise InvalidArgument(f"{what}: give a Memory, not {type(memory).__name__}")
+        if memory.image is not None:
+            if offset or length:
+                raise InvalidArgument(f"{what}: an image is used whole; offset and length must be 0")
+        elif offset < 0 or length <= 0 or offset + length > memory.size:
+            raise InvalidArgument(
+                f"{what}: bytes {offset}..{offset + length} of a memory with {memory.size}; give a region in it"
+            )
+        nbytes = length if memory.image is None else memory.image.tight_size
+        _check_length(kind, what, operand, given, nbytes)
+        self._put(kind, index, _Given(memories=(memory,), offset=offset, length=length, dimensions=given))
+
+    # ---- running ---------------------------------------------------------------------------------------------
+
+    def compute(self, timeout: Timeout = ...) -> None:
+        """Run without a burst and wait for the end.
+
+        Args:
+            timeout: Seconds that this run may take; None for no limit. By default those of `set_timeout`.
+
+        Raises:
+            InvalidArgument: An argument is not set, or the device refuses the request; a timeout without a compilation
+                for exactly one device.
+            BadState: It is running, or has run and is not reusable.
+            NNBurstError: The execution failed; the status says how.
+        """
+        self._compute(self._begin(timeout))
+
+    def start_compute(self, timeout: Timeout = ...) -> Event:
+        """Run without a burst, in the background. Raises as `compute`, the outcome comes with `Event.wait`.
+
+        Args:
+            timeout: As for `compute`.
+
+        Returns:
+            What the run signals when it has ended.
+        """
+        limit = self._begin(timeout)
+        try:
+            return Event.start(lambda: self._compute(limit))
+        except ResourceExhausted:
+            self._is_running = False
+            raise
+
+    def start_compute_with_dependencies(
+        self,
+        wait_for: Iterable[Event | Fence] = (),
+        *,
+        duration: float | None = None,
+        timeout: Timeout = ...,
+    ) -> Event:
+        """Have the service run this once everything in `wait_for` is over, and return at once.
+
+        The service waits, not this process: the event of one execution may be given to another one, of another model
+        or service, before either has run. An output that the next one reads lies in a `Memory` or `DeviceMemory`; what
+        was set as an array is copied now (inputs) and by `Event.wait` (outputs).
+
+        Args:
+            wait_for: What must be over first. If something of it fails, so does this.
+            duration: Seconds that the run may take once all of it is over; None for no limit.
+            timeout: As for `compute`; it counts from now, the waiting included.
+
+        Returns:
+            The end. `Event.wait` has to be called before this execution can be used again or asked for results.
+
+        Raises:
+            InvalidArgument: An argument is not set; an output has open dimensions; something in `wait_for` is no event,
+                or has failed; a duration without a compilation for exactly one device; or the device refuses the
+                request.
+            BadState: As `compute`.
+            ResourceExhausted: The service has no thread for it, or its quota is used up.
+            MissedDeadline: The timeout is 0.
+        """
+        if not isinstance(wait_for, Iterable):
+            raise InvalidArgument(f"wait_for is {type(wait_for).__name__}; give events in a list")
+        fences = [_fence_of(position, event) for position, event in enumerate(wait_for)]
+        if duration is not None:
+            self._check_one_device("a duration")
+        duration_ns = limit_ns(duration)
+        for index, operand in enumerate(self._operands["output"]):
+            if not operand.is_scalar and not is_fully_specified(operand.dimensions):
+                raise InvalidArgument(
+                    f"output {index} has dimensions {list(operand.dimensions)}: an execution that waits for fences "
+                    "needs a model that says them; use compute()"
+                )
+        limit = self._begin(timeout)
+        with contextlib.ExitStack() as running:
+            layout = running.enter_context(self._running())
+            run = self._prepared.execute_fenced(layout.requests[0], fences, self._options(limit), duration_ns)
+            self._note_outputs(())  # what depends on them may be launched
+            ending = running.pop_all()
+        return Event(run.fence, lambda: self._settle(run, ending, limit))
+
+    def burst_compute(self, burst: Burst, timeout: Timeout = ...) -> None:
+        """Run through a burst and wait for the end.
+
+        Args:
+            burst: Of this compilation.
+            timeout: As for `compute`.
+
+        Raises:
+            InvalidArgument: No burst, or one of another compilation; an argument is not set.
+            BadState: The burst is in use, or as `compute`.
+            NNBurstError: The execution failed; the status says how.
+        """
+        if not isinstance(burst, Burst):
+            raise InvalidArgument("burst_compute needs a Burst")
+        if burst.compilation is not self.compilation:
+            raise InvalidArgument("the burst belongs to another compilation")
+        limit, controller = self._begin(timeout), burst.controller
+        with self._running() as layout:
+            for kind in self._given:
+                for memory in self._device_memories(kind).values():
+                    memory._seen_by(controller)
+            try:
+                bound = controller.bind(layout.requests[0], measure=self._measure)
+                bound.timeout = limit
+                self._take(bound.execute(), limit)
+            finally:
+                if layout.memory is not None:
+                    controller.forget(layout.memory)
+
+    def _begin(self, timeout: Timeout) -> float | None:
+        """Claim the execution for one run; return the seconds that it may take."""
+        limit = self._timeout
+        if timeout is not ...:
+            limit = checked_timeout(timeout)
+            self._check_one_device("a timeout")
+        with self._lock.lock:
+            self._check_not_closed()
+            if self._is_running:
+                raise BadState("the execution is running")
+            if self._has_run and not self.reusable:
+                raise BadState("the execution has run; make another one, or make it reusable")
+            for index, node in enumerate(self.compilation.inputs):
+                if node.is_optional:
+                    self._given["input"].setdefault(index, _Given())
+            for kind, operands in self._operands.items():
+                if missing := sorted(set(range(len(operands))) - self._given[kind].keys()):
+                    raise InvalidArgument(f"{kind}s {missing} are not set; None omits an optional one")
+            self._is_running, self._result = True, None
+        return limit
+
+    @contextlib.contextmanager
+    def _running(self) -> Iterator[ArgumentLayout]:
+        """Lay the arguments out and copy the inputs, run what is inside, copy the outputs."""
+        layout, has_run = None, True
+        inputs, outputs = self._in_order("input"), self._in_order("output")
+        try:
+            for index, argument in enumerate(inputs):
+                if argument.device_memory is not None:
+                    argument.device_memory._check_readable(index, self._known_dimensions("input", index))
+            layout = lay_out([each.placed for each in inputs], [each.placed for each in outputs], None)
+            check_open(layout.requests[0])
+            for argument, view in zip(inputs, layout.inputs, strict=True):
+                if argument.array is not None and view is not None:
+                    view[:] = np.ascontiguousarray(argument.array).reshape(-1).view(np.uint8)
+            yield layout
+            assert self._result is not None
+            self._note_outputs(self._result[1])
+            for argument, view in zip(outputs, layout.outputs, strict=True):
+                if argument.array is not None and view is not None:
+                    argument.array.reshape(-1).view(np.uint8)[:] = view
+        except BadState:
+            has_run = self._has_run
+            raise
+        except BaseException as error:
+            if layout is not None and not isinstance(error, InvalidArgument):  # that is refused before anything begins
+                self._note_outputs(None)
+            raise
+        finally:
+            if layout is not None and layout.memory is not None:
+                layout.memory.close()
+            self._has_run, self._is_running = has_run, False
+
+    def _compute(self, limit: float | None) -> None:
+        with self._running() as layout:
+            options = self._options(limit)
+            self._take(self._prepared.execute_synchronously(layout.requests[0], options), limit)
+
+    def _settle(self, run: FencedExecution, ending: contextlib.ExitStack, limit: float | None) -> None:
+        with ending:
+            info = run.info()
+            if info.status is ErrorStatus.NONE:
+                self._take((info.status, (), info.launched), limit, info.fenced)
+            else:
+                self._take(Failure(info.status, info.reason), limit)
+
+    def _options(self, limit: float | None) -> RunOptions:
+        """Return those of a run without a burst, which ends by a deadline; None: it begins now."""
+        measure = MeasureTiming.YES if self._measure else MeasureTiming.NO
+        return RunOptions(measure, Deadline.after(limit).at_ns, self._loop_timeout_ns)
+
+    def _take(self, result: ExecutionResult, limit: float | None, fenced: Timing | None = None) -> None:
+        """Keep how a run has ended, and raise how it failed."""
+        result = consistent_result(*result, reason_of(result))
+        if result[1]:
+            check_shapes(self.compilation.outputs, self._in_order("output"), result[1])
+        self._result, self._fenced = result, fenced or result[2]
+        check_result(result, limit)
+
+    def _in_order(self, kind: str) -> list[_Given]:
+        return [self._given[kind][i] for i in range(len(self._operands[kind]))]
+
+    def _device_memories(self, kind: str) -> dict[int, DeviceMemory]:
+        found = ((i, each.device_memory) for i, each in self._given[kind].items())
+        return {i: memory for i, memory in found if memory is not None}
+
+    def _note_outputs(self, shapes: Sequence[OutputShape] | None) -> None:
+        """Tell the device memories among the outputs their contents now; None: none."""
+        for index, memory in self._device_memories("output").items():
+            known = shapes and shapes[index].dimensions
+            memory._written(None if shapes is None else known or self._known_dimensions("output", index))
+
+    def _known_dimensions(self, kind: str, index: int) -> tuple[int, ...]:
+        """Return what the model and the caller say of the dimensions of an argument."""
+        return combine_dimensions(self._operand(kind, index).dimensions, self._given[kind][index].dimensions)
+
+    # ---- results ---------------------------------------------------------------------------------------------
+
+    def _completed(self) -> ExecutionResult:
+        with self._lock.lock:
+            if self._is_running:
+                raise BadState("the execution has not ended")
+            if self._result is None:
+                raise BadState("the execution has not run yet, or its last run gave no answer")
+            return self._result
+
+    def get_output_dimensions(self, index: int) -> tuple[int, ...]:
+        """Return the dimensions of an output after a run.
+
+        Args:
+            index: Of the output.
+
+        Raises:
+            BadState: No run has ended, or it failed otherwise than for lack of room.
+            InvalidArgument: No such output, or it is a scalar.
+            OutputInsufficientSize: Its region was too small; ``output_shapes`` has the needed dimensions.
+        """
+        status, shapes, _ = self._completed()
+        operand = self._operand("output", index)
+        if status not in (ErrorStatus.NONE, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE):
+            raise BadState(f"the execution ended with {status.name}; its outputs have no shape")
+        if operand_info(operand.type).is_scalar:
+            raise InvalidArgument(f"output {index} is a scalar")
+        shape = shapes[index] if shapes else OutputShape(self._known_dimensions("output", index))
+        if not shape.is_sufficient:
+            raise OutputInsufficientSize(f"output {index} needs shape {shape.dimensions}", output_shapes=shapes)
+        return shape.dimensions
+
+    def get_output_rank(self, index: int) -> int:
+        """Return the number of dimensions of an output after a run; raises as `get_output_dimensions`.
+
+        Args:
+            index: Of the output.
+        """
+        return len(self.get_output_dimensions(index))
+
+    def get_duration(self, code: Duration) -> int | None:
+        """Return a duration of the last run in nanoseconds, None if the device does not know it.
+
+        Args:
+            code: Which: on the device, in the driver, and from when.
+
+        Raises:
+            InvalidArgument: Unknown code.
+            BadState: No run has ended well, or timing was not asked for.
+        """
+        which = member(Duration, code, "duration")
+        status, _, timing = self._completed()
+        if status is not ErrorStatus.NONE or not self._measure:
+            raise BadState("no duration: the execution failed, or timing was not asked for")
+        if which in (Duration.FENCED_ON_HARDWARE, Duration.FENCED_IN_DRIVER):
+            timing = self._fenced
+        on_device = which in (Duration.ON_HARDWARE, Duration.FENCED_ON_HARDWARE)
+        micros = timing.time_on_device if on_device else timing.time_in_driver
+        return None if micros is None else micros * 1000
+
+    # ---- life ------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Execution:
+        self._check_not_closed()
+        return self
+
+    def _check_not_closed(self) -> None:
+        if self._closed:
+            raise BadState("the execution is closed; make another one")
+
+    def close(self) -> None:
+        """Run it no more. Idempotent."""
+        self._closed = True
+
+    def __repr__(self) -> str:
+        return f"<Execution of {described(self.compilation)}{', closed' * self._closed}>"
+
+
+def _fence_of(position: int, event: object) -> Fence:
+    if isinstance(event, Event):
+        return event.fence
+    if isinstance(event, Fence):
+        return event
+    raise InvalidArgument(f"wait_for[{position}] is {type(event).__name__}; give an Event or a Fence")
+
+
+def _sizes(what: str, dimensions: Sequence[int]) -> tuple[int, ...]:
+    if not isinstance(dimensions, Iterable):
+        raise InvalidArgument(f"{what}: dimensions={dimensions!r}; give a list of sizes")
+    return tuple(whole(size, f"{what}: a dimension") for size in dimensions)
+
+
+def _combined(what: str, operand: OperandDesc, given: tuple[int, ...]) -> tuple[int, ...]:
+    if operand.is_scalar and given:
+        raise InvalidArgument(f"{what}: a scalar has no dimensions")
+    if any(not 0 <= size <= UINT32 for size in given):
+        raise InvalidArgument(f"{what}: dimensions {list(given)} do not fit in 32 bits")
+    try:
+        combined = combine_dimensions(operand.dimensions, given)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{what}: {error}") from None
+    if math.prod(size for size in combined if size) * operand_info(operand.type).element_size > UINT32:
+        raise InvalidArgument(f"{what}: dimensions {list(combined)} are larger than a tensor can be")
+    return combined
+
+
+def _check_length(kind: str, what: str, operand: OperandDesc, given: tuple[int, ...], nbytes: int) -> None:
+    combined = _combined(what, operand, given)
+    known = operand.is_scalar or is_fully_specified(combined)
+    if kind == "input" and not known:
+        raise InvalidArgument(f"{what}: dimensions {combined} are open; give them with dimensions=")
+    if known and operand_nbytes(operand.type, combined) != nbytes:
+        need = operand_nbytes(operand.type, combined)
+        raise InvalidArgument(f"{what}: {nbytes} bytes, but shape {combined} takes {need}")
