@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from ..memory.named import made
 from ..service.process import forked
 
-_PATIENCE = 5.0
+_PATIENCE = 30.0
 
 
 class Snapshot:

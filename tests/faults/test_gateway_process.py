@@ -245,6 +245,11 @@ def in_loop(main: Callable[[], Any], threads: int = 4) -> None:
     asyncio.run(limited())
 
 
+async def has_gone(session: weakref.ref[FakeSession]) -> None:
+    while session() is not None:  # the thread that opened it lets go of it a moment later
+        await asyncio.sleep(0.001)
+
+
 def test_model_that_hangs_while_it_is_opened_holds_up_nothing_else(service: FakeService, hanging: Hanging) -> None:
     async def main() -> None:
         models = Models("there")
@@ -273,8 +278,7 @@ def test_model_that_two_wait_for_is_opened_once_and_another_one_anew(service: Fa
         first, second = await asyncio.gather(*waits)
         assert first is second
         assert first.digest == "another"
-        while service.sessions[0]() is not None:  # the thread that opened it lets go of it a moment later
-            await asyncio.sleep(0.001)
+        await has_gone(service.sessions[0])
         assert [session() for session in service.sessions] == [None, first.session]
 
     in_loop(main)
@@ -319,6 +323,7 @@ def test_old_model_goes_when_its_last_run_has_ended(service: FakeService) -> Non
         assert [session() for session in service.sessions] == [old.session, new.session]
         await models.renew()  # it is the same one
         del old
+        await has_gone(service.sessions[0])
         assert [session() for session in service.sessions] == [None, new.session]
 
     in_loop(main)

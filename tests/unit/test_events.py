@@ -137,7 +137,7 @@ def test_a_failure_goes_down_the_chain_and_says_why(execution: Make, gate: Gate)
     for run in runs:
         run.set_input(0, np.zeros(4, np.float32))
         run.set_output(0, np.zeros(4, np.float32))
-    runs[0].set_timeout(0.5)
+    runs[0].set_timeout(2.0)  # both begin before that
     one = runs[0].start_compute_with_dependencies([gate.event])
     two = runs[1].start_compute_with_dependencies([one])
     with pytest.raises(GeneralFailure, match=r"wait_for\[0\] went into error"):

@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,12 +27,16 @@ from support.processes import stopped
 from support.waiting import PATIENCE, until
 
 FUNCTIONS = """
-import time
+import os, time
 from nnburst.devices.function import Tensor, declare
+
+go_on = os.path.join(os.path.dirname(__file__), "go_on")
 
 @declare(inputs=[Tensor("x", "float32", (4,))], outputs=[Tensor("y", "float32", (4,))])
 def slow(x):
-    time.sleep(float(x[0]))
+    while x[0] == 60 and not os.path.exists(go_on):
+        time.sleep(0.001)
+    time.sleep(float(x[0]) % 60)
     if x[1] < 0:
         raise ValueError(f"refused {x[1]}")
     return x.copy()
@@ -56,9 +61,13 @@ def session(service: nnburst.Service) -> Iterator[nnburst.Session]:
 
 
 @pytest.fixture(scope="module")
-def function(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("functions")
+
+
+@pytest.fixture(scope="module")
+def function(directory: Path) -> Iterator[str]:
     """A device with a function that takes as many seconds as its input says, and refuses what is negative."""
-    directory = tmp_path_factory.mktemp("functions")
     (directory / "flight_function.py").write_text(FUNCTIONS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(directory), os.environ.get("PYTHONPATH")))))
@@ -75,6 +84,15 @@ def slow_service(function: str) -> Iterator[nnburst.Service]:
 def slow(slow_service: nnburst.Service) -> Iterator[nnburst.Session]:
     with slow_service.session("slow") as session:
         yield session
+
+
+@pytest.fixture
+def go_on(directory: Path) -> Iterator[Path]:
+    """Once there is this file, runs with 60 end."""
+    file = directory / "go_on"
+    yield file
+    file.touch()  # also if the test has failed
+    file.unlink()
 
 
 @pytest.fixture
@@ -117,28 +135,31 @@ def test_submitting_starts_one_thread_for_a_burst_which_ends_with_it(service: nn
 
 def test_execution_in_flight_can_be_neither_run_nor_submitted(slow: nnburst.Session) -> None:
     execution = slow.bind()
-    execution.inputs["x"][:] = 0.2
-    future = execution.submit()
-    with pytest.raises(nnburst.BadState, match="execution is running"):
-        execution.run()
-    with pytest.raises(nnburst.BadState, match="execution is running"):
-        execution.submit().result(PATIENCE)
+    with stopped(slow.service.pid):
+        future = execution.submit()
+        with pytest.raises(nnburst.BadState, match="execution is running"):
+            execution.run()
+        with pytest.raises(nnburst.BadState, match="execution is running"):
+            execution.submit().result(PATIENCE)
     assert future.result(PATIENCE) is execution
     execution.run()
 
 
-def test_run_that_finds_others_in_flight_moves_to_another_burst(slow: nnburst.Session) -> None:
+def test_run_that_finds_others_in_flight_moves_to_another_burst(slow: nnburst.Session, go_on: Path) -> None:
     first, second = slow.burst.bind(), slow.bind()
-    first.inputs["x"][:] = 0.5
+    first.inputs["x"][:] = 60
     future = first.submit()
     second.run()
     assert not future.done()
+    go_on.touch()
     future.result(PATIENCE)
 
 
-def test_future_of_a_burst_in_which_a_thread_waits_moves_to_another_one_if_it_may(slow: nnburst.Session) -> None:
+def test_future_of_a_burst_in_which_a_thread_waits_moves_to_another_one_if_it_may(
+    slow: nnburst.Session, go_on: Path
+) -> None:
     waited, stays, moves = slow.burst.bind(), slow.burst.bind(), slow.bind()
-    waited.inputs["x"][:] = moves.inputs["x"][:] = 1
+    waited.inputs["x"][:] = moves.inputs["x"][:] = 60
     thread = threading.Thread(target=waited.run)
     thread.start()
     until(lambda: not slow.burst.controller.is_free)
@@ -146,19 +167,21 @@ def test_future_of_a_burst_in_which_a_thread_waits_moves_to_another_one_if_it_ma
     assert not moved.done()
     with pytest.raises(nnburst.BadState, match="a burst runs one at a time"):
         refused.result(PATIENCE)
+    go_on.touch()
     assert moved.result(PATIENCE).controller is not slow.burst.controller
     thread.join(PATIENCE)
     assert not thread.is_alive()
 
 
-def test_future_behind_a_run_that_was_given_up_has_a_time_limit_of_its_own(slow: nnburst.Session) -> None:
+def test_future_behind_a_run_that_was_given_up_has_a_time_limit_of_its_own(slow: nnburst.Session, go_on: Path) -> None:
     late, waited = slow.bind(), slow.burst.bind()
-    late.inputs["x"][:] = 0.5
+    late.inputs["x"][:] = 60
     with pytest.raises(nnburst.MissedDeadline):
         late.run(0.05)
     thread = threading.Thread(target=waited.run)
     thread.start()
     until(lambda: not slow.burst.controller.is_free)
+    threading.Timer(0.1, go_on.touch).start()
     assert late.submit(PATIENCE).result(PATIENCE) is late
     thread.join(PATIENCE)
     assert not thread.is_alive()
@@ -291,7 +314,7 @@ def test_depth_that_makes_no_pipeline_is_refused(session: nnburst.Session, depth
         session.pipeline(depth)  # type: ignore[arg-type]
 
 
-def test_interrupt_of_a_waiting_pipeline_leaves_it_usable(slow: nnburst.Session) -> None:
+def test_interrupt_of_a_waiting_pipeline_leaves_it_usable(slow: nnburst.Session, go_on: Path) -> None:
     class Stop(Exception):
         pass
 
@@ -301,11 +324,12 @@ def test_interrupt_of_a_waiting_pipeline_leaves_it_usable(slow: nnburst.Session)
     before = signal.signal(signal.SIGUSR1, stop)
     try:
         with slow.pipeline(2) as pipeline:
-            pipeline.current.inputs["x"][:] = 1.0
+            pipeline.current.inputs["x"][:] = 60
             pipeline.advance()
-            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
             with pytest.raises(Stop):
+                threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
                 pipeline.advance()
+            go_on.touch()
             assert len(list(pipeline.map([filled(0)] * 5))) == 5
     finally:
         signal.signal(signal.SIGUSR1, before)
@@ -565,7 +589,7 @@ def test_forked_child_waits_for_no_thread_of_its_parent(service: nnburst.Service
         if pid == 0:
             refused = 0
             try:
-                signal.alarm(20)
+                signal.alarm(int(PATIENCE))
                 uses = [lambda: session.run(None, filled(1)), execution.run, session.bind, service.kill]
                 for use in (*uses, lambda: executor.submit(session.run, None, filled(1)).result()):
                     with contextlib.suppress(nnburst.BadState):

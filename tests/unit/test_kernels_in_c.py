@@ -255,8 +255,7 @@ def test_kernel_is_gone_when_its_slot_is_freed_between_runs(memory: Memory, serv
         assert model.server is not None
         for slot in executor.added:
             model.server.free_memory(slot)
-        gc.collect()
-        assert kernel() is None
+        until(lambda: gc.collect() is not None and kernel() is None, "the kernel outlives its plan")
 
 
 @pytest.mark.parametrize("measure", [False, True])

@@ -321,7 +321,7 @@ def test_session_whose_close_is_interrupted_at_any_line_leaves_nothing(where: st
             session.run(None, {"x": ONE})
             return session
 
-        with assert_nothing_left(timeout=20):
+        with assert_nothing_left():
             assert interrupt_everywhere(open_one, nnburst.Session.close) > 50
         until(lambda: len(os.listdir(f"/proc/{service.pid}/fd")) <= there + 2)
 
@@ -344,7 +344,7 @@ def test_memory_of_a_device_whose_close_is_interrupted_at_any_line_is_given_back
         lines = interrupt_everywhere(open_one, lambda memory: memory.close())
         assert lines > 10
         wire = host_side.place().connection  # type: ignore[attr-defined]
-        wire.call(ListDevices(), timeout=20)
+        wire.call(ListDevices(), timeout=PATIENCE)
         with pytest.raises(ResourceExhausted, match="1024"):  # as many as if none was ever made
             kept = []
             for _ in range(1025):
@@ -362,7 +362,7 @@ def test_service_whose_close_is_interrupted_at_any_line_ends() -> None:
         pidfds.append(os.pidfd_open(service.pid))
         return service
 
-    with assert_nothing_left(timeout=20):
+    with assert_nothing_left():
         interrupt_everywhere(open_one, nnburst.Service.close, step=7)
         for pidfd in pidfds:
             assert select.select([pidfd], [], [], PATIENCE)[0]
@@ -398,7 +398,7 @@ def interrupted():
     signal.setitimer(signal.ITIMER_REAL, 0)
     session.close()
 for i in range(12):
-    with assert_nothing_left(timeout=20):
+    with assert_nothing_left():
         interrupted()
 print("nothing left")
 """
@@ -488,9 +488,10 @@ def test_a_child_lets_go_of_what_it_inherits_though_one_of_it_raises() -> None:
     things = [Thing(), Thing()]
     for thing in things:
         abandon_when_forked(thing)
+    told: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "unraisablehook", lambda _: None)
+        patch.setattr(sys, "unraisablehook", lambda raised: told.append(raised.exc_type))
         pid = os.fork()
         if pid == 0:
-            os._exit(not all(thing.is_abandoned for thing in things))
+            os._exit(not all(thing.is_abandoned for thing in things) or told != [KeyboardInterrupt])
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

@@ -23,6 +23,7 @@ from nnburst.errors import BadState, DeviceUnavailable, InvalidArgument, MissedD
 from nnburst.service import claim, dial, listen_at, owner_of, peer_of, peer_pidfd, running_services
 from nnburst.service.process import discovery as rendezvous
 from nnburst.service.process.discovery import Claim
+from support.waiting import PATIENCE
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +110,7 @@ def test_many_that_claim_at_once_after_a_kill_one_wins() -> None:
     barrier = threading.Barrier(8)
 
     def run(_: int) -> Claim | None:
-        barrier.wait(20)
+        barrier.wait(PATIENCE)
         with contextlib.suppress(BadState):
             return claim("vision")
         return None
@@ -135,7 +136,7 @@ def test_listing_does_not_disturb_a_claim() -> None:
             claim("vision").close()
     finally:
         stop.set()
-        thread.join(20)
+        thread.join(PATIENCE)
 
 
 def test_name_whose_lock_file_was_removed_is_still_the_first_owners(runtime: Path) -> None:

@@ -379,7 +379,7 @@ def test_what_a_full_socket_keeps_back_goes_out_later_and_nobody_spins(monkeypat
             assert len(seen) == 1 - is_dropped
             before = polls
             time.sleep(0.2)
-            assert polls - before <= 2
+            assert polls - before < 100, "one that spins polls more often in a moment"
 
 
 def test_any_number_of_things_may_be_dropped_at_once() -> None:
