@@ -16,7 +16,7 @@ from .._core._nnburst import lib
 from .._core.deadline import Deadline
 from .._core.errno import check, flag
 from .._core.leaving import Closing, Leaving, ProcessLock
-from ..burst import BoundRequest, ExecutionBurstController
+from ..burst import BoundRequest, ExecutionBurstController, in_time
 from ..errors import BadState, MissedDeadline, OutputInsufficientSize
 from ..model import Array, ExecutionResult
 from .compile.compilation import Compilation
@@ -78,20 +78,32 @@ class Execution(BoundRequest, Closing):
         array([[0., 0., 1., 2.]], dtype=float32)
     """
 
-    def __init__(self, arguments: Arguments) -> None:
+    def __init__(
+        self,
+        burst: Burst,
+        arguments: Arguments,
+        *,
+        pool: BurstPool | None,
+        timeout: float | None,
+        measure: bool,
+        keep: object,
+    ) -> None:
         """Use `Session.bind`."""
-        super().__init__()
+        self._home, self._pool, self._keep = burst, pool, keep
         self._arguments = arguments
         self._feeds, self._copies = arguments.feeds, arguments.copies
         self._lock = ProcessLock()  # a signal handler may come while it is held
-        self._home: Burst | None = None
-        self._pool: BurstPool | None = None
-        self._keep: object = None
         self._holder = object()  # stands for this execution where its finaliser must not refer to it
         self._held: dict[ExecutionBurstController, list[Memory | Named]] = {}
         self._finalizer = weakref.finalize(self, _drop, self._held, self._holder)
         self._finalizer.atexit = False
         self._leaving: Leaving | None = None
+        self._hold(burst.controller)
+        requests, longest = arguments.layout.requests, answer_length(arguments.compilation.outputs)
+        super().__init__(burst.controller, requests, measure=flag(measure, "measure"), answer_length=longest)
+        self.timeout = timeout
+        if pool is not None:  # a run with a state is never repeated
+            self._restarts, self._retries = pool.restarts_service, 0 if arguments.states.all else pool.retry
 
     @property
     def inputs(self) -> Mapping[str, Any]:
@@ -224,40 +236,21 @@ class Execution(BoundRequest, Closing):
 
     # ---- through a burst, and elsewhere ----------------------------------------------------------------------
 
-    def _bind(self, controller: ExecutionBurstController) -> None:
-        """Bind the arguments to a burst, which holds what is shared and forgets it with this execution."""
-        arguments, layout = self._arguments, self._arguments.layout
-        named = dict.fromkeys(pool for request in layout.requests for pool in request.pools)
-        held = self._held[controller] = list(named)  # type: ignore[arg-type]
-        for pool in held:
+    def _hold(self, controller: ExecutionBurstController) -> None:
+        """Have a burst keep what the arguments lie in until this execution ends."""
+        named = dict.fromkeys(pool for request in self._arguments.layout.requests for pool in request.pools)
+        self._held[controller] = list(named)  # type: ignore[arg-type]
+        for pool in self._held[controller]:
             controller.hold(pool, self._holder)
-        longest = answer_length(arguments.compilation.outputs)
-        self._bind_to(controller, layout.requests, measure=self._measure, answer_length=longest)
 
-    def _join(
-        self, burst: Burst, pool: BurstPool | None, *, timeout: float | None, measure: bool, keep: object
-    ) -> None:
-        """Bind to the first burst; see `Burst.bind`."""
-        self.timeout, self._keep, self._measure = timeout, keep, flag(measure, "measure")
-        self._pool = pool
-        self._settle_at(burst)
-
-    def _settle_at(self, burst: Burst) -> None:
-        """Bind to a burst, perhaps of a compilation that was made anew."""
-        if burst.compilation is not self._arguments.compilation:
+    def _move_to(self, burst: Burst) -> None:
+        """Bind to another burst, perhaps of a compilation that was made anew."""
+        if burst.compilation is not self.compilation:
             self._held.clear()  # the dead hold nothing
             self._arguments.compilation = burst.compilation
         self._home = burst
-        self._bind(burst.controller)
-
-    @property
-    def _retries(self) -> int:
-        """As the pool says; a run with a state is never repeated."""
-        return 0 if self._pool is None or self._arguments.states.all else self._pool.retry
-
-    @property
-    def _restarts(self) -> bool:
-        return self._pool is not None and self._pool.restarts_service
+        self._hold(burst.controller)
+        self._bind_to(burst.controller, self._arguments.layout.requests, self._turn)
 
     def _setting_up(self) -> Deadline:
         """Return the deadline for what a run that begins now needs first."""
@@ -274,7 +267,8 @@ class Execution(BoundRequest, Closing):
         moved = self._setting_up().call(self._move, number)
         if moved == -errno.EAGAIN:  # a run that was given up comes first, on its burst
             if deadline.left() == 0:
-                raise MissedDeadline(f"not started {self._in_time}: the run before, which was given up, has not ended")
+                within = in_time(self._allowed)
+                raise MissedDeadline(f"not started {within}: the run before, which was given up, has not ended")
             time.sleep(_A_MOMENT)
             return deadline
         return None if moved is None else deadline.postponed(begin)
@@ -282,7 +276,7 @@ class Execution(BoundRequest, Closing):
     def _move(self, number: int) -> int | None:
         """Move to another burst: 0, or -EAGAIN if it has to stay for the moment, None if there is no other."""
         pointer, here = self._pointer, self._home
-        if self._pool is None or here is None or self._leaving is not None:
+        if self._pool is None or self._closed:
             return None
         burst = self._pool.replacement(here, died=number not in (errno.EBUSY, errno.ESTALE))
         if burst is None or (burst is here and number == errno.EBUSY):  # no longer
@@ -295,7 +289,7 @@ class Execution(BoundRequest, Closing):
             left = lib.nnb_execution_leave(pointer)
             if left == 0:
                 try:
-                    self._settle_at(burst)
+                    self._move_to(burst)
                 except BaseException:
                     lib.nnb_execution_return(pointer)
                     raise
@@ -323,10 +317,6 @@ class Execution(BoundRequest, Closing):
         self._check_not_closed()
         return self
 
-    def _check_not_closed(self) -> None:
-        if not self._finalizer.alive:
-            _closed(None)
-
     def close(self) -> None:
         """Give the memory and the state back on both sides; arrays that you still hold stay readable. Idempotent."""
         self._end(wait=True)
@@ -336,7 +326,7 @@ class Execution(BoundRequest, Closing):
         self._end(wait=False)
 
     def _end(self, *, wait: bool) -> None:
-        self._refuse(_closed)
+        self._refuse()
         if self._leaving is None:
             held = [(controller, pool) for controller, pools in self._held.items() for pool in pools]
             own = self._arguments.memory
@@ -358,7 +348,3 @@ def _drop(held: dict[ExecutionBurstController, list[Memory | Named]], holder: ob
         controller, pools = held.popitem()
         for pool in pools:
             controller.release_soon(pool, holder)
-
-
-def _closed(pointer: object) -> int:
-    raise BadState("the execution is closed; make another one")

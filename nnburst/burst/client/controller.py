@@ -147,9 +147,7 @@ class ExecutionBurstController(OneProcess, Closing):
             BadState: The burst is closed, or a memory.
             InvalidArgument: A number does not fit the wire format.
         """
-        bound = BoundRequest()
-        bound._bind_to(self, (request,), measure=measure)
-        return bound
+        return BoundRequest(self, (request,), measure=measure)
 
     def compute(self, request: Request, *, measure: bool = False, timeout: float | None = None) -> ExecutionResult:
         """Run a request once; as `BoundRequest.run`, but an error of the request or the execution is a status."""
@@ -177,10 +175,15 @@ class ExecutionBurstController(OneProcess, Closing):
             self.forget_dropped()
             return self._slots.slots_for(pools)
 
-    def _run_without_burst(self, request: Request, measure: bool, timeout: float | None) -> ExecutionResult:
+    def run_without_burst(self, request: Request, measure: bool, timeout: float | None) -> ExecutionResult:
+        """Run what does not fit into the channel."""
         self._fallbacks += 1
         flag = MeasureTiming.YES if measure else MeasureTiming.NO
         return self._prepared_model.execute_synchronously(request, RunOptions(flag, Deadline.after(timeout).at_ns))
+
+    def failure_reason(self) -> str:
+        """Ask the server why the last execution failed."""
+        return self._context.failure_reason()
 
     # ---- memory and life -------------------------------------------------------------------------------------
 

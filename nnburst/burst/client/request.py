@@ -26,7 +26,6 @@ from ...model import NO_TIMING, ExecutionResult, Failure, consistent_result, rea
 from ..endpoint import c_request, python_result
 
 if TYPE_CHECKING:
-    from ..._core._nnburst import CData
     from ...model import OutputShape, Request, Timing
     from .controller import ExecutionBurstController
     from .in_flight import InFlight
@@ -59,11 +58,7 @@ def _inherited() -> BadState:
     )
 
 
-def _not_bound(pointer: object) -> int:
-    raise BadState("the execution is not bound to a burst")
-
-
-def _in_time(limit: float | None) -> str:
+def in_time(limit: float | None) -> str:
     return "in time" if limit is None else f"within {limit:.3g} s"
 
 
@@ -77,7 +72,7 @@ def check_result(result: ExecutionResult, limit: float | None) -> None:
     if status is ErrorStatus.NONE:
         return
     refusal = "the execution failed with {name}; launch(log_level='info') logs why"
-    message = _REFUSALS.get(status, refusal).format(name=status.name, in_time=_in_time(limit))
+    message = _REFUSALS.get(status, refusal).format(name=status.name, in_time=in_time(limit))
     reason = reason_of(result)
     if reason and status is not ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
         message = f"the execution failed with {status.name}: {reason}"
@@ -85,50 +80,47 @@ def check_result(result: ExecutionResult, limit: float | None) -> None:
 
 
 class BoundRequest(Runnable, OneProcess):
-    """A request that is bound to a burst; `run` as often as you like. Made by `ExecutionBurstController.bind`."""
+    """A request that is bound to a burst; `run` as often as you like. Made by `ExecutionBurstController.bind`.
 
-    def __init__(self) -> None:
-        """Bound to nothing yet; see `_bind_to`."""
-        self._run: Callable[[CData], int] = _not_bound
-        self._attach(ffi.NULL, 0)
-        self._burst: ExecutionBurstController | None = None
-        self._elsewhere: ExecutionResult | None = None  # of the last run, if that did not go through the channel
-        self._timeout: float | None = None
-        self._allowed: float | None = None  # seconds that a run which begins now may take
-        self._measure = False
-        self._concluding = False  # a thread looks at what a run came to, see `runtime.run.event_loop`
-        self._requests: tuple[Request, ...] = ()
+    Args:
+        controller: The burst.
+        requests: One, or two of the same form that take turns.
+        measure: Whether results carry `Timing`.
+        answer_length: How many datums a result may have, so that others may be in flight beside it; None if that is not
+            known.
 
-    def _bind_to(
+    Raises:
+        BadState: The burst is closed, or a memory.
+        InvalidArgument: A number does not fit the wire format.
+    """
+
+    def __init__(
         self,
-        burst: ExecutionBurstController,
+        controller: ExecutionBurstController,
         requests: tuple[Request, ...],
         *,
         measure: bool,
         answer_length: int | None = None,
     ) -> None:
-        """Serialise one request, or two that take turns (`_turn`), for a burst.
+        self._measure, self._answer_length = measure, answer_length
+        self._elsewhere: ExecutionResult | None = None  # of the last run, if that did not go through the channel
+        self._timeout: float | None = None
+        self._allowed: float | None = None  # seconds that a run which begins now may take
+        self._concluding = False  # a thread looks at what a run came to, see `runtime.run.event_loop`
+        self._closed = False
+        self._bind_to(controller, requests)
 
-        Args:
-            burst: The burst.
-            requests: One, or two of the same form.
-            measure: Whether results carry `Timing`.
-            answer_length: How many datums a result may have, so that others may be in flight beside it; None if that is
-                not known.
-
-        Raises:
-            BadState: The burst is closed, or a memory.
-            InvalidArgument: A number does not fit the wire format.
-        """
-        out, turn = ffi.new("nnb_execution **"), self._turn
+    def _bind_to(self, controller: ExecutionBurstController, requests: tuple[Request, ...], turn: int = 0) -> None:
+        """Serialise the requests for a burst; `turn` is the index of the one that the next run sends."""
+        out = ffi.new("nnb_execution **")
         for i, request in enumerate(requests):
             check_open(request)
-            raw, keep_alive = c_request(request, burst.slots_for(request.pools), measure=measure)  # type: ignore[arg-type]
+            raw, keep_alive = c_request(request, controller.slots_for(request.pools), measure=self._measure)  # type: ignore[arg-type]
             if i == 0:
-                check(lib.nnb_execution_create(out, burst._endpoint, raw), "bind", {errno.ECHILD: _inherited()})
+                check(lib.nnb_execution_create(out, controller._endpoint, raw), "bind", {errno.ECHILD: _inherited()})
                 pointer = ffi.gc(out[0], lib.nnb_execution_destroy)
-                if answer_length is not None:
-                    lib.nnb_execution_set_answer(pointer, answer_length)
+                if self._answer_length is not None:
+                    lib.nnb_execution_set_answer(pointer, self._answer_length)
                 if request.steps is not None:
                     lib.nnb_execution_set_windows(pointer, min(request.steps.count, _MOST_WINDOWS))
             else:
@@ -136,125 +128,87 @@ class BoundRequest(Runnable, OneProcess):
             del keep_alive
         if turn:
             lib.nnb_execution_ran_elsewhere(pointer, 0)
-        self._requests, self._measure, self._burst, self._run = requests, measure, burst, lib.nnb_execution_run
+        self.controller, self._requests = controller, requests
         self._attach(pointer, int(ffi.cast("uintptr_t", pointer)))
         self._allow(self._allowed)
 
-    def _refuse(self, run: Callable[[CData], int]) -> None:
-        """Have runs raise what this raises."""
-        self._run = run
+    def _check_not_closed(self) -> None:
+        if self._closed:
+            raise BadState("the execution is closed; make another one")
+
+    def _refuse(self) -> None:
+        """Run no more."""
+        self._closed = True
         self._attach(self._pointer, 0)
 
     @property
     def _turn(self) -> int:
         """Index of the request that the next run sends. A run that ends with NONE passes the turn."""
-        return lib.nnb_execution_turn(self._pointer) if self._burst is not None else 0
+        return lib.nnb_execution_turn(self._pointer)
+
+    # ---- running ---------------------------------------------------------------------------------------------
 
     def _run_at_length(self, timeout: Any = ..., inputs: Any = ...) -> None:
-        """Do what `run` does with an argument, or if this is not bound; else it is one call of C.
+        """Do what `run` does with an argument, or if this is closed; else it is one call of C.
 
         Inputs are refused, as something that is no timeout.
         """
         with self._limited(timeout if inputs is ... else inputs):
-            try:
-                if status := self._run(self._pointer):
-                    self._settle(status)
-            except BadState:  # not run at all, perhaps because this very execution is in flight below a signal handler
-                raise
-            except BaseException:
-                # Does nothing, unless a signal handler raised while the answer was still on its way.
-                lib.nnb_execution_abandon(self._pointer)
-                raise
-
-    def _start(self, *, look_until: int = 0) -> InFlight:
-        """Start a run that is not waited for here; `_conclude` tells how it ended. Arguments as `InFlightRuns.start`.
-
-        Raises:
-            BadState: It is closed, or not bound to a burst.
-            GeneralFailure: The server of this burst takes one request at a time.
-        """
-        if self._run is not lib.nnb_execution_run:
-            self._run(self._pointer)
-        while (flight := self.controller.flights.start(self, look_until=look_until)).status == _LEFT:
-            pass  # another thread has moved it to another burst
-        return flight
-
-    def _conclude(self, status: int) -> None:
-        """Raise what `run` would have raised.
-
-        Args:
-            status: Of an `InFlight` of this execution that has landed, or what the C core returned for it.
-        """
-        try:
-            if status:
-                self._settle(status)
-        except BadState:
-            raise
-        except BaseException:
-            lib.nnb_execution_abandon(self._pointer)
-            raise
-
-    @property
-    def controller(self) -> ExecutionBurstController:
-        """This end of its burst.
-
-        Raises:
-            BadState: It is bound to none.
-        """
-        if self._burst is None:
-            _not_bound(None)
-        assert self._burst is not None
-        return self._burst
-
-    @property
-    def is_in_flight(self) -> bool:
-        """Whether it was started and its end was not told."""
-        return bool(lib.nnb_execution_flies(self._pointer)) if self._burst is not None else False
+            self._conclude()
 
     def execute(self) -> ExecutionResult:
         """As `run`, but return (status, output shapes, timing) instead of raising for an error status."""
-        try:
-            self._wait(self._run(self._pointer))
-        except BadState:
-            raise
-        except BaseException:
-            lib.nnb_execution_abandon(self._pointer)
-            raise
+        self._conclude(raises=False)
         return self._explained(self.result)
 
-    def _wait(self, status: int) -> int:
-        """Wait for the end and return the status, or raise."""
-        repeats, deadline = 0, None
-        while status < 0:
-            if status == _RESTART:  # signal handlers run between two calls
-                status = lib.nnb_execution_resume(self._pointer)
-            elif status == _NO_ROOM:
-                assert self._burst is not None
-                request = self._requests[self._turn]
-                return self._ran_elsewhere(self._burst._run_without_burst(request, self._measure, self._allowed))
-            elif status in _NOT_BEGUN or (status == _DIED and repeats < self._retries):
-                repeats += status == _DIED
-                begun = self._deadline if status == _DIED else Deadline.after(self._allowed)
-                deadline = self._again(-status, deadline or begun)
-                if deadline is None:
-                    self._fail(-status)
+    def _conclude(self, status: int | None = None, *, raises: bool = True) -> None:
+        """Wait for the end of a run, here or elsewhere, and raise how it failed: the slow path of all ways to run.
+
+        Args:
+            status: What the C core returned for it, or told of an `InFlight` of this execution that has landed; None:
+                it begins now.
+            raises: Whether an error status is raised, too.
+        """
+        try:
+            if status is None:
+                self._check_not_closed()
+                status = lib.nnb_execution_run(self._pointer)
+            repeats, deadline = 0, None  # the deadline once it has moved
+            while status < 0:
+                if status == _RESTART:  # signal handlers run between two calls
+                    status = lib.nnb_execution_resume(self._pointer)
+                elif status == _NO_ROOM:
+                    request = self._requests[self._turn]
+                    result = self.controller.run_without_burst(request, self._measure, self._allowed)
+                    self._elsewhere = consistent_result(*result, reason_of(result))
+                    status = int(self._elsewhere[0])
+                    lib.nnb_execution_ran_elsewhere(self._pointer, status)
+                elif status in _NOT_BEGUN or (status == _DIED and repeats < self._retries):
+                    repeats += status == _DIED
+                    begun = self._deadline if status == _DIED else Deadline.after(self._allowed)
+                    if (deadline := self._again(-status, deadline or begun)) is None:
+                        self._fail(-status)
+                    else:
+                        self._limit(deadline.left())
+                        try:
+                            status = lib.nnb_execution_run(self._pointer)
+                        finally:
+                            self._limit(self._allowed)
                 else:
-                    status = self._run_until(deadline)
-            else:
-                self._fail(-status)
-        return status
+                    self._fail(-status)
+            if status and raises:
+                self._check_ended_well(status)
+        except BadState:  # not run at all, perhaps because this very execution is in flight below a signal handler
+            raise
+        except BaseException:
+            # Does nothing, unless a signal handler raised while the answer was still on its way.
+            lib.nnb_execution_abandon(self._pointer)
+            raise
 
-    # ---- elsewhere -------------------------------------------------------------------------------------------
-
-    @property
-    def _retries(self) -> int:
-        """How often a run is repeated that the death of the service has ended."""
-        return 0
-
-    @property
-    def _restarts(self) -> bool:
-        """Whether a run starts the service again that has died before it."""
-        return False
+    _retries = 0
+    """How often a run is repeated that the death of the service has ended."""
+    _restarts = False
+    """Whether a run starts the service again that has died before it."""
 
     def _again(self, number: int, deadline: Deadline) -> Deadline | None:
         """Bind this elsewhere when a run could not begin, or has died, for that errno.
@@ -265,28 +219,26 @@ class BoundRequest(Runnable, OneProcess):
         """
         return None
 
-    def _run_until(self, deadline: Deadline) -> int:
-        """Go on with a run that could not begin, or that is repeated."""
-        try:
-            self._limit(deadline.left())
-            return self._run(self._pointer)
-        finally:
-            self._limit(self._allowed)
+    def _start(self, *, look_until: int = 0) -> InFlight:
+        """Start a run that is not waited for here; `_conclude` tells how it ended. Arguments as `InFlightRuns.start`.
 
-    def _ran_elsewhere(self, result: ExecutionResult) -> int:
-        """Take the result of a run that did not go through the channel for that of the last run."""
-        self._elsewhere = result = consistent_result(*result, reason_of(result))
-        if self._burst is not None:
-            lib.nnb_execution_ran_elsewhere(self._pointer, int(result[0]))
-        return int(result[0])
+        Raises:
+            BadState: It is closed.
+            GeneralFailure: The server of this burst takes one request at a time.
+        """
+        self._check_not_closed()
+        while (flight := self.controller.flights.start(self, look_until=look_until)).status == _LEFT:
+            pass  # another thread has moved it to another burst
+        return flight
 
-    def _settle(self, status: int) -> None:
-        """Wait for the end of a run, and raise how it failed."""
-        self._check_ended_well(self._wait(status))
+    @property
+    def is_in_flight(self) -> bool:
+        """Whether it was started and its end was not told."""
+        return bool(lib.nnb_execution_flies(self._pointer))
+
+    # ---- how it ended ----------------------------------------------------------------------------------------
 
     def _check_ended_well(self, status: int) -> None:
-        if not status:
-            return
         for request in self._requests:
             check_open(request)  # the service could not fetch what was closed before the first run
         result = self.result
@@ -297,31 +249,32 @@ class BoundRequest(Runnable, OneProcess):
     def _explained(self, result: ExecutionResult) -> ExecutionResult:
         """Ask the server why an execution failed: a packet has no room for a sentence."""
         status, shapes, _ = result
-        told = status in (ErrorStatus.NONE, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE) or result is self._elsewhere
-        if told or self._burst is None:
+        if status in (ErrorStatus.NONE, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE) or result is self._elsewhere:
             return result
         limit = _LONGEST_ASKING if self._allowed is None else min(self._allowed, _LONGEST_ASKING)
         try:
-            return Failure(status, Deadline.after(limit).call(self._burst._context.failure_reason), shapes)
+            return Failure(status, Deadline.after(limit).call(self.controller.failure_reason), shapes)
         except NNBurstError:  # the status has to do
             return result
 
-    def _fail(self, number: int) -> None:
+    def _fail(self, number: int) -> int:
+        """Raise what an errno of the C core stands for, after which there is no result."""
         self._elsewhere = None
         special = {number: _FAILURES[number](self)} if number in _FAILURES else None
-        check(-number, "run", special)
+        return check(-number, "run", special)
 
     def _ended(self, meanwhile: str) -> NNBurstError:
         """Return the exception for a burst that has ended; `meanwhile`: what it is if this side has closed it."""
-        if self.controller.closed:
+        controller = self.controller
+        if controller.closed:
             return BadState(meanwhile)
-        if self.controller.told:
-            told = self.controller.told
-            return DeadObject(f"the service has ended the burst: {told}; a session's next run opens another one")
-        ending = self.controller.ending
-        how = ending.reason or "the other process has ended"
+        if controller.told:
+            return DeadObject(
+                f"the service has ended the burst: {controller.told}; a session's next run opens another one"
+            )
+        how = controller.ending.reason or "the other process has ended"
         then = "the next run opens the session again" if self._restarts else "open another session"
-        return ending.error(f"the service that holds the model is gone: {how}; {then}")
+        return controller.ending.error(f"the service that holds the model is gone: {how}; {then}")
 
     @property
     def result(self) -> ExecutionResult:
@@ -330,8 +283,8 @@ class BoundRequest(Runnable, OneProcess):
         Raises:
             BadState: There was none.
         """
-        raw = lib.nnb_execution_result(self._pointer) if self._burst is not None else None
-        if raw is not None and raw.status >= 0:
+        raw = lib.nnb_execution_result(self._pointer)
+        if raw.status >= 0:
             return python_result(raw)
         if self._elsewhere is None:
             raise BadState("the execution has not run yet, or its last run gave no answer")
@@ -347,14 +300,9 @@ class BoundRequest(Runnable, OneProcess):
         """Durations of the last run, in microseconds, if it was bound with ``measure=True``."""
         return self.result[2] if self._measure else NO_TIMING
 
-    @property
-    def _in_time(self) -> str:
-        """How long a run may take that begins now, in words."""
-        return _in_time(self._allowed)
-
     def _missed(self) -> MissedDeadline:
         """Return the exception for a run that has not ended in time."""
-        return MissedDeadline(f"no answer {self._in_time}; a late one will be dropped. {_REMEDY}")
+        return MissedDeadline(f"no answer {in_time(self._allowed)}; a late one will be dropped. {_REMEDY}")
 
     @contextlib.contextmanager
     def _limited(self, timeout: float | EllipsisType | None) -> Iterator[None]:
@@ -381,22 +329,22 @@ class BoundRequest(Runnable, OneProcess):
     @property
     def _deadline(self) -> Deadline:
         """Of the run that was started last."""
-        return Deadline(lib.nnb_execution_deadline(self._pointer) if self._burst is not None else 0)
+        return Deadline(lib.nnb_execution_deadline(self._pointer))
 
     def _allow(self, seconds: float | None) -> None:
         self._allowed = seconds
         self._limit(seconds)
 
     def _limit(self, seconds: float | None) -> None:
-        if self._burst is not None:
-            lib.nnb_execution_set_timeout(self._pointer, limit_ns(seconds))
+        lib.nnb_execution_set_timeout(self._pointer, limit_ns(seconds))
 
 
 _CLOSED = "the burst is closed; open another session"
 _FAILURES: dict[int, Callable[[BoundRequest], NNBurstError]] = {
     errno.ETIMEDOUT: BoundRequest._missed,
     errno.ECANCELED: lambda bound: MissedDeadline(
-        f"not started {bound._in_time}: the service has not come yet to the runs that were given up before. {_REMEDY}"
+        f"not started {in_time(bound._allowed)}: the service has not come yet to the runs that were given up before. "
+        + _REMEDY
     ),
     errno.EPIPE: lambda bound: bound._ended("the burst was closed while this execution ran"),
     errno.ENOTCONN: lambda bound: bound._ended(_CLOSED),

@@ -159,8 +159,7 @@ class Burst(OneProcess, Closing):
         try:
             stepped = None if steps is None else steps_of(compilation, sizes, states.all, rooms, steps)
             arguments = Arguments(compilation, sizes, states, buffers, rooms, stepped)
-            execution = Execution(arguments)
-            execution._join(self, pool, timeout=timeout, measure=measure, keep=keep)
+            execution = Execution(self, arguments, pool=pool, timeout=timeout, measure=measure, keep=keep)
             if states.all:
                 execution._reset_state(initial_state)
         except BaseException:
