@@ -103,7 +103,7 @@ class Execution(BoundRequest, Closing):
         super().__init__(burst.controller, requests, measure=flag(measure, "measure"), answer_length=longest)
         self.timeout = timeout
         if pool is not None:  # a run with a state is never repeated
-            self._restarts, self._retries = pool.restarts_service, 0 if arguments.states.all else pool.retry
+            self._restarts, self._retries = pool.options.restarts, 0 if arguments.states.all else pool.options.retry
 
     @property
     def inputs(self) -> Mapping[str, Any]:
@@ -254,7 +254,7 @@ class Execution(BoundRequest, Closing):
 
     def _setting_up(self) -> Deadline:
         """Return the deadline for what a run that begins now needs first."""
-        return setting_up(None if self._pool is None else self._pool.open_timeout, self._allowed)
+        return setting_up(None if self._pool is None else self._pool.options.open_timeout, self._allowed)
 
     def _again(self, number: int, deadline: Deadline) -> Deadline | None:
         """Move to a burst that is free, or to a service that has come back.

@@ -440,7 +440,7 @@ def recovered_with_a_handler_at(wanted: int) -> bool:
     pool = object.__new__(BurstPool)
     dead = SimpleNamespace(controller=SimpleNamespace(ending=Ending("gone"), told=""))
     pool._bursts, pool._refusal, pool._attempt, pool.restarts = [dead], "", None, ()  # type: ignore[list-item]
-    pool._restarting, pool._options, pool.restarts_service = ProcessLock(), Options(), True
+    pool._lock, pool.options = ProcessLock(), Options(on_death="restart")
 
     def open_again() -> str:
         assert go.wait(PATIENCE)

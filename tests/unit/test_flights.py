@@ -573,7 +573,7 @@ def test_forked_child_waits_for_no_thread_of_its_parent(service: nnburst.Service
         executor.submit(session.run, None, filled(1)).result(PATIENCE)  # so it has a thread
         permits = [session._runs.permits.take(0) for _ in range(session._runs.permits.number)]
         burst, held, release = session._pool.first.controller, threading.Event(), threading.Event()
-        locks = [burst._lock, execution._lock, session._pool._adding, service._reviving, _pools_lock]
+        locks = [burst._lock, execution._lock, session._pool._lock, service._reviving, _pools_lock]
 
         def hold() -> None:
             with contextlib.ExitStack() as stack:

@@ -62,26 +62,20 @@ class BurstPool:
         open_again: Opens the model again when the service has died: calls `begin_again`, and returns what caching did.
 
     Attributes:
-        open_timeout: Seconds that a run may take to set up what it needs first; None: see `setting_up`.
-        retry: How often a run that a death has ended is repeated.
-        restarts_service: Whether it gets over a death of the service; else runs get `DeadObject`.
         restarts: The deaths that it has got over.
     """
 
     def __init__(self, compilation: Compilation, options: Options, open_again: Callable[[], str]) -> None:
-        self._options = options
+        self.options = options
         self._open_again = open_again
-        self.open_timeout = options.open_timeout
-        self.retry = options.retry
-        self.restarts_service = options.restarts
         self._refusal = ""  # why it opens nothing (any more)
-        self._bursts = [self._open(compilation)]
+        self._bursts: list[Burst] = []
         self._of_pipelines: list[Burst] = []
+        self._open(compilation, self._bursts)
         self._ended: deque[Burst] = deque()
         self._past: tuple[BurstStats, Latency] | None = None
-        self._adding = ProcessLock()  # to `_past`; a signal handler may come while it is held
+        self._lock = ProcessLock()  # a signal handler may come while it is held; nothing is waited for below it
         self.restarts: tuple[Restart, ...] = ()
-        self._restarting = ProcessLock()  # a signal handler may come while it is held; nothing is waited for below it
         self._attempt: tuple[threading.Thread, list[BaseException]] | None = None
         self._kept: dict[Hashable, Pipeline] = {}
         self._keeps = True
@@ -93,22 +87,28 @@ class BurstPool:
             pipeline._finalizer.detach()
         self._kept, self._attempt, self._refusal = {}, None, _INHERITED
 
-    def _open(self, compilation: Compilation) -> Burst:
+    def _check_open(self) -> None:
         if self._refusal:
             raise BadState(self._refusal)
-        return Burst(compilation, polling_window=self._options.polling_window, loop_timeout=self._options.loop_timeout)
+
+    def _open(self, compilation: Compilation, others: list[Burst]) -> Burst:
+        """Open another one, and put it with the others."""
+        self._check_open()
+        window, loop_timeout = self.options.polling_window, self.options.loop_timeout
+        others.append(burst := Burst(compilation, polling_window=window, loop_timeout=loop_timeout))
+        try:
+            self._check_open()
+        except BadState:  # the session was closed meanwhile
+            burst.close()
+            raise
+        return burst
 
     def begin_again(self, compilation: Compilation) -> None:
         """Take the place of bursts that have died; executions move when they run next."""
-        self._of_pipelines = []
-        self._bursts = [self._accepted(self._open(compilation))]
+        bursts: list[Burst] = []
+        self._open(compilation, bursts)
+        self._bursts, self._of_pipelines = bursts, []
         self._shorten(0)
-
-    def _accepted(self, burst: Burst) -> Burst:
-        if self._refusal:  # closed meanwhile
-            burst.close()
-            raise BadState(self._refusal)
-        return burst
 
     def replacement(self, burst: Burst, *, died: bool) -> Burst | None:
         """Return a burst for one that is busy, or has died; None if there is none after a death. Raises as `living`."""
@@ -129,11 +129,10 @@ class BurstPool:
             return False
         if dead.controller.told and not ending.reason:  # the burst alone has ended
             return True
-        if not self.restarts_service:
+        if not self.options.restarts:
             return False
-        with self._restarting.lock:
-            if self._refusal:
-                raise BadState(self._refusal)
+        with self._lock.lock:
+            self._check_open()
             if dead not in self._bursts:
                 return True
             attempt = self._attempt
@@ -151,7 +150,7 @@ class BurstPool:
         return True
 
     def _restart(self, failures: list[BaseException], how: Ending) -> None:
-        begin, deadline = time.monotonic(), Deadline.after(self._options.open_limit or OPENING)
+        begin, deadline = time.monotonic(), Deadline.after(self.options.open_limit or OPENING)
         try:
             try:
                 cache = deadline.call(self._open_again)
@@ -203,18 +202,16 @@ class BurstPool:
         """
         return self.free() or self._another(lambda: self._bursts)
 
-    def _another(self, where: Callable[[], list[Burst]]) -> Burst:
+    def _another(self, others: Callable[[], list[Burst]]) -> Burst:
         """Open another one, after a death that is to be got over first."""
         self._bury()
-        first, others = self.first, where()  # before it is opened: if it dies meanwhile it must not be among the new
+        first = self.first
         try:
-            burst = self._open(first.compilation)
+            return self._open(first.compilation, others())
         except DeadObject:
-            if self.recover(first):
-                return self._another(where)
-            raise
-        others.append(burst)
-        return self._accepted(burst)
+            if not self.recover(first):
+                raise
+        return self._another(others)
 
     def pipeline(self, make: Callable[[Burst], Pipeline]) -> Pipeline:
         """Make one on a burst of its own; raises as `living`."""
@@ -271,7 +268,7 @@ class BurstPool:
                 burst = self._ended.popleft()
                 burst.close()
                 stats, latency = burst.stats, burst.controller.latency()
-                with self._adding.lock:
+                with self._lock.lock:
                     if self._past is not None:
                         stats, latency = stats + self._past[0], latency + self._past[1]
                     self._past = stats, latency

@@ -143,7 +143,7 @@ class Runs:
                 give()
 
     def _setting_up(self, limit: float | None) -> Deadline:
-        return setting_up(self._pool.open_timeout, limit)
+        return setting_up(self._pool.options.open_timeout, limit)
 
     # ---- executions ------------------------------------------------------------------------------------------
 
