@@ -247,6 +247,13 @@ class DeviceMemory(OneProcess, Closing):
         return _nbytes(self.operand, self.dimensions)
 
     @property
+    def _place(self) -> Buffer | Memory:
+        """The buffer, or the memory that stands in."""
+        found = self.buffer or self.memory
+        assert found is not None
+        return found
+
+    @property
     def pool(self) -> Memory | BufferToken:
         """What stands for it in a request.
 
@@ -254,10 +261,8 @@ class DeviceMemory(OneProcess, Closing):
             BadState: It is closed.
         """
         self._check_open()
-        if self.memory is not None:
-            return self.memory
-        assert self.buffer is not None
-        return BufferToken(self.buffer.token)
+        place = self._place
+        return place if isinstance(place, Memory) else BufferToken(place.token)
 
     # ---- rules of executions ---------------------------------------------------
 
@@ -337,9 +342,8 @@ class DeviceMemory(OneProcess, Closing):
     def close(self) -> None:
         """Give the memory back, also in the bursts that know it. Idempotent."""
         if not self._closed:
-            pool, own = self.pool, self.buffer or self.memory
-            assert own is not None
-            self._leaving = Leaving(*(partial(burst.free_memory, pool) for burst in list(self._bursts)), own.close)
+            known = [partial(burst.free_memory, self.pool) for burst in list(self._bursts)]
+            self._leaving = Leaving(*known, self._place.close)
             self._closed, self.initialised = True, False
         self._leaving()
 
@@ -404,7 +408,7 @@ def copy_memory(source: Memory | DeviceMemory, target: Memory | DeviceMemory) ->
     if not isinstance(target, DeviceMemory):
         _check_source(source)
         _require_size(source, target._contents_size)
-        _move(source, target)
+        _transfer(source, target)
         return
     dimensions: tuple[int, ...] | None = None
     try:
@@ -417,7 +421,7 @@ def copy_memory(source: Memory | DeviceMemory, target: Memory | DeviceMemory) ->
             raise InvalidArgument("the target's dimensions are open and the source does not know its own")
         _require_size(source, needed)
         target.pool  # noqa: B018  # raises if it is closed
-        _to_device(source, target, wanted)
+        _transfer(source, target, wanted)
         dimensions = wanted
     finally:
         target._written(dimensions)
@@ -436,46 +440,30 @@ def _require_size(source: Memory | DeviceMemory, needed: int) -> None:
         raise InvalidArgument(f"the source has {size} bytes, the target takes {needed}")
 
 
-def _move(source: Memory | DeviceMemory, target: Memory) -> None:
-    if isinstance(source, DeviceMemory):
-        if source.buffer is not None:
-            source.buffer.copy_to(target)
-            return
-        assert source.memory is not None
-        source = source.memory
-    if source.image is not None or target.image is not None:
-        whole = np.empty(source._contents_size, np.uint8)
-        source._copy_out(0, whole)
-        target._copy_in(0, whole)
-        return
-    buffer = np.empty(min(source.size, _CHUNK), np.uint8)
-    for start in range(0, source.size, _CHUNK):
-        part = buffer[: min(_CHUNK, source.size - start)]
+def _transfer(source: Memory | DeviceMemory, target: Memory | DeviceMemory, dimensions: tuple[int, ...] = ()) -> None:
+    taken, given = (each if isinstance(each, Memory) else each._place for each in (source, target))
+    if isinstance(given, Memory):
+        if isinstance(taken, Memory):
+            _copy(taken, given)
+        else:
+            taken.copy_to(given)
+    elif isinstance(taken, Memory):
+        given.copy_from(taken, dimensions)
+    else:
+        try:  # within one device, else around it: only the device knows which buffers are its own
+            given.copy_buffer(taken)
+        except (InvalidArgument, GeneralFailure):
+            with Memory.hardware_buffer_blob(source.size) as between:
+                taken.copy_to(between)
+                given.copy_from(between, dimensions)
+
+
+def _copy(source: Memory, target: Memory) -> None:
+    size, chunk = source._contents_size, _CHUNK
+    if source.image is not None or target.image is not None:  # whose gaps a piece does not know
+        chunk = size
+    buffer = np.empty(min(size, chunk), np.uint8)
+    for start in range(0, size, max(chunk, 1)):
+        part = buffer[: min(chunk, size - start)]
         source._copy_out(start, part)
         target._copy_in(start, part)
-
-
-def _to_device(source: Memory | DeviceMemory, target: DeviceMemory, dimensions: tuple[int, ...]) -> None:
-    if target.memory is not None:
-        _move(source, target.memory)
-        return
-    buffer = target.buffer
-    assert buffer is not None
-    if isinstance(source, Memory):
-        buffer.copy_from(source)
-    elif source.memory is not None:
-        buffer.copy_from(source.memory, dimensions)
-    else:
-        assert source.buffer is not None
-        try:  # within one device, else around it: only the device knows which buffers are its own
-            buffer.copy_buffer(source.buffer)
-        except (InvalidArgument, GeneralFailure):
-            _through_shared_memory(source, target, dimensions)
-
-
-def _through_shared_memory(source: DeviceMemory, target: DeviceMemory, dimensions: tuple[int, ...]) -> None:
-    assert source.buffer is not None
-    assert target.buffer is not None
-    with Memory.hardware_buffer_blob(source.size) as between:
-        source.buffer.copy_to(between)
-        target.buffer.copy_from(between, dimensions)

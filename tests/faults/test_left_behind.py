@@ -60,14 +60,17 @@ elif how == "chain":
     inputs = {"x": np.zeros((4096, 4096), np.float32)}
 else:
     session, inputs = service.session(doubling_model()), {"c": np.uint8([1]), "x": np.float32([1])}
-execution = session.bind()
-for name, value in inputs.items():
-    execution.inputs[name][:] = value
-if how == "fenced":
-    event = execution.start_compute_with_dependencies([])
-elif how == "without a burst":
-    event = execution.start_compute()
+if how in ("fenced", "without a burst"):
+    execution = nnburst.nnapi.Execution(session.compilation)
+    for i, node in enumerate(session.compilation.inputs):
+        execution.set_input(i, inputs[node.name])
+    for i, node in enumerate(session.compilation.outputs):
+        execution.set_output(i, np.zeros(node.shape, node.dtype))
+    event = execution.start_compute_with_dependencies([]) if how == "fenced" else execution.start_compute()
 else:
+    execution = session.bind()
+    for name, value in inputs.items():
+        execution.inputs[name][:] = value
     future = execution.submit()
 print("begun", flush=True)
 for line in sys.stdin:
@@ -256,11 +259,12 @@ def test_run_that_takes_longer_than_the_service_allows_is_ended(how: str) -> Non
             with pytest.raises(MissedDeadline, match=r"a run after 0.2 s \(nnburst serve --max-run"):
                 session.run(None, inputs)
         else:
-            with session.bind() as execution:
-                for name, value in inputs.items():
-                    execution.inputs[name][:] = value
-                with pytest.raises(MissedDeadline, match=r"a run after 0.2 s \(nnburst serve --max-run"):
-                    execution.compute()
+            execution = nnburst.nnapi.Execution(session.compilation)
+            for i, node in enumerate(session.compilation.inputs):
+                execution.set_input(i, inputs[node.name])
+            execution.set_output(0, np.zeros(1, np.float32))
+            with pytest.raises(MissedDeadline, match=r"a run after 0.2 s \(nnburst serve --max-run"):
+                execution.compute()
         with service.session(tiny_model(256)) as other:
             (y,) = other.run(None, {"x": np.zeros(64, np.float32)})
             np.testing.assert_array_equal(y, np.arange(64))
