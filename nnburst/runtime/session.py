@@ -543,7 +543,6 @@ class Session(OneProcess, Closing):
             self._pool.close,
             lambda: self._compilation.close(),  # the one that a restart has just made, too
             self._runs.permits.forget,
-            self._pool.forget_pipelines,
             self._finalizer.detach,
         )
         self._leaving()

@@ -78,7 +78,6 @@ class BurstPool:
         self.restarts: tuple[Restart, ...] = ()
         self._attempt: tuple[threading.Thread, list[BaseException]] | None = None
         self._kept: dict[Hashable, Pipeline] = {}
-        self._keeps = True
         abandon_when_forked(self)
 
     def abandon(self) -> None:
@@ -111,7 +110,7 @@ class BurstPool:
         self._shorten(0)
 
     def replacement(self, burst: Burst, *, died: bool) -> Burst | None:
-        """Return a burst for one that is busy, or has died; None if there is none after a death. Raises as `living`."""
+        """Return a burst for one that is busy, or has died; None if there is none after a death. Raises as `spare`."""
         return None if died and not self.recover(burst) else self.spare()
 
     def recover(self, dead: Burst) -> bool:
@@ -180,9 +179,8 @@ class BurstPool:
 
     def living(self) -> Burst:
         """As `spare`, after a death that is to be got over first (`recover`): for what is bound to stay where it is."""
-        first = self.first
-        if first.controller.ending.reason:
-            self.recover(first)
+        if self.first.controller.ending.reason:
+            self.recover(self.first)
         return self.spare()
 
     def free(self) -> Burst | None:
@@ -214,7 +212,7 @@ class BurstPool:
         return self._another(others)
 
     def pipeline(self, make: Callable[[Burst], Pipeline]) -> Pipeline:
-        """Make one on a burst of its own; raises as `living`."""
+        """Make one on a burst of its own; raises as `spare`."""
         burst = self._another(lambda: self._of_pipelines)
         try:
             pipeline = make(burst)
@@ -249,17 +247,12 @@ class BurstPool:
                     self._kept[key] = pipeline
                 if unwanted is not None:
                     unwanted.forget()
-                self._shorten(_MOST_KEPT if self._keeps else 0)
+                self._shorten(0 if self._refusal else _MOST_KEPT)
 
     def _shorten(self, most: int) -> None:
         for key in list(self._kept)[: max(0, len(self._kept) - most)]:
             if (pipeline := self._kept.pop(key, None)) is not None:  # else another thread was faster
                 pipeline.forget()
-
-    def forget_pipelines(self) -> None:
-        """Keep none from now on. Waits for nothing."""
-        self._keeps = False
-        self._shorten(0)
 
     def _bury(self) -> None:
         """Close those that have ended; what they have counted stays."""
@@ -277,29 +270,32 @@ class BurstPool:
     def stats(self) -> BurstStats:
         self._bury()
         past = () if self._past is None else (self._past[0],)
-        return sum((*past, *(burst.stats for burst in self._others)), self.first.stats)
+        return sum((*past, *(burst.stats for burst in self._all[1:])), self.first.stats)
 
     def latency(self) -> Latency:
         """Say how long the runs of all took."""
         self._bury()
         past = () if self._past is None else (self._past[1],)
-        return sum((*past, *(burst.controller.latency() for burst in self._others)), self.first.controller.latency())
+        return sum((*past, *(burst.controller.latency() for burst in self._all[1:])), self.first.controller.latency())
 
     @property
-    def _others(self) -> tuple[Burst, ...]:
-        return (*self._bursts[1:], *self._of_pipelines, *self._ended)
+    def _all(self) -> tuple[Burst, ...]:
+        return (*self._bursts, *self._of_pipelines, *self._ended)
 
     def refuse(self) -> None:
         """Run nothing any more; executions in flight get `BadState`. Waits for nothing."""
         self._refusal = self._refusal or _CLOSED
-        for burst in (self.first, *self._others):
+        for burst in self._all:
             burst._refuse()
 
     def hang_up(self) -> None:
         """End all without waiting, from any thread, also in a finaliser."""
-        for burst in (self.first, *self._others):
+        for burst in self._all:
             burst.controller.hang_up()
 
     def close(self) -> None:
-        for burst in (self.first, *self._others):
-            burst.close()
+        try:
+            for burst in self._all:
+                burst.close()
+        finally:
+            self._shorten(0)
