@@ -71,7 +71,7 @@ def main() -> None:
             return stack.enter_context(service.session(model()))
 
         timed, off = opened().bind(), opened()
-        lib.nnb_client_trace(off.burst.controller._endpoint, ffi.NULL, 2**31 - 1)  # one run in so many is timed
+        lib.nnb_client_trace(off.burst.controller.endpoint, ffi.NULL, 2**31 - 1)  # one run in so many is timed
         untimed = off.bind()
         os.environ["NNBURST_TRACE"] = f"{directory}/trace.json"
         traced = opened().bind()

@@ -32,7 +32,7 @@ from .server import server_process
 def _open_c() -> Iterator[Subject]:
     model = bytes_in_bytes_out(32)
     with launch(devices=["nnburst-noop"]) as service, service.session(model, polling_window=POLLING_WINDOW) as session:
-        pointer = session.bind()._pointer
+        pointer = session.bind().pointer
         sample = lambda count: from_c(count, "runs", lambda out: lib.nnb_bench_runs(pointer, count, out))  # noqa: E731
         yield Subject(sample, service.pid)
 

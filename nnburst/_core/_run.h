@@ -76,7 +76,7 @@ static PyObject *nnb_py_runnable_type(void)
          "    NNBurstError: The service answered another error status."},
         {"_attach", nnb_py_attach, METH_VARARGS, NULL},
         {NULL, NULL, 0, NULL}};
-    static PyMemberDef members[] = {{"_pointer", T_OBJECT_EX, offsetof(nnb_py_runnable, pointer), READONLY, NULL},
+    static PyMemberDef members[] = {{"pointer", T_OBJECT_EX, offsetof(nnb_py_runnable, pointer), READONLY, NULL},
                                     {NULL, 0, 0, 0, NULL}};
     static PyType_Slot slots[] = {{Py_tp_dealloc, nnb_py_runnable_dealloc},
                                   {Py_tp_methods, methods},

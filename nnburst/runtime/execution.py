@@ -179,11 +179,11 @@ class Execution(BoundRequest, Closing):
 
     def _reset_state(self, values: Mapping[str, npt.ArrayLike] | None) -> None:
         states = self._living_states()
-        states.write(self._turn, states.checked(values))
+        states.write(self.turn, states.checked(values))
 
     def get_state(self) -> dict[str, Array]:
         """Return copies of the state that the next run will read, by input name; raises as `reset_state`."""
-        return self._setting_up().call(self._living_states().read, self._turn)
+        return self._setting_up().call(self._living_states().read, self.turn)
 
     def _living_states(self) -> States:
         """Return the states, which die with the service."""
@@ -243,15 +243,6 @@ class Execution(BoundRequest, Closing):
         for pool in self._held[controller]:
             controller.hold(pool, self._holder)
 
-    def _move_to(self, burst: Burst) -> None:
-        """Bind to another burst, perhaps of a compilation that was made anew."""
-        if burst.compilation is not self.compilation:
-            self._held.clear()  # the dead hold nothing
-            self._arguments.compilation = burst.compilation
-        self._home = burst
-        self._hold(burst.controller)
-        self._bind_to(burst.controller, self._arguments.layout.requests, self._turn)
-
     def _setting_up(self) -> Deadline:
         """Return the deadline for what a run that begins now needs first."""
         return setting_up(None if self._pool is None else self._pool.options.open_timeout, self._allowed)
@@ -275,7 +266,7 @@ class Execution(BoundRequest, Closing):
 
     def _move(self, number: int) -> int | None:
         """Move to another burst: 0, or -EAGAIN if it has to stay for the moment, None if there is no other."""
-        pointer, here = self._pointer, self._home
+        pointer, here = self.pointer, self._home
         if self._pool is None or self._closed:
             return None
         burst = self._pool.replacement(here, died=number not in (errno.EBUSY, errno.ESTALE))
@@ -284,12 +275,17 @@ class Execution(BoundRequest, Closing):
         if burst.compilation is not self.compilation:
             self._living_states()
         with self._lock.lock:
-            if self._pointer is not pointer:  # another thread has moved it
+            if self.pointer is not pointer:  # another thread has moved it
                 return 0
             left = lib.nnb_execution_leave(pointer)
             if left == 0:
                 try:
-                    self._move_to(burst)
+                    if burst.compilation is not self.compilation:
+                        self._held.clear()  # the dead hold nothing
+                        self._arguments.compilation = burst.compilation
+                    self._home = burst
+                    self._hold(burst.controller)
+                    self._bind_to(burst.controller, self._arguments.layout.requests, self.turn)
                 except BaseException:
                     lib.nnb_execution_return(pointer)
                     raise

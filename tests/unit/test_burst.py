@@ -622,14 +622,14 @@ def test_execution_that_is_bound_anew_while_it_runs_keeps_what_it_runs(model: Lo
     with ExecutionBurstController.create(model, polling_window=10) as controller:
         execution, other = (bind(controller, adder_request(memory)) for _ in range(2))
         execution.run()
-        address = int(ffi.cast("uintptr_t", execution._pointer))
-        running = weakref.ref(execution._pointer)
+        address = int(ffi.cast("uintptr_t", execution.pointer))
+        running = weakref.ref(execution.pointer)
         kept = []
 
         def during() -> None:
-            execution._attach(other._pointer, 0)
+            execution._attach(other.pointer, 0)
             kept.append(running() is not None)
-            execution._attach(running() or other._pointer, address if kept[-1] else 0)
+            execution._attach(running() or other.pointer, address if kept[-1] else 0)
 
         model.executor.during = during
         execution.run()

@@ -528,7 +528,7 @@ def test_low_power_never_polls_on_either_side(
                 from nnburst._core._nnburst import lib
 
                 if expected == 0.0:
-                    assert lib.nnb_execution_spins(execution._pointer) == 0
+                    assert lib.nnb_execution_spins(execution.pointer) == 0
     assert prepared.windows == [expected]
 
 
@@ -756,7 +756,7 @@ def test_step_that_fails_keeps_its_turn() -> None:
             session.burst.controller.free_memory(tokens[0])
             with pytest.raises(NNBurstError):
                 step.run()
-            assert step._turn == 1
+            assert step.turn == 1
             assert step.get_state()["t"].tolist() == [1] * 4
 
 

@@ -137,8 +137,8 @@ def test_interpreter_that_is_held_delays_no_run_in_c(memory: Memory, served: Any
         for _ in range(3):  # the first one puts the listener into C
             execution.run()
         for _ in range(20):
-            assert lib.nnb_execution_start(execution._pointer) == 0
-            assert lib.nnb_execution_try(execution._pointer, 4 * 10**9) == 0, "the answer took the interpreter"
+            assert lib.nnb_execution_start(execution.pointer) == 0
+            assert lib.nnb_execution_try(execution.pointer, 4 * 10**9) == 0, "the answer took the interpreter"
 
 
 class Lockless:
@@ -161,7 +161,7 @@ def test_no_kernel_in_c_runs_with_the_interpreter_lock(memory: Memory, served: A
         in_c.run()
         in_python.run()
         for execution in (in_c, in_python):  # both answers have room, so both requests may be in the ring
-            lib.nnb_execution_set_answer(execution._pointer, 2)
+            lib.nnb_execution_set_answer(execution.pointer, 2)
         started: list[InFlight] = []
 
         def start_in_c() -> None:

@@ -117,7 +117,7 @@ class ExecutionBurstController(OneProcess, Closing):
         self._slots = slots
         self._row = private_row()
         lib.nnb_client_watch(endpoint, self._row.pointer)
-        self._endpoint = endpoint
+        self.endpoint = endpoint
         self._lock = ProcessLock()  # a signal handler may drop a memory while another one is dropped
         self.closed = False
         self._fallbacks = 0
@@ -130,7 +130,7 @@ class ExecutionBurstController(OneProcess, Closing):
 
         def hang_up() -> None:
             if (end := this()) is not None:
-                lib.nnb_client_hang_up(end._endpoint)
+                lib.nnb_client_hang_up(end.endpoint)
 
         slots.when_ended(hang_up)
         self._unlink = prepared_model.link_to_death(hang_up)
@@ -158,7 +158,7 @@ class ExecutionBurstController(OneProcess, Closing):
     def record(self, trace: CData) -> None:
         """Note each run in an ``nnb_trace``, from now on; while nothing runs."""
         self._trace = trace
-        lib.nnb_client_trace(self._endpoint, trace, 1)
+        lib.nnb_client_trace(self.endpoint, trace, 1)
 
     @property
     def flights(self) -> InFlightRuns:
@@ -253,12 +253,12 @@ class ExecutionBurstController(OneProcess, Closing):
     @property
     def is_free(self) -> bool:
         """Whether it runs nothing now. It may be otherwise a moment later."""
-        return bool(lib.nnb_client_is_free(self._endpoint))
+        return bool(lib.nnb_client_is_free(self.endpoint))
 
     @property
     def is_sound(self) -> bool:
         """Whether it may be used again: it is not closed, the service has not ended it, nor corrupted its channels."""
-        return not self.told and lib.nnb_client_is_sound(self._endpoint) == 1
+        return not self.told and lib.nnb_client_is_sound(self.endpoint) == 1
 
     @property
     def told(self) -> str:
@@ -288,7 +288,7 @@ class ExecutionBurstController(OneProcess, Closing):
 
     def _close_endpoint(self) -> None:
         # EDEADLK: this is a signal handler over the execution in flight, which finds the burst closed when it goes on.
-        while lib.nnb_client_close(self._endpoint) == -errno.EBUSY:
+        while lib.nnb_client_close(self.endpoint) == -errno.EBUSY:
             time.sleep(0.001)  # the execution in flight has been told to stop; the lock is free for it here
 
     def _forget_all(self) -> None:
@@ -311,7 +311,7 @@ class ExecutionBurstController(OneProcess, Closing):
     def refuse(self) -> None:
         """The first half of `close`: nothing is run any more, and an execution in flight gets `BadState`."""
         self.closed = True
-        lib.nnb_client_hang_up(self._endpoint)
+        lib.nnb_client_hang_up(self.endpoint)
 
     def hang_up(self) -> None:
         """End the burst without waiting, from any thread, also in a finaliser; `close` may follow."""
@@ -327,7 +327,7 @@ _ENDS: weakref.WeakValueDictionary[int, ExecutionBurstController] = weakref.Weak
 def _hang_up_all() -> None:
     """At interpreter exit servers end; an execution that still runs afterwards must not wait for one."""
     for end in filter(None, (ref() for ref in _ENDS.valuerefs())):
-        lib.nnb_client_hang_up(end._endpoint)
+        lib.nnb_client_hang_up(end.endpoint)
 
 
 atexit.register(_hang_up_all)

@@ -100,7 +100,7 @@ class InFlightRuns:
         """
         tag = next(self._tags)
         flight = self._flying[tag] = InFlight(request, tag)
-        status = lib.nnb_execution_launch(request._pointer, tag, look_until if len(self._flying) == 1 else 0)
+        status = lib.nnb_execution_launch(request.pointer, tag, look_until if len(self._flying) == 1 else 0)
         if status == _RESTART:
             flight.may_look = True
         elif status != _AGAIN:
@@ -113,7 +113,7 @@ class InFlightRuns:
         flight.may_look = False
         if flight.status is not None or len(self._flying) > 1:
             return
-        status = lib.nnb_execution_watch(flight.request._pointer, flight.tag, until)
+        status = lib.nnb_execution_watch(flight.request.pointer, flight.tag, until)
         if status == _RESTART:
             flight.may_look = True
         elif status not in (_AGAIN, _BUSY, _NOT_FLYING):
@@ -123,7 +123,7 @@ class InFlightRuns:
         """Take an execution back that has not reached the service; False if it has to land."""
         if flight.status is not None:  # perhaps long ago: a task is dropped together with a burst that is closed
             return True
-        if lib.nnb_execution_withdraw(flight.request._pointer) < 0:
+        if lib.nnb_execution_withdraw(flight.request.pointer) < 0:
             return False
         self._land(flight.tag, -errno.ECANCELED)
         return True
@@ -140,10 +140,10 @@ class InFlightRuns:
         while flying and (tag := lib.nnb_client_land(self._endpoint)) >= 0:
             flight = flying.get(tag)
             if flight is not None:
-                self._land(tag, lib.nnb_execution_status(flight.request._pointer))
+                self._land(tag, lib.nnb_execution_status(flight.request.pointer))
         if tag < 0 and tag not in (_AGAIN, _BUSY):  # the burst is over
             for left, flight in list(self._flying.items()):
-                lib.nnb_execution_withdraw(flight.request._pointer)
+                lib.nnb_execution_withdraw(flight.request.pointer)
                 self._land(left, _DIED if tag == _CLOSED else tag)  # it may have run
 
     def arm(self) -> bool:

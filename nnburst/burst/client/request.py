@@ -117,7 +117,7 @@ class BoundRequest(Runnable, OneProcess):
             check_open(request)
             raw, keep_alive = c_request(request, controller.slots_for(request.pools), measure=self._measure)  # type: ignore[arg-type]
             if i == 0:
-                check(lib.nnb_execution_create(out, controller._endpoint, raw), "bind", {errno.ECHILD: _inherited()})
+                check(lib.nnb_execution_create(out, controller.endpoint, raw), "bind", {errno.ECHILD: _inherited()})
                 pointer = ffi.gc(out[0], lib.nnb_execution_destroy)
                 if self._answer_length is not None:
                     lib.nnb_execution_set_answer(pointer, self._answer_length)
@@ -139,12 +139,12 @@ class BoundRequest(Runnable, OneProcess):
     def _refuse(self) -> None:
         """Run no more."""
         self._closed = True
-        self._attach(self._pointer, 0)
+        self._attach(self.pointer, 0)
 
     @property
-    def _turn(self) -> int:
+    def turn(self) -> int:
         """Index of the request that the next run sends. A run that ends with NONE passes the turn."""
-        return lib.nnb_execution_turn(self._pointer)
+        return lib.nnb_execution_turn(self.pointer)
 
     # ---- running ---------------------------------------------------------------------------------------------
 
@@ -172,17 +172,17 @@ class BoundRequest(Runnable, OneProcess):
         try:
             if status is None:
                 self._check_not_closed()
-                status = lib.nnb_execution_run(self._pointer)
+                status = lib.nnb_execution_run(self.pointer)
             repeats, deadline = 0, None  # the deadline once it has moved
             while status < 0:
                 if status == _RESTART:  # signal handlers run between two calls
-                    status = lib.nnb_execution_resume(self._pointer)
+                    status = lib.nnb_execution_resume(self.pointer)
                 elif status == _NO_ROOM:
-                    request = self._requests[self._turn]
+                    request = self._requests[self.turn]
                     result = self.controller.run_without_burst(request, self._measure, self._allowed)
                     self._elsewhere = consistent_result(*result, reason_of(result))
                     status = int(self._elsewhere[0])
-                    lib.nnb_execution_ran_elsewhere(self._pointer, status)
+                    lib.nnb_execution_ran_elsewhere(self.pointer, status)
                 elif status in _NOT_BEGUN or (status == _DIED and repeats < self._retries):
                     repeats += status == _DIED
                     begun = self._deadline if status == _DIED else Deadline.after(self._allowed)
@@ -191,7 +191,7 @@ class BoundRequest(Runnable, OneProcess):
                     else:
                         self._limit(deadline.left())
                         try:
-                            status = lib.nnb_execution_run(self._pointer)
+                            status = lib.nnb_execution_run(self.pointer)
                         finally:
                             self._limit(self._allowed)
                 else:
@@ -202,7 +202,7 @@ class BoundRequest(Runnable, OneProcess):
             raise
         except BaseException:
             # Does nothing, unless a signal handler raised while the answer was still on its way.
-            lib.nnb_execution_abandon(self._pointer)
+            lib.nnb_execution_abandon(self.pointer)
             raise
 
     _retries = 0
@@ -234,7 +234,7 @@ class BoundRequest(Runnable, OneProcess):
     @property
     def is_in_flight(self) -> bool:
         """Whether it was started and its end was not told."""
-        return bool(lib.nnb_execution_flies(self._pointer))
+        return bool(lib.nnb_execution_flies(self.pointer))
 
     # ---- how it ended ----------------------------------------------------------------------------------------
 
@@ -283,7 +283,7 @@ class BoundRequest(Runnable, OneProcess):
         Raises:
             BadState: There was none.
         """
-        raw = lib.nnb_execution_result(self._pointer)
+        raw = lib.nnb_execution_result(self.pointer)
         if raw.status >= 0:
             return python_result(raw)
         if self._elsewhere is None:
@@ -329,14 +329,14 @@ class BoundRequest(Runnable, OneProcess):
     @property
     def _deadline(self) -> Deadline:
         """Of the run that was started last."""
-        return Deadline(lib.nnb_execution_deadline(self._pointer))
+        return Deadline(lib.nnb_execution_deadline(self.pointer))
 
     def _allow(self, seconds: float | None) -> None:
         self._allowed = seconds
         self._limit(seconds)
 
     def _limit(self, seconds: float | None) -> None:
-        lib.nnb_execution_set_timeout(self._pointer, limit_ns(seconds))
+        lib.nnb_execution_set_timeout(self.pointer, limit_ns(seconds))
 
 
 _CLOSED = "the burst is closed; open another session"

@@ -62,7 +62,7 @@ class Pipeline(OneProcess, Closing):
         if len(executions) < 2:
             raise InvalidArgument(f"a pipeline needs a depth of 2 or more, not {len(executions)}")
         self._executions = tuple(executions)
-        self._pointers = tuple(execution._pointer for execution in executions)
+        self._pointers = tuple(execution.pointer for execution in executions)
         self._at = 0  # place of `current`
         self._advance = lib.nnb_execution_advance
         self._then: list[Callable[[], object]] = []
@@ -128,9 +128,9 @@ class Pipeline(OneProcess, Closing):
             NNBurstError: As `drain`.
         """
         try:
-            execution._conclude(self._advance(ffi.NULL, execution._pointer))
+            execution._conclude(self._advance(ffi.NULL, execution.pointer))
         except BaseException:
-            lib.nnb_execution_abandon(execution._pointer)
+            lib.nnb_execution_abandon(execution.pointer)
             raise
 
     def map(self, inputs: Iterable[Mapping[str, npt.ArrayLike]]) -> Iterator[list[Array]]:
@@ -214,7 +214,7 @@ class Pipeline(OneProcess, Closing):
         for execution in self._executions:
             if execution.is_in_flight:
                 with contextlib.suppress(NNBurstError):
-                    execution._conclude(self._advance(ffi.NULL, execution._pointer))
+                    execution._conclude(self._advance(ffi.NULL, execution.pointer))
         if not any(execution.is_in_flight for execution in self._executions):
             self._at = 0
 
