@@ -101,36 +101,33 @@ class Closing:
         self.close()
 
 
-_inherited: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_inherited: weakref.WeakSet[Any] = weakref.WeakSet()
+_locks: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def abandon_when_forked(thing: Any) -> None:
     """Have ``thing.abandon()`` called in each forked child, where only the thread that forked goes on.
 
-    It must not wait: a lock that another thread held stays held, so it makes new ones. What that thread was about to
-    change may be half changed.
+    It must not wait. What another thread was about to change may be half changed.
     """
-    _inherited[id(thing)] = thing
+    _inherited.add(thing)
 
 
-class ProcessLock:
-    """A re-entrant lock of the whole process; a forked child has a new one. To be used as ``with x.lock:``."""
+def process_lock() -> threading.RLock:
+    """Return a lock of the whole process, which is free in a forked child: there the thread that holds it may not be.
 
-    def __init__(self) -> None:
-        self.abandon()
-        abandon_when_forked(self)
-
-    def abandon(self) -> None:
-        """Make it; anew in a forked child, where the thread that holds it may not be."""
-        # Reentrant, because an object that the collector finds meanwhile may need it, too.
-        self.lock = threading.RLock()
+    It is re-entrant, as a signal handler, or what the collector finds meanwhile, may need it in the same thread.
+    """
+    lock = threading.RLock()
+    _locks.add(lock)
+    return lock
 
 
 def _after_fork_in_child() -> None:
     failure: BaseException | None = None
-    for thing in filter(None, (ref() for ref in _inherited.valuerefs())):
+    for step in (*(lock._at_fork_reinit for lock in _locks), *(thing.abandon for thing in _inherited)):
         try:
-            thing.abandon()
+            step()
         except BaseException as error:  # what is not abandoned would use what is the parent's
             failure = error
     if failure is not None:

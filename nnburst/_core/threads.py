@@ -1,12 +1,19 @@
-"""Where threads are started."""
+"""Where threads are started, and a thread for jobs that may block."""
 
 from __future__ import annotations
 
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from ..errors import BadState, ResourceExhausted
+from .deadline import Deadline
+from .leaving import process_lock
+from .log import warn
+
+_LINGER = 1.0
+"""Seconds that an idle thread stays for the next job."""
 
 _PATCHED = (
     ("threading", "get_ident"),
@@ -44,3 +51,60 @@ def start_daemon(target: Callable[..., object], *args: object, name: str, what: 
     thread = threading.Thread(target=target, args=args, name=name, daemon=True)
     start(thread, what)
     return thread
+
+
+class JobThread:
+    """Runs jobs that may block one after the other, each not before its time. It goes a second after the last."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition(process_lock())
+        self._jobs: dict[object, tuple[int, Callable[[], None]]] = {}
+        self._thread: threading.Thread | None = None
+
+    def do(self, job: Callable[[], None], due: Deadline = Deadline.never) -> Callable[[], object]:
+        """Have a job done, here and now if the system has no thread for it and it is not for later.
+
+        Args:
+            job: Raises nothing.
+            due: When; never: as soon as may be.
+
+        Returns:
+            What takes it back if it has not begun.
+        """
+        key = object()
+        take_back = partial(self._jobs.pop, key, None)
+        with self._changed:
+            self._jobs[key] = due.at_ns, job
+            self._changed.notify_all()
+            if self._thread is not None and self._thread.is_alive():
+                return take_back
+            try:
+                self._thread = start_daemon(self._run, name="nnburst-jobs", what="what a run came to")
+                return take_back
+            except ResourceExhausted as error:
+                take_back()
+                if due.at_ns:
+                    warn("nnburst.runtime", "a time limit does not hold: %s", error)
+        if not due.at_ns:
+            job()
+        return take_back
+
+    def _run(self) -> None:
+        while (job := self._next()) is not None:
+            job()
+            del job  # what it holds must not stay until the next one
+
+    def _next(self) -> Callable[[], None] | None:
+        """Wait for a job that is due; None if there has been none for long."""
+        end = Deadline.after(_LINGER)
+        with self._changed:
+            while True:
+                first = min(self._jobs.copy().items(), key=lambda item: item[1][0], default=None)
+                left = end.left() if first is None else Deadline(first[1][0]).left()
+                if left:
+                    self._changed.wait(min(left, _LINGER))  # what is taken back wakes nobody
+                elif first is None:
+                    self._thread = None
+                    return None
+                elif (job := self._jobs.pop(first[0], None)) is not None:
+                    return job[1]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._core._nnburst import ffi, lib
 from .._core.errno import check
-from .._core.leaving import ProcessLock
+from .._core.leaving import process_lock
 from ..errors import InvalidArgument, ResourceExhausted
 
 if TYPE_CHECKING:
@@ -29,11 +29,11 @@ class Outcome:
     LOST: int = lib.NNB_LOST
 
 
-class Gate(ProcessLock):
+class Gate:
     """The state of all buffers of the process, and a lock for what Python knows of their bytes."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self.lock = process_lock()
         out = ffi.new("nnb_gate **")
         check(lib.nnb_gate_create(out), "cannot make the gate of the buffers")
         self.handle = out[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .._core.leaving import ProcessLock
+from .._core.leaving import process_lock
 from .._core.threads import start_daemon
 from ..devices import Fence, FenceSignal, FenceState
 from ..errors import GeneralFailure, InvalidArgument, MissedDeadline
@@ -28,7 +28,7 @@ class Event:
         self._settle = settle
         self._settled = False
         self._error: Exception | None = None
-        self._lock = ProcessLock()  # a signal handler may wait, too
+        self._lock = process_lock()
 
     @classmethod
     def start(cls, work: Callable[[], None]) -> Event:
@@ -97,7 +97,7 @@ class Event:
                 pass
             except MissedDeadline:
                 raise MissedDeadline("the execution has not ended in time; wait longer, it goes on") from None
-            with self._lock.lock:
+            with self._lock:
                 if not self._settled:
                     try:
                         self._settle()

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from .._core.deadline import Deadline, checked_timeout, limit_ns
 from .._core.errno import flag, is_real, member, whole
-from .._core.leaving import Closing, ProcessLock
+from .._core.leaving import Closing, process_lock
 from .._core.one_process import OneProcess
 from ..burst import check_result, loop_timeout_ns
 from ..devices import Fence, FencedExecution
@@ -117,7 +117,7 @@ class Execution(OneProcess, Closing):
         self._measure = False
         self._timeout: float | None = None
         self._loop_timeout_ns = 0
-        self._lock = ProcessLock()  # a signal handler may come while it is held
+        self._lock = process_lock()
         self._is_running = self._has_run = self._closed = False
         self._result: ExecutionResult | None = None
         self._fenced = NO_TIMING
@@ -221,7 +221,7 @@ class Execution(OneProcess, Closing):
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
-        with self._lock.lock:
+        with self._lock:
             if self._is_running or self._has_run:
                 raise BadState("the execution was started; make another one to change anything")
             yield
@@ -404,7 +404,7 @@ class Execution(OneProcess, Closing):
         if timeout is not ...:
             limit = checked_timeout(timeout)
             self._check_one_device("a timeout")
-        with self._lock.lock:
+        with self._lock:
             self._check_not_closed()
             if self._is_running:
                 raise BadState("the execution is running")
@@ -497,7 +497,7 @@ class Execution(OneProcess, Closing):
     # ---- results ---------------------------------------------------------------------------------------------
 
     def _completed(self) -> ExecutionResult:
-        with self._lock.lock:
+        with self._lock:
             if self._is_running:
                 raise BadState("the execution has not ended")
             if self._result is None:

@@ -15,7 +15,7 @@ import numpy as np
 from .._core._nnburst import lib
 from .._core.deadline import Deadline
 from .._core.errno import check, flag
-from .._core.leaving import Closing, Leaving, ProcessLock
+from .._core.leaving import Closing, Leaving, process_lock
 from ..burst import BoundRequest, ExecutionBurstController, in_time
 from ..errors import BadState, MissedDeadline, OutputInsufficientSize
 from ..model import Array, ExecutionResult
@@ -92,7 +92,7 @@ class Execution(BoundRequest, Closing):
         self._home, self._pool, self._keep = burst, pool, keep
         self._arguments = arguments
         self._feeds, self._copies = arguments.feeds, arguments.copies
-        self._lock = ProcessLock()  # a signal handler may come while it is held
+        self._lock = process_lock()
         self._holder = object()  # stands for this execution where its finaliser must not refer to it
         self._held: dict[ExecutionBurstController, list[Memory | Named]] = {}
         self._finalizer = weakref.finalize(self, _drop, self._held, self._holder)
@@ -274,7 +274,7 @@ class Execution(BoundRequest, Closing):
             return None if burst is None else 0
         if burst.compilation is not self.compilation:
             self._living_states()
-        with self._lock.lock:
+        with self._lock:
             if self.pointer is not pointer:  # another thread has moved it
                 return 0
             left = lib.nnb_execution_leave(pointer)

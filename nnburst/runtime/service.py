@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._core.backoff import LONGEST, Backoff
 from .._core.deadline import Deadline
-from .._core.leaving import Closing, Leaving, ProcessLock
+from .._core.leaving import Closing, Leaving, process_lock
 from .._core.one_process import OneProcess
 from ..devices import Device, ResilientDevice, device_of
 from ..errors import BadState, InvalidArgument, MissedDeadline
@@ -101,7 +101,7 @@ class Service(OneProcess, Closing):
         """Use `launch`, `connect` or `in_process`."""
         self.what = what
         self._again = again
-        self._reviving = ProcessLock()  # held while a service starts, by threads that do nothing else
+        self._reviving = process_lock()  # held while a service starts, by threads that do nothing else
         self._closed = False
         self._opened: weakref.WeakValueDictionary[int, Compilation | Burst] = weakref.WeakValueDictionary()
         self._leaving: Leaving | None = None
@@ -118,7 +118,7 @@ class Service(OneProcess, Closing):
             _services[device] = weakref.ref(self)
 
     def _living(self, index: int) -> Device:
-        with self._reviving.lock:
+        with self._reviving:
             # A caller that comes again for the same process has found it dead, perhaps before others noticed.
             if self._given.get(index) is self._backend and not self._closed:
                 self._renew()
@@ -132,7 +132,7 @@ class Service(OneProcess, Closing):
             BadState: The service is closed.
             NNBurstError: It cannot be started, or not be reached.
         """
-        with self._reviving.lock:
+        with self._reviving:
             self._check_open()
             if not self.alive:
                 self._renew()

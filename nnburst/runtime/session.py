@@ -31,6 +31,7 @@ from .display import described
 from .execution import Execution
 from .run.batching import run_many
 from .run.burst_pool import OPENING, BurstPool, Restart
+from .run.permits import Permit
 from .run.pipeline import Pipeline
 from .run.runs import Runs
 from .service import Service, child
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from .run.burst import Burst
 
 _MOST_PERMITS = 4096
+_NONE: list[Permit] = []  # what a newcomer takes while others wait
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -253,7 +255,7 @@ class Session(OneProcess, Closing):
         wanted = None if output_names is None else self._checked_outputs(output_names)
         limit = self._timeout if timeout is ... else checked_timeout(timeout)
         try:
-            permit = self._idle.pop()
+            permit = (_NONE if self._waiting else self._idle).pop()
         except IndexError:
             permit, limit = self._runs.wait_for_permit(limit)
         permit.thread = get_ident()
@@ -273,7 +275,7 @@ class Session(OneProcess, Closing):
             permit.thread = 0
             self._idle.append(permit)
             if self._waiting:
-                self._runs.permits.hand_over()
+                self._runs.permits.wake()
         return outputs if wanted is None else [outputs[i] for i in wanted]
 
     async def arun(

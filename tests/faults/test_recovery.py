@@ -20,7 +20,7 @@ import pytest
 import nnburst
 from nnburst import BadState, DeadObject, InvalidArgument, MissedDeadline
 from nnburst._core.deadline import Deadline
-from nnburst._core.leaving import ProcessLock
+from nnburst._core.leaving import process_lock
 from nnburst.burst.server import server as burst_server
 from nnburst.errors import Ending
 from nnburst.model import Model, ModelBuilder, OperandType
@@ -440,7 +440,7 @@ def recovered_with_a_handler_at(wanted: int) -> bool:
     pool = object.__new__(BurstPool)
     dead = SimpleNamespace(controller=SimpleNamespace(ending=Ending("gone"), told=""))
     pool._bursts, pool._refusal, pool._attempt, pool.restarts = [dead], "", None, ()  # type: ignore[list-item]
-    pool._lock, pool.options = ProcessLock(), Options(on_death="restart")
+    pool._lock, pool.options = process_lock(), Options(on_death="restart")
 
     def open_again() -> str:
         assert go.wait(PATIENCE)

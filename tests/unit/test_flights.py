@@ -17,6 +17,7 @@ import pytest
 
 import nnburst
 from nnburst import ModelBuilder, OperandType
+from nnburst._core.deadline import Deadline
 from nnburst.memory import Memory
 from nnburst.memory.memory import _pools_lock
 from nnburst.runtime.run.burst import Burst
@@ -571,14 +572,14 @@ def test_forked_child_waits_for_no_thread_of_its_parent(service: nnburst.Service
         nnburst.BurstExecutor(session) as executor,
     ):
         executor.submit(session.run, None, filled(1)).result(PATIENCE)  # so it has a thread
-        permits = [session._runs.permits.take(0) for _ in range(session._runs.permits.number)]
+        permits = [session._runs.permits.take(Deadline.after(0)) for _ in range(session._runs.permits.number)]
         burst, held, release = session._pool.first.controller, threading.Event(), threading.Event()
         locks = [burst._lock, execution._lock, session._pool._lock, service._reviving, _pools_lock]
 
         def hold() -> None:
             with contextlib.ExitStack() as stack:
                 for lock in locks:
-                    stack.enter_context(lock.lock)
+                    stack.enter_context(lock)
                 held.set()
                 release.wait()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import itertools
 import math
 import os
 import select
@@ -20,10 +22,12 @@ import pytest
 
 import nnburst
 from nnburst._core.deadline import Deadline
-from nnburst._core.leaving import Leaving, ProcessLock, abandon_when_forked
+from nnburst._core.leaving import Leaving, abandon_when_forked, process_lock
+from nnburst._core.threads import start_daemon
 from nnburst.errors import BadState, InvalidArgument, MissedDeadline, ResourceExhausted
 from nnburst.model import DeviceStatus
 from nnburst.runtime import session as _session
+from nnburst.runtime.run.permits import Permits
 from nnburst.service.connection import transport
 from nnburst.service.connection.pending import PendingCall
 from nnburst.service.process import launch
@@ -369,6 +373,39 @@ def test_service_whose_close_is_interrupted_at_any_line_ends() -> None:
             os.close(pidfd)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of a thread that is just beginning
+def test_interrupts_at_any_step_of_threads_that_wait_for_permits_lose_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    home, ending, interrupted = Permits(2), threading.Event(), itertools.count()
+
+    def use() -> None:
+        while not ending.is_set():
+            try:
+                while not ending.is_set():
+                    if (permit := home.take(Deadline.after(PATIENCE))) is not None:
+                        home.give(permit)
+                    del permit
+            except KeyboardInterrupt:
+                next(interrupted)
+
+    threads: dict[int, threading.Thread] = {}
+    for i in range(4000):
+        if i % 4 not in threads or not threads[i % 4].is_alive():  # it was hit outside
+            threads[i % 4] = start_daemon(use, name="interrupted", what="this test")
+        number = ctypes.c_ulong(threads[i % 4].ident or 0)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(number, ctypes.py_object(KeyboardInterrupt))
+        os.sched_yield()
+    ending.set()
+    for thread in threads.values():
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    assert next(interrupted) > 500
+    assert not home.waiting
+    permits = [home.take(Deadline.after(PATIENCE)) for _ in range(2)]
+    assert None not in permits
+    assert home.take(Deadline.after(0)) is None
+
+
 STORM = """
 import random, signal, sys
 import nnburst
@@ -413,11 +450,11 @@ def test_storm_of_interrupts_over_close_leaves_nothing(seed: int) -> None:
 
 
 def test_lock_of_the_process_that_another_thread_holds_is_free_in_a_forked_child() -> None:
-    lock = ProcessLock()
+    lock = process_lock()
     held, go_on = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with lock.lock:
+        with lock:
             held.set()
             go_on.wait(PATIENCE)
 
@@ -426,7 +463,7 @@ def test_lock_of_the_process_that_another_thread_holds_is_free_in_a_forked_child
     assert held.wait(PATIENCE)
     pid = os.fork()
     if pid == 0:
-        os._exit(not lock.lock.acquire(timeout=PATIENCE))
+        os._exit(not lock.acquire(timeout=PATIENCE))
     go_on.set()
     thread.join()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

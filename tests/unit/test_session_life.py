@@ -19,6 +19,7 @@ import pytest
 
 import nnburst
 from nnburst import BadState, MissedDeadline
+from nnburst._core.deadline import Deadline
 from nnburst.burst import ExecutionBurstController
 from nnburst.devices import create_device
 from nnburst.memory import Memory
@@ -416,16 +417,26 @@ def test_timeout_is_read_from_a_session_and_given_when_it_is_opened() -> None:
             session.timeout = 1  # type: ignore[misc]
 
 
-def test_permit_that_a_waiter_refuses_is_free_for_the_next() -> None:
-    home = permits.Permits(1)
-    permit = home.take(0)
+def test_permit_goes_to_those_that_wait_in_order() -> None:
+    home, took = permits.Permits(1), list[str]()
+    permit = home.take(Deadline.never)
     assert permit is not None
-    woken: list[str] = []
-    withdrawn, patient = (permits._Waiter(lambda name=name: woken.append(name)) for name in ("withdrawn", "patient"))
-    home.waiting += [withdrawn, patient]
-    assert withdrawn.open.take()  # its time is over, but it has not left the queue yet
-    home.give(permit)
-    assert woken == ["patient"]
-    assert patient.permit is permit
-    home.give(permit)
-    assert home.take(0) is permit
+
+    def wait(name: str, seconds: float | None) -> None:
+        if (mine := home.take(Deadline.after(seconds))) is not None:
+            took.append(name)
+            home.give(mine)
+
+    waits = {"first": None, "hasty": 0.05, "last": None}
+    threads = [threading.Thread(target=wait, args=each) for each in waits.items()]
+    for i, thread in enumerate(threads, 1):
+        thread.start()
+        until(lambda i=i: len(home.waiting) == i or not threads[1].is_alive())  # type: ignore[misc]
+    threads[1].join(PATIENCE)
+    assert home.take(Deadline.after(0)) is None
+    home.idle.append(permit)  # and whoever does so is interrupted before it wakes the first
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert took == ["first", "last"]
+    assert home.idle == [permit]
+    assert not home.waiting

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 import nnburst
 from nnburst import ModelBuilder, OperandType
+from nnburst._core.deadline import Deadline
 from nnburst.nnapi import Execution
 from support.processes import stopped
 from support.waiting import PATIENCE
@@ -118,7 +119,7 @@ def test_setting_up_has_a_limit_of_its_own(service: nnburst.Service, monkeypatch
 def test_message_of_a_missed_deadline_has_the_limit_as_people_write_it_and_a_remedy(service: nnburst.Service) -> None:
     with service.session(model(), concurrency=1) as session:
         session.run(None, {"t": X})
-        permit = session._runs.permits.take(0)
+        permit = session._runs.permits.take(Deadline.after(0))
         assert permit is not None
         with pytest.raises(nnburst.MissedDeadline, match=r"within 0\.0667 s.*concurrency="):
             asyncio.run(session.arun(None, {"t": X}, timeout=0.2 / 3))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ..._core._nnburst import ffi, lib
 from ..._core.deadline import Deadline
 from ..._core.errno import check, system
-from ..._core.leaving import Closing, Leaving, ProcessLock
+from ..._core.leaving import Closing, Leaving, process_lock
 from ..._core.one_process import OneProcess
 from ...errors import BadState, DeadObject, GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError
 from ...fmq import Layout, MessageQueue
@@ -118,7 +118,7 @@ class ExecutionBurstController(OneProcess, Closing):
         self._row = private_row()
         lib.nnb_client_watch(endpoint, self._row.pointer)
         self.endpoint = endpoint
-        self._lock = ProcessLock()  # a signal handler may drop a memory while another one is dropped
+        self._lock = process_lock()
         self.closed = False
         self._fallbacks = 0
         self._holders: dict[Memory | Named, set[object]] = {}
@@ -171,7 +171,7 @@ class ExecutionBurstController(OneProcess, Closing):
         """Return the slots of memories, giving each a slot that has none; raises as `bind`."""
         if self.closed:
             raise BadState("the burst is closed; open another one")
-        with self._lock.lock:  # a memory that is used again from now on is not among the dropped ones
+        with self._lock:  # a memory that is used again from now on is not among the dropped ones
             self.forget_dropped()
             return self._slots.slots_for(pools)
 
@@ -210,12 +210,12 @@ class ExecutionBurstController(OneProcess, Closing):
 
     def hold(self, memory: Memory | Named, holder: object) -> None:
         """Keep a memory, which requests of the holder name, until all who hold it have released it."""
-        with self._lock.lock:
+        with self._lock:
             self._holders.setdefault(memory, set()).add(holder)
 
     def release(self, memory: Memory | Named, holder: object, *, wait: bool = False) -> None:
         """Forget a memory that nobody else holds; `wait` until the service has done so, too. Idempotent."""
-        with self._lock.lock:
+        with self._lock:
             holders = self._holders.get(memory, set())
             holders.discard(holder)
             if holders:
@@ -233,7 +233,7 @@ class ExecutionBurstController(OneProcess, Closing):
 
     def forget_dropped(self) -> None:
         """Do what `release_soon` and `give_up` have put off."""
-        with self._lock.lock:
+        with self._lock:
             adrift, self._adrift = self._adrift, []
             self.give_up(adrift)
             while self._dropped:

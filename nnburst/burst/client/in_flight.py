@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..._core._nnburst import lib
 from ..._core.errno import system
 from ..._core.fds import FdSet
+from ..._core.threads import JobThread
 from ...errors import BadState
 
 if TYPE_CHECKING:
@@ -73,6 +75,8 @@ class InFlightRuns:
 
     Attributes:
         polls: Whether it is worth looking for an answer, as the burst has a polling window.
+        jobs: A thread for what may block, off the event loop and off the thread that attends.
+        attendant: A thread that attends, if there is one.
     """
 
     def __init__(self, endpoint: CData, watched: FdSet, *, polls: bool) -> None:
@@ -81,6 +85,8 @@ class InFlightRuns:
         self.polls = polls
         self._tags = itertools.count(1)
         self._flying: dict[int, InFlight] = {}
+        self.jobs = JobThread()
+        self.attendant: threading.Thread | None = None
 
     @property
     def closed(self) -> bool:

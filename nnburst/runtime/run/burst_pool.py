@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from ..._core.deadline import Deadline
-from ..._core.leaving import LEAVING, ProcessLock, abandon_when_forked
+from ..._core.leaving import LEAVING, abandon_when_forked, process_lock
 from ..._core.log import warn
 from ..._core.threads import start_daemon
 from ...burst.stats import BurstStats
@@ -74,7 +74,7 @@ class BurstPool:
         self._open(compilation, self._bursts)
         self._ended: deque[Burst] = deque()
         self._past: tuple[BurstStats, Latency] | None = None
-        self._lock = ProcessLock()  # a signal handler may come while it is held; nothing is waited for below it
+        self._lock = process_lock()  # nothing is waited for below it
         self.restarts: tuple[Restart, ...] = ()
         self._attempt: tuple[threading.Thread, list[BaseException]] | None = None
         self._kept: dict[Hashable, Pipeline] = {}
@@ -130,7 +130,7 @@ class BurstPool:
             return True
         if not self.options.restarts:
             return False
-        with self._lock.lock:
+        with self._lock:
             self._check_open()
             if dead not in self._bursts:
                 return True
@@ -261,7 +261,7 @@ class BurstPool:
                 burst = self._ended.popleft()
                 burst.close()
                 stats, latency = burst.stats, burst.controller.latency()
-                with self._lock.lock:
+                with self._lock:
                     if self._past is not None:
                         stats, latency = stats + self._past[0], latency + self._past[1]
                     self._past = stats, latency

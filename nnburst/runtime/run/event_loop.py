@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..._core.fds import FdSet
 from ..._core.once import Once
 from ...errors import BadState, ErrorStatus, ResourceExhausted
-from .deferred import jobs_of
 from .futures import attend_to
 
 if TYPE_CHECKING:
@@ -158,7 +157,7 @@ async def aside(
         if not first.take() and late is not None:  # cancelled
             late()
 
-    jobs_of(flights).do(job)
+    flights.jobs.do(job)
     try:
         await waiter.wait(None)
     except BaseException:

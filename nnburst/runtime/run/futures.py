@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import select
-import threading
 import weakref
 from typing import TYPE_CHECKING, TypeVar
 
 from ..._core.deadline import Deadline
 from ..._core.fds import FdSet
-from ..._core.leaving import ProcessLock
+from ..._core.leaving import process_lock
 from ..._core.once import Once
 from ..._core.threads import start_daemon
 from ...errors import BadState, ResourceExhausted
-from .deferred import jobs_of
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -59,24 +57,22 @@ def submit(execution: E) -> Future[E]:
             future.set_exception(missed)
 
     is_limited = due.at_ns and flight.status is None
-    take_back = jobs_of(flights).do(expire, due) if is_limited else lambda: None
+    take_back = flights.jobs.do(expire, due) if is_limited else lambda: None
     flight.when_landed(landed)
     return future
 
 
-_attendants = ProcessLock()
-_threads: weakref.WeakKeyDictionary[InFlightRuns, threading.Thread] = weakref.WeakKeyDictionary()
+_attendants = process_lock()
 
 
 def attend_to(flights: InFlightRuns, flight: InFlight) -> None:
     """See to it that a thread attends to these flights until this one has landed."""
     if flight.status is not None:
         return
-    with _attendants.lock:
-        thread = _threads.get(flights)
-        if thread is None or not thread.is_alive():
+    with _attendants:
+        if flights.attendant is None or not flights.attendant.is_alive():
             what = "what is in flight"
-            _threads[flights] = start_daemon(_attend, weakref.ref(flights), name="nnburst-attendant", what=what)
+            flights.attendant = start_daemon(_attend, weakref.ref(flights), name="nnburst-attendant", what=what)
     flights.arm()  # the thread may be waiting since nothing was in flight
 
 

@@ -7,33 +7,34 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from ..._core.leaving import abandon_when_forked
-from ..._core.once import Once
 from .event_loop import current_loop
 
 if TYPE_CHECKING:
+    from ..._core.deadline import Deadline
     from ..execution import Execution
+
+_LONGEST_WAIT = 0.1
+"""Seconds until a thread that waits looks whether an exception has ended one that had a permit, or was to wake it."""
 
 
 class Permit:
     """Leave to run, with the executions of earlier runs: the last one used, and others for other shapes.
 
-    A permit that is dropped, because a signal handler raised between two steps, goes back to where it came from.
-
     Attributes:
         thread: The thread that has to go on before it comes back; 0: none.
     """
 
-    __slots__ = ("__weakref__", "_home", "execution", "others", "thread")
+    __slots__ = ("__weakref__", "execution", "others", "thread")
 
-    def __init__(self, home: Permits) -> None:
-        self._home = weakref.ref(home)
+    def __init__(self) -> None:
         self.execution: Execution | None = None
         self.others: list[Execution] = []
         self.thread = 0
-        home.all.append(weakref.ref(self, home.all.remove))
 
     def forget(self) -> None:
         """Let go of its executions."""
@@ -41,135 +42,95 @@ class Permit:
             execution.forget()
         self.execution, self.others = None, []
 
-    def __del__(self) -> None:
-        home = self._home()
-        if home is not None:
-            home.replace()
-
-
-class _Waiter:
-    """A caller that waits: it is either given a permit or withdrawn, which the token decides."""
-
-    def __init__(self, wake: Callable[[], None]) -> None:
-        self._wake = wake
-        self.open = Once()
-        self.permit: Permit | None = None
-
-    def grant(self, permit: Permit) -> bool:
-        """Give it a permit; False if it does not take it. It may be called again after an interrupt."""
-        if self.permit is None:
-            self.permit = permit
-        if not self.open.take() and self.permit is permit:  # withdrawn
-            return False
-        with contextlib.suppress(RuntimeError):  # it was woken before an interrupt
-            self._wake()
-        return self.permit is permit
-
 
 class Permits:
     """A fixed number of permits. The one that was given back last is taken first, as its burst still polls.
 
-    Nothing here takes a lock: a signal handler or a finaliser may come between any two steps.
+    Callers that wait are woken in order and take what is idle: to wake one gives nothing away, and may be done twice.
+    A permit that is dropped, because an exception came between two steps, is replaced when another caller waits.
 
     Attributes:
-        idle: Those that are free; `take` and `give` in full, for callers that count nanoseconds, are
-            ``idle.pop()``, and ``idle.append(permit)`` followed by ``if waiting: hand_over()``.
-        waiting: Who takes the next one, in order.
-        all: Those that are idle and those that are not.
+        idle: Those that are free. For callers that count nanoseconds, `take` is ``idle.pop()`` while nobody waits, and
+            `give` is ``idle.append(permit)`` followed by ``if waiting: wake()``.
+        waiting: What wakes those that wait, in order.
     """
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.all: list[weakref.ref[Permit]] = []
-        self.waiting: deque[_Waiter] = deque()
+        self.waiting: deque[Callable[[None], object]] = deque()
         self.idle: list[Permit] = []
-        self.idle.extend(Permit(self) for _ in range(number))  # one that is dropped meanwhile comes back to it
+        self.abandon()
         abandon_when_forked(self)
 
     def abandon(self) -> None:
-        """In a forked child: have no executions, whose inputs the parent's runs read, too, and wait for no thread."""
-        for permit in self.idle:
-            permit.execution, permit.others = None, []
-        self.idle.extend(Permit(self) for _ in range(self.number - len(self.idle)))
+        """Make the permits; in a forked child others, without executions, whose inputs the parent's runs read, too."""
         self.waiting.clear()
+        self.idle.clear()
+        self._all: list[weakref.ref[Permit]] = []
+        self._completing = threading.RLock()
+        self._complete()
 
-    def take(self, timeout: float | None) -> Permit | None:
-        """Return a permit, or None if there was none within so many seconds (None: no limit)."""
+    def _complete(self) -> None:
+        """Have as many permits as there are to be, and wake those that may take one."""
+        with self._completing:
+            while len(self._all) < self.number:
+                permit = Permit()
+                self._all.append(weakref.ref(permit, self._all.remove))
+                self.idle.append(permit)
+        self.wake()
+
+    def take(self, deadline: Deadline) -> Permit | None:
+        """Return a permit, or None if there is none in time."""
         with contextlib.suppress(IndexError):
-            return self.idle.pop()
-        if timeout == 0:
+            if not self.waiting:
+                return self.idle.pop()
+        arrival: SimpleQueue[None] = SimpleQueue()
+        try:
+            self.waiting.append(arrival.put)
+            self._complete()
+            while (left := deadline.left()) != 0:
+                try:
+                    arrival.get(timeout=min(left or _LONGEST_WAIT, _LONGEST_WAIT))
+                    return self.idle.pop()
+                except Empty:
+                    self._complete()
+                except IndexError:  # a newcomer was faster
+                    pass
             return None
-        arrival = threading.Lock()
-        arrival.acquire()
-        waiter = _Waiter(arrival.release)
-        try:
-            self._ask(waiter)
-            arrival.acquire(timeout=-1 if timeout is None else timeout)
-        except BaseException:
-            self._give_up(waiter)
-            raise
-        return self._end(waiter)
+        finally:
+            self.waiting.remove(arrival.put)  # one step: an interrupt comes before or after it
+            self.wake()
 
-    async def atake(self, timeout: float | None) -> Permit | None:
+    async def atake(self, deadline: Deadline) -> Permit | None:
         with contextlib.suppress(IndexError):
-            return self.idle.pop()
-        arrival = current_loop().waiter()
-        waiter = _Waiter(arrival.set)
-        try:
-            self._ask(waiter)
-            await arrival.wait(timeout)
-        except BaseException:
-            self._give_up(waiter)
-            raise
-        return self._end(waiter)
-
-    def _ask(self, waiter: _Waiter) -> None:
-        """Have one wait, or give it a permit that is idle."""
-        self.waiting.append(waiter)
-        self.hand_over()
-
-    def _end(self, waiter: _Waiter) -> Permit | None:
-        """Return what a waiter was given, perhaps at the last moment; else withdraw it."""
-        if not waiter.open.take():
-            return waiter.permit
-        with contextlib.suppress(ValueError):  # it is just about to be given one, and will refuse
-            self.waiting.remove(waiter)
+            if not self.waiting:
+                return self.idle.pop()
+        while (left := deadline.left()) != 0:
+            arrival = current_loop().waiter()
+            try:
+                self.waiting.append(arrival.set)
+                self._complete()
+                if await arrival.wait(left):
+                    return self.idle.pop()
+            except IndexError:
+                pass
+            finally:
+                self.waiting.remove(arrival.set)
+                self.wake()
         return None
-
-    def _give_up(self, waiter: _Waiter) -> None:
-        if (permit := self._end(waiter)) is not None:
-            self.give(permit)
 
     def give(self, permit: Permit) -> None:
         self.idle.append(permit)
-        if self.waiting:
-            self.hand_over()
+        self.wake()
 
-    def hand_over(self) -> None:
-        """Give what is idle to those who wait."""
-        while self.waiting and self.idle:
-            waiter: _Waiter | None = None
-            permit: Permit | None = None
-            try:
-                waiter = self.waiting.popleft()
-                permit = self.idle.pop()
-                if not waiter.grant(permit):
-                    self.idle.append(permit)
-            except BaseException as error:
-                if waiter is not None:
-                    self.waiting.appendleft(waiter)
-                    if permit is not None and waiter.permit is not permit:
-                        self.idle.append(permit)
-                if permit is not None or not isinstance(error, IndexError):  # else another thread was faster
-                    raise  # what a signal handler has raised
+    def wake(self) -> None:
+        """Wake as many of those that wait as there are idle permits."""
+        for wake in list(islice(self.waiting, len(self.idle))):
+            wake(None)
 
     def awaited_in(self, thread: int) -> int:
         """How many come back only when a thread goes on."""
-        return sum(permit is not None and permit.thread == thread for permit in (ref() for ref in self.all))
-
-    def replace(self) -> None:
-        """Give another permit for one that was lost."""
-        self.give(Permit(self))
+        return sum(permit is not None and permit.thread == thread for permit in (ref() for ref in self._all))
 
     def forget(self) -> None:
         """Let go of the executions of all idle permits."""

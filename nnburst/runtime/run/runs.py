@@ -67,7 +67,7 @@ class Runs:
                 "tasks of its event loop, and do not go on while it waits here; open the session with a higher "
                 "concurrency, or await arun()"
             )
-        permit = permits.take(deadline.left())
+        permit = permits.take(deadline)
         if permit is None:
             raise self._not_started(limit)
         return permit, deadline.left()
@@ -97,7 +97,7 @@ class Runs:
 
     async def arun(self, inputs: object, limit: float | None) -> list[Array]:
         deadline, once, aside = Deadline.after(limit), Once(), False
-        permit = await self.permits.atake(deadline.left())
+        permit = await self.permits.atake(deadline)
         if permit is None:
             raise self._not_started(limit)
         permit.thread = threading.get_ident()

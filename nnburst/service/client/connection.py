@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..._core.deadline import Deadline
-from ..._core.leaving import LEAVING, Closing, ProcessLock
+from ..._core.leaving import LEAVING, Closing, process_lock
 from ..._core.one_process import OneProcess
 from ...devices import Device, device_of
 from ...errors import BadState, DeadObject, DeviceUnavailable, GeneralFailure
@@ -69,7 +69,7 @@ class _Apart:
     def __init__(self, first: Connection, dial: Callable[[], ServiceConnection]) -> None:
         self._first = first
         self._dial = dial
-        self._lock = ProcessLock()
+        self._lock = process_lock()
         self._own: ServiceConnection | None = None
         self._closed = False
 
@@ -79,7 +79,7 @@ class _Apart:
         Raises:
             NNBurstError: It cannot be reached.
         """
-        with self._lock.lock:
+        with self._lock:
             self._first.check_usable()
             if self._own is None or not self._own.alive:
                 self._own = self._dial()

@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ..._core.deadline import Deadline
 from ..._core.errno import system
 from ..._core.fds import FdSet
-from ..._core.leaving import LEAVING, ProcessLock, abandon_when_forked
+from ..._core.leaving import LEAVING, abandon_when_forked, process_lock
 from ...errors import MissedDeadline
 from .options import ServiceOptions
 
@@ -72,7 +72,7 @@ class Zygote:
         self.process.returncode = 0  # it is not this process's child
 
 
-_lock = ProcessLock()
+_lock = process_lock()
 current: Zygote | None = None
 """The zygote of this process."""
 
@@ -110,7 +110,7 @@ def fork(
         kind = {name: value for name, value in env.items() if name not in own}, _standing()
     except OSError:  # there is something odd about this process
         return None
-    with _lock.lock:
+    with _lock:
         zygote = current = current or Zygote(command, kind)
     if zygote.kind != kind:
         return None
