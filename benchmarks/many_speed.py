@@ -1,8 +1,8 @@
-"""What several runs in flight and batches are worth: an ONNX MLP through `pipeline` and `run_many`.
+"""What several runs in flight and batches are worth: an ONNX MLP through `run_many`.
 
 ``python benchmarks/many_speed.py [--quick]`` exits with 1 if a ratio is missed:
 
-* ``pipeline``: runs a second of ``pipeline(16).map`` to those of ``Session.run``, both with copies in and out.
+* ``one by one``: runs a second of ``run_many`` to those of ``Session.run``.
 * ``run_many``: time of ``run_many(batch=…)`` over 10,000 inputs to the best of hand-made batches that
   `InferenceSession.run` gets in this process, for the best batch of each.
 """
@@ -46,26 +46,22 @@ def seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def pipeline_ratio(path: Path, rounds: int, runs: int) -> float:
-    """Return how many times as many runs a second a pipeline makes."""
+def one_by_one_ratio(path: Path, rounds: int, runs: int) -> float:
+    """Return how many times as many runs a second `run_many` makes."""
     xs = [np.random.default_rng(i).normal(size=(1, WIDTH)).astype(np.float32) for i in range(64)]
 
     def inputs() -> Iterator[dict[str, np.ndarray]]:
         for i in range(runs):
             yield {"x": xs[i % 64]}
 
-    with (
-        nnburst.Session(path) as session,
-        session.pipeline(16) as pipeline,
-        apart(session.service.pid),
-    ):
+    with nnburst.Session(path) as session, apart(session.service.pid):
 
         def one_by_one() -> None:
             for arrays in inputs():
                 session.run(None, arrays)
 
         def in_flight() -> None:
-            for _ in pipeline.map(inputs()):
+            for _ in session.run_many(inputs()):
                 pass
 
         ratios = []
@@ -136,9 +132,9 @@ def main() -> int:
         fixed, open_ended = Path(name, "mlp.onnx"), Path(name, "many.onnx")
         mlp(WIDTH, LAYERS, fixed)
         open_batches(fixed, open_ended)
-        runs = pipeline_ratio(fixed, rounds, 2000)
+        runs = one_by_one_ratio(fixed, rounds, 2000)
         many, mine, theirs = many_ratio(open_ended, rounds)
-    print(f"pipeline(16) of an MLP {WIDTH} x {LAYERS}: {runs:.2f} times the runs of run() (at least {LEAST_RUNS})")
+    print(f"run_many of an MLP {WIDTH} x {LAYERS}: {runs:.2f} times the runs of run() (at least {LEAST_RUNS})")
     print(
         f"run_many, {INPUTS} inputs: {many:.2f} times the time of batches in this process (at most {MOST_TIME}); "
         f"best batches {mine} and {theirs}"

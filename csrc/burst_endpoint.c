@@ -799,6 +799,15 @@ void nnb_execution_abandon(nnb_execution *e)
         end(e, 0);
 }
 
+int nnb_execution_drop(nnb_execution *e)
+{
+    nnb_execution_abandon(e);
+    int rc = enter(e->client, e, 0);
+    if (rc < 0)
+        return rc;
+    return nnb_load32_relaxed(&e->flies) && !e->tag ? end(e, 0) : leave(e->client, 0);
+}
+
 int nnb_execution_advance(nnb_execution *started, nnb_execution *awaited)
 {
     nnb_client *c = awaited->client;

@@ -390,6 +390,8 @@ void nnb_execution_set_windows(nnb_execution *e, uint32_t n);
 /* Starts the one (NULL: none) and waits for the other, which was started so before; 0 at once if it was not.
  * -EALREADY: `started` is in flight; -EAGAIN: go on with nnb_execution_resume(awaited); or as nnb_execution_run. */
 int nnb_execution_advance(nnb_execution *started, nnb_execution *awaited);
+/* Gives up one that was started so, without waiting. -EBUSY: another thread waits in the burst. */
+int nnb_execution_drop(nnb_execution *e);
 /* Starts one without a caller that waits, after polling for a window, until that moment of CLOCK_MONOTONIC at the latest
  * (0: not at all). nnb_client_land will tell `tag`, which is not 0. -EAGAIN: it is in flight; -ERESTART: it is, but the
  * moment has come before the window was over; -EBUSY: not started, another thread waits for an answer: the bell will ring

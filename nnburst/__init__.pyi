@@ -27,7 +27,6 @@ from .model import OperationType as OperationType
 from .runtime import BrokenBurst as BrokenBurst
 from .runtime import BurstExecutor as BurstExecutor
 from .runtime import Execution as Execution
-from .runtime import Pipeline as Pipeline
 from .runtime import Service as Service
 from .runtime import Session as Session
 from .runtime.open_service import connect as connect

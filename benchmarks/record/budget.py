@@ -54,7 +54,6 @@ BUDGET: tuple[_Promise, ...] = (
     _Promise("(h) 1KiB: 64 steps at once: at least 2 times faster", "state-domain-1KiB", "state-steps-1KiB", 2.0, True),
     _Promise("(k) arun() polling: at most 0.25 asyncio echo", "arun-poll", "asyncio-echo", 0.25),
     _Promise("(k) arun() not polling: at most 1.2 asyncio echo", "arun-block", "asyncio-echo", 1.2),
-    _Promise("(k) pipeline(16): at least 1.5 runs for one of run()", "burst-poll", "pipeline", 1.5, True),
     _Promise("(j) a hit: at most 2.5 times reading its bytes", "cache-hit", "cache-floor", 2.5),
     _Promise("(l) p99 while a thread holds the lock: at most 2 of p99", "lock-held", "lock-free", 2.0, percentile=99.0),
     _Promise("(i) a first run with a memory costs more than a second", "slot-first", "slot-later", 1.0, True),

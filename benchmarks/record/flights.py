@@ -16,12 +16,11 @@ import numpy as np
 from nnburst import launch
 from nnburst.cli.bench.rounds import POLLING_WINDOW, Case, Subject
 from nnburst.cli.bench.rows import bytes_in_bytes_out
-from nnburst.cli.bench.sampling import Samples, time_calls
+from nnburst.cli.bench.sampling import Samples
 
 from .peers import MESSAGE, socket_server
 from .server import server_process
 
-_DEPTH = 16
 _NBYTES = len(MESSAGE)
 
 
@@ -94,28 +93,6 @@ def _open_echo() -> Iterator[Subject]:
                 loop.run_until_complete(asyncio.sleep(0))
 
 
-@contextmanager
-def _open_pipeline() -> Iterator[Subject]:
-    """A sample is the time of 64 runs, divided by that: one waits for the run that is 16 ahead, at best for none."""
-    at_once, model = 64, bytes_in_bytes_out(_NBYTES)
-    with (
-        launch(devices=["nnburst-noop"]) as service,
-        service.session(model, polling_window=POLLING_WINDOW) as session,
-        session.pipeline(_DEPTH) as pipeline,
-    ):
-        advance = pipeline.advance
-
-        def runs() -> None:
-            for _ in range(at_once):
-                advance()
-
-        def sample(count: int) -> Samples:
-            return time_calls(runs, max(1, count // 10)) // at_once
-
-        runs()
-        yield Subject(sample, service.pid)
-
-
 def _case(key: str, title: str, wait: str, opener: Callable[[], Any]) -> Case:
     return Case(key, "k", title, wait, _NBYTES, opener)
 
@@ -125,5 +102,4 @@ FLIGHT_CASES: tuple[Case, ...] = (
     _case("arun-copied", "await Session.arun()", "poll", partial(_open_awaited, True, True)),
     _case("arun-block", "await Execution.arun()", "block", partial(_open_awaited, False, False)),
     _case("asyncio-echo", "asyncio, Unix socket pair", "block", _open_echo),
-    _case("pipeline", f"Session.pipeline({_DEPTH}), one of many", "poll", _open_pipeline),
 )

@@ -21,6 +21,5 @@ from .open_service import in_process as in_process
 from .open_service import launch as launch
 from .request.node_args import NodeArg as NodeArg
 from .run.burst_pool import Restart as Restart
-from .run.pipeline import Pipeline as Pipeline
 from .service import Service as Service
 from .session import Session as Session

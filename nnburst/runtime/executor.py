@@ -47,6 +47,11 @@ class BurstExecutor(ThreadPoolExecutor):
         """Have threads; others in a forked child, where they find that the session is the parent's."""
         super().__init__(self._session._runs.permits.number, "nnburst-executor")
 
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """Wait for all that was submitted; after an interrupt for nothing, and what has not begun is cancelled."""
+        interrupted = kind is not None and not issubclass(kind, Exception)
+        self.shutdown(wait=not interrupted, cancel_futures=interrupted)
+
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Start ``session.run(*args, **kwargs)``.
 

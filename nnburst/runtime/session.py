@@ -32,7 +32,7 @@ from .execution import Execution
 from .run.batching import run_many
 from .run.burst_pool import OPENING, BurstPool, Restart
 from .run.permits import Permit
-from .run.pipeline import Pipeline
+from .run.ring import Ring
 from .run.runs import Runs
 from .service import Service, child
 from .spans import spans
@@ -128,9 +128,8 @@ class Session(OneProcess, Closing):
         timeout: Seconds that one run may take, with its wait for others; None for no limit, 0 for an answer that is
             there at once. Each way to run takes one of its own, too. Setting up does not count.
         open_timeout: Seconds that setting up may take: opening the session, with the start of a service of its own;
-            `bind` and `pipeline`; and what a run needs first, such as another burst or arrays for other shapes. None is
-            no limit; if `timeout` is given, it is a minute, and for what a run needs first a second, or `timeout` if
-            that is longer.
+            `bind`; and what a run needs first, such as another burst or arrays for other shapes. None is no limit; if
+            `timeout` is given, it is a minute, and for what a run needs first a second, or `timeout` if that is longer.
         cache_dir: Directory where the result of compiling is kept and restored from; None: not cached, unless there is
             a token: then the user's cache directory. See `nnapi.Compilation.set_caching` and `cache_report`.
         token: 32 bytes that differ for models that differ; None: made from the model itself.
@@ -382,7 +381,7 @@ class Session(OneProcess, Closing):
     ) -> Generator[Any, None, None]:
         """Run the model on each of many inputs, several under way; yield a list of all outputs for each, in order.
 
-        The arrays for what is under way, 16 inputs or four batches, are kept for the next call with such shapes; those
+        The arrays for what is under way, four inputs or batches, are kept for the next call with such shapes; those
         of the last four calls that differ.
 
         Args:
@@ -407,45 +406,17 @@ class Session(OneProcess, Closing):
         outcomes = run_many(self, inputs, batch, limit, on_error == "return")
         return outcomes if self._spans is None else self._spans.of_many(self, outcomes)
 
-    def _lent_pipeline(
+    def _lent_ring(
         self, depth: int, shapes: Mapping[str, tuple[int, ...]], timeout: float | None = None
-    ) -> AbstractContextManager[Pipeline]:
-        """As `pipeline`, but lent: it is kept for the next use like it. Called by `run_many`."""
+    ) -> AbstractContextManager[Ring]:
+        """Lend executions that take turns. They are kept for the next use like it."""
         rooms = self._runs.rooms
 
-        def make(burst: Burst) -> Pipeline:
-            return burst.pipeline(depth, shapes=shapes, timeout=timeout, rooms=rooms)
+        def make(burst: Burst) -> list[Execution]:
+            return [burst.bind(shapes=shapes, timeout=timeout, rooms=rooms) for _ in range(depth)]
 
         key = depth, tuple(shapes.items()), timeout, tuple(rooms.items())
-        return self._pool.lend_pipeline(key, make, self._opening())
-
-    def pipeline(
-        self,
-        depth: int = 16,
-        *,
-        shapes: Mapping[str, int | Sequence[int]] | None = None,
-        timeout: float | EllipsisType | None = ...,
-    ) -> Pipeline:
-        """Return executions that take turns, so that the service finds the next request when one has ended.
-
-        A pipeline has a burst of its own until it is closed or dropped; runs that are in flight then are given up if it
-        was dropped. One that was open when the service died stays dead, also with ``on_death="restart"``: take another.
-
-        Args:
-            depth: How many, 2 to 64. They share no memory; each has arrays of its own.
-            shapes: As for `bind`.
-            timeout: Likewise.
-
-        Raises:
-            InvalidArgument: The depth is out of range, or as `bind`.
-            ResourceExhausted: The service gives this client no more bursts; close pipelines that are not needed.
-        """
-        limit = self._timeout if timeout is ... else checked_timeout(timeout)
-
-        def make(burst: Burst) -> Pipeline:
-            return burst.pipeline(depth, shapes=shapes, timeout=limit, rooms=self._runs.rooms, keep=self)
-
-        return self._opening().call(self._pool.pipeline, make)
+        return self._pool.lend_ring(key, make, self._opening())
 
     # ---- looking ---------------------------------------------------------------------------------------------
 

@@ -135,6 +135,22 @@ int main(void)
     CHECK_EQ(nnb_execution_resume(e[0]), 0);
     CHECK_EQ(nnb_execution_advance(NULL, e[0]), 0);
 
+    /* all that were started so are given up at once, also one that is waited for; another one is not */
+    CHECK_EQ(nnb_execution_launch(e[3], 4, 0), -EAGAIN);
+    CHECK_EQ(nnb_execution_advance(e[0], e[1]), 0);
+    CHECK_EQ(nnb_execution_advance(e[1], e[0]), -EAGAIN);
+    for (int i = 0; i < 4; i++)
+        CHECK_EQ(nnb_execution_drop(e[i]), 0);
+    CHECK_EQ(nnb_execution_flies(e[0]) + nnb_execution_flies(e[1]), 0);
+    CHECK_EQ(nnb_execution_advance(e[0], e[1]), 0);
+    serve(0);
+    serve(0);
+    serve(0);
+    CHECK_EQ(nnb_client_land(p.client), 4);
+    serve(2);
+    CHECK_EQ(nnb_execution_advance(NULL, e[0]), -EAGAIN);
+    CHECK_EQ(nnb_execution_resume(e[0]), 2);
+
     /* the bell rings for the next answer after it was armed, once, and not for one that was there before */
     CHECK_EQ(rings(), -1);
     CHECK_EQ(nnb_execution_launch(e[0], 1, 0), -EAGAIN);

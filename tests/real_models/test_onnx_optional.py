@@ -145,13 +145,6 @@ def test_wrong_ones_are_refused(session: nnburst.Session, feed: dict[str, Any], 
     assert session.run(None, {"x": X})[0].tolist() == LEFT
 
 
-def test_pipeline_runs_what_it_was_bound_with(session: nnburst.Session) -> None:
-    with session.pipeline(2, shapes={"hidden": (2,)}) as pipeline:
-        assert [y.tolist() for (y,) in pipeline.map([GIVEN] * 3)] == [GAVE] * 3
-        with pytest.raises(InvalidArgument, match=r"\['x'\] are given; what is bound here runs \['x', 'hidden'\]"):
-            list(pipeline.map([{"x": X}]))
-
-
 def test_a_state_may_have_a_default(service: nnburst.Service) -> None:
     model = add(shape=(1, 2), default=HUNDREDS.reshape(1, 2))
     with service.session(model.SerializeToString()) as session:

@@ -1,4 +1,4 @@
-"""Several executions in flight: futures and pipelines, their order, their ends, and what they leave."""
+"""Several executions in flight: futures and many inputs, their order, their ends, and what they leave."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,8 +21,8 @@ from nnburst import ModelBuilder, OperandType
 from nnburst._core.deadline import Deadline
 from nnburst.memory import Memory
 from nnburst.memory.memory import _pools_lock
-from nnburst.runtime.run.burst import Burst
-from nnburst.runtime.run.pipeline import Pipeline
+from nnburst.runtime.run.burst_pool import BurstPool
+from nnburst.runtime.run.ring import Ring
 from nnburst.watch import find_services, look
 from support.models import relu
 from support.processes import stopped
@@ -237,212 +238,6 @@ def test_closing_the_session_ends_every_future(slow: nnburst.Session) -> None:
         executions[0].submit().result(PATIENCE)
 
 
-# ---- pipelines -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("depth", [2, 3, 16])
-def test_pipeline_maps_in_order(session: nnburst.Session, depth: int) -> None:
-    with session.pipeline(depth) as pipeline:
-        for count in (0, 1, 2, 15, 16, 40):
-            outputs = pipeline.map(filled(i) for i in range(count))
-            assert [int(y[0]) for (y,) in outputs] == list(range(count))
-
-
-def test_pipeline_takes_inputs_while_the_service_runs(slow: nnburst.Session) -> None:
-    taken: list[float] = []
-
-    def inputs() -> Iterator[dict[str, np.ndarray]]:
-        for i in range(6):
-            taken.append(i)
-            yield filled(0.01)
-
-    with slow.pipeline(4) as pipeline:
-        outputs = pipeline.map(inputs())
-        next(outputs)
-        assert taken == [0, 1, 2, 3]
-        assert len(list(outputs)) == 5
-
-
-def test_execution_that_pipeline_hands_out_has_the_outputs_of_its_last_run(session: nnburst.Session) -> None:
-    with session.pipeline(3) as pipeline:
-        seen = []
-        for i in range(10):
-            pipeline.current.inputs["x"][:] = i
-            current = pipeline.advance()
-            assert current is pipeline.current
-            seen.append(int(current.outputs["y"][0]))
-        assert seen[2:] == list(range(8))
-        assert [int(x.outputs["y"][0]) for x in pipeline.drain()] == [8, 9]
-        assert list(pipeline.drain()) == []
-
-
-def test_failure_in_a_pipeline_is_raised_in_its_turn_and_the_rest_goes_on(slow: nnburst.Session) -> None:
-    with slow.pipeline(2) as pipeline:
-        for i in (0, 1, 2):
-            pipeline.current.inputs["x"][:] = [0, -1 if i == 1 else i, 0, 0]
-            if i == 2:
-                with pytest.raises(nnburst.GeneralFailure, match="refused -1"):
-                    pipeline.advance()
-            else:
-                pipeline.advance()
-        assert [int(x.outputs["y"][1]) for x in pipeline.drain()] == [2]
-        mapped = pipeline.map([filled(0), {"x": np.array([0, -1, 0, 0], np.float32)}, filled(0)])
-        assert len(next(mapped)) == 1
-        with pytest.raises(nnburst.GeneralFailure):
-            list(mapped)
-        assert len(list(pipeline.map([filled(0)] * 3))) == 3
-
-
-def test_wrong_input_of_a_pipeline_is_named_and_nothing_stays_in_flight(session: nnburst.Session) -> None:
-    with session.pipeline(4) as pipeline:
-        for wrong in ({"z": np.zeros(4, np.float32)}, {"x": np.zeros(4)}, {"x": np.zeros(5, np.float32)}, 3):
-            with pytest.raises(nnburst.InvalidArgument):
-                list(pipeline.map(itertools.chain([filled(1)] * 3, [wrong])))  # type: ignore[list-item]
-        assert [int(y[0]) for (y,) in pipeline.map([filled(5)])] == [5]
-
-
-def test_generator_that_is_dropped_leaves_nothing_in_flight(slow: nnburst.Session) -> None:
-    with slow.pipeline(4) as pipeline:
-        outputs = pipeline.map([filled(0.01)] * 8)
-        next(outputs)
-        outputs.close()
-        assert not any(execution.is_in_flight for execution in pipeline._executions)
-
-
-@pytest.mark.parametrize("depth", [0, 1, 65, "3", None])
-def test_depth_that_makes_no_pipeline_is_refused(session: nnburst.Session, depth: object) -> None:
-    with pytest.raises(nnburst.InvalidArgument, match="depth of 2 to 64"):
-        session.pipeline(depth)  # type: ignore[arg-type]
-
-
-def test_interrupt_of_a_waiting_pipeline_leaves_it_usable(slow: nnburst.Session, go_on: Path) -> None:
-    class Stop(Exception):
-        pass
-
-    def stop(*_: object) -> None:
-        raise Stop
-
-    before = signal.signal(signal.SIGUSR1, stop)
-    try:
-        with slow.pipeline(2) as pipeline:
-            pipeline.current.inputs["x"][:] = 60
-            pipeline.advance()
-            with pytest.raises(Stop):
-                threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
-                pipeline.advance()
-            go_on.touch()
-            assert len(list(pipeline.map([filled(0)] * 5))) == 5
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-
-
-def test_dead_service_ends_a_pipeline(mortal: nnburst.Session) -> None:
-    with mortal.pipeline(4) as pipeline:
-        os.kill(mortal.service.pid, signal.SIGKILL)
-        with pytest.raises(nnburst.DeadObject):
-            list(pipeline.map(filled(0) for _ in range(20)))
-
-
-@pytest.mark.parametrize("way", ["pipeline", "run_many"])
-def test_threads_that_run_find_another_burst_than_that_of_a_pipeline(
-    slow: nnburst.Session, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make, others = Burst.pipeline, []
-
-    def pipeline(burst: Burst, *args: object, **kwargs: object) -> Pipeline:
-        made = make(burst, *args, **kwargs)  # type: ignore[arg-type]
-        others.append(threading.Thread(target=slow.run, args=(None, filled(0.3))))
-        others[-1].start()  # before anything of the pipeline is in flight
-        controllers = slow.burst.controller, burst.controller
-        until(lambda: not all(one.is_free for one in controllers) or not others[-1].is_alive())
-        return made
-
-    monkeypatch.setattr(Burst, "pipeline", pipeline)
-    inputs = [filled(0.0)] * 3
-    for _ in range(2):
-        if way == "pipeline":
-            with slow.pipeline(2) as made:
-                outputs = list(made.map(inputs))
-        else:
-            outputs = list(slow.run_many(inputs))
-        assert [y.tolist() for (y,) in outputs] == [[0.0] * 4] * 3
-    for other in others:
-        other.join(PATIENCE)
-    assert len(others) == (2 if way == "pipeline" else 1)  # what `run_many` has made is kept
-
-
-def test_pipelines_that_are_used_at_once_have_a_burst_each(slow: nnburst.Session) -> None:
-    inputs = [filled(0.0)] * 3
-    with slow.pipeline(2) as one, slow.pipeline(2) as two:
-        made = [one.map(inputs), two.map(inputs), slow.run_many(inputs), slow.run_many(inputs)]
-        taken = list(zip(*made, strict=True))
-    assert [[y.tolist() for (y,) in each] for each in taken] == [[[0.0] * 4] * 4] * 3
-
-
-def start_three(pipeline: Pipeline) -> None:
-    for _ in range(3):
-        pipeline.current.inputs["x"][:] = 0.05
-        pipeline.advance()
-
-
-def test_pipeline_that_is_dropped_awaits_nothing_any_more(slow: nnburst.Session) -> None:
-    inputs = [filled(0.0)] * 6
-    for _ in range(2):
-        pipeline = slow.pipeline(4)
-        start_three(pipeline)
-        del pipeline
-        with slow.pipeline(4) as pipeline:
-            assert pipeline._is_idle
-            assert [y.tolist() for (y,) in pipeline.map(inputs)] == [[0.0] * 4] * 6
-    pipeline = slow.pipeline(4)
-    start_three(pipeline)
-    first = pipeline.current
-    pipeline.forget()
-    assert not first.is_in_flight
-
-
-def test_pipeline_that_is_dropped_while_another_thread_waits_in_its_burst(slow: nnburst.Session) -> None:
-    pipeline, other = slow.burst.pipeline(4), slow.burst.pipeline(2)
-    start_three(pipeline)
-    waiting = threading.Thread(target=lambda: list(other.map([filled(0.1)] * 3)))
-    waiting.start()
-    until(lambda: other.current.is_in_flight or not waiting.is_alive())
-    del pipeline
-    waiting.join(PATIENCE)
-    assert not waiting.is_alive()
-    with slow.burst.bind() as execution:  # what was put off is done
-        assert slow.burst.controller.is_free
-        execution.run()
-
-
-@pytest.mark.check
-def test_bursts_of_a_peak_are_given_back() -> None:
-    with (
-        nnburst.launch(devices=["nnburst-reference"], quotas={"bursts": 4}) as service,
-        service.session(relu(), concurrency=1) as session,
-    ):
-        for peak in (1, 2):
-            with session.pipeline(2) as one, session.pipeline(2) as two, session.pipeline(2) as three:
-                for pipeline in (one, two, three):
-                    assert len(list(pipeline.map([filled(1)] * 3))) == 3
-            with service.session(relu()) as other, other.pipeline(2):
-                assert session.stats.received == 9 * peak
-
-
-def test_pipeline_and_futures_share_a_burst(session: nnburst.Session) -> None:
-    others = [session.burst.bind() for _ in range(4)]
-    with session.burst.pipeline(4) as pipeline:
-        seen = []
-        for i in range(40):
-            futures = [other.submit() for other in others] if i % 10 == 0 else []
-            pipeline.current.inputs["x"][:] = i
-            seen.append(int(pipeline.advance().outputs["y"][0]))
-            for future in futures:
-                future.result(PATIENCE)
-        assert seen[3:] == list(range(37))
-        assert len(list(pipeline.drain())) == 3
-
-
 # ---- many inputs -----------------------------------------------------------------------------------------------------
 
 
@@ -455,9 +250,110 @@ def test_many_inputs_come_out_in_order(session: nnburst.Session) -> None:
         session.run_many([], batch=0)
 
 
+def test_inputs_are_taken_while_the_service_runs_those_before(slow: nnburst.Session) -> None:
+    taken: list[float] = []
+
+    def inputs() -> Iterator[dict[str, np.ndarray]]:
+        for i in range(6):
+            taken.append(i)
+            yield filled(0.01)
+
+    outputs = slow.run_many(inputs())
+    next(outputs)
+    assert taken == [0, 1, 2, 3]
+    assert len(list(outputs)) == 5
+
+
+def ring_of(session: nnburst.Session) -> Ring:
+    """The executions that it keeps for the next `run_many`."""
+    (ring,) = session._pool._rings.values()
+    return ring
+
+
+def test_generator_that_is_dropped_leaves_nothing_in_flight(slow: nnburst.Session) -> None:
+    outputs = slow.run_many([filled(0.01)] * 8)
+    next(outputs)
+    outputs.close()
+    assert not any(execution.is_in_flight for execution in ring_of(slow)._executions)
+    assert ring_of(slow).is_idle
+
+
+def test_interrupt_gives_up_all_that_is_in_flight_at_once(slow: nnburst.Session) -> None:
+    """Nothing waits for a service that does not answer, and the next call is right."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    assert len(list(slow.run_many([filled(0)] * 5))) == 5
+    ring = ring_of(slow)
+    before = signal.signal(signal.SIGUSR1, stop)
+    try:
+        with stopped(slow.service.pid):
+            outputs = slow.run_many([filled(0)] * 8)
+            timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1))
+            timer.start()
+            with pytest.raises(KeyboardInterrupt):
+                next(outputs)
+            timer.join()
+            assert not any(execution.is_in_flight for execution in ring._executions)
+            with pytest.raises(KeyboardInterrupt), nnburst.BurstExecutor(slow) as executor:
+                futures = [executor.submit(slow.run, None, filled(0)) for _ in range(20)]
+                raise KeyboardInterrupt
+            assert futures[-1].cancelled()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert [
+        int(y[1]) for (y,) in slow.run_many(filled(0) | {"x": np.array([0, i, 0, 0], np.float32)} for i in range(9))
+    ] == list(range(9))
+    assert ring_of(slow) is ring
+
+
+def test_dead_service_ends_many_runs(mortal: nnburst.Session) -> None:
+    outputs = mortal.run_many(filled(0) for _ in range(20))
+    next(outputs)
+    os.kill(mortal.service.pid, signal.SIGKILL)
+    with pytest.raises(nnburst.DeadObject):
+        list(outputs)
+
+
+def test_threads_that_run_find_another_burst_than_that_of_many_runs(
+    slow: nnburst.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, others = BurstPool._ring, []
+
+    def ring(pool: BurstPool, *args: Any) -> Ring:
+        made = make(pool, *args)
+        others.append(threading.Thread(target=slow.run, args=(None, filled(0.3))))
+        others[-1].start()  # before anything of the ring is in flight
+        controllers = slow.burst.controller, made._controller
+        until(lambda: not all(one.is_free for one in controllers) or not others[-1].is_alive())
+        return made
+
+    monkeypatch.setattr(BurstPool, "_ring", ring)
+    for _ in range(2):
+        assert [y.tolist() for (y,) in slow.run_many([filled(0.0)] * 3)] == [[0.0] * 4] * 3
+    for other in others:
+        other.join(PATIENCE)
+    assert len(others) == 1  # what was made is kept
+
+
+@pytest.mark.check
+def test_many_runs_at_once_have_a_burst_each_which_is_given_back() -> None:
+    with (
+        nnburst.launch(devices=["nnburst-reference"], quotas={"bursts": 4}) as service,
+        service.session(relu(), concurrency=1) as session,
+    ):
+        for peak in (1, 2):
+            at_once = zip(*(session.run_many([filled(1)] * 3) for _ in range(3)), strict=True)
+            assert [[int(y[0]) for (y,) in each] for each in at_once] == [[1] * 3] * 3
+            with service.session(relu()) as other:
+                assert len(list(other.run_many([filled(1)] * 3))) == 3
+                assert session.stats.received == 9 * peak
+
+
 def test_arrays_that_are_given_back_while_the_session_is_being_closed_are_not_kept(service: nnburst.Service) -> None:
-    with service.session(relu()) as session, session._lent_pipeline(4, {}) as pipeline:
-        pipeline.advance()
+    with service.session(relu()) as session, session._lent_ring(4, {}) as ring:
+        next(ring.flights((True, i) for i in range(4)))
         session.compilation.close()
 
 
@@ -541,15 +437,15 @@ def test_rest_of_many_inputs_can_be_given_up(session: nnburst.Session) -> None:
         assert int(next(outputs)[0][0]) == 0
     with pytest.raises(StopIteration):
         next(outputs)
-    bursts = len(session._pool._of_pipelines)
+    bursts = len(session._pool._of_rings)
     assert [int(y[0]) for (y,) in session.run_many(map(filled, range(40)))] == list(range(40))
-    assert len(session._pool._of_pipelines) == bursts
+    assert len(session._pool._of_rings) == bursts
 
 
 def test_forked_child_leaves_the_inputs_of_its_parent_alone(session: nnburst.Session) -> None:
     session.run(None, filled(1))
     list(session.run_many([filled(1)] * 20))
-    executions = [*session._runs.permits.idle[-1:], next(iter(session._pool._kept.values()))._executions[0]]
+    executions = [*session._runs.permits.idle[-1:], ring_of(session)._executions[0]]
     inputs = [getattr(each, "execution", each).inputs["x"] for each in executions]
     pid = os.fork()
     if pid == 0:

@@ -50,18 +50,12 @@ def of_bound(session: nnburst.Session, run: Callable[[Execution], Any], **option
         return execution.outputs["t_out"].copy()
 
 
-def piped(session: nnburst.Session, timeout: float | None) -> Any:
-    with session.pipeline(2, timeout=timeout) as pipeline:
-        return next(pipeline.map([{"t": X}]))[0]
-
-
 Way = Callable[[nnburst.Session, float | None], Any]
 WAYS: dict[str, Way] = {
     "run": lambda s, t: s.run(None, {"t": X}, timeout=t)[0],
     "arun": lambda s, t: asyncio.run(s.arun(None, {"t": X}, timeout=t))[0],
     "bind": lambda s, t: of_bound(s, nnburst.Execution.run, timeout=t),
     "run_many": lambda s, t: next(s.run_many([{"t": X}], timeout=t))[0],
-    "pipeline": piped,
     "Execution.run": lambda s, t: of_bound(s, lambda e: e.run(timeout=t)),
     "Execution.arun": lambda s, t: of_bound(s, lambda e: asyncio.run(e.arun(timeout=t))),
     "Execution.submit": lambda s, t: of_bound(s, lambda e: e.submit(timeout=t).result()),
@@ -100,14 +94,15 @@ def test_setting_up_does_not_count_towards_the_limit_of_a_run(service: nnburst.S
 def test_setting_up_has_a_limit_of_its_own(service: nnburst.Service, monkeypatch: pytest.MonkeyPatch) -> None:
     with service.session(model()) as session, session.bind(state={"t_out": "t"}) as execution:
         monkeypatch.setattr(session._pool, "free", lambda: None)  # what there is runs something
-        monkeypatch.setattr(session._pool, "open_timeout", 0.5)
-        monkeypatch.setattr(session, "_options", replace(session._options, open_timeout=0.5))
+        options = replace(session._options, open_timeout=0.5)
+        monkeypatch.setattr(session._pool, "options", options)
+        monkeypatch.setattr(session, "_options", options)
         with stopped(service.pid):
             for setting_up in (
                 lambda: session.run(None, {"t": X}),
                 lambda: asyncio.run(session.arun(None, {"t": X})),
                 session.bind,
-                session.pipeline,
+                lambda: next(session.run_many([{"t": X}])),
                 execution.reset_state,
                 execution.get_state,
             ):

@@ -132,7 +132,6 @@ def execution(session: nnburst.Session) -> nnburst.Execution:
         (lambda s: s.burst.bind(rooms=["y"]), "rooms is a dict by name, not list"),
         (lambda s: s.burst.bind(rooms={"y": "4"}), "room of output 'y' is '4'; give a whole number of bytes"),
         (lambda s: s.burst.bind(rooms={"y": -1}), "room of output 'y' is -1"),
-        (lambda s: s.burst.pipeline(rooms=4), "rooms is a dict by name, not int"),
         (lambda s: Memory.from_handle("x", []), "expected a MemoryHandle, got 'x'"),
         (lambda s: Memory.from_handle(None, ()), "expected a MemoryHandle, got None"),
         (lambda s: Memory.from_handle(MEMORY.handle, None), "expected file descriptors, got None"),

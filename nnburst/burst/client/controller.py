@@ -123,7 +123,6 @@ class ExecutionBurstController(OneProcess, Closing):
         self._fallbacks = 0
         self._holders: dict[Memory | Named, set[object]] = {}
         self._dropped: deque[tuple[Memory | Named, object]] = deque()
-        self._adrift: list[CData] = []
         self._leaving: Leaving | None = None
         # Weakly: listeners are kept until the connection ends, and an end that is just dropped must not be.
         this = weakref.ref(self)
@@ -232,10 +231,8 @@ class ExecutionBurstController(OneProcess, Closing):
             self._dropped.append((memory, holder))
 
     def forget_dropped(self) -> None:
-        """Do what `release_soon` and `give_up` have put off."""
+        """Do what `release_soon` has put off."""
         with self._lock:
-            adrift, self._adrift = self._adrift, []
-            self.give_up(adrift)
             while self._dropped:
                 with contextlib.suppress(IndexError):  # perhaps a signal handler or `close` was faster
                     self.release(*self._dropped.popleft())
@@ -299,14 +296,12 @@ class ExecutionBurstController(OneProcess, Closing):
         self._holders.clear()
 
     def give_up(self, executions: Sequence[CData]) -> None:
-        """Await none of those of this burst that are in flight, for they are going to be dropped. Waits for nothing.
+        """Await none of those of this burst that are in flight, for which no other thread may wait. Waits for nothing.
 
         Any thread, also in a finaliser.
         """
         for execution in filter(lib.nnb_execution_flies, executions):
-            if lib.nnb_execution_advance(ffi.NULL, execution) == -errno.EBUSY:
-                self._adrift.append(execution)  # another thread waits in the burst, and will receive their answers
-            lib.nnb_execution_abandon(execution)
+            lib.nnb_execution_drop(execution)
 
     def refuse(self) -> None:
         """The first half of `close`: nothing is run any more, and an execution in flight gets `BadState`."""

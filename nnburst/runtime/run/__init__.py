@@ -1,1 +1,1 @@
-"""Running requests: bursts, who may run, pipelines, event loops, recovery."""
+"""Running requests: bursts, who may run, rings, event loops, recovery."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from itertools import accumulate, islice
 from operator import itemgetter
@@ -14,14 +14,14 @@ import numpy as np
 from ...errors import BadState, DeadObject, GeneralFailure, InvalidArgument, NNBurstError, OutputInsufficientSize
 from ...model import Array
 from ..request.node_args import Encoded, NodeArg, checked_inputs, shapes_to_say
-from .pipeline import LASTING
+from .ring import LASTING
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ..execution import Execution
     from ..session import Session
-    from .pipeline import Pipeline
+    from .ring import Ring
 
 Inputs = Mapping[str, "npt.ArrayLike"]
 Outcome = list[Array] | Exception
@@ -63,43 +63,60 @@ def _parts(
     if not isinstance(inputs, Iterable):
         raise InvalidArgument(f"run_many takes an iterable of dicts of arrays, got {type(inputs).__name__}")
     nodes = session.compilation.inputs
-    rest = _Rest((_encoded(nodes, item) for item in inputs) if any(node.holds for node in nodes) else inputs)
-    optional = {node.name for node in nodes if node.is_optional}
-    fixed = [node.name for node in nodes if not _is_batched(node) and not node.is_optional]
-
-    def ended(execution: Execution, failure: NNBurstError | None) -> Outcome:
-        """Tell what came of a run; one whose outputs need more room goes elsewhere."""
-        try:
-            if isinstance(failure, OutputInsufficientSize):
-                return session.run(None, {name: view.view(Encoded) for name, view in execution._wired.items()}, timeout)
-            return failure or execution._copied()
-        except NNBurstError as error:
-            return error
-
+    rest = _Rest(inputs)
     while (first := rest.first()) is not None:
-        if batch > 1 and (fixed or not nodes):
-            raise InvalidArgument(f"batch={batch} needs a symbolic first dimension of every input, also of {fixed}")
         try:
             arrays = checked_inputs(nodes, first)
         except NNBurstError as error:
             next(rest)
             yield (error,)
             continue
-        if batch == 1:
-            shapes = shapes_to_say(nodes, arrays)
-            with session._lent_pipeline(16, shapes, timeout) as pipeline:
-                alike = rest.alike(shapes, optional) if shapes or optional else rest
-                with contextlib.closing(pipeline._flights(pipeline._filled(alike))) as flights:
-                    for wrong, execution, failure in flights:
-                        yield (wrong or ended(execution, failure),)
-            continue
-        if whole := [node.name for node in nodes if node.name in arrays and not _is_batched(node)]:
-            raise InvalidArgument(f"batch={batch} needs a symbolic first dimension of every input, also of {whole}")
-        shapes = {name: (batch, *array.shape[1:]) for name, array in arrays.items()}
-        with session._lent_pipeline(_DEPTH, shapes, timeout) as pipeline:
-            yield from _Batches(session, pipeline, shapes, timeout).outcomes(rest)
+        fixed = [node.name for node in nodes if node.name in arrays and not _is_batched(node)]
+        if batch > 1 and (fixed or not nodes):
+            raise InvalidArgument(f"batch={batch} needs a symbolic first dimension of every input, also of {fixed}")
+        shapes = shapes_to_say(nodes, arrays)
+        if batch > 1:
+            shapes = {name: (batch, *array.shape[1:]) for name, array in arrays.items()}
+        with session._lent_ring(_DEPTH, shapes, timeout) as ring:
+            if batch == 1:
+                yield from _one_by_one(session, ring, rest, timeout)
+            else:
+                yield from _Batches(session, ring, shapes, timeout).outcomes(rest)
     if rest.error is not None:
         yield rest.error
+
+
+def _one_by_one(session: Session, ring: Ring, rest: _Rest, timeout: float | None) -> Iterator[tuple[Outcome]]:
+    """Yield what comes of inputs of one kind."""
+    nodes = session.compilation.inputs
+
+    def filled() -> Iterator[tuple[bool, NNBurstError | None]]:
+        for arrays in rest:
+            execution = ring.current
+            if not execution._feed(arrays):
+                try:
+                    checked = checked_inputs(nodes, arrays)
+                except NNBurstError as error:
+                    yield False, error
+                    continue
+                if not execution._fits(checked):
+                    rest.give_back([arrays])
+                    return
+                execution._fill(checked)
+            yield True, None
+
+    with contextlib.closing(ring.flights(filled())) as flights:
+        for wrong, execution, failure in flights:
+            outcome: Outcome
+            try:
+                if isinstance(failure, OutputInsufficientSize):
+                    encoded = {name: view.view(Encoded) for name, view in execution._wired.items()}
+                    outcome = session.run(None, encoded, timeout)
+                else:
+                    outcome = wrong or failure or execution._copied()
+            except NNBurstError as error:
+                outcome = error
+            yield (outcome,)
 
 
 class _Rest:
@@ -151,29 +168,6 @@ class _Rest:
         """Have some taken again."""
         self._back.extend(reversed(items))
 
-    def alike(self, shapes: Mapping[str, tuple[int, ...]], optional: Collection[str]) -> Iterator[Inputs]:
-        """Take one that has these shapes and these optional inputs, and those after it, up to one that has others."""
-        for i, arrays in enumerate(self):
-            if (
-                i
-                and isinstance(arrays, Mapping)
-                and (
-                    any(name in arrays and np.shape(arrays[name]) != shape for name, shape in shapes.items())
-                    or any((name in arrays) != (name in shapes) for name in optional)
-                )
-            ):
-                self.give_back([arrays])
-                return
-            yield arrays
-
-
-def _encoded(nodes: Sequence[NodeArg], inputs: Inputs) -> Inputs:
-    """Return inputs with the bytes of what is no array of numbers, unless they are wrong, which is told later."""
-    try:
-        return {**inputs, **{node.name: node.check(inputs[node.name]) for node in nodes if node.holds}}
-    except (InvalidArgument, KeyError, TypeError):
-        return inputs
-
 
 def _is_batched(node: NodeArg) -> bool:
     return not node.holds and node.shape is not None and len(node.shape) > 0 and not isinstance(node.shape[0], int)
@@ -188,18 +182,18 @@ class _Batches:
     """
 
     def __init__(
-        self, session: Session, pipeline: Pipeline, shapes: Mapping[str, tuple[int, ...]], timeout: float | None
+        self, session: Session, ring: Ring, shapes: Mapping[str, tuple[int, ...]], timeout: float | None
     ) -> None:
         self._session = session
-        self._pipeline = pipeline
+        self._ring = ring
         self._shapes = shapes
         self._timeout = timeout
         self._batch = next(iter(shapes.values()))[0]
         self._filled = 0  # rows of the batch that comes next
 
     def outcomes(self, rest: _Rest) -> Iterator[Iterable[Outcome]]:
-        """Yield what comes of the inputs of one batch after the other; ends early if the pipeline can run no more."""
-        with contextlib.closing(self._pipeline._flights(self._batches(rest))) as flights:
+        """Yield what comes of the inputs of one batch after the other; ends early if the ring can run no more."""
+        with contextlib.closing(self._ring.flights(self._batches(rest))) as flights:
             for (count, rows), execution, error in flights:
                 outputs: list[Array] = []
                 try:
@@ -213,13 +207,13 @@ class _Batches:
                 yield _split(outputs, rows) if error is None else self._alone(execution, rows, error)
 
     def _batches(self, rest: _Rest) -> Iterator[tuple[bool, tuple[int, list[Row]]]]:
-        """Fill one batch after the other, for `Pipeline._flights`, and tell its rows; one that is not full is
+        """Fill one batch after the other, for `Ring.flights`, and tell its rows; one that is not full is
         not started there.
         """
         rows: list[Row] = []
         at_once = self._batch if rest.at_once else 1
         while items := rest.take(min(at_once, self._batch - self._filled)):
-            counts = _copy_alike(items, self._pipeline.current.inputs, self._filled)
+            counts = _copy_alike(items, self._ring.current.inputs, self._filled)
             if not counts and len(items) > 1:  # from here one by one
                 rest.give_back(items)
                 at_once = 1
@@ -265,7 +259,7 @@ class _Batches:
         if any(array.shape[1:] != self._shapes[name][1:] for name, array in checked.items()):
             return None
         if self._filled + count <= self._batch:
-            for name, view in self._pipeline.current.inputs.items():
+            for name, view in self._ring.current.inputs.items():
                 view[self._filled : self._filled + count] = checked[name]
         return count
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..._core.errno import is_real, whole
+from ..._core.errno import whole
 from ..._core.leaving import Closing
 from ..._core.one_process import OneProcess
 from ...burst import BurstStats, ExecutionBurstController
@@ -21,7 +21,6 @@ from ..request.arguments import Arguments, find_buffers, given_shapes
 from ..request.node_args import channel_lengths, solve_shapes
 from ..request.state import States, check_states, check_steps, make_states, steps_of
 from ..service import closes_with, service_of
-from .pipeline import Pipeline
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -29,10 +28,6 @@ if TYPE_CHECKING:
     from ...nnapi import DeviceMemory
     from ...watch.trace import Recording
     from .burst_pool import BurstPool
-
-
-DEEPEST = 64
-"""As many requests as a server keeps bound."""
 
 
 class Burst(OneProcess, Closing):
@@ -168,34 +163,6 @@ class Burst(OneProcess, Closing):
             states.close()
             raise
         return execution
-
-    def pipeline(
-        self,
-        depth: int = 16,
-        *,
-        shapes: Mapping[str, int | Sequence[int]] | None = None,
-        timeout: float | None = None,
-        rooms: Mapping[str, int] | None = None,
-        keep: object = None,
-    ) -> Pipeline:
-        """Return `depth` executions that take turns, so that several are in flight.
-
-        Other arguments are those of `bind`, and so is what is raised.
-
-        Args:
-            depth: How many, 2 to 64.
-        """
-        if not is_real(depth) or not 2 <= depth <= DEEPEST:
-            raise InvalidArgument(f"a pipeline has a depth of 2 to {DEEPEST}, not {depth!r}")
-        executions: list[Execution] = []
-        try:
-            for _ in range(int(depth)):
-                executions.append(self.bind(shapes=shapes, timeout=timeout, rooms=rooms, keep=keep))
-        except BaseException:
-            for execution in executions:
-                execution.forget()
-            raise
-        return Pipeline(executions)
 
     @property
     def stats(self) -> BurstStats:

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,9 +21,10 @@ from ...errors import BadState, DeadObject, Ending, MissedDeadline
 from ...watch import Latency
 from ..compile.compilation import Compilation
 from .burst import Burst
-from .pipeline import Pipeline
+from .ring import Ring
 
 if TYPE_CHECKING:
+    from ..execution import Execution
     from ..session import Options
 
 _CLOSED = "the session is closed, or its service is; open another one"
@@ -55,7 +56,7 @@ class BurstPool:
     """Bursts on one compilation. A burst runs one execution at a time; one that finds it busy moves to a free one.
 
     So a program with one thread has one burst, and what is hot stays hot; one with many has as many as run at once.
-    A pipeline cannot move: it has a burst of its own, which ends with it.
+    A ring cannot move: it has a burst of its own, which ends with it.
 
     Args:
         options: Those of the session.
@@ -70,21 +71,19 @@ class BurstPool:
         self._open_again = open_again
         self._refusal = ""  # why it opens nothing (any more)
         self._bursts: list[Burst] = []
-        self._of_pipelines: list[Burst] = []
+        self._of_rings: list[Burst] = []
         self._open(compilation, self._bursts)
         self._ended: deque[Burst] = deque()
         self._past: tuple[BurstStats, Latency] | None = None
         self._lock = process_lock()  # nothing is waited for below it
         self.restarts: tuple[Restart, ...] = ()
         self._attempt: tuple[threading.Thread, list[BaseException]] | None = None
-        self._kept: dict[Hashable, Pipeline] = {}
+        self._rings: dict[Hashable, Ring] = {}
         abandon_when_forked(self)
 
     def abandon(self) -> None:
-        """In a forked child: open nothing; have no thread, and no pipelines, whose inputs the parent's runs read."""
-        for pipeline in self._kept.values():
-            pipeline._finalizer.detach()
-        self._kept, self._attempt, self._refusal = {}, None, _INHERITED
+        """In a forked child: open nothing; have no thread, and no rings, whose inputs the parent's runs read."""
+        self._rings, self._attempt, self._refusal = {}, None, _INHERITED
 
     def _check_open(self) -> None:
         if self._refusal:
@@ -106,7 +105,7 @@ class BurstPool:
         """Take the place of bursts that have died; executions move when they run next."""
         bursts: list[Burst] = []
         self._open(compilation, bursts)
-        self._bursts, self._of_pipelines = bursts, []
+        self._bursts, self._of_rings = bursts, []
         self._shorten(0)
 
     def replacement(self, burst: Burst, *, died: bool) -> Burst | None:
@@ -211,48 +210,40 @@ class BurstPool:
                 raise
         return self._another(others)
 
-    def pipeline(self, make: Callable[[Burst], Pipeline]) -> Pipeline:
+    def _ring(self, make: Callable[[Burst], Sequence[Execution]]) -> Ring:
         """Make one on a burst of its own; raises as `spare`."""
-        burst = self._another(lambda: self._of_pipelines)
+        burst = self._another(lambda: self._of_rings)
         try:
-            pipeline = make(burst)
+            return Ring(make(burst), partial(self._end, burst))
         except BaseException:
             self._end(burst)
             raise
-        pipeline._when_closed(partial(self._end, burst))
-        return pipeline
 
     def _end(self, burst: Burst) -> None:
         """Use it no more. Also in a finaliser, so it is closed later."""
         with contextlib.suppress(ValueError):  # `begin_again` came in between
-            self._of_pipelines.remove(burst)
+            self._of_rings.remove(burst)
         burst.controller.hang_up()
         self._ended.append(burst)
 
     @contextlib.contextmanager
-    def lend_pipeline(self, key: Hashable, make: Callable[[Burst], Pipeline], deadline: Deadline) -> Iterator[Pipeline]:
+    def lend_ring(
+        self, key: Hashable, make: Callable[[Burst], Sequence[Execution]], deadline: Deadline
+    ) -> Iterator[Ring]:
         """Lend one of those that were used last, as making one costs more than many of its runs."""
-        pipeline = self._kept.pop(key, None)
-        if pipeline is None or not pipeline._is_idle:
-            pipeline = deadline.call(self.pipeline, make)
+        ring = self._rings.pop(key, None)
+        if ring is None or not ring.is_idle:
+            ring = deadline.call(self._ring, make)
         try:
-            yield pipeline
+            yield ring
         finally:
-            try:
-                pipeline._settle()
-            finally:
-                unwanted: Pipeline | None = pipeline
-                if pipeline._is_idle:
-                    unwanted = self._kept.pop(key, None)
-                    self._kept[key] = pipeline
-                if unwanted is not None:
-                    unwanted.forget()
-                self._shorten(0 if self._refusal else _MOST_KEPT)
+            if ring.is_idle:
+                self._rings[key] = ring
+            self._shorten(0 if self._refusal else _MOST_KEPT)
 
     def _shorten(self, most: int) -> None:
-        for key in list(self._kept)[: max(0, len(self._kept) - most)]:
-            if (pipeline := self._kept.pop(key, None)) is not None:  # else another thread was faster
-                pipeline.forget()
+        for key in list(self._rings)[: max(0, len(self._rings) - most)]:
+            self._rings.pop(key, None)
 
     def _bury(self) -> None:
         """Close those that have ended; what they have counted stays."""
@@ -280,7 +271,7 @@ class BurstPool:
 
     @property
     def _all(self) -> tuple[Burst, ...]:
-        return (*self._bursts, *self._of_pipelines, *self._ended)
+        return (*self._bursts, *self._of_rings, *self._ended)
 
     def refuse(self) -> None:
         """Run nothing any more; executions in flight get `BadState`. Waits for nothing."""
