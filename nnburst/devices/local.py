@@ -55,8 +55,8 @@ class LocalDevice(Device):
     def compile(self, model: Model) -> LocalModel:
         """Compile a valid model of which every operation can be run; it may raise nevertheless."""
 
-    def load_libraries(self) -> None:
-        """Load what would otherwise be loaded for the first model."""
+    def load_libraries(self, rest: bool = False) -> None:
+        """Load what would otherwise be loaded for the first model; with `rest`, also what some models need."""
 
     def save(self, prepared: LocalModel, files: CacheFiles) -> SaveResult | None:
         """Save what `compile` made; nothing is raised."""

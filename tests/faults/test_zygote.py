@@ -111,6 +111,16 @@ def test_onnxruntime_is_loaded_without_a_thread(warm: bool) -> None:
         assert len(os.listdir(f"/proc/{zygote()}/task")) == 1
 
 
+def test_zygote_imports_for_later_services_what_some_models_need() -> None:
+    pytest.importorskip("onnxruntime")
+    with start_child(["nnburst-onnxruntime"], warm=True) as first:
+        assert "onnx_cpp2py_export" not in Path(f"/proc/{first.pid}/maps").read_text()
+        until(lambda: "onnx_cpp2py_export" in Path(f"/proc/{zygote()}/maps").read_text())
+        with start_child(["nnburst-onnxruntime"], warm=True) as second:
+            assert parent(second.pid) == zygote()
+            assert "onnx_cpp2py_export" in Path(f"/proc/{second.pid}/maps").read_text()
+
+
 def test_service_with_an_environment_is_started_afresh() -> None:
     with start_child(["nnburst-noop"], env=dict(os.environ)) as service:
         assert parent(service.pid) == os.getpid()

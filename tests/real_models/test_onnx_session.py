@@ -19,6 +19,7 @@ from nnburst.memory import Memory
 from nnburst.watch import find_services, look
 from support import images
 from support.onnx_models import FLOAT, RNG, TensorProto, graph, helper, in_process, mlp, node, onnx, save, save_external
+from support.processes import run_python
 
 
 @pytest.fixture(scope="module")
@@ -385,6 +386,19 @@ def test_client_needs_neither_onnx_nor_onnxruntime(tmp_path: Path) -> None:
         "assert not {'onnx', 'onnxruntime'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_plain_model_needs_the_messages_of_onnx_alone_and_the_package_has_the_same(tmp_path: Path) -> None:
+    path = save(mlp(16, 1), tmp_path / "m.onnx")
+    code = (
+        "import sys, numpy, nnburst\n"
+        f"with nnburst.in_process().session({path!r}) as s: s.run(None, {{'x': numpy.ones((1, 16), 'f4')}})\n"
+        "assert not {'onnx', 'onnxruntime'} & set(sys.modules)\n"
+        "messages = sys.modules['onnx.onnx_ml_pb2']\n"
+        "import onnx\n"
+        "assert onnx.ModelProto is messages.ModelProto\n"
+    )
+    run_python("-c", code, check=True)
 
 
 def test_measured_run_has_a_time(service: nnburst.Service, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from ..local import LocalDevice, LocalModel
 from .capi import package_version
 from .graph import Graph, GraphStore, SessionSettings, compile_graph, content_digest
 from .importer import EXTENSION_NAME, FILE, GRAPH, graph_model, import_graph
-from .library import CPU, checked_providers, give_memory_back, onnx, require_extra
+from .library import CPU, checked_providers, give_memory_back, messages, onnx, require_extra
 from .lowering import Lowering
 from .operations import LOWERED
 from .packed import FORMAT, load_graph, pack, read_contents
@@ -96,10 +96,10 @@ class OnnxRuntimeDevice(LocalDevice):
         """Versions of the package and of ONNX Runtime, and its providers, but for the CPU alone."""
         return "+".join([_version(), *self._settings.providers])
 
-    def load_libraries(self) -> None:
-        """ONNX Runtime, and what reads its models."""
+    def load_libraries(self, rest: bool = False) -> None:
+        """ONNX Runtime, and what reads its models; then what changes models."""
         _ = self._settings.runtime
-        onnx()
+        _ = onnx() if rest else messages()
 
     def get_supported_extensions(self) -> tuple[Extension, ...]:
         return (EXTENSION,)

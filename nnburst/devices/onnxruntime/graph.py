@@ -22,7 +22,7 @@ from ..encoded import Bytes, read
 from .capi import BoundRun, Copies, InferenceSession
 from .guards import guard
 from .importer import GraphArgument, all_tensors, describe, external_location, parse, serialised
-from .library import CPU, onnx, onnxruntime
+from .library import CPU, messages, onnxruntime
 from .python_run import PythonRun
 from .snapshots import exposed_arguments
 from .zip_maps import take_out
@@ -216,7 +216,7 @@ def _place_external(proto: Any, files: Mapping[str, Bytes], make: Any, options: 
         if not location:
             continue
         raw = _external_bytes(tensor, location, files)
-        is_bool = tensor.data_type == onnx().TensorProto.BOOL  # ONNX Runtime makes them 0 or 1 when it reads a model
+        is_bool = tensor.data_type == messages().TensorProto.BOOL  # ONNX Runtime makes them 0 or 1 as it reads a model
         value = _as_ort_value(tensor, raw, make) if is_initializer and not is_bool else None
         if value is not None:
             if tensor.name in placed:

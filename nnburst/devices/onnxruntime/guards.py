@@ -20,7 +20,7 @@ from itertools import count
 from typing import Any
 
 from .importer import constants
-from .library import onnx
+from .library import messages, onnx
 
 _Shape = tuple[int, ...]
 """-1 where a size is not known."""
@@ -80,7 +80,7 @@ def guard(proto: Any) -> None:
 def _inferred(proto: Any, fixed: set[str]) -> dict[str, _Shape]:
     """Return the shapes that follow from what is sure, by name; nothing if that fails."""
     functions = {function.name for function in proto.functions}  # whatever their domain
-    skeleton = onnx().ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import)
+    skeleton = messages().ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import)
     graph = skeleton.graph
     graph.name = "graph"
     for node in proto.graph.node:  # ONNX crashes over a StringSplit where one of no known type is matched
@@ -137,7 +137,7 @@ class _Guarding:
             self._put(node)
         has_own = len(self._nodes) > len(self._graph.node)
         if has_own:
-            kept = [onnx().NodeProto.FromString(node.SerializeToString()) for node in self._nodes]
+            kept = [messages().NodeProto.FromString(node.SerializeToString()) for node in self._nodes]
             del self._graph.node[:]
             self._graph.node.extend(kept)
         return has_own or has_inner

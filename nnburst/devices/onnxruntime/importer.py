@@ -24,7 +24,7 @@ from ...model import (
 from ..common import OwnBytes, one_operation
 from ..elements import ENCODED, ElementType, element_type, element_within, operand_code
 from .functions import check_functions
-from .library import onnx
+from .library import messages, onnx
 
 EXTENSION_NAME = "org.nnburst.onnx"
 FILE = 0
@@ -75,7 +75,7 @@ def is_bool(node: GraphArgument) -> bool:
 def parse(data: bytes) -> Any:
     """Return the known part of a model file as a ``ModelProto``; fields that this version does not know are dropped."""
     try:
-        proto = onnx().load_model_from_string(data)
+        proto = messages().ModelProto.FromString(data)
     except Exception as error:  # protobuf's own exception class differs between its implementations
         raise _no_model(data, str(error)) from None
     if not proto.graph.node and not proto.graph.output:
@@ -203,7 +203,7 @@ def all_tensors(proto: Any) -> Iterator[tuple[Any, bool]]:
     All messages are looked into, so that no place is forgotten: attributes, sparse tensors, inner graphs, functions,
     training information.
     """
-    leaf = onnx().TensorProto.DESCRIPTOR
+    leaf = messages().TensorProto.DESCRIPTOR
     graph, todo = proto.graph, [proto]
     while todo:
         message = todo.pop()
@@ -221,7 +221,7 @@ def all_tensors(proto: Any) -> Iterator[tuple[Any, bool]]:
 
 def external_location(tensor: Any) -> str:
     """Return the name of the file that a tensor is in, empty if it is in the model; it must be beside that."""
-    if tensor.data_location != onnx().TensorProto.EXTERNAL:
+    if tensor.data_location != messages().TensorProto.EXTERNAL:
         return ""
     name = _text(next((entry.value for entry in tensor.external_data if entry.key == "location"), ""))
     if len(name) > _LONGEST_NAME:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
+from importlib.util import find_spec, module_from_spec
 from typing import Any, cast
 
 from ...errors import DeviceUnavailable
@@ -77,3 +79,19 @@ def onnx() -> Any:
     require_extra()
     import_module("onnx.external_data_helper")
     return import_module("onnx")
+
+
+@cache
+def messages() -> Any:
+    """Return the module of ONNX's messages, without its package: most models need no more, and that takes much longer.
+
+    The package has the same module when it is imported later.
+    """
+    require_extra()
+    name, package = "onnx.onnx_ml_pb2", find_spec("onnx")
+    spec = PathFinder.find_spec(name, package.submodule_search_locations) if package else None
+    if name in sys.modules or spec is None or spec.loader is None:  # no file: a frozen program
+        return onnx()
+    module = sys.modules[name] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -33,7 +33,7 @@ from ..elements import element_type
 from ..encoded import Bytes
 from .graph import FILES_OF_MODELS, About, Graph, SessionSettings, build_session, open_session
 from .importer import all_tensors, parse, serialised
-from .library import onnx
+from .library import messages
 
 FORMAT = 10
 """Part of the epoch: files of another format are not even opened."""
@@ -171,7 +171,7 @@ def _take_apart(proto: Any, raw: Bytes) -> tuple[OwnBytes, tuple[_Tensor, ...], 
         attribute.HasField("g") or attribute.graphs for node in proto.graph.node for attribute in node.attribute
     )
     for tensor, is_initializer in all_tensors(proto):
-        if tensor.data_location != onnx().TensorProto.EXTERNAL:
+        if tensor.data_location != messages().TensorProto.EXTERNAL:
             continue
         place = {entry.key: int(entry.value) for entry in tensor.external_data if entry.key in ("offset", "length")}
         piece = raw[place.get("offset", 0) : place.get("offset", 0) + place["length"]]

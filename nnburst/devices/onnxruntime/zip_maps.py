@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from ...errors import GeneralFailure
 from ..encoded import EncodedMap, EncodedTensor, Value, from_python, string_type, write
-from .library import onnx
+from .library import messages
 
 
 def take_out(proto: Any) -> dict[str, bytes]:
@@ -31,7 +31,7 @@ def take_out(proto: Any) -> dict[str, bytes]:
             node.domain, node.op_type = "", "Identity"
             del node.attribute[:]
         if value.name in labels:
-            value.type.tensor_type.elem_type = onnx().TensorProto.FLOAT
+            value.type.tensor_type.elem_type = messages().TensorProto.FLOAT
     return labels
 
 
@@ -41,7 +41,7 @@ def _is_zip_map(node: Any) -> bool:
 
 def _labels(node: Any, key: int) -> bytes:
     """Return the labels of a ZipMap, nothing if they are not of the type of its keys, 0 if the file does not say it."""
-    types, (attribute,) = onnx().TensorProto, node.attribute
+    types, (attribute,) = messages().TensorProto, node.attribute
     if attribute.name == "classlabels_int64s" and attribute.ints and key in (0, types.INT64):
         return write(from_python(np.array(attribute.ints, np.int64), "tensor(int64)", "")).tobytes()
     if attribute.name == "classlabels_strings" and attribute.strings and key in (0, types.STRING):

@@ -24,7 +24,7 @@ class ServiceOptions(msgspec.Struct, frozen=True):
         max_run, max_compile: Seconds that running and compiling a model may take; None for no limit.
         scheduling: When and where its threads run.
         sandbox: Mode of `close_door`.
-        warm: Load at once what the first model will need.
+        warm: Load at once what most models need.
         path: Where the client's program finds its modules.
         socket: Inherited end of a socketpair.
         stderr: Becomes stdout and stderr once all is well.

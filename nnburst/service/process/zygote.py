@@ -62,6 +62,8 @@ def _serve(control: socket.socket, client: int) -> ServiceOptions:
                 told = socket.socket(fileno=fds.pop(0))
                 os.close(fds.pop())  # makes room for the pidfd
                 children[os.pidfd_open(forked)] = forked, told
+                for spec in options.devices:  # for later children, after the first one has gone on
+                    _load(spec, options.warm, rest=True)
         for fd in fds:
             os.close(fd)
 
@@ -94,13 +96,13 @@ def _become(client: int, request: dict[str, Any], fds: list[int]) -> ServiceOpti
 
 
 @cache
-def _load(spec: str, warm: bool) -> None:
+def _load(spec: str, warm: bool, rest: bool = False) -> None:
     """Import what a device needs, for this start and all later ones."""
     with contextlib.suppress(Exception):  # of which the child will tell
         device = create_device(spec)
         DeviceInfo.of(device)  # which finds out about versions and capabilities
         if warm and isinstance(device, LocalDevice):
-            device.load_libraries()
+            device.load_libraries(rest)
     find_code.cache_clear()
     find_code()
 
