@@ -15,6 +15,8 @@ from .errno import is_real
 P = ParamSpec("P")
 T = TypeVar("T")
 
+OPENING = 60.0
+"""Seconds for opening what has no limit of its own, but runs that have one, or a death to get over."""
 _FOREVER_NS = 1 << 62
 
 

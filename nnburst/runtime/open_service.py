@@ -57,7 +57,7 @@ def launch(
         scheduler: Real-time policy and priority of its threads, such as ``("fifo", 20)`` or ``("rr", 1)``; None for
             the usual one. It polls for requests only if this process may use a CPU that `affinity` leaves to it.
         affinity: Numbers of the CPUs that it may use, such as ``{1}``; None for those of this thread.
-        warm: Load at once what the devices need for most models, also for services that are launched later.
+        warm: Load at once what the devices need for their first model, also for services that are launched later.
         sandbox: ``"on"``: it may read code, and nothing else; it may not write, use the network or start programs, but
             for what its devices need (`Device.needs`), as far as this kernel can keep it from that (`Service.sandbox`).
             ``"strict"``: it does not start where the kernel cannot. ``"off"``: it may do what this program may.

@@ -13,7 +13,6 @@ from .._core.backoff import LONGEST, Backoff
 from .._core.deadline import Deadline
 from .._core.leaving import Closing, Leaving, process_lock
 from .._core.one_process import OneProcess
-from ..devices import Device, ResilientDevice, device_of
 from ..errors import BadState, InvalidArgument, MissedDeadline
 
 if TYPE_CHECKING:
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     import socket
     from typing import TypeAlias, Unpack
 
+    from ..devices import Device
     from ..model import Model
     from ..options import SessionKeywords
     from ..service import Sandbox, ServiceConnection
@@ -107,6 +107,8 @@ class Service(OneProcess, Closing):
         self._leaving: Leaving | None = None
         self._given: dict[int, Backend] = {}
         self._backend = backend
+        from ..devices import ResilientDevice
+
         living = (ResilientDevice(partial(self._living, i)) for i in range(len(backend.devices)) if restarts)
         self._restarting: tuple[Device, ...] = tuple(living)
         """What stands for the devices if a process that has died is started again when one of them is needed."""
@@ -172,6 +174,8 @@ class Service(OneProcess, Closing):
         Raises:
             DeviceUnavailable: The service has none.
         """
+        from ..devices import device_of
+
         return device_of(self.devices, name)
 
     @property

@@ -15,25 +15,15 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from .._core.deadline import Deadline, checked_timeout
+from .._core.deadline import OPENING, Deadline, checked_timeout
 from .._core.errno import flag, member
 from .._core.leaving import Closing, Leaving
 from .._core.one_process import OneProcess
-from ..cache import checked_token
 from ..errors import BadState, DeadObject, GeneralFailure, InvalidArgument, NNBurstError, OutputInsufficientSize
-from ..memory import Memory
 from ..model import Array, ExecutionPreference, Model, Priority
 from ..options import OnDeath, OnError, SandboxMode, SessionKeywords
-from .compile.cache_sources import CacheSource, DirectoryCache
-from .compile.compilation import Compilation
 from .compile.model_files import check_source, devices_for, found
 from .display import described
-from .execution import Execution
-from .run.batching import run_many
-from .run.burst_pool import OPENING, BurstPool, Restart
-from .run.permits import Permit
-from .run.ring import Ring
-from .run.runs import Runs
 from .service import Service, child
 from .spans import spans
 
@@ -42,10 +32,17 @@ if TYPE_CHECKING:
 
     from ..burst import BurstStats
     from ..devices import Device
+    from ..memory import Memory
     from ..watch import Latency
+    from .compile.cache_sources import CacheSource
     from .compile.caching import CacheReport
+    from .compile.compilation import Compilation
+    from .execution import Execution
     from .request.node_args import NodeArg
     from .run.burst import Burst
+    from .run.burst_pool import Restart
+    from .run.permits import Permit
+    from .run.ring import Ring
 
 _MOST_PERMITS = 4096
 _NONE: list[Permit] = []  # what a newcomer takes while others wait
@@ -103,8 +100,11 @@ class Options(Struct, frozen=True, kw_only=True):
             return None
         if not isinstance(self.cache_dir, str | os.PathLike | None):
             raise InvalidArgument(f"cache_dir is {type(self.cache_dir).__name__}; give the path of a directory")
+        from ..cache import Cache, checked_token
+        from .compile.cache_sources import DirectoryCache
+
         token = None if self.token is None else checked_token(self.token)
-        return DirectoryCache.at(self.cache_dir, token, encrypt=encrypt)
+        return DirectoryCache(Cache(self.cache_dir), token, encrypt=encrypt)
 
 
 class Session(OneProcess, Closing):
@@ -180,6 +180,8 @@ class Session(OneProcess, Closing):
         self._timeout = self._options.timeout
         self._leaving: Leaving | None = None
         self._opening().call(self._open, service, sandbox)
+        from .run.runs import Runs
+
         concurrency = self._options.concurrency or len(self._pool.first.controller.cpus)
         self._runs = Runs(self._pool, self._compilation.inputs, self._timeout, concurrency)
         self._idle, self._waiting = self._runs.permits.idle, self._runs.permits.waiting
@@ -191,11 +193,18 @@ class Session(OneProcess, Closing):
         self._finalizer.atexit = False
 
     def _open(self, service: Service | None, sandbox: SandboxMode | None) -> None:
+        self._device = self._options.device
+        if service is None:
+            names = devices_for(self._model, self._device)
+            from ..service.process.forked import find_zygote
+
+            with contextlib.suppress(OSError, NNBurstError):  # the start will tell
+                find_zygote(names)  # which imports what it needs while this process does
+        from .run.burst_pool import BurstPool
+
         with contextlib.ExitStack() as opened:
             self._owned: Service | None = None
-            self._device = self._options.device
             if service is None:
-                names = devices_for(self._model, self._device)
                 mode = "on" if sandbox is None else sandbox
                 started = child(names, sandbox=mode, warm=len(names) == 1)
                 service = self._owned = opened.enter_context(Service(*started))
@@ -209,6 +218,8 @@ class Session(OneProcess, Closing):
             opened.pop_all()
 
     def _compiled(self) -> Compilation:
+        from .compile.compilation import Compilation
+
         with found(self._service, self._device, self._model) as (model, devices):
             compilation = Compilation(model, devices)
             try:
@@ -403,6 +414,8 @@ class Session(OneProcess, Closing):
         if not isinstance(on_error, str) or on_error not in ("raise", "return"):
             raise InvalidArgument(f"on_error={on_error!r}; choose 'raise' or 'return'")
         limit = self._timeout if timeout is ... else checked_timeout(timeout)
+        from .run.batching import run_many
+
         outcomes = run_many(self, inputs, batch, limit, on_error == "return")
         return outcomes if self._spans is None else self._spans.of_many(self, outcomes)
 

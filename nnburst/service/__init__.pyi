@@ -11,6 +11,10 @@ from .process.broker import AccessPolicy as AccessPolicy
 from .process.broker import Broker as Broker
 from .process.broker import activated_sockets as activated_sockets
 from .process.broker import tell_manager as tell_manager
+from .process.command import absolute_entries as absolute_entries
+from .process.command import interpreter as interpreter
+from .process.command import safe_command as safe_command
+from .process.command import service_environment as service_environment
 from .process.discovery import Claim as Claim
 from .process.discovery import check_free as check_free
 from .process.discovery import claim as claim
@@ -20,10 +24,6 @@ from .process.discovery import owner_of as owner_of
 from .process.discovery import peer_of as peer_of
 from .process.discovery import peer_pidfd as peer_pidfd
 from .process.discovery import running_services as running_services
-from .process.launch import absolute_entries as absolute_entries
-from .process.launch import interpreter as interpreter
-from .process.launch import safe_command as safe_command
-from .process.launch import service_environment as service_environment
 from .process.launch import start_child as start_child
 from .process.sandbox import close_door as close_door
 from .process.workers import Isolation as Isolation

@@ -24,7 +24,7 @@ from nnburst.errors import (
 )
 from nnburst.memory import Memory
 from nnburst.service import ServiceConnection, start_child
-from nnburst.service.process import launch
+from nnburst.service.process.command import BOOTSTRAP
 from nnburst.service.process.options import ServiceOptions
 from nnburst.testing import inject
 from support import ROOT
@@ -234,7 +234,7 @@ def test_a_child_whose_parent_is_another_process_does_not_serve() -> None:
     a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with a, b:
         options = ServiceOptions(("nnburst-noop",), socket=b.fileno(), parent=1)
-        command = [sys.executable, launch._BOOTSTRAP, "nnburst.service.process.child", str(options)]
+        command = [sys.executable, BOOTSTRAP, "nnburst.service.process.child", str(options)]
         done = subprocess.run(
             command, pass_fds=[b.fileno()], timeout=PATIENCE, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False
         )

@@ -27,15 +27,14 @@ LATER = {
     "json",
     "logging",
     "matplotlib",
-    "nnburst.burst.server",
-    "nnburst.cache.container",
-    "nnburst.cache.trust_store",
-    "nnburst.devices.local",
-    "nnburst.devices.onnxruntime",
-    "nnburst.devices.reference",
+    "nnburst.burst",
+    "nnburst.cache",
+    "nnburst.devices",
+    "nnburst.memory",
     "nnburst.model.builder",
     "nnburst.model.operations",
     "nnburst.model.rows",
+    "nnburst.runtime.run",
     "nnburst.service",
     "numpy.typing",
     "onnx",
@@ -68,6 +67,20 @@ def test_session_reads_only_what_a_client_needs_before_it_opens_one() -> None:
     read = read_by("import nnburst; nnburst.Session")
     assert {"nnburst._core.leaving", "nnburst.runtime.session"} <= read
     assert read & LATER == set()
+
+
+def test_process_is_started_before_its_client_reads_what_it_needs_itself() -> None:
+    read = read_by(
+        "import nnburst, subprocess, os\n"
+        "class Started(BaseException): pass\n"
+        "def popen(*arguments, **options): raise Started\n"
+        "subprocess.Popen = popen\n"
+        "try: nnburst.Session('digits.onnx')\n"
+        "except Started: pass"
+    )
+    assert "nnburst.service.process.forked" in read
+    rooms = ("burst", "cache", "devices", "fmq", "memory", "runtime.run", "service.client", "service.wire")
+    assert not {name for name in read if name.startswith(tuple(f"nnburst.{room}" for room in rooms))}
 
 
 def test_message_queue_reads_no_room_above_its_own() -> None:

@@ -13,7 +13,7 @@ so it is not believed: only inputs, which are checked for each run, weights, and
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from itertools import count
@@ -64,7 +64,7 @@ def guard(proto: Any) -> None:
     fixed = constants(proto)
     weights = {tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer if tensor.name in fixed}
     inferred = cache(partial(_inferred, proto, fixed))
-    names = map(f"{secrets.token_hex(8)}:{{}}".format, count())  # which no file can have foreseen
+    names = map(f"{os.urandom(8).hex()}:{{}}".format, count())  # which no file can have foreseen
     for owner, graph in ((proto, proto.graph), *((each, each) for each in proto.functions)):
         versions = [entry.version for entry in owner.opset_import if entry.domain in ("", "ai.onnx")]
 

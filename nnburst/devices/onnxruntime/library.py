@@ -92,6 +92,6 @@ def messages() -> Any:
     spec = PathFinder.find_spec(name, package.submodule_search_locations) if package else None
     if name in sys.modules or spec is None or spec.loader is None:  # no file: a frozen program
         return onnx()
-    module = sys.modules[name] = module_from_spec(spec)
+    module = module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module
+    return sys.modules.setdefault(name, module)  # another thread may have read it, too: it made the same classes

@@ -13,7 +13,6 @@ import contextlib
 import math
 import mmap
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -275,6 +274,8 @@ def _array(tensor: _Tensor, raw: Bytes) -> np.ndarray[Any, Any]:
 @contextlib.contextmanager
 def _directory_of_holes(size: int) -> Iterator[str]:
     """Have the file where the graph says that its tensors are: it has to be as large, and is not read."""
+    import tempfile  # slow to import, and not needed before something is cached
+
     with contextlib.ExitStack() as stack:
         try:  # beside the trust store, which is what a service may write
             place = default_state_directory()

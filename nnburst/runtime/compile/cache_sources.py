@@ -29,7 +29,7 @@ from ...errors import DeadObject, InvalidArgument, NNBurstError
 from ...model import Lifetime, Model
 
 if TYPE_CHECKING:
-    from ...cache import Cache, Limits, StagedEntry
+    from ...cache import Cache, StagedEntry
 
 _PATIENCE = 30.0
 """Seconds to wait for another process that compiles the same."""
@@ -116,20 +116,6 @@ class DirectoryCache(CacheSource):
         self._cache = cache
         self._given = token
         self._encrypt = encrypt
-
-    @classmethod
-    def at(
-        cls,
-        directory: str | os.PathLike[str] | int | None,
-        token: bytes | None,
-        *,
-        limits: Limits | None = None,
-        encrypt: bool = False,
-    ) -> DirectoryCache:
-        """Return one for a directory, as `Cache` takes it."""
-        from ...cache import Cache
-
-        return cls(Cache(directory, limits), token, encrypt=encrypt)
 
     def token(self, job: Job, fingerprint: bytes) -> bytes:
         """Return the token that the device is given."""

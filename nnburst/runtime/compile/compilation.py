@@ -294,7 +294,9 @@ class Compilation(OneProcess, Closing):
             raise InvalidArgument(f"the cache directory is {type(directory).__name__}; give a path or a descriptor")
         checked = checked_token(token)
         self._check_open()
-        self._set_cache_source(DirectoryCache.at(directory, checked, limits=limits, encrypt=encrypt))
+        from ...cache import Cache
+
+        self._set_cache_source(DirectoryCache(Cache(directory, limits), checked, encrypt=encrypt))
 
     def set_caching_auto(
         self,
@@ -310,7 +312,9 @@ class Compilation(OneProcess, Closing):
             limits, encrypt: As `set_caching`.
         """
         self._check_open()
-        self._set_cache_source(DirectoryCache.at(directory, None, limits=limits, encrypt=encrypt))
+        from ...cache import Cache
+
+        self._set_cache_source(DirectoryCache(Cache(directory, limits), None, encrypt=encrypt))
 
     def _set_cache_source(self, source: CacheSource | None) -> None:
         """As `set_caching`, with a source that is made already; None: no caching."""
@@ -424,11 +428,12 @@ _Able = Sequence[tuple[Device, Sequence[bool]]]
 
 def _alone(model: Model, able: _Able, speeds: Sequence[Capabilities] | None) -> list[tuple[float, Device]]:
     """Return the devices that can run all of a model, the fastest first if that is known, with the time they take."""
+    if speeds is None:
+        return [(0.0, device) for device, supported in able if all(supported)]
     from ...model import NEVER, operation_cost
 
     def time_on(k: int) -> float:
-        main = model.main
-        found = sum(operation_cost(model, main, each, speeds[k]) for each in main.operations) if speeds else 0.0
+        found = sum(operation_cost(model, model.main, each, speeds[k]) for each in model.main.operations)
         return found if found < NEVER else math.inf
 
     found = [(time_on(k), device) for k, (device, supported) in enumerate(able) if all(supported)]

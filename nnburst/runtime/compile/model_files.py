@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, TypeGuard
 
 from msgspec.structs import replace
 
-from ...devices import Device
 from ...errors import DeviceUnavailable, GeneralFailure, InvalidArgument, NoSuchFile, error_for
-from ...memory import PROT_READ, Memory
 from ...model import DataLocation, ImportedModel, Lifetime, Model
 from ..service import DEFAULT_DEVICES
 
 if TYPE_CHECKING:
+    from ...devices import Device
+    from ...memory import Memory
     from ...service import ServiceConnection
     from ..service import Service
 
@@ -126,6 +126,8 @@ def check_source(model: object) -> None:
 def _in_memory(data: bytes) -> Memory:
     if not data:
         raise InvalidArgument("the bytes of the model are empty")
+    from ...memory import Memory
+
     memory = Memory.ashmem(len(data), "nnburst-model")
     memory.buffer[:] = data
     return memory
@@ -183,6 +185,8 @@ def _open(path: str, directory: str | None) -> Memory:
             place, root = os.path.realpath(os.path.dirname(full)), os.path.realpath(directory)
             if os.path.commonpath([place, root]) != root:
                 raise InvalidArgument(f"{what} lies in {place!r}, which is outside of that directory; copy it there")
+        from ...memory import PROT_READ, Memory
+
         return Memory.mmap_fd(fd, status.st_size, prot=PROT_READ)
     finally:
         os.close(fd)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from ..._core.deadline import Deadline
+from ..._core.deadline import OPENING, Deadline
 from ..._core.leaving import LEAVING, abandon_when_forked, process_lock
 from ..._core.log import warn
 from ..._core.threads import start_daemon
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 _CLOSED = "the session is closed, or its service is; open another one"
 _INHERITED = "the session was inherited through fork() and belongs to the parent process; open one in the child"
 _MOST_KEPT = 4
-OPENING = 60.0
-"""Seconds for opening what has no limit of its own, but runs that have one, or a death to get over."""
 
 
 class Restart(Struct, frozen=True):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import math
 import os
 import select
@@ -21,20 +20,27 @@ import socket
 import subprocess
 import sys
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
-from ..._core.deadline import Deadline
 from ..._core.errno import system
 from ..._core.fds import FdSet
 from ..._core.leaving import LEAVING, abandon_when_forked, process_lock
 from ...errors import MissedDeadline
-from .options import ServiceOptions
+from .command import child_environment, safe_command
 
+if TYPE_CHECKING:
+    from ..._core.deadline import Deadline
+    from .options import ServiceOptions
+
+_DEVICES = {"nnburst-reference", "nnburst-onnxruntime", "nnburst-noop"}
+"""Those whose modules the zygote may import: they are known to start no thread."""
+_OWN = "NNBURST_"
+"""Beginning of variables that are sent with each request: they are read when they are needed."""
 _STATUS = ("Umask", "Uid", "Gid", "Groups", "SigIgn", "Cap", "NoNewPrivs", "Seccomp", "Mems_allowed:")
 """Beginnings of lines."""
 _FILES = ("limits", "cgroup", "oom_score_adj", "attr/current")
-_INT = array("i").itemsize
-_SEQPACKET = socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC
+SEQPACKET = socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC
 
 
 class Zygote:
@@ -45,13 +51,13 @@ class Zygote:
         control: The socket to it.
     """
 
-    def __init__(self, command: Sequence[str], kind: tuple[Mapping[str, str], tuple[object, ...]]) -> None:
+    def __init__(self, kind: tuple[Mapping[str, str], tuple[object, ...]]) -> None:
         self.kind = kind
-        self.control, theirs = system(socket.socketpair, *_SEQPACKET)
+        self.control, theirs = system(socket.socketpair, *SEQPACKET)
         try:
             with theirs:
                 self.process = subprocess.Popen(
-                    [*command, str(theirs.fileno()), str(os.getpid())],
+                    [*safe_command(f"{__package__}.zygote"), str(theirs.fileno()), str(os.getpid())],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
@@ -77,19 +83,51 @@ current: Zygote | None = None
 """The zygote of this process."""
 
 
+@contextlib.contextmanager
+def streams_taken() -> Iterator[None]:
+    """Take the numbers of streams that this process has closed: in the child they are those of its own streams."""
+    with contextlib.ExitStack() as opened:
+        fd = -1
+        while fd < 2:
+            fd = system(os.open, os.devnull, os.O_RDWR | os.O_CLOEXEC)
+            opened.callback(os.close, fd)
+        yield
+
+
+def find_zygote(devices: Iterable[str]) -> Zygote | None:
+    """Return the zygote of this process, which is started if there is none, and imports while its client goes on.
+
+    Args:
+        devices: Of the service.
+
+    Returns:
+        None if such a service, as this thread stands, is to be started afresh.
+
+    Raises:
+        DeviceUnavailable: There is no interpreter for it.
+        ResourceExhausted: There are no descriptors for it.
+        OSError: Likewise, or no processes.
+    """
+    global current
+    if not all(str(name).partition(":")[0] in _DEVICES for name in devices):
+        return None
+    env = {name: value for name, value in child_environment(os.environ).items() if not name.startswith(_OWN)}
+    try:
+        kind = env, _standing()
+    except OSError:  # there is something odd about this process
+        return None
+    with _lock, streams_taken():
+        zygote = current = current or Zygote(kind)
+    return zygote if zygote.kind == kind else None
+
+
 def fork(
-    command: Sequence[str],
-    env: Mapping[str, str],
-    options: ServiceOptions,
-    stderr: int,
-    given: Mapping[str, int],
-    deadline: Deadline,
+    zygote: Zygote, options: ServiceOptions, stderr: int, given: Mapping[str, int], deadline: Deadline
 ) -> tuple[FdSet, Callable[[FdSet], int | None]] | None:
     """Have the zygote fork a process; None if it cannot, so that the process is to be started afresh.
 
     Args:
-        command: Starts the zygote.
-        env: The environment of the process.
+        zygote: From `find_zygote`.
         options: Of the process, but for descriptors.
         stderr: What becomes stdout and stderr.
         given: Descriptors by the names of their options.
@@ -104,19 +142,12 @@ def fork(
         ResourceExhausted: There are no descriptors for it.
         OSError: Likewise, or no processes.
     """
-    global current
-    own = {name: value for name, value in env.items() if name.startswith("NNBURST_")}  # read when they are needed
-    try:
-        kind = {name: value for name, value in env.items() if name not in own}, _standing()
-    except OSError:  # there is something odd about this process
-        return None
-    with _lock:
-        zygote = current = current or Zygote(command, kind)
-    if zygote.kind != kind:
-        return None
+    import json  # once the zygote has been started
+
+    own = {name: value for name, value in os.environ.items() if name.startswith(_OWN)}
     blocked = [*map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))]  # each thread of a broker has its own
     request = json.dumps({"names": [*given], "options": str(options), "env": own, "blocked": blocked}).encode()
-    ours, theirs = system(socket.socketpair, *_SEQPACKET)
+    ours, theirs = system(socket.socketpair, *SEQPACKET)
     with ours:
         try:
             with theirs:
@@ -125,7 +156,7 @@ def fork(
                 zygote.control.sendmsg([request], ancillary, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
             if not readable(ours.fileno(), deadline.left()):
                 raise MissedDeadline("the zygote has not answered")
-            _, received, flags, _ = ours.recvmsg(1, socket.CMSG_LEN(_INT), socket.MSG_CMSG_CLOEXEC)
+            _, received, flags, _ = ours.recvmsg(1, socket.CMSG_LEN(array("i").itemsize), socket.MSG_CMSG_CLOEXEC)
         except (BlockingIOError, ConnectionError):
             return None
         if flags & socket.MSG_CTRUNC:
@@ -146,13 +177,9 @@ def end() -> None:
     global current
     zygote, current = current, None
     if zygote is not None:
-        with zygote.control, contextlib.suppress(OSError):
-            zygote.control.shutdown(socket.SHUT_RDWR)  # also for copies
-        try:
-            zygote.process.wait(LEAVING)
-        except subprocess.TimeoutExpired:
-            zygote.process.kill()
-            zygote.process.wait()
+        zygote.control.close()
+        zygote.process.kill()  # it has nothing to finish
+        zygote.process.wait()
 
 
 def _standing() -> tuple[object, ...]:

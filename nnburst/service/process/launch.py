@@ -9,9 +9,9 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 from msgspec.structs import replace
 
@@ -22,67 +22,22 @@ from ..._core.leaving import LEAVING
 from ...devices.registry import checked_names
 from ...errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError, ResourceExhausted
 from ...options import LogLevel, SandboxMode
-from ..client.connection import ServiceConnection
 from ..host.quotas import Quotas
-from .forked import fork, readable
+from .command import child_environment, safe_command
+from .forked import SEQPACKET, find_zygote, fork, readable, streams_taken
 from .options import ServiceOptions
 from .scheduling import Scheduling
 
 if TYPE_CHECKING:
+    from ..client.connection import ServiceConnection
     from .worker import Worker
 
-_DEFAULTS = {
-    # Large blocks go back to the system when they are freed: glibc raises this by itself, up to 32 MiB, and keeps more.
-    "MALLOC_MMAP_THRESHOLD_": str(16 << 20),
-    "ORT_DISABLE_TELEMETRY": "1",
-}
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-_BOOTSTRAP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bootstrap.py")
-_SEQPACKET = socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC
-_ZYGOTE = f"{__package__}.zygote"
-_FUNCTIONS = "nnburst-function"
-_FORKED = {"nnburst-reference", "nnburst-onnxruntime", "nnburst-noop"}
-"""Devices whose modules the zygote may import: those that are known to start no thread."""
+_Started: TypeAlias = tuple[FdSet, Callable[[FdSet], int | None]]
+"""A pidfd, perhaps with more, and what tells from these how the process has ended."""
 _END_OF_A_WORKER = 4 * LEAVING
 """Seconds: it lets what runs finish, and tells its clients."""
 _EXIT_PATIENCE = 0.2
 """Seconds between the end of a child's socket, which the system closes first, and that of the child."""
-
-
-def interpreter() -> str:
-    """Return the path of the Python that runs this program: `sys.executable`, or, if that is another program which has
-    Python in it (uWSGI, Blender), the one of `sys.prefix`.
-
-    Raises:
-        DeviceUnavailable: There is none, as in a program that is frozen into one file or folder.
-    """
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    for path in (sys.executable or "", os.path.join(sys.prefix, "bin", version)):
-        names = os.path.basename(path), os.path.basename(os.path.realpath(path))
-        is_python = any(name.startswith("python") for name in names) and not getattr(sys, "frozen", False)
-        if is_python and os.access(path, os.X_OK):
-            return path
-    raise DeviceUnavailable(
-        f"no service process: sys.executable is {sys.executable!r}, not an interpreter; connect() to a service that "
-        f"`nnburst serve` runs, use in_process(), or, in uWSGI, give --py-executable"
-    )
-
-
-def safe_command(module: str) -> list[str]:
-    """Return the beginning of a command that runs a module of this package, and takes none from where it is run.
-
-    Args:
-        module: Its name; its `main` reads the rest of the command. It needs a PYTHONPATH of `absolute_entries`.
-
-    Raises:
-        DeviceUnavailable: There is no interpreter that could run it.
-    """
-    return [interpreter(), *_flags(), _BOOTSTRAP, module]
-
-
-def absolute_entries(path: str) -> str:
-    """Return a PYTHONPATH without the entries that depend on the working directory."""
-    return os.pathsep.join(filter(os.path.isabs, path.split(os.pathsep)))
 
 
 def _absolute(entry: str) -> str:
@@ -154,8 +109,40 @@ def start_child(
         **more,
     )
     try:
-        with _streams_taken(), _stderr(log) as stderr:
-            return _start(options, limit, env, stderr, faults, broker)
+        with streams_taken(), contextlib.ExitStack() as theirs, contextlib.ExitStack() as failing:
+            passed = {"stderr": _opened(log)}
+            theirs.callback(os.close, passed["stderr"])
+            if env is None:
+                find_zygote(names)
+            from ..client.connection import ServiceConnection  # while the zygote imports what it needs
+
+            deadline = Deadline.after(limit)
+            limit = deadline.left()
+            errors = system(os.memfd_create, "nnburst-child-stderr", os.MFD_CLOEXEC)
+            theirs.callback(os.close, errors)
+            orders = None
+            if faults:
+                orders, end = system(socket.socketpair, *SEQPACKET)
+                failing.enter_context(orders)
+                passed["faults"] = theirs.enter_context(end).fileno()
+            ours, end = system(socket.socketpair, *SEQPACKET)
+            passed["socket"] = theirs.enter_context(end).fileno()
+            spawn = partial(_spawn, options, passed, end, errors, env, deadline)
+            child = Child(spawn, None if broker is None else _END_OF_A_WORKER)
+            try:
+                connection = ServiceConnection(ours, child=child, timeout=limit, broker=broker)
+            except DeadObject as error:
+                how = str(error).partition(": ")[2] or error
+                raise DeviceUnavailable(f"no service for {', '.join(names)}: {how}{_said(errors)}") from error
+            except MissedDeadline as error:
+                raise MissedDeadline(
+                    f"the service process did not start within {limit:.3g} s{_said(errors)}"
+                ) from error
+            connection.faults = orders
+            if orders is not None:
+                connection.link_to_death(orders.close)
+            failing.pop_all()
+            return connection
     except NNBurstError:  # some of which are OSErrors, too
         raise
     except (OSError, MemoryError) as error:
@@ -163,58 +150,15 @@ def start_child(
         raise ResourceExhausted(f"the service process cannot be started: {why}") from error
 
 
-def _start(
-    options: ServiceOptions,
-    timeout: float | None,
-    env: Mapping[str, str] | None,
-    stderr: int,
-    faults: bool,
-    broker: Worker | None,
-) -> ServiceConnection:
-    deadline = Deadline.after(timeout)
-    timeout = deadline.left()
-    with contextlib.ExitStack() as theirs, contextlib.ExitStack() as failing:
-        errors = system(os.memfd_create, "nnburst-child-stderr", os.MFD_CLOEXEC)
-        theirs.callback(os.close, errors)
-        passed = {"stderr": stderr}
-        orders = None
-        if faults:
-            orders, end = system(socket.socketpair, *_SEQPACKET)
-            failing.enter_context(orders)
-            passed["faults"] = theirs.enter_context(end).fileno()
-        ours, end = system(socket.socketpair, *_SEQPACKET)
-        passed["socket"] = theirs.enter_context(end).fileno()
-        spawn = partial(_spawn, options, passed, end, errors, env, deadline)
-        child = Child(spawn, None if broker is None else _END_OF_A_WORKER)
-        try:
-            connection = ServiceConnection(ours, child=child, timeout=timeout, broker=broker)
-        except DeadObject as error:
-            how = str(error).partition(": ")[2] or error
-            raise DeviceUnavailable(f"no service for {', '.join(options.devices)}: {how}{_said(errors)}") from error
-        except MissedDeadline as error:
-            raise MissedDeadline(f"the service process did not start within {timeout:.3g} s{_said(errors)}") from error
-        connection.faults = orders
-        if orders is not None:
-            connection.link_to_death(orders.close)
-        failing.pop_all()
-        return connection
-
-
 def _spawn(
-    options: ServiceOptions,
-    passed: Mapping[str, int],
-    theirs: socket.socket,
-    errors: int,
-    env: Mapping[str, str] | None,
-    deadline: Deadline,
-) -> tuple[FdSet, Callable[[FdSet], int | None]]:
+    options: ServiceOptions, passed: Mapping[str, int], theirs: socket.socket, errors: int,
+    env: Mapping[str, str] | None, deadline: Deadline,
+) -> _Started:  # fmt: skip
     """Start the process, and close its end of the socket here; see `Child`."""
-    full = _full(os.environ if env is None else env)
     with theirs:
-        if env is None and all(name.partition(":")[0] in _FORKED for name in options.devices):
-            forked = fork(safe_command(_ZYGOTE), full, options, errors, passed, deadline)
-            if forked is not None:
-                return forked
+        zygote = find_zygote(options.devices) if env is None else None
+        if zygote is not None and (forked := fork(zygote, options, errors, passed, deadline)) is not None:
+            return forked
         path: list[str] = []  # in arguments of their own, since one may have 128 KiB
         if any(map(is_of_functions, options.devices)):
             path = [_absolute(entry) for entry in sys.path if isinstance(entry, str)]
@@ -225,7 +169,7 @@ def _spawn(
             stderr=errors,
             pass_fds=[*passed.values()],
             start_new_session=True,
-            env=full,
+            env=child_environment(os.environ if env is None else env),
         )
     try:
         return FdSet((system(os.pidfd_open, process.pid),)), lambda _: process.wait()
@@ -235,21 +179,9 @@ def _spawn(
         raise
 
 
-def _full(env: Mapping[str, str]) -> dict[str, str]:
-    full = service_environment(env)
-    full.pop("PYTEST_CURRENT_TEST", None)  # pytest changes it in each test, which would have no zygote
-    return {**full, "PYTHONPATH": absolute_entries(full.get("PYTHONPATH", ""))}
-
-
 def is_of_functions(device: str) -> bool:
     """Whether a device runs functions that its name names."""
-    return device.partition(":")[0] == _FUNCTIONS
-
-
-def service_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return `env` with defaults for what the libraries of a process that serves read when they are loaded."""
-    threads = {} if any(name in env for name in _THREAD_VARIABLES) else dict.fromkeys(_THREAD_VARIABLES, "1")
-    return {**_DEFAULTS, **threads, **env}
+    return device.partition(":")[0] == "nnburst-function"
 
 
 def _longest(name: str, seconds: float | None) -> float | None:
@@ -268,37 +200,15 @@ def _level(level: str | int) -> int:
     return int(number)  # a bool is one
 
 
-@contextlib.contextmanager
-def _stderr(log: str | os.PathLike[str] | None) -> Iterator[int]:
+def _opened(log: str | os.PathLike[str] | None) -> int:
     """Open what becomes the child's stdout and stderr once it serves."""
     if log is None:
-        fd = system(os.dup, 2)
-    else:
-        try:
-            fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-        except (OSError, TypeError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise InvalidArgument(f"log={log!r} cannot be written: {reason}; give the path of a file") from error
+        return system(os.dup, 2)
     try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-@contextlib.contextmanager
-def _streams_taken() -> Iterator[None]:
-    """Take the numbers of streams that this process has closed: in the child they are those of its own streams."""
-    with contextlib.ExitStack() as opened:
-        fd = -1
-        while fd < 2:
-            fd = system(os.open, os.devnull, os.O_RDWR | os.O_CLOEXEC)
-            opened.callback(os.close, fd)
-        yield
-
-
-def _flags() -> list[str]:
-    """Options of the child's interpreter: no directory before the libraries, and what this one must not look at."""
-    return ["-P", *["-E"] * sys.flags.ignore_environment, *["-s"] * sys.flags.no_user_site]
+        return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    except (OSError, TypeError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InvalidArgument(f"log={log!r} cannot be written: {reason}; give the path of a file") from error
 
 
 class Child:
@@ -310,9 +220,7 @@ class Child:
         end: Seconds that its end may take; None for those that the connection gives.
     """
 
-    def __init__(
-        self, spawn: Callable[[], tuple[FdSet, Callable[[FdSet], int | None]]], end: float | None = None
-    ) -> None:
+    def __init__(self, spawn: Callable[[], _Started], end: float | None = None) -> None:
         self._spawn, self._end = spawn, end
         self._fds: FdSet | None = None  # closed with the last reference: another thread may be using it
         self._status: int | None = None

@@ -27,17 +27,23 @@ from .sandbox import find_code
 
 _LONGEST = 1 << 20
 _MOST_FDS = 16
+_QUIET = 200
+"""Milliseconds without a request, so that the last one has been served."""
 
 
 def _serve(control: socket.socket, client: int) -> ServiceOptions:
     """Fork children. Return in each of them, with its options; the zygote itself ends in here."""
     children: dict[int, tuple[int, socket.socket]] = {}
     """By pidfd: the process id, and where the client is told how it ended."""
+    later = dict[str, bool]()
+    """Devices, and whether they are warm, of which the rest is loaded as soon as nobody waits."""
     while True:
         poll = select.poll()
         for fd in (control.fileno(), client, *children):
             poll.register(fd, select.POLLIN)
-        ready = {fd for fd, _ in poll.poll()}
+        ready = {fd for fd, _ in poll.poll(_QUIET if later else None)}
+        while later and not ready:
+            _load(*later.popitem(), rest=True)
         for pidfd in ready & children.keys():
             pid, told = children.pop(pidfd)
             os.close(pidfd)
@@ -62,8 +68,7 @@ def _serve(control: socket.socket, client: int) -> ServiceOptions:
                 told = socket.socket(fileno=fds.pop(0))
                 os.close(fds.pop())  # makes room for the pidfd
                 children[os.pidfd_open(forked)] = forked, told
-                for spec in options.devices:  # for later children, after the first one has gone on
-                    _load(spec, options.warm, rest=True)
+                later |= dict.fromkeys(options.devices, options.warm)
         for fd in fds:
             os.close(fd)
 

@@ -1,0 +1,67 @@
+"""How the processes of this package are started: interpreter, module, environment."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+from ...errors import DeviceUnavailable
+
+_DEFAULTS = {
+    # Large blocks go back to the system when they are freed: glibc raises this by itself, up to 32 MiB, and keeps more.
+    "MALLOC_MMAP_THRESHOLD_": str(16 << 20),
+    "ORT_DISABLE_TELEMETRY": "1",
+}
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+BOOTSTRAP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bootstrap.py")
+
+
+def interpreter() -> str:
+    """Return the path of the Python that runs this program: `sys.executable`, or, if that is another program which has
+    Python in it (uWSGI, Blender), the one of `sys.prefix`.
+
+    Raises:
+        DeviceUnavailable: There is none, as in a program that is frozen into one file or folder.
+    """
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    for path in (sys.executable or "", os.path.join(sys.prefix, "bin", version)):
+        names = os.path.basename(path), os.path.basename(os.path.realpath(path))
+        is_python = any(name.startswith("python") for name in names) and not getattr(sys, "frozen", False)
+        if is_python and os.access(path, os.X_OK):
+            return path
+    raise DeviceUnavailable(
+        f"no service process: sys.executable is {sys.executable!r}, not an interpreter; connect() to a service that "
+        f"`nnburst serve` runs, use in_process(), or, in uWSGI, give --py-executable"
+    )
+
+
+def safe_command(module: str) -> list[str]:
+    """Return the beginning of a command that runs a module of this package, and takes none from where it is run.
+
+    Args:
+        module: Its name; its `main` reads the rest of the command. It needs a PYTHONPATH of `absolute_entries`.
+
+    Raises:
+        DeviceUnavailable: There is no interpreter that could run it.
+    """
+    flags = ["-P", *["-E"] * sys.flags.ignore_environment, *["-s"] * sys.flags.no_user_site]
+    return [interpreter(), *flags, BOOTSTRAP, module]
+
+
+def absolute_entries(path: str) -> str:
+    """Return a PYTHONPATH without the entries that depend on the working directory."""
+    return os.pathsep.join(filter(os.path.isabs, path.split(os.pathsep)))
+
+
+def service_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return `env` with defaults for what the libraries of a process that serves read when they are loaded."""
+    threads = {} if any(name in env for name in _THREAD_VARIABLES) else dict.fromkeys(_THREAD_VARIABLES, "1")
+    return {**_DEFAULTS, **threads, **env}
+
+
+def child_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return `service_environment` as a process needs it that `safe_command` starts."""
+    full = {**service_environment(env), "PYTHONPATH": absolute_entries(env.get("PYTHONPATH", ""))}
+    full.pop("PYTEST_CURRENT_TEST", None)  # pytest changes it in each test, which would have no zygote
+    return full
