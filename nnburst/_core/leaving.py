@@ -13,13 +13,14 @@ no other until that answer comes, so that a service that does not answer is wait
 are closed. A deadline that has passed is never followed by a wait for the same peer: `forget`.
 
 **Interrupts.** A signal handler may run, and raise, between any two steps of a thread; a finaliser may run in any
-thread between any two steps, too, also below a lock. Three rules follow.
+thread between any two steps, too, also below a lock. Four rules follow.
 
 * What several threads change belongs to one thread. The others post jobs to it, which is one step of a deque, and wait
   for an answer of their own (`nnburst.service.connection.mailbox`). A handler that interrupts them may post and
   wait, too.
 * A finaliser only posts.
 * A ``close`` that has steps of its own keeps them in a `Leaving`: an interrupt ends the waiting, not the leaving.
+* A lock is a `process_lock`, and nothing is waited for below it.
 """
 
 from __future__ import annotations

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import itertools
 import math
 import os
 import select
@@ -23,11 +21,9 @@ import pytest
 import nnburst
 from nnburst._core.deadline import Deadline
 from nnburst._core.leaving import Leaving, abandon_when_forked, process_lock
-from nnburst._core.threads import start_daemon
 from nnburst.errors import BadState, InvalidArgument, MissedDeadline, ResourceExhausted
 from nnburst.model import DeviceStatus
 from nnburst.runtime import session as _session
-from nnburst.runtime.run.permits import Permits
 from nnburst.service.connection import transport
 from nnburst.service.connection.pending import PendingCall
 from nnburst.service.process import launch
@@ -371,39 +367,6 @@ def test_service_whose_close_is_interrupted_at_any_line_ends() -> None:
         for pidfd in pidfds:
             assert select.select([pidfd], [], [], PATIENCE)[0]
             os.close(pidfd)
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of a thread that is just beginning
-def test_interrupts_at_any_step_of_threads_that_wait_for_permits_lose_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    home, ending, interrupted = Permits(2), threading.Event(), itertools.count()
-
-    def use() -> None:
-        while not ending.is_set():
-            try:
-                while not ending.is_set():
-                    if (permit := home.take(Deadline.after(PATIENCE))) is not None:
-                        home.give(permit)
-                    del permit
-            except KeyboardInterrupt:
-                next(interrupted)
-
-    threads: dict[int, threading.Thread] = {}
-    for i in range(4000):
-        if i % 4 not in threads or not threads[i % 4].is_alive():  # it was hit outside
-            threads[i % 4] = start_daemon(use, name="interrupted", what="this test")
-        number = ctypes.c_ulong(threads[i % 4].ident or 0)
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(number, ctypes.py_object(KeyboardInterrupt))
-        os.sched_yield()
-    ending.set()
-    for thread in threads.values():
-        thread.join(PATIENCE)
-        assert not thread.is_alive()
-    assert next(interrupted) > 500
-    assert not home.waiting
-    permits = [home.take(Deadline.after(PATIENCE)) for _ in range(2)]
-    assert None not in permits
-    assert home.take(Deadline.after(0)) is None
 
 
 STORM = """

@@ -7,7 +7,6 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from itertools import islice
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -125,8 +124,9 @@ class Permits:
 
     def wake(self) -> None:
         """Wake as many of those that wait as there are idle permits."""
-        for wake in list(islice(self.waiting, len(self.idle))):
-            wake(None)
+        with contextlib.suppress(IndexError):  # one has left
+            for place in range(min(len(self.idle), len(self.waiting))):
+                self.waiting[place](None)
 
     def awaited_in(self, thread: int) -> int:
         """How many come back only when a thread goes on."""
