@@ -321,11 +321,7 @@ class Execution(OneProcess, Closing):
             raise
 
     def start_compute_with_dependencies(
-        self,
-        wait_for: Iterable[Event | Fence] = (),
-        *,
-        duration: float | None = None,
-        timeout: Timeout = ...,
+        self, wait_for: Iterable[Event | Fence] = (), *, duration: float | None = None, timeout: Timeout = ...
     ) -> Event:
         """Have the service run this once everything in `wait_for` is over, and return at once.
 

@@ -275,11 +275,7 @@ class ExecutionBurstController(OneProcess, Closing):
         """End the burst; an execution in flight gets `BadState`, though the service finishes it. Idempotent."""
         self.refuse()
         self._leaving = self._leaving or Leaving(
-            self._unlink,
-            self._context.leave,
-            self._context.close,
-            self._close_endpoint,
-            self._forget_all,
+            self._unlink, self._context.leave, self._context.close, self._close_endpoint, self._forget_all
         )
         self._leaving()
 

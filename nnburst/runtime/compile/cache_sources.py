@@ -15,15 +15,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from ..._core.deadline import Deadline
-from ...cache import (
-    PRIORITY_CODE,
-    SPOILT,
-    CacheReason,
-    CacheRejected,
-    device_token,
-    entry_name,
-    model_fingerprint,
-)
+from ...cache import PRIORITY_CODE, SPOILT, CacheReason, CacheRejected, device_token, entry_name, model_fingerprint
 from ...devices import CacheFiles, CompileJob, Device, PreparedModel
 from ...errors import DeadObject, InvalidArgument, NNBurstError
 from ...model import Lifetime, Model

@@ -17,13 +17,7 @@ from ..._core.one_process import OneProcess
 from ...cache import checked_token
 from ...devices import CompileJob, Device, PreparedModel
 from ...errors import BadState, GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError, error_for
-from ...model import (
-    Capabilities,
-    ExecutionPreference,
-    ImportedModel,
-    Model,
-    Priority,
-)
+from ...model import Capabilities, ExecutionPreference, ImportedModel, Model, Priority
 from ...options import PreferenceName, PriorityName
 from ..request.node_args import NodeArg, imported_arguments, model_arguments
 from ..service import Service, closes_with
