@@ -145,8 +145,12 @@ class BoundRequest(Runnable, OneProcess):
 
         Inputs are refused, as something that is no timeout.
         """
-        with self._limited(timeout if inputs is ... else inputs):
+        limit = timeout if inputs is ... else inputs
+        self._allow(self._timeout if limit is ... else checked_timeout(limit))
+        try:
             self._conclude()
+        finally:
+            self._allow(self._timeout)
 
     def execute(self) -> ExecutionResult:
         """As `run`, but return (status, output shapes, timing) instead of raising for an error status."""
