@@ -103,8 +103,7 @@ class BurstPool:
         """Take the place of bursts that have died; executions move when they run next."""
         bursts: list[Burst] = []
         self._open(compilation, bursts)
-        self._bursts, self._of_rings = bursts, []
-        self._shorten(0)
+        self._bursts, self._of_rings, self._rings = bursts, [], {}
 
     def replacement(self, burst: Burst, *, died: bool) -> Burst | None:
         """Return a burst for one that is busy, or has died; None if there is none after a death. Raises as `spare`."""
@@ -157,12 +156,8 @@ class BurstPool:
             return
         restart = Restart(how.reason, how.signal, how.exit_status, cache, time.monotonic() - begin)
         self.restarts += (restart,)
-        warn(
-            "nnburst.runtime",
-            "a service died (%s); after %.2f s another one runs its model",
-            how.reason,
-            restart.seconds,
-        )
+        said = "a service died (%s); after %.2f s another one runs its model"
+        warn("nnburst.runtime", said, how.reason, restart.seconds)
 
     def end_restart(self) -> None:
         """Wait for a service that is just being started again, as long as leaving may take."""
@@ -235,13 +230,10 @@ class BurstPool:
         try:
             yield ring
         finally:
-            if ring.is_idle:
+            if ring.is_idle and not self._refusal:
                 self._rings[key] = ring
-            self._shorten(0 if self._refusal else _MOST_KEPT)
-
-    def _shorten(self, most: int) -> None:
-        for key in list(self._rings)[: max(0, len(self._rings) - most)]:
-            self._rings.pop(key, None)
+                for oldest in list(self._rings)[:-_MOST_KEPT]:
+                    self._rings.pop(oldest, None)
 
     def _bury(self) -> None:
         """Close those that have ended; what they have counted stays."""
@@ -283,8 +275,6 @@ class BurstPool:
             burst.controller.hang_up()
 
     def close(self) -> None:
-        try:
-            for burst in self._all:
-                burst.close()
-        finally:
-            self._shorten(0)
+        self._rings = {}
+        for burst in self._all:
+            burst.close()
