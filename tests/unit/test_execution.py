@@ -282,7 +282,6 @@ def test_run_below_a_run_of_the_same_thread_has_a_permit_of_its_own_or_is_told(
 
 def test_permit_that_an_interrupt_loses_comes_back(service: nnburst.Service) -> None:
     with service.session(add_model(), concurrency=1) as session:
-        session._idle.pop()  # and no more
         waiting = _Catching(lambda: session.run(None, {"x": ONE, "y": ONE}))
         permit = session._idle.pop()
         waiting.start()
