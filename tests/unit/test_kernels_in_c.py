@@ -168,7 +168,7 @@ def test_no_kernel_in_c_runs_with_the_interpreter_lock(memory: Memory, served: A
             started.append(in_c._start())
 
         def landed() -> bool:
-            controller.flights.attend()
+            controller.flights.attend(controller.flights.fileno())
             return started[-1].status is not None
 
         executor.during = start_in_c

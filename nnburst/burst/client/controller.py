@@ -291,14 +291,6 @@ class ExecutionBurstController(OneProcess, Closing):
         self._dropped.clear()
         self._holders.clear()
 
-    def give_up(self, executions: Sequence[CData]) -> None:
-        """Await none of those of this burst that are in flight, for which no other thread may wait. Waits for nothing.
-
-        Any thread, also in a finaliser.
-        """
-        for execution in filter(lib.nnb_execution_flies, executions):
-            lib.nnb_execution_drop(execution)
-
     def refuse(self) -> None:
         """The first half of `close`: nothing is run any more, and an execution in flight gets `BadState`."""
         self.closed = True

@@ -7,7 +7,6 @@ them takes what is there.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
 import threading
@@ -18,7 +17,6 @@ from ..._core._nnburst import lib
 from ..._core.errno import system
 from ..._core.fds import FdSet
 from ..._core.threads import JobThread
-from ...errors import BadState
 
 if TYPE_CHECKING:
     from ..._core._nnburst import CData
@@ -160,12 +158,13 @@ class InFlightRuns:
             self._take()
         return False
 
-    def attend(self, watched: int | None = None) -> bool:
-        """Take what has landed, after the bell has rung, and have it rung again; False if nothing is in flight."""
-        if watched is None:
-            with contextlib.suppress(BadState):  # closed, meanwhile or before
-                watched = self.fileno()
-        lib.nnb_bell_hush(-1 if watched is None else watched)
+    def attend(self, watched: int) -> bool:
+        """Take what has landed, after the bell has rung, and have it rung again; False if nothing is in flight.
+
+        Args:
+            watched: A duplicate of the descriptor.
+        """
+        lib.nnb_bell_hush(watched)
         self._take()
         return self.arm()
 

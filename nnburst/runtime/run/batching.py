@@ -123,46 +123,34 @@ class _Rest:
     """The inputs that were not taken yet. An error of their iterator ends them, and is there afterwards."""
 
     def __init__(self, inputs: Iterable[Inputs]) -> None:
-        self._iterator = iter(inputs)
-        self._back: list[Inputs] = []
         self.error: Exception | None = None
         self.at_once = isinstance(inputs, list | tuple)
         """Whether several may be taken before they are copied: else one may be filled with the next."""
+        self._iterator = iter(inputs) if self.at_once else self._caught(inputs)
+        self._back: list[Inputs] = []
+
+    def _caught(self, inputs: Iterable[Inputs]) -> Iterator[Inputs]:
+        try:
+            yield from inputs
+        except Exception as error:
+            self.error = error
 
     def __iter__(self) -> Iterator[Inputs]:
         return self
 
     def __next__(self) -> Inputs:
-        if self._back:
-            return self._back.pop()
-        if self.error is not None:
-            raise StopIteration
-        try:
-            return next(self._iterator)
-        except StopIteration:
-            raise
-        except Exception as error:
-            self.error = error
-            raise StopIteration from None
+        return self._back.pop() if self._back else next(self._iterator)
 
     def take(self, most: int) -> list[Inputs]:
         """Take several at once."""
-        items: list[Inputs] = []
-        while self._back and len(items) < most:
-            items.append(self._back.pop())
-        if self.error is None:
-            try:
-                items.extend(islice(self._iterator, most - len(items)))  # those before an error stay
-            except Exception as error:
-                self.error = error
+        items = [self._back.pop() for _ in range(min(most, len(self._back)))]
+        items.extend(islice(self._iterator, most - len(items)))
         return items
 
     def first(self) -> Inputs | None:
         """Return the next one, which is not taken; None if there is none."""
-        for arrays in self:
-            self.give_back([arrays])
-            return arrays
-        return None
+        self.give_back(items := self.take(1))
+        return items[0] if items else None
 
     def give_back(self, items: Sequence[Inputs]) -> None:
         """Have some taken again."""

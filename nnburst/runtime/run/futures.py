@@ -89,7 +89,7 @@ def _attend(reference: weakref.ref[InFlightRuns]) -> None:
     poll.register(fd.fds[0], select.POLLIN)
     with contextlib.closing(fd):
         while flights is not None:
-            flights.attend()
+            flights.attend(fd.fds[0])
             if flights.closed:
                 return
             del flights  # which may go meanwhile

@@ -14,7 +14,6 @@ from ..execution import Execution
 
 if TYPE_CHECKING:
     from ..._core._nnburst import CData
-    from ...burst import ExecutionBurstController
 
 T = TypeVar("T")
 
@@ -40,7 +39,7 @@ class Ring:
         self._pointers = [execution.pointer for execution in executions]
         self._controller = executions[0].controller
         self._at = 0  # place of `current`
-        weakref.finalize(self, _end, self._controller, self._pointers, then).atexit = False
+        weakref.finalize(self, _end, self._pointers, then).atexit = False
 
     @property
     def current(self) -> Execution:
@@ -78,7 +77,7 @@ class Ring:
                     break
             yield from self._landed(flying)
         finally:
-            self._controller.give_up(self._pointers)
+            _give_up(self._pointers)
             self._at = 0
 
     def _start(self) -> tuple[bool, NNBurstError | None]:
@@ -111,7 +110,13 @@ def _error(execution: Execution, status: int) -> NNBurstError | None:
     return None
 
 
-def _end(controller: ExecutionBurstController, executions: Sequence[CData], then: Callable[[], object]) -> None:
+def _give_up(executions: Sequence[CData]) -> None:
+    """Await none of them any more. Waits for nothing; also in a finaliser."""
+    for execution in filter(lib.nnb_execution_flies, executions):
+        lib.nnb_execution_drop(execution)
+
+
+def _end(executions: Sequence[CData], then: Callable[[], object]) -> None:
     """Answers must not be written to an execution that is gone."""
-    controller.give_up(executions)
+    _give_up(executions)
     then()
