@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from pathlib import Path
@@ -41,8 +42,9 @@ def test_run_ends_at_its_deadline_and_the_next_one_runs(
         execution.timeout = (time.monotonic() - started) / 4
         given_up = time.monotonic() + PATIENCE
         while ended.empty() and time.monotonic() < given_up:  # one that comes to its turn too late does not begin
-            with pytest.raises(MissedDeadline):
+            with contextlib.suppress(MissedDeadline):
                 execution.run()
+                execution.timeout /= 2  # it has ended in time: the measured one was held up
         assert isinstance(ended.get_nowait(), MissedDeadline)
         execution.timeout = PATIENCE
         execution.run()
