@@ -609,6 +609,21 @@ static void run_waits_for_none_of_lower_priority(void)
     close_all();
 }
 
+/* The leader has none left that may run beside the two. */
+static void worker_whose_run_ends_first_leads(void)
+{
+    begin_low_beside_high();
+    send(0);
+    CHECK_EQ(next_burst(), 0);
+    answer();
+    end_burst(0);
+    CHECK_EQ(nnb_group_try(worker, 64), -EAGAIN);
+    CHECK_EQ(nnb_group_answer(ran_low[0]), 0);
+    CHECK_EQ(burst_of(nnb_group_try(ran_low[0], 64)), 3);
+    end_low_beside_high();
+    close_all();
+}
+
 static void client_does_not_poll_while_runs_have_the_processors(void)
 {
     begin_low_beside_high();
@@ -667,6 +682,7 @@ int main(void)
     workers_have_short_slices();
     highest_priority_first();
     run_waits_for_none_of_lower_priority();
+    worker_whose_run_ends_first_leads();
     client_does_not_poll_while_runs_have_the_processors();
     least_served_client_first();
     idle_client_saves_nothing_up();

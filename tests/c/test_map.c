@@ -46,6 +46,7 @@ int main(void)
     CHECK(part.base == NULL);
 
     int unsealed = memfd_create("x", 0);
+    CHECK_EQ(nnb_map(&part, unsealed, 0, 1, PROT_READ, 1), -EOVERFLOW); /* of nothing */
     CHECK_EQ(ftruncate(unsealed, 1), 0);
     for (int guarded = 0; guarded < 2; guarded++) {
         CHECK_EQ(nnb_map(&part, unsealed, 0, 1, PROT_READ, guarded), 0);

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import re
 import signal
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -282,6 +284,18 @@ def test_output_without_an_end_of_line_is_cut_into_lines_as_it_comes() -> None:
         with open(writing, "wb", 0) as file:
             assert file.write(b"x" * said) == said
         assert list(map(len, limited_log._lines(reading, pidfd))) == [limited_log._BYTES, limited_log._BYTES, 5]
+
+
+@pytest.mark.representative
+def test_process_that_has_ended_has_so_many_last_words() -> None:
+    reading, writing = os.pipe()
+    process = subprocess.Popen(["true"])
+    with open(reading, "rb", 0), open(os.pidfd_open(process.pid), "rb", 0) as pidfd, open(writing, "wb", 0) as other:
+        process.wait()
+        fcntl.fcntl(other, fcntl.F_SETPIPE_SZ, 4 * limited_log._LAST_WORDS)
+        other.write(b"x\n" * 2 * limited_log._LAST_WORDS)  # and it goes on
+        read = 2 * len(list(limited_log._lines(reading, pidfd.fileno())))
+    assert limited_log._LAST_WORDS <= read < limited_log._LAST_WORDS + limited_log._BYTES
 
 
 @pytest.mark.representative
