@@ -42,6 +42,10 @@ tasks wait for some 45 µs: docs/async.md has the figures.
 """
 
 
+def _nothing() -> None:
+    pass
+
+
 def current_loop() -> Loop:
     """Return the loop that runs the calling task; `BadState` if there is none."""
     if "trio" in sys.modules:
@@ -64,7 +68,7 @@ def current_loop() -> Loop:
 
 
 async def run(
-    execution: BoundRequest, timeout: float | EllipsisType | None = ..., late: Callable[[], None] | None = None
+    execution: BoundRequest, timeout: float | EllipsisType | None = ..., late: Callable[[], None] = _nothing
 ) -> None:
     """Run an execution as `BoundRequest.run` does, without blocking the event loop.
 
@@ -87,19 +91,20 @@ async def run(
         if checkpoint is not None:
             await checkpoint
     else:
-        in_time = True
         try:
             while flight.may_look:
                 await loop.pause()
                 flights.look(flight, loop.look_until())
             if flight.status is None:
-                in_time = await _landed(flight, flights, loop, execution._deadline.left())
+                waiter = loop.waiter()
+                flight.when_landed(waiter.set)
+                if flights.arm():
+                    loop.attend(flights)
+                if not await waiter.wait(execution._deadline.left()):
+                    raise execution._missed()
         except BaseException:
             _give_up(flight, flights, late)
             raise
-        if not in_time:
-            _give_up(flight, flights, late)
-            raise execution._missed()
     if flight.status == 0:
         return
     if flight.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:  # nothing has to be asked for
@@ -118,21 +123,13 @@ async def run(
         raise error
 
 
-def _landed(flight: InFlight, flights: InFlightRuns, loop: Loop, timeout: float | None) -> Awaitable[bool]:
-    waiter = loop.waiter()
-    flight.when_landed(waiter.set)
-    if flights.arm():
-        loop.attend(flights)
-    return waiter.wait(timeout)
-
-
 def is_busy(execution: BoundRequest) -> bool:
     """Whether a run of an execution that was given up has not come to its end."""
     return execution.is_in_flight or execution._concluding
 
 
 async def aside(
-    flights: InFlightRuns, step: Callable[[], T], late: Callable[[], None] | None = None
+    flights: InFlightRuns, step: Callable[[], T], late: Callable[[], None] = _nothing
 ) -> tuple[T | None, BaseException | None]:
     """Take a step that may wait for the service, or for another one, in the burst's thread for such steps.
 
@@ -154,24 +151,24 @@ async def aside(
         except BaseException as error:
             outcome.append((None, error))
         waiter.set()
-        if not first.take() and late is not None:  # cancelled
+        if not first.take():  # cancelled
             late()
 
     flights.jobs.do(job)
     try:
         await waiter.wait(None)
     except BaseException:
-        if not first.take() and late is not None:  # it is over
+        if not first.take():  # it is over
             late()
         raise
     return outcome.pop()
 
 
-def _give_up(flight: InFlight, flights: InFlightRuns, late: Callable[[], None] | None) -> None:
+def _give_up(flight: InFlight, flights: InFlightRuns, late: Callable[[], None]) -> None:
     once = Once()
 
     def landed(flight: InFlight) -> None:
-        if once.take() and late is not None:
+        if once.take():
             late()
 
     flight.when_landed(landed)
