@@ -25,7 +25,6 @@ import nnburst
 from nnburst.errors import DeadObject, ResourceExhausted
 from nnburst.service.host.quotas import PER_USER
 from nnburst.service.process import limited_log, worker, workers
-from nnburst.service.process.cgroup import NICENESS
 from nnburst.service.process.worker import Worker
 from nnburst.service.process.workers import Isolation, WorkerPool
 from nnburst.watch.usage import usage_of
@@ -78,17 +77,6 @@ def test_process_with_too_many_threads_ends_and_its_clients_know_why(start: Call
         nnburst.connect(shared.address).close()
         until(lambda: not Path(f"/proc/{ended}").exists())
     assert "and may have 2" in shared.log.read_text()
-
-
-def test_process_of_a_users_models_is_nicer_than_that_of_named_ones(start: Callable[..., Shared]) -> None:
-    shared = start()
-    with nnburst.connect(shared.address) as service, service.session(relu((1, 4))) as session:
-        own, named = (
-            {os.getpriority(os.PRIO_PROCESS, int(task)) for task in os.listdir(f"/proc/{pid}/task")}
-            for pid in (worker_of(session), service.pid)
-        )
-        assert named == {os.getpriority(os.PRIO_PROCESS, 0)}
-        assert own == {min(max(named) + NICENESS, 19)}
 
 
 def test_flood_of_lines_does_not_fill_the_log(start: Callable[..., Shared], tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ _PERIOD = 100_000
 _MOST_TASKS = 1 << 22
 _BROKER = "broker"
 NICENESS = 5
-"""Of workers for models that users bring, beside those of the operator's models."""
+"""Of a user's group, beside that of the operator's models."""
 
 
 class Group:

@@ -20,7 +20,6 @@ from ...errors import NNBurstError
 from ...watch import MOST_ROWS, Page
 from ..host.host import ServiceHost
 from ..host.quotas import PER_USER, Quotas
-from .cgroup import NICENESS
 from .limited_log import LimitedHandler
 from .options import ServiceOptions
 from .sandbox import close_door, log_sandbox
@@ -73,9 +72,6 @@ def serve(options: ServiceOptions) -> int:
     is_worker = options.worker is not None
     if is_worker:
         _offer_to_oom_killer(_OWN_FIRST if options.own else _NAMED_NEXT)
-        if options.own:
-            with contextlib.suppress(PermissionError):  # of a unit's filter: then its group has a weight
-                os.nice(NICENESS)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of a service manager, to all at once: so does the broker
     if options.state is not None:
         os.environ["NNBURST_STATE_DIR"] = options.state
