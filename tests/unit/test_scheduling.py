@@ -101,6 +101,18 @@ def test_a_real_time_service_polls_only_beside_its_client(real_time: None) -> No
     assert os_window == 500_000_000  # the usual policy: what was asked for
 
 
+def test_a_real_time_client_leaves_its_only_cpu_to_its_service(real_time: None) -> None:
+    def run() -> int:
+        Scheduling("fifo", 20, frozenset(CPUS[:1])).apply()
+        with service.session(relu(), polling_window=60.0) as session, session.bind() as execution:
+            for _ in range(20):
+                execution.run()
+            return session.stats.sleeps
+
+    with nnburst.launch(devices=["nnburst-noop"], affinity=CPUS[:1]) as service:
+        assert in_thread(run) > 10
+
+
 def test_a_device_that_keeps_its_cpu_ends_with_its_client(real_time: None) -> None:
     """The thread that notices comes before the one that spins on the same CPU at the service's own priority."""
     program = (
