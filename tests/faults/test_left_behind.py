@@ -266,8 +266,14 @@ def test_run_that_takes_longer_than_the_service_allows_is_ended(how: str) -> Non
             with pytest.raises(MissedDeadline, match=r"a run after 0.2 s \(nnburst serve --max-run"):
                 execution.compute()
         with service.session(tiny_model(256)) as other:
-            (y,) = other.run(None, {"x": np.zeros(64, np.float32)})
-            np.testing.assert_array_equal(y, np.arange(64))
+
+            def answers() -> bool:
+                with contextlib.suppress(MissedDeadline):  # the processors may be busy for so long
+                    (y,) = other.run(None, {"x": np.zeros(64, np.float32)})
+                    return np.array_equal(y, np.arange(64))
+                return False
+
+            until(answers)
 
 
 @pytest.mark.parametrize("wrong", [0, -1, "soon"])
