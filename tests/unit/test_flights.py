@@ -9,6 +9,7 @@ import itertools
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -445,6 +446,7 @@ def test_rest_of_many_inputs_can_be_given_up(session: nnburst.Session) -> None:
 def test_forked_child_leaves_the_inputs_of_its_parent_alone(session: nnburst.Session) -> None:
     session.run(None, filled(1))
     list(session.run_many([filled(1)] * 20))
+    ring = weakref.ref(ring_of(session))
     executions = [*session._runs.permits.idle[-1:], ring_of(session)._executions[0]]
     inputs = [getattr(each, "execution", each).inputs["x"] for each in executions]
     pid = os.fork()
@@ -459,6 +461,8 @@ def test_forked_child_leaves_the_inputs_of_its_parent_alone(session: nnburst.Ses
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 2
     assert [each.tolist() for each in inputs] == [[1.0] * 4] * 2
     assert session.run(None, filled(2))[0].tolist() == [2.0] * 4
+    assert [y.tolist() for (y,) in session.run_many([filled(3)] * 3)] == [[3.0] * 4] * 3
+    assert ring() is ring_of(session)  # whose burst the child has not ended
 
 
 def test_forked_child_waits_for_no_thread_of_its_parent(service: nnburst.Service) -> None:

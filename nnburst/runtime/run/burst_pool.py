@@ -81,7 +81,7 @@ class BurstPool:
 
     def abandon(self) -> None:
         """In a forked child: open nothing; have no thread, and no rings, whose inputs the parent's runs read."""
-        self._rings, self._attempt, self._refusal = {}, None, _INHERITED
+        self._refusal, self._attempt, self._rings = _INHERITED, None, {}
 
     def _check_open(self) -> None:
         if self._refusal:
@@ -216,7 +216,8 @@ class BurstPool:
         """Use it no more. Also in a finaliser, so it is closed later."""
         with contextlib.suppress(ValueError):  # `begin_again` came in between
             self._of_rings.remove(burst)
-        burst.controller.hang_up()
+        if self._refusal != _INHERITED:
+            burst.controller.hang_up()
         self._ended.append(burst)
 
     @contextlib.contextmanager

@@ -120,7 +120,8 @@ class Permits:
 
     def give(self, permit: Permit) -> None:
         self.idle.append(permit)
-        self.wake()
+        if self.waiting:
+            self.wake()
 
     def wake(self) -> None:
         """Wake as many of those that wait as there are idle permits."""

@@ -64,16 +64,16 @@ class Ring:
         flying: deque[T] = deque()
         try:
             for starts, token in tokens:
-                execution = self.current
+                execution = self._executions[self._at]
                 flies, error = self._start() if starts else (False, None)
                 if flies:
                     flying.append(token)
                     if len(flying) == len(self._pointers):
-                        yield flying.popleft(), self.current, error
+                        yield flying.popleft(), self._executions[self._at], error
                 else:  # it is not to be started, could not be, or has run elsewhere
                     yield from self._landed(flying)
                     yield token, execution, error
-                if isinstance(error, LASTING):
+                if error is not None and isinstance(error, LASTING):
                     break
             yield from self._landed(flying)
         finally:
