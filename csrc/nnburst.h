@@ -420,19 +420,16 @@ const nnb_result *nnb_execution_result(const nnb_execution *e);
 
 /* ---- buffer_admission.c: who uses which driver-managed buffer ---------------------------------------------------------
  *
- * The state of the buffers of a process and of the requests that use them; their bytes are the caller's. Any thread. */
+ * The state of the buffers of a process and of the requests that use them; their bytes are the caller's. Any thread. In a
+ * forked child nothing is half done, and what other threads used is free, since they are not there: contents that were being
+ * written are lost. */
 
-typedef struct nnb_gate nnb_gate;
 typedef struct nnb_buffer nnb_buffer;
 typedef struct nnb_uses nnb_uses;
 
-/* One for all buffers that may meet in a request; lives as long as the process. -ENOMEM.
- * In a forked child nothing is half done, and what other threads used is free, since they are not there: contents that
- * were being written are lost. */
-int nnb_gate_create(nnb_gate **out);
 /* Counts what makes views of buffers stale: bytes that moved, other dimensions, closing. Returns how many, with `more`. */
-uint64_t nnb_gate_moves(nnb_gate *g, uint64_t more);
-uint32_t nnb_gate_waiting(nnb_gate *g); /* threads that wait in nnb_uses_enter */
+uint64_t nnb_gate_moves(uint64_t more);
+uint32_t nnb_gate_waiting(void); /* threads that wait in nnb_uses_enter */
 
 typedef struct nnb_buffer_state {
     uint64_t generation; /* counts changes of the contents */
@@ -442,15 +439,15 @@ typedef struct nnb_buffer_state {
 } nnb_buffer_state;
 
 /* A buffer without contents. -ENOMEM. */
-int nnb_buffer_create(nnb_buffer **out, nnb_gate *g);
+int nnb_buffer_create(nnb_buffer **out);
 void nnb_buffer_destroy(nnb_buffer *b); /* requests that use it keep it */
 void nnb_buffer_look(nnb_buffer *b, nnb_buffer_state *out);
 /* No more users are admitted; those at work go on. Idempotent. */
 void nnb_buffer_close(nnb_buffer *b);
 
 /* The buffers of one request, each at most once. -ENOMEM. */
-int nnb_uses_create(nnb_uses **out, nnb_gate *g, nnb_buffer *const *reading, uint32_t n_reading,
-                    nnb_buffer *const *writing, uint32_t n_writing);
+int nnb_uses_create(nnb_uses **out, nnb_buffer *const *reading, uint32_t n_reading, nnb_buffer *const *writing,
+                    uint32_t n_writing);
 nnb_uses *nnb_uses_share(nnb_uses *u); /* one more nnb_uses_destroy is needed */
 void nnb_uses_destroy(nnb_uses *u);
 /* Takes all buffers or none. 0, -ESHUTDOWN: one was closed; -EAGAIN: one was in use until the deadline (0: now). */

@@ -34,31 +34,27 @@ class Gate:
 
     def __init__(self) -> None:
         self.lock = process_lock()
-        out = ffi.new("nnb_gate **")
-        check(lib.nnb_gate_create(out), "cannot make the gate of the buffers")
-        self.handle = out[0]
-        """Lives as long as the process."""
         self.closed: list[ManagedBuffer] = []
         """Buffers to free once they are no longer used."""
 
     @property
     def moves(self) -> int:
         """Changes when any buffer grows, is closed, or gets contents of other dimensions."""
-        return int(lib.nnb_gate_moves(self.handle, 0))
+        return int(lib.nnb_gate_moves(0))
 
     def moved(self) -> None:
         """Views of buffers that exist are to be looked at again."""
-        lib.nnb_gate_moves(self.handle, 1)
+        lib.nnb_gate_moves(1)
 
     @property
     def waiting(self) -> int:
         """How many threads wait for buffers that others use."""
-        return int(lib.nnb_gate_waiting(self.handle))
+        return int(lib.nnb_gate_waiting())
 
     def new_buffer(self) -> Any:
         """Return the handle of a buffer without contents."""
         out = ffi.new("nnb_buffer **")
-        check(lib.nnb_buffer_create(out, self.handle), "cannot make a buffer")
+        check(lib.nnb_buffer_create(out), "cannot make a buffer")
         return ffi.gc(out[0], lib.nnb_buffer_destroy)
 
 
@@ -73,7 +69,7 @@ class Uses:
     def __init__(self, reading: Sequence[Any], writing: Sequence[Any]) -> None:
         out = ffi.new("nnb_uses **")
         first, second = ffi.new("nnb_buffer *[]", list(reading)), ffi.new("nnb_buffer *[]", list(writing))
-        rc = lib.nnb_uses_create(out, gate.handle, first, len(reading), second, len(writing))
+        rc = lib.nnb_uses_create(out, first, len(reading), second, len(writing))
         check(rc, "cannot note the buffers of a request")
         self.handle = ffi.gc(out[0], lib.nnb_uses_destroy)
 

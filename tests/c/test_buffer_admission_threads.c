@@ -8,7 +8,6 @@
 #define BUFFERS 3
 #define THREADS 6
 
-static nnb_gate *gate;
 static nnb_buffer *buffers[BUFFERS];
 static long contents[BUFFERS][2]; /* both halves are the same, but for whoever writes */
 static long busy, written;
@@ -35,7 +34,7 @@ static void *step(void *argument)
     nnb_uses *u;
     if (from == to)
         to = (from + 1) % BUFFERS;
-    CHECK_EQ(nnb_uses_create(&u, gate, &buffers[from], 1, &buffers[to], 1), 0);
+    CHECK_EQ(nnb_uses_create(&u, &buffers[from], 1, &buffers[to], 1), 0);
     for (int i = 0; i < ROUNDS; i++) {
         if (!nnb_uses_admit(u)) {
             int rc = nnb_uses_enter(u, soon(i % 3 ? 5000000000u : 20000));
@@ -44,7 +43,7 @@ static void *step(void *argument)
                 continue;
             }
             CHECK_EQ(rc, 0);
-            nnb_uses_settle(u, nnb_gate_moves(gate, 0));
+            nnb_uses_settle(u, nnb_gate_moves(0));
         }
         CHECK_EQ(contents[from][0], contents[from][1]);
         contents[to][0] = contents[from][0] + 1;
@@ -52,7 +51,7 @@ static void *step(void *argument)
         __atomic_fetch_add(&written, 1, __ATOMIC_RELAXED);
         CHECK_EQ(nnb_uses_leave(u, NNB_COMMITTED), 0);
         if (i % 64 == 0)
-            nnb_gate_moves(gate, 1);
+            nnb_gate_moves(1);
     }
     nnb_uses_destroy(u);
     return NULL;
@@ -77,8 +76,8 @@ static void threads_exclude_each_other(void)
 static void all_or_none(void)
 {
     nnb_uses *first, *both;
-    CHECK_EQ(nnb_uses_create(&first, gate, NULL, 0, buffers, 1), 0);
-    CHECK_EQ(nnb_uses_create(&both, gate, &buffers[1], 1, buffers, 1), 0);
+    CHECK_EQ(nnb_uses_create(&first, NULL, 0, buffers, 1), 0);
+    CHECK_EQ(nnb_uses_create(&both, &buffers[1], 1, buffers, 1), 0);
     CHECK_EQ(nnb_uses_enter(first, 0), 0);
     CHECK_EQ(nnb_uses_enter(both, 0), -EAGAIN);
     CHECK_EQ(look(buffers[1]).is_idle, 1);
@@ -94,10 +93,10 @@ static void all_or_none(void)
 static void quick_way_in(void)
 {
     nnb_uses *reading, *writing;
-    CHECK_EQ(nnb_uses_create(&reading, gate, buffers, 1, NULL, 0), 0);
-    CHECK_EQ(nnb_uses_create(&writing, gate, NULL, 0, buffers, 1), 0);
-    nnb_uses_settle(reading, nnb_gate_moves(gate, 0));
-    nnb_uses_settle(writing, nnb_gate_moves(gate, 0));
+    CHECK_EQ(nnb_uses_create(&reading, buffers, 1, NULL, 0), 0);
+    CHECK_EQ(nnb_uses_create(&writing, NULL, 0, buffers, 1), 0);
+    nnb_uses_settle(reading, nnb_gate_moves(0));
+    nnb_uses_settle(writing, nnb_gate_moves(0));
     CHECK_EQ(nnb_uses_admit(reading), 0); /* without contents */
     CHECK_EQ(nnb_uses_admit(writing), 1);
     CHECK_EQ(nnb_uses_admit(writing), 0);
@@ -107,7 +106,7 @@ static void quick_way_in(void)
     CHECK_EQ(nnb_uses_admit(writing), 0);
     CHECK_EQ(nnb_uses_leave(reading, NNB_COMMITTED), 0);
     CHECK_EQ(nnb_uses_leave(reading, NNB_COMMITTED), 0);
-    nnb_gate_moves(gate, 1);
+    nnb_gate_moves(1);
     CHECK_EQ(nnb_uses_admit(reading), 0);
     nnb_uses_destroy(reading);
     nnb_uses_destroy(writing);
@@ -116,7 +115,7 @@ static void quick_way_in(void)
 static void *close_first(void *unused)
 {
     (void)unused;
-    while (!nnb_gate_waiting(gate))
+    while (!nnb_gate_waiting())
         sched_yield();
     nnb_buffer_close(buffers[0]);
     return NULL;
@@ -125,8 +124,8 @@ static void *close_first(void *unused)
 static void closing(void)
 {
     nnb_uses *u, *other;
-    CHECK_EQ(nnb_uses_create(&u, gate, buffers, 1, NULL, 0), 0);
-    CHECK_EQ(nnb_uses_create(&other, gate, NULL, 0, buffers, 1), 0);
+    CHECK_EQ(nnb_uses_create(&u, buffers, 1, NULL, 0), 0);
+    CHECK_EQ(nnb_uses_create(&other, NULL, 0, buffers, 1), 0);
     CHECK_EQ(nnb_uses_enter(u, 0), 0);
     pthread_t thread = start(close_first, NULL);
     CHECK_EQ(nnb_uses_enter(other, soon(50000000000u)), -ESHUTDOWN); /* told at once, not at the deadline */
@@ -134,7 +133,7 @@ static void closing(void)
     nnb_buffer_close(buffers[0]);
     CHECK_EQ(look(buffers[0]).is_closed, 1);
     CHECK_EQ(look(buffers[0]).is_idle, 0);
-    nnb_uses_settle(other, nnb_gate_moves(gate, 0));
+    nnb_uses_settle(other, nnb_gate_moves(0));
     CHECK_EQ(nnb_uses_admit(other), 0);
     nnb_buffer_destroy(buffers[0]); /* the requests keep it */
     CHECK_EQ(nnb_uses_leave(u, NNB_UNCHANGED), 1);
@@ -146,15 +145,13 @@ static void closing(void)
 int main(void)
 {
     watchdog();
-    CHECK_EQ(nnb_gate_create(&gate), 0);
     for (int i = 0; i < BUFFERS; i++)
-        CHECK_EQ(nnb_buffer_create(&buffers[i], gate), 0);
+        CHECK_EQ(nnb_buffer_create(&buffers[i]), 0);
     threads_exclude_each_other();
     all_or_none();
     quick_way_in();
     closing();
     for (int i = 1; i < BUFFERS; i++)
         nnb_buffer_destroy(buffers[i]);
-    free(gate); /* nobody can use it any more; a process keeps its own for ever */
     return 0;
 }

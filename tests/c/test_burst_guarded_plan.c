@@ -3,7 +3,6 @@
 #include "nnb_channel.h"
 
 static nnb_server *server;
-static nnb_gate *gate;
 static nnb_buffer *state;
 static nnb_uses *uses;
 static int quick, careful, idle_reports;
@@ -45,7 +44,7 @@ static void *serve(void *unused)
             careful++;
             if (!look().is_closed) {
                 CHECK_EQ(nnb_uses_enter(uses, 0), 0);
-                nnb_uses_settle(uses, nnb_gate_moves(gate, 0));
+                nnb_uses_settle(uses, nnb_gate_moves(0));
                 CHECK_EQ(nnb_uses_leave(uses, NNB_COMMITTED), 0);
             }
         } else {
@@ -72,9 +71,8 @@ static void run(nnb_execution *e, int32_t with)
 int main(void)
 {
     watchdog();
-    CHECK_EQ(nnb_gate_create(&gate), 0);
-    CHECK_EQ(nnb_buffer_create(&state, gate), 0);
-    CHECK_EQ(nnb_uses_create(&uses, gate, NULL, 0, &state, 1), 0);
+    CHECK_EQ(nnb_buffer_create(&state), 0);
+    CHECK_EQ(nnb_uses_create(&uses, NULL, 0, &state, 1), 0);
     burst_pair p = new_pair(32, 0, 0);
     server = p.server;
     nnb_execution *e = new_execution(p.client, 1), *other = new_execution(p.client, 2);
@@ -100,7 +98,7 @@ int main(void)
     CHECK_EQ(quick, 12);
     CHECK_EQ(look().is_initialised, 1);
 
-    nnb_gate_moves(gate, 1);
+    nnb_gate_moves(1);
     run(e, 0);
     CHECK_EQ(careful, 2);
     CHECK_EQ(nnb_uses_enter(uses, 0), 0); /* somebody else has it */
@@ -126,6 +124,5 @@ int main(void)
     end_pair(&p);
     nnb_uses_destroy(uses);
     nnb_buffer_destroy(state);
-    free(gate);
     return 0;
 }

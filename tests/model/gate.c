@@ -6,7 +6,6 @@
 
 #include "buffer_admission.c"
 
-static nnb_gate *gate;
 static nnb_buffer *buffer;
 static nnb_uses *writing[2], *reading;
 static int contents; /* of the buffer */
@@ -42,11 +41,11 @@ static void *read_once(void *unused)
 
 int main(void)
 {
-    assert(nnb_gate_create(&gate) == 0 && nnb_buffer_create(&buffer, gate) == 0);
-    assert(nnb_uses_create(&writing[0], gate, NULL, 0, &buffer, 1) == 0);
-    assert(nnb_uses_create(&writing[1], gate, NULL, 0, &buffer, 1) == 0);
-    assert(nnb_uses_create(&reading, gate, &buffer, 1, NULL, 0) == 0);
-    nnb_uses_settle(reading, nnb_gate_moves(gate, 0));
+    assert(nnb_buffer_create(&buffer) == 0);
+    assert(nnb_uses_create(&writing[0], NULL, 0, &buffer, 1) == 0);
+    assert(nnb_uses_create(&writing[1], NULL, 0, &buffer, 1) == 0);
+    assert(nnb_uses_create(&reading, &buffer, 1, NULL, 0) == 0);
+    nnb_uses_settle(reading, nnb_gate_moves(0));
     pthread_t a, b, c;
     pthread_create(&a, NULL, write_first, NULL);
     pthread_create(&b, NULL, write_second, NULL);
