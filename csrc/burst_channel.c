@@ -167,7 +167,7 @@ static int poll_window(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns, u
         now = nnb_now_ns();
         if (deadline_ns && now >= deadline_ns)
             return -ETIMEDOUT;
-        if (now >= ch->poll_until || nnb_channel_is_to_rest(ch)) {
+        if (now >= ch->poll_until) {
             ch->poll_ended = now;
             return -EAGAIN;
         }
@@ -184,10 +184,8 @@ int nnb_channel_look(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns, uin
         int rc = poll_window(ch, packet, deadline_ns, until_ns);
         if (rc != -EAGAIN)
             return rc;
-        if (!nnb_channel_is_to_rest(ch)) { /* which says nothing of the times when it may */
-            ch->vain += ch->vain < MOST_VAIN;
-            ch->left = 1u << ch->vain;
-        }
+        ch->vain += ch->vain < MOST_VAIN;
+        ch->left = 1u << ch->vain;
     } else if (ch->left) {
         ch->slept_ns = nnb_now_ns();
     }

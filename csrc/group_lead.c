@@ -123,7 +123,7 @@ void nnb_group_count_stuck(nnb_group *g, uint64_t now)
 {
     for (nnb_worker *w = g->workers; w; w = w->next) {
         uint64_t runs = nnb_load_relaxed(&w->runs);
-        if (!w->is_detached || !(runs & 1) || runs & NNB_STUCK)
+        if (!w->is_detached || runs & NNB_STUCK)
             continue;
         if (!w->seen_ns || w->seen_runs != runs) {
             w->seen_runs = runs;
@@ -154,10 +154,9 @@ void nnb_group_arm(nnb_group *g)
 }
 
 /* Under lock: nobody led. */
-static void take_lead(nnb_group *g, nnb_worker *w)
+static void take_lead(nnb_group *g, const nnb_worker *w)
 {
     nnb_store_relaxed(&g->lead, nnb_lead_word(w, NNB_LEAD_LOOKING));
-    nnb_store32_relaxed(&g->waiting, 0);
 }
 
 /* Under lock, by a worker that is parked no more. */
@@ -229,12 +228,6 @@ void nnb_lead_release(nnb_worker *w)
 {
     w->role = NNB_NO_ROLE;
     nnb_store_relaxed(&w->group->lead, NNB_LEAD_FREE);
-}
-
-int nnb_worker_stay(nnb_worker *w)
-{
-    uint64_t runs = nnb_load_relaxed(&w->runs);
-    return !(runs & NNB_STUCK) && nnb_cas_relaxed(&w->runs, runs, runs + 1);
 }
 
 void nnb_worker_give_back(nnb_worker *w)

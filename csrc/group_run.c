@@ -20,7 +20,7 @@ static int take_up(nnb_worker *w, const nnb_burst *b, int id, int is_first)
     w->ended = id < 0 ? id : 0;
     w->is_new = id >= 0 && id & NNB_PLAN_NEW;
     w->is_first = is_first;
-    nnb_store_relaxed(&w->runs, (nnb_load_relaxed(&w->runs) + 1) | 1);
+    nnb_store_relaxed(&w->runs, nnb_load_relaxed(&w->runs) + 1);
     return (int)(b->number * NNB_BURST_PLANS) + (w->ended ? NNB_BURST_ENDED : id);
 }
 
@@ -117,7 +117,7 @@ static int next_rider(nnb_worker *w)
 }
 
 /* While one client is served, and no flow has to be fair, few runs are measured. */
-static int must_measure(const nnb_worker *w) { return nnb_load_relaxed(&w->runs) / 2 % NNB_LOOKS_PER_CLOCK == 0; }
+static int must_measure(const nnb_worker *w) { return nnb_load_relaxed(&w->runs) % NNB_LOOKS_PER_CLOCK == 0; }
 
 /* Whether its client sleeps, and has to be woken for the answer. */
 static int is_asleep(const nnb_burst *b)
@@ -125,29 +125,12 @@ static int is_asleep(const nnb_burst *b)
     return !(nnb_load32_relaxed((nnb_a32 *)(void *)nnb_server_outbox(b->server)->mq->event) & NNB_EVENT_NOT_EMPTY);
 }
 
-/* Tells its client whether to poll when it waits the next time. */
-static void set_rest(nnb_burst *b, int rests)
-{
-    if (b->rests == rests)
-        return;
-    b->rests = rests;
-    nnb_channel_set_rest(nnb_server_outbox(b->server), rests);
-}
-
 /* The queue that is served next, by the leader. NULL: none now. */
 static nnb_burst *pick(nnb_group *g)
 {
-    nnb_schedule *s = &g->schedule;
     nnb_load load;
     nnb_group_load(g, &load);
-    for (uint32_t i = 0; i < s->n_slots; i++)
-        if (s->slots[i]->is_to_rest)
-            s->slots[i]->is_asleep = is_asleep((nnb_burst *)s->slots[i]);
-    nnb_queue *q = nnb_schedule_next(s, &load, g->now_ns);
-    for (uint32_t i = 0; i < s->n_slots; i++)
-        if (s->slots[i]->is_to_rest)
-            set_rest((nnb_burst *)s->slots[i], 1);
-    return (nnb_burst *)q;
+    return (nnb_burst *)nnb_schedule_next(&g->schedule, &load, g->now_ns);
 }
 
 /* Begins the next request of the ready ones. -EAGAIN: none may run now, or the lead is gone; -EUSERS. */
@@ -159,7 +142,6 @@ static int begin(nnb_worker *w)
         pthread_mutex_lock(&g->lock);
         int rc = nnb_group_wants_worker(g);
         if (!rc && nnb_group_is_saturated(g)) { /* saturated: the one that ends first leads */
-            nnb_store32_relaxed(&g->waiting, 1);
             nnb_lead_release(w);
             rc = -EAGAIN;
         }
@@ -219,14 +201,6 @@ static void account(nnb_worker *w, nnb_burst *b, uint64_t ended_ns)
         w->group->now_ns = ended_ns;
 }
 
-/* Whether other runs have the processors, so that neither the client nor a worker can poll. */
-static int is_crowded(const nnb_worker *w)
-{
-    nnb_load load;
-    nnb_group_load(w->group, &load);
-    return !nnb_load_has_two(&load, load.n_detached - (w->role == NNB_DETACHED));
-}
-
 /* Answers the request at hand. 0, NNB_BURST_ENDED | ..., or -ERESTART. */
 static int conclude(nnb_worker *w)
 {
@@ -237,7 +211,6 @@ static int conclude(nnb_worker *w)
         return 0;
     }
     int was_asleep = is_asleep(b);
-    set_rest(b, is_crowded(w) || w->n_together > g->schedule.most_slots);
     uint64_t ended_ns = w->started_ns && was_asleep ? nnb_now_ns() : 0;
     int rc = nnb_server_reply(b->server);
     if (w->started_ns && !was_asleep)
@@ -259,10 +232,6 @@ static int conclude(nnb_worker *w)
             nnb_schedule_answered(&g->schedule, &b->queue, g->now_ns, was_asleep);
         nnb_store32_relaxed(&b->taken, 0);
         w->burst = NULL;
-    } else if (b->window_ns && !b->queue.batcher && nnb_load32_relaxed(&g->asleep) &&
-               !nnb_load32_relaxed(&g->waiting) && nnb_worker_stay(w)) {
-        w->role = NNB_ATTACHED;
-        w->poll_until = 0;
     } else {
         nnb_worker_give_back(w);
     }
@@ -310,40 +279,6 @@ static int lead(nnb_worker *w, uint32_t limit)
     }
 }
 
-/* Polls the queue of the burst that this worker has just served, as long as the leader sleeps. As `lead`. */
-static int poll_own_queue(nnb_worker *w, uint32_t limit)
-{
-    nnb_group *g = w->group;
-    nnb_burst *b = w->burst;
-    for (uint32_t round = 1;; round++) {
-        if (!nnb_load32_relaxed(&g->asleep) || nnb_load32_relaxed(&g->waiting)) {
-            nnb_worker_give_back(w);
-            return -EAGAIN;
-        }
-        int looks_up = round % NNB_LOOKS_PER_CLOCK == 0;
-        if (nnb_mq_poll(b->inbox->mq) != 0 || (looks_up && nnb_burst_is_over(b))) {
-            int id = take(w, b);
-            if (id == -EAGAIN)
-                continue;
-            w->role = NNB_DETACHED;
-            w->started_ns = must_measure(w) ? nnb_now_ns() : 0;
-            return id;
-        }
-        if (limit && round >= limit)
-            return -EAGAIN;
-        if (looks_up) {
-            uint64_t now = nnb_now_ns();
-            if (!w->poll_until)
-                w->poll_until = now + b->window_ns;
-            else if (now >= w->poll_until) {
-                nnb_worker_give_back(w);
-                return -EAGAIN;
-            }
-        }
-        nnb_pause();
-    }
-}
-
 /* ---- the loop's steps ------------------------------------------------------------------------------------------- */
 
 void nnb_worker_destroy(nnb_worker *w)
@@ -353,7 +288,7 @@ void nnb_worker_destroy(nnb_worker *w)
     if (g->magic != NNB_GROUP_MAGIC)
         return;
     do {
-        if (w->burst && w->role != NNB_ATTACHED && !w->ended) {
+        if (w->burst && !w->ended) {
             if (id != -EAGAIN)
                 nnb_server_set_result(w->burst->server, &(nnb_result){.status = -1}); /* no status: a general failure */
             if (conclude(w) >= NNB_BURST_ENDED)
@@ -378,21 +313,21 @@ int nnb_group_ran_long(const nnb_worker *w) { return w->role == NNB_DETACHED; }
 
 uint32_t nnb_group_spins(const nnb_worker *w)
 {
-    return w->role == NNB_ATTACHED || (w->role == NNB_LEADS && nnb_look_polls(w->group)) ? NNB_SPINS : 0;
+    return w->role == NNB_LEADS && nnb_look_polls(w->group) ? NNB_SPINS : 0;
 }
 
 int nnb_group_answer(nnb_worker *w)
 {
     if (w->group->magic != NNB_GROUP_MAGIC)
         return -ECHILD;
-    return w->burst && w->role != NNB_ATTACHED ? conclude(w) : 0;
+    return w->burst ? conclude(w) : 0;
 }
 
 int nnb_group_try(nnb_worker *w, uint32_t spins)
 {
     if (w->n_riders && !w->burst)
         return next_rider(w);
-    return w->role == NNB_ATTACHED ? poll_own_queue(w, spins) : w->role == NNB_LEADS ? lead(w, spins) : -EAGAIN;
+    return w->role == NNB_LEADS ? lead(w, spins) : -EAGAIN;
 }
 
 int nnb_group_run(nnb_worker *w, int id)

@@ -231,11 +231,9 @@ void nnb_sleep_on_all(nnb_group *g)
     for (uint32_t i = 0; i < g->n_mine; i++)
         if (nnb_burst_is_free(g->mine[i]))
             clear_bits(g->mine[i]);
-    nnb_store32_relaxed(&g->waiting, g->schedule.n_ready != 0); /* for runs, which are not to stay attached */
     nnb_load load;
     nnb_group_load(g, &load);
     int held = nnb_schedule_is_held(&g->schedule, &load);
-    nnb_store32_relaxed(&g->asleep, 1);
     if (nnb_take32(&g->bell, 0)) /* SYNC POINT: wake <-> consume */
         quiet = 0;
     nnb_fence_seq_cst(); /* SYNC POINT: publish <-> sleep */
@@ -255,8 +253,6 @@ void nnb_sleep_on_all(nnb_group *g)
         most = NNB_TICK_NS;
     if (quiet)
         wait_for_words(words, n + 1, most);
-    nnb_store32_relaxed(&g->asleep, 0);
-    nnb_store32_relaxed(&g->waiting, 0);
     g->now_ns = nnb_now_ns();
     if (held) {
         pthread_mutex_lock(&g->lock);

@@ -8,7 +8,6 @@
 #include "nnb_internal.h"
 
 #define NNB_EVENT_AWAITED 0x4u        /* the reader sleeps in an event loop, not here: ring its bell */
-#define NNB_REST 2                    /* word of a stamp of results: 1, the client is not to poll; 0, it may */
 #define NNB_EVENT_HANG_UP 0x80000000u /* wakes our own waiters; the private flag says whether it is true */
 
 /* Whether a wait polls before it sleeps. It does while packets are found so. A window that was polled in vain is followed by
@@ -68,18 +67,6 @@ int nnb_channel_disarm(nnb_channel *ch);
 int nnb_channel_drain(nnb_channel *ch);
 
 void nnb_channel_hang_up(nnb_channel *ch);
-
-/* The listener that serves many clients tells one of them beside its answers that none comes for a while (1), so that it is
- * not to poll for it, or that it may poll (0). */
-static inline void nnb_channel_set_rest(const nnb_channel *results, int rests)
-{
-    if (results->mq->stamp)
-        nnb_store_relaxed(&results->mq->stamp[NNB_REST], (uint64_t)rests);
-}
-static inline int nnb_channel_is_to_rest(const nnb_channel *ch)
-{
-    return ch->packets == NNB_RESULTS && ch->mq->stamp && nnb_load_relaxed(&ch->mq->stamp[NNB_REST]) == 1;
-}
 
 /* watch.c. Puts times beside W for the packet of n datums that is sent next, and how many requests ran as one. */
 void nnb_channel_stamp(nnb_channel *ch, uint32_t n, uint64_t time_ns, uint64_t lasted_ns, uint32_t together);

@@ -11,8 +11,7 @@
  *              millisecond, and takes the lead from a leader who is busy with one run all that time. It stops after
  *              some ticks without a run, so an idle service sets no timer.
  *   detached   Before a run that will be long, or whose request has to be bound first, the leader hands the lead to a
- *              parked worker. After it, if the new leader is asleep, the worker stays with its burst and polls that
- *              alone: so a client that runs long models by itself is served as by a thread of its own.
+ *              parked worker.
  *   saturated  As many runs are under way as there are processors, and another request waits. Nobody leads; the worker
  *              that ends first takes the lead and picks. The monitor counts runs that last too long as stuck, and
  *              starts others beside them; then one more worker is asked for (-EUSERS). A client may have a few
@@ -26,8 +25,7 @@
  *
  * A run of a higher priority shares the processors with those that it did not wait for, as the kernel divides them. So that
  * it does so at once, workers ask for short slices: then whoever is woken, be it a worker or a client, comes before a run
- * that has had its slice. That holds for who is woken, not for a client that polls and has lost its processor. So while
- * runs have the processors clients are told not to poll.
+ * that has had its slice.
  *
  * The word `lead` says who leads: FREE, LOOKING, or BUSY with which run of which worker. What is "the leader's" below is
  * touched by the leader alone; `lead` itself, or `lock`, hands it on.
@@ -87,7 +85,6 @@ typedef struct nnb_burst {
     uint64_t used_ns;
     uint32_t expected; /* the event word as it was when we slept on it */
     uint32_t futile;   /* times that it has woken us for nothing, in a row */
-    int rests;         /* its client was told not to poll */
     uint64_t share_ns; /* of a run together with others, by whoever has taken it; 0: it has not run so */
     struct nnb_burst *next_dead;
 } nnb_burst;
@@ -99,20 +96,19 @@ typedef struct nnb_rider {
     int is_first; /* as in a worker */
 } nnb_rider;
 
-enum nnb_role { NNB_NO_ROLE, NNB_LEADS, NNB_INLINE, NNB_DETACHED, NNB_ATTACHED };
+enum nnb_role { NNB_NO_ROLE, NNB_LEADS, NNB_INLINE, NNB_DETACHED };
 
 struct nnb_worker {
     nnb_group *group;
     uint32_t number;
     enum nnb_role role;  /* under lock while it is parked */
-    nnb_burst *burst;    /* of the request at hand, or the one that it polls (ATTACHED) */
+    nnb_burst *burst;    /* of the request at hand */
     int is_new;          /* the request at hand has to be bound first */
     int ended;           /* what ended the burst, 0: it goes on */
     int is_first;        /* of its client's first */
     uint64_t started_ns; /* 0: not measured */
     nnb_usage usage;     /* of runs that are over and have not been given back */
-    uint64_t poll_until;
-    nnb_a64 runs; /* those that have begun, in steps of 2; odd: one is under way, or none was watched since; | STUCK */
+    nnb_a64 runs;        /* those that have begun; | STUCK: the last one is under way, and stuck */
     uint64_t busy_word;
     uint32_t n_together; /* requests that it took at once, the last time; */
     uint32_t n_riders;   /* these are left */
@@ -137,7 +133,7 @@ struct nnb_group {
 
     _Alignas(NNB_CACHE_LINE) nnb_a32 changed; /* the leader must look at `bursts` again */
     nnb_a32 is_owed;                          /* ... and at `charged` */
-    nnb_a32 bell, asleep, waiting, n_live, n_parked, n_detached, n_stuck, closing;
+    nnb_a32 bell, n_live, n_parked, n_detached, n_stuck, closing;
     nnb_a32 n_bursts[NNB_PRIORITIES]; /* changed under lock */
     nnb_a32 n_runs[NNB_PRIORITIES];   /* that are detached and not stuck; likewise */
 
@@ -189,7 +185,6 @@ void nnb_lead_detach(nnb_worker *w);                     /* goes on with a burst
 void nnb_lead_busy(nnb_worker *w, int has_others); /* runs a request inline; with others somebody looks after it */
 int nnb_lead_resume(nnb_worker *w);                /* the run is over: whether its worker leads */
 void nnb_worker_give_back(nnb_worker *w);          /* a detached run is over: its worker leads if nobody does */
-int nnb_worker_stay(nnb_worker *w);                /* ... or stays with its burst: 1, unless the run counts as stuck */
 int nnb_worker_park(nnb_worker *w); /* waits until it leads: 0. -EPIPE: closed; -ESHUTDOWN: there are enough others */
 
 /* group_look.c. */

@@ -14,7 +14,7 @@
  *
  *     spent <= spent of the neediest + LAG_NS
  *
- * Then it is told to rest, and once it sleeps the neediest takes its slot. Waiting is charged to whom the leader waits for.
+ * Then the neediest takes its slot. Waiting is charged to whom the leader waits for.
  * A client that does not poll, or thinks for long, needs no slot: it is served when it is the neediest, and takes nothing
  * from the others but the time of its runs. So no client is ever behind another one by more than LAG_NS * (slots + 1) and
  * a run of each. A queue leaves its slot when a run of it is detached, or its burst is over.
@@ -355,20 +355,15 @@ static void enter(nnb_schedule *s, nnb_queue *q)
     if (s->n_slots == s->most_slots)
         return;
     q->in_service = q->is_entering = 1;
-    q->is_asleep = q->is_to_rest = 0;
     s->slots[s->n_slots++] = q;
 }
 
-/* Whether the leader waits for a client in service, rather than serve `next` in its place: for its next request, or, if it
- * is too far ahead, for it to fall asleep and leave its processor to the other one. If not, it is in service no more. */
+/* Whether the leader waits for the next request of a client in service, rather than serve `next` in its place. If not, it is
+ * in service no more. */
 static int is_awaited(nnb_schedule *s, nnb_queue *q, const nnb_queue *next, uint64_t now)
 {
     int is_ahead = q->flow->spent > next->flow->spent + LAG_NS;
-    if (is_ahead && !q->is_to_rest) {
-        q->is_to_rest = 1;
-        q->wait_until = now + IDLE_NS;
-    }
-    if (now < q->wait_until && (is_ahead ? !q->is_asleep : q->is_ready || q->think_ns <= SHORT_THINK_NS))
+    if (!is_ahead && now < q->wait_until && (q->is_ready || q->think_ns <= SHORT_THINK_NS))
         return 1;
     if (q->thinks_since && !is_ahead)
         note_think(q, IDLE_NS);

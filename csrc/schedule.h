@@ -36,11 +36,9 @@ struct nnb_queue {
     uint32_t line;   /* in the line of that priority */
     int is_ready;
     int is_over;            /* as far as is known */
-    int is_asleep;          /* its client has to be woken for an answer; known while the queue is in service */
     int in_service;         /* it has a slot */
     int is_entering;        /* ... and had no answer since */
-    int is_to_rest;         /* its client is to sleep, since others are served */
-    uint64_t wait_until;    /* for the next request of its client, or for it to fall asleep */
+    uint64_t wait_until;    /* for the next request of its client */
     uint64_t thinks_since;  /* its client; 0: what comes next says nothing of that */
     uint64_t answered_at;   /* so many requests were served */
     int was_woken;          /* for its answer, as is usual for one that has no slot */

@@ -188,17 +188,6 @@ int main(void)
     nnb_execution_destroy(e);
     end_pair(&p);
 
-    /* a client that is told to rest does not poll, until it is told that it may */
-    p = new_pair_as(NNB_LAYOUT_STAMPED, 32, WINDOW, WINDOW);
-    e = new_execution(p.client, 1);
-    CHECK_EQ(polled_for(e, answer_now), 0);
-    nnb_channel_set_rest(nnb_server_outbox(p.server), 1);
-    CHECK(polled_for(e, answer_now) < 10000);
-    nnb_channel_set_rest(nnb_server_outbox(p.server), 0);
-    CHECK_EQ(polled_for(e, answer_now), WINDOW);
-    nnb_execution_destroy(e);
-    end_pair(&p);
-
     /* a writer that waits for room is told when there is some */
     begin(0);
     e = new_execution(p.client, 1);

@@ -283,29 +283,6 @@ static void client_that_polls_has_a_turn(void)
     close_all();
 }
 
-/* One that does not fall asleep after its turn, and then one that does not come when its turn has begun. */
-static int is_to_rest(int i) { return nnb_load_relaxed(&pairs[i].result->stamp[NNB_REST]) == 1; }
-
-static void client_whose_turn_is_over_is_told_to_rest(void)
-{
-    begin_turn_beside_a_sleeper();
-    CHECK(!is_to_rest(0));
-    last_for(2);
-    send(0);
-    CHECK_EQ(next_burst(), 1);
-    CHECK(is_to_rest(0));
-    for (int i = 0; i < 20; i++) {
-        send(1);
-        CHECK_EQ(next_burst(), 1);
-        CHECK(!is_to_rest(1));
-    }
-    last_for(2);
-    CHECK_EQ(next_burst(), 0);
-    answer();
-    CHECK(!is_to_rest(0));
-    close_all();
-}
-
 /* With all that it has taken it would be the other one's turn. */
 static void first_run_counts_little(void)
 {
@@ -624,25 +601,6 @@ static void worker_whose_run_ends_first_leads(void)
     close_all();
 }
 
-static void client_does_not_poll_while_runs_have_the_processors(void)
-{
-    begin_low_beside_high();
-    send(0);
-    CHECK_EQ(next_burst(), 0);
-    answer();
-    CHECK(is_to_rest(0));
-    end_low_beside_high();
-    CHECK_EQ(next_burst(), 3);
-    answer();
-    for (int i = 0; i < 2; i++) {
-        send(0);
-        CHECK_EQ(next_burst(), 0);
-        answer();
-        CHECK(!is_to_rest(0));
-    }
-    close_all();
-}
-
 /* struct sched_attr up to the slice of a thread that is scheduled as usual: 0 before Linux 6.12. */
 static uint64_t slice_ns(void)
 {
@@ -683,14 +641,12 @@ int main(void)
     highest_priority_first();
     run_waits_for_none_of_lower_priority();
     worker_whose_run_ends_first_leads();
-    client_does_not_poll_while_runs_have_the_processors();
     least_served_client_first();
     idle_client_saves_nothing_up();
     interrupted_run_counts_in_part();
     many_long_runs_count();
     first_run_counts_little();
     client_that_polls_has_a_turn();
-    client_whose_turn_is_over_is_told_to_rest();
     turns_wait_for_nobody_long();
     turn_gives_way_to_priority();
     client_that_thinks_costs_the_others_nothing();

@@ -165,12 +165,6 @@ static void *serve(void *argument)
     return NULL;
 }
 
-static void until_leader_sleeps(uint32_t before)
-{
-    while (leader_sleeps <= before)
-        rest();
-}
-
 static void run_that_was_stuck_is_over(void)
 {
     open_group(3, 50000);
@@ -188,11 +182,8 @@ static void run_that_was_stuck_is_over(void)
     }
     end(e[2], 0);
     for (int i = 1; i >= 0; i--) {
-        uint32_t before = leader_sleeps;
         CHECK_EQ(nnb_group_answer(workers[i]), 0);
         end(e[i], 0);
-        if (i) /* it was told that a run is over; so the other worker finds it asleep, and would stay with its client */
-            until_leader_sleeps(before);
     }
     clock_ns += 2 * SECOND; /* long enough to ask again */
     uint32_t before = asked;

@@ -6,8 +6,8 @@
  * Invariants, of thousands of random scenarios:
  *   fair      while a request waits, no other client of its priority or a lower one gets more than the lag bound for each
  *             slot and one, a run of each and a wait
- *   working   the leader waits only for a client in service that thinks for a short time or is about to fall asleep, and
- *             not for longer than a wake may take
+ *   working   the leader waits only for a client in service that thinks for a short time, and not for longer than a wake
+ *             may take
  *   prompt    a request of the highest priority waits for at most one run and a wake
  *   awake     clients that always have a next request are woken twice in a lag bound at most
  */
@@ -139,7 +139,7 @@ static void run_clients(uint64_t step)
             c->computes_ns -= c->computes_ns < step ? c->computes_ns : step;
             if (!c->computes_ns)
                 send(c);
-        } else if (now >= c->poll_until || c->queue.is_to_rest) {
+        } else if (now >= c->poll_until) {
             c->is_asleep = 1;
             c->state = PAUSES;
             take_processor(i);
@@ -182,10 +182,8 @@ static void answer(client *c, int by_leader)
         if (by_leader)
             pass(WAKE_COST);
     }
-    if (by_leader) {
+    if (by_leader)
         nnb_schedule_answered(&schedule, &c->queue, now, was_asleep);
-        c->queue.is_to_rest &= c->queue.in_service;
-    }
 }
 
 static void end_detached(void)
@@ -253,7 +251,6 @@ static void look(void)
     end_detached();
     for (int i = 0; i < n_clients; i++) {
         client *c = &clients[i];
-        c->queue.is_asleep = c->is_asleep;
         if (c->has_sent && !c->queue.is_ready)
             nnb_schedule_enqueue(&schedule, &c->queue, now);
     }

@@ -21,7 +21,7 @@ import checker
 TABLE = checker.HERE / "mutants.md"
 LEAST_CAUGHT = 0.95
 QUICK = """row wander adopt stamps hang_up guard unsynchronized wanted group_rest group_three group_held bell abandon
-group_sleeper_thread group_end group_hand_over group_stay flights move kernels plans blocking full_results channel
+group_sleeper_thread group_end group_hand_over flights move kernels plans blocking full_results channel
 full""".split()
 
 # Order of each word of nnb_atomic.h -> the weaker ones to try. "" is a fence that is not there.
