@@ -31,13 +31,6 @@ int nnb_group_is_saturated(const nnb_group *g)
     return !nnb_load_has_processor(&load, p);
 }
 
-int nnb_group_may_poll(const nnb_group *g)
-{
-    nnb_load load;
-    nnb_group_load(g, &load);
-    return nnb_load_has_two(&load, load.n_detached);
-}
-
 int nnb_group_wants_worker(nnb_group *g)
 {
     uint32_t runs = nnb_load32_relaxed(&g->n_detached);

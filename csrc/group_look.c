@@ -12,6 +12,7 @@
 #define COLD_NS 2000000u /* a queue without packets for so long is looked at now and then only */
 #define HOT_LOOKS 8u     /* at hot queues for each request that is served */
 #define COLD_LOOKS 2u    /* at all queues, likewise */
+#define MOST_DOUBTS 16u  /* so that a window of milliseconds ends, too */
 
 static int grow_lists(nnb_group *g, uint32_t n)
 {
@@ -144,24 +145,21 @@ void nnb_look_around(nnb_group *g)
     }
 }
 
-static uint64_t window_of(const nnb_burst *b) { return nnb_load32_relaxed(&b->taken) ? 0 : b->window_ns; }
-
-int nnb_look_polls(const nnb_group *g)
+uint64_t nnb_look_window(const nnb_group *g)
 {
-    uint32_t i = 0;
-    while (i < g->n_hot && !window_of(g->hot[i]))
-        i++;
-    return i < g->n_hot && nnb_group_may_poll(g);
+    for (uint32_t i = 0; i < g->n_hot; i++) {
+        const nnb_burst *b = g->hot[i];
+        if (b->window_ns && !nnb_load32_relaxed(&b->taken))
+            return b->window_ns >> g->doubts;
+    }
+    return 0;
 }
 
-/* How long it polls; 0: not at all. */
-static uint64_t longest_window(const nnb_group *g)
+void nnb_look_found(nnb_group *g, const nnb_burst *b)
 {
-    uint64_t longest = 0;
-    for (uint32_t i = 0; i < g->n_hot && nnb_group_may_poll(g); i++)
-        if (window_of(g->hot[i]) > longest)
-            longest = window_of(g->hot[i]);
-    return longest;
+    int is_late = g->slept_ns && g->now_ns - g->slept_ns >= b->window_ns;
+    g->doubts = is_late ? g->doubts + (g->doubts < MOST_DOUBTS) : 0;
+    g->idle_since = g->slept_ns = 0;
 }
 
 void nnb_look_idle(nnb_group *g)
@@ -174,12 +172,11 @@ void nnb_look_idle(nnb_group *g)
         return;
     if (!g->idle_since)
         g->idle_since = g->now_ns;
-    uint64_t window = longest_window(g) >> (g->fruitless < 3 ? g->fruitless : 3);
-    if (g->now_ns - g->idle_since < window)
+    if (g->now_ns - g->idle_since < nnb_look_window(g))
         return;
-    g->fruitless++;
+    if (!g->slept_ns)
+        g->slept_ns = g->idle_since;
     nnb_sleep_on_all(g);
-    g->has_slept = 1;
     cool(g);
     nnb_look_at_all(g);
     g->idle_since = 0;

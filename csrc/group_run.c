@@ -164,9 +164,7 @@ static int begin(nnb_worker *w)
         w->burst = NULL;
         return id;
     }
-    if (!g->has_slept)
-        g->fruitless = 0;
-    g->idle_since = g->has_slept = 0;
+    nnb_look_found(g, b);
     nnb_look_heat(g, b);
     w->n_together = 1;
     if (b->queue.batcher && b->queue.batcher->n_queues > 1 && !b->queue.batcher->held && has_kernel(id))
@@ -244,7 +242,7 @@ static int conclude(nnb_worker *w)
 static int lead(nnb_worker *w, uint32_t limit)
 {
     nnb_group *g = w->group;
-    int polls = nnb_look_polls(g);
+    int polls = nnb_look_window(g) != 0;
     for (uint32_t round = 1;; round++) {
         if (nnb_load32_relaxed(&g->changed))
             nnb_look_refresh(g);
@@ -268,9 +266,9 @@ static int lead(nnb_worker *w, uint32_t limit)
             pthread_mutex_unlock(&g->lock);
             return -EAGAIN;
         }
-        if (!limit && (!polls || looks_up)) {
+        if (!limit && (looks_up || (!polls && !waits))) {
             nnb_look_idle(g);
-            polls = nnb_look_polls(g);
+            polls = nnb_look_window(g) != 0;
         } else if (g->schedule.n_batched) {
             sched_yield(); /* to those that are waited for */
         } else {
@@ -313,7 +311,7 @@ int nnb_group_ran_long(const nnb_worker *w) { return w->role == NNB_DETACHED; }
 
 uint32_t nnb_group_spins(const nnb_worker *w)
 {
-    return w->role == NNB_LEADS && nnb_look_polls(w->group) ? NNB_SPINS : 0;
+    return w->role == NNB_LEADS && nnb_look_window(w->group) ? NNB_SPINS : 0;
 }
 
 int nnb_group_answer(nnb_worker *w)

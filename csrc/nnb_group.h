@@ -156,8 +156,8 @@ struct nnb_group {
     uint64_t now_ns, idle_since;
     uint32_t picks_hot, picks_all, rounds;
     int is_slow;
-    int has_slept;
-    uint32_t fruitless; /* windows in a row that ended without a request: each is half as long, down to an eighth */
+    uint64_t slept_ns; /* since when nothing has come to a leader who has slept meanwhile; 0: he has not */
+    uint32_t doubts;   /* waits in a row that were longer than the window: each halves what is polled */
 };
 
 static inline nnb_member *nnb_member_of(const nnb_burst *b) { return (nnb_member *)b->queue.flow; }
@@ -172,7 +172,6 @@ void nnb_worker_retire(nnb_worker *w);           /* it takes part no more */
 /* group_lead.c. */
 void nnb_group_load(const nnb_group *g, nnb_load *load);
 int nnb_group_is_saturated(const nnb_group *g); /* no run may begin, of any priority that a burst has */
-int nnb_group_may_poll(const nnb_group *g);
 uint64_t nnb_lead_word(const nnb_worker *w, uint32_t state);
 void nnb_group_arm(nnb_group *g);                       /* under lock: has a monitor, if one is needed and parked */
 int nnb_group_wants_worker(nnb_group *g);               /* under lock: -EUSERS once if the group is short of workers */
@@ -198,8 +197,9 @@ void nnb_look_refresh(nnb_group *g);            /* bursts have come, gone, or be
 int nnb_look_at_slots(nnb_group *g);
 void nnb_look_around(nnb_group *g);
 void nnb_look_at_all(nnb_group *g);
-int nnb_look_polls(const nnb_group *g); /* whether it polls before it sleeps */
-void nnb_look_idle(nnb_group *g);       /* nothing was found for some rounds: go on polling, or sleep */
+uint64_t nnb_look_window(const nnb_group *g);          /* how long the leader polls before it sleeps; 0: not at all */
+void nnb_look_found(nnb_group *g, const nnb_burst *b); /* a request, by polling or after a sleep */
+void nnb_look_idle(nnb_group *g);                      /* nothing was found for some rounds: go on polling, or sleep */
 
 /* group_sleep.c. */
 uint32_t nnb_sleep_words(uint32_t most); /* that the kernel waits for at a time */

@@ -28,7 +28,7 @@ static void open_group(uint32_t words)
 static uint64_t clock_ns = 1000000000;
 
 uint64_t __wrap_nnb_now_ns(void);
-uint64_t __wrap_nnb_now_ns(void) { return clock_ns += 100; }
+uint64_t __wrap_nnb_now_ns(void) { return __atomic_add_fetch(&clock_ns, 100, __ATOMIC_RELAXED); }
 
 static void open_polling_burst(int i, uint64_t client, uint32_t priority, uint64_t window)
 {
@@ -391,47 +391,44 @@ static void client_that_thinks_costs_the_others_nothing(void)
         CHECK(runs_beside(1000 * think_us[i]) >= alone * 8 / 10);
 }
 
-static void *send_to_sleeper(void *unused)
+static void *send_to_sleeper(void *after_ns)
 {
     while (__atomic_load_n(pairs[0].request->event, __ATOMIC_SEQ_CST) & NNB_EVENT_NOT_EMPTY)
         sched_yield();
+    __atomic_fetch_add(&clock_ns, *(uint64_t *)after_ns, __ATOMIC_RELAXED);
     send(0);
     CHECK(nnb_event_wake(pairs[0].request->event, NNB_EVENT_NOT_EMPTY) >= 0);
-    return unused;
+    return NULL;
 }
 
-/* How long the leader polls before it sleeps; the request comes then. */
-static uint64_t polls_before_sleep(void)
+/* How long the leader polls before it sleeps; the request comes when it has slept for so long. */
+static uint64_t polls_before_sleep(uint64_t for_ns)
 {
     pthread_t sender;
     __atomic_fetch_or(pairs[0].request->event, NNB_EVENT_NOT_EMPTY, __ATOMIC_SEQ_CST);
     uint64_t start = clock_ns;
-    CHECK_EQ(pthread_create(&sender, NULL, send_to_sleeper, NULL), 0);
+    CHECK_EQ(pthread_create(&sender, NULL, send_to_sleeper, &for_ns), 0);
     CHECK_EQ(next_burst(), 0);
-    uint64_t polled = clock_ns - start;
+    uint64_t polled = clock_ns - start - for_ns;
     CHECK_EQ(pthread_join(sender, NULL), 0);
     answer();
     return polled;
 }
 
-static void leader_polls_for_less_each_time_that_is_in_vain(void)
+static void leader_polls_where_that_has_paid_lately(void)
 {
     open_group(127);
     open_polling_burst(0, 1, 1, 48000);
     send(0);
     CHECK_EQ(next_burst(), 0);
+    take_answers(0); /* it polls for them */
     answer();
-    CHECK(polls_before_sleep() >= 48000); /* a first sleep ends at once: the bell has told of the burst */
-    uint64_t polled = 0;
-    for (int i = 0; i < 6; i++) {
-        polled = polls_before_sleep();
-        CHECK(polled >= 6000);
-    }
-    CHECK(polled < 24000); /* a sleep that ended early has two windows */
-    send(0);               /* found by polling: the next window is whole */
-    CHECK_EQ(next_burst(), 0);
-    answer();
-    CHECK(polls_before_sleep() >= 48000);
+    CHECK(polls_before_sleep(1000000) >= 48000); /* a first sleep ends at once: the bell has told of the burst */
+    for (int i = 0; i < 20; i++)
+        polls_before_sleep(1000000);
+    CHECK(polls_before_sleep(1000000) < 5000);
+    CHECK(polls_before_sleep(0) < 5000); /* a request that comes within the window, though it sleeps */
+    CHECK(polls_before_sleep(1000000) >= 48000);
     close_all();
 }
 
@@ -650,7 +647,7 @@ int main(void)
     turns_wait_for_nobody_long();
     turn_gives_way_to_priority();
     client_that_thinks_costs_the_others_nothing();
-    leader_polls_for_less_each_time_that_is_in_vain();
+    leader_polls_where_that_has_paid_lately();
     ended_burst_has_no_turn();
     ended_burst_leaves_the_others();
     client_that_closes_its_bursts_has_had_their_runs();
