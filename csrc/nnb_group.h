@@ -2,30 +2,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * Each thread is a worker. At any time one worker at most *leads*: it looks at the queues of all bursts that no other worker
- * has taken, polls for a while, then sleeps on all of them, and takes the request that the schedule names. The others
- * follow, parked, until they are promoted (Leader/Followers: Schmidt et al., "Leader/Followers", PLoP 2000).
- *
- *   inline     A run that will be short, by its queue's history, is run by the leader, who stays leader ("busy"). No other
- *              worker is disturbed. A parked worker is the monitor: while there are other bursts it wakes every
- *              millisecond, and takes the lead from a leader who is busy with one run all that time. It stops after
- *              some ticks without a run, so an idle service sets no timer.
- *   detached   Before a run that will be long, or whose request has to be bound first, the leader hands the lead to a
- *              parked worker.
- *   saturated  As many runs are under way as there are processors, and another request waits. Nobody leads; the worker
- *              that ends first takes the lead and picks. The monitor counts runs that last too long as stuck, and
- *              starts others beside them; then one more worker is asked for (-EUSERS). A client may have a few
- *              runs under way, so that its own that hang take no more. Its other requests wait for one of those.
- *   held       The same, but a burst of a higher priority is open, whose runs do not wait for those: there is a leader,
- *              who sleeps until that burst has a request, or a run ends, and wakes every millisecond to count the stuck.
- *
- *   together   What waits for one batcher is taken at once: the request that the schedule names, and its riders. They run as
- *              one, or one after the other if that fails, and are answered one after the other. What comes meanwhile waits,
- *              and is taken next, or runs alone, by another worker, on arguments of its own.
- *
- * A run of a higher priority shares the processors with those that it did not wait for, as the kernel divides them. So that
- * it does so at once, workers ask for short slices: then whoever is woken, be it a worker or a client, comes before a run
- * that has had its slice.
+ * docs/internals/scheduler.md says what workers do: leading, inline, detached, saturated, held, stuck, together.
  *
  * The word `lead` says who leads: FREE, LOOKING, or BUSY with which run of which worker. What is "the leader's" below is
  * touched by the leader alone; `lead` itself, or `lock`, hands it on.
@@ -207,9 +184,5 @@ void nnb_sleep_on_all(nnb_group *g);     /* the leader sleeps until any queue ha
 void nnb_sleepers_wake(nnb_group *g);
 void nnb_sleepers_end(nnb_group *g);
 int nnb_sleep_on_bell(nnb_a32 *bell, uint64_t ns); /* 1: it has not rung for so long; 0 ns: however long it takes */
-
-/* slices.c. The calling thread is to run soon after it was woken, rather than for long at a time: it asks the kernel for
- * slices as short as there are (Linux 6.12; before, and for a policy other than SCHED_OTHER, nothing changes). */
-void nnb_ask_for_short_slices(void);
 
 #endif

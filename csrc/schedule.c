@@ -2,22 +2,9 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * Each client is a flow, and the ready flow of the highest priority that has had least time is the neediest: start-time
- * fair queueing (Goyal, Vin, Cheng: "Start-time Fair Queueing", SIGCOMM 1996), where a flow that comes back from idleness
- * begins LAG_NS behind the one that has had most, so that it has nothing saved up.
- *
- * A client that polls for its answer takes it in a microsecond; one that sleeps has to be woken and to find a processor. If
- * each request went to the neediest, all clients would be awake for each of their requests, and push each other and the
- * leader off the processors. So service is anticipatory, with a budget (Iyer, Druschel: "Anticipatory Scheduling", SOSP 2001;
- * Linux's BFQ): as many queues as there are processors beside the leader's are in service. A client in service is answered
- * first, and waited for if its average think time is short, while
- *
- *     spent <= spent of the neediest + LAG_NS
- *
- * Then the neediest takes its slot. Waiting is charged to whom the leader waits for.
- * A client that does not poll, or thinks for long, needs no slot: it is served when it is the neediest, and takes nothing
- * from the others but the time of its runs. So no client is ever behind another one by more than LAG_NS * (slots + 1) and
- * a run of each. A queue leaves its slot when a run of it is detached, or its burst is over.
+ * docs/internals/scheduler.md has the rule, where it is from, and why each constant is what it is. A client that does not poll,
+ * or thinks for long, needs no slot. So no client is ever behind another one by more than LAG_NS * (slots + 1) and a run of
+ * each. A queue leaves its slot when a run of it is detached, or its burst is over.
  */
 #include <errno.h>
 #include <stdlib.h>
