@@ -71,6 +71,7 @@ coverage: $(VENV)/.stamp-ext $(VENV)/.stamp-coverage
 
 bench: $(VENV)/.stamp-ext $(VENV)/.stamp-bench
 	$(BIN)/python -m benchmarks.record $(ARGS)
+	$(BIN)/python benchmarks/waiting.py --rounds 2
 
 record: $(VENV)/.stamp-ext $(VENV)/.stamp-bench
 	mkdir -p build
