@@ -298,6 +298,7 @@ static int line_up(nnb_group *g, nnb_worker *w)
 {
     uint32_t state = NNB_LEAD_STATE(nnb_load_relaxed(&g->lead));
     if (w->is_fresh) {
+        nnb_ask_for_short_slices();
         w->is_fresh = 0;
         g->asked_ns = 0; /* one at a time: threads take a while to start */
     }

@@ -185,4 +185,8 @@ void nnb_sleepers_wake(nnb_group *g);
 void nnb_sleepers_end(nnb_group *g);
 int nnb_sleep_on_bell(nnb_a32 *bell, uint64_t ns); /* 1: it has not rung for so long; 0 ns: however long it takes */
 
+/* slices.c. The calling thread is to run soon after it was woken, rather than for long at a time: it asks the kernel for
+ * slices as short as there are (Linux 6.12; before, and for a policy other than SCHED_OTHER, nothing changes). */
+void nnb_ask_for_short_slices(void);
+
 #endif

@@ -5,6 +5,8 @@
  * those of a lower priority. The clock is the test's own (--wrap=nnb_now_ns): no run lasts so long that it seems stuck. */
 #define _GNU_SOURCE
 #include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "burst_pair.h"
 #include "nnb_channel.h"
@@ -596,9 +598,43 @@ static void worker_whose_run_ends_first_leads(void)
     close_all();
 }
 
+/* struct sched_attr up to the slice of a thread that is scheduled as usual: 0 before Linux 6.12. */
+static uint64_t slice_ns(void)
+{
+    struct {
+        uint32_t size, policy;
+        uint64_t flags;
+        int32_t nice;
+        uint32_t priority;
+        uint64_t runtime, deadline, period;
+    } a = {.size = sizeof(a)};
+    return syscall(SYS_sched_getattr, 0, &a, sizeof(a), 0) == 0 && a.policy == SCHED_OTHER ? a.runtime : 0;
+}
+
+static void *has_slice(void *before)
+{
+    CHECK_EQ(slice_ns(), *(uint64_t *)before);
+    return NULL;
+}
+
+static void workers_have_short_slices(void)
+{
+    uint64_t before = slice_ns();
+    open_group(127);
+    open_burst(0, 1, 1);
+    send(0);
+    CHECK_EQ(next_burst(), 0);
+    CHECK(!before || (slice_ns() && slice_ns() <= 100000));
+    pthread_t started;
+    CHECK_EQ(pthread_create(&started, NULL, has_slice, &before), 0); /* which may compute: it has its slice */
+    CHECK_EQ(pthread_join(started, NULL), 0);
+    close_all();
+}
+
 int main(void)
 {
     watchdog();
+    workers_have_short_slices();
     highest_priority_first();
     run_waits_for_none_of_lower_priority();
     worker_whose_run_ends_first_leads();

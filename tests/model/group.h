@@ -34,6 +34,7 @@ struct nnb_server {
 
 nnb_channel *nnb_server_inbox(nnb_server *s) { return &s->inbox; }
 nnb_channel *nnb_server_outbox(nnb_server *s) { return &s->outbox; } /* without a window no queue is in service */
+void nnb_ask_for_short_slices(void) {}
 void nnb_server_share_thread(nnb_server *s) { (void)s; }
 int nnb_server_joins(const nnb_server *s) { return s == NULL; } /* none: nothing runs as a batch here */
 
