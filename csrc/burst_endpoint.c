@@ -322,6 +322,16 @@ int nnb_execution_alternate(nnb_execution *e, const nnb_request *other)
     return 0;
 }
 
+int nnb_execution_resize(nnb_execution *e, const uint32_t *sizes, uint32_t n)
+{
+    if (e->client->magic != MAGIC)
+        return -ECHILD;
+    if (holds(e) || nnb_load32_relaxed(&e->flies))
+        return -EALREADY;
+    int rc = nnb_wire_resize_request(e->packet, sizes, n);
+    return rc < 0 || !e->other ? rc : nnb_wire_resize_request(e->other, sizes, n);
+}
+
 uint32_t nnb_execution_turn(const nnb_execution *e) { return e->turn; }
 
 static void pass_turn(nnb_execution *e, int status)

@@ -77,6 +77,17 @@ int nnb_wire_encode_request(const nnb_request *q, uint8_t *out, uint32_t room)
     return (int)total;
 }
 
+int nnb_wire_resize_request(uint8_t *packet, const uint32_t *sizes, uint32_t n)
+{
+    if (n != get32(packet, 4) - 2 - get32(packet, 16))
+        return -EINVAL;
+    for (uint32_t i = 0; i < n; i++) {
+        packet += NNB_DATUM_SIZE;
+        put32(packet, packet[0] == REQ_INPUT || packet[0] == REQ_OUTPUT ? 16 : 4, sizes[i]);
+    }
+    return 0;
+}
+
 int nnb_wire_encode_result(const nnb_result *r, uint8_t *out, uint32_t room)
 {
     uint64_t total = 2ull + r->n_shapes + r->n_dims, n_dims = 0;

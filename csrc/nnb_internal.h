@@ -183,5 +183,8 @@ static inline int nnb_mq_consume(struct nnb_mq *q, uint64_t bytes)
 
 /* burst_wire.c: tells request packets apart quickly. */
 uint32_t nnb_wire_hash(const uint8_t *packet, uint32_t n);
+/* Writes other lengths and dimensions into a request packet: of each argument its length, then its dimensions. -EINVAL:
+ * they are not as many as it has. */
+int nnb_wire_resize_request(uint8_t *packet, const uint32_t *sizes, uint32_t n);
 
 #endif

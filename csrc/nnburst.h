@@ -350,6 +350,9 @@ int nnb_execution_create(nnb_execution **out, nnb_client *c, const nnb_request *
 void nnb_execution_destroy(nnb_execution *e);
 /* A second request, of as many datums: from now on the two take turns, passed on by each run that ends with NONE. */
 int nnb_execution_alternate(nnb_execution *e, const nnb_request *other);
+/* Gives the arguments other lengths and dimensions, as many as they have: of each its length, then its dimensions.
+ * -EALREADY: it is running. */
+int nnb_execution_resize(nnb_execution *e, const uint32_t *sizes, uint32_t n);
 uint32_t nnb_execution_turn(const nnb_execution *e); /* 1: the second request is sent next */
 /* A run of this execution ended, with that status, but not through the channel. */
 void nnb_execution_ran_elsewhere(nnb_execution *e, int status);

@@ -28,6 +28,7 @@ from ..model import (
     MeasureTiming,
     OperandDesc,
     OutputShape,
+    Request,
     RunOptions,
     Timing,
     combine_dimensions,
@@ -39,7 +40,7 @@ from ..model import (
 )
 from ..runtime.compile.compilation import Compilation
 from ..runtime.display import described
-from ..runtime.request.arguments import UINT32, Argument, ArgumentLayout, check_shapes, lay_out
+from ..runtime.request.arguments import UINT32, Argument, check_shapes, lay_out, requests_for
 from ..runtime.run.burst import Burst
 from .device_memory import DeviceMemory
 from .event import Event
@@ -263,7 +264,7 @@ class Execution(OneProcess, Closing):
             self._put(kind, index, _Given(dimensions=given))
             return
         _check_length(kind, what, operand, given, array.nbytes)
-        self._put(kind, index, _Given(room=array.nbytes, dimensions=given, array=array))
+        self._put(kind, index, _Given(room=array.nbytes, length=array.nbytes, dimensions=given, array=array))
 
     def _set_memory(
         self, kind: str, index: int, memory: Memory | DeviceMemory, region: tuple[int, int], dimensions: Sequence[int]
@@ -359,8 +360,8 @@ class Execution(OneProcess, Closing):
                 )
         limit = self._begin(timeout)
         with contextlib.ExitStack() as running:
-            layout = running.enter_context(self._running())
-            run = self._prepared.execute_fenced(layout.requests[0], fences, self._options(limit), duration_ns)
+            request, _ = running.enter_context(self._running())
+            run = self._prepared.execute_fenced(request, fences, self._options(limit), duration_ns)
             self._note_outputs(())  # what depends on them may be launched
             ending = running.pop_all()
         return Event(run.fence, lambda: self._settle(run, ending, limit))
@@ -382,17 +383,17 @@ class Execution(OneProcess, Closing):
         if burst.compilation is not self.compilation:
             raise InvalidArgument("the burst belongs to another compilation")
         limit, controller = self._begin(timeout), burst.controller
-        with self._running() as layout:
+        with self._running() as (request, own):
             for kind in self._given:
                 for memory in self._device_memories(kind).values():
                     memory._seen_by(controller)
             try:
-                bound = controller.bind(layout.requests[0], measure=self._measure)
+                bound = controller.bind(request, measure=self._measure)
                 bound.timeout = limit
                 self._take(bound.execute(), limit)
             finally:
-                if layout.memory is not None:
-                    controller.forget(layout.memory)
+                if own is not None:
+                    controller.forget(own)
 
     def _begin(self, timeout: Timeout) -> float | None:
         """Claim the execution for one run; return the seconds that it may take."""
@@ -416,23 +417,29 @@ class Execution(OneProcess, Closing):
         return limit
 
     @contextlib.contextmanager
-    def _running(self) -> Iterator[ArgumentLayout]:
-        """Lay the arguments out and copy the inputs, run what is inside, copy the outputs."""
+    def _running(self) -> Iterator[tuple[Request, Memory | None]]:
+        """Lay the arguments out and copy the inputs, run what is inside, copy the outputs.
+
+        Yields:
+            The request, and the memory that was made for it.
+        """
         layout, has_run = None, True
         inputs, outputs = self._in_order("input"), self._in_order("output")
         try:
             for index, argument in enumerate(inputs):
                 if argument.device_memory is not None:
                     argument.device_memory._check_readable(index, self._known_dimensions("input", index))
-            layout = lay_out([each.placed for each in inputs], [each.placed for each in outputs], None)
-            check_open(layout.requests[0])
-            for argument, view in zip(inputs, layout.inputs, strict=True):
+            placed = [each.placed for each in (*inputs, *outputs)]
+            layout = lay_out(placed)
+            (request,) = requests_for(layout, placed, len(inputs))
+            check_open(request)
+            for argument, view in zip(inputs, layout.views, strict=False):
                 if argument.array is not None and view is not None:
                     view[:] = np.ascontiguousarray(argument.array).reshape(-1).view(np.uint8)
-            yield layout
+            yield request, layout.memory
             assert self._result is not None
             self._note_outputs(self._result[1])
-            for argument, view in zip(outputs, layout.outputs, strict=True):
+            for argument, view in zip(outputs, layout.views[len(inputs) :], strict=True):
                 if argument.array is not None and view is not None:
                     argument.array.reshape(-1).view(np.uint8)[:] = view
         except BadState:
@@ -448,9 +455,9 @@ class Execution(OneProcess, Closing):
             self._has_run, self._is_running = has_run, False
 
     def _compute(self, limit: float | None) -> None:
-        with self._running() as layout:
+        with self._running() as (request, _):
             options = self._options(limit)
-            self._take(self._prepared.execute_synchronously(layout.requests[0], options), limit)
+            self._take(self._prepared.execute_synchronously(request, options), limit)
 
     def _settle(self, run: FencedExecution, ending: contextlib.ExitStack, limit: float | None) -> None:
         with ending:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import errno
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._core._nnburst import lib
+from .._core._nnburst import ffi, lib
 from .._core.deadline import Deadline
 from .._core.errno import check, flag
 from .._core.leaving import Closing, Leaving, process_lock
 from ..burst import BoundRequest, ExecutionBurstController, in_time
-from ..errors import BadState, MissedDeadline, OutputInsufficientSize
+from ..errors import BadState, MissedDeadline
 from ..model import Array, ExecutionResult
 from .compile.compilation import Compilation
 from .display import described
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ..memory import Memory
-    from ..model import Named
+    from ..model import Named, Request
+    from .request.node_args import Sizes
     from .run.burst import Burst
     from .run.burst_pool import BurstPool
 
@@ -98,8 +99,8 @@ class Execution(BoundRequest, Closing):
         self._finalizer = weakref.finalize(self, _drop, self._held, self._holder)
         self._finalizer.atexit = False
         self._leaving: Leaving | None = None
-        self._hold(burst.controller)
-        requests, longest = arguments.layout.requests, answer_length(arguments.compilation.outputs)
+        requests, longest = arguments.requests, answer_length(arguments.compilation.outputs)
+        self._hold(burst.controller, requests)
         super().__init__(burst.controller, requests, measure=flag(measure, "measure"), answer_length=longest)
         self.timeout = timeout
         if pool is not None:  # a run with a state is never repeated
@@ -140,7 +141,7 @@ class Execution(BoundRequest, Closing):
         return wired.keys() == arrays.keys() and all(wired[name].shape == each.shape for name, each in arrays.items())
 
     def _fill(self, arrays: Mapping[str, Array]) -> None:
-        """Copy such arrays to `inputs`."""
+        """Copy arrays that `checked_inputs` returned to `inputs`, which have their shapes."""
         for name, array in arrays.items():
             self._wired[name][...] = array
 
@@ -158,9 +159,44 @@ class Execution(BoundRequest, Closing):
             copies.append(copy())
         return copies
 
-    def _needed_rooms(self, error: OutputInsufficientSize) -> dict[str, int]:
-        """See `Arguments.needed_rooms`."""
-        return self._arguments.needed_rooms(error)
+    def reshape(self, shapes: Mapping[str, int | Sequence[int]]) -> None:
+        """Give the arrays other shapes, in the room that they have; `inputs` and `outputs` then show these.
+
+        Nothing is allocated or copied, and the next run tells the service. The new arrays have undefined elements.
+
+        Args:
+            shapes: All that the model leaves open, as for `Burst.bind`.
+
+        Raises:
+            InvalidArgument: A shape is missing, contradicts the model or takes more room than ``bind(room=…)`` has
+                given; an argument would come or go, have another number of dimensions, or no elements where it had
+                some; a state would have another shape. All shapes stay as they were.
+            BadState: The execution is in flight, or closed.
+        """
+        self._reshape(self._arguments.solved(shapes))
+
+    def _reshape(self, sizes: Sizes) -> None:
+        arguments = self._arguments
+        if sizes == arguments.sizes:
+            return
+        changed = arguments.resized(sizes)
+        numbers = ffi.new("uint32_t[]", arguments.numbers(changed))
+        self._check_not_closed()
+        try:
+            check(
+                lib.nnb_execution_resize(self.pointer, numbers, len(numbers)), "reshape", {errno.EALREADY: _running()}
+            )
+            arguments.resize(sizes, changed)
+            self._feeds, self._copies = arguments.feeds, arguments.copies
+        except BadState:
+            raise
+        except BaseException:  # a signal handler raised: some of it may have the new shapes
+            self.forget()
+            raise
+
+    @property
+    def _request(self) -> Request:
+        return self._arguments.requests[self.turn]
 
     # ---- state -----------------------------------------------------------------------------------------------
 
@@ -236,9 +272,9 @@ class Execution(BoundRequest, Closing):
 
     # ---- through a burst, and elsewhere ----------------------------------------------------------------------
 
-    def _hold(self, controller: ExecutionBurstController) -> None:
+    def _hold(self, controller: ExecutionBurstController, requests: Sequence[Request]) -> None:
         """Have a burst keep what the arguments lie in until this execution ends."""
-        named = dict.fromkeys(pool for request in self._arguments.layout.requests for pool in request.pools)
+        named = dict.fromkeys(pool for request in requests for pool in request.pools)
         self._held[controller] = list(named)  # type: ignore[arg-type]
         for pool in self._held[controller]:
             controller.hold(pool, self._holder)
@@ -284,13 +320,13 @@ class Execution(BoundRequest, Closing):
                         self._held.clear()  # the dead hold nothing
                         self._arguments.compilation = burst.compilation
                     self._home = burst
-                    self._hold(burst.controller)
-                    self._bind_to(burst.controller, self._arguments.layout.requests, self.turn)
+                    requests = self._arguments.requests
+                    self._hold(burst.controller, requests)
+                    self._bind_to(burst.controller, requests, self.turn)
                 except BaseException:
                     lib.nnb_execution_return(pointer)
                     raise
-        busy = {errno.EALREADY: BadState("the execution is running; bind one for each thread")}
-        return left if left == -errno.EAGAIN else check(left, "execution", busy)
+        return left if left == -errno.EAGAIN else check(left, "execution", {errno.EALREADY: _running()})
 
     # ---- results ---------------------------------------------------------------------------------------------
 
@@ -325,7 +361,7 @@ class Execution(BoundRequest, Closing):
         self._refuse()
         if self._leaving is None:
             held = [(controller, pool) for controller, pools in self._held.items() for pool in pools]
-            own = self._arguments.memory
+            own = self._arguments.layout.memory
             self._leaving = Leaving(
                 *(partial(controller.release, pool, self._holder, wait=wait) for controller, pool in held),
                 *(() if own is None else (own.close,)),
@@ -344,3 +380,7 @@ def _drop(held: dict[ExecutionBurstController, list[Memory | Named]], holder: ob
         controller, pools = held.popitem()
         for pool in pools:
             controller.release_soon(pool, holder)
+
+
+def _running() -> BadState:
+    return BadState("the execution is running; bind one for each thread")

@@ -183,7 +183,7 @@ class Session(OneProcess, Closing):
         from .run.runs import Runs
 
         concurrency = self._options.concurrency or len(self._pool.first.controller.cpus)
-        self._runs = Runs(self._pool, self._compilation.inputs, self._timeout, concurrency)
+        self._runs = Runs(self._pool, self._timeout, concurrency)
         self._idle, self._waiting = self._runs.permits.idle, self._runs.permits.waiting
         self._output_indexes = {node.name: i for i, node in enumerate(self._compilation.outputs)}
         self._spans = spans()
@@ -325,6 +325,7 @@ class Session(OneProcess, Closing):
         self,
         *,
         shapes: Mapping[str, int | Sequence[int]] | None = None,
+        room: Mapping[str, int | Sequence[int]] | None = None,
         measure: bool = False,
         state: Mapping[str, str] | None = None,
         initial_state: Mapping[str, npt.ArrayLike] | None = None,
@@ -345,6 +346,7 @@ class Session(OneProcess, Closing):
         def bound() -> Execution:
             return self._pool.living().bind(
                 shapes=shapes,
+                room=room,
                 measure=measure,
                 state=state,
                 initial_state=initial_state,

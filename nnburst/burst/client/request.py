@@ -174,8 +174,7 @@ class BoundRequest(Runnable, OneProcess):
                 if status == _RESTART:  # signal handlers run between two calls
                     status = lib.nnb_execution_resume(self.pointer)
                 elif status == _NO_ROOM:
-                    request = self._requests[self.turn]
-                    result = self.controller.run_without_burst(request, self._measure, self._allowed)
+                    result = self.controller.run_without_burst(self._request, self._measure, self._allowed)
                     self._elsewhere = consistent_result(*result, reason_of(result))
                     status = int(self._elsewhere[0])
                     lib.nnb_execution_ran_elsewhere(self.pointer, status)
@@ -200,6 +199,11 @@ class BoundRequest(Runnable, OneProcess):
             # Does nothing, unless a signal handler raised while the answer was still on its way.
             lib.nnb_execution_abandon(self.pointer)
             raise
+
+    @property
+    def _request(self) -> Request:
+        """The request that the next run sends."""
+        return self._requests[self.turn]
 
     _retries = 0
     """How often a run is repeated that the death of the service has ended."""

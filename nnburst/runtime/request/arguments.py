@@ -1,10 +1,10 @@
-"""The arguments of one execution: given one by one, or arrays that are shared with the service; and where they lie."""
+"""The arguments of one execution, where they lie, and how they get other shapes there."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any
 
@@ -26,8 +26,8 @@ from ...model import (
     element_count,
 )
 from ..compile.compilation import Compilation
-from .node_args import NodeArg, SharedArrays, SharedValues, Sizes
-from .state import States
+from .node_args import NodeArg, SharedArrays, SharedValues, Sizes, solve_shapes
+from .state import States, check_states
 
 UINT32 = 2**32 - 1
 _ALIGNMENT = 64
@@ -40,10 +40,10 @@ class Argument(Struct, frozen=True):
     """One input or output of an execution. Without room and without memories it is omitted, or has no elements.
 
     Attributes:
-        room: Bytes in the execution's own memory.
+        room: Bytes that it may have in the execution's own memory.
         memories: Where it lies otherwise: one memory, or two that take turns, run by run.
         offset: Of the region in that memory, in bytes.
-        length: Of the region; 0 for the whole of a buffer of a device.
+        length: Bytes that it has, there or in its room; 0 for the whole of a buffer of a device.
         dimensions: As in a request: empty means "as in the model".
     """
 
@@ -59,64 +59,60 @@ class ArgumentLayout(Struct, frozen=True):
 
     Attributes:
         memory: The execution's own; None if nothing lies there.
-        requests: One, or two that take turns.
-        inputs: The bytes of each input in `memory`, None for the others.
-        outputs: Likewise.
+        offsets: Where the room of each argument begins in it.
+        views: The room of each argument; None for what lies elsewhere.
     """
 
     memory: Memory | None
-    requests: tuple[Request, ...]
-    inputs: tuple[Array | None, ...]
-    outputs: tuple[Array | None, ...]
+    offsets: tuple[int, ...]
+    views: tuple[Array | None, ...]
 
 
-def lay_out(inputs: Sequence[Argument], outputs: Sequence[Argument], steps: Steps | None) -> ArgumentLayout:
-    """Give each argument its place; those in the execution's own memory begin at multiples of 64 bytes.
-
-    Args:
-        steps: If the requests have several.
-    """
+def lay_out(arguments: Sequence[Argument]) -> ArgumentLayout:
+    """Give each argument its place; those in the execution's own memory begin at multiples of 64 bytes."""
     offsets: list[int] = []
     total = 0
-    for argument in (*inputs, *outputs):
+    for argument in arguments:
         offsets.append(total)
         total += -(-argument.room // _ALIGNMENT) * _ALIGNMENT
-    turns = max([1, *(len(argument.memories) for argument in (*inputs, *outputs))])
     memory = Memory.ashmem(total) if total else None
     try:
-        requests = tuple(_request(inputs, outputs, memory, offsets, turn, steps) for turn in range(turns))
         views = [
             memory.array(np.uint8, (argument.room,), offset) if memory is not None and argument.room else None
-            for argument, offset in zip((*inputs, *outputs), offsets, strict=True)
+            for argument, offset in zip(arguments, offsets, strict=True)
         ]
     except BaseException:
         if memory is not None:
             memory.close()
         raise
-    return ArgumentLayout(memory, requests, tuple(views[: len(inputs)]), tuple(views[len(inputs) :]))
+    return ArgumentLayout(memory, tuple(offsets), tuple(views))
 
 
-def _request(
-    inputs: Sequence[Argument],
-    outputs: Sequence[Argument],
-    own: Memory | None,
-    offsets: Sequence[int],
-    turn: int,
-    steps: Steps | None,
-) -> Request:
-    pools: dict[Memory | Named, int] = {} if own is None else {own: 0}
-    arguments = []
-    for argument, start in zip((*inputs, *outputs), offsets, strict=True):
-        if argument.memories:
-            pool = argument.memories[turn % len(argument.memories)]
-            where = DataLocation(pools.setdefault(pool, len(pools)), argument.offset, argument.length)
-        else:
-            where = DataLocation(0, start, argument.room)
-        omitted = not argument.room and not argument.memories
-        arguments.append(RequestArgument(omitted, DataLocation() if omitted else where, argument.dimensions))
-    if steps is not None:
-        pools[steps] = len(pools)
-    return Request(tuple(arguments[: len(inputs)]), tuple(arguments[len(inputs) :]), tuple(pools))
+def requests_for(
+    layout: ArgumentLayout, arguments: Sequence[Argument], inputs: int, steps: Steps | None = None
+) -> tuple[Request, ...]:
+    """Return the request for arguments that were laid out, or two that take turns.
+
+    Args:
+        inputs: How many of them are inputs.
+        steps: If a run has several.
+    """
+    requests = []
+    for turn in range(max([1, *(len(argument.memories) for argument in arguments)])):
+        pools: dict[Memory | Named, int] = {} if layout.memory is None else {layout.memory: 0}
+        made = []
+        for argument, start in zip(arguments, layout.offsets, strict=True):
+            if argument.memories:
+                pool = argument.memories[turn % len(argument.memories)]
+                where = DataLocation(pools.setdefault(pool, len(pools)), argument.offset, argument.length)
+            else:
+                where = DataLocation(0, start, argument.length)
+            omitted = not argument.room and not argument.memories
+            made.append(RequestArgument(omitted, DataLocation() if omitted else where, argument.dimensions))
+        if steps is not None:
+            pools[steps] = len(pools)
+        requests.append(Request(tuple(made[:inputs]), tuple(made[inputs:]), tuple(pools)))
+    return tuple(requests)
 
 
 class ExternalBuffer(Struct, eq=False):
@@ -220,18 +216,23 @@ class Arguments:
         rooms: Bytes by name of an output of which only a run tells the shape, whatever the model says; 4096 for others
             whose shape is not known.
         steps: How many steps a run has, and how they are tied; None: one, without a leading dimension.
+        least: Bytes by name that arguments of known shapes may have at least.
 
     Attributes:
         compilation: Another one with the same arguments when the model was compiled anew.
+        sizes: Shapes of all arguments now.
         inputs: Arrays by input name.
         outputs: Arrays by output name, flat bytes where the shape is not known.
         shown: Both, as callers have them.
         feeds: Of each input array: name, dtype, shape and itself; no dtype for what is not copied as it is.
         copies: What copies each output array; None if that takes the shapes that a run has told.
+        layout: Where they lie.
 
     Raises:
         InvalidArgument: A buffer is too small, or all arguments together are too large.
     """
+
+    sizes: Sizes
 
     def __init__(
         self,
@@ -241,66 +242,59 @@ class Arguments:
         buffers: Mapping[str, ExternalBuffer] = MappingProxyType({}),
         rooms: Mapping[str, int] = MappingProxyType({}),
         steps: Steps | None = None,
+        least: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self.compilation = compilation
         self.states, self.steps = states, steps
-        self._given: dict[str, list[Argument]] = {"input": [], "output": []}
-        self._layout: ArgumentLayout | None = None
-        self._known: dict[str, Sequence[tuple[int, ...] | None]] = {"input": (), "output": ()}
-        self._unverified: Set[str] = frozenset()  # outputs whose shape a file declares and a run has contradicted
+        self._buffers, self._rooms = buffers, rooms
+        self._nodes = (*compilation.inputs, *compilation.outputs)
+        self._inputs = len(compilation.inputs)
+        self._known = self._told(sizes)
+        told = zip(compilation.outputs, sizes.outputs, strict=True)
+        self._unverified = {node.name for node, shape in told if shape is not None} & rooms.keys()
+        rows, room = enumerate(zip(self._nodes, self._known, strict=True)), {**least, **rooms}
+        self._all = [self._argument(i, node, shape, room.get(node.name, 0)) for i, (node, shape) in rows]
+        self._check_total()
+        self.layout = lay_out(self._all)
         self.inputs, self.outputs = SharedArrays(), SharedArrays()
         self.shown: tuple[Mapping[str, Any], Mapping[str, Any]] = self.inputs, self.outputs
-        self.feeds: tuple[tuple[str, np.dtype[Any] | None, tuple[int, ...], Array], ...] = ()
         self.copies: tuple[Callable[[], Array], ...] | None = None
-        self._share(sizes, buffers, rooms)
-
-    def _share(self, sizes: Sizes, buffers: Mapping[str, ExternalBuffer], rooms: Mapping[str, int]) -> None:
-        nodes = {"input": self.compilation.inputs, "output": self.compilation.outputs}
-        told = list(zip(nodes["output"], sizes.outputs, strict=True))
-        self._unverified = {node.name for node, shape in told if shape is not None} & rooms.keys()
-        outputs = tuple(None if node.name in rooms else shape for node, shape in told)
-        self._known = {"input": sizes.inputs, "output": outputs}
-        for kind, known in self._known.items():
-            tokens = self.states.tokens(kind)
-            for node, shape in zip(nodes[kind], known, strict=True):
-                if kind == "input" and shape is None:
-                    argument = Argument()
-                elif node.name in buffers:
-                    argument = self._in_buffer(node, shape, buffers[node.name])
-                elif node.name in tokens:
-                    argument = Argument(memories=tokens[node.name], dimensions=shape if node.is_open and shape else ())
-                else:
-                    guess = ROOM if node.holds else _FIRST_GUESS
-                    least = 0 if kind == "input" else rooms.get(node.name, guess) if shape is None else 1
-                    argument = self._in_room(node, shape, least)
-                self._given[kind].append(argument)
-        self._check_total()
-        views = {name: buffer.view for name, buffer in buffers.items()}
-        self.inputs = SharedArrays(self._arrays("input", nodes["input"], self.layout.inputs, views))
-        self.outputs = SharedArrays(self._arrays("output", nodes["output"], self.layout.outputs, views))
-        held = {node.name: node for kind in nodes for node in nodes[kind] if node.holds}
-        self.shown = self.inputs, self.outputs
+        held = {node.name: node for node in self._nodes if node.holds}
         if held:
             self.shown = SharedValues(self.inputs, held), SharedValues(self.outputs, held)
-        self.feeds = tuple(
-            (name, None if name in held else view.dtype, view.shape, view) for name, view in self.inputs.items()
-        )
-        if not held and all(shape is not None and 0 not in shape for shape in outputs):
-            self.copies = tuple(self.outputs[n.name].copy for n in nodes["output"] if n.name in self.outputs)
+        self._show(sizes, range(len(self._all)))
 
-    def _stepped(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return shape if self.steps is None else (self.steps.count, *shape)
+    def _told(self, sizes: Sizes) -> tuple[tuple[int, ...] | None, ...]:
+        """Return the shapes that are known before a run."""
+        shapes, rooms = (*sizes.inputs, *sizes.outputs), self._rooms
+        if not rooms:
+            return shapes
+        return tuple([None if node.name in rooms else shape for node, shape in zip(self._nodes, shapes, strict=True)])
 
-    def _in_room(self, node: NodeArg, shape: tuple[int, ...] | None, least: int) -> Argument:
-        """An argument with room of its own; `least` is 0 for an input, which may be empty."""
+    def _argument(self, index: int, node: NodeArg, shape: tuple[int, ...] | None, room: int) -> Argument:
+        """Return an argument of a shape, with as much room at least if it lies in the execution's own memory."""
+        is_input = index < self._inputs
+        if is_input and shape is None:
+            return Argument()
+        if node.name in self._buffers:
+            return self._in_buffer(node, shape, self._buffers[node.name])
+        dimensions = shape if node.is_open and shape else ()
+        if (tokens := self.states.tokens("input" if is_input else "output").get(node.name)) is not None:
+            return Argument(memories=tokens, dimensions=dimensions)
         try:
             nbytes = 0 if shape is None else element_count(self._stepped(shape)) * node.dtype.itemsize
         except InvalidArgument as error:
             raise InvalidArgument(f"{node.name!r}: {error}") from None
-        if least and not nbytes:
-            return Argument(room=max(least, node.dtype.itemsize))
-        is_room = least and node.holds  # and no shape, of an output
-        return Argument(room=nbytes, dimensions=shape if node.is_open and shape and not is_room else ())
+        if not is_input and not nbytes:  # it has room, also where it turns out to need none
+            guess = 0 if shape is not None else ROOM if node.holds else _FIRST_GUESS
+            room = max(room or guess, node.dtype.itemsize)
+            return Argument(room=room, length=room)
+        if not is_input and node.holds:  # its shape is room
+            dimensions = ()
+        return Argument(room=max(room, nbytes) if nbytes else 0, length=nbytes, dimensions=dimensions)
+
+    def _stepped(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return shape if self.steps is None else (self.steps.count, *shape)
 
     def _in_buffer(self, node: NodeArg, shape: tuple[int, ...] | None, buffer: ExternalBuffer) -> Argument:
         whole, memory = None if shape is None else self._stepped(shape), buffer.memory
@@ -311,9 +305,6 @@ class Arguments:
             fits = not buffer.offset and (whole is None or length == memory.image.tight_size)
         if not fits:
             raise InvalidArgument(f"{node.name!r} of shape {whole} takes {length} bytes of {memory!r}")
-        if buffer.view is None:
-            with contextlib.suppress(InvalidArgument, GeneralFailure):  # what this process may not look at
-                buffer.view = memory.array(np.uint8, (length,)) if whole is None else memory.array(node.dtype, whole)
         length = length if memory.image is None else 0  # the whole
         dimensions = shape if node.is_open and shape else ()
         return Argument(memories=(memory,), offset=buffer.offset, length=length, dimensions=dimensions)
@@ -321,69 +312,128 @@ class Arguments:
     def _check_total(self) -> None:
         arguments = self._all
         if sum(argument.room + _ALIGNMENT for argument in arguments) > UINT32:
-            nodes = (*self.compilation.inputs, *self.compilation.outputs)
-            largest = max(range(len(nodes)), key=lambda i: arguments[i].room)
-            shapes = (*self._known["input"], *self._known["output"])
+            largest = max(range(len(arguments)), key=lambda i: arguments[i].room)
             fewer = "" if self.steps is None else "; bind fewer steps"
             raise InvalidArgument(
-                f"{nodes[largest].name!r} of shape {shapes[largest]} takes {arguments[largest].room} bytes; the "
-                f"arguments of a run have less than 4 GiB together{fewer}"
+                f"{self._nodes[largest].name!r} of shape {self._known[largest]} takes {arguments[largest].room} bytes; "
+                f"the arguments of a run have less than 4 GiB together{fewer}"
             )
 
-    def _arrays(
-        self, kind: str, nodes: Sequence[NodeArg], views: Sequence[Array | None], given: Mapping[str, Array | None]
-    ) -> dict[str, Array]:
-        states, arrays = self.states.tokens(kind), {}
-        for node, shape, view in zip(nodes, self._known[kind], views, strict=True):
-            if node.name in states or (kind == "input" and shape is None):
-                continue
-            if node.name in given:
-                if (there := given[node.name]) is not None:
-                    arrays[node.name] = there
-            elif view is None:
-                arrays[node.name] = np.empty(self._stepped(shape or ()), node.dtype)
-            elif shape is None:
-                arrays[node.name] = view
-            else:
-                nbytes = 0 if 0 in shape else view.nbytes
-                arrays[node.name] = view[:nbytes].view(node.dtype).reshape(self._stepped(shape))
-        return arrays
+    def _show(self, sizes: Sizes, changed: Iterable[int]) -> None:
+        """Make the arrays of arguments that have got a shape."""
+        for i in changed:
+            node, array = self._nodes[i], self._array(i)
+            if array is not None:
+                dict.__setitem__(self.inputs if i < self._inputs else self.outputs, node.name, array)
+        self.feeds: tuple[tuple[str, np.dtype[Any] | None, tuple[int, ...], Array], ...] = tuple(
+            [
+                (node.name, None if node.holds else node.dtype, array.shape, array)
+                for node in self.compilation.inputs
+                if (array := self.inputs.get(node.name)) is not None
+            ]
+        )
+        told = zip(self.compilation.outputs, self._known[self._inputs :], strict=True)
+        if all(shape is not None and 0 not in shape and not node.holds for node, shape in told):
+            self.copies = tuple([array.copy for array in self.outputs.values()])
+        self.sizes = sizes
+
+    def _array(self, index: int) -> Array | None:
+        """Return the array of an argument; None for what is left out, is a state, or cannot be looked at."""
+        node, shape, room = self._nodes[index], self._known[index], self.layout.views[index]
+        buffer, whole = self._buffers.get(node.name), None if shape is None else self._stepped(shape)
+        if buffer is not None:
+            if buffer.shape is not None:
+                return buffer.view
+            with contextlib.suppress(InvalidArgument, GeneralFailure):  # what this process may not look at
+                memory = buffer.memory
+                return memory.array(np.uint8, (buffer.nbytes,)) if whole is None else memory.array(node.dtype, whole)
+            return None
+        if self._all[index].memories or whole is None:
+            return room
+        return np.ndarray(whole, node.dtype, room)
 
     @property
-    def _all(self) -> list[Argument]:
-        return [*self._given["input"], *self._given["output"]]
+    def requests(self) -> tuple[Request, ...]:
+        """One, or two that take turns."""
+        return requests_for(self.layout, self._all, self._inputs, self.steps)
 
-    @property
-    def layout(self) -> ArgumentLayout:
-        """Where they lie."""
-        if self._layout is None:
-            self._layout = lay_out(self._given["input"], self._given["output"], self.steps)
-        return self._layout
+    # ---- other shapes ----------------------------------------------------------------------------------------
 
-    @property
-    def memory(self) -> Memory | None:
-        """Memory of their own, if there is some by now."""
-        return None if self._layout is None else self._layout.memory
+    def solved(self, shapes: Mapping[str, int | Sequence[int]]) -> Sizes:
+        """Return the shapes of all arguments as the caller says them; raises as `solve_shapes` and `check_states`."""
+        states = self.states.all
+        given = {**{name: state.shape for name, state in states.items()}, **shapes}
+        given = given_shapes(given, self._buffers, None if self.steps is None else self.steps.count)
+        return solved(self.compilation, given, self._buffers, {s.source.name: name for name, s in states.items()})
+
+    def resized(self, sizes: Sizes) -> dict[int, Argument]:
+        """Return the arguments that other shapes change, by index; `InvalidArgument` if they do not fit."""
+        rows = enumerate(zip(self._told(sizes), self._known, strict=True))
+        return {i: self._resized(i, shape) for i, (shape, before) in rows if shape != before}
+
+    def _resized(self, index: int, shape: tuple[int, ...] | None) -> Argument:
+        node, before, known = self._nodes[index], self._all[index], self._known[index]
+        if shape is None or known is None or len(shape) != len(known) or (0 in shape) != (0 in known):
+            raise InvalidArgument(
+                f"{node.name!r} has shape {known} here, which cannot become {shape}: that it is there, or has elements, "
+                "stays as it is, and so does the number of dimensions; bind another execution"
+            )
+        if node.name in self._buffers:
+            return self._in_buffer(node, shape, self._buffers[node.name])
+        if before.memories:
+            raise InvalidArgument(f"{node.name!r} is a state, which keeps its shape {known}; bind another execution")
+        nbytes = math.prod(self._stepped(shape)) * node.dtype.itemsize
+        if nbytes > before.room:
+            raise InvalidArgument(
+                f"{node.name!r} of shape {shape} takes {nbytes} bytes and has room for {before.room}; bind with "
+                f"room={{{node.name!r}: …}}"
+            )
+        return Argument(room=before.room, length=nbytes or before.length, dimensions=shape if before.dimensions else ())
+
+    def numbers(self, changed: Mapping[int, Argument]) -> list[int]:
+        """Return the lengths and dimensions of a packet, in order."""
+        numbers: list[int] = []
+        for i, argument in enumerate(self._all):
+            now = changed.get(i, argument)
+            numbers.append(now.length)
+            numbers += now.dimensions
+        return numbers
+
+    def resize(self, sizes: Sizes, changed: Mapping[int, Argument]) -> None:
+        """Give them other shapes; what changes is what `resized` has returned."""
+        for i, argument in changed.items():
+            self._all[i] = argument
+        self._known = self._told(sizes)
+        self._show(sizes, changed)
+
+    def enough_for(self, sizes: Sizes) -> dict[str, int]:
+        """Return bytes by name that are enough for other shapes: twice the room of now where that is too little."""
+        need, enough = nbytes_by_name(self.compilation, sizes), {}
+        for node, argument in zip(self._nodes, self._all, strict=True):
+            least = need.get(node.name, 0)
+            enough[node.name] = argument.room if least <= argument.room else max(least, 2 * argument.room)
+        return enough if sum(enough.values()) + len(enough) * _ALIGNMENT <= UINT32 else {}
+
+    # ---- results ---------------------------------------------------------------------------------------------
 
     def check_shapes(self, shapes: Sequence[OutputShape]) -> None:
         """Raise `GeneralFailure` if what a service told of its outputs contradicts the model or the request."""
-        check_shapes(self.compilation.outputs, self._given["output"], shapes, self._unverified)
+        check_shapes(self.compilation.outputs, self._all[self._inputs :], shapes, self._unverified)
 
     def copied(self, shapes: Sequence[OutputShape]) -> list[Array]:
         """Return copies of all outputs, of the shapes that the last run told."""
         return [self._copy(i, node, shapes) for i, node in enumerate(self.compilation.outputs)]
 
     def _copy(self, index: int, node: NodeArg, shapes: Sequence[OutputShape]) -> Array:
-        view, known, room = self.outputs[node.name], self._known["output"][index], self.layout.outputs[index]
+        view, known = self.outputs[node.name], self._known[self._inputs + index]
         if node.holds:
             return node.decode(view)  # type: ignore[no-any-return]
         if known is not None and 0 not in known:
             return view.copy()
-        view = view if room is None else room
         if not shapes:
             raise GeneralFailure(f"the service did not tell the shape of output {node.name!r}")
-        shape = shapes[index].dimensions
-        return view[: math.prod(shape) * node.dtype.itemsize].view(node.dtype).reshape(shape).copy()
+        room = self.layout.views[self._inputs + index]
+        return np.ndarray(shapes[index].dimensions, node.dtype, view if room is None else room).copy()
 
     def needed_rooms(self, error: OutputInsufficientSize) -> dict[str, int]:
         """Return the bytes that each output needs which had too little room in the last run.
@@ -393,7 +443,7 @@ class Arguments:
                 shapes may be wrong.
         """
         rooms = {}
-        nodes = zip(self.compilation.outputs, self._known["output"], error.output_shapes, strict=True)
+        nodes = zip(self.compilation.outputs, self._known[self._inputs :], error.output_shapes, strict=True)
         for node, known, shape in nodes:
             if not shape.is_sufficient:
                 if known is not None and not node.may_be_empty:
@@ -401,6 +451,28 @@ class Arguments:
                 have = self.outputs[node.name].nbytes
                 rooms[node.name] = max(math.prod(shape.dimensions) * node.dtype.itemsize, min(2 * have, UINT32))
         return rooms
+
+
+def solved(
+    compilation: Compilation,
+    given: Mapping[str, int | Sequence[int]],
+    buffers: Mapping[str, ExternalBuffer],
+    state: Mapping[str, str],
+) -> Sizes:
+    """Return the shapes of all arguments; see `Burst.bind`.
+
+    Args:
+        given: As `given_shapes` has returned them.
+    """
+    sizes = solve_shapes(compilation.inputs, compilation.outputs, given, [*buffers, *state.values()])
+    return check_states(compilation, state, sizes)
+
+
+def nbytes_by_name(compilation: Compilation, sizes: Sizes, steps: int = 1) -> dict[str, int]:
+    """Return the bytes that arguments of known shapes take."""
+    nodes = (*compilation.inputs, *compilation.outputs)
+    rows = zip(nodes, (*sizes.inputs, *sizes.outputs), strict=True)
+    return {node.name: steps * math.prod(shape) * node.dtype.itemsize for node, shape in rows if shape is not None}
 
 
 def check_shapes(
@@ -426,7 +498,7 @@ def check_shapes(
         except InvalidArgument:
             fits = False
         if shape.is_sufficient:
-            room = argument.room or argument.length or UINT32
+            room = argument.length or UINT32
             fits = fits and (
                 declared is None
                 or (

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -101,10 +102,14 @@ class NodeArg(Struct, frozen=True):
 
     def admits(self, shape: Sequence[int]) -> bool:
         """Whether arrays of this shape fit."""
-        return self.shape is None or (
-            len(shape) == len(self.shape)
-            and all(want == have or not isinstance(want, int) for want, have in zip(self.shape, shape, strict=True))
-        )
+        if self.shape is None:
+            return True
+        if len(shape) != len(self.shape):
+            return False
+        for want, have in zip(self.shape, shape, strict=True):  # a generator would be slower than all else in a run
+            if want != have and type(want) is int:
+                return False
+        return True
 
     def is_empty(self, shape: Sequence[int]) -> bool:
         """Whether arrays of a shape that fits have no elements, and may be passed so."""
@@ -118,10 +123,11 @@ class NodeArg(Struct, frozen=True):
 
     def check(self, value: npt.ArrayLike) -> np.ndarray[Any, np.dtype[Any]]:
         """Return `value` as an array that fits this argument; `InvalidArgument` says what does not, and the remedy."""
-        if type(value) is np.ndarray and value.shape == self.shape and value.dtype == self.dtype:
-            return value  # the usual case
         if type(value) is Encoded:
             return value
+        if type(value) is np.ndarray and value.dtype == self.dtype and not self.holds:
+            if self.admits(value.shape) and 0 not in value.shape:
+                return value  # the usual case
         if self.holds:
             bytes_of = self.encode(value)
             room = np.zeros(1 << max(_LEAST_ROOM, (bytes_of.size - 1).bit_length()), np.uint8)
@@ -348,6 +354,12 @@ class Sizes(Struct, frozen=True):
     inputs: tuple[tuple[int, ...] | None, ...]
     outputs: tuple[tuple[int, ...] | None, ...]
 
+    @property
+    def form(self) -> Hashable:
+        """What stays as it is when an execution is given other shapes: what is there, what is empty, and the ranks."""
+        shapes = (*self.inputs, *self.outputs)
+        return tuple([s if s is None else ~len(s) if 0 in s else len(s) for s in shapes])
+
 
 def solve_shapes(
     inputs: Sequence[NodeArg],
@@ -369,7 +381,6 @@ def solve_shapes(
     """
     every = (*inputs, *outputs)
     shapes, said = _sorted_out(every, given)
-    sizes: dict[str, int | None] = dict(said)
     for argument in every:
         shape = shapes.get(argument.name)
         if shape is None:
@@ -378,30 +389,50 @@ def solve_shapes(
             raise InvalidArgument(f"{argument.name!r} has shape {argument.shape}, which does not admit {shape}")
         argument.is_empty(shape)
         for name, size in zip(argument.shape or (), shape, strict=False):
-            if isinstance(name, str):
-                if said.get(name, size) != size:
-                    raise InvalidArgument(f"{argument.name!r} of shape {shape} contradicts {name!r} = {said[name]}")
-                sizes[name] = size if sizes.get(name, size) == size else None
-
-    def known(argument: NodeArg) -> tuple[int, ...] | None:
-        if argument.name in shapes or argument.shape is None or argument.holds:
-            return shapes.get(argument.name, (encoded.ROOM,) if argument.holds and argument in inputs else None)
-        found = [size if isinstance(size, int) else sizes.get(size or "") for size in argument.shape]
-        return None if None in found else tuple(size for size in found if size is not None)
-
+            if isinstance(name, str) and said.get(name, size) != size:
+                raise InvalidArgument(f"{argument.name!r} of shape {shape} contradicts {name!r} = {said[name]}")
+    sizes = complete_shapes(inputs, outputs, shapes, said)
     complete: list[tuple[int, ...] | None] = []
-    for argument in inputs:
+    for argument, shape in zip(inputs, sizes.inputs, strict=True):
         if argument.is_optional and argument.name not in shapes and argument.name not in present:
             complete.append(None)
             continue
-        shape = known(argument)
+        if shape is None and argument.holds:
+            shape = (encoded.ROOM,)
         if shape is None:
             name = next((n for n in argument.shape or () if isinstance(n, str) and n not in said), argument.name)
             hint = f"bind(shapes={{{name!r}: …}})"
             raise InvalidArgument(f"input {argument.name!r} has open dimensions {argument.shape}; say them with {hint}")
         argument.is_empty(shape)
         complete.append(shape)
-    return Sizes(tuple(complete), tuple(known(argument) for argument in outputs))
+    return Sizes(tuple(complete), sizes.outputs)
+
+
+def complete_shapes(
+    inputs: Sequence[NodeArg],
+    outputs: Sequence[NodeArg],
+    shapes: Mapping[str, tuple[int, ...]],
+    said: Mapping[str, int] = MappingProxyType({}),
+) -> Sizes:
+    """Complete shapes of arguments that the model admits with what it says of the others; None where that is not all.
+
+    Args:
+        said: Sizes by name of a dimension.
+    """
+    every, sizes = (*inputs, *outputs), dict[str | None, int | None](said)
+    for argument in every:
+        if argument.shape is not None and (shape := shapes.get(argument.name)) is not None:
+            for name, size in zip(argument.shape, shape, strict=True):
+                if type(name) is str and sizes.setdefault(name, size) != size:
+                    sizes[name] = None
+    complete: list[tuple[int, ...] | None] = []
+    for argument in every:
+        shape = shapes.get(argument.name)
+        if shape is None and argument.shape is not None and not argument.holds:
+            found = [size if type(size) is int else sizes.get(size) for size in argument.shape]  # type: ignore[arg-type]
+            shape = None if None in found else tuple(found)  # type: ignore[arg-type]
+        complete.append(shape)
+    return Sizes(tuple(complete[: len(inputs)]), tuple(complete[len(inputs) :]))
 
 
 def _sorted_out(

@@ -17,9 +17,9 @@ from ...memory import Memory
 from ...model import ExecutionPreference
 from ..compile.compilation import Compilation
 from ..execution import Execution
-from ..request.arguments import Arguments, find_buffers, given_shapes
-from ..request.node_args import channel_lengths, solve_shapes
-from ..request.state import States, check_states, check_steps, make_states, steps_of
+from ..request.arguments import Arguments, find_buffers, given_shapes, nbytes_by_name, solved
+from ..request.node_args import channel_lengths
+from ..request.state import States, check_steps, make_states, steps_of
 from ..service import closes_with, service_of
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class Burst(OneProcess, Closing):
         if not isinstance(compilation, Compilation):
             raise InvalidArgument("a burst needs a Compilation")
         self.compilation = compilation
+        self._outputs = {node.name for node in compilation.outputs}
         if polling_window is None and compilation.preference is ExecutionPreference.LOW_POWER:
             polling_window = 0.0
         requests, results = channel_lengths(compilation.inputs, compilation.outputs)
@@ -92,6 +93,7 @@ class Burst(OneProcess, Closing):
         self,
         *,
         shapes: Mapping[str, int | Sequence[int]] | None = None,
+        room: Mapping[str, int | Sequence[int]] | None = None,
         measure: bool = False,
         state: Mapping[str, str] | None = None,
         initial_state: Mapping[str, npt.ArrayLike] | None = None,
@@ -99,6 +101,7 @@ class Burst(OneProcess, Closing):
         steps: int | None = None,
         timeout: float | None = None,
         rooms: Mapping[str, int] | None = None,
+        least: Mapping[str, int] | None = None,
         keep: object = None,
         pool: BurstPool | None = None,
     ) -> Execution:
@@ -108,6 +111,8 @@ class Burst(OneProcess, Closing):
             shapes: What the model leaves open: sizes by name of a dimension (``{"batch": 8}``), complete shapes by name
                 of an argument (``{"image": (8, 3, 224, 224)}``). Outputs that only have dimensions of known names get
                 their shape from them. An optional input is among the arrays if it is named here, or below.
+            room: The largest shapes that `Execution.reshape` is going to give, as `shapes` are said, which are those of
+                the inputs here if they are left out. An output may have room, too, though only a run tells its shape.
             measure: Whether `Execution.timing` is filled.
             state: ``{output: input}``: what a run leaves in the output, the next one reads as the input. It stays
                 in the device, in driver-managed buffers. Its shape is the input's, which `shapes` completes.
@@ -123,6 +128,7 @@ class Burst(OneProcess, Closing):
                 earlier steps may be there. The time limit is that of the run, and is looked at between steps.
             timeout: Seconds that a run may take; None for no limit, 0 for an answer that is there at once.
             rooms: Bytes by name of an output whose shape only a run tells; default 4096. A shape that is given wins.
+            least: Bytes by name that arguments of known shapes have at least.
             keep: What the execution keeps alive.
             pool: Where the execution finds another burst when this one is busy; None: its run is refused then.
 
@@ -132,8 +138,8 @@ class Burst(OneProcess, Closing):
             GeneralFailure: The device cannot keep state; copy it with `Session.run`. It takes no requests of steps.
             BadState: The burst is closed.
         """
-        by_name = {"state": state, "shapes": shapes, "initial_state": initial_state, "memory": memory, "rooms": rooms}
-        for name, value in by_name.items():
+        by_name = {"state": state, "shapes": shapes, "room": room, "memory": memory, "rooms": rooms}
+        for name, value in (*by_name.items(), ("initial_state", initial_state)):
             if value is not None and not isinstance(value, Mapping):
                 raise InvalidArgument(f"{name} is a dict by name, not {type(value).__name__}")
         if initial_state is not None and not state:
@@ -142,18 +148,21 @@ class Burst(OneProcess, Closing):
         if steps is not None:
             check_steps(compilation, steps)
         buffers = find_buffers(compilation.inputs, compilation.outputs, memory or {}, state or {})
+        if room is not None:
+            largest = solved(compilation, given_shapes(room, buffers, steps), buffers, state or {})
+            least = nbytes_by_name(compilation, largest, steps or 1)
+            if shapes is None:
+                shapes = {name: size for name, size in room.items() if name not in self._outputs}
         given = given_shapes(shapes or {}, buffers, steps)
-        present = [*buffers, *(state or {}).values()]
-        sizes = solve_shapes(compilation.inputs, compilation.outputs, given, present)
-        sizes = check_states(compilation, state or {}, sizes)
+        sizes = solved(compilation, given, buffers, state or {})
+        rooms = {name: _room(name, room) for name, room in (rooms or {}).items() if name not in given}
         rows = zip(compilation.inputs, sizes.inputs, strict=True)
         known = {node.name: shape for node, shape in rows if shape is not None}
-        rooms = {name: _room(name, room) for name, room in (rooms or {}).items() if name not in given}
         states = States(make_states(compilation, state or {}, known))
         execution = None
         try:
             stepped = None if steps is None else steps_of(compilation, sizes, states.all, rooms, steps)
-            arguments = Arguments(compilation, sizes, states, buffers, rooms, stepped)
+            arguments = Arguments(compilation, sizes, states, buffers, rooms, stepped, least or {})
             execution = Execution(self, arguments, pool=pool, timeout=timeout, measure=measure, keep=keep)
             if states.all:
                 execution._reset_state(initial_state)

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -22,24 +22,24 @@ _LONGEST_WAIT = 0.1
 
 
 class Permit:
-    """Leave to run, with the executions of earlier runs: the last one used, and others for other shapes.
+    """Leave to run, with the executions of earlier runs: the last one used, and one for each form of the arguments.
 
     Attributes:
         thread: The thread that has to go on before it comes back; 0: none.
     """
 
-    __slots__ = ("__weakref__", "execution", "others", "thread")
+    __slots__ = ("__weakref__", "execution", "executions", "thread")
 
     def __init__(self) -> None:
         self.execution: Execution | None = None
-        self.others: list[Execution] = []
+        self.executions: dict[Hashable, Execution] = {}  # the one used last comes last
         self.thread = 0
 
     def forget(self) -> None:
         """Let go of its executions."""
-        for execution in filter(None, (self.execution, *self.others)):
+        for execution in list(self.executions.values()):
             execution.forget()
-        self.execution, self.others = None, []
+        self.execution, self.executions = None, {}
 
 
 class Permits:

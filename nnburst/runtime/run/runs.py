@@ -6,16 +6,23 @@ import contextlib
 import errno
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..._core.deadline import Deadline
 from ..._core.once import Once
-from ...errors import BadState, GeneralFailure, MissedDeadline, OutputInsufficientSize, ResourceExhausted
+from ...errors import (
+    BadState,
+    GeneralFailure,
+    InvalidArgument,
+    MissedDeadline,
+    OutputInsufficientSize,
+    ResourceExhausted,
+)
 from ...model import Array
 from ..execution import Execution, setting_up
-from ..request.node_args import NodeArg, checked_inputs, shapes_to_say
+from ..request.node_args import checked_inputs, complete_shapes
 from . import event_loop
 from .permits import Permit, Permits
 
@@ -23,7 +30,9 @@ if TYPE_CHECKING:
     from .burst_pool import BurstPool
 
 _KEPT = 8
-"""Executions for different shapes that a permit keeps."""
+"""Executions for different forms of the arguments that a permit keeps."""
+_LEAST_ROOM = 4096
+"""Bytes for an argument whose shape the model leaves open."""
 _MOST_RERUNS = 8
 
 
@@ -44,11 +53,14 @@ class Runs:
         rooms: Bytes that outputs of unknown shape needed so far, by name.
     """
 
-    def __init__(self, pool: BurstPool, nodes: Sequence[NodeArg], timeout: float | None, concurrency: int) -> None:
+    def __init__(self, pool: BurstPool, timeout: float | None, concurrency: int) -> None:
         self.permits = Permits(concurrency)
         self.rooms: dict[str, int] = {}
         self._pool = pool
-        self._nodes = nodes
+        compilation = pool.first.compilation
+        self._nodes = compilation.inputs, compilation.outputs
+        nodes = (*compilation.inputs, *compilation.outputs)
+        self._least = {node.name: _LEAST_ROOM for node in nodes if node.is_open and not node.holds}
         self._timeout = timeout
 
     # ---- permits ---------------------------------------------------------------------------------------------
@@ -152,31 +164,41 @@ class Runs:
         return self._setting_up(limit).call(self._fed, permit, inputs)
 
     def _fed(self, permit: Permit, inputs: object) -> Execution:
-        arrays = checked_inputs(self._nodes, inputs)
-        if permit.execution is not None:
-            permit.others.append(permit.execution)
-            permit.execution = None
-        for execution in reversed(permit.others):
-            if execution._fits(arrays):
-                permit.others.remove(execution)
-                break
-        else:
-            while len(permit.others) >= _KEPT:
-                permit.others.pop(0).forget()
-            execution = self._bound(shapes_to_say(self._nodes, arrays))
-        permit.execution = execution
+        arrays = checked_inputs(self._nodes[0], inputs)
+        sizes = complete_shapes(*self._nodes, {name: array.shape for name, array in arrays.items()})
+        form = sizes.form
+        permit.execution, execution, least = None, permit.executions.pop(form, None), self._least
+        if execution is not None:
+            try:
+                execution._reshape(sizes)
+            except (InvalidArgument, BadState):  # it has not enough room, or a run that was given up has it
+                least = execution._arguments.enough_for(sizes)
+                execution.forget()
+                execution = None
+        if execution is None:
+            while len(permit.executions) >= _KEPT:
+                permit.executions.pop(next(iter(permit.executions))).forget()
+            execution = self._bound(arrays, least)
+        permit.executions[form] = permit.execution = execution
         execution._fill(arrays)
         return execution
 
-    def _bound(self, shapes: Mapping[str, int | Sequence[int]]) -> Execution:
-        return self._pool.spare().bind(shapes=shapes, timeout=self._timeout, rooms=self.rooms, pool=self._pool)
+    def _bound(self, arrays: Mapping[str, Array], least: Mapping[str, int]) -> Execution:
+        return self._pool.spare().bind(
+            shapes={name: array.shape for name, array in arrays.items()},
+            timeout=self._timeout,
+            rooms=self.rooms,
+            least=least,
+            pool=self._pool,
+        )
 
     def larger(self, permit: Permit, small: Execution, error: OutputInsufficientSize) -> Execution:
         """Give a permit an execution with the room that the last run of its own one needed, filled as that."""
-        for name, nbytes in small._needed_rooms(error).items():
+        arguments = small._arguments
+        for name, nbytes in arguments.needed_rooms(error).items():
             self.rooms[name] = max(nbytes, self.rooms.get(name, 0))
-        larger = self._bound({name: view.shape for name, view in small._wired.items()})
+        larger = self._bound(small._wired, arguments.enough_for(arguments.sizes))
         larger._fill(small._wired)
-        permit.forget()  # the others have less room, too
-        permit.execution = larger
+        permit.executions[arguments.sizes.form] = permit.execution = larger
+        small.forget()
         return larger
