@@ -17,7 +17,7 @@ from .._core.deadline import Deadline
 from .._core.errno import check, flag
 from .._core.leaving import Closing, Leaving, process_lock
 from ..burst import BoundRequest, ExecutionBurstController, in_time
-from ..errors import BadState, MissedDeadline
+from ..errors import BadState, InvalidArgument, MissedDeadline
 from ..model import Array, ExecutionResult
 from .compile.compilation import Compilation
 from .display import described
@@ -173,6 +173,8 @@ class Execution(BoundRequest, Closing):
                 some; a state would have another shape. All shapes stay as they were.
             BadState: The execution is in flight, or closed.
         """
+        if not isinstance(shapes, Mapping):
+            raise InvalidArgument(f"shapes is a dict by name, not {type(shapes).__name__}")
         self._reshape(self._arguments.solved(shapes))
 
     def _reshape(self, sizes: Sizes) -> None:

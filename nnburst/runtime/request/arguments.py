@@ -375,8 +375,8 @@ class Arguments:
         node, before, known = self._nodes[index], self._all[index], self._known[index]
         if shape is None or known is None or len(shape) != len(known) or (0 in shape) != (0 in known):
             raise InvalidArgument(
-                f"{node.name!r} has shape {known} here, which cannot become {shape}: that it is there, or has elements, "
-                "stays as it is, and so does the number of dimensions; bind another execution"
+                f"{node.name!r} has shape {known} here, which cannot become {shape}: that it is there, and has "
+                "elements, stays as it is, and so does the number of dimensions; bind another execution"
             )
         if node.name in self._buffers:
             return self._in_buffer(node, shape, self._buffers[node.name])

@@ -1,0 +1,217 @@
+"""Shapes that change from run to run: the arguments of an execution are laid out again in the room that they have."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nnburst
+from nnburst import BadState, InvalidArgument
+from nnburst.memory import Memory, memory
+from nnburst.runtime.request.arguments import Arguments
+from support.waiting import PATIENCE, until
+
+MODEL = """
+import threading
+import numpy as np
+from nnburst.devices.function import Tensor, declare
+
+hold, held = threading.Event(), threading.Event()
+hold.set()
+
+@declare(
+    inputs=[Tensor("x", "float32", ("n", 2)), Tensor("y", "float32", ("m",))],
+    outputs=[
+        Tensor("both", "float32", ("m", "n")), Tensor("sums", "float32", ("n",)), Tensor("some", "float32", ("k",)),
+    ],
+)
+def model(x, y):
+    held.set()
+    hold.wait(60)
+    return y[:, None] * x[:, 0], x.sum(axis=1), x[x > 0]
+"""
+
+
+@pytest.fixture
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[nnburst.Session]:
+    (tmp_path / "function_of_shapes.py").write_text(MODEL)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with nnburst.in_process(devices=["nnburst-function:call=function_of_shapes:model"]) as service:
+        with service.session("model", concurrency=2) as session:
+            yield session
+    sys.modules.pop("function_of_shapes", None)
+
+
+def inputs(n: int, m: int, seed: int = 0) -> dict[str, Any]:
+    numbers = np.random.default_rng((seed, n, m))
+    return {"x": numbers.normal(size=(n, 2)).astype(np.float32), "y": numbers.normal(size=m).astype(np.float32)}
+
+
+def check(outputs: Any, given: dict[str, Any]) -> None:
+    x, y = given["x"], given["y"]
+    for output, expected in zip(outputs, (y[:, None] * x[:, 0], x.sum(axis=1), x[x > 0]), strict=True):
+        np.testing.assert_array_equal(output, expected)
+
+
+def pools() -> int:
+    return len(list(memory._pools))
+
+
+def test_runs_of_hundreds_of_shapes_share_few_pools_slots_and_descriptors(session: nnburst.Session) -> None:
+    shapes = [(random.Random(i).randint(1, 300), random.Random(-i).randint(1, 200)) for i in range(400)]
+    for n, m in ((300, 200), *shapes[:100]):
+        check(session.run(None, inputs(n, m)), inputs(n, m))
+    slots, before, descriptors = len(session.burst.controller._slots), pools(), len(os.listdir("/proc/self/fd"))
+    assert slots == 1
+    for n, m in shapes[100:]:
+        check(session.run(None, inputs(n, m)), inputs(n, m))
+    assert (len(session.burst.controller._slots), pools()) == (slots, before)
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_room_doubles_so_that_growing_shapes_need_few_pools(session: nnburst.Session) -> None:
+    bound: list[Any] = []
+    spare = session._pool.spare
+    session._pool.spare = lambda: bound.append(1) or spare()  # type: ignore[method-assign,func-returns-value]
+    for n in range(1, 1500):
+        check(session.run(None, inputs(n, 3)), inputs(n, 3))
+    assert len(bound) <= 8  # twice for the room of inputs, twice for that of `some`, once for that of `both`
+
+
+def test_threads_run_shapes_of_their_own(session: nnburst.Session) -> None:
+    failures: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        numbers = random.Random(seed)
+        try:
+            for i in range(150):
+                given = inputs(numbers.randint(1, 200), numbers.randint(1, 100), i)
+                check(session.run(None, given), given)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert not failures
+
+
+def test_reshape_lays_out_anew_in_the_same_memory(session: nnburst.Session) -> None:
+    with session.bind(room={"x": (64, 2), "y": (32,)}) as bound:
+        assert bound.inputs["x"].shape == (64, 2)
+        assert bound.outputs["both"].shape == (32, 64)
+        address, names, before = bound.inputs["x"].ctypes.data, bound.inputs, pools()
+        for n, m in ((3, 32), (64, 1), (1, 1), (17, 5), (64, 32)):
+            bound.reshape({"n": n, "y": (m,)})
+            assert bound.inputs is names
+            assert bound.inputs["x"].ctypes.data == address
+            assert bound.outputs["both"].shape == (m, n)
+            given = inputs(n, m)
+            for name, array in given.items():
+                bound.inputs[name][:] = array
+            bound.run()
+            check(bound._copied(), given)
+        assert pools() == before
+    assert len(session.burst.controller._slots) == 0
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ({"n": 65, "m": 4}, r"'x' of shape \(65, 2\) takes 520 bytes and has room for 512; bind with room={'x': …}"),
+        ({"n": 4, "m": 0}, r"'y' has shape \(2,\) here, which cannot become \(0,\)"),
+        ({"n": 4}, "'y' has open dimensions"),
+        ({"x": (4, 3), "m": 4}, "does not admit"),
+        ({"x": (4, 2), "n": 5, "m": 4}, "contradicts 'n' = 5"),
+        ({"z": 4}, "unknown name 'z'"),
+        (7, "shapes is a dict by name, not int"),
+    ],
+)
+def test_shapes_that_cannot_be_leave_the_execution_as_it_was(
+    session: nnburst.Session, shapes: Any, message: str
+) -> None:
+    with session.bind(room={"n": 64, "m": 32}, shapes={"n": 8, "m": 2}) as bound:
+        given = inputs(8, 2)
+        for name, array in given.items():
+            bound.inputs[name][:] = array
+        with pytest.raises(InvalidArgument, match=message):
+            bound.reshape(shapes)
+        bound.run()
+        check(bound._copied(), given)
+
+
+def test_execution_in_flight_keeps_its_shapes(session: nnburst.Session) -> None:
+    module = sys.modules["function_of_shapes"]
+    with session.bind(room={"n": 64, "m": 32}) as bound:
+        for array in bound.inputs.values():
+            array[:] = 1
+        module.hold.clear()
+        run = bound.submit()
+        with pytest.raises(BadState, match="running"):
+            bound.reshape({"n": 1, "m": 1})
+        module.hold.set()
+        run.result(PATIENCE)
+        assert bound.outputs["both"].shape == (32, 64)
+        until(lambda: not bound.is_in_flight)
+        bound.reshape({"n": 1, "m": 1})
+        assert bound.outputs["both"].shape == (1, 1)
+    with pytest.raises(BadState, match="closed"):
+        bound.reshape({"n": 2, "m": 1})
+
+
+def test_interrupt_while_shapes_change_closes_the_execution(
+    session: nnburst.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with session.bind(room={"n": 64, "m": 32}) as bound:
+        session.run(None, inputs(3, 3))
+        with monkeypatch.context() as patched:
+            patched.setattr(Arguments, "resize", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                bound.reshape({"n": 1, "m": 1})
+            with pytest.raises(KeyboardInterrupt):
+                session.run(None, inputs(4, 3))
+        with pytest.raises(BadState, match="closed"):
+            bound.run()
+    check(session.run(None, inputs(5, 3)), inputs(5, 3))
+
+
+def test_memory_of_the_callers_has_room_to_its_end(session: nnburst.Session) -> None:
+    with Memory.ashmem(160) as own:
+        with session.bind(shapes={"n": 20, "m": 2}, memory={"x": own}) as bound:
+            for n in (20, 1, 7):
+                bound.reshape({"n": n, "m": 2})
+                given = inputs(n, 2)
+                own.array("float32", (n, 2))[:] = given["x"]
+                assert bound.inputs["x"].tolist() == given["x"].tolist()
+                bound.inputs["y"][:] = given["y"]
+                bound.run()
+                check(bound._copied(), given)
+            with pytest.raises(InvalidArgument, match=r"shape \(21, 2\) takes 168 bytes"):
+                bound.reshape({"n": 21, "m": 2})
+
+
+def test_forked_child_changes_no_shapes(session: nnburst.Session) -> None:
+    with session.bind(room={"n": 64, "m": 32}) as bound:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                bound.reshape({"n": 1, "m": 1})
+            except BadState as error:
+                os._exit("fork()" in str(error))
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+        bound.reshape({"n": 2, "m": 1})
+        assert bound.outputs["sums"].shape == (2,)
