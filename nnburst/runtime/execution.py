@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import time
 import weakref
@@ -17,7 +18,7 @@ from .._core.deadline import Deadline
 from .._core.errno import check, flag
 from .._core.leaving import Closing, Leaving, process_lock
 from ..burst import BoundRequest, ExecutionBurstController, in_time
-from ..errors import BadState, InvalidArgument, MissedDeadline
+from ..errors import BadState, ErrorStatus, InvalidArgument, MissedDeadline
 from ..model import Array, ExecutionResult
 from .compile.compilation import Compilation
 from .display import described
@@ -218,10 +219,18 @@ class Execution(BoundRequest, Closing):
     def _reset_state(self, values: Mapping[str, npt.ArrayLike] | None) -> None:
         states = self._living_states()
         states.write(self.turn, states.checked(values))
+        if states.grown:  # what the last run has told holds no more
+            self._elsewhere = None
+            lib.nnb_execution_ran_elsewhere(self.pointer, int(ErrorStatus.GENERAL_FAILURE))
 
     def get_state(self) -> dict[str, Array]:
         """Return copies of the state that the next run will read, by input name; raises as `reset_state`."""
-        return self._setting_up().call(self._living_states().read, self.turn)
+        states, told = self._living_states(), {}
+        if states.grown:
+            with contextlib.suppress(BadState):  # it has not run since the state was set
+                rows = zip(self.compilation.outputs, self.output_shapes, strict=True)
+                told = {node.name: shape.dimensions for node, shape in rows}
+        return self._setting_up().call(states.read, self.turn, told)
 
     def _living_states(self) -> States:
         """Return the states, which die with the service."""

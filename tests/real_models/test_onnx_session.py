@@ -648,3 +648,33 @@ def test_other_shapes_in_the_same_memory_are_bound_without_python(service: nnbur
         assert misses() == before + 2
         with pytest.raises(InvalidArgument, match="overlaps"):
             run(8, 0, 64)
+
+
+def test_state_that_grows_with_each_run(service: nnburst.Service) -> None:
+    model = graph(
+        [node("Concat", ["past", "x"], ["now"], axis=0), node("ReduceSum", ["now"], ["y"], keepdims=0)],
+        [("x", FLOAT, (1, 2)), ("past", FLOAT, ("n", 2))],
+        [("y", FLOAT, ()), ("now", FLOAT, ("n + 1", 2))],
+    ).SerializeToString()
+    kept, first = {"now": "past"}, np.float32([[5, 5]])
+    with (
+        service.session(model) as session,
+        session.bind(state=kept, initial_state={"past": first}, room={"past": (9, 2)}) as execution,
+    ):
+        for n in range(1, 9):
+            execution.inputs["x"][:] = n
+            execution.run()
+            assert execution.outputs["y"] == 10 + n * (n + 1)
+        state = execution.get_state()["past"]
+        assert state.tolist() == [[n, n] for n in (5, *range(1, 9))]
+        execution.reset_state({"past": state[:3]})
+        assert execution.get_state()["past"].tolist() == state[:3].tolist()
+        execution.run()
+        assert execution.outputs["y"] == 10 + 2 + 4 + 16
+        assert len(execution.get_state()["past"]) == 4
+        execution.reset_state()
+        assert execution.get_state()["past"].tolist() == [[0, 0]]
+        with pytest.raises(InvalidArgument, match="past"):
+            execution.reset_state({"past": np.zeros((3, 4), np.float32)})
+    with service.session(model) as session, pytest.raises(InvalidArgument, match="is no input of shape"):
+        session.bind(state=kept, shapes={"past": (1, 2), "now": (2, 2)})

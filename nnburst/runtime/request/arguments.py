@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any
 
@@ -280,7 +280,10 @@ class Arguments:
             return self._in_buffer(node, shape, self._buffers[node.name])
         dimensions = shape if node.is_open and shape else ()
         if (tokens := self.states.tokens("input" if is_input else "output").get(node.name)) is not None:
-            return Argument(memories=tokens, dimensions=dimensions)
+            grows = any(
+                state.grows for name, state in self.states.all.items() if node.name in (name, state.source.name)
+            )
+            return Argument(memories=tokens, dimensions=() if grows else dimensions)
         try:
             nbytes = 0 if shape is None else element_count(self._stepped(shape)) * node.dtype.itemsize
         except InvalidArgument as error:
@@ -364,7 +367,9 @@ class Arguments:
         states = self.states.all
         given = {**{name: state.shape for name, state in states.items()}, **shapes}
         given = given_shapes(given, self._buffers, None if self.steps is None else self.steps.count)
-        return solved(self.compilation, given, self._buffers, {s.source.name: name for name, s in states.items()})
+        state = {each.source.name: name for name, each in states.items()}
+        grow = {name for name, each in states.items() if each.grows}
+        return solved(self.compilation, given, self._buffers, state, grow)
 
     def resized(self, sizes: Sizes) -> dict[int, Argument]:
         """Return the arguments that other shapes change, by index; `InvalidArgument` if they do not fit."""
@@ -458,14 +463,16 @@ def solved(
     given: Mapping[str, int | Sequence[int]],
     buffers: Mapping[str, ExternalBuffer],
     state: Mapping[str, str],
+    grow: Container[str] = frozenset(),
 ) -> Sizes:
     """Return the shapes of all arguments; see `Burst.bind`.
 
     Args:
         given: As `given_shapes` has returned them.
+        grow: As for `check_states`.
     """
     sizes = solve_shapes(compilation.inputs, compilation.outputs, given, [*buffers, *state.values()])
-    return check_states(compilation, state, sizes)
+    return check_states(compilation, state, sizes, grow)
 
 
 def nbytes_by_name(compilation: Compilation, sizes: Sizes, steps: int = 1) -> dict[str, int]:

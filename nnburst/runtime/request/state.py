@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING
 
@@ -27,17 +28,17 @@ class State(Struct, frozen=True):
 
     Attributes:
         source: The output.
-        target: The input, of the same type, with the shape that it has in this execution.
+        target: The input, of the same type; with the shape that it has in this execution, if that stays as it is.
+        shape: What it begins with.
         buffers: In the device: what the turns 0 and 1 read.
+        grows: Whether each run tells its next shape.
     """
 
     source: NodeArg
     target: NodeArg
+    shape: tuple[int, ...]
     buffers: tuple[Buffer, Buffer]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(size for size in self.target.shape or () if isinstance(size, int))
+    grows: bool
 
     @property
     def tokens(self) -> tuple[BufferToken, BufferToken]:
@@ -47,32 +48,36 @@ class State(Struct, frozen=True):
 
     def write(self, turn: int, value: Array | None) -> None:
         """Set what a turn reads; None for zeros."""
-        with self._memory() as memory:
-            self._view(memory)[...] = self.target.zero_point if value is None else value
-            self.buffers[turn].copy_from(memory)
+        shape = self.shape if value is None else value.shape
+        with self._memory(shape) as memory:
+            memory.array(self.target.dtype, shape)[...] = self.target.zero_point if value is None else value
+            self.buffers[turn].copy_from(memory, shape if self.grows else ())
 
-    def read(self, turn: int) -> Array:
-        """Return a copy of what a turn reads."""
-        with self._memory() as memory:
+    def read(self, turn: int, shape: tuple[int, ...]) -> Array:
+        """Return a copy of what a turn reads, which has that shape."""
+        with self._memory(shape) as memory:
             self.buffers[turn].copy_to(memory)
-            return self._view(memory).copy()
+            return memory.array(self.target.dtype, shape).copy()
 
     def close(self) -> None:
         for buffer in self.buffers:
             buffer.close()
 
-    def _memory(self) -> Memory:
-        return Memory.ashmem(int(np.prod(self.shape, dtype=np.int64)) * self.target.dtype.itemsize)
-
-    def _view(self, memory: Memory) -> Array:
-        return memory.array(self.target.dtype, self.shape)
+    def _memory(self, shape: tuple[int, ...]) -> Memory:
+        return Memory.ashmem(math.prod(shape) * self.target.dtype.itemsize)
 
 
 class States:
-    """The states of one execution, by the name of their inputs."""
+    """The states of one execution, by the name of their inputs.
+
+    Attributes:
+        grown: Names of the inputs and outputs whose shapes change from run to run.
+    """
 
     def __init__(self, states: Mapping[str, State]) -> None:
         self.all = states
+        self.grown = {name for target, state in states.items() if state.grows for name in (target, state.source.name)}
+        self._shapes: dict[str, tuple[int, ...]] = {}
 
     def tokens(self, kind: str) -> dict[str, tuple[BufferToken, BufferToken]]:
         """Return the buffers of the inputs, or of the outputs, that are states, turn by turn, by name."""
@@ -93,41 +98,61 @@ class States:
     def write(self, turn: int, values: Mapping[str, Array]) -> None:
         """Set what a turn reads; zeros where there is no value."""
         for name, state in self.all.items():
-            state.write(turn, values.get(name))
+            value = values.get(name)
+            self._shapes[name] = state.shape if value is None else value.shape
+            state.write(turn, value)
 
-    def read(self, turn: int) -> dict[str, Array]:
-        """Return copies of what a turn reads, by input name."""
-        return {name: state.read(turn) for name, state in self.all.items()}
+    def read(self, turn: int, told: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
+        """Return copies of what a turn reads, by input name.
+
+        Args:
+            told: Shapes by name of an output, if a run has told them since the state was set.
+        """
+        rows = self.all.items()
+        return {name: state.read(turn, told.get(state.source.name, self._shapes[name])) for name, state in rows}
 
     def close(self) -> None:
         for state in self.all.values():
             state.close()
 
 
-def check_states(compilation: Compilation, state: Mapping[str, str], sizes: Sizes) -> Sizes:
-    """Check ``{output: input}``. Return the sizes, where an output of which only a run would tell has its input's."""
+def check_states(
+    compilation: Compilation, state: Mapping[str, str], sizes: Sizes, grow: Container[str] = frozenset()
+) -> Sizes:
+    """Check ``{output: input}``. Return the sizes, where an output of which only a run would tell has its input's.
+
+    Args:
+        grow: Inputs whose shape changes from run to run; only a run tells their outputs'.
+    """
     inputs = {row[0].name: row for row in zip(compilation.inputs, sizes.inputs, strict=True)}
     outputs = {row[0].name: row for row in zip(compilation.outputs, sizes.outputs, strict=True)}
     for output, target in state.items():
-        _check(output, target, inputs, outputs)
+        _check(output, target, inputs, outputs, grows=target in grow)
     if len(set(state.values())) != len(state):
         raise InvalidArgument("two outputs cannot be the next value of one input")
     clash = sorted(state.keys() & set(state.values()))
     if clash:
         raise InvalidArgument(f"inputs and outputs of a state need names of their own, not {clash} for both")
     rows = zip(compilation.outputs, sizes.outputs, strict=True)
-    told = (inputs[state[node.name]][1] if node.name in state else shape for node, shape in rows)
+    told = (
+        shape if node.name not in state else None if state[node.name] in grow else inputs[state[node.name]][1]
+        for node, shape in rows
+    )
     return replace(sizes, outputs=tuple(told))
 
 
 def make_states(
-    compilation: Compilation, state: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]
+    compilation: Compilation,
+    state: Mapping[str, str],
+    shapes: Mapping[str, tuple[int, ...]],
+    grow: Container[str] = frozenset(),
 ) -> dict[str, State]:
     """Allocate the buffers of each state; by name of the input.
 
     Args:
         state: ``{output: input}``, as `check_states` has checked it.
         shapes: By name of the input.
+        grow: As for `check_states`.
     """
     inputs = {node.name: (i, node) for i, node in enumerate(compilation.inputs)}
     outputs = {node.name: (i, node) for i, node in enumerate(compilation.outputs)}
@@ -139,14 +164,15 @@ def make_states(
             for _ in range(2):
                 made.append(
                     compilation.device.allocate(
-                        BufferDesc(shapes[target]),
+                        BufferDesc(() if target in grow else shapes[target]),
                         [compilation.prepared_model],
                         [BufferRole(0, j)],
                         [BufferRole(0, i)],
                     )
                 )
                 made[-1].timeout = None  # those who copy say how long that may take
-            states[target] = State(source, replace(node, shape=shapes[target]), (made[-2], made[-1]))
+            fixed = node if target in grow else replace(node, shape=shapes[target])
+            states[target] = State(source, fixed, shapes[target], (made[-2], made[-1]), target in grow)
     except BaseException:
         for buffer in made:
             buffer.close()
@@ -201,6 +227,8 @@ def _check(
     target: str,
     inputs: Mapping[str, tuple[NodeArg, tuple[int, ...] | None]],
     outputs: Mapping[str, tuple[NodeArg, tuple[int, ...] | None]],
+    *,
+    grows: bool,
 ) -> None:
     what = f"state {output!r} → {target!r}"
     if output not in outputs or not isinstance(target, str) or target not in inputs:
@@ -214,7 +242,7 @@ def _check(
     pairs = [(part, getattr(source, part), getattr(node, part)) for part in _ALIKE]
     if differ := [f"{part} ({given} and {taken})" for part, given, taken in pairs if given != taken]:
         raise InvalidArgument(f"{what}: output and input differ in {', '.join(differ)}")
-    if not source.admits(read) or (left is not None and left != read):
+    if not grows and (not source.admits(read) or (left is not None and left != read)):
         raise InvalidArgument(f"{what}: an output of shape {left or source.shape} is no input of shape {read}")
     if 0 in read:
         raise InvalidArgument(f"{what}: a state has elements, not shape {read}")

@@ -148,17 +148,20 @@ class Burst(OneProcess, Closing):
         if steps is not None:
             check_steps(compilation, steps)
         buffers = find_buffers(compilation.inputs, compilation.outputs, memory or {}, state or {})
-        if room is not None:
+        grow = (state or {}).values() & (room or {}).keys()
+        room = {name: size for name, size in (room or {}).items() if name not in grow}
+        if room:
             largest = solved(compilation, given_shapes(room, buffers, steps), buffers, state or {})
             least = nbytes_by_name(compilation, largest, steps or 1)
             if shapes is None:
                 shapes = {name: size for name, size in room.items() if name not in self._outputs}
-        given = given_shapes(shapes or {}, buffers, steps)
-        sizes = solved(compilation, given, buffers, state or {})
+        values = {name: np.shape(value) for name, value in (initial_state or {}).items() if name in grow}
+        given = given_shapes({**values, **(shapes or {})}, buffers, steps)
+        sizes = solved(compilation, given, buffers, state or {}, grow)
         rooms = {name: _room(name, room) for name, room in (rooms or {}).items() if name not in given}
         rows = zip(compilation.inputs, sizes.inputs, strict=True)
         known = {node.name: shape for node, shape in rows if shape is not None}
-        states = States(make_states(compilation, state or {}, known))
+        states = States(make_states(compilation, state or {}, known, grow))
         execution = None
         try:
             stepped = None if steps is None else steps_of(compilation, sizes, states.all, rooms, steps)
