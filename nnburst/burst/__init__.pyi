@@ -10,6 +10,7 @@ from .client.in_flight import InFlightRuns as InFlightRuns
 from .client.request import BoundRequest as BoundRequest
 from .client.request import check_result as check_result
 from .client.request import in_time as in_time
+from .client.request import inherited as inherited
 from .client.slots import SlotTable as SlotTable
 from .interfaces import BurstCallback as BurstCallback
 from .interfaces import BurstContext as BurstContext

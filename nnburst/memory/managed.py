@@ -120,6 +120,7 @@ class ManagedBuffer:
     def room(self, nbytes: int) -> Array:
         """Return storage of at least that size to be overwritten as a whole. Only while writing."""
         if self.storage.nbytes < nbytes:
+            nbytes = max(nbytes, 2 * self.storage.nbytes)  # what grows in each run is to move rarely
             self._reserve(nbytes)
             larger = private_bytes(nbytes)
             with gate.lock:

@@ -17,7 +17,7 @@ from .._core._nnburst import ffi, lib
 from .._core.deadline import Deadline
 from .._core.errno import check, flag
 from .._core.leaving import Closing, Leaving, process_lock
-from ..burst import BoundRequest, ExecutionBurstController, in_time
+from ..burst import BoundRequest, ExecutionBurstController, in_time, inherited
 from ..errors import BadState, ErrorStatus, InvalidArgument, MissedDeadline
 from ..model import Array, ExecutionResult
 from .compile.compilation import Compilation
@@ -186,9 +186,8 @@ class Execution(BoundRequest, Closing):
         numbers = ffi.new("uint32_t[]", arguments.numbers(changed))
         self._check_not_closed()
         try:
-            check(
-                lib.nnb_execution_resize(self.pointer, numbers, len(numbers)), "reshape", {errno.EALREADY: _running()}
-            )
+            refusals = {errno.EALREADY: _running(), errno.ECHILD: inherited()}
+            check(lib.nnb_execution_resize(self.pointer, numbers, len(numbers)), "reshape", refusals)
             arguments.resize(sizes, changed)
             self._feeds, self._copies = arguments.feeds, arguments.copies
         except BadState:

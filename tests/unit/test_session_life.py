@@ -102,7 +102,7 @@ def test_executions_that_are_dropped_give_their_memory_back(service: nnburst.Ser
 def test_session_that_is_closed_keeps_no_memory_of_executions_that_were_dropped(service: nnburst.Service) -> None:
     with service.session(relu()) as session:
         execution = session.bind()
-        memory = weakref.ref(execution._arguments.memory)
+        memory = weakref.ref(execution._arguments.layout.memory)
         del execution
         assert memory() is not None  # until another one is bound
     gc.collect()

@@ -43,7 +43,7 @@ _REFUSALS = {
 }
 
 
-def _inherited() -> BadState:
+def inherited() -> BadState:
     return BadState(
         "the burst was inherited through fork() and belongs to the parent process; open a session, on a service of its "
         "own, in the child"
@@ -109,7 +109,7 @@ class BoundRequest(Runnable, OneProcess):
             check_open(request)
             raw, keep_alive = c_request(request, controller.slots_for(request.pools), measure=self._measure)  # type: ignore[arg-type]
             if i == 0:
-                check(lib.nnb_execution_create(out, controller.endpoint, raw), "bind", {errno.ECHILD: _inherited()})
+                check(lib.nnb_execution_create(out, controller.endpoint, raw), "bind", {errno.ECHILD: inherited()})
                 pointer = ffi.gc(out[0], lib.nnb_execution_destroy)
                 if self._answer_length is not None:
                     lib.nnb_execution_set_answer(pointer, self._answer_length)
@@ -355,7 +355,7 @@ _FAILURES: dict[int, Callable[[BoundRequest], NNBurstError]] = {
         "the execution is running, or a run that was given up has not landed; bind one for each thread"
     ),
     errno.ESHUTDOWN: lambda bound: BadState(_CLOSED),
-    errno.ECHILD: lambda bound: _inherited(),
+    errno.ECHILD: lambda bound: inherited(),
     errno.EBADMSG: lambda bound: GeneralFailure(
         "the service corrupted the channel; the burst is dead, open another session"
     ),

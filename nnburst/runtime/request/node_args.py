@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Hashable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -413,11 +413,13 @@ def complete_shapes(
     outputs: Sequence[NodeArg],
     shapes: Mapping[str, tuple[int, ...]],
     said: Mapping[str, int] = MappingProxyType({}),
+    left_out: Container[str] = (),
 ) -> Sizes:
     """Complete shapes of arguments that the model admits with what it says of the others; None where that is not all.
 
     Args:
         said: Sizes by name of a dimension.
+        left_out: Optional inputs that are not there.
     """
     every, sizes = (*inputs, *outputs), dict[str | None, int | None](said)
     for argument in every:
@@ -428,7 +430,7 @@ def complete_shapes(
     complete: list[tuple[int, ...] | None] = []
     for argument in every:
         shape = shapes.get(argument.name)
-        if shape is None and argument.shape is not None and not argument.holds:
+        if shape is None and argument.shape is not None and not argument.holds and argument.name not in left_out:
             found = [size if type(size) is int else sizes.get(size) for size in argument.shape]  # type: ignore[arg-type]
             shape = None if None in found else tuple(found)  # type: ignore[arg-type]
         complete.append(shape)

@@ -61,6 +61,7 @@ class Runs:
         self._nodes = compilation.inputs, compilation.outputs
         nodes = (*compilation.inputs, *compilation.outputs)
         self._least = {node.name: _LEAST_ROOM for node in nodes if node.is_open and not node.holds}
+        self._optional = {node.name for node in compilation.inputs if node.is_optional}
         self._timeout = timeout
 
     # ---- permits ---------------------------------------------------------------------------------------------
@@ -165,7 +166,8 @@ class Runs:
 
     def _fed(self, permit: Permit, inputs: object) -> Execution:
         arrays = checked_inputs(self._nodes[0], inputs)
-        sizes = complete_shapes(*self._nodes, {name: array.shape for name, array in arrays.items()})
+        shapes = {name: array.shape for name, array in arrays.items()}
+        sizes = complete_shapes(*self._nodes, shapes, left_out=self._optional - shapes.keys())
         form = sizes.form
         permit.execution, execution, least = None, permit.executions.pop(form, None), self._least
         if execution is not None:
