@@ -12,10 +12,25 @@
 #define SPINS_PER_CLOCK_CHECK 65536
 
 typedef struct bench {
-    alignas(NNB_CACHE_LINE) nnb_a64 ball; /* the bounced line: odd = the server's turn, even = the client's */
+    alignas(NNB_CACHE_LINE) nnb_a64 ball;   /* the bounced line: odd = the server's turn, even = the client's */
+    alignas(NNB_CACHE_LINE) nnb_a32 result; /* 0 or the first errno; anything but 0 makes both threads leave */
     alignas(NNB_CACHE_LINE) uint64_t rounds;
     uint64_t deadline;
 } bench;
+
+static void fail(bench *b, int rc) { nnb_cas32_relaxed(&b->result, 0, (uint32_t)-rc); /* the first one counts */ }
+
+/* Called once per unsuccessful look; true when the measurement must be given up. Pausing between looks is what makes
+ * the round trip shortest: without it the line is asked for again while the owner still writes it. */
+static int give_up(bench *b, uint32_t *spins)
+{
+    nnb_pause();
+    if (++*spins % SPINS_PER_CLOCK_CHECK)
+        return 0;
+    if (nnb_now_ns() > b->deadline)
+        fail(b, -ETIMEDOUT);
+    return nnb_load32_relaxed(&b->result) != 0;
+}
 
 /* The chain of readings is never broken, so no time is lost between samples. */
 static uint32_t lap(uint64_t *previous)
@@ -25,19 +40,19 @@ static uint32_t lap(uint64_t *previous)
     return ns > UINT32_MAX ? UINT32_MAX : (uint32_t)ns;
 }
 
-/* Pausing between looks is what makes the round trip shortest: without it the line is asked for again while the owner still
- * writes it. SYNC POINT: the release store of one side ↔ the acquire load of the other; the ball is all that they share. */
+/* SYNC POINT: the release store of one side ↔ the acquire load of the other; the ball is all that they share. */
 static int pass_ball(bench *b, uint64_t mine, uint64_t theirs)
 {
+    uint32_t spins = 0;
     if (mine)
         nnb_store_release(&b->ball, mine);
-    for (uint32_t spins = 1; nnb_load_acquire(&b->ball) != theirs; spins++) {
-        nnb_pause();
-        if (spins % SPINS_PER_CLOCK_CHECK == 0 && nnb_now_ns() > b->deadline)
-            return -ETIMEDOUT;
-    }
+    while (nnb_load_acquire(&b->ball) != theirs)
+        if (give_up(b, &spins))
+            return -1;
     return 0;
 }
+
+static int throw_ball(bench *b, uint64_t i) { return pass_ball(b, 2 * i + 1, 2 * i + 2); }
 
 static void *return_balls(void *arg)
 {
@@ -57,29 +72,39 @@ static int pin(int cpu)
     return sched_setaffinity(0, sizeof wanted, &wanted) < 0 ? -errno : 0;
 }
 
-int nnb_bench_line(int client_cpu, int server_cpu, uint32_t warmup, uint32_t count, uint32_t *samples)
+/* Round trips between this thread, which asks, and a new one that serves, each on its CPU. */
+static int measure(bench *b, int (*ask)(bench *b, uint64_t i), void *(*serve)(void *), const int cpus[2],
+                   uint32_t warmup, uint32_t count, uint32_t *samples)
 {
-    bench b = {.rounds = (uint64_t)warmup + count, .deadline = nnb_now_ns() + BENCH_LIMIT_NS};
     cpu_set_t own;
     pthread_t server;
     if (!count || !samples)
         return -EINVAL;
     if (sched_getaffinity(0, sizeof own, &own) < 0)
         return -errno;
-    int rc = pin(client_cpu);
-    rc = rc ? rc : pin(server_cpu); /* inherited by the thread */
-    if (!rc && !(rc = -pthread_create(&server, NULL, return_balls, &b))) {
-        pin(client_cpu);
+    b->rounds = (uint64_t)warmup + count;
+    b->deadline = nnb_now_ns() + BENCH_LIMIT_NS;
+    int rc = pin(cpus[1]); /* inherited by the thread */
+    if (!rc && !(rc = -pthread_create(&server, NULL, serve, b))) {
+        if ((rc = pin(cpus[0])) < 0)
+            fail(b, rc); /* the server finds no client and gives up */
         uint64_t previous = nnb_now_ns();
-        for (uint64_t i = 0; i < b.rounds && !(rc = pass_ball(&b, 2 * i + 1, 2 * i + 2)); i++) {
+        for (uint64_t i = 0; !rc && i < b->rounds && !(rc = ask(b, i)); i++) {
             uint32_t ns = lap(&previous);
             if (i >= warmup)
                 samples[i - warmup] = ns;
         }
         pthread_join(server, NULL);
+        rc = -(int)nnb_load32_acquire(&b->result);
     }
     sched_setaffinity(0, sizeof own, &own);
     return rc;
+}
+
+int nnb_bench_line(int client_cpu, int server_cpu, uint32_t warmup, uint32_t count, uint32_t *samples)
+{
+    bench b = {0};
+    return measure(&b, throw_ball, return_balls, (int[]){client_cpu, server_cpu}, warmup, count, samples);
 }
 
 int nnb_bench_runs(nnb_execution *e, uint32_t count, uint32_t *samples)
