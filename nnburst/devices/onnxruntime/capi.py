@@ -417,6 +417,14 @@ class BoundRun:
         n_outputs = len(rows) - n_inputs
         check(lib.nnb_ort_tell(self.kernel, rows, n_inputs, n_outputs, _api.memory, _api.allocator, adapts))
 
+    def run_untold(self, deadline_ns: int) -> int:
+        """As `run`, but the outputs stay in the binding."""
+        result, self.kernel.result = self.kernel.result, ffi.NULL
+        try:
+            return int(self.run(deadline_ns))
+        finally:
+            self.kernel.result = result
+
     def result(self) -> ExecutionResult | None:
         """Return what the last run told of its outputs; None if all their dimensions are known."""
         return python_result(self.kernel.result(self.kernel)) if self.kernel.result else None

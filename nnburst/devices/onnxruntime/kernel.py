@@ -329,13 +329,16 @@ class BoundGraph:
         try:
             for node in self._said.values():
                 self._binding.bind_output(node.name, _CPU)
-            if status := self._bound.run(deadline_ns):  # which is not of the shapes
+            run = self._bound.run if self._telling is None else self._telling.run_untold
+            if status := run(deadline_ns):  # which is not of the shapes
                 return self._bound.failure(status)
             values, outputs = self._computed(), self._graph.outputs
             shapes = {i: tuple(value.shape()) for i, value in values.items() if not outputs[i].holds}
         except Exception as other:
             return GeneralFailure(f"ONNX Runtime: {other}")
         finally:
+            for output in self._open:
+                self._binding.bind_output(output.argument.name, _CPU)
             for i, node in self._said.items():
                 place = int(ffi.cast("uintptr_t", self._outputs[i].place))
                 self._binding.bind_output(node.name, _CPU, 0, node.element.number, list(self._dims(i)), place)

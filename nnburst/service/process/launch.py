@@ -23,7 +23,7 @@ from ...devices.registry import checked_names
 from ...errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError, ResourceExhausted
 from ...options import LogLevel, SandboxMode
 from ..host.quotas import Quotas
-from .command import child_environment, safe_command
+from .command import child_environment, interpreter, safe_command
 from .forked import SEQPACKET, find_zygote, fork, readable, streams_taken
 from .options import ServiceOptions
 from .scheduling import Scheduling
@@ -108,6 +108,7 @@ def start_child(
         max_compile=_longest("max_compile", max_compile),
         **more,
     )
+    interpreter()  # also where a zygote has one: what this program is told does not depend on what it did before
     try:
         with streams_taken(), contextlib.ExitStack() as theirs, contextlib.ExitStack() as failing:
             passed = {"stderr": _opened(log)}
