@@ -342,10 +342,8 @@ static int adapt(nnb_server *s)
             p->hash = s->hash;
             return (int)i;
         }
-        if (rc != -EINVAL) { /* another one takes its place */
-            nnb_store32_relaxed(&p->state, DEAD);
+        if (rc != -EINVAL) /* another one takes its place */
             return NNB_PLAN_NEW | (int)i;
-        }
     }
     return NNB_PLAN_NEW | (int)choose_victim(s);
 }

@@ -541,15 +541,13 @@ typedef struct nnb_ort_argument {
     uint64_t room;            /* bytes there, which no other argument has */
     const uint32_t *declared; /* dimensions in the model, 0: open */
     uint32_t n_declared;      /* NNB_ANY_RANK: their number is open, too */
-    uint32_t n_given;         /* dimensions in the request */
-    uint32_t pool_index, offset;
-    int32_t element; /* its type, as ONNX counts them, */
+    uint32_t n_given, pool_index, offset; /* in the request: dimensions, and where it lies */
+    int32_t element;                      /* its type, as ONNX counts them, */
     uint32_t element_size;
-    int32_t copy;           /* of the kernel's copies, the one between `place` and the client's memory; -1: none */
-    int32_t value;          /* an output of unknown dimensions: which one of those that the library has; -1: known */
-    uint32_t is_sufficient; /* the room for it, in the last run */
-    uint32_t rank;
-    int64_t dims[NNB_MAX_RANK]; /* of the request, or the last run */
+    int32_t copy;  /* of the kernel's copies, the one between `place` and the client's memory; -1: none */
+    int32_t value; /* an output of unknown dimensions: which one of those that the library has; -1: known */
+    uint32_t is_sufficient, rank; /* whether there was room for it in the last run */
+    int64_t dims[NNB_MAX_RANK];   /* of the request, or the last run */
 } nnb_ort_argument;
 
 /* Says what the kernel's arguments are, those of the request in their order: it tells the dimensions of its outputs if those
@@ -628,7 +626,6 @@ void nnb_server_destroy(nnb_server *s); /* after nnb_server_next has ended for g
 void nnb_server_watch(nnb_server *s, nnb_row *row);
 
 /* How often try is worth calling before releasing an interpreter lock; 0 if this end never polls. */
-uint32_t nnb_execution_spins(const nnb_execution *e);
 uint32_t nnb_server_spins(const nnb_server *s);
 
 /* ---- group.c: several threads serve the bursts of many clients ---------------------------------------------------
