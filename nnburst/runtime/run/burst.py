@@ -113,9 +113,11 @@ class Burst(OneProcess, Closing):
                 their shape from them. An optional input is among the arrays if it is named here, or below.
             room: The largest shapes that `Execution.reshape` is going to give, as `shapes` are said, which are those of
                 the inputs here if they are left out. An output may have room, too, though only a run tells its shape.
+                A state of which the input is named here may have another shape after each run.
             measure: Whether `Execution.timing` is filled.
             state: ``{output: input}``: what a run leaves in the output, the next one reads as the input. It stays
-                in the device, in driver-managed buffers. Its shape is the input's, which `shapes` completes.
+                in the device, in driver-managed buffers. Its shape is the input's, which `shapes` completes, or that
+                of its first value if it has `room`.
             initial_state: Arrays by input name for the first run; default zero.
             memory: Where inputs and outputs lie that are to lie elsewhere than in arrays of the execution's own, by
                 name: a view of shared memory (``ring.array("uint8", (480, 640, 3), offset)``), whose dtype and shape
