@@ -405,6 +405,8 @@ const nnb_result *nnb_execution_result(const nnb_execution *e) { return &e->resu
 
 int nnb_execution_status(const nnb_execution *e) { return e->status; }
 
+uint32_t nnb_execution_spins(const nnb_execution *e) { return nnb_channel_polls(&e->client->result) ? NNB_SPINS : 0; }
+
 /* ---- from request to answer ------------------------------------------------------------------------------------- */
 
 /* -EAGAIN: not now, but when some of what is in flight has landed. Answers must find room, or the server ends the
@@ -752,7 +754,7 @@ int nnb_execution_try(nnb_execution *e, uint32_t spins)
 /* As long as an interpreter lock may be kept; then the caller stays. */
 static int glance(nnb_execution *e)
 {
-    uint32_t spins = nnb_channel_polls(&e->client->result) ? NNB_SPINS : 0;
+    uint32_t spins = nnb_execution_spins(e);
     int rc = spins || e->stage == LANDED ? nnb_execution_try(e, spins) : -EAGAIN;
     if (rc == -EAGAIN)
         stay(e->client);

@@ -553,7 +553,7 @@ typedef struct nnb_ort_argument {
 /* Says what the kernel's arguments are, those of the request in their order: it tells the dimensions of its outputs if those
  * of one are not known, and adapts to other requests if `adapts`. They are the kernel's from now on, which changes them.
  * `memory` and `allocator` are the library's, for the processor. -ENOMEM. */
-int nnb_ort_tell(nnb_kernel *k, nnb_ort_argument *arguments, uint32_t n_inputs, uint32_t n_outputs, const void *memory,
+int nnb_ort_tell(nnb_kernel *k, nnb_ort_argument *arguments, uint32_t n_inputs, uint32_t n_outputs, void *memory,
                  void *allocator, int adapts);
 
 /* ---- burst_server.c ----------------------------------------------------------------------------------------------
@@ -626,6 +626,7 @@ void nnb_server_destroy(nnb_server *s); /* after nnb_server_next has ended for g
 void nnb_server_watch(nnb_server *s, nnb_row *row);
 
 /* How often try is worth calling before releasing an interpreter lock; 0 if this end never polls. */
+uint32_t nnb_execution_spins(const nnb_execution *e);
 uint32_t nnb_server_spins(const nnb_server *s);
 
 /* ---- group.c: several threads serve the bursts of many clients ---------------------------------------------------

@@ -60,8 +60,7 @@ typedef struct ort_run {
 
     nnb_ort_argument *arguments; /* inputs, then outputs; NULL: they are not told */
     uint32_t n_inputs, n_outputs;
-    const void *memory;
-    void *allocator;
+    void *memory, *allocator;
     nnb_result told;
 
     uint32_t n_before, n_copies;
@@ -302,9 +301,8 @@ static int look_at(const nnb_ort_argument *a, const nnb_argument *row, const uin
     uint64_t nbytes = a->element_size;
     for (uint32_t i = 0; i < a->rank; i++) {
         uint64_t size = (uint64_t)dimension(a, row, dims, i);
-        if (!size || (a->n_declared != NNB_ANY_RANK && a->declared[i] && a->declared[i] != size))
-            return -EINVAL;
-        if ((nbytes *= size) > UINT32_MAX)
+        int is_declared = a->n_declared != NNB_ANY_RANK && a->declared[i];
+        if (!size || (is_declared && a->declared[i] != size) || (nbytes *= size) > UINT32_MAX)
             return -EINVAL;
     }
     if (nbytes != row->length)
@@ -435,7 +433,7 @@ int nnb_ort_create(nnb_kernel **out, void *const *api, void *session, void *bind
     return 0;
 }
 
-int nnb_ort_tell(nnb_kernel *k, nnb_ort_argument *arguments, uint32_t n_inputs, uint32_t n_outputs, const void *memory,
+int nnb_ort_tell(nnb_kernel *k, nnb_ort_argument *arguments, uint32_t n_inputs, uint32_t n_outputs, void *memory,
                  void *allocator, int adapts)
 {
     ort_run *r = (ort_run *)k;

@@ -44,8 +44,7 @@ def test_input_and_output_lie_where_the_views_are(session: nnburst.Session, ring
     answers = ring.array("float32", (3, 2, 4), 1024)
     bound = [session.bind(memory={"x": frames[slot], "y": answers[slot]}) for slot in range(3)]
     assert bound[0].inputs["x"] is frames[0]
-    assert bound[0]._arguments._layout is not None
-    assert bound[0]._arguments.memory is None  # nothing else is needed
+    assert bound[0]._arguments.layout.memory is None  # nothing else is needed
     for round in range(3):
         for slot, frame in enumerate(frames):
             frame[:] = 10 * round + slot

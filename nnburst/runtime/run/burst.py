@@ -150,7 +150,8 @@ class Burst(OneProcess, Closing):
         if steps is not None:
             check_steps(compilation, steps)
         buffers = find_buffers(compilation.inputs, compilation.outputs, memory or {}, state or {})
-        grow = (state or {}).values() & (room or {}).keys()
+        targets = list((state or {}).values())
+        grow = [name for name in room or {} if name in targets]
         room = {name: size for name, size in (room or {}).items() if name not in grow}
         if room:
             largest = solved(compilation, given_shapes(room, buffers, steps), buffers, state or {})
