@@ -227,6 +227,8 @@ class Execution(BoundRequest, Closing):
         states, told = self._living_states(), {}
         if states.grown:
             with contextlib.suppress(BadState):  # it has not run since the state was set
+                if (status := self.result[0]) is not ErrorStatus.NONE:
+                    raise InvalidArgument(f"the last run ended with {status.name}; set the state with reset_state()")
                 rows = zip(self.compilation.outputs, self.output_shapes, strict=True)
                 told = {node.name: shape.dimensions for node, shape in rows}
         return self._setting_up().call(states.read, self.turn, told)
