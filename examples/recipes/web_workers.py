@@ -46,6 +46,7 @@ def worker(listener: socket.socket, address: str) -> None:
 
         server = HTTPServer(listener.getsockname(), Handler, bind_and_activate=False)
         server.socket = listener
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # the session is closed; before it is open it just ends
         server.serve_forever()
 
 
@@ -54,7 +55,6 @@ def fork_worker(listener: socket.socket, address: str) -> int:
     if pid:
         return pid
     try:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit())
         worker(listener, address)
     except Exception:
         traceback.print_exc()

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from .._core._nnburst import ffi, lib
-from ..errors import GeneralFailure, InvalidArgument
+from ..errors import GeneralFailure, InvalidArgument, ResourceExhausted
 from ..model import Array, OperandDesc, combine_dimensions, is_fully_specified, operand_info
 from .managed_gate import Outcome, Uses, gate
 from .mapping import private_bytes
@@ -120,9 +120,13 @@ class ManagedBuffer:
     def room(self, nbytes: int) -> Array:
         """Return storage of at least that size to be overwritten as a whole. Only while writing."""
         if self.storage.nbytes < nbytes:
-            nbytes = max(nbytes, 2 * self.storage.nbytes)  # what grows in each run is to move rarely
-            self._reserve(nbytes)
-            larger = private_bytes(nbytes)
+            size = max(nbytes, 2 * self.storage.nbytes)  # what grows in each run is to move rarely
+            try:
+                self._reserve(size)
+            except ResourceExhausted:  # so much is not to be had
+                size = nbytes
+                self._reserve(size)
+            larger = private_bytes(size)
             with gate.lock:
                 self.storage = larger
                 gate.moved()

@@ -317,7 +317,7 @@ class Execution(OneProcess, Closing):
         limit = self._begin(timeout)
         try:
             return Event.start(lambda: self._compute(limit))
-        except ResourceExhausted:
+        except (BadState, ResourceExhausted):
             self._is_running = False
             raise
 

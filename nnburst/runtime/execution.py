@@ -18,7 +18,7 @@ from .._core.deadline import Deadline
 from .._core.errno import check, flag
 from .._core.leaving import Closing, Leaving, process_lock
 from ..burst import BoundRequest, ExecutionBurstController, in_time, inherited
-from ..errors import BadState, ErrorStatus, InvalidArgument, MissedDeadline
+from ..errors import BadState, ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline
 from ..model import Array, ExecutionResult
 from .compile.compilation import Compilation
 from .display import described
@@ -100,6 +100,7 @@ class Execution(BoundRequest, Closing):
         self._finalizer = weakref.finalize(self, _drop, self._held, self._holder)
         self._finalizer.atexit = False
         self._leaving: Leaving | None = None
+        self._of_other_shapes: ExecutionResult | None = None  # of the last run, before `reshape`
         requests, longest = arguments.requests, answer_length(arguments.compilation.outputs)
         self._hold(burst.controller, requests)
         super().__init__(burst.controller, requests, measure=flag(measure, "measure"), answer_length=longest)
@@ -176,7 +177,17 @@ class Execution(BoundRequest, Closing):
         """
         if not isinstance(shapes, Mapping):
             raise InvalidArgument(f"shapes is a dict by name, not {type(shapes).__name__}")
-        self._reshape(self._arguments.solved(shapes))
+        sizes, result = self._arguments.solved(shapes), None
+        with contextlib.suppress(BadState, GeneralFailure):  # it has not run, or told shapes that cannot be
+            result = self.result
+        self._reshape(sizes)
+        if result is not None:  # it was looked at with the shapes that it is of
+            self._set_aside(result)
+
+    def _set_aside(self, result: ExecutionResult | None) -> None:
+        """Have a result stand for that of the last run from now on, or none."""
+        self._elsewhere = self._of_other_shapes = result
+        lib.nnb_execution_ran_elsewhere(self.pointer, int(ErrorStatus.GENERAL_FAILURE))  # the turn stays
 
     def _reshape(self, sizes: Sizes) -> None:
         arguments = self._arguments
@@ -219,8 +230,7 @@ class Execution(BoundRequest, Closing):
         states = self._living_states()
         states.write(self.turn, states.checked(values))
         if states.grown:  # what the last run has told holds no more
-            self._elsewhere = None
-            lib.nnb_execution_ran_elsewhere(self.pointer, int(ErrorStatus.GENERAL_FAILURE))
+            self._set_aside(None)
 
     def get_state(self) -> dict[str, Array]:
         """Return copies of the state that the next run will read, by input name; raises as `reset_state`."""
@@ -351,7 +361,7 @@ class Execution(BoundRequest, Closing):
             GeneralFailure: The service told shapes that contradict the model or the request.
         """
         result: ExecutionResult = super().result
-        if result[1]:
+        if result[1] and result is not self._of_other_shapes:
             self._arguments.check_shapes(result[1])
         return result
 

@@ -268,8 +268,8 @@ class Session(OneProcess, Closing):
             permit = (_NONE if self._waiting else self._idle).pop()
         except IndexError:
             permit, limit = self._runs.wait_for_permit(limit)
-        permit.thread = get_ident()
         try:
+            permit.thread = get_ident()
             execution = permit.execution
             if execution is None or not execution._feed(inputs):
                 execution = self._runs.fed(permit, inputs, limit)

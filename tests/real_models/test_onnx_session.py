@@ -678,3 +678,25 @@ def test_state_that_grows_with_each_run(service: nnburst.Service) -> None:
             execution.reset_state({"past": np.zeros((3, 4), np.float32)})
     with service.session(model) as session, pytest.raises(InvalidArgument, match="is no input of shape"):
         session.bind(state=kept, shapes={"past": (1, 2), "now": (2, 2)})
+
+
+def test_state_that_grows_beside_an_input_with_room(service: nnburst.Service) -> None:
+    model = graph(
+        [node("Concat", ["past", "x"], ["now"], axis=0), node("ReduceSum", ["now"], ["y"], keepdims=0)],
+        [("x", FLOAT, ("m", 2)), ("past", FLOAT, ("n", 2))],
+        [("y", FLOAT, ()), ("now", FLOAT, ("n + m", 2))],
+    ).SerializeToString()
+    kept, first, room = {"now": "past"}, {"past": np.zeros((1, 2), np.float32)}, {"past": (9, 2), "x": (4, 2)}
+    with (
+        service.session(model) as session,
+        session.bind(state=kept, initial_state=first, room=room) as execution,
+    ):
+        rows = 1
+        for m in (4, 1, 2):
+            execution.reshape({"x": (m, 2)})
+            execution.inputs["x"][:] = m
+            execution.run()
+            rows += m
+            assert len(execution.get_state()["past"]) == rows
+        execution.reshape({"x": (3, 2)})
+        assert execution.get_state()["past"][-3:].tolist() == [[1, 1], [2, 2], [2, 2]]

@@ -97,6 +97,21 @@ def test_arrays_are_copied_when_it_is_launched_and_when_it_is_waited_for(executi
     assert y.tolist() == [100] * 4
 
 
+def test_execution_whose_thread_was_refused_can_be_run(execution: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BadState("gevent has patched threading")
+
+    run, y = execution(), np.zeros(4, np.float32)
+    run.set_input(0, np.ones(4, np.float32))
+    run.set_output(0, y)
+    with monkeypatch.context() as patch:
+        patch.setattr("nnburst.nnapi.event.start_daemon", refuse)
+        with pytest.raises(BadState, match="gevent"):
+            run.start_compute()
+    run.start_compute().wait(PATIENCE)
+    assert y.tolist() == [2] * 4
+
+
 def test_services_wait_for_each_other_without_the_client(service: Service, execution: Make, gate: Gate) -> None:
     with nnburst.launch() as other, Memory.ashmem(64 * 6) as memory:
         events = [gate.event]

@@ -309,6 +309,14 @@ def test_interrupt_gives_up_all_that_is_in_flight_at_once(slow: nnburst.Session)
     assert ring_of(slow) is ring
 
 
+def test_session_that_is_dropped_after_many_runs_lets_go_of_all(service: nnburst.Service) -> None:
+    session = service.session(relu())
+    list(session.run_many([filled(1)] * 4))
+    pool = weakref.ref(session._pool)
+    del session
+    until(lambda: pool() is None)
+
+
 def test_dead_service_ends_many_runs(mortal: nnburst.Session) -> None:
     outputs = mortal.run_many(filled(0) for _ in range(20))
     next(outputs)

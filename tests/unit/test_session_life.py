@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import os
@@ -439,4 +440,27 @@ def test_permit_goes_to_those_that_wait_in_order() -> None:
         thread.join(PATIENCE)
     assert took == ["first", "last"]
     assert home.idle == [permit]
+    assert not home.waiting
+
+
+def test_permit_is_found_behind_one_that_cannot_run() -> None:
+    home = permits.Permits(1)
+    permit = home.take(Deadline.never)
+    home.waiting.append(lambda _: None)  # below a signal handler, or a task whose event loop is held up
+    threading.Timer(0.01, home.idle.append, [permit]).start()
+    assert home.take(Deadline.after(PATIENCE)) is permit
+
+
+def test_task_that_nobody_wakes_finds_a_permit() -> None:
+    home = permits.Permits(1)
+    permit = home.take(Deadline.never)
+
+    async def wait() -> permits.Permit | None:
+        task = asyncio.create_task(home.atake(Deadline.never))
+        while not home.waiting:
+            await asyncio.sleep(0)
+        home.idle.append(permit)  # and whoever does so is interrupted before it wakes the task
+        return await asyncio.wait_for(task, PATIENCE)
+
+    assert asyncio.run(wait()) is permit
     assert not home.waiting

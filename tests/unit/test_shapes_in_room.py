@@ -125,6 +125,28 @@ def test_reshape_lays_out_anew_in_the_same_memory(session: nnburst.Session) -> N
     assert len(session.burst.controller._slots) == 0
 
 
+def test_last_run_is_told_with_the_shapes_that_it_had(session: nnburst.Session) -> None:
+    with session.bind(room={"x": (64, 2), "y": (32,)}, measure=True) as bound:
+        bound.inputs["x"][:] = bound.inputs["y"][:] = 1
+        bound.run()
+        result = bound.result
+        for n in (3, 5):
+            bound.reshape({"n": n, "m": 4})
+            assert bound.result == result
+            assert bound.output_shapes[0].dimensions == (32, 64)
+        assert bound.timing is not None
+        bound.run()
+        assert bound.output_shapes[0].dimensions == (4, 5)
+
+
+def test_room_of_bind_counts_beside_what_the_session_has_learnt(session: nnburst.Session) -> None:
+    session.run(None, inputs(3000, 1))
+    with session.bind(room={"n": 40000, "m": 1, "some": (80000,)}) as bound:
+        bound.inputs["x"][:] = 1
+        bound.run()
+        assert bound.output_shapes[2].dimensions == (80000,)
+
+
 @pytest.mark.parametrize(
     ("shapes", "message"),
     [

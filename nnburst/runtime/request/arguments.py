@@ -252,7 +252,8 @@ class Arguments:
         self._known = self._told(sizes)
         told = zip(compilation.outputs, sizes.outputs, strict=True)
         self._unverified = {node.name for node, shape in told if shape is not None} & rooms.keys()
-        rows, room = enumerate(zip(self._nodes, self._known, strict=True)), {**least, **rooms}
+        rows = enumerate(zip(self._nodes, self._known, strict=True))
+        room = {name: max(least.get(name, 0), rooms.get(name, 0)) for name in least.keys() | rooms.keys()}
         self._all = [self._argument(i, node, shape, room.get(node.name, 0)) for i, (node, shape) in rows]
         self._check_total()
         self.layout = lay_out(self._all)
@@ -280,10 +281,7 @@ class Arguments:
             return self._in_buffer(node, shape, self._buffers[node.name])
         dimensions = shape if node.is_open and shape else ()
         if (tokens := self.states.tokens("input" if is_input else "output").get(node.name)) is not None:
-            grows = any(
-                state.grows for name, state in self.states.all.items() if node.name in (name, state.source.name)
-            )
-            return Argument(memories=tokens, dimensions=() if grows else dimensions)
+            return Argument(memories=tokens, dimensions=() if node.name in self.states.grown else dimensions)
         try:
             nbytes = 0 if shape is None else element_count(self._stepped(shape)) * node.dtype.itemsize
         except InvalidArgument as error:

@@ -52,7 +52,8 @@ def run_many(
 
 
 def _name(error: NNBurstError, index: int) -> None:
-    """Have an error say which input it is of."""
+    """Have an error say which input it is of, and keep nothing of its run alive."""
+    error.__traceback__ = None
     error.args = (f"inputs[{index}]: {error}", *error.args[1:])
 
 

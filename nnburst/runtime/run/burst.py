@@ -152,12 +152,11 @@ class Burst(OneProcess, Closing):
         buffers = find_buffers(compilation.inputs, compilation.outputs, memory or {}, state or {})
         targets = list((state or {}).values())
         grow = [name for name in room or {} if name in targets]
-        room = {name: size for name, size in (room or {}).items() if name not in grow}
-        if room:
-            largest = solved(compilation, given_shapes(room, buffers, steps), buffers, state or {})
+        if room is not None and len(room) > len(grow):
+            largest = solved(compilation, given_shapes(room, buffers, steps), buffers, state or {}, grow)
             least = nbytes_by_name(compilation, largest, steps or 1)
             if shapes is None:
-                shapes = {name: size for name, size in room.items() if name not in self._outputs}
+                shapes = {name: size for name, size in room.items() if name not in (*self._outputs, *grow)}
         values = {name: np.shape(value) for name, value in (initial_state or {}).items() if name in grow}
         given = given_shapes({**values, **(shapes or {})}, buffers, steps)
         sizes = solved(compilation, given, buffers, state or {}, grow)

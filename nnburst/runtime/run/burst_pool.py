@@ -272,6 +272,7 @@ class BurstPool:
 
     def hang_up(self) -> None:
         """End all without waiting, from any thread, also in a finaliser."""
+        self._rings = {}
         for burst in self._all:
             burst.controller.hang_up()
 

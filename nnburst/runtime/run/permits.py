@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..execution import Execution
 
 _LONGEST_WAIT = 0.1
-"""Seconds until a thread that waits looks whether an exception has ended one that had a permit, or was to wake it."""
+"""Seconds until one that waits looks for itself."""
 
 
 class Permit:
@@ -46,7 +46,9 @@ class Permits:
     """A fixed number of permits. The one that was given back last is taken first, as its burst still polls.
 
     Callers that wait are woken in order and take what is idle: to wake one gives nothing away, and may be done twice.
-    A permit that is dropped, because an exception came between two steps, is replaced when another caller waits.
+    One that nobody wakes looks for itself every tenth of a second: those before it may be unable to run, below its
+    signal handler or in its event loop. A permit that is dropped, because an exception came between two steps, is
+    replaced when another caller waits.
 
     Attributes:
         idle: Those that are free. For callers that count nanoseconds, `take` is ``idle.pop()`` while nobody waits, and
@@ -90,11 +92,10 @@ class Permits:
             while (left := deadline.left()) != 0:
                 try:
                     arrival.get(timeout=min(left or _LONGEST_WAIT, _LONGEST_WAIT))
-                    return self.idle.pop()
                 except Empty:
                     self._complete()
-                except IndexError:  # a newcomer was faster
-                    pass
+                with contextlib.suppress(IndexError):  # a newcomer was faster
+                    return self.idle.pop()
             return None
         finally:
             self.waiting.remove(arrival.put)  # one step: an interrupt comes before or after it
@@ -104,19 +105,24 @@ class Permits:
         with contextlib.suppress(IndexError):
             if not self.waiting:
                 return self.idle.pop()
-        while (left := deadline.left()) != 0:
-            arrival = current_loop().waiter()
-            try:
-                self.waiting.append(arrival.set)
-                self._complete()
-                if await arrival.wait(left):
+        arrival = current_loop().waiter()
+
+        def wake(_: None) -> None:
+            arrival.set()
+
+        try:
+            self.waiting.append(wake)
+            self._complete()
+            while (left := deadline.left()) != 0:
+                await arrival.wait(min(left or _LONGEST_WAIT, _LONGEST_WAIT))
+                arrival = current_loop().waiter()  # before the look: whoever wakes this task has given a permit back
+                with contextlib.suppress(IndexError):
                     return self.idle.pop()
-            except IndexError:
-                pass
-            finally:
-                self.waiting.remove(arrival.set)
-                self.wake()
-        return None
+                self._complete()
+            return None
+        finally:
+            self.waiting.remove(wake)
+            self.wake()
 
     def give(self, permit: Permit) -> None:
         self.idle.append(permit)
