@@ -49,6 +49,7 @@ QUOTING = (
     "benchmarks.md",
     "comparison.md",
     "memory.md",
+    "quotas.md",
     "scale.md",
     "sharing.md",
     "watching.md",

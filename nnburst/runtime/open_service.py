@@ -47,7 +47,7 @@ def launch(
         restart: Start it again when it is needed after it has died: sessions that were open stay dead, new ones work.
         log_level: Least level of what it logs: ``"debug"``, ``"info"`` (failed requests), ``"warning"``, ``"error"``.
         log: File that its log is appended to; None for the stderr of this process.
-        quotas: What this program may have in it, such as ``{"models": 200}``; see docs/sharing.md for the names.
+        quotas: What this program may have in it, such as ``{"models": 200}``; see docs/quotas.md for the names.
         max_run: Seconds that a run may take: one that takes longer is ended, if its device can be, and fails with
             `MissedDeadline`. None for no limit.
         max_compile: Seconds that reading and compiling a model may take: the process of one that takes longer ends, and
