@@ -48,10 +48,10 @@ QUOTING = (
     "async.md",
     "benchmarks.md",
     "comparison.md",
-    "memory.md",
     "quotas.md",
     "scale.md",
     "sharing.md",
+    "state.md",
     "watching.md",
 )
 """Pages whose figures all come from stored runs."""
