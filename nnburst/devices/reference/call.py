@@ -14,7 +14,6 @@ from ...model import (
     Array,
     FusedActivation,
     OperandDesc,
-    OperandInfo,
     OperationView,
     operand_info,
 )
@@ -24,11 +23,6 @@ if TYPE_CHECKING:
     from .graph import Binding
 
 KernelStep = Callable[[], Any]
-
-_EXACT = 2.0**24
-"""Below it every integer is a float32."""
-_AT_ONCE = 1 << 13
-"""Elements that are quantised at a time."""
 
 
 def clamping(values: Array, low: Any, high: Any, out: Array) -> Iterator[KernelStep]:
@@ -42,31 +36,18 @@ def clamping(values: Array, low: Any, high: Any, out: Array) -> Iterator[KernelS
             values = out
 
 
-def _codes(info: OperandInfo) -> Array:
-    """Return the 256 values of a one-byte type, ordered by bit pattern."""
-    assert info.dtype is not None
-    return np.arange(256, dtype=np.uint8).view(info.dtype)
-
-
-def decode_table(operand: OperandDesc, dtype: Any = np.float64) -> Array:
-    """Return the real value of each of the 256 bit patterns of a one-byte quantised operand."""
-    codes = _codes(operand_info(operand.type)).astype(np.float64)
-    table: Array = ((codes - operand.zero_point) * operand.scale).astype(dtype)
-    return table
-
-
-def encode(real: Array, operand: OperandDesc) -> Array:
-    """Quantise real values to an operand's stored values: round half away from zero, then cut."""
-    low, high = activation_limits(operand, FusedActivation.NONE)
-    stored = round_half_away(real / operand.scale) + operand.zero_point
-    codes: Array = np.clip(stored, low, high).astype(operand_info(operand.type).dtype)
-    return codes
+def quantised(steps: Array, operand: OperandDesc, code: int = FusedActivation.NONE) -> Array:
+    """Return the stored values of real ones in units of the scale: halves away from zero, then the limits."""
+    low, high = activation_limits(operand, code)
+    return np.asarray(np.clip(round_half_away(steps) + operand.zero_point, low, high))
 
 
 def encode_table(source: OperandDesc, target: OperandDesc, function: Callable[[Array], Array]) -> Array:
     """Return what a function of one real number makes of each of the 256 bit patterns, as stored values."""
+    codes = np.arange(256, dtype=np.uint8).view(operand_info(source.type).dtype or np.uint8)
     with np.errstate(all="ignore"):
-        return encode(function(decode_table(source)), target)
+        real = function(_decode_into(codes, source, np.empty(256)))
+        return quantised(real / target.scale, target).astype(operand_info(target.type).dtype)
 
 
 class KernelCall(OperationView):
@@ -133,10 +114,6 @@ class KernelCall(OperationView):
     def do(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         self._steps.append(partial(function, *args, **kwargs))
 
-    def clamp(self, values: Array, low: Any, high: Any, out: Array) -> None:
-        """Append the calls that cut values to limits, of which one or both may be None."""
-        self._steps += clamping(values, low, high, out)
-
     def compute(self, function: Callable[..., Any], *arrays: Array) -> None:
         """Append a call whose result becomes the real values of the output."""
         self.do(_assign, self.real_out(), function, arrays)
@@ -164,14 +141,6 @@ class KernelCall(OperationView):
         """Give an output its array, once a measured operation knows how large it is."""
         self._binding.place(self.operation.outputs[which], dims)
 
-    def clamp_out(self) -> None:
-        """Append the fused activation on stored values of the output."""
-        low, high = activation_limits(self.output(), self.integer("act"))
-        out = self.out()
-        if self.info.is_quantised and self.integer("act") == FusedActivation.NONE:
-            return
-        self._steps += clamping(out, low, high, out)
-
     # -- real values ------------------------------------------------------------------------------------------
 
     @property
@@ -188,114 +157,41 @@ class KernelCall(OperationView):
         if self._is_constant(index):
             return self.derived(("real", index), lambda: _decode_into(source, operand, np.empty(source.shape, dtype)))
         buffer = self.scratch(source.shape, dtype)
-        if source.itemsize == 1 and operand_info(operand.type).is_quantised:
-            table = decode_table(operand, dtype)
-            self.do(table.take, source.view(np.uint8), None, buffer, "clip")
-        else:
-            self.do(_decode_into, source, operand, buffer)
+        self.do(_decode_into, source, operand, buffer)
         return buffer
 
-    def sum_dtype(self, name: str, channel_axis: int) -> type[np.floating[Any]]:
-        """In what sums of products of x with a filter, over all axes but one, are exact: float32, else float64."""
-        if not self.info.is_quantised:
-            return np.float32
-        index, operand, x = self.index(name), self.operand(name), self.operand("x")
-        if not self._is_constant(index):
-            return np.float64
-
-        def largest() -> Array:
-            weights = np.abs(self._arrays[index].astype(np.float64) - operand.zero_point)
-            over = tuple(axis for axis in range(weights.ndim) if axis != channel_axis)
-            codes = np.abs(_codes(operand_info(x.type)).astype(np.float64) - x.zero_point)
-            return np.atleast_1d(weights.sum(over).max() * codes.max())
-
-        return np.float32 if self.derived(("largest sum", index), largest)[0] < _EXACT else np.float64
-
-    def centred(self, name: str, arrange: Callable[[Array], Array] = lambda array: array, dtype: Any = None) -> Array:
-        """Return stored value minus zero point (the value itself for floats), rearranged and dense.
+    def centred(self, name: str, arrange: Callable[[Array], Array] | None = None) -> Array:
+        """Return stored value minus zero point (the value itself for floats).
 
         Args:
-            arrange: Makes a view of the stored values, e.g. a transposed one.
-            dtype: In what; default `real_dtype`.
+            arrange: Makes a view of the stored values, e.g. a transposed one; the result is dense.
         """
-        index, dtype = self.index(name), dtype or self.real_dtype
-        source = arrange(self._arrays[index])
+        index, dtype = self.index(name), self.real_dtype
+        stored, zero_point = self._arrays[index], dtype(self.operand(name).zero_point)
+        if arrange is None and stored.dtype == dtype:
+            return stored
+        source = stored if arrange is None else arrange(stored)
         if self._is_constant(index):
-            zero_point = dtype(self.operand(name).zero_point)
-            return self.derived(
-                ("centred", index, dtype), lambda: np.ascontiguousarray(source.astype(dtype) - zero_point)
-            )
+            return self.derived(("centred", index), lambda: np.ascontiguousarray(source.astype(dtype) - zero_point))
         buffer = self.scratch(source.shape, dtype)
-        self.centre_into(name, source, buffer)
+        self.do(np.subtract, source, zero_point, buffer)
         return buffer
-
-    def centre_into(self, name: str, source: Array, target: Array) -> None:
-        """Append the step that writes stored value minus zero point of an input's view into an array."""
-        zero_point = self.operand(name).zero_point
-        if zero_point == 0:
-            self.do(np.copyto, target, source)
-        else:
-            self.do(np.subtract, source, target.dtype.type(zero_point), target)
-
-    def store_sums(self, sums: Array, out: Array, bias: Array, factor: Any) -> None:
-        """Append the step that quantises sums of products to the output: (sum + bias) x factor.
-
-        Args:
-            sums: Integers [rows, channels] in floating point.
-            out: Stored values [rows, channels].
-            factor: Real value of a step of the sums, for all channels or by channel.
-        """
-        self._steps += self._storing(self.output(), self.integer("act"), sums, out, bias, factor)
 
     def real_out(self, which: int = 0) -> Array:
         """Return the array for the real values of an output; dense."""
         out, operand = self.out(which), self.output(which)
-        info = operand_info(operand.type)
         code = self.integer("act") if self.count("act") else int(FusedActivation.NONE)
-        low, high = activation_limits(operand, code)
-        if out.dtype == np.float32:
-            self._tail += clamping(out, low, high, out)
-            return out
-        if not info.is_quantised:
-            buffer = self.scratch(out.shape, np.float32)
-            self._tail += clamping(buffer, low, high, buffer)
-            self._tail.append(partial(np.copyto, out, buffer, "same_kind"))
+        if operand_info(operand.type).is_quantised:
+            buffer = self.scratch(out.shape, np.float64)
+            self._tail.append(
+                lambda: np.copyto(out, quantised(buffer * (1.0 / operand.scale), operand, code), "unsafe")
+            )
             return buffer
-        buffer = self.scratch(out.shape, np.float64)
-        flat = buffer.reshape(-1, 1) if buffer.ndim == 0 else buffer.reshape(-1, buffer.shape[-1])
-        self._tail += self._storing(operand, code, flat, out.reshape(flat.shape))
+        buffer = out if out.dtype == np.float32 else self.scratch(out.shape, np.float32)
+        self._tail += clamping(buffer, *activation_limits(operand, code), buffer)
+        if buffer is not out:
+            self._tail.append(partial(np.copyto, out, buffer, "same_kind"))
         return buffer
-
-    def _storing(
-        self, operand: OperandDesc, code: int, values: Array, out: Array, bias: Any = None, factor: Any = 1.0
-    ) -> Iterator[KernelStep]:
-        """Yield the steps that quantise rows of real values: round half away from zero, then cut.
-
-        As many rows at a time as stay in a cache.
-        """
-        rows, columns = values.shape
-        at_once = max(1, min(rows, _AT_ONCE // max(1, columns)))
-        buffers = self.scratch((2, at_once, columns), np.float64)
-        integers = self.scratch((at_once, columns), np.int32)
-        low, high = (limit - operand.zero_point for limit in activation_limits(operand, code))
-        factor = np.asarray(factor / operand.scale)
-        for start in range(0, rows, at_once):
-            part, stored = values[start : start + at_once], out[start : start + at_once]
-            real, half, whole = (buffer[: len(part)] for buffer in (*buffers, integers))
-            if bias is not None:
-                yield partial(np.add, part, bias, real)
-                part = real
-            yield partial(np.multiply, part, factor, real)
-            yield partial(np.copysign, 0.5, real, half)
-            yield partial(np.add, real, half, real)
-            yield from clamping(real, low, high, real)
-            yield partial(store, real, whole, operand.zero_point, stored)
-
-
-def store(real: Array, whole: Array, zero_point: int, out: Array) -> None:
-    """Store real values without their fraction plus a zero point; `whole` is room for int32."""
-    np.copyto(whole, real, "unsafe")
-    np.add(whole, zero_point, out, casting="unsafe")
 
 
 def _assign(out: Array, function: Callable[..., Any], arrays: tuple[Array, ...]) -> None:

@@ -9,19 +9,13 @@ from typing import Any
 import numpy as np
 
 from ....model import Array, OperandType
-from ..call import KernelCall, clamping, encode_table
+from ..call import KernelCall, encode_table
 
 Function = Callable[[Array, Array], Any]
 """Computes from the first array into the second."""
 
 
-def _call_it(function: Function, call: KernelCall, x: Array, out: Array) -> None:
-    call.do(function, x, out)
-
-
-def unary(
-    function: Function, append: Callable[[Function, KernelCall, Array, Array], None] = _call_it
-) -> Callable[[KernelCall], None]:
+def unary(function: Function) -> Callable[[KernelCall], None]:
     """Return the kernel of a function of one number. Quantised data goes through a table of 256 results."""
 
     def through_table(call: KernelCall) -> Array:
@@ -37,9 +31,9 @@ def unary(
             table = call.derived("table", lambda: through_table(call))
             call.do(table.take, call.array("x").view(np.uint8), None, call.out(), "clip")
         elif call.data_type is OperandType.TENSOR_INT32:
-            append(function, call, call.array("x"), call.out())
+            call.do(function, call.array("x"), call.out())
         else:
-            append(function, call, call.real("x"), call.real_out())
+            call.do(function, call.real("x"), call.real_out())
 
     return kernel
 
@@ -48,10 +42,11 @@ def clamp(low: float, high: float | None) -> Callable[[KernelCall], None]:
     """Return the kernel that cuts to a range; None for no upper limit."""
 
     def function(x: Array, out: Array) -> None:
-        for step in clamping(x, low, high, out):
-            step()
+        np.maximum(x, x.dtype.type(low), out=out)
+        if high is not None:
+            np.minimum(out, x.dtype.type(high), out=out)
 
-    return unary(function, lambda _, call, x, out: call.clamp(x, low, high, out))
+    return unary(function)
 
 
 def logistic(x: Array, out: Array) -> None:

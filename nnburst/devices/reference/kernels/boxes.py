@@ -8,7 +8,7 @@ import numpy as np
 
 from ....errors import GeneralFailure
 from ....model import Array
-from ..call import KernelCall, encode
+from ..call import KernelCall, quantised
 
 _HARD, _LINEAR = 0, 1
 
@@ -89,7 +89,7 @@ def _place_measured(call: KernelCall, results: list[Array]) -> None:
     for which, real in enumerate(results):
         call.place(which, real.shape)
         operand, out = call.output(which), call.out(which)
-        out[...] = encode(real, operand) if operand.scale else real
+        out[...] = quantised(real / operand.scale, operand) if operand.scale else real
 
 
 def box_with_nms_limit(call: KernelCall) -> None:

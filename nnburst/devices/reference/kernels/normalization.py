@@ -10,16 +10,13 @@ from ..call import KernelCall
 
 def softmax(call: KernelCall) -> None:
     """exp(beta (x - max)) / sum, along an axis."""
-    x, out = call.real("x"), call.real_out()
-    axis, beta = call.axis("axis", x.ndim), call.real_dtype(call.number("beta"))
-    reduced = call.scratch(tuple(1 if i == axis else size for i, size in enumerate(x.shape)), x.dtype)
-    call.do(np.maximum.reduce, x, axis, None, reduced, True)
-    call.do(np.subtract, x, reduced, out)
-    if beta != 1:
-        call.do(np.multiply, out, beta, out)
-    call.do(np.exp, out, out)
-    call.do(np.add.reduce, out, axis, None, reduced, True)
-    call.do(np.divide, out, reduced, out)
+    axis, beta = call.axis("axis", call.array("x").ndim), call.real_dtype(call.number("beta"))
+
+    def function(x: Array) -> Array:
+        powers = np.exp((x - x.max(axis, keepdims=True)) * beta)
+        return np.asarray(powers / powers.sum(axis, keepdims=True))
+
+    call.compute(function, call.real("x"))
 
 
 def log_softmax(call: KernelCall) -> None:

@@ -2,51 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from ....model import Array, WindowGeometry, window_geometry
-from ..call import KernelCall
-from .windows import as_nhwc, inner_part, padded_shape, taps, windows
-
-_MANY_TAPS = 16
-"""Above it one reduction over all windows is faster than a call per cell."""
+from ...common import activation_limits
+from ..call import KernelCall, clamping
+from .windows import as_nhwc, padded, windows
 
 
 def _geometry(call: KernelCall) -> WindowGeometry:
     return window_geometry(call, call.integer("filter_h", least=1), call.integer("filter_w", least=1))
 
 
-def _padded(call: KernelCall, image: Array, g: WindowGeometry, filler: Any) -> Array:
-    """Return the image, or a copy with `filler` around it that a step fills."""
-    if g.height.is_plain and g.width.is_plain:
-        return image
-    padded = call.scratch(padded_shape(g), image.dtype)
-    padded.fill(filler)
-    call.do(np.copyto, inner_part(padded, g), image)
-    return padded
-
-
-def _reduce(call: KernelCall, function: np.ufunc, padded: Array, g: WindowGeometry, out: Array) -> None:
-    """Append the steps that reduce every window to one element of `out`."""
-    if g.height.filter * g.width.filter > _MANY_TAPS:
-        call.do(function.reduce, windows(padded, g), (3, 4), None, out)
-        return
-    for i, j, view in taps(padded, g):
-        if i == j == 0:
-            call.do(np.copyto, out, view)
-        else:
-            call.do(function, out, view, out=out)
-
-
 def max_pool_2d(call: KernelCall) -> None:
     """MAX_POOL_2D on stored values: a larger one is a larger real one, whatever the quantisation."""
-    g = _geometry(call)
+    g, out = _geometry(call), call.out()
     image = as_nhwc(call.array("x"), g.nchw)
     lowest = -np.inf if image.dtype.kind == "f" else np.iinfo(image.dtype).min
-    _reduce(call, np.maximum, _padded(call, image, g, lowest), g, as_nhwc(call.out(), g.nchw))
-    call.clamp_out()
+    call.do(np.max, windows(padded(call, image, g, lowest), g), (3, 4), as_nhwc(out, g.nchw))
+    for step in clamping(out, *activation_limits(call.output(), call.integer("act")), out):
+        call.do(step)
 
 
 def _cells(g: WindowGeometry) -> Array:
@@ -63,7 +38,7 @@ def _cells(g: WindowGeometry) -> Array:
 
 
 def _mean(call: KernelCall, image: Array, g: WindowGeometry, out: Array) -> None:
-    _reduce(call, np.add, _padded(call, image, g, 0), g, out)
+    call.do(np.sum, windows(padded(call, image, g), g), (3, 4), None, out)
     call.do(np.divide, out, _cells(g).astype(out.dtype), out)
 
 

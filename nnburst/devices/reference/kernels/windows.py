@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from ....model import Array, WindowGeometry
+from ..call import KernelCall
 
 
 def as_nhwc(array: Array, nchw: bool) -> Array:
     return array.transpose(0, 2, 3, 1) if nchw else array
 
 
-def padded_shape(g: WindowGeometry) -> tuple[int, int, int, int]:
+def padded(call: KernelCall, image: Array, g: WindowGeometry, filler: Any = 0) -> Array:
+    """Return an image in NHWC, or a copy with `filler` around it that a step fills."""
     h, w = g.height, g.width
-    return g.batch, h.head + h.size + h.tail, w.head + w.size + w.tail, g.channels
-
-
-def inner_part(padded: Array, g: WindowGeometry) -> Array:
-    h, w = g.height, g.width
-    return padded[:, h.head : h.head + h.size, w.head : w.head + w.size]
+    if h.is_plain and w.is_plain:
+        return image
+    whole = call.scratch((g.batch, h.head + h.size + h.tail, w.head + w.size + w.tail, g.channels), image.dtype)
+    whole.fill(filler)
+    call.do(np.copyto, whole[:, h.head : h.head + h.size, w.head : w.head + w.size], image)
+    return whole
 
 
 def windows(padded: Array, g: WindowGeometry) -> Array:
@@ -36,11 +39,3 @@ def windows(padded: Array, g: WindowGeometry) -> Array:
         (batch, down * h.stride, right * w.stride, down * h.dilation, right * w.dilation, depth),
         writeable=False,
     )
-
-
-def taps(padded: Array, g: WindowGeometry) -> Iterator[tuple[int, int, Array]]:
-    """Yield (i, j, view [batch, out h, out w, channels]) for each cell of the window."""
-    every = windows(padded, g)
-    for i in range(g.height.filter):
-        for j in range(g.width.filter):
-            yield i, j, every[:, :, :, i, j]
