@@ -4,13 +4,13 @@ from .image import check_layout as check_layout
 from .kinds import PROT_READ as PROT_READ
 from .kinds import PROT_WRITE as PROT_WRITE
 from .kinds import MemoryHandle as MemoryHandle
+from .managed import BufferSet as BufferSet
 from .managed import BufferTracker as BufferTracker
+from .managed import BufferUse as BufferUse
+from .managed import BufferView as BufferView
 from .managed import ManagedBuffer as ManagedBuffer
 from .managed import RoleKey as RoleKey
-from .managed_gate import free_closed_buffers as free_closed_buffers
-from .managed_request import BufferSet as BufferSet
-from .managed_request import BufferUse as BufferUse
-from .managed_request import BufferView as BufferView
+from .managed import free_closed_buffers as free_closed_buffers
 from .mapping import private_bytes as private_bytes
 from .memory import Memory as Memory
 from .memory import locate_view as locate_view

@@ -1,38 +1,100 @@
-"""A driver-managed buffer: its state, its storage, and its users at the moment."""
+"""Driver-managed buffers: state, storage, and users at the moment, of which ``csrc/buffer_admission.c`` keeps count."""
 
 from __future__ import annotations
 
+import errno
 import itertools
 import math
+import time
 import weakref
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import numpy as np
+from msgspec import Struct
+
 from .._core._nnburst import ffi, lib
+from .._core.errno import check
+from .._core.leaving import process_lock
 from ..errors import GeneralFailure, InvalidArgument, ResourceExhausted
 from ..model import Array, OperandDesc, combine_dimensions, is_fully_specified, operand_info
-from .managed_gate import Outcome, Uses, gate
 from .mapping import private_bytes
 from .memory import Memory
 
+_PATIENCE = 1.0
+"""Seconds that a copy or an execution waits for another that uses the buffer in a way that excludes it."""
+_SLICE_NS = 100_000_000
+"""Between two looks for signals."""
 
-class Made:
-    """Views over the bytes of the buffers of one request, and where these were then."""
+
+class Outcome:
+    """What becomes of the contents of buffers that were written."""
+
+    UNCHANGED: int = lib.NNB_UNCHANGED
+    COMMITTED: int = lib.NNB_COMMITTED
+    LOST: int = lib.NNB_LOST
+
+
+class Gate:
+    """The state of all buffers of the process, and a lock for what Python knows of their bytes."""
 
     def __init__(self) -> None:
-        self.also_forget: Callable[[], None] = _nothing
-        self.forget()
+        self.lock = process_lock()
+        self.closed: list[ManagedBuffer] = []
+        """Buffers to free once they are no longer used."""
 
-    def forget(self) -> None:
-        """Let go of them, because a buffer was closed and its bytes are to be freed."""
-        self.current: Any = None
-        self.layout: Hashable = None
-        self.also_forget()
+    @property
+    def moves(self) -> int:
+        """Changes when any buffer grows, is closed, or gets contents of other dimensions."""
+        return int(lib.nnb_gate_moves(0))
+
+    def moved(self) -> None:
+        """Views of buffers that exist are to be looked at again."""
+        lib.nnb_gate_moves(1)
+
+    @property
+    def waiting(self) -> int:
+        """How many threads wait for buffers that others use."""
+        return int(lib.nnb_gate_waiting())
 
 
-def _nothing() -> None:
-    pass
+gate = Gate()
+
+
+class Uses:
+    """The buffers of one request or copy, which are taken and given back together; none is both read and written."""
+
+    __slots__ = ("handle",)
+
+    def __init__(self, reading: Sequence[Any], writing: Sequence[Any]) -> None:
+        out = ffi.new("nnb_uses **")
+        first, second = ffi.new("nnb_buffer *[]", list(reading)), ffi.new("nnb_buffer *[]", list(writing))
+        rc = lib.nnb_uses_create(out, first, len(reading), second, len(writing))
+        check(rc, "cannot note the buffers of a request")
+        self.handle = ffi.gc(out[0], lib.nnb_uses_destroy)
+
+    def enter(self) -> None:
+        """Keep writers out of those that are read and everybody out of those that are written."""
+        rc = lib.nnb_uses_enter(self.handle, 0)
+        if rc == -errno.EAGAIN:
+            end = time.monotonic_ns() + int(_PATIENCE * 1e9)
+            while rc == -errno.EAGAIN and (now := time.monotonic_ns()) < end:
+                rc = lib.nnb_uses_enter(self.handle, min(end, now + _SLICE_NS))
+        if rc < 0:
+            closed = InvalidArgument("the buffer was closed, so its token names nothing any more")
+            in_use = ResourceExhausted("the buffer is in use by another execution or copy; try again")
+            check(rc, "cannot use the buffer", {errno.ESHUTDOWN: closed, errno.EAGAIN: in_use})
+
+    def leave(self, outcome: int) -> None:
+        if lib.nnb_uses_leave(self.handle, outcome):
+            free_closed_buffers()
+
+
+def free_closed_buffers() -> None:
+    """Free the buffers that were closed while in use and are not used any more."""
+    with gate.lock:
+        gate.closed = [buffer for buffer in gate.closed if not buffer.drop()]
 
 
 class RoleKey(NamedTuple):
@@ -64,14 +126,17 @@ class ManagedBuffer:
         self.is_fixed = info.is_scalar or is_fully_specified(dimensions)
         """Whether all dimensions were known from the beginning."""
         self.roles = roles
-        self.handle = gate.new_buffer()
+        out = ffi.new("nnb_buffer **")
+        check(lib.nnb_buffer_create(out), "cannot make a buffer")
+        self.handle = ffi.gc(out[0], lib.nnb_buffer_destroy)
         self._reading = Uses((self.handle,), ())
         self._writing = Uses((), (self.handle,))
         self.storage = private_bytes(self.nbytes(dimensions) if self.is_fixed else 0)
         """The bytes; valid while the buffer is in use. They move only when open dimensions make the buffer grow."""
         self._account: Callable[[int], None] | None = None
         self._accounted = 0
-        self._made: weakref.WeakSet[Made] = weakref.WeakSet()
+        self.sets: weakref.WeakSet[BufferSet] = weakref.WeakSet()
+        """What has views over the bytes, to forget when they are given back. Under the gate's lock."""
 
     def nbytes(self, dimensions: tuple[int, ...]) -> int:
         return math.prod(dimensions) * self.dtype.itemsize
@@ -146,14 +211,9 @@ class ManagedBuffer:
             return False
         self.storage = private_bytes(0)
         gate.moved()
-        for made in self._made:
-            made.forget()
+        for uses in self.sets:
+            uses.forget()
         return True
-
-    def register(self, made: Made) -> None:
-        """Forget the views over the bytes when they are given back."""
-        with gate.lock:
-            self._made.add(made)
 
     # -- contents ---------------------------------------------------------------------------------------------
 
@@ -282,3 +342,171 @@ class BufferTracker:
 
     def __len__(self) -> int:
         return len(self._buffers)
+
+
+# ---- the buffers of one request -------------------------------------------------------------------------------------
+
+
+def _nothing() -> None:
+    pass
+
+
+class BufferUse(Struct, frozen=True):
+    """A buffer as one argument of a request."""
+
+    buffer: ManagedBuffer
+    role: RoleKey
+    dimensions: tuple[int, ...]
+    """As the request gives them."""
+
+
+class BufferView:
+    """A buffer as the pool that kernels see, while its execution is admitted."""
+
+    kind = "buffer"
+    is_private = True
+
+    def __init__(self, buffer: ManagedBuffer, *, writing: bool) -> None:
+        self._buffer = buffer
+        self._writing = writing
+
+    @property
+    def size(self) -> int:
+        """Bytes; a buffer that is written grows as needed."""
+        return (1 << 62) if self._writing else self._buffer.storage.nbytes
+
+    @property
+    def identity(self) -> tuple[int, int, int, int]:
+        """Unlike any other pool."""
+        return -1, id(self._buffer), 0, self.size
+
+    def array(self, dtype: Any, shape: tuple[int, ...], offset: int = 0) -> Array:
+        element = np.dtype(dtype)
+        nbytes = math.prod(shape) * element.itemsize
+        storage = self._buffer.room(offset + nbytes) if self._writing else self._buffer.storage
+        view: Array = storage[offset : offset + nbytes].view(element).reshape(shape)
+        if not self._writing:
+            view.flags.writeable = False
+        return view
+
+
+class BufferSet:
+    """The buffers of one request: one admit, then one commit or fail, for every way to execute.
+
+    Args:
+        uses: In the order of the arguments, inputs first; omitted arguments have none.
+
+    Raises:
+        InvalidArgument: A use is not among the buffer's roles, or an output shares its buffer.
+    """
+
+    def __init__(self, uses: Sequence[BufferUse]) -> None:
+        self.inputs = [use for use in uses if use.role.is_input]
+        self.outputs = [use for use in uses if not use.role.is_input]
+        for use in self.inputs:
+            _check_role(use)
+        seen = {id(use.buffer) for use in self.inputs}
+        for use in self.outputs:
+            if id(use.buffer) in seen:
+                raise InvalidArgument(f"output {use.role.position} shares its buffer with another argument")
+            seen.add(id(use.buffer))
+            _check_role(use)
+            combine_dimensions(use.buffer.initial_dimensions, use.dimensions)
+        self._reading = tuple({id(use.buffer): use.buffer for use in self.inputs}.values())
+        self._writing = tuple(use.buffer for use in self.outputs)
+        self._all = self._reading + self._writing
+        self._open = tuple(buffer for buffer in self._reading if not buffer.is_fixed)
+        self._dimensioned = tuple(use for use in self.inputs if use.dimensions)
+        self.fixed = all(buffer.is_fixed for buffer in self._writing)
+        """Whether the outputs always have the shapes that their buffers were allocated for."""
+        self._uses = Uses([buffer.handle for buffer in self._reading], [buffer.handle for buffer in self._writing])
+        self.handle = self._uses.handle
+        """For the code that admits the request in C, if the set is `fixed`."""
+        self._moves = 0
+        self._also_forget: Callable[[], None] = _nothing
+        self.forget()
+        with gate.lock:
+            for buffer in self._all:
+                buffer.sets.add(self)
+
+    def forget(self) -> None:
+        """Let go of the views over the buffers' bytes, as a buffer was closed and its bytes are to be freed."""
+        self.current: Any = None
+        """What the next execution will use if nothing moves until then, or None."""
+        self._made_for: Hashable = None
+        self._also_forget()
+
+    def admit(self) -> Any:
+        """Keep the buffers for one execution; it must end with `commit` or `fail`.
+
+        Returns:
+            The object given to `keep` while the buffers' bytes were where they are now, or None.
+
+        Raises:
+            InvalidArgument: An input's contents have other dimensions than the request says, or a buffer was closed.
+            GeneralFailure: An input has no contents.
+            ResourceExhausted: A buffer is in use.
+        """
+        if lib.nnb_uses_admit(self.handle):  # the usual case: all is free and where it was
+            return self.current
+        return self._admit_with_care()
+
+    def _admit_with_care(self) -> Any:
+        """All checks, all waiting, and whatever moved."""
+        self._uses.enter()
+        try:
+            if not all(buffer.initialised for buffer in self._reading):
+                raise GeneralFailure("an input is in a buffer without contents; copy to it or write it first")
+            for use in self._dimensioned:
+                combine_dimensions(use.buffer.dimensions, use.dimensions)
+            self._moves = gate.moves
+            if self._made_for != self._layout():
+                self.current = None
+            if self.current is not None:
+                lib.nnb_uses_settle(self.handle, self._moves)
+            return self.current
+        except BaseException:
+            self._uses.leave(Outcome.UNCHANGED)
+            raise
+
+    def keep(self, made: Any) -> None:
+        """Remember views made over the buffers' bytes. Only while admitted."""
+        self._made_for, self.current = self._layout(), made
+        lib.nnb_uses_settle(self.handle, self._moves)
+
+    def when_freed(self, forget: Callable[[], None]) -> None:
+        """Have a function called, from any thread, when a buffer is freed: then views over it must not be held."""
+        self._also_forget = forget
+
+    def _layout(self) -> Hashable:
+        return *[buffer.storage.nbytes for buffer in self._all], *[buffer.dimensions for buffer in self._open]
+
+    def commit(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        """The execution succeeded.
+
+        Args:
+            shapes: Of the outputs in the set, in order; not needed if the set is `fixed`.
+
+        Raises:
+            GeneralFailure: A shape contradicts its buffer; then no output has contents.
+        """
+        if not self.fixed:
+            try:
+                for buffer, shape in zip(self._writing, shapes, strict=True):
+                    combine_dimensions(buffer.initial_dimensions, shape)
+            except InvalidArgument as error:
+                self.fail()
+                raise GeneralFailure(f"an output does not fit its buffer: {error}") from None
+            for buffer, shape in zip(self._writing, shapes, strict=True):
+                buffer.settle(shape)
+        self._uses.leave(Outcome.COMMITTED)
+
+    def fail(self) -> None:
+        """The execution failed: its outputs have no contents."""
+        self._uses.leave(Outcome.LOST)
+
+
+def _check_role(use: BufferUse) -> None:
+    if use.role not in use.buffer.roles:
+        kind = "input" if use.role.is_input else "output"
+        raise InvalidArgument(f"the buffer was not allocated to be {kind} {use.role.position} of this prepared model")

@@ -27,4 +27,4 @@ from .process.discovery import running_services as running_services
 from .process.launch import start_child as start_child
 from .process.sandbox import close_door as close_door
 from .process.workers import Isolation as Isolation
-from .wire.values import Sandbox as Sandbox
+from .wire.protocol import Sandbox as Sandbox

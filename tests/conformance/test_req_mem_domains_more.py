@@ -23,8 +23,8 @@ from nnburst.memory import (
     ManagedBuffer,
     Memory,
     RoleKey,
-    managed_gate,
 )
+from nnburst.memory import managed as buffers
 from nnburst.model import (
     BufferDesc,
     BufferRole,
@@ -314,7 +314,7 @@ def test_REQ_MEM_109_closing_during_a_run_frees_the_bytes_after_it() -> None:
 
 
 def test_REQ_MEM_112_a_busy_buffer_is_refused_after_a_bounded_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(managed_gate, "_PATIENCE", 0.01)
+    monkeypatch.setattr(buffers, "_PATIENCE", 0.01)
     buffer, use = managed()
     other = BufferSet([use])
     other.admit()
@@ -336,14 +336,14 @@ def test_REQ_MEM_112_a_busy_buffer_is_refused_after_a_bounded_wait(monkeypatch: 
 def test_REQ_MEM_112_who_waits_goes_on_as_soon_as_the_buffer_is_free(
     monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
-    monkeypatch.setattr(managed_gate, "_PATIENCE", 1000)
+    monkeypatch.setattr(buffers, "_PATIENCE", 1000)
     buffer, use = managed()
     running, later = BufferSet([use]), BufferSet([use])
     waiting = threading.Thread(target=lambda: (later.admit(), later.commit(())), daemon=True)
 
     def until_it_waits() -> None:
         waiting.start()
-        until(lambda: managed_gate.gate.waiting)
+        until(lambda: buffers.gate.waiting)
 
     if first == "copy":
         with buffer.used(write=False):

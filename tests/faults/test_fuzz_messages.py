@@ -23,8 +23,7 @@ from nnburst.service.connection.callbacks import CallbackRegistry
 from nnburst.service.connection.pending import PendingCall
 from nnburst.service.wire import protocol
 from nnburst.service.wire.packets import FdBundle, Kind, Outgoing
-from nnburst.service.wire.protocol import CALLS, Call, Malformed, Side, decode_error, decode_request
-from nnburst.service.wire.values import MAX_INLINE
+from nnburst.service.wire.protocol import CALLS, MAX_INLINE, Call, Malformed, Side, decode_error, decode_request
 from support import wire_page
 from support.hostile import Descriptors, Values, encoded, mutated
 from support.models import request_on, tiny_model

@@ -24,7 +24,7 @@ from nnburst.model import Model, ModelBuilder, OperandType
 from nnburst.service.wire import protocol
 from support.intruder import attack_with, hostile_service
 from support.models import relu
-from support.services import RawConnection, Shared, header, shared_service
+from support.services import RawConnection, Shared, header, let_pass, shared_service, told_to_pass
 from support.users import GUEST, OTHER_GUEST, as_root, as_user, beside, open_directory
 from support.waiting import PATIENCE, until
 
@@ -197,8 +197,7 @@ def test_client_of_a_dead_worker_counts_until_it_has_read_its_answers_or_gone(tm
     (tmp_path / "functions.py").write_text(FUNCTIONS)
     targets = [f"{tmp_path}/functions.py:{name}" for name in ("same", "wide")]
     options = "--device=nnburst-noop", "--device", REFERENCE, *targets, "--quota=user.connections=1"
-    before = "from nnburst.service.process import broker; broker.LEAVING = 0.0"
-    with shared_service(tmp_path, *options, before=before) as shared:
+    with shared_service(tmp_path, *options, before=told_to_pass(tmp_path)) as shared:
         worker = shared.worker
         until(lambda: is_free(shared))
         with RawConnection(shared) as first:
@@ -207,6 +206,7 @@ def test_client_of_a_dead_worker_counts_until_it_has_read_its_answers_or_gone(tm
             until(lambda: select.select([first.sock], [], [], 0)[0])
             os.kill(worker, signal.SIGKILL)
             until(lambda: "was killed by SIGKILL" in shared.log.read_text())
+            let_pass(tmp_path, 10)
             for _ in range(3):
                 with pytest.raises(nnburst.DeviceUnavailable, match="may have 1 connections"):
                     nnburst.connect(shared.address)

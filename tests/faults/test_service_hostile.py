@@ -23,10 +23,18 @@ from nnburst.memory import Memory
 from nnburst.model import DeviceStatus, ExecutionPreference, Priority, RunOptions
 from nnburst.service import ServiceConnection, ServiceHost, start_child
 from nnburst.service.host.host import Client
-from nnburst.service.wire.cache_messages import PrepareModel
 from nnburst.service.wire.marshal import model_to_wire
-from nnburst.service.wire.protocol import CALLS, VERSION, Execute, Hello, encode
-from nnburst.service.wire.values import Message, WireMemory, WireRequest
+from nnburst.service.wire.protocol import (
+    CALLS,
+    VERSION,
+    Execute,
+    Hello,
+    Message,
+    PrepareModel,
+    WireMemory,
+    WireRequest,
+    encode,
+)
 from nnburst.testing import inject
 from support.models import request_on, tiny_model
 from support.processes import stopped

@@ -11,8 +11,7 @@ from typing import Any
 
 from nnburst.service.connection.transport import Connection
 from nnburst.service.wire.packets import FdBundle, Kind, Outgoing
-from nnburst.service.wire.protocol import Done, Side
-from nnburst.service.wire.values import Message
+from nnburst.service.wire.protocol import Done, Message, Side
 from support.waiting import PATIENCE
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from nnburst.cache import CacheReason, SaveResult
 from nnburst.devices import CacheFiles, CompileJob
 from nnburst.model import (
     BufferRole,
@@ -27,7 +28,7 @@ from nnburst.model import (
     SymmPerChannelQuantParams,
     Timing,
 )
-from nnburst.service.wire import cache_messages, protocol, values
+from nnburst.service.wire import protocol
 
 GRAPH = Subgraph(
     operands=(
@@ -39,19 +40,19 @@ GRAPH = Subgraph(
     input_indexes=(0,),
     output_indexes=(2,),
 )
-POOL = values.WireMemory("ashmem", 4096, 3, 0)
+POOL = protocol.WireMemory("ashmem", 4096, 3, 0)
 X = OperandDesc(3, (4,), 1, lifetime=Lifetime.SUBGRAPH_INPUT)
-SMALL = values.WireModel(Subgraph((X,), (), (0,), (0,)), (), b"", (), False, {}, ("x",), ("x",))
+SMALL = protocol.WireModel(Subgraph((X,), (), (0,), (0,)), (), b"", (), False, {}, ("x",), ("x",))
 POOLED = msgspec.structs.replace(SMALL, pools=(POOL,))
 CACHE_FILES = CacheFiles((0,), (1, 2), bytes(32), bytes(32))
-MODEL = values.WireModel(
+MODEL = protocol.WireModel(
     GRAPH, (msgspec.Raw(msgspec.msgpack.encode(GRAPH)),), b"const", (POOL,), True, {"org.nnburst": 1}, ("x",), ("y",)
 )
-REQUEST = values.WireRequest(
+REQUEST = protocol.WireRequest(
     (RequestArgument(False, DataLocation(0, 0, 16), (1, 2)),), (RequestArgument(has_no_value=True),), (POOL, POOL)
 )
 REGIONS = ((0, 8), (128, 8), (384, 1024 * 24), (256, 4), (136, 48))
-QUEUE = values.WireQueue(tuple(values.WireGrantor(0, 0, *region) for region in REGIONS), 24, 1, 1)
+QUEUE = protocol.WireQueue(tuple(protocol.WireGrantor(0, 0, *region) for region in REGIONS), 24, 1, 1)
 SHAPES = (OutputShape((1, 2)), OutputShape((0,), False))
 
 SAMPLES = (
@@ -74,12 +75,9 @@ SAMPLES = (
         protocol.PrepareModel(
             1, POOLED, CompileJob(ExecutionPreference.LOW_POWER, Priority.HIGH, 2**64 - 1, CACHE_FILES)
         ),
-        protocol.PrepareModelReply(1, cache_messages.CacheOutcome(True, "SAVED", bytes(16), 5, 0.5)),
+        protocol.PrepareModelReply(1, SaveResult(True, CacheReason.SAVED, bytes(16), 5, 0.5)),
     ),
-    (
-        protocol.PrepareModelFromCache(1, CACHE_FILES, 7),
-        protocol.PrepareModelFromCacheReply(None, "BAD_MAC", 2, "no"),
-    ),
+    (protocol.PrepareModelFromCache(1, CACHE_FILES, 7), protocol.PrepareModelReply(1, takes_steps=True)),
     (protocol.ConfirmCache(1, bytes(32), bytes(16)), protocol.ConfirmCacheReply(True)),
     (protocol.GetDeviceCounters(1), protocol.GetDeviceCountersReply({"loads": 3})),
     (

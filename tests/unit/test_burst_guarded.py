@@ -16,7 +16,7 @@ from nnburst.burst import ExecutionBurstController, ExecutionBurstServer
 from nnburst.devices import Buffer, Plan, ReferencePreparedModel, create_device
 from nnburst.errors import ErrorStatus, InvalidArgument, NNBurstError
 from nnburst.memory import BufferSet, Memory
-from nnburst.memory.managed_gate import gate
+from nnburst.memory.managed import gate
 from nnburst.model import (
     BufferDesc,
     BufferRole,

@@ -20,7 +20,7 @@ from nnburst.cli import main
 from nnburst.cli._main import COMMANDS
 from nnburst.cli.doctor import CHECKS, Finding, Level, all_checks
 from nnburst.devices import device_names
-from nnburst.service.wire.values import Sandbox
+from nnburst.service.wire.protocol import Sandbox
 from support import ROOT
 
 

@@ -21,11 +21,10 @@ from nnburst.model import (
 from nnburst.service import ServiceHost
 from nnburst.service.connection import callbacks
 from nnburst.service.host import host
-from nnburst.service.wire import protocol, values
+from nnburst.service.wire import protocol
 from nnburst.service.wire.marshal import model_from_wire
 from nnburst.service.wire.packets import FdBundle
-from nnburst.service.wire.protocol import CALL_BY_REQUEST, CALLS, Malformed, Side
-from nnburst.service.wire.values import referenced_from_wire
+from nnburst.service.wire.protocol import CALL_BY_REQUEST, CALLS, Malformed, Side, referenced_from_wire
 from support.messages import MODEL, QUEUE, REQUEST, SAMPLES
 
 
@@ -256,7 +255,7 @@ def test_subgraphs_are_decoded_until_there_are_too_many_operands() -> None:
 
 def test_numpy_scalars_in_a_model_are_sent_as_numbers() -> None:
     graph = Subgraph((OperandDesc(3, (np.int64(2),), scale=np.float32(0.5)),), (), (), ())  # type: ignore[arg-type]
-    model = values.WireModel(graph, (), b"", (), False, {}, (), ())
+    model = protocol.WireModel(graph, (), b"", (), False, {}, (), ())
     _, back = protocol.decode_request(protocol.encode(protocol.GetSupportedOperations(0, model)), Side.SERVICE)
     assert isinstance(back, protocol.GetSupportedOperations)
     assert back.model.main.operands[0].dimensions == (2,)

@@ -34,7 +34,7 @@ from nnburst.errors import (
 )
 from nnburst.model import OutputShape
 from nnburst.service.connection.transport import Connection
-from nnburst.service.wire import packets, protocol, values
+from nnburst.service.wire import packets, protocol
 from nnburst.service.wire.packets import DescriptorsLost, EndOfStream, FdBundle, Kind, receive
 from nnburst.service.wire.protocol import Malformed, Side
 from support.connections import Answers, connected, raw_peer, send, socket_pair
@@ -69,7 +69,7 @@ def null_fds(count: int) -> list[int]:
 # -- datagrams ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("length", [0, 1, 65535, 65536, 65537, 1 << 20, values.MAX_BODY])
+@pytest.mark.parametrize("length", [0, 1, 65535, 65536, 65537, 1 << 20, protocol.MAX_BODY])
 def test_bodies_of_any_length_arrive(length: int) -> None:
     a, b = socket_pair()
     with a, b:
@@ -97,7 +97,7 @@ def test_a_body_above_64_kib_travels_in_a_sealed_memfd() -> None:
 def test_a_body_beyond_the_limit_is_refused_by_the_sender() -> None:
     a, b = socket_pair()
     with a, b, pytest.raises(ResourceExhausted):
-        send(a, Kind.REQUEST, 1, bytes(values.MAX_BODY + 1), (), None)
+        send(a, Kind.REQUEST, 1, bytes(protocol.MAX_BODY + 1), (), None)
 
 
 @pytest.mark.parametrize(("count", "length"), [(0, 8), (1, 8), (253, 8), (252, 70000)])

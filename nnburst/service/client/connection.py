@@ -23,7 +23,7 @@ from ..process import forked
 from ..process.discovery import dial
 from ..wire import protocol as calls
 from ..wire.marshal import model_to_wire
-from ..wire.values import Sandbox
+from ..wire.protocol import Sandbox
 from .proxies import Place, RemoteDevice
 
 if TYPE_CHECKING:
@@ -322,7 +322,8 @@ def connect_to(
             # No pidfd: with a service manager the socket was made by another process than the one that serves it.
             return ServiceConnection(sock, timeout=None, own=own, dial_own=None if own else dial_own)
         except DeadObject as error:
-            raise DeviceUnavailable(f"the service at {address!r} closed the connection before it served") from error
+            why = str(error).partition(TOLD)[2] or "it closed the connection before it served"
+            raise DeviceUnavailable(f"the service at {address!r} does not serve this process: {why}") from error
 
     def dial_own() -> ServiceConnection:
         return Deadline.after(timeout).call(connect, own=True)

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from ..._core.deadline import Deadline
 from ..._core.leaving import Closing
 from ...burst import BurstCallback, BurstContext
-from ...cache import CacheReason, CacheRejected, SaveResult, checked_token
+from ...cache import SaveResult, checked_token
 from ...devices import (
     Buffer,
     CacheFiles,
@@ -49,11 +49,10 @@ from ...model import (
 )
 from ..connection.callbacks import CallbackRegistry
 from ..connection.transport import Connection
-from ..wire import cache_messages as caching
 from ..wire import protocol as calls
 from ..wire.marshal import cache_to_wire, model_from_wire, model_to_wire, pools_to_wire, queue_to_wire, request_to_wire
 from ..wire.packets import FdBundle
-from ..wire.values import Message
+from ..wire.protocol import Message
 
 if TYPE_CHECKING:
     from ...fmq import MQDescriptor
@@ -168,32 +167,28 @@ class RemoteDevice(DescribedDevice):
             cache, cache_fds = cache_to_wire(job.cache)
             fds += cache_fds
             job = replace(job, cache=cache)
-        message = caching.PrepareModel(device=at.number, model=wire, job=job)
+        message = calls.PrepareModel(device=at.number, model=wire, job=job)
         reply, _ = _made(at.connection, message, fds, _patience(deadline))
-        result = reply.cache and SaveResult(**asdict(reply.cache) | {"reason": CacheReason(reply.cache.reason)})
-        return RemotePreparedModel(at, reply.prepared_model, result, takes_steps=reply.takes_steps)
+        return RemotePreparedModel(at, reply.prepared_model, reply.cache, takes_steps=reply.takes_steps)
 
     def prepare_model_from_cache(self, cache: CacheFiles, deadline_ns: int = 0) -> RemotePreparedModel:
         at = self.place()
         checked_token(cache.token)
         deadline = Deadline.after().sooner(Deadline(deadline_ns))
         wire, fds = cache_to_wire(cache)
-        message = caching.PrepareModelFromCache(device=at.number, cache=wire, deadline_ns=deadline.at_ns)
+        message = calls.PrepareModelFromCache(device=at.number, cache=wire, deadline_ns=deadline.at_ns)
         reply, _ = _made(at.connection, message, fds, _patience(deadline))
-        if reply.prepared_model is None:
-            said = reply.message.rsplit(" [", 1)[0]  # without what the exception adds again
-            raise CacheRejected(CacheReason(reply.reason), said, status=ErrorStatus(reply.status))
         return RemotePreparedModel(at, reply.prepared_model, takes_steps=reply.takes_steps)
 
     def confirm_cache(self, token: bytes, generation: bytes) -> bool:
         at = self.place()
-        message = caching.ConfirmCache(device=at.number, token=token, generation=generation)
+        message = calls.ConfirmCache(device=at.number, token=token, generation=generation)
         reply, _ = at.connection.call(message, timeout=_SHORT)
         return bool(reply.known)
 
     def counters(self) -> dict[str, int]:
         at = self.place()
-        reply, _ = at.connection.call(caching.GetDeviceCounters(device=at.number), timeout=_SHORT)
+        reply, _ = at.connection.call(calls.GetDeviceCounters(device=at.number), timeout=_SHORT)
         return dict(reply.counters)
 
     def allocate(

@@ -12,6 +12,7 @@ from ...errors import ErrorStatus, InvalidArgument
 from ..wire.marshal import pools_to_wire
 from ..wire.packets import FdBundle
 from ..wire.protocol import (
+    MAX_FDS,
     ClientGone,
     Done,
     EndClientsReply,
@@ -22,7 +23,6 @@ from ..wire.protocol import (
     Malformed,
     OrderModel,
 )
-from ..wire.values import MAX_FDS
 
 if TYPE_CHECKING:
     from ..process.worker import Worker

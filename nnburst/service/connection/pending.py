@@ -15,8 +15,7 @@ from typing import Any
 from ..._core.once import Once
 from ...errors import MissedDeadline, NNBurstError
 from ..wire.packets import FdBundle, Kind, Outgoing
-from ..wire.protocol import CALL_BY_REQUEST
-from ..wire.values import MAX_INLINE, Message
+from ..wire.protocol import CALL_BY_REQUEST, MAX_INLINE, Message
 
 MAX_PENDING = 128
 """Calls that one side may have under way; the other side tolerates twice as many, then drops the connection."""

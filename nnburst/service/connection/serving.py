@@ -11,7 +11,7 @@ from functools import partial
 from ...errors import DeadObject, GeneralFailure, NNBurstError, ResourceExhausted
 from ..wire import protocol as calls
 from ..wire.packets import FdBundle, Kind, Outgoing, Packet
-from ..wire.values import MAX_INLINE, Message
+from ..wire.protocol import MAX_INLINE, Message
 from .mailbox import Mailbox
 from .outbox import Outbox
 from .pending import MAX_PENDING

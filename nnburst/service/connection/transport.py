@@ -29,10 +29,10 @@ from ..._core.errno import meaning
 from ..._core.fds import FdSet
 from ..._core.leaving import LEAVING, abandon_when_forked
 from ..._core.threads import start
-from ...errors import BadState, Ending, ErrorStatus, GeneralFailure, NNBurstError, ResourceExhausted, error_for
+from ...errors import BadState, Ending, GeneralFailure, NNBurstError, ResourceExhausted
 from ..wire import protocol as calls
 from ..wire.packets import DescriptorsLost, EndOfStream, FdBundle, Kind, Outgoing, Packet, receive
-from ..wire.values import Message
+from ..wire.protocol import Message
 from .mailbox import Mailbox
 from .outbox import Outbox
 from .pending import PendingCall, PendingCalls
@@ -520,8 +520,7 @@ class Connection:
         reply: Message | None = None
         error: NNBurstError | None = None
         if packet.kind is Kind.ERROR:
-            answer = calls.decode_error(packet.body)
-            error = error_for(ErrorStatus(answer.status), answer.message, answer.output_shapes)
+            error = calls.error_of(calls.decode_error(packet.body))
             if self._closed and isinstance(error, GeneralFailure):  # it came after the farewell
                 error = BadState(f"{pending.call.name}: the connection to the service is closed")
             wanted = 0

@@ -12,7 +12,7 @@ from ...model import BufferDesc
 from ..wire import protocol as calls
 from ..wire.marshal import memories_from_wire
 from ..wire.packets import FdBundle
-from ..wire.values import WireMemory
+from ..wire.protocol import WireMemory
 from .hosted import HostedBuffer, HostedModel
 
 if TYPE_CHECKING:

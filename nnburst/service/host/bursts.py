@@ -18,7 +18,7 @@ from ...watch import Row, RowKind
 from ..wire import protocol as calls
 from ..wire.marshal import descriptor_from_wire, pools_from_wire, total_size
 from ..wire.packets import FdBundle
-from ..wire.values import WireQueue
+from ..wire.protocol import WireQueue
 from .hosted import HostedModel, close_all
 from .quotas import Charge
 

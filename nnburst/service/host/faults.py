@@ -24,9 +24,7 @@ import msgspec
 
 from ...devices import PreparedModel, WrappedModel
 from ...model import ExecutionResult, Request, RunOptions
-from ..wire.cache_messages import PrepareModel, PrepareModelFromCache
-from ..wire.protocol import Call, ConfigureBurst, GetSupportedOperations
-from ..wire.values import Message
+from ..wire.protocol import Call, ConfigureBurst, GetSupportedOperations, Message, PrepareModel, PrepareModelFromCache
 
 _log = logging.getLogger("nnburst.faults")
 

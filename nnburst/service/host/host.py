@@ -34,11 +34,10 @@ from ...model import Model, Priority, Request
 from ...watch import Page, Row, RowKind, private_row
 from ..connection.transport import Connection
 from ..process.discovery import Peer, peer_of
-from ..wire import cache_messages as caching
 from ..wire import protocol as calls
 from ..wire.marshal import model_from_wire, request_from_wire, total_size
 from ..wire.packets import FdBundle
-from ..wire.values import Message, Sandbox, WireMemory, WireModel, WireRequest
+from ..wire.protocol import Message, Sandbox, WireMemory, WireModel, WireRequest
 from . import buffers, bursts, fenced, models
 from .hosted import HostedFenced, HostedModel, close_all
 from .object_table import ObjectTable
@@ -342,9 +341,9 @@ class Client:
 
     def rank(self, message: Message) -> int:
         """Compilations and executions that wait for a thread get it by priority; calls that have none come first."""
-        if isinstance(message, caching.PrepareModel):
+        if isinstance(message, calls.PrepareModel):
             return message.job.priority
-        if isinstance(message, caching.PrepareModelFromCache):
+        if isinstance(message, calls.PrepareModelFromCache):
             return message.cache.priority
         if isinstance(message, calls.Execute):
             model = self.objects.find(message.prepared_model, HostedModel)

@@ -11,24 +11,21 @@ from msgspec.structs import replace
 
 from ..._core.deadline import Deadline
 from ...burst import under_token
-from ...cache import CacheRejected, SaveResult, check_fd, checked_token
+from ...cache import CacheRejected, check_fd, checked_token
 from ...devices import Device, DeviceInfo, NamedDevice, PreparedModel, checked_model
 from ...devices.deadline import earlier
 from ...errors import ErrorStatus
 from ...memory import check_pools
 from ...model import ImportedModel, Priority, consistent_result, reason_of, took_too_long
 from ...watch import RowKind
-from ..wire import cache_messages as caching
 from ..wire import protocol as calls
 from ..wire.marshal import cache_from_wire, memories_from_wire, model_to_wire
 from ..wire.packets import FdBundle
-from ..wire.values import WireModel
+from ..wire.protocol import WireModel
 from .hosted import HostedModel, close_all
 
 if TYPE_CHECKING:
     from .host import Client
-
-_MAX_MESSAGE = 4096
 
 
 def on_list_devices(client: Client, message: calls.ListDevices, fds: FdBundle) -> calls.ListDevicesReply:
@@ -49,9 +46,9 @@ def on_get_device_status(client: Client, message: calls.GetDeviceStatus, fds: Fd
 
 
 def on_get_device_counters(
-    client: Client, message: caching.GetDeviceCounters, fds: FdBundle
-) -> caching.GetDeviceCountersReply:
-    return caching.GetDeviceCountersReply(dict(client.device(message.device).counters()))
+    client: Client, message: calls.GetDeviceCounters, fds: FdBundle
+) -> calls.GetDeviceCountersReply:
+    return calls.GetDeviceCountersReply(dict(client.device(message.device).counters()))
 
 
 def on_get_supported_operations(
@@ -106,7 +103,7 @@ def _named_device(client: Client) -> NamedDevice:
     return next(device for device in client.host.devices if isinstance(device, NamedDevice))
 
 
-def on_prepare_model(client: Client, message: caching.PrepareModel, fds: FdBundle) -> caching.PrepareModelReply:
+def on_prepare_model(client: Client, message: calls.PrepareModel, fds: FdBundle) -> calls.PrepareModelReply:
     """Compile a model; the connection owns it and its pools."""
     device, job = client.device(message.device), message.job
     with client.limited(), contextlib.ExitStack() as call, contextlib.ExitStack() as owned:
@@ -122,12 +119,12 @@ def on_prepare_model(client: Client, message: caching.PrepareModel, fds: FdBundl
         counted = ("models", "compiled", "saved") if result is not None and result.saved else ("models", "compiled")
         label = _label(prepared, device, message.model)
         number = _own_model(client, owned, prepared, job.priority, label, counted)
-        return caching.PrepareModelReply(number, _outcome(result), prepared.takes_steps)
+        return calls.PrepareModelReply(number, result, prepared.takes_steps)
 
 
 def on_prepare_model_from_cache(
-    client: Client, message: caching.PrepareModelFromCache, fds: FdBundle
-) -> caching.PrepareModelFromCacheReply:
+    client: Client, message: calls.PrepareModelFromCache, fds: FdBundle
+) -> calls.PrepareModelReply:
     """Restore a model from cache files; the connection owns it."""
     device = client.device(message.device)
     checked_token(message.cache.token)
@@ -137,20 +134,18 @@ def on_prepare_model_from_cache(
             nbytes = sum(check_fd(fd).st_size for fd in (*cache.model_fds, *cache.data_fds))
             owned.enter_context(client.ledger.charge(models=1, mapped_bytes=nbytes, fds=len(fds)))
             prepared = checked_model(device, device.prepare_model_from_cache(cache, message.deadline_ns))
-        except CacheRejected as error:
+        except CacheRejected:
             if client.host.page is not None:
                 client.host.page.service.count("rejected")
-            return caching.PrepareModelFromCacheReply(
-                None, error.reason.value, int(error.status), str(error)[:_MAX_MESSAGE]
-            )
+            raise
         label = _label(prepared, device)
         number = _own_model(client, owned, prepared, cache.priority, label, ("models", "restored"))
-        return caching.PrepareModelFromCacheReply(number, takes_steps=prepared.takes_steps)
+        return calls.PrepareModelReply(number, takes_steps=prepared.takes_steps)
 
 
-def on_confirm_cache(client: Client, message: caching.ConfirmCache, fds: FdBundle) -> caching.ConfirmCacheReply:
+def on_confirm_cache(client: Client, message: calls.ConfirmCache, fds: FdBundle) -> calls.ConfirmCacheReply:
     """Tell a device that cache files are visible."""
-    return caching.ConfirmCacheReply(client.device(message.device).confirm_cache(message.token, message.generation))
+    return calls.ConfirmCacheReply(client.device(message.device).confirm_cache(message.token, message.generation))
 
 
 def _own_model(
@@ -197,9 +192,3 @@ def _label(prepared: PreparedModel, device: Device, model: WireModel | None = No
     if prepared.label or model is None or not model.input_names:
         return prepared.label or device.name
     return f"{device.name}: {', '.join(model.input_names)} → {', '.join(model.output_names)}"
-
-
-def _outcome(result: SaveResult | None) -> caching.CacheOutcome | None:
-    if result is None:
-        return None
-    return caching.CacheOutcome(result.saved, result.reason.value, result.generation, result.nbytes, result.seconds)

@@ -35,8 +35,6 @@ _log = logging.getLogger(__name__)
 _FIRST_ACTIVATED_FD = 3
 _MOST_REFUSALS = 16
 """Peers at a time that are told why they are refused; others are only disconnected."""
-_REFUSAL_PATIENCE = 2.0
-"""Seconds that a refused peer has to say hello, so that it can be answered."""
 _HELLO_PATIENCE = 10.0
 """Seconds that a peer that is served has to say hello. How many a user may have, its quota of connections says."""
 _NEW = 10.0
@@ -288,7 +286,7 @@ class Broker:
         try:
             return user.charge(connections=1)
         except ResourceExhausted:
-            handed = (client for worker in self.workers for client in worker.clients.values())
+            handed = (client for worker in self.workers for client in list(worker.clients.values()))
             for client in itertools.chain(handed, self._awaited.values()):
                 if client.peer.uid == uid and client.has_gone:
                     client.charge.release()
@@ -304,21 +302,17 @@ class Broker:
         self._awaited[client.sock.fileno()] = client
 
     def refuse(self, client: AcceptedClient, reason: str) -> None:
-        """Answer a client's hello with the reason, if it says hello soon."""
+        """Tell a client why it is not served, unless many are being told."""
         _log.warning("%s is refused: %s", client.peer, reason)
-        if sum(bool(other.refusal) for other in self._awaited.values()) >= _MOST_REFUSALS:
+        if sum(other.is_told and other.worker is None for other in self._awaited.values()) >= _MOST_REFUSALS:
             client.close()
-            return
-        client.refusal = reason
-        self._await(client, _REFUSAL_PATIENCE)
+        else:
+            self.end_client(client, reason)
 
     def _greeted(self, client: AcceptedClient) -> None:
         """Its hello is there, or its end."""
         if client.is_told:
             client.close()
-            return
-        if client.refusal:
-            client.refuse()
             return
         try:
             hello = peek_hello(client.sock)
@@ -343,7 +337,7 @@ class Broker:
                 client.until = now + _UNREAD  # it keeps descriptors of this user's in its socket, and counts so long
                 continue
             del self._awaited[fd]
-            if not client.is_told and not client.refusal:
+            if not client.is_told:
                 _log.warning("%s is disconnected: it has not said hello", client.peer)
             client.close()
 
@@ -357,7 +351,7 @@ class Broker:
         for worker in self.workers:
             for client in list(worker.clients.values()):
                 if client.peer.pid == pid if uid is None else client.peer.uid == uid and client.peer.pid != pid:
-                    del worker.clients[client.number]
+                    worker.clients.pop(client.number, None)
                     worker.idle_since = time.monotonic()
                     self.end_client(client, reason)
                     ended += 1

@@ -23,7 +23,7 @@ from ...cache import CacheRejected, default_state_directory
 from ...cache.files import make_directories
 from ...devices import Device, Needs
 from ...errors import DeviceUnavailable
-from ..wire.values import Sandbox
+from ..wire.protocol import Sandbox
 
 _log = logging.getLogger(__name__)
 _BROUGHT = {1: "files", 2: "renaming", 3: "truncating files", 4: "TCP", 5: "devices", 6: "abstract sockets and signals"}

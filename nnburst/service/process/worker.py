@@ -20,12 +20,11 @@ from ..._core.errno import system
 from ..._core.fds import FdSet, close_fds
 from ..._core.leaving import LEAVING
 from ..._core.threads import start_daemon
-from ...errors import DeviceUnavailable, InvalidArgument, NNBurstError, ResourceExhausted
+from ...errors import InvalidArgument, NNBurstError, ResourceExhausted
 from ...watch import Row, RowKind, usage_of
 from ..host.quotas import NO_LIMIT, Charge
 from ..wire import protocol as calls
-from ..wire.packets import EndOfStream, Kind, Outgoing, receive_number
-from ..wire.values import Message
+from ..wire.packets import Kind, Outgoing
 from .discovery import Peer, peer_pidfd
 from .limited_log import hand_on
 
@@ -44,11 +43,10 @@ class AcceptedClient:
     peer: Peer
     charge: Charge
     worker: Worker | None = None
-    refusal: str = ""
     is_told: bool = False
     """Whether it knows of its end."""
     until: float = 0.0
-    """When it must have said hello, to be answered with the refusal or handed to a worker; or have gone."""
+    """When it must have said hello, to be handed to a worker; or have gone."""
 
     @property
     def has_gone(self) -> bool:
@@ -68,17 +66,9 @@ class AcceptedClient:
     def notify(self, reason: str) -> None:
         """Tell it why it is disconnected. It then closes its end, which is awaited: else it might find that first."""
         self.is_told = True
-        self._send(Kind.REQUEST, 0, calls.EndNotice(reason=calls.sendable(reason)))
-
-    def refuse(self) -> None:
-        """Answer its hello with the refusal."""
-        with contextlib.suppress(calls.Malformed, EndOfStream, OSError):  # it is disconnected without an answer
-            self._send(Kind.ERROR, receive_number(self.sock), calls.error_reply(DeviceUnavailable(self.refusal)))
-        self.close()
-
-    def _send(self, kind: Kind, number: int, message: Message) -> None:
         with contextlib.suppress(OSError, NNBurstError):
-            Outgoing(kind, number, calls.encode(message)).try_send(self.sock)
+            notice = calls.EndNotice(reason=calls.sendable(reason))
+            Outgoing(Kind.REQUEST, 0, calls.encode(notice)).try_send(self.sock)
 
 
 Key = int | AcceptedClient | None
@@ -108,9 +98,6 @@ class Worker:
         self.born, self.idle_since = math.inf, time.monotonic()
         self._row: Row | None = None
         self._log: threading.Thread | None = None
-        self._reports: dict[int, str] = {}
-        """What it has said of each client: the last, however fast it talks."""
-        self._is_posted = False
         self._pool, self._broker = pool, pool.broker
 
     def launch(self, devices: Sequence[str], options: Mapping[str, Any]) -> ServiceConnection:
@@ -155,22 +142,10 @@ class Worker:
     # -- calls of the process --------------------------------------------------------------------------------------
 
     def gone(self, number: int, reason: str) -> None:
-        """A client that was handed over has gone, or is not served for a reason."""
-        if number in self.clients:
-            self._reports[number] = reason
-            if not self._is_posted:
-                self._is_posted = True
-                self._broker.post(self._read)
-
-    def _read(self) -> None:
-        self._is_posted = False  # before: what is said from now on is posted again
-        for number in list(self._reports):
-            reason, client = self._reports.pop(number), self.clients.pop(number, None)
-            self.idle_since = time.monotonic()
-            if client is not None and reason:
-                self._broker.end_client(client, reason)
-            elif client is not None:
-                client.close()
+        """A client that was handed over has gone, or is not served for a reason. What it says again counts no more."""
+        self.idle_since = time.monotonic()
+        if (client := self.clients.pop(number, None)) is not None:
+            self._broker.post(partial(self._broker.end_client, client, reason) if reason else client.close)
 
     def leaving(self) -> None:
         """It takes no more clients."""
@@ -210,7 +185,7 @@ class Worker:
     def _hand(self, service: ServiceConnection, client: AcceptedClient) -> None:
         def failed(error: NNBurstError) -> None:
             if isinstance(error, ResourceExhausted):  # else the process has ended, which is told otherwise
-                self._broker.post(partial(self._not_handed, client, str(error)))
+                self.gone(client.number, str(error))
 
         pidfd = peer_pidfd(client.sock)
         fds = [client.sock.fileno(), *(() if pidfd is None else (pidfd,))]
@@ -220,11 +195,6 @@ class Worker:
             failed(error)
         finally:
             close_fds(fds[1:])
-
-    def _not_handed(self, client: AcceptedClient, reason: str) -> None:
-        if self.clients.pop(client.number, None) is not None:
-            self.idle_since = time.monotonic()
-            self._broker.refuse(client, reason)
 
     @property
     def counts_threads(self) -> bool:

@@ -178,9 +178,7 @@ class WorkerPool:
 
     def _not_started(self, worker: Worker, reason: str) -> None:
         _log.error("%s: %s", worker.what, reason)
-        self.bury(worker)
-        for client in worker.clients.values():
-            self.broker.refuse(client, reason)
+        self._part(worker, reason)
 
     def ended(self, worker: Worker) -> None:
         """Tell its clients, if it is not this side that has ended it."""
@@ -197,9 +195,9 @@ class WorkerPool:
 
     def _part(self, worker: Worker, reason: str) -> None:
         self.bury(worker)
-        for client in worker.clients.values():
-            self.broker.end_client(client, reason)
-        worker.clients.clear()
+        for number in list(worker.clients):
+            if (client := worker.clients.pop(number, None)) is not None:  # it has not gone meanwhile
+                self.broker.end_client(client, reason)
 
     def bury(self, worker: Worker) -> None:
         """Hand no more clients to a worker; the one that all share is started again."""
@@ -230,7 +228,7 @@ class WorkerPool:
             service.close()
         for worker in workers:
             worker.wait_log()
-            for client in worker.clients.values():
+            for client in list(worker.clients.values()):
                 client.close()
         if self.groups is not None:
             self.groups.sweep(set())

@@ -13,7 +13,7 @@ from ...fmq import MQDescriptor
 from ...memory import Memory, MemoryHandle, check_layout
 from ...model import BufferToken, MemoryLike, Model, Named, Request, Steps
 from .packets import FdBundle
-from .values import WireGrantor, WireMemory, WireModel, WireQueue, WireRequest, referenced_from_wire
+from .protocol import WireGrantor, WireMemory, WireModel, WireQueue, WireRequest, referenced_from_wire
 
 
 def pools_to_wire(pools: Iterable[MemoryLike | Named]) -> tuple[tuple[WireMemory, ...], list[int]]:

@@ -26,8 +26,7 @@ from ..._core.errno import meaning, system
 from ..._core.fds import FdSet, close_fds
 from ..._core.leaving import Closing
 from ...errors import GeneralFailure, InvalidArgument, ResourceExhausted
-from .protocol import Hello, Malformed, decode_hello
-from .values import MAX_BODY, MAX_FDS, MAX_INLINE
+from .protocol import MAX_BODY, MAX_FDS, MAX_INLINE, Hello, Malformed, decode_hello
 
 _HEADER = struct.Struct("<BBHI")
 _SEND_FLAGS = socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
@@ -263,25 +262,6 @@ def receive(sock: socket.socket) -> Packet:
     except BaseException:
         bundle.close()
         raise
-
-
-def receive_number(sock: socket.socket) -> int:
-    """Receive a message for its call id alone. One with descriptors stays where it is: none is received.
-
-    Raises:
-        BlockingIOError: Nothing there.
-        EndOfStream: The peer closed its end.
-        Malformed: The message has no header, or has descriptors.
-    """
-    _, _, flags, _ = sock.recvmsg(_HEADER.size, 0, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    if flags & socket.MSG_CTRUNC:
-        raise Malformed("a message has descriptors before its sender is served")
-    data = sock.recv(_HEADER.size, socket.MSG_DONTWAIT)  # unread, it would reset the connection, with our answer
-    if not data:
-        raise EndOfStream("the other process closed the connection")
-    if len(data) < _HEADER.size:
-        raise Malformed(f"a datagram of {len(data)} bytes has no header")
-    return int(_HEADER.unpack(data)[3])
 
 
 def peek_hello(sock: socket.socket) -> Hello:

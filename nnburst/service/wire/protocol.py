@@ -11,7 +11,7 @@ Bytes of tensors never travel in a message. A pool is a `WireMemory` plus its de
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, TypeVar, Union
 
 import msgspec
@@ -19,37 +19,21 @@ import numpy as np
 from msgspec import Struct
 
 from ..._core._nnburst import lib
-from ...devices import CacheFiles, DeviceInfo
-from ...errors import GeneralFailure, InvalidArgument, NNBurstError
-from ...model import MAX_OPERANDS, BufferRole, DeviceStatus, RunOptions, Timing, failure_of
-from .cache_messages import (
-    ConfirmCache,
-    ConfirmCacheReply,
-    GetDeviceCounters,
-    GetDeviceCountersReply,
-    PrepareModel,
-    PrepareModelFromCache,
-    PrepareModelFromCacheReply,
-    PrepareModelReply,
-)
-from .values import (
-    MAX_FDS,
-    ArgumentName,
-    Cpus,
-    FdCount,
-    Id,
-    Message,
-    OpenShapes,
-    Pools,
-    Sandbox,
-    Shapes,
-    Slot,
-    Text,
-    Unsigned64,
-    WireMemory,
-    WireModel,
-    WireQueue,
-    WireRequest,
+from ...cache import CacheReason, CacheRejected, SaveResult
+from ...devices import CacheFiles, CompileJob, DeviceInfo
+from ...errors import ErrorStatus, GeneralFailure, InvalidArgument, NNBurstError, error_for
+from ...memory import ImageLayout
+from ...model import (
+    MAX_OPERANDS,
+    BufferRole,
+    DeviceStatus,
+    OutputShape,
+    RequestArgument,
+    RunOptions,
+    Steps,
+    Subgraph,
+    Timing,
+    failure_of,
 )
 
 VERSION = (1, 0)
@@ -70,6 +54,149 @@ class Side(enum.Enum):
     CLIENT = "client"
 
 
+# -- values and limits -------------------------------------------------------------------------------------------------
+
+MAX_FDS = 253
+"""Descriptors per message (SCM_MAX_FD of Linux)."""
+MAX_INLINE = 64 * 1024
+"""Longest body in a datagram; a longer one travels in a sealed memfd."""
+MAX_BODY = 16 * 1024 * 1024
+"""Longest body at all. Large constants are in pools, so this is structure only."""
+MAX_REFERENCED = 1024
+"""Subgraphs that a model refers to; all together have at most `MAX_OPERANDS` operands and operations each."""
+
+Id = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+Cpus = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, le=2**20)], ...], msgspec.Meta(max_length=8192)]
+Unsigned64 = Annotated[int, msgspec.Meta(ge=0)]  # MessagePack ends at 2**64 - 1
+ArgumentName = Annotated[str, msgspec.Meta(max_length=4096)]
+OpenShapes = Annotated[
+    tuple[Annotated[tuple[Id | ArgumentName | None, ...], msgspec.Meta(max_length=64)] | None, ...],
+    msgspec.Meta(max_length=MAX_OPERANDS),
+]
+Slot = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+Name = Annotated[str, msgspec.Meta(max_length=256)]
+Text = Annotated[str, msgspec.Meta(max_length=65536)]
+Sentences = Annotated[tuple[Text, ...], msgspec.Meta(max_length=1024)]
+FdCount = Annotated[int, msgspec.Meta(ge=0, le=MAX_FDS)]
+Shapes = Annotated[tuple[OutputShape, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
+
+
+class Value(Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of the structs inside messages."""
+
+
+class Sandbox(Value, frozen=True, omit_defaults=True):
+    """What keeps a service process in, as it said when it closed its door.
+
+    Attributes:
+        mode: ``"strict"``, ``"on"`` or ``"off"``.
+        landlock: Version of the kernel's Landlock that is in force: which files, ports and processes it may reach; 0:
+            not in force.
+        seccomp: Whether it may make only the system calls of a list.
+        granted: What its devices have said that they need, a sentence each.
+        missing: What it was to have and this kernel, or this container, lacks.
+    """
+
+    mode: Name
+    landlock: Id = 0
+    seccomp: bool = False
+    granted: Sentences = ()
+    missing: Sentences = ()
+
+    def __str__(self) -> str:
+        walls = [f"Landlock {self.landlock}"] * bool(self.landlock) + ["seccomp"] * self.seccomp
+        said = f"{self.mode}: {', '.join(walls) or 'no wall'}" if self.mode != "off" else self.mode
+        said += f"; without {', '.join(self.missing)}" if self.missing else ""
+        return said + "".join(f"; {sentence}" for sentence in self.granted)
+
+
+class WireMemory(Value, frozen=True, omit_defaults=True):
+    """A memory pool: its schema, and how many of the message's descriptors are its own (in order).
+
+    `token` other than 0: a driver-managed buffer instead, named by its token; `steps`: how many steps a
+    request has. The rest says nothing then.
+    """
+
+    kind: Annotated[str, msgspec.Meta(max_length=64)]
+    size: Unsigned64
+    prot: Annotated[int, msgspec.Meta(ge=0, le=255)]
+    offset: Unsigned64
+    n_fds: Annotated[int, msgspec.Meta(ge=0, le=8)] = 1
+    direct: bool = False
+    image: ImageLayout | None = None
+    token: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0
+    steps: Steps | None = None
+
+
+Pools = Annotated[tuple[WireMemory, ...], msgspec.Meta(max_length=MAX_FDS)]
+
+
+class WireGrantor(Value, frozen=True):
+    """One region of a queue, in bytes."""
+
+    flags: Id
+    fd_index: Id
+    offset: Id
+    extent: Unsigned64
+
+
+class WireQueue(Value, frozen=True):
+    """An `MQDescriptor` without its descriptors."""
+
+    grantors: Annotated[tuple[WireGrantor, ...], msgspec.Meta(max_length=16)]
+    quantum: Id
+    flags: Id
+    n_fds: Annotated[int, msgspec.Meta(ge=1, le=16)]
+
+
+class WireModel(Value, frozen=True):
+    """A `Model` with handles in place of pools."""
+
+    main: Subgraph
+    referenced: Annotated[tuple[msgspec.Raw, ...], msgspec.Meta(max_length=MAX_REFERENCED)]
+    operand_values: bytes
+    pools: Pools
+    relax_computation_float32_to_float16: bool
+    extension_name_to_prefix: Annotated[dict[Name, int], msgspec.Meta(max_length=1024)]
+    input_names: Annotated[tuple[ArgumentName, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
+    output_names: Annotated[tuple[ArgumentName, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
+
+
+_subgraphs = msgspec.msgpack.Decoder(Subgraph)
+
+
+def referenced_from_wire(encoded: Sequence[msgspec.Raw]) -> tuple[Subgraph, ...]:
+    """Decode the subgraphs that a model refers to, one by one, until there are too many operands.
+
+    Raises:
+        InvalidArgument: There are, or one of them is no subgraph.
+    """
+    graphs: list[Subgraph] = []
+    left = MAX_OPERANDS
+    for raw in encoded:
+        try:
+            graph = _subgraphs.decode(raw)
+        except Exception as error:  # of whatever the sender made of it
+            raise InvalidArgument(f"subgraph {len(graphs)} cannot be read: {error}") from None
+        graphs.append(graph)
+        left -= max(len(graph.operands), len(graph.operations))
+        if left < 0:
+            raise InvalidArgument(f"the subgraphs of the model have more than {MAX_OPERANDS} operands or operations")
+    return tuple(graphs)
+
+
+class WireRequest(Value, frozen=True):
+    """A `Request` with handles in place of pools."""
+
+    inputs: Annotated[tuple[RequestArgument, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
+    outputs: Annotated[tuple[RequestArgument, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
+    pools: Pools
+
+
+class Message(Struct, frozen=True, forbid_unknown_fields=True, tag_field="call"):
+    """Base of all messages. What follows in comments is what a field alone does not say."""
+
+
 # -- messages --------------------------------------------------------------------------------------------------------
 
 
@@ -77,12 +204,16 @@ class Done(Message, tag="done", frozen=True):
     """The reply that says nothing more."""
 
 
-class ErrorReply(Message, tag="error", frozen=True):
-    """Any call may be answered with this instead; it comes back as the exception of `errors.py`."""
+class ErrorReply(Message, tag="error", frozen=True, omit_defaults=True):
+    """Any call may be answered with this instead; it comes back as the exception of `errors.py`.
+
+    `cache`: why cache files were not accepted.
+    """
 
     status: Annotated[int, msgspec.Meta(ge=1, le=8)]
     message: Text
     output_shapes: Shapes = ()
+    cache: CacheReason | None = None
 
 
 class Hello(Message, tag="hello", frozen=True, omit_defaults=True):
@@ -163,6 +294,57 @@ class ImportModelReply(Message, tag="import_model.reply", frozen=True):
     input_shapes: OpenShapes
     output_shapes: OpenShapes
     optional_inputs: Id = 0
+
+
+Bytes32 = Annotated[bytes, msgspec.Meta(max_length=32)]
+"""32 bytes, or none."""
+Generation = Annotated[bytes, msgspec.Meta(max_length=16)]
+
+
+class PrepareModel(Message, tag="prepare_model", frozen=True):
+    """Compiles a model. Descriptors: of the pools, the model cache files, the data cache files, their directory."""
+
+    device: Id
+    model: WireModel
+    job: CompileJob
+
+
+class PrepareModelReply(Message, tag="prepare_model.reply", frozen=True, omit_defaults=True):
+    """`cache`: what became of saving it; `takes_steps`: a slot of its bursts may be a number of steps."""
+
+    prepared_model: Id
+    cache: SaveResult | None = None
+    takes_steps: bool = False
+
+
+class PrepareModelFromCache(Message, tag="prepare_model_from_cache", frozen=True):
+    """Restores a model. Descriptors: the model cache files, the data cache files, and their directory."""
+
+    device: Id
+    cache: CacheFiles
+    deadline_ns: Unsigned64 = 0
+
+
+class ConfirmCache(Message, tag="confirm_cache", frozen=True):
+    """Says that a saved entry has been published."""
+
+    device: Id
+    token: Bytes32
+    generation: Generation
+
+
+class ConfirmCacheReply(Message, tag="confirm_cache.reply", frozen=True):
+    known: bool
+
+
+class GetDeviceCounters(Message, tag="get_device_counters", frozen=True):
+    """Reads a device's counters."""
+
+    device: Id
+
+
+class GetDeviceCountersReply(Message, tag="get_device_counters.reply", frozen=True):
+    counters: Annotated[dict[Name, Unsigned64], msgspec.Meta(max_length=256)]
 
 
 class Execute(Message, tag="execute", frozen=True):
@@ -470,7 +652,7 @@ CALLS: tuple[Call, ...] = (
         computes=True,
         request_fds=lambda m: _of_pools(m.model.pools) + _of_cache(m.job.cache),
     ),
-    Call(PrepareModelFromCache, PrepareModelFromCacheReply, computes=True, request_fds=lambda m: _of_cache(m.cache)),
+    Call(PrepareModelFromCache, PrepareModelReply, computes=True, request_fds=lambda m: _of_cache(m.cache)),
     Call(ConfirmCache, ConfirmCacheReply),
     Call(GetDeviceCounters, GetDeviceCountersReply),
     Call(Execute, ExecuteReply, computes=True, request_fds=lambda m: _of_pools(m.request.pools)),
@@ -617,7 +799,17 @@ def decode_error(body: bytes) -> ErrorReply:
 def error_reply(error: NNBurstError) -> ErrorReply:
     """Return what stands for an exception on the wire; statuses that are never sent become GENERAL_FAILURE."""
     failure = failure_of(error)
-    return ErrorReply(status=int(failure[0]), message=sendable(failure.reason), output_shapes=failure[1])
+    reason = error.reason if isinstance(error, CacheRejected) else None
+    return ErrorReply(int(failure[0]), sendable(failure.reason), failure[1], reason)
+
+
+def error_of(reply: ErrorReply) -> NNBurstError:
+    """Return the exception that a reply stands for."""
+    status = ErrorStatus(reply.status)
+    if reply.cache is not None:
+        said = reply.message.rsplit(" [", 1)[0]  # without what the exception adds again
+        return CacheRejected(reply.cache, said, status=status)
+    return error_for(status, reply.message, reply.output_shapes)
 
 
 def sendable(text: str) -> str:
