@@ -6,13 +6,13 @@ to others. Through a burst, every part runs through a burst of its own.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from .._core.once import Once
 from ..burst import (
     BoundRequest,
     BurstCallback,
@@ -281,11 +281,14 @@ class PartitionedModel(PreparedModel):
 
     def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
         """Call `on_death` once when the first process dies that holds a part."""
-        once = Once()
-        unlink = [prepared.link_to_death(lambda: on_death() if once.take() else None) for prepared in self.prepared]
+        once = threading.Lock()  # the first to acquire it has it for good
+        unlink = [
+            prepared.link_to_death(lambda: on_death() if once.acquire(blocking=False) else None)
+            for prepared in self.prepared
+        ]
 
         def unlink_all() -> None:
-            once.take()
+            once.acquire(blocking=False)
             for each in unlink:
                 each()
 

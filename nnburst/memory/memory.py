@@ -16,7 +16,7 @@ from .._core._nnburst import lib
 from .._core.errno import check, system
 from .._core.fds import FdSet
 from .._core.file_system import check_file_system
-from .._core.leaving import Closing, process_lock
+from .._core.leaving import Closing
 from ..errors import BadState, GeneralFailure, InvalidArgument
 from ..model import Array
 from ..options import ImageFormat
@@ -29,8 +29,7 @@ from .mapping import MemoryMapping, private_bytes
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_pools: weakref.WeakSet[Memory] = weakref.WeakSet()
-_pools_lock = process_lock()
+_pools: weakref.WeakValueDictionary[int, Memory] = weakref.WeakValueDictionary()
 PAGES_GONE = "a memory object was truncated, or its file system is too full to hold what is written"
 
 
@@ -61,8 +60,7 @@ class Memory(Closing):
         self._object: MemoryObject | None = None
         self._identity: tuple[int, int, int, int] | None = None
         self._answers = False
-        with _pools_lock:
-            _pools.add(self)
+        _pools[id(self)] = self
 
     # -- making ----------------------------------------------------------------------------------------------------
 
@@ -614,9 +612,7 @@ def _sealed(name: str, size: int) -> FdSet:
 def locate_view(array: Array) -> tuple[Memory, int]:
     """Find the open `Memory` that a dense array lies in, and where in it; `InvalidArgument` if in none."""
     start = array.__array_interface__["data"][0]
-    with _pools_lock:
-        pools = list(_pools)
-    for memory in pools:
+    for memory in filter(None, (ref() for ref in _pools.valuerefs())):
         mapping = memory._mapping
         if mapping is None or memory.closed or memory.image is not None:
             continue

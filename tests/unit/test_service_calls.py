@@ -54,7 +54,7 @@ def test_too_many_calls_at_once_close_the_connection() -> None:
             pass
         go_on.set()
         assert end.wait_ended(PATIENCE)
-        assert "too many calls" in end.end_reason
+        assert "too many calls" in end.ending.reason
 
 
 def test_one_side_never_has_more_calls_under_way_than_the_other_takes() -> None:
@@ -91,7 +91,7 @@ def test_second_long_call_while_one_is_served_closes_the_connection() -> None:
             send(sock, Kind.REQUEST, number, protocol.encode(LONG), (), None)
         assert end.wait_ended(PATIENCE)
         go_on.set()
-        assert "two long calls" in end.end_reason
+        assert "two long calls" in end.ending.reason
 
 
 def test_threads_with_long_calls_take_turns() -> None:

@@ -715,7 +715,7 @@ def test_client_that_does_not_read_a_long_answer_owns_it_until_it_has_gone(monke
         with client:
             for number, call in enumerate((protocol.Hello(protocol.VERSION, 1), *[protocol.ListModels()] * 2)):
                 client.send(struct.pack("<BBHI", 0, 0, 0, number) + protocol.encode(call))
-            until(lambda: hosted.connection.end_reason)
+            until(lambda: hosted.connection.ending.reason)
             assert not hosted.wait_ended(0.5)
             used = hosted.ledger.used
             assert used["working_bytes"] > 80_000
@@ -945,7 +945,7 @@ def test_a_call_before_hello_closes_the_connection() -> None:
     with a:
         a.send(b"\0\0\0\0\1\0\0\0" + protocol.encode(protocol.ListDevices()))
         assert hosted.wait_ended(PATIENCE)
-        assert "before hello" in hosted.connection.end_reason
+        assert "before hello" in hosted.connection.ending.reason
     host.close()
 
 

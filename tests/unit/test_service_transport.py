@@ -366,8 +366,8 @@ def test_a_malformed_message_closes_its_connection_and_nothing_else(name: str) -
         for fd in fds:
             os.close(fd)
         assert end.wait_ended(PATIENCE)
-        assert end.end_reason.startswith("malformed")
-        assert protocol.encode(protocol.EndNotice(end.end_reason)) in next_datagram(sock)
+        assert end.ending.reason.startswith("malformed")
+        assert protocol.encode(protocol.EndNotice(end.ending.reason)) in next_datagram(sock)
         assert next_datagram(sock) == b""
         other.call(protocol.Goodbye())
 
@@ -415,7 +415,7 @@ def test_REQ_MODEL_076_second_answer_to_a_call_closes_the_connection() -> None:
         assert [answer for answer, _ in answers] == [protocol.Done()]
         raw_send(sock, reply)
         assert end.wait_ended(PATIENCE)
-        assert end.end_reason.startswith("malformed")
+        assert end.ending.reason.startswith("malformed")
 
 
 _POOL = protocol.WireMemory("ashmem", 1, 3, 0)
@@ -472,7 +472,7 @@ def test_a_peer_that_does_not_read_replies_is_dropped() -> None:
         except ConnectionError:
             pass
         assert end.wait_ended(PATIENCE)
-        assert "read" in end.end_reason or "too many calls" in end.end_reason
+        assert "read" in end.ending.reason or "too many calls" in end.ending.reason
 
 
 # -- answers that are not received -------------------------------------------------------------------------------------
@@ -561,7 +561,7 @@ def test_peer_that_does_not_receive_an_answer_with_a_descriptor_is_dropped_and_t
         for number in range(1, 11):
             raw_send(sock, header(call_id=number) + LIST)
         assert end.wait_ended(PATIENCE)
-        assert end.end_reason == "the peer does not read its socket"
+        assert end.ending.reason == "the peer does not read its socket"
         assert "process 7 of user 8 is disconnected: the peer does not read its socket" in caplog.text
         assert len(service.released) == len(service.charged) >= 1
         assert in_flight(sock) == 1
@@ -573,7 +573,7 @@ def test_peer_that_is_dropped_counts_until_it_has_read_or_closed(how: str) -> No
     with raw_peer(Side.SERVICE, service, on_end=lambda: ends[0].linger(), send_timeout=0.05) as (end, sock):
         ends.append(end)
         raw_send(sock, header() + LIST)
-        until(lambda: end.end_reason)
+        until(lambda: end.ending.reason)
         assert not end.wait_ended(0)
         assert not service.released
         while how == "reads" and sock.recv(1 << 16):
@@ -720,7 +720,7 @@ def test_a_dead_process_ends_the_connection_although_its_socket_is_still_open() 
         os.kill(pid, 9)
         os.waitpid(pid, 0)
         assert end.wait_ended(PATIENCE)
-        assert end.end_reason.startswith("the other process")
+        assert end.ending.reason.startswith("the other process")
         with pytest.raises(DeadObject):
             end.call(protocol.Goodbye())
 

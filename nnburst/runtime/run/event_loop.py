@@ -22,7 +22,6 @@ from types import EllipsisType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..._core.fds import FdSet
-from ..._core.once import Once
 from ...errors import BadState, ErrorStatus, ResourceExhausted
 from .futures import attend_to
 
@@ -142,7 +141,7 @@ async def aside(
     """
     waiter = current_loop().waiter()
     outcome: list[tuple[T | None, BaseException | None]] = []
-    first = Once()  # the task or the thread: the second one finds the outcome unwanted
+    first = threading.Lock()  # the task or the thread: the second one finds the outcome unwanted
     context = contextvars.copy_context()
 
     def job() -> None:
@@ -151,24 +150,24 @@ async def aside(
         except BaseException as error:
             outcome.append((None, error))
         waiter.set()
-        if not first.take():  # cancelled
+        if not first.acquire(blocking=False):  # cancelled
             late()
 
     flights.jobs.do(job)
     try:
         await waiter.wait(None)
     except BaseException:
-        if not first.take():  # it is over
+        if not first.acquire(blocking=False):  # it is over
             late()
         raise
     return outcome.pop()
 
 
 def _give_up(flight: InFlight, flights: InFlightRuns, late: Callable[[], None]) -> None:
-    once = Once()
+    once = threading.Lock()
 
     def landed(flight: InFlight) -> None:
-        if once.take():
+        if once.acquire(blocking=False):
             late()
 
     flight.when_landed(landed)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import select
+import threading
 import weakref
 from typing import TYPE_CHECKING, TypeVar
 
 from ..._core.deadline import Deadline
 from ..._core.fds import FdSet
 from ..._core.leaving import process_lock
-from ..._core.once import Once
 from ..._core.threads import start_daemon
 from ...errors import BadState, ResourceExhausted
 
@@ -39,10 +39,10 @@ def submit(execution: E) -> Future[E]:
         flights.give_up(flight)
         raise
     future.set_running_or_notify_cancel()
-    once, due, missed = Once(), execution._deadline, execution._missed()
+    once, due, missed = threading.Lock(), execution._deadline, execution._missed()
 
     def landed(flight: InFlight) -> None:
-        if not once.take():  # another thread has found it landed, too, or its time was over
+        if not once.acquire(blocking=False):  # another thread has found it landed, too, or its time was over
             return
         take_back()
         try:
@@ -53,7 +53,7 @@ def submit(execution: E) -> Future[E]:
             future.set_result(execution)
 
     def expire() -> None:
-        if not flights.give_up(flight) and once.take():  # else it has landed
+        if not flights.give_up(flight) and once.acquire(blocking=False):  # else it has landed
             future.set_exception(missed)
 
     is_limited = due.at_ns and flight.status is None

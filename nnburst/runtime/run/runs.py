@@ -11,7 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..._core.deadline import Deadline
-from ..._core.once import Once
 from ...errors import (
     BadState,
     GeneralFailure,
@@ -109,14 +108,14 @@ class Runs:
         raise _too_often()
 
     async def arun(self, inputs: object, limit: float | None) -> list[Array]:
-        deadline, once, aside = Deadline.after(limit), Once(), False
+        deadline, once, aside = Deadline.after(limit), threading.Lock(), False
         permit = await self.permits.atake(deadline)
         if permit is None:
             raise self._not_started(limit)
         permit.thread = threading.get_ident()
 
         def give() -> None:
-            if once.take():
+            if once.acquire(blocking=False):
                 self.permits.give(permit)
 
         async def set_up(step: Callable[[], Any]) -> Any:

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..._core.once import Once
 from ...errors import MissedDeadline, NNBurstError
 from ..wire.packets import FdBundle, Kind, Outgoing
 from ..wire.protocol import CALL_BY_REQUEST, MAX_INLINE, Message
@@ -33,21 +32,6 @@ class PendingCall:
         on_failure: Called with the error, likewise.
     """
 
-    __slots__ = (
-        "_answer",
-        "_arrival",
-        "_claim",
-        "body",
-        "call",
-        "fds",
-        "is_sent",
-        "message",
-        "number",
-        "on_failure",
-        "on_late",
-        "outgoing",
-    )
-
     def __init__(
         self,
         message: Message,
@@ -66,7 +50,7 @@ class PendingCall:
         """0 until there is room for it."""
         self.outgoing: Outgoing | None = None
         self.is_sent = False
-        self._claim = Once()
+        self._claim = threading.Lock()  # for the one of caller and owner that acquires it
         self._arrival = threading.Lock()  # an Event would not do: its wait does not survive Ctrl-C at every moment
         self._arrival.acquire()
         self._answer: tuple[Message | None, NNBurstError | None, FdBundle] = (None, None, FdBundle())
@@ -79,7 +63,7 @@ class PendingCall:
 
     def give_up(self) -> bool:
         """Stop to wait; False if the answer is there already, and the caller's to take."""
-        return self._claim.take()
+        return self._claim.acquire(blocking=False)
 
     def result(self) -> tuple[Any, FdBundle]:
         """Return what `wait` has waited for, or raise it."""
@@ -88,17 +72,13 @@ class PendingCall:
             raise error
         return reply, fds
 
-    def missed(self, timeout: float | None, *, has_room: bool) -> MissedDeadline:
-        """Return the exception for a caller that has waited for so long.
-
-        Args:
-            timeout: Seconds.
-            has_room: Whether it could be sent beside the calls that are under way.
-        """
-        if not self.number and not has_room:
-            return MissedDeadline(f"{self.call.name}: too many calls are under way already, or another long one")
-        if self.number and not self.is_sent:
-            return MissedDeadline(f"{self.call.name}: the peer does not read its socket, or the kernel has no room")
+    def missed(self, timeout: float | None) -> MissedDeadline:
+        """Return the exception for a caller that has waited for so many seconds."""
+        if not self.is_sent:
+            return MissedDeadline(
+                f"{self.call.name}: not sent in time: too many calls are under way already, or another long one; the "
+                "peer does not read its socket; or the kernel has no room"
+            )
         return MissedDeadline(f"{self.call.name}: no answer within {timeout:.3g} s")
 
     def discard(self) -> None:
@@ -128,7 +108,7 @@ class PendingCall:
     def finish(self, reply: Message | None, error: NNBurstError | None, fds: FdBundle) -> None:
         """The answer is there: wake the caller or, if that gave up, let go of what came."""
         self._answer = reply, error, fds
-        if self._claim.take():
+        if self._claim.acquire(blocking=False):
             self._arrival.release()
         else:
             self.discard()
@@ -165,10 +145,6 @@ class PendingCalls:
         self._attended.extendleft(reversed(waiting))
         while self._unattended and len(self._by_number) < _MOST_UNATTENDED:
             yield self._enter(self._unattended.popleft())
-
-    def has_room_for(self, pending: PendingCall) -> bool:
-        """Whether a call could enter now. From any thread."""
-        return len(self._by_number) < MAX_PENDING and not (pending.is_long and self._long is not None)
 
     def _enter(self, pending: PendingCall) -> PendingCall:
         while not pending.number or pending.number in self._by_number:  # 0 means that no answer is wanted

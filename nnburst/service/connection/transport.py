@@ -131,11 +131,6 @@ class Connection:
         return not (self._ended or self._closed or self._abandoned)
 
     @property
-    def end_reason(self) -> str:
-        """Why the connection ended, empty before."""
-        return self.ending.reason
-
-    @property
     def ending(self) -> Ending:
         """How the connection ended."""
         return (self._exit or Ending(self._stop_reason)) if self._ended else Ending()
@@ -206,7 +201,7 @@ class Connection:
         if self._closed:
             raise BadState("the connection to the service is closed")
         if self._ended:
-            raise self.ending.error(self.end_reason)
+            raise self.ending.error(self.ending.reason)
 
     def link_to_death(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` once when the connection ends, at once if it has ended. Returns a function that unlinks.
@@ -259,7 +254,7 @@ class Connection:
                 pending.discard()
             raise
         if not answered and self._give_up(pending):
-            raise pending.missed(limit, has_room=self._calls.has_room_for(pending))
+            raise pending.missed(limit)
         return pending.result()
 
     def _give_up(self, pending: PendingCall) -> bool:
@@ -279,7 +274,7 @@ class Connection:
         self._mailbox.post(partial(self._begin, pending))
         if not pending.wait(limit) and pending.give_up():
             self._leave_by = min(self._leave_by, time.monotonic())
-            raise pending.missed(limit, has_room=self._calls.has_room_for(pending))
+            raise pending.missed(limit)
         pending.result()
 
     def _answers_again(self, reply: Message) -> None:
