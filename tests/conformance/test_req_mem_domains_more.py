@@ -304,8 +304,8 @@ def test_REQ_MEM_109_closing_during_a_run_frees_the_bytes_after_it() -> None:
     assert buffer.storage.nbytes == 4
     running.commit(())
     assert buffer.storage.nbytes == 0
-    assert running._made.current is None
-    assert running._made.layout is None
+    assert running.current is None
+    assert running._made_for is None
     with pytest.raises(InvalidArgument):
         running.admit()
 

@@ -21,7 +21,6 @@ import nnburst
 from nnburst import ModelBuilder, OperandType
 from nnburst._core.deadline import Deadline
 from nnburst.memory import Memory
-from nnburst.memory.memory import _pools_lock
 from nnburst.runtime.run.burst_pool import BurstPool
 from nnburst.runtime.run.ring import Ring
 from nnburst.watch import find_services, look
@@ -482,7 +481,7 @@ def test_forked_child_waits_for_no_thread_of_its_parent(service: nnburst.Service
         executor.submit(session.run, None, filled(1)).result(PATIENCE)  # so it has a thread
         permits = [session._runs.permits.take(Deadline.after(0)) for _ in range(session._runs.permits.number)]
         burst, held, release = session._pool.first.controller, threading.Event(), threading.Event()
-        locks = [burst._lock, execution._lock, session._pool._lock, service._reviving, _pools_lock]
+        locks = [burst._lock, execution._lock, session._pool._lock, service._reviving]
 
         def hold() -> None:
             with contextlib.ExitStack() as stack:

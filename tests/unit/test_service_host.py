@@ -57,9 +57,8 @@ from nnburst.service.process.discovery import Peer
 from nnburst.service.wire import protocol
 from nnburst.service.wire.marshal import memories_from_wire, model_to_wire
 from nnburst.service.wire.packets import FdBundle
-from nnburst.service.wire.protocol import Side
 from nnburst.testing import Snapshot
-from support.connections import Answers, raw_peer, socket_pair
+from support.connections import socket_pair
 from support.doubles import FakeDevice
 from support.models import tiny_model
 from support.processes import open_fds
@@ -928,14 +927,6 @@ def test_another_version_is_refused_by_the_service(monkeypatch: pytest.MonkeyPat
     with pytest.raises(GeneralFailure, match=said):
         ServiceConnection(a)
     host.close()
-
-
-@pytest.mark.parametrize("version", [(1, 1), (9, 0)])
-def test_another_version_is_refused_by_the_client(version: tuple[int, int]) -> None:
-    answers = Answers(on_hello=lambda m, fds: protocol.HelloReply(version, 1))
-    said = rf"the service speaks version {version[0]}\.{version[1]} of the control protocol and the client 1\.0:"
-    with raw_peer(Side.SERVICE, answers) as (_, sock), pytest.raises(GeneralFailure, match=said):
-        ServiceConnection(sock.dup())
 
 
 def test_a_call_before_hello_closes_the_connection() -> None:

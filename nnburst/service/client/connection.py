@@ -15,7 +15,7 @@ from ..._core.deadline import Deadline
 from ..._core.leaving import LEAVING, Closing, process_lock
 from ..._core.one_process import OneProcess
 from ...devices import Device, device_of
-from ...errors import BadState, DeadObject, DeviceUnavailable, GeneralFailure
+from ...errors import BadState, DeadObject, DeviceUnavailable
 from ...model import ImportedModel
 from ..connection.callbacks import CallbackRegistry
 from ..connection.transport import TOLD, Connection
@@ -159,11 +159,6 @@ class ServiceConnection(OneProcess, Closing):
             connection.start()
             hello: calls.HelloReply
             hello, _ = connection.call(calls.Hello(version=calls.VERSION, pid=os.getpid(), own=own), timeout=timeout)
-            if hello.version != calls.VERSION:
-                raise GeneralFailure(
-                    f"the service speaks version {calls.dotted(hello.version)} of the control protocol and the client "
-                    f"{calls.dotted(calls.VERSION)}: run the same nnburst on both sides"
-                )
             listed, _ = connection.call(calls.ListDevices(), timeout=timeout)
         except BaseException:
             connection.close()

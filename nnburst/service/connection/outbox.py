@@ -103,8 +103,6 @@ class Outbox:
                 return self._messages.popleft(), error
             self._full_since = self._refused_since = math.inf
             self._messages.popleft()
-            if message.on_sent is not None:
-                message.on_sent()
         if not self._messages:
             self._full_since = self._refused_since = math.inf
         return None

@@ -49,7 +49,6 @@ class PendingCall:
         self.number = 0
         """0 until there is room for it."""
         self.outgoing: Outgoing | None = None
-        self.is_sent = False
         self._claim = threading.Lock()  # for the one of caller and owner that acquires it
         self._arrival = threading.Lock()  # an Event would not do: its wait does not survive Ctrl-C at every moment
         self._arrival.acquire()
@@ -93,17 +92,19 @@ class PendingCall:
     # -- the owner -----------------------------------------------------------------------------------------------------
 
     @property
+    def is_sent(self) -> bool:
+        """Whether its request is."""
+        return self.outgoing is not None and self.outgoing.is_sent
+
+    @property
     def is_long(self) -> bool:
         """Whether its request does not fit into one datagram."""
         return len(self.body) > MAX_INLINE
 
     def pack(self) -> Outgoing:
         """Make the datagram, which owns the descriptors from now on. Raises as `Outgoing`."""
-        self.outgoing = Outgoing(Kind.REQUEST, self.number, self.body, self.fds, on_sent=self._sent)
+        self.outgoing = Outgoing(Kind.REQUEST, self.number, self.body, self.fds)
         return self.outgoing
-
-    def _sent(self) -> None:
-        self.is_sent = True
 
     def finish(self, reply: Message | None, error: NNBurstError | None, fds: FdBundle) -> None:
         """The answer is there: wake the caller or, if that gave up, let go of what came."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...devices import Buffer
 from ...memory import Memory
@@ -13,10 +14,54 @@ from ..wire import protocol as calls
 from ..wire.marshal import memories_from_wire
 from ..wire.packets import FdBundle
 from ..wire.protocol import WireMemory
-from .hosted import HostedBuffer, HostedModel
+from .models import HostedModel
+from .quotas import Charge, Ledger
 
 if TYPE_CHECKING:
     from .host import Client
+
+
+class HostedBuffer:
+    """A driver-managed buffer in a connection's table: its token, and an account of its bytes.
+
+    Args:
+        buffer: Closed by `dispose`.
+        ledger: Where its bytes count.
+        tokens: Those that the connection may name.
+    """
+
+    what: ClassVar[str] = "buffer"
+
+    def __init__(self, buffer: Buffer, ledger: Ledger, tokens: set[int]) -> None:
+        self.buffer = buffer
+        self._ledger = ledger
+        self._charges: list[Charge] | None = []
+        self._lock = threading.Lock()
+        self._tokens = tokens
+        tokens.add(buffer.token)
+        try:
+            buffer.account_to(self._account)
+        except BaseException:
+            self.dispose()
+            raise
+
+    def _account(self, nbytes: int) -> None:
+        charge = self._ledger.charge(buffer_bytes=nbytes)
+        with self._lock:
+            if self._charges is not None:
+                self._charges.append(charge)
+                return
+        charge.release()  # a run that was under way when the buffer was released: its bytes go when it ends
+
+    def dispose(self) -> None:
+        self._tokens.discard(self.buffer.token)
+        try:
+            self.buffer.close()
+        finally:
+            with self._lock:
+                charges, self._charges = self._charges or [], None
+            for charge in charges:
+                charge.release()
 
 
 def on_allocate(client: Client, message: calls.Allocate, fds: FdBundle) -> calls.AllocateReply:

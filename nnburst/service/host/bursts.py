@@ -16,10 +16,10 @@ from ...memory import Memory, check_pools
 from ...model import Named
 from ...watch import Row, RowKind
 from ..wire import protocol as calls
-from ..wire.marshal import descriptor_from_wire, pools_from_wire, total_size
+from ..wire.marshal import close_all, descriptor_from_wire, pools_from_wire, total_size
 from ..wire.packets import FdBundle
 from ..wire.protocol import WireQueue
-from .hosted import HostedModel, close_all
+from .models import HostedModel
 from .quotas import Charge
 
 if TYPE_CHECKING:

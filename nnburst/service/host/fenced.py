@@ -3,18 +3,45 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from ..._core.deadline import limit_ns
 from ...burst import under_token
-from ...devices import Fence
+from ...devices import Fence, FencedExecution
 from ...devices.deadline import earlier
 from ..wire import protocol as calls
 from ..wire.packets import FdBundle
-from .hosted import HostedFenced, HostedModel
+from .models import HostedModel
 
 if TYPE_CHECKING:
     from .host import Client
+
+
+class HostedFenced:
+    """A fenced execution in a connection's table. It goes once it has ended and its client has let go."""
+
+    what: ClassVar[str] = "fenced execution"
+
+    def __init__(self) -> None:
+        self._execution: FencedExecution | None = None
+        self._cancelled = False
+
+    @property
+    def execution(self) -> FencedExecution:
+        assert self._execution is not None  # its client does not know its number before
+        return self._execution
+
+    def launched(self, execution: FencedExecution) -> None:
+        """Tell what was launched."""
+        self._execution = execution
+        if self._cancelled:  # meanwhile
+            execution.cancel()
+
+    def cancel(self) -> None:
+        """Have it not begin."""
+        self._cancelled = True
+        if self._execution is not None:
+            self._execution.cancel()
 
 
 def on_execute_fenced(

@@ -35,11 +35,12 @@ from ...watch import Page, Row, RowKind, private_row
 from ..connection.transport import Connection
 from ..process.discovery import Peer, peer_of
 from ..wire import protocol as calls
-from ..wire.marshal import model_from_wire, request_from_wire, total_size
+from ..wire.marshal import close_all, model_from_wire, request_from_wire, total_size
 from ..wire.packets import FdBundle
 from ..wire.protocol import Message, Sandbox, WireMemory, WireModel, WireRequest
 from . import buffers, bursts, fenced, models
-from .hosted import HostedFenced, HostedModel, close_all
+from .fenced import HostedFenced
+from .models import HostedModel
 from .object_table import ObjectTable
 from .quotas import PER_USER, UNLIMITED, Charge, Ledger, Quotas
 

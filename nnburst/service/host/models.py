@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from msgspec.structs import replace
 
@@ -17,15 +17,35 @@ from ...devices.deadline import earlier
 from ...errors import ErrorStatus
 from ...memory import check_pools
 from ...model import ImportedModel, Priority, consistent_result, reason_of, took_too_long
-from ...watch import RowKind
+from ...watch import Row, RowKind
 from ..wire import protocol as calls
-from ..wire.marshal import cache_from_wire, memories_from_wire, model_to_wire
+from ..wire.marshal import cache_from_wire, close_all, memories_from_wire, model_to_wire
 from ..wire.packets import FdBundle
 from ..wire.protocol import WireModel
-from .hosted import HostedModel, close_all
 
 if TYPE_CHECKING:
+    from .faults import FaultPoints
     from .host import Client
+
+
+class HostedModel:
+    """A prepared model in a connection's table.
+
+    Attributes:
+        served: What runs requests: the same, or the same with fault points.
+        row: Where its executions are counted.
+        priority: Of its bursts.
+    """
+
+    what: ClassVar[str] = "prepared model"
+
+    def __init__(
+        self, prepared: PreparedModel, row: Row, priority: Priority, faults: FaultPoints | None = None
+    ) -> None:
+        self.prepared = prepared
+        self.served = prepared if faults is None else faults.wrap(prepared)
+        self.row = row
+        self.priority = priority
 
 
 def on_list_devices(client: Client, message: calls.ListDevices, fds: FdBundle) -> calls.ListDevicesReply:

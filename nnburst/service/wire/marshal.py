@@ -52,10 +52,16 @@ def memories_from_wire(handles: Sequence[WireMemory], fds: FdBundle, allow_direc
             handle = MemoryHandle(*(getattr(wire, name) for name in MemoryHandle.__struct_fields__))
             memories.append(Memory.from_handle(handle, fds.take(wire.n_fds), allow_direct=allow_direct))
     except BaseException:
-        for memory in memories:
-            memory.close()
+        close_all(memories)
         raise
     return tuple(memories)
+
+
+def close_all(pools: Iterable[MemoryLike | Named]) -> None:
+    """Close the memories that a message brought; buffers are not its own."""
+    for pool in pools:
+        if isinstance(pool, Memory):
+            pool.close()
 
 
 def pools_from_wire(

@@ -140,11 +140,11 @@ class Outgoing:
 
     Args:
         fds: At most 253 descriptors, 252 when the body is longer than 64 KiB.
-        on_sent: For its sender, who calls it.
 
     Attributes:
         size: Bytes of the datagram.
         n_fds: Descriptors that go with it.
+        is_sent: Whether it was.
         release: Gives back what the message is charged, once it is received or dropped; None if it is charged nothing.
 
     Raises:
@@ -152,17 +152,10 @@ class Outgoing:
         ResourceExhausted: The body is too long, or the process has no descriptor or memory for a long one.
     """
 
-    def __init__(
-        self,
-        kind: Kind,
-        number: int,
-        body: bytes,
-        fds: FdBundle | None = None,
-        on_sent: Callable[[], None] | None = None,
-    ) -> None:
+    def __init__(self, kind: Kind, number: int, body: bytes, fds: FdBundle | None = None) -> None:
         self.kind = kind
         self.number = number
-        self.on_sent = on_sent
+        self.is_sent = False
         self.is_long = len(body) > MAX_INLINE
         self.release: Callable[[], None] | None = None
         self._fds = FdBundle() if fds is None else fds
@@ -203,6 +196,7 @@ class Outgoing:
         """
         try:
             sock.sendmsg(self._data, self._ancillary, _SEND_FLAGS)
+            self.is_sent = True
             self._fds.close()
         except (BlockingIOError, ConnectionError):
             raise
