@@ -31,9 +31,9 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NoReturn, SupportsIndex, TypeVar
 
-from ..errors import NNBurstError
+from ..errors import InvalidArgument, NNBurstError
 from .deadline import Deadline
 
 T = TypeVar("T", bound="Closing")
@@ -100,6 +100,24 @@ class Closing:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+class OneProcess:
+    """An object that cannot leave the process that made it: pickling or copying it says what to do instead."""
+
+    __slots__ = ()
+    _instead = "make one in each process"
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        """Refuse.
+
+        Raises:
+            InvalidArgument: Always.
+        """
+        raise InvalidArgument(
+            f"{type(self).__name__} objects belong to the process that made them and cannot be pickled or copied; "
+            f"{self._instead}"
+        )
 
 
 _inherited: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -3,10 +3,10 @@ from .device_cache import DeviceCache as DeviceCache
 from .device_cache import VerifiedEntry as VerifiedEntry
 from .directory import Cache as Cache
 from .directory import EntryInfo as EntryInfo
+from .directory import Limits as Limits
 from .directory import StagedEntry as StagedEntry
-from .limits import Limits as Limits
-from .places import default_cache_directory as default_cache_directory
-from .places import default_state_directory as default_state_directory
+from .files import default_cache_directory as default_cache_directory
+from .files import default_state_directory as default_state_directory
 from .reasons import SPOILT as SPOILT
 from .reasons import CacheReason as CacheReason
 from .reasons import CacheRejected as CacheRejected

@@ -270,10 +270,6 @@ class DeviceCache:
         """The client has published a staged generation: from now on it alone counts. False if it is not known."""
         return self._store.confirm(token, self._device, generation)
 
-    def revoke(self, token: bytes, generation: bytes | None = None) -> None:
-        """Forget an entry, or one generation of it."""
-        self._store.revoke(token, self._device, generation)
-
     def _check(self, fds: tuple[Sequence[int], Sequence[int]]) -> None:
         if [len(given) for given in fds] != list(self._counts.values()):
             raise CacheRejected(

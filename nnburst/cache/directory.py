@@ -14,19 +14,20 @@ The time of change of an entry's directory is that of its last use.
 from __future__ import annotations
 
 import logging
+import math
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 
 from msgspec import Struct
 
 from .._core.fds import close_fds
 from ..errors import InvalidArgument
-from .files import FileLock, lock, open_directory, open_file, opened, reason_of, remove_tree
-from .limits import Limits
-from .places import default_cache_directory
+from .files import FileLock, default_cache_directory, lock, open_directory, open_file, opened, reason_of, remove_tree
 from .reasons import CacheReason, CacheRejected
 
 _log = logging.getLogger("nnburst.cache")
@@ -49,7 +50,45 @@ _UNUSABLE = (
     CacheReason.UNSAFE_PATH,
 )
 _BY_DESCRIPTOR = "/proc/self/fd/"
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _warned_of: set[CacheReason] = set()
+
+
+def amount(text: str) -> int | None:
+    """Read a size with or without a unit, for example ``500M`` or ``2 GiB``; None if it is none."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]?)(?:i?b)?", text.strip().lower())
+    number = float(match[1]) * _UNITS[match[2]] if match is not None else math.inf
+    return int(number) if math.isfinite(number) else None
+
+
+class Limits(Struct, frozen=True):
+    """What a cache directory may take.
+
+    Attributes:
+        max_bytes: Of all entries; 0: nothing is cached.
+        max_entries: How many.
+    """
+
+    max_bytes: int = 2 << 30
+    max_entries: int = 10_000
+
+    @classmethod
+    def from_environment(cls) -> Limits:
+        """Return the defaults, with ``NNBURST_CACHE_MAX_BYTES``: a number, or one with a unit like 500M."""
+        given = os.environ.get("NNBURST_CACHE_MAX_BYTES", "") if os.getuid() == os.geteuid() else ""
+        if not given:
+            return cls()
+        size = amount(given)
+        if size is None:
+            _warn_of(given)
+            return cls()
+        return cls(max_bytes=size)
+
+
+@cache
+def _warn_of(given: str) -> None:
+    """Say once that a value is not understood."""
+    _log.warning("NNBURST_CACHE_MAX_BYTES=%r is not a size and is ignored; give a number, or one like 500M", given)
 
 
 class EntryInfo(Struct, frozen=True):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import pwd
 import stat
 import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from .._core.deadline import Deadline
 from .reasons import CacheReason, CacheRejected
@@ -26,6 +28,42 @@ _REASONS = {
     errno.ENOSPC: CacheReason.DISK_FULL,
     errno.EDQUOT: CacheReason.DISK_FULL,
 }
+
+
+def default_cache_directory() -> Path:
+    """Where compilations are cached: ``NNBURST_CACHE_DIR``, else the user's cache home, else `CacheRejected`."""
+    return _given("NNBURST_CACHE_DIR") or _base("XDG_CACHE_HOME", ".cache") / "nnburst" / "v1"
+
+
+def default_state_directory() -> Path:
+    """Where key and trust store are: ``NNBURST_STATE_DIR``, else the user's state home, else `CacheRejected`."""
+    return _given("NNBURST_STATE_DIR") or _base("XDG_STATE_HOME", ".local/state") / "nnburst" / "v1"
+
+
+def _given(variable: str) -> Path | None:
+    """A variable of our own; not one that another user may have set for a privileged process."""
+    given = os.environ.get(variable)
+    return Path(given) if given and os.getuid() == os.geteuid() else None
+
+
+def _base(variable: str, below_home: str) -> Path:
+    """A directory of the XDG specification; relative paths do not count there."""
+    given = os.environ.get(variable, "")
+    return Path(given) if os.path.isabs(given) else _home() / below_home
+
+
+def _home() -> Path:
+    home = os.environ.get("HOME", "")
+    if not os.path.isabs(home):
+        try:
+            home = pwd.getpwuid(os.getuid()).pw_dir
+        except KeyError:  # a container with a user id without a name
+            home = ""
+    if not os.path.isabs(home):
+        raise CacheRejected(
+            CacheReason.NO_STORE, "this user has no home directory; set NNBURST_CACHE_DIR and NNBURST_STATE_DIR"
+        )
+    return Path(home)
 
 
 def reason_of(error: OSError) -> CacheReason:

@@ -22,9 +22,8 @@ from pathlib import Path
 from msgspec import Struct, msgpack
 from msgspec.structs import replace
 
-from .files import lock, make_directories, opened
+from .files import default_state_directory, lock, make_directories, opened
 from .keys import MasterKey
-from .places import default_state_directory
 from .reasons import CacheReason, CacheRejected
 from .token import entry_name
 

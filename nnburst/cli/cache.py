@@ -22,7 +22,7 @@ _IN_USE, _ROOT = 1, 3
 
 def _bytes(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
     """Read a size."""
-    from ..cache.limits import amount
+    from ..cache.directory import amount
 
     number = None if value is None else amount(value)
     if value is not None and number is None:

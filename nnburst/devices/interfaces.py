@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -456,10 +456,6 @@ class Device(abc.ABC):
         The default is for devices that do not tell generations apart.
         """
         return True
-
-    def counters(self) -> Mapping[str, int]:
-        """Return how often the device did what costs time, by name; for finding out what a cache saves."""
-        return {}
 
     def allocate(
         self,

@@ -8,7 +8,7 @@ because tokens, models and decisions of the caller were made for the other one; 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from .._core.log import warn
@@ -141,9 +141,6 @@ class ResilientDevice(DescribedDevice):
 
     def confirm_cache(self, token: bytes, generation: bytes) -> bool:
         return self._call(lambda device: device.confirm_cache(token, generation))
-
-    def counters(self) -> Mapping[str, int]:
-        return self._call(lambda device: device.counters())
 
     def allocate(
         self,

@@ -13,8 +13,7 @@ import numpy as np
 from msgspec import Struct
 
 from .._core.errno import is_real
-from .._core.leaving import Closing, Leaving
-from .._core.one_process import OneProcess
+from .._core.leaving import Closing, Leaving, OneProcess
 from ..devices import Buffer, Device
 from ..devices.buffers import with_role
 from ..errors import BadState, DeadObject, GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError

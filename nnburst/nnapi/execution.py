@@ -14,8 +14,7 @@ from msgspec.structs import replace
 
 from .._core.deadline import Deadline, checked_timeout, limit_ns
 from .._core.errno import flag, is_real, member, whole
-from .._core.leaving import Closing, process_lock
-from .._core.one_process import OneProcess
+from .._core.leaving import Closing, OneProcess, process_lock
 from ..burst import check_result, loop_timeout_ns
 from ..devices import Fence, FencedExecution
 from ..errors import BadState, ErrorStatus, InvalidArgument, OutputInsufficientSize, ResourceExhausted

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._core.backoff import LONGEST, Backoff
 from .._core.deadline import Deadline
-from .._core.leaving import Closing, Leaving, process_lock
-from .._core.one_process import OneProcess
+from .._core.leaving import Closing, Leaving, OneProcess, process_lock
 from ..errors import BadState, InvalidArgument, MissedDeadline
 
 if TYPE_CHECKING:

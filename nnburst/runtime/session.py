@@ -17,8 +17,7 @@ from msgspec.structs import force_setattr
 
 from .._core.deadline import OPENING, Deadline, checked_timeout
 from .._core.errno import flag, member
-from .._core.leaving import Closing, Leaving
-from .._core.one_process import OneProcess
+from .._core.leaving import Closing, Leaving, OneProcess
 from ..errors import BadState, DeadObject, GeneralFailure, InvalidArgument, NNBurstError, OutputInsufficientSize
 from ..model import Array, ExecutionPreference, Model, Priority
 from ..options import OnDeath, OnError, SandboxMode, SessionKeywords

@@ -411,10 +411,7 @@ def test_model_is_compiled_once_and_then_restored(start: Any, tmp_path: Path, to
             execution.set_output(0, y)
             execution.compute()
             found.append(y)
-            counters = compilation.device.counters()
     assert [report.outcome for report in reports] == ["SAVED", "HIT", "HIT"]
-    assert counters["loads"] == 1
-    assert counters["validations"] == 0
     assert all((y == found[0]).all() for y in found)
 
 

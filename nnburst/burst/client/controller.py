@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from ..._core._nnburst import ffi, lib
 from ..._core.deadline import Deadline
 from ..._core.errno import check, system
-from ..._core.leaving import Closing, Leaving, process_lock
-from ..._core.one_process import OneProcess
+from ..._core.leaving import Closing, Leaving, OneProcess, process_lock
 from ...errors import BadState, DeadObject, GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError
 from ...fmq import Layout, MessageQueue
 from ...model import MeasureTiming, Named, RunOptions

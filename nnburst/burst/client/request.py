@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..._core._nnburst import Runnable, ffi, lib
 from ..._core.deadline import Deadline, checked_timeout, limit_ns
 from ..._core.errno import check
-from ..._core.one_process import OneProcess
+from ..._core.leaving import OneProcess
 from ...errors import BadState, DeadObject, ErrorStatus, GeneralFailure, MissedDeadline, NNBurstError, error_for
 from ...memory import check_open
 from ...model import NO_TIMING, ExecutionResult, Failure, consistent_result, reason_of

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 
 from ...cache import SaveResult
@@ -18,7 +17,6 @@ from .prepared import FORMAT, ReferencePreparedModel
 
 RUNS = frozenset((*KERNELS, *CONTROL_FLOW))
 """Every operation that the device runs."""
-_COUNTERS = ("validations", "saves", "loads")
 
 
 class ReferenceDevice(LocalDevice):
@@ -28,13 +26,6 @@ class ReferenceDevice(LocalDevice):
 
     def __init__(self) -> None:
         super().__init__(DeviceCacheHome(self.name, lambda: self.cache_epoch, 1, 1))
-        self._counters = dict.fromkeys(_COUNTERS, 0)
-        self._counting = threading.Lock()
-
-    def count(self, **more: int) -> None:
-        with self._counting:
-            for name, number in more.items():
-                self._counters[name] += number
 
     @property
     def name(self) -> str:
@@ -51,16 +42,12 @@ class ReferenceDevice(LocalDevice):
         return f"{', '.join(sorted(map(operation_name, missing)))} in a subgraph of it is not built" if missing else ""
 
     def compile(self, model: Model) -> ReferencePreparedModel:
-        prepared = ReferencePreparedModel(model, self._tracker)
-        self.count(validations=1)
-        return prepared
+        return ReferencePreparedModel(model, self._tracker)
 
     def save(self, prepared: LocalModel, files: CacheFiles) -> SaveResult:
         """Write the model and its constants; see `LocalDevice.save`."""
         assert isinstance(prepared, ReferencePreparedModel)
-        result = self._cache.save(files, prepared.packed, compiled=prepared.fingerprint)
-        self.count(saves=int(result.saved))
-        return result
+        return self._cache.save(files, prepared.packed, compiled=prepared.fingerprint)
 
     @property
     def cache_epoch(self) -> bytes:
@@ -72,14 +59,7 @@ class ReferenceDevice(LocalDevice):
         entry = self._cache.load(cache)
         if deadline_passed(deadline_ns):
             raise MissedDeadline("the preparation finished after its deadline")
-        prepared = ReferencePreparedModel.restore(entry.model[0], entry.data[0], self._tracker)
-        self.count(loads=1)
-        return prepared
-
-    def counters(self) -> dict[str, int]:
-        """Validations of models, and saves and loads of cache files."""
-        with self._counting:
-            return dict(self._counters)
+        return ReferencePreparedModel.restore(entry.model[0], entry.data[0], self._tracker)
 
 
 def _reached(model: Model, operation: Operation) -> Iterator[Operation]:

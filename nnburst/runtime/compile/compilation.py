@@ -12,8 +12,7 @@ from msgspec import Struct
 
 from ..._core.deadline import Deadline, checked_timeout
 from ..._core.errno import member
-from ..._core.leaving import Closing
-from ..._core.one_process import OneProcess
+from ..._core.leaving import Closing, OneProcess
 from ...cache import checked_token
 from ...devices import CompileJob, Device, PreparedModel
 from ...errors import BadState, GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError, error_for

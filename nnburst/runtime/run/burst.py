@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..._core.errno import whole
-from ..._core.leaving import Closing
-from ..._core.one_process import OneProcess
+from ..._core.leaving import Closing, OneProcess
 from ...burst import BurstStats, ExecutionBurstController
 from ...errors import InvalidArgument
 from ...memory import Memory

@@ -12,8 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..._core.deadline import Deadline
-from ..._core.leaving import LEAVING, Closing, process_lock
-from ..._core.one_process import OneProcess
+from ..._core.leaving import LEAVING, Closing, OneProcess, process_lock
 from ...devices import Device, device_of
 from ...errors import BadState, DeadObject, DeviceUnavailable
 from ...model import ImportedModel

@@ -186,11 +186,6 @@ class RemoteDevice(DescribedDevice):
         reply, _ = at.connection.call(message, timeout=_SHORT)
         return bool(reply.known)
 
-    def counters(self) -> dict[str, int]:
-        at = self.place()
-        reply, _ = at.connection.call(calls.GetDeviceCounters(device=at.number), timeout=_SHORT)
-        return dict(reply.counters)
-
     def allocate(
         self,
         desc: BufferDesc,

@@ -65,12 +65,6 @@ def on_get_device_status(client: Client, message: calls.GetDeviceStatus, fds: Fd
     return calls.GetDeviceStatusReply(status=client.device(message.device).status)
 
 
-def on_get_device_counters(
-    client: Client, message: calls.GetDeviceCounters, fds: FdBundle
-) -> calls.GetDeviceCountersReply:
-    return calls.GetDeviceCountersReply(dict(client.device(message.device).counters()))
-
-
 def on_get_supported_operations(
     client: Client, message: calls.GetSupportedOperations, fds: FdBundle
 ) -> calls.GetSupportedOperationsReply:

@@ -42,7 +42,7 @@ _NEW = 10.0
 _UNREAD = 1.0
 """Seconds until it is looked again whether a client that was told of its end has read all, or gone."""
 _STARVED = 0.1
-"""Seconds without descriptors or threads before connections are taken again."""
+"""Seconds until it is tried again to take connections for which there are no descriptors."""
 
 
 class AccessPolicy(Struct, frozen=True):
@@ -119,7 +119,6 @@ class Broker:
         self._new: deque[tuple[float, Charge]] = deque()
         """Connections of the last seconds: when each came, and what it counts for so long."""
         self._jobs: deque[Callable[[], None]] = deque()
-        self._starved_until = 0.0
         self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._stop_reason = ""
         self.workers = WorkerPool(self, start, name, devices, named, prepare, isolation, user_quotas)
@@ -199,8 +198,6 @@ class Broker:
 
     def _next_moment(self, idle_since: float) -> float:
         moments = [client.until for client in self._awaited.values()]
-        if self._starved_until > time.monotonic():
-            moments.append(self._starved_until)
         if self._idle_exit is not None:
             moments.append(idle_since + self._idle_exit)
         return min(moments, default=math.inf)
@@ -208,9 +205,8 @@ class Broker:
     def _poll(self, timeout: float | None) -> list[int]:
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
-        if time.monotonic() >= self._starved_until:
-            for fd in self._listeners:
-                poll.register(fd, select.POLLIN)
+        for fd in self._listeners:
+            poll.register(fd, select.POLLIN)
         for fd, client in self._awaited.items():
             # What one that is told has sent stays there: a socket in it could linger.
             poll.register(fd, 0 if client.is_told else select.POLLIN)
@@ -261,7 +257,7 @@ class Broker:
             if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
                 raise
             _log.warning("no connection can be taken: %s", meaning(error.errno))
-            self._starved_until = time.monotonic() + _STARVED
+            time.sleep(_STARVED)
             return
         sock.setblocking(False)
         peer = peer_of(sock)

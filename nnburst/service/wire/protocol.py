@@ -337,16 +337,6 @@ class ConfirmCacheReply(Message, tag="confirm_cache.reply", frozen=True):
     known: bool
 
 
-class GetDeviceCounters(Message, tag="get_device_counters", frozen=True):
-    """Reads a device's counters."""
-
-    device: Id
-
-
-class GetDeviceCountersReply(Message, tag="get_device_counters.reply", frozen=True):
-    counters: Annotated[dict[Name, Unsigned64], msgspec.Meta(max_length=256)]
-
-
 class Execute(Message, tag="execute", frozen=True):
     """Runs an execution without a burst. Descriptors: those of the pools."""
 
@@ -654,7 +644,6 @@ CALLS: tuple[Call, ...] = (
     ),
     Call(PrepareModelFromCache, PrepareModelReply, computes=True, request_fds=lambda m: _of_cache(m.cache)),
     Call(ConfirmCache, ConfirmCacheReply),
-    Call(GetDeviceCounters, GetDeviceCountersReply),
     Call(Execute, ExecuteReply, computes=True, request_fds=lambda m: _of_pools(m.request.pools)),
     Call(
         ExecuteFenced,
