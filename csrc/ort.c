@@ -290,13 +290,10 @@ static int64_t dimension(const nnb_ort_argument *a, const nnb_argument *row, con
 /* What `adapt` says of one argument. */
 static int look_at(const nnb_ort_argument *a, const nnb_argument *row, const uint32_t *dims)
 {
-    if (row->rank != a->n_given || row->has_no_value != !a->name)
+    if (row->rank != a->n_given || row->has_no_value != !a->name || row->pool_index != a->pool_index ||
+        row->offset != a->offset)
         return -EINVAL;
-    if (!a->name)
-        return 0;
-    if (row->pool_index != a->pool_index || row->offset != a->offset)
-        return -EINVAL;
-    if (a->value >= 0)
+    if (a->value >= 0 || !a->name) /* what is left out has no bytes anywhere */
         return row->length == a->room ? 0 : -EINVAL;
     uint64_t nbytes = a->element_size;
     for (uint32_t i = 0; i < a->rank; i++) {

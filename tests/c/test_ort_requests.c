@@ -244,6 +244,21 @@ int main(void)
     k->destroy(k);
     CHECK_EQ(values, 0);
 
+    /* What is left out is nowhere, and has no bytes. */
+    k = kernel(1, -1, described);
+    described[1] = (nnb_ort_argument){.copy = -1, .value = -1, .is_sufficient = 1};
+    nnb_request *left_out = request(4, 2, 0);
+    arguments[1] = (nnb_argument){.has_no_value = 1};
+    CHECK_EQ(k->adapt(k, left_out), 0);
+    uint32_t *const nowhere[] = {&arguments[1].pool_index, &arguments[1].offset, &arguments[1].length,
+                                 &arguments[1].rank};
+    for (size_t f = 0; f < sizeof nowhere / sizeof *nowhere; f++) {
+        *nowhere[f] = 1;
+        CHECK_EQ(k->adapt(k, left_out), -EINVAL);
+        *nowhere[f] = 0;
+    }
+    k->destroy(k);
+
     /* An output of which only a run tells the dimensions. */
     k = kernel(1, 0, described);
     uint8_t made[2 * ROOM];

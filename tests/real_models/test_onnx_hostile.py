@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from nnburst.devices.onnxruntime.packed import load_graph, pack, read_contents
 from nnburst.devices.onnxruntime.snapshots import exposed_arguments
 from nnburst.memory import Memory, open_request
 from nnburst.model import DataLocation, Request, RequestArgument
+from support import raw_burst as raw
 from support.onnx_models import FLOAT, RNG, TensorProto, graph, helper, in_process, node, onnx, ort, save, save_external
 
 INT64, BOOL, UINT8, INT8 = TensorProto.INT64, TensorProto.BOOL, TensorProto.UINT8, TensorProto.INT8
@@ -471,3 +473,85 @@ def test_a_value_of_many_tensors_is_read_until_the_deadline_and_no_longer(monkey
             session.run(None, {"x": [np.zeros(0, np.float32)] * 100}, timeout=100)
     assert len(asked) == 7
     assert min(asked) > 0
+
+
+# -- requests that follow others ---------------------------------------------------------------------------------------
+
+PART = 4096
+"""Bytes of the pool for each argument."""
+NUMBERS = (0, 1, 2, 4, 16, 256, PART - 4, PART, PART + 4, 8 * PART, 2**30, 2**31 - 1, 2**31, 2**32 - 4, 2**32 - 1)
+
+
+def of_many_arguments(*more: Any) -> bytes:
+    """Inputs in the client's memory, copied and optional; outputs of known and of unknown dimensions. More nodes."""
+    nodes = [
+        node("Add", ["x", "o"], ["y"]),
+        node("Greater", ["x", "o"], ["large"]),
+        node("Reshape", ["large", "flat"], ["c"]),
+        node("Compress", ["x", "c"], ["z"]),
+        node("Gather", ["k", "i"], ["g"]),
+        *more,
+    ]
+    inputs = [("x", FLOAT, ("n", 4)), ("i", INT64, ("m",)), ("o", FLOAT, (1,))]
+    outputs = [("y", FLOAT, ("n", 4)), ("z", FLOAT, (None,)), ("g", FLOAT, ("m",))]
+    weights = {"k": TEN, "o": np.float32([0.5]), "flat": np.int64([-1])}
+    return graph(nodes, inputs, outputs, weights).SerializeToString()
+
+
+def packet_of_any_numbers(dice: random.Random, slots: list[int]) -> list[bytes]:
+    """A request for `of_many_arguments`; two in three have a number or two that are none of theirs."""
+    n, m = dice.randint(1, 256), dice.randint(1, 512)
+    rows: list[list[Any]] = [  # no value, pool, offset, length, dimensions
+        [False, 0, 0, 16 * n, [n, 4]],
+        [False, 0, PART, 8 * m, [m]],
+        [True, 0, 0, 0, []],
+        [False, 0, 2 * PART, 16 * n, [n, 4]],
+        [False, 0, 3 * PART, PART, []],
+        [False, 0, 4 * PART, 4 * m, [m]],
+    ]
+    for row in dice.sample(rows, dice.randrange(3)):
+        number = dice.choice(NUMBERS) if dice.random() < 0.5 else dice.getrandbits(dice.choice([4, 12, 32]))
+        field, dims = dice.randrange(7), row[4]
+        if field < 2:
+            row[field] = dice.choice([0, 1, 1, number]) if field else not row[0]
+        elif field < 4:
+            row[field] = number if dice.random() < 0.5 else (row[field] + dice.choice([-4, 1, 4])) % 2**32
+        elif field == 4 and dims:
+            dims[dice.randrange(len(dims))] = number
+        else:
+            row[4] = dims[1:] if field == 5 else [*dims, *[number] * dice.choice([1, 2, 70])]
+    datums = [raw.packet_information(0, 3, 3, len(slots))]
+    for i, (no_value, pool, offset, length, dims) in enumerate(rows):
+        row = {"no_value": no_value, "pool": pool, "offset": offset, "length": length, "rank": len(dims)}
+        datums += [raw.operand(i < 3, **row), *(raw.dimension(i < 3, size) for size in dims)]
+    return raw.sealed_size([*datums, *map(raw.pool_identifier, slots), raw.measure_timing(0)])
+
+
+@pytest.mark.parametrize("packets", [60, pytest.param(2000, marks=pytest.mark.check)])
+@pytest.mark.parametrize("more", [(), (node("NonZero", ["x"], ["w"]),)], ids=["in place", "copied"])
+def test_request_after_others_is_answered_as_if_there_had_been_none(more: tuple[Any, ...], packets: int) -> None:
+    """What is bound to the one before adapts, or does not; a second burst binds each anew. Two pools are one file."""
+    data, dice = of_many_arguments(*more), random.Random(packets)
+    device, statuses = OnnxRuntimeDevice(threads="1"), set()
+    with contextlib.ExitStack() as stack:
+        file, pool = stack.enter_context(Memory.ashmem(len(data))), stack.enter_context(Memory.ashmem(5 * PART))
+        file.buffer[:] = data
+        again = stack.enter_context(Memory.mmap_fd(pool.fds[0], 4 * PART))
+        model = replace(device.import_model("onnx", [file]).model, pools=(file,))
+        sides = [stack.enter_context(raw.RawBurst(device.prepare_model(model))) for _ in range(2)]
+        slots = [side.slots.slots_for([pool, again]) for side in sides]
+        contents = pool.array(np.uint8, (pool.size,))
+        for _ in range(packets):
+            before = np.frombuffer(dice.randbytes(pool.size), np.uint8).copy()
+            before[PART : 2 * PART].view(np.int64)[:] = RNG.integers(0, 10, PART // 8)
+            before[:PART].view(np.float32)[:] = RNG.integers(0, 2, PART // 4)
+            state, answers = dice.getstate(), []
+            for side, known in zip(sides, slots, strict=True):
+                dice.setstate(state)
+                contents[:] = before
+                answer = side.ask(packet_of_any_numbers(dice, list(known)))
+                answers.append((answer.status, answer.shapes, contents.tobytes()))
+            sides[1].context.forget_plans()
+            assert answers[0] == answers[1]
+            statuses.add(answers[0][0])
+    assert {0, 4} <= statuses
