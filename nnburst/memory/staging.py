@@ -174,14 +174,17 @@ def open_request(request: Request, take: Callable[[int], None] = lambda nbytes: 
         if isinstance(pool, Memory):
             pool._check_writable()
     pools: list[Any] = list(request.pools)
-    starts: dict[int, list[int]] = {}
+    starts: dict[tuple[int, int], list[int]] = {}  # in each file: two pools may be parts of one
     for argument in (*request.inputs, *request.outputs):
-        if not argument.has_no_value:
-            starts.setdefault(argument.location.pool_index, []).append(argument.location.offset)
+        where = argument.location
+        if not argument.has_no_value and isinstance(memory := request.pools[where.pool_index], Memory):
+            device, inode, base, _ = memory.identity
+            starts.setdefault((device, inode), []).append(base + where.offset)
 
     def room(memory: Memory, location: DataLocation) -> int:
-        later = (start for start in starts[location.pool_index] if start > location.offset)
-        return min(later, default=memory.size) - location.offset
+        device, inode, base, _ = memory.identity
+        first, end = base + location.offset, base + memory.size
+        return min([end, *(start for start in starts[device, inode] if start > first)]) - first
 
     def redirected(arguments: tuple[RequestArgument, ...], *, write: bool) -> tuple[RequestArgument, ...]:
         out = []

@@ -648,6 +648,12 @@ def test_other_shapes_in_the_same_memory_are_bound_without_python(service: nnbur
         assert misses() == before + 2
         with pytest.raises(InvalidArgument, match="overlaps"):
             run(8, 0, 64)
+        beyond = stay.enter_context(Memory.mmap_fd(memory.fds[0], 1 << 15, offset=4096))  # of the same file
+        execution = stay.enter_context(session.bind(memory={"x": memory, "y": beyond}, shapes={"n": 256}))
+        execution.run()
+        execution.reshape({"n": 257})
+        with pytest.raises(InvalidArgument, match="overlaps"):
+            execution.run()
 
 
 def test_state_that_grows_with_each_run(service: nnburst.Service) -> None:
