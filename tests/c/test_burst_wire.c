@@ -1,5 +1,6 @@
 /* The decoders on exact-size heap copies, so that a sanitizer sees the first byte read too far: what was encoded comes
- * back; random and mutated packets are refused or decode into numbers that stay within the packet. */
+ * back; random and mutated packets are refused or decode into numbers that stay within the packet. A request that is given
+ * other sizes is the one that would have been encoded with these. */
 #include "burst_pair.h"
 
 #define ROUNDS (UNDER_SANITIZER ? 100000 : 1000000)
@@ -64,6 +65,20 @@ int main(void)
     CHECK_EQ(nr, 7);
     CHECK_EQ(decode_both(result, 7), 2);
     CHECK_EQ(decode_both(request, 0), 0);
+
+    uint8_t *exact = malloc(10 * NNB_DATUM_SIZE);
+    memcpy(exact, request, 10 * NNB_DATUM_SIZE);
+    const uint32_t sizes[] = {UINT32_MAX, 3, 0, 0, 8, 2};
+    for (uint32_t n = 0; n < 10; n++)
+        CHECK_EQ(nnb_wire_resize_request(exact, sizes, n), n == 6 ? 0 : -EINVAL);
+    CHECK_EQ(nnb_wire_resize_request(exact, sizes, UINT32_MAX), -EINVAL);
+    CHECK_EQ(nnb_wire_resize_request(exact, sizes, 6 + (1u << 31)), -EINVAL);
+    arguments[0].length = UINT32_MAX;
+    arguments[2].length = 8;
+    memcpy(dims, (const uint32_t[]){3, 0, 2}, sizeof dims);
+    CHECK_EQ(nnb_wire_encode_request(&q, mutant, 16), 10);
+    CHECK(!memcmp(exact, mutant, 10 * NNB_DATUM_SIZE));
+    free(exact);
 
     uint64_t accepted = 0;
     for (int i = 0; i < ROUNDS; i++) {

@@ -1,5 +1,5 @@
-/* A slot is freed while the server runs the kernel of its plan, twice perhaps: the kernel is not called after whoever owns it
- * was told that it may end, and what its last run did is seen then. */
+/* A slot is freed while the server runs the kernel of its plan, then adapts it to another request and runs it again, perhaps:
+ * the kernel is not called after whoever owns it was told that it may end, and what its last run did is seen then. */
 #define PAGES 1
 #define PAGE 768
 #include "model.h"
@@ -40,7 +40,15 @@ static int run(nnb_kernel *k, uint64_t deadline_ns)
     runs++;
     return 0;
 }
-static nnb_kernel kernel = {run};
+
+static int adapt_kernel(nnb_kernel *k, const nnb_request *request)
+{
+    (void)k;
+    assert(!has_ended && request->n_pools == 1);
+    runs++;
+    return 0;
+}
+static nnb_kernel kernel = {.run = run, .adapt = adapt_kernel};
 
 static void end_kernel(void)
 {
@@ -94,8 +102,10 @@ int main(void)
     nnb_request request = {.n_pools = 1, .pools = &slot};
     uint8_t packet[3 * NNB_DATUM_SIZE];
     assert(nnb_wire_encode_request(&request, packet, 3) == 3);
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 3; i++) {
+        packet[NNB_DATUM_SIZE + 8] = i == 2; /* other bytes, which tell nothing */
         assert(nnb_channel_send(&sending, packet, 3) == 0);
+    }
     assert(nnb_server_try(server, 1) == NNB_PLAN_NEW);
     assert(nnb_server_keep_plan(server, 0) == 0 && nnb_server_set_kernel(server, 0, &kernel) == 0);
     assert(nnb_server_reply(server) == 0);

@@ -76,6 +76,13 @@ static int model_compare(const uint8_t *a, const uint8_t *b, size_t n)
             return 1;
     return 0;
 }
+static int model_compare_i32(const int32_t *a, const int32_t *b, size_t n)
+{
+    for (size_t i = 0; i < n / sizeof *a; i++)
+        if (a[i] != b[i])
+            return 1;
+    return 0;
+}
 /* clang-format off */
 #define memcpy(to, from, n)                                  \
     _Generic((to),                                           \
@@ -92,8 +99,9 @@ static int model_compare(const uint8_t *a, const uint8_t *b, size_t n)
             default: model_copy))((void *)(to), (const void *)(from), n)
 #define memset(to, value, n) \
     _Generic((to), uint8_t *: model_fill((void *)(to), value, n), default: (void)0) /* structures are fresh: zero */
+#define memcmp(a, b, n) \
+    _Generic((a), const int32_t *: model_compare_i32, default: model_compare)((const void *)(a), (const void *)(b), n)
 /* clang-format on */
-#define memcmp(a, b, n) model_compare(a, b, n)
 
 /* Zeroed memory is static, so that nothing has to write the zeros. The checker looks after each byte of it: a program
  * says how much it needs. */
