@@ -677,8 +677,9 @@ uint32_t nnb_group_spins(const nnb_worker *w); /* 0: this worker does not poll n
 
 typedef struct nnb_step_argument {
     uint8_t *one;    /* what a step works on */
-    uint8_t *all;    /* those of all steps, one after the other; the peer may change them at any time */
+    uint8_t *all;    /* those of all steps; the peer may change them at any time */
     uint64_t nbytes; /* of one */
+    uint64_t stride; /* from one to the next of all; 0: a state, which the next step reads there */
 } nnb_step_argument;
 
 typedef struct nnb_steps {

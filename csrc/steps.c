@@ -13,7 +13,7 @@ int nnb_steps_turn(nnb_steps *s, uint64_t step)
     const nnb_step_argument *a = s->arguments, *outputs = a + s->n_inputs, *end = a + s->n;
     if (step > 0)
         for (const nnb_step_argument *o = outputs; o < end; o++)
-            memcpy(o->all + (step - 1) * o->nbytes, o->one, o->nbytes);
+            memcpy(o->all + (step - 1) * o->stride, o->one, o->nbytes);
     if (step == s->count)
         return 0;
     if (s->gone && nnb_load32_relaxed((const nnb_a32 *)s->gone)) /* it tells no more than that */
@@ -29,7 +29,7 @@ int nnb_steps_turn(nnb_steps *s, uint64_t step)
         s->turned_ns = now;
     }
     for (const nnb_step_argument *i = a; i < outputs; i++)
-        memcpy(i->one, i->all + step * i->nbytes, i->nbytes);
+        memcpy(i->one, i->all + step * i->stride, i->nbytes);
     return s->deadline_ns && s->lasted_ns > LONG_NS;
 }
 

@@ -1,8 +1,7 @@
 """Several steps in one request: the kernel of one step, bound to private arrays, called again and again.
 
-However many steps there are, the device binds the request once, or twice if there is state: one step reads the first
-of two private states and writes the second, the next one the other way round. Between two steps, arguments change
-places with those of all steps (``csrc/steps.c``).
+However many steps there are, the device binds the request once. Between two steps, arguments change places with those
+of all steps, and the state that a step has written is copied to where the next one reads it (``csrc/steps.c``).
 """
 
 from __future__ import annotations
@@ -71,17 +70,15 @@ class SteppedKernel:
         self._count = steps.count
         self._memory = WorkingMemory()
         own: list[Region] = []  # the arguments of one step, as pools
-        swapped: list[Region] = []  # the same, with the two states of each pair the other way round
-        exchanged: list[list[tuple[Array, Array]]] = [[], []]
-        pairs: dict[int, tuple[Array, Array]] = {}  # by position of the output
+        exchanged: list[list[tuple[Array, Array, int]]] = [[], []]  # inputs and outputs: of one step, of all, stride
+        pairs: dict[int, tuple[Array, Array]] = {}  # the states that a step reads and writes, by position of the output
         self._first: list[tuple[Array, Array]] = []  # (private, buffer) of each state
-        self._last: list[tuple[tuple[Array, Array], Array]] = []  # (what even and odd steps write, buffer)
+        self._last: list[tuple[Array, Array]] = []
         outputs_of = {target: output for output, target in steps.state}
 
-        def of_one_step(argument: RequestArgument, here: Array, there: Array) -> RequestArgument:
-            for pools, raw in ((own, here), (swapped, there)):
-                pools.append(Region(raw, is_private=True))
-            return replace(argument, location=DataLocation(len(own) - 1, 0, here.nbytes))
+        def private(nbytes: int) -> Array:
+            self._memory.take(nbytes)
+            return private_bytes(nbytes)
 
         def bound(position: int, argument: RequestArgument, *, is_input: bool) -> RequestArgument:
             if argument.has_no_value:
@@ -90,42 +87,36 @@ class SteppedKernel:
             assert not isinstance(pool, Named)
             output = outputs_of.get(position) if is_input else position
             if is_input and output is not None:
-                whole = pool.array(np.uint8, (pool.size,))
-                self._memory.take(2 * pool.size)
-                pair = pairs[output] = private_bytes(pool.size), private_bytes(pool.size)
-                self._first.append((pair[0], whole))
-                return of_one_step(argument, *map(_readable, pair))
-            if not is_input and position in pairs:
-                pair = pairs[position]
-                self._last.append(((pair[1], pair[0]), pool.array(np.uint8, (pair[0].nbytes,))))
-                return of_one_step(argument, pair[1], pair[0])
-            whole = pool.array(np.uint8, (location.length,), location.offset)
-            if not is_input and not whole.flags.writeable:
-                raise InvalidArgument(f"output {position} lies in read-only memory; share it for writing")
-            self._memory.take(location.length // self._count)
-            one = private_bytes(location.length // self._count)
-            exchanged[not is_input].append((one, whole))
-            seen = _readable(one) if is_input else one
-            return of_one_step(argument, seen, seen)
+                one, _ = pairs[output] = private(pool.size), private(pool.size)
+                self._first.append((one, pool.array(np.uint8, (pool.size,))))
+            elif not is_input and position in pairs:
+                read, one = pairs[position]
+                exchanged[1].append((one, read, 0))
+                self._last.append((one, pool.array(np.uint8, (one.nbytes,))))
+            else:
+                whole = pool.array(np.uint8, (location.length,), location.offset)
+                one = private(location.length // self._count)
+                if not is_input and not whole.flags.writeable:
+                    raise InvalidArgument(f"output {position} lies in read-only memory; share it for writing")
+                exchanged[not is_input].append((one, whole, one.nbytes))
+            own.append(Region(_readable(one) if is_input else one, is_private=True))
+            return replace(argument, location=DataLocation(len(own) - 1, 0, one.nbytes))
 
         inputs = tuple(bound(i, argument, is_input=True) for i, argument in enumerate(request.inputs))
         outputs = tuple(bound(i, argument, is_input=False) for i, argument in enumerate(request.outputs))
-        even = bind(Request(inputs, outputs, tuple(own)), options)
-        odd = bind(Request(inputs, outputs, tuple(swapped)), options) if steps.state else even
-        self._kernels = (even, odd) if steps.state else (even,)
+        self._kernel = bind(Request(inputs, outputs, tuple(own)), options)
         self._dimensions = [argument.dimensions for argument in request.outputs]
         self._exchanged = exchanged
-        rows = ffi.new("nnb_step_argument[]", max(1, len(exchanged[0]) + len(exchanged[1])))
-        for row, (one, whole) in zip(rows, (*exchanged[0], *exchanged[1]), strict=False):
+        every = [*exchanged[0], *exchanged[1]]
+        self._rows = ffi.new("nnb_step_argument[]", max(1, len(every)))
+        for row, (one, whole, stride) in zip(self._rows, every, strict=False):
             row.one, row.all = ffi.cast("uint8_t *", one.ctypes.data), ffi.cast("uint8_t *", whole.ctypes.data)
-            row.nbytes = one.nbytes
-        self._rows = rows
-        n_inputs, n = len(exchanged[0]), len(exchanged[0]) + len(exchanged[1])
-        nbytes = sum(row.nbytes for row in rows[0:n])
-        sizes = {"n_inputs": n_inputs, "n": n, "count": self._count, "nbytes": nbytes}
+            row.nbytes, row.stride = one.nbytes, stride
+        nbytes = sum(one.nbytes for one, _, _ in every)
+        sizes = {"n_inputs": len(exchanged[0]), "n": len(every), "count": self._count, "nbytes": nbytes}
         self._token = token
         who = {} if token is None else {"gone": token.cancelled, "server": token.server}
-        self._steps = ffi.new("nnb_steps *", {"arguments": rows, "lasted_ns": 2**64 - 1, **who, **sizes})
+        self._steps = ffi.new("nnb_steps *", {"arguments": self._rows, "lasted_ns": 2**64 - 1, **who, **sizes})
 
     def __call__(self) -> None:
         """Run all steps."""
@@ -139,33 +130,24 @@ class SteppedKernel:
         Raises:
             MissedDeadline: It was ended.
         """
-        turn, steps, kernels = lib.nnb_steps_turn, self._steps, self._kernels
+        turn, steps, kernel = lib.nnb_steps_turn, self._steps, self._kernel
         steps.deadline_ns = deadline_ns if is_limit(deadline_ns) else 0
-        step, even, odd = 0, kernels[0], kernels[-1]
+        step = 0
         try:
-            self._begin()
+            for private, buffer in self._first:
+                private[...] = buffer
             for step in range(self._count):
                 code = turn(steps, step)
-                if code == 0:
-                    result = odd() if step & 1 else even()
-                else:
-                    if code < 0:
-                        check(code, special=_ended())
-                    result = run_until(odd if step & 1 else even, deadline_ns)
+                if code < 0:
+                    check(code, special=_ended())
+                result = run_until(kernel, deadline_ns) if code else kernel()
                 if result is not None:
                     self._check(result)
         except Exception as error:
             raise self._failed(step, error) from error
-        self._end()
-
-    def _begin(self) -> None:
-        for private, buffer in self._first:
-            private[...] = buffer
-
-    def _end(self) -> None:
-        lib.nnb_steps_turn(self._steps, self._count)
-        for written, buffer in self._last:
-            buffer[...] = written[(self._count - 1) & 1]
+        turn(steps, self._count)
+        for private, buffer in self._last:
+            buffer[...] = private
 
     def _check(self, result: ExecutionResult) -> None:
         """Refuse shapes that are not those for which there is room: the client is not told any."""
