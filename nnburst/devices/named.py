@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
+import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from msgspec import structs
 
@@ -38,9 +38,9 @@ EXTENSION_NAME = "org.nnburst.named"
 _EXTENSION = extension_of_names(EXTENSION_NAME)
 
 
-@dataclass(slots=True)
+@dataclass(eq=False)
 class _Published:
-    """One model under its name. Closed once it is neither published nor used."""
+    """One model under its name. Its prepared model is closed once nothing refers to it: neither a name nor a client."""
 
     imported: ImportedModel
     device: Device
@@ -48,19 +48,9 @@ class _Published:
     name: str
     digest: str
     batcher: Batcher | None
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    users: int = 1  # the name itself
 
-    def use(self) -> None:
-        with self.lock:
-            self.users += 1
-
-    def let_go(self) -> None:
-        with self.lock:
-            self.users -= 1
-            unused = self.users == 0
-        if unused:
-            self.prepared.close()
+    def __post_init__(self) -> None:
+        weakref.finalize(self, self.prepared.close).atexit = False
 
 
 class NamedDevice(Device):
@@ -107,14 +97,11 @@ class NamedDevice(Device):
                 raise
         batcher = Batcher.make(batch, batch_wait) if batch > 1 else None
         handle = structs.replace(imported, model=_handle(name, imported.model), files=())
-        old, self._models[name] = self._models.get(name), _Published(handle, device, prepared, name, digest, batcher)
-        if old is not None:
-            old.let_go()
+        self._models[name] = _Published(handle, device, prepared, name, digest, batcher)
 
     def withdraw(self, name: str) -> None:
         """Serve a model no more, if it is served. Sessions that have it open keep it."""
-        if (old := self._models.pop(name, None)) is not None:
-            old.let_go()
+        self._models.pop(name, None)
 
     @property
     def name(self) -> str:
@@ -186,9 +173,7 @@ class NamedDevice(Device):
 
     def close(self) -> None:
         """Close what nobody uses any more, and the rest when it is released. Idempotent."""
-        models, self._models = self._models, {}
-        for published in models.values():
-            published.let_go()
+        self._models = {}
 
 
 class SharedModel(WrappedModel):
@@ -196,29 +181,26 @@ class SharedModel(WrappedModel):
 
     def __init__(self, published: _Published, preference: ExecutionPreference) -> None:
         super().__init__(published.prepared)
-        published.use()
-        self._published = published
-        self._open = True
-        self._is_hasty = preference is ExecutionPreference.FAST_SINGLE_ANSWER
+        self._published: _Published | None = published
+        self._label, self._device, self._batcher = published.name, published.device, published.batcher
+        if self._batcher is not None and preference is ExecutionPreference.FAST_SINGLE_ANSWER:
+            self._batcher = replace(self._batcher, wait_ns=0)
 
     @property
     def batcher(self) -> Batcher | None:
-        batcher = self._published.batcher
-        return replace(batcher, wait_ns=0) if batcher is not None and self._is_hasty else batcher
+        return self._batcher
 
     @property
     def label(self) -> str:
-        return self._published.name
+        return self._label
 
     @property
     def device(self) -> Device:
         """What runs it."""
-        return self._published.device
+        return self._device
 
     def close(self) -> None:
-        if self._open:
-            self._open = False
-            self._published.let_go()
+        self._published = None
 
 
 def _handle(name: str, model: Model) -> Model:
