@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -48,16 +47,20 @@ _TENSOR = 1024
 """Bytes of private memory for each tensor in one, beside its elements: of this run, and of the one before."""
 
 
-@dataclass
-class _Open:
-    """An output whose size is known only after a run: ONNX Runtime allocates it, and it is copied once."""
+class _Output(NamedTuple):
+    """An output of a request.
+
+    Attributes:
+        is_open: Its size is known only after a run: ONNX Runtime allocates it, and it is copied once. Others ONNX
+            Runtime writes where they belong, since model or request says their shape.
+    """
 
     position: int
-    argument: GraphArgument
+    node: GraphArgument
+    is_open: bool
     pool: MemoryLike
     offset: int
     room: int
-    keys: Value = None
 
 
 class BoundGraph:
@@ -89,9 +92,7 @@ class BoundGraph:
         self._texts: list[object] = []  # likewise
         self._copied_in: list[tuple[Bytes, Bytes]] = []
         self._copied_out: list[tuple[Bytes, Bytes]] = []
-        self._open: list[_Open] = []
-        self._said: dict[int, GraphArgument] = {}
-        """Outputs that ONNX Runtime writes where they belong, since model or request says their shape, by position."""
+        self._written: list[_Output] = []
         self._rows = ffi.new("nnb_ort_argument[]", len(request.inputs) + len(request.outputs))
         self._outputs = self._rows + len(request.inputs)
         for row in self._rows:
@@ -103,18 +104,16 @@ class BoundGraph:
         self._rebind: list[Callable[[], None]] = []
         self._places: list[list[BoundArgument]] = [[], []]
         """Where the client has put inputs and outputs."""
-        self._shapes: list[tuple[int, ...]] = [()] * len(request.outputs)
-        self._insufficient: set[int] = set()
+        self._shapes = [OutputShape(()) for _ in request.outputs]
         self._binding = graph.session.io_binding()
         operands = main.operands
         nodes = (*graph.inputs, *graph.optional.values())
         for row, node, argument, index in zip(self._rows, nodes, request.inputs, main.input_indexes, strict=False):
             self._bind_input(row, node, operands[index], request, argument)
-        self._order: list[int] = []
         for position, (argument, index) in enumerate(zip(request.outputs, main.output_indexes, strict=True)):
             if not argument.has_no_value:
                 self._bind_output(position, graph.outputs[position], operands[index], request, argument)
-        if all(argument.has_no_value for argument in request.outputs):
+        if not self._written:
             raise GeneralFailure("every output is omitted; there is nothing to run")
         self._bound = graph.bound(self._binding, self._copied_in, self._copied_out, self._rebind)
         self._batch, token = None, present_token()
@@ -123,7 +122,9 @@ class BoundGraph:
         if batches is not None and is_whole and token is not None and token.server:
             inputs, outputs = self._places
             self._batch = batches.join(self._bound.kernel, inputs, outputs)
-        told = all(isinstance(each.pool, Region) and not each.argument.holds for each in self._open)
+        self._open = [each for each in self._written if each.is_open]
+        self._said = [each for each in self._written if not each.is_open]
+        told = all(isinstance(each.pool, Region) and not each.node.holds for each in self._open)
         self._telling: BoundRun | None = None
         if told and not self._encoded and isinstance(self._bound, BoundRun):
             self._telling = self._bound
@@ -218,15 +219,14 @@ class BoundGraph:
         room = 1 << 62 if isinstance(pool, BufferView) else location.length
         if nbytes is not None and nbytes > location.length:
             raise InvalidArgument(f"output {node.name!r} has {location.length} bytes; it needs {nbytes}")
-        self._order.append(position)
-        if nbytes is None or node.holds:
-            keys = self._graph.keys.get(node.name)
-            self._open.append(_Open(position, node, pool, location.offset, room, keys))
+        is_open = nbytes is None or node.holds != ""
+        self._written.append(_Output(position, node, is_open, pool, location.offset, room))
+        if nbytes is None or is_open:
             if isinstance(pool, Region) and not node.holds:
                 self._adapts &= not argument.dimensions
                 region = _writable(pool, node, room, location.offset)
                 self._describe(row, node, operand, argument, pool, (), region, room)
-                row.value = [*dict.fromkeys(self._graph.outputs[each].name for each in self._order)].index(node.name)
+                row.value = [*dict.fromkeys(each.node.name for each in self._written)].index(node.name)
             self._binding.bind_output(node.name, _CPU)
             return
         region = _writable(pool, node, nbytes, location.offset)
@@ -236,8 +236,7 @@ class BoundGraph:
             row.copy = len(self._copied_in) + len(self._copied_out)
             place, room = self._private(nbytes, room, operand)
             self._copied_out.append((region, place))
-        self._shapes[position] = dims
-        self._said[position] = node
+        self._shapes[position] = OutputShape(dims)
         self._describe(row, node, operand, argument, pool, dims, place, room)
         self._bind(self._binding.bind_output, node, dims, place)
 
@@ -310,11 +309,15 @@ class BoundGraph:
             self._run_closed(deadline_ns)
             self._fetch()
         finally:
-            for output in self._open:  # or what ONNX Runtime has allocated stays, and is used again, whatever its size
-                self._binding.bind_output(output.argument.name, _CPU)
-        if self._insufficient:
-            raise OutputInsufficientSize("an output needs more room", output_shapes=self._result_shapes())
-        return ErrorStatus.NONE, self._result_shapes(), NO_TIMING
+            self._leave_to_library(self._open)  # or what it has allocated stays, and is used again, whatever its size
+        if not all(shape.is_sufficient for shape in self._shapes):
+            raise OutputInsufficientSize("an output needs more room", output_shapes=tuple(self._shapes))
+        return ErrorStatus.NONE, tuple(self._shapes), NO_TIMING
+
+    def _leave_to_library(self, outputs: Iterable[_Output]) -> None:
+        """Have ONNX Runtime write outputs to memory of its own."""
+        for output in outputs:
+            self._binding.bind_output(output.node.name, _CPU)
 
     def failed(self, status: int, deadline_ns: int) -> NNBurstError:
         """Return what a failure of ONNX Runtime is for the client: too little room, if a shape was said wrongly.
@@ -327,30 +330,30 @@ class BoundGraph:
         if not self._said or status != ErrorStatus.GENERAL_FAILURE:
             return failure
         try:
-            for node in self._said.values():
-                self._binding.bind_output(node.name, _CPU)
+            self._leave_to_library(self._said)
             run = self._bound.run if self._telling is None else self._telling.run_untold
             if status := run(deadline_ns):  # which is not of the shapes
                 return self._bound.failure(status)
-            values, outputs = self._computed(), self._graph.outputs
-            shapes = {i: tuple(value.shape()) for i, value in values.items() if not outputs[i].holds}
+            values = ((each.position, value) for each, value in self._computed() if not each.node.holds)
+            shapes = {position: tuple(value.shape()) for position, value in values}
         except Exception as other:
             return GeneralFailure(f"ONNX Runtime: {other}")
         finally:
-            for output in self._open:
-                self._binding.bind_output(output.argument.name, _CPU)
-            for i, node in self._said.items():
+            self._leave_to_library(self._open)
+            for i, node, *_ in self._said:
                 place = int(ffi.cast("uintptr_t", self._outputs[i].place))
                 self._binding.bind_output(node.name, _CPU, 0, node.element.number, list(self._dims(i)), place)
-        wrong = {i for i in self._said if shapes[i] != self._dims(i)}
+        wrong = {i for i, *_ in self._said if shapes[i] != self._dims(i)}
         if not wrong or any(len(shape) > HIGHEST_RANK for shape in shapes.values()):
             return failure
         known = [(o, math.prod(shapes[o.position])) for o in self._open if o.position in shapes]
-        small = {o.position for o, count in known if count * o.argument.element.itemsize > o.room}
-        real = (OutputShape(shapes.get(i, shape), i not in wrong | small) for i, shape in enumerate(self._shapes))
+        small = {o.position for o, count in known if count * o.node.element.itemsize > o.room}
+        real = [
+            OutputShape(shapes.get(i, old.dimensions), i not in wrong | small) for i, old in enumerate(self._shapes)
+        ]
         self._leave_open(wrong)
         return OutputInsufficientSize(
-            "an output has another shape than the model or the request says", output_shapes=tuple(real)
+            "an output has another shape than the model or the request says", output_shapes=real
         )
 
     def _dims(self, position: int) -> tuple[int, ...]:
@@ -358,42 +361,37 @@ class BoundGraph:
         row = self._outputs[position]
         return tuple(row.dims[0 : row.rank])
 
-    def _result_shapes(self) -> tuple[OutputShape, ...]:
-        return tuple(OutputShape(shape, i not in self._insufficient) for i, shape in enumerate(self._shapes))
-
-    def _computed(self) -> dict[int, OrtValue]:
-        """Return what ONNX Runtime has for each output by its position. It has one for those of one name."""
-        names = [self._graph.outputs[position].name for position in self._order]
-        values = dict(zip(dict.fromkeys(names), self._binding.get_outputs(), strict=True))
-        return {position: values[name] for position, name in zip(self._order, names, strict=True)}
+    def _computed(self) -> Iterator[tuple[_Output, OrtValue]]:
+        """Yield what ONNX Runtime has for each output. It has one for those of one name."""
+        values = dict(
+            zip(dict.fromkeys(each.node.name for each in self._written), self._binding.get_outputs(), strict=True)
+        )
+        return ((each, values[each.node.name]) for each in self._written)
 
     def _fetch(self) -> None:
         """Copy the outputs that ONNX Runtime allocated, as far as there is room."""
-        values = self._computed()
-        self._insufficient = set()
-        for output in self._open:
-            value = values[output.position]
-            if output.argument.holds:
-                held, name = value.value(), f"output {output.argument.name!r}"
-                encoded = write(as_maps(held, output.keys, name) if output.keys else held)
+        for output, value in self._computed():
+            node, place = output.node, f"output {output.node.name!r}"
+            if not output.is_open:
+                continue
+            if node.holds:
+                held, keys = value.value(), self._graph.keys.get(node.name)
+                encoded = write(as_maps(held, keys, place) if keys else held)
                 self._put(output, encoded.shape, encoded)
                 continue
             if not value.has_value():
-                raise GeneralFailure(f"output {output.argument.name!r} was not computed")
+                raise GeneralFailure(f"{place} was not computed")
             shape = tuple(value.shape())
             if len(shape) > HIGHEST_RANK:
-                raise GeneralFailure(
-                    f"output {output.argument.name!r} has {len(shape)} dimensions; {HIGHEST_RANK} are possible"
-                )
-            nbytes = math.prod(shape) * output.argument.element.itemsize
-            place = (ctypes.c_uint8 * nbytes).from_address(value.data_ptr()) if nbytes else bytearray()
-            self._put(output, shape, np.frombuffer(memoryview(place), np.uint8))
+                raise GeneralFailure(f"{place} has {len(shape)} dimensions; {HIGHEST_RANK} are possible")
+            nbytes = math.prod(shape) * node.element.itemsize
+            source = (ctypes.c_uint8 * nbytes).from_address(value.data_ptr()) if nbytes else bytearray()
+            self._put(output, shape, np.frombuffer(memoryview(source), np.uint8))
 
-    def _put(self, output: _Open, shape: tuple[int, ...], source: Bytes) -> None:
-        self._shapes[output.position] = shape
-        if source.nbytes > output.room:
-            self._insufficient.add(output.position)
-        elif source.nbytes:
+    def _put(self, output: _Output, shape: tuple[int, ...], source: Bytes) -> None:
+        fits = source.nbytes <= output.room
+        self._shapes[output.position] = OutputShape(shape, fits)
+        if fits and source.nbytes:
             output.pool.array(np.uint8, (source.nbytes,), output.offset)[...] = source
 
 
