@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any, NamedTuple
 
 import numpy as np
-from msgspec import Struct
 
 from ....errors import InvalidArgument
 from ....model import Array
@@ -67,35 +66,20 @@ def _append(call: KernelCall, inputs: Inputs, function: Callable[[Inputs], Itera
 # -- cells ------------------------------------------------------------------------------------------------------------
 
 
-class _Cell(Struct, frozen=True):
-    """A cell: which inputs are its own, and what it does with them.
+class _Cell(NamedTuple):
+    """A cell: the names of its inputs, of which the last are its states, and what it does with them.
 
-    Attributes:
-        suffix: Of the names of its inputs.
-        weights, states: These names, without it; the first state is the output.
+    `step` makes the next states of the inputs, an element of the sequence, the states and perhaps one of a second
+    sequence. The first state is the output.
     """
 
-    suffix: str
-    activation: Function
-    weights: ClassVar[tuple[str, ...]]
-    states: ClassVar[tuple[str, ...]]
-
-    @classmethod
-    def of(cls, call: KernelCall, suffix: str = "") -> _Cell:
-        """Return the cell of an operation."""
-        return cls(suffix, _activation(call))
-
-    def names(self) -> list[str]:
-        """All inputs that the cell may have."""
-        return [name + self.suffix for name in (*self.weights, *self.states)]
+    names: tuple[str, ...]
+    states: tuple[str, ...]
+    step: Callable[..., _States]
 
     def begin(self, i: Inputs) -> _States:
         """Return the states before the first step."""
-        return tuple(i[name + self.suffix] for name in self.states)
-
-    def step(self, i: Inputs, x: Array, states: _States, aux: Array | None = None) -> _States:
-        """Return the states after a step."""
-        raise NotImplementedError
+        return tuple(i[name] for name in self.states)
 
     def run(self, i: Inputs, x: Array, aux: Array | None = None, *, backward: bool = False) -> tuple[Array, _States]:
         """Feed a sequence, step by step; return the outputs in the order of the sequence, and the last states."""
@@ -106,37 +90,29 @@ class _Cell(Struct, frozen=True):
         return np.stack([outputs[t] for t in range(len(x))]), states
 
 
-class _RnnCell(_Cell, frozen=True):
+def _rnn_cell(call: KernelCall, suffix: str = "") -> _Cell:
     """act(w x + r state + b)."""
+    activation = _activation(call)
+    w, r, b, aux_w, prev = names = tuple(name + suffix for name in ("w", "r", "b", "aux_w", "prev"))
 
-    weights = ("w", "r", "b", "aux_w")
-    states = ("prev",)
+    def step(i: Inputs, x: Array, states: _States, aux: Array | None = None) -> _States:
+        z = x @ i[w].T + states[0] @ i[r].T + i[b]
+        return (activation(z if aux is None else z + aux @ i[aux_w].T),)
 
-    def step(self, i: Inputs, x: Array, states: _States, aux: Array | None = None) -> _States:
-        z = x @ i[f"w{self.suffix}"].T + states[0] @ i[f"r{self.suffix}"].T + i[f"b{self.suffix}"]
-        return (self.activation(z if aux is None else z + aux @ i[f"aux_w{self.suffix}"].T),)
+    return _Cell(names, (prev,), step)
 
 
-class _LstmCell(_Cell, frozen=True):
+def _lstm_cell(call: KernelCall, suffix: str = "") -> _Cell:
     """Gates, a state of its own, perhaps a projection."""
+    activation, cell_clip, proj_clip = _activation(call), abs(call.number("cell_clip")), abs(call.number("proj_clip"))
+    kinds = [f"{kind}_{gate}{suffix}" for kind in ("w", "r", "p", "b", "n", "aux_w") for gate in _GATES]
+    states = (f"prev_out{suffix}", f"prev_cell{suffix}")
 
-    cell_clip: float
-    proj_clip: float
-    weights = (
-        *(f"{kind}_{gate}" for kind in ("w", "r", "p", "b", "n", "aux_w") for gate in _GATES),
-        *("proj", "proj_bias"),
-    )
-    states = ("prev_out", "prev_cell")
-
-    @classmethod
-    def of(cls, call: KernelCall, suffix: str = "") -> _LstmCell:
-        return cls(suffix, _activation(call), abs(call.number("cell_clip")), abs(call.number("proj_clip")))
-
-    def step(self, i: Inputs, x: Array, states: _States, aux: Array | None = None) -> _States:
+    def step(i: Inputs, x: Array, states: _States, aux: Array | None = None) -> _States:
         out, cell = states
 
         def gate(name: str, seen: Array | None) -> Any:
-            key = name + self.suffix
+            key = name + suffix
             z = x @ i[f"w_{key}"].T + out @ i[f"r_{key}"].T
             if aux is not None and f"aux_w_{key}" in i:
                 z = z + aux @ i[f"aux_w_{key}"].T
@@ -147,16 +123,18 @@ class _LstmCell(_Cell, frozen=True):
             return z + i[f"b_{key}"]
 
         forget = sigmoid(gate("forget", cell))
-        entering = sigmoid(gate("in", cell)) if f"w_in{self.suffix}" in i else 1 - forget
-        cell = forget * cell + entering * self.activation(gate("cell", None))
-        if self.cell_clip:
-            cell = np.clip(cell, -self.cell_clip, self.cell_clip)
-        out = sigmoid(gate("out", cell)) * self.activation(cell)
-        if f"proj{self.suffix}" in i:
-            out = out @ i[f"proj{self.suffix}"].T + i.get(f"proj_bias{self.suffix}", 0.0)
-            if self.proj_clip:
-                out = np.clip(out, -self.proj_clip, self.proj_clip)
+        entering = sigmoid(gate("in", cell)) if f"w_in{suffix}" in i else 1 - forget
+        cell = forget * cell + entering * activation(gate("cell", None))
+        if cell_clip:
+            cell = np.clip(cell, -cell_clip, cell_clip)
+        out = sigmoid(gate("out", cell)) * activation(cell)
+        if f"proj{suffix}" in i:
+            out = out @ i[f"proj{suffix}"].T + i.get(f"proj_bias{suffix}", 0.0)
+            if proj_clip:
+                out = np.clip(out, -proj_clip, proj_clip)
         return out, cell
+
+    return _Cell((*kinds, f"proj{suffix}", f"proj_bias{suffix}", *states), states, step)
 
 
 # -- one step ---------------------------------------------------------------------------------------------------------
@@ -164,19 +142,19 @@ class _LstmCell(_Cell, frozen=True):
 
 def rnn(call: KernelCall) -> None:
     """RNN: the state is the output."""
-    cell = _RnnCell.of(call)
-    _append(call, _given(call, ("x", *cell.names())), lambda i: cell.step(i, i["x"], cell.begin(i)) * 2)
+    cell = _rnn_cell(call)
+    _append(call, _given(call, ("x", *cell.names)), lambda i: cell.step(i, i["x"], cell.begin(i)) * 2)
 
 
 def lstm(call: KernelCall) -> None:
     """LSTM. The first output is scratch space of implementations that need it: zeros."""
-    cell = _LstmCell.of(call)
+    cell = _lstm_cell(call)
 
     def function(i: Inputs) -> Iterable[Array]:
         out, state = cell.step(i, i["x"], cell.begin(i))
         return np.zeros(()), out, state, out
 
-    _append(call, _given(call, ("x", *cell.names())), function)
+    _append(call, _given(call, ("x", *cell.names)), function)
 
 
 def svdf(call: KernelCall) -> None:
@@ -202,30 +180,30 @@ def _in_time(array: Array, time_major: bool) -> Array:
     return array if time_major else array.swapaxes(0, 1)
 
 
-def _one_way(kind: type[_Cell]) -> Callable[[KernelCall], None]:
+def _one_way(cell_of: Callable[..., _Cell]) -> Callable[[KernelCall], None]:
     """Return the kernel of a sequence of steps."""
 
     def kernel(call: KernelCall) -> None:
-        cell, time_major = kind.of(call), bool(call.integer("time_major"))
+        cell, time_major = cell_of(call), bool(call.integer("time_major"))
 
         def function(i: Inputs) -> Iterable[Array]:
             outputs, states = cell.run(i, _in_time(i["x"], time_major))
             return _in_time(outputs, time_major), *states
 
-        _append(call, _given(call, ("x", *cell.names())), function)
+        _append(call, _given(call, ("x", *cell.names)), function)
 
     return kernel
 
 
-def _both_ways(kind: type[_Cell]) -> Callable[[KernelCall], None]:
+def _both_ways(cell_of: Callable[..., _Cell]) -> Callable[[KernelCall], None]:
     """Return the kernel of two cells, of which one begins at the end.
 
     A second sequence goes to both with its weights, or instead of x to the second.
     """
 
     def kernel(call: KernelCall) -> None:
-        first, second = kind.of(call, "_fw"), kind.of(call, "_bw")
-        inputs = _given(call, ("x", "aux", *first.names(), *second.names()))
+        first, second = cell_of(call, "_fw"), cell_of(call, "_bw")
+        inputs = _given(call, ("x", "aux", *first.names, *second.names))
         merged, time_major = bool(call.integer("merge")), bool(call.integer("time_major"))
         linked = any(name.startswith("aux_w") for name in inputs)
 
@@ -243,5 +221,5 @@ def _both_ways(kind: type[_Cell]) -> Callable[[KernelCall], None]:
     return kernel
 
 
-sequence_rnn, sequence_lstm = _one_way(_RnnCell), _one_way(_LstmCell)
-both_ways_rnn, both_ways_lstm = _both_ways(_RnnCell), _both_ways(_LstmCell)
+sequence_rnn, sequence_lstm = _one_way(_rnn_cell), _one_way(_lstm_cell)
+both_ways_rnn, both_ways_lstm = _both_ways(_rnn_cell), _both_ways(_lstm_cell)
