@@ -7,6 +7,7 @@ file of n functions. So the nodes are counted before anything reads the model; e
 from __future__ import annotations
 
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from ...errors import InvalidArgument
@@ -23,25 +24,16 @@ def check_functions(proto: Any) -> None:
     if not proto.functions:
         return
     bodies = {_name_of(function.domain, function.name, function): function.node for function in proto.functions}
+    calls = {name: [each for each in _called(nodes) if each in bodies] for name, nodes in bodies.items()}
     sizes: dict[_Name, int] = {}
-    open_calls: set[_Name] = set()
-    todo = list(bodies)
-    while todo:
-        name = todo[-1]
-        if name in sizes:
-            todo.pop()
-            continue
-        called = [each for each in _called(bodies[name]) if each in bodies]
-        missing = [each for each in called if each not in sizes]
-        if not missing:
-            todo.pop()
-            open_calls.discard(name)
+    try:
+        for name in TopologicalSorter(calls).static_order():
             sizes[name] = _size(bodies[name], sizes)
-        elif name in open_calls:
-            raise InvalidArgument(f"the model's function {name[1][:100]!r} calls itself, directly or through others")
-        else:
-            open_calls.add(name)
-            todo += missing
+    except CycleError as error:
+        name = error.args[1][0]
+        raise InvalidArgument(
+            f"the model's function {name[1][:100]!r} calls itself, directly or through others"
+        ) from None
     size = _size(proto.graph.node, sizes)
     if size > MOST_NODES:
         raise InvalidArgument(
