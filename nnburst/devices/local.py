@@ -9,7 +9,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from ..burst import BurstExecutorWithCache, CancelToken, Kernel, present_token, run_until, under_token
-from ..cache import SaveResult, checked_token
+from ..cache import SaveResult, VerifiedEntry, checked_token
 from ..errors import BadState, ErrorStatus, GeneralFailure
 from ..memory import BufferTracker, check_pools
 from ..model import (
@@ -28,7 +28,7 @@ from ..model import (
     validate_request,
 )
 from .buffers import allocate_buffer, bind_buffers, next_model_number
-from .caching import DeviceCacheHome
+from .caching import DeviceCacheHome, build_epoch
 from .common import build_version, capabilities_of, check_preparation, readable_operations
 from .deadline import require_time
 from .interfaces import Buffer, CacheFiles, CompileJob, Device, PreparedModel
@@ -40,9 +40,11 @@ class LocalDevice(Device):
     """A device in this process, which keeps compilations if it has a cache. It says what it can run and compiles."""
 
     has_buffers = True
+    cache_format = 0
+    """Of the files that keep compilations; part of the epoch. 0: the device keeps none."""
 
-    def __init__(self, cache: DeviceCacheHome | None = None) -> None:
-        self._cache = cache
+    def __init__(self) -> None:
+        self._cache = DeviceCacheHome(self.name, lambda: self.cache_epoch, 1, 1)
         self._tracker = BufferTracker()
 
     # ---- what a device implements ----------------------------------------------------------------------------
@@ -61,6 +63,10 @@ class LocalDevice(Device):
     def save(self, prepared: LocalModel, files: CacheFiles) -> SaveResult | None:
         """Save what `compile` made; nothing is raised."""
         return None
+
+    def restore(self, token: bytes, entry: VerifiedEntry) -> LocalModel:
+        """Make a prepared model of what `save` wrote; raises as `Device.prepare_model_from_cache`."""
+        raise NotImplementedError
 
     # ---- the rest --------------------------------------------------------------------------------------------
 
@@ -109,10 +115,22 @@ class LocalDevice(Device):
         return prepared
 
     def get_number_of_cache_files_needed(self) -> tuple[int, int]:
-        return (0, 0) if self._cache is None else self._cache.counts
+        return self._cache.counts if self.cache_format else (0, 0)
+
+    @property
+    def cache_epoch(self) -> bytes:
+        """Changes with the device, its version, the package's library, the machine's instructions, the format."""
+        return build_epoch(self.name, self.version_string, f"format {self.cache_format}")
+
+    def prepare_model_from_cache(self, cache: CacheFiles, deadline_ns: int = 0) -> PreparedModel:
+        if not self.cache_format:
+            return super().prepare_model_from_cache(cache, deadline_ns)
+        prepared = self.restore(cache.token, self._cache.load(cache))
+        require_time(deadline_ns)
+        return prepared
 
     def confirm_cache(self, token: bytes, generation: bytes) -> bool:
-        return True if self._cache is None else self._cache.get().confirm(token, generation)
+        return not self.cache_format or self._cache.get().confirm(token, generation)
 
     def allocate(
         self,

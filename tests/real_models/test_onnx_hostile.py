@@ -313,8 +313,8 @@ def test_runtime_is_given_only_what_was_parsed(saved: bool, monkeypatch: pytest.
     sent = doubled_by("Add").SerializeToString() + varint(100 << 3 | 2) + varint(6) + b"secret"
     settings = SessionSettings()
     if saved:
-        packed = pack(import_graph(sent).model, sent, {}, settings)
-        load_graph(read_contents(memoryview(packed.model), packed.data.data), packed.data.data, settings)
+        packed, weights = pack(import_graph(sent).model, sent, {}, settings)
+        load_graph(read_contents(memoryview(packed)), weights.data, settings)
     else:
         compile_graph(sent, {}, settings)
     assert given

@@ -9,8 +9,8 @@ from functools import cache
 import numpy as np
 from msgspec.structs import replace
 
-from ...cache import CacheReason, CacheRejected, SaveResult, model_fingerprint, take
-from ...errors import GeneralFailure, InvalidArgument, MissedDeadline
+from ...cache import CacheReason, CacheRejected, SaveResult, VerifiedEntry, model_fingerprint, take
+from ...errors import GeneralFailure, InvalidArgument
 from ...memory import Memory, read_constant
 from ...model import (
     Capabilities,
@@ -24,9 +24,7 @@ from ...model import (
     extension_code,
     extension_prefix,
 )
-from ..caching import DeviceCacheHome, build_epoch
 from ..common import build_version, capabilities_of, extension_of_names
-from ..deadline import deadline_passed
 from ..elements import element_types
 from ..encoded import Bytes
 from ..interfaces import CacheFiles
@@ -63,11 +61,11 @@ class OnnxRuntimeDevice(LocalDevice):
         InvalidArgument: An option is no such number.
     """
 
-    _cache: DeviceCacheHome
+    cache_format = FORMAT
 
     def __init__(self, threads: str = "0", spinning: str = "0", providers: str = "") -> None:
         require_extra()
-        super().__init__(DeviceCacheHome(self.name, lambda: self.cache_epoch, 1, 1))
+        super().__init__()
         if not threads.isdecimal() or int(threads) > 1024 or spinning not in ("0", "1"):
             raise InvalidArgument(
                 f"threads={threads}, spinning={spinning}: threads is 0 (one per processor) to 1024, spinning 0 or 1"
@@ -148,13 +146,13 @@ class OnnxRuntimeDevice(LocalDevice):
 
         def payloads() -> tuple[tuple[bytes], tuple[memoryview]] | None:
             try:
-                packed = pack(prepared.model, source.data, source.files, self._settings)
+                graph, weights = pack(prepared.model, source.data, source.files, self._settings)
             except (CacheRejected, OSError):  # of temporary files: nothing against the model
                 raise
             except Exception as error:  # caching never makes a compilation fail
                 _log.warning("the optimised graph cannot be kept: %s", error)
                 return None
-            return (packed.model,), (packed.data.data,)
+            return (graph,), (weights.data,)
 
         result = self._cache.save(
             files,
@@ -165,25 +163,17 @@ class OnnxRuntimeDevice(LocalDevice):
             self._graphs.put(_cached_key(files.token, result.generation), prepared.graph)
         return result
 
-    @property
-    def cache_epoch(self) -> bytes:
-        """Changes with the package, its library, ONNX Runtime, providers, the machine's instructions, the format."""
-        return build_epoch(self.name, self.version_string, f"format {FORMAT}")
-
-    def prepare_model_from_cache(self, cache: CacheFiles, deadline_ns: int = 0) -> OnnxPreparedModel:
-        """Neither parse the model nor optimise it; see `Device.prepare_model_from_cache`."""
-        entry = self._cache.load(cache)
+    def restore(self, token: bytes, entry: VerifiedEntry) -> OnnxPreparedModel:
+        """Neither parse the model nor optimise it; see `LocalDevice.restore`."""
         (text,), (weights,) = entry.model, entry.data
-        contents = read_contents(text, weights)
+        contents = read_contents(text)
 
         def load() -> Graph:
             if contents.gives_back and not take(weights):  # for a graph that has just been closed
                 raise CacheRejected(CacheReason.BUSY, "the memory of the weights is being given back")
             return load_graph(contents, weights, self._settings, own=True)
 
-        graph = self._graphs.get(_cached_key(cache.token, entry.generation), load)
-        if deadline_passed(deadline_ns):
-            raise MissedDeadline("the preparation finished after its deadline")
+        graph = self._graphs.get(_cached_key(token, entry.generation), load)
         return OnnxPreparedModel(contents.model, graph, self._tracker)
 
 

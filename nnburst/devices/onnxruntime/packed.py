@@ -21,12 +21,13 @@ from typing import Any
 import msgspec
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ..._core._nnburst import ffi, lib
 from ..._core.errno import check
 from ...cache import CacheReason, CacheRejected, default_state_directory
 from ...errors import GeneralFailure
-from ...model import Model, Subgraph
+from ...model import Model
 from ..common import OwnBytes
 from ..elements import element_type
 from ..encoded import Bytes
@@ -34,7 +35,7 @@ from .graph import FILES_OF_MODELS, About, Graph, SessionSettings, build_session
 from .importer import all_tensors, parse, serialised
 from .library import messages
 
-FORMAT = 10
+FORMAT = 11
 """Part of the epoch: files of another format are not even opened."""
 _ALIGNMENT = 64
 _SMALLEST = 1024
@@ -45,7 +46,7 @@ _WEIGHTS = "weights.bin"
 _TELL_REARRANGED = "session.save_external_prepacked_constant_initializers"
 
 
-class _Tensor(msgspec.Struct, frozen=True, array_like=True):
+class _Tensor(Struct, frozen=True, array_like=True):
     """A large tensor of the graph: `length` bytes at `offset` of the data blob, or the only number that is in it.
 
     `rearranged`: ONNX Runtime opens the graph with a copy in another order, and lets go of the tensor.
@@ -59,28 +60,25 @@ class _Tensor(msgspec.Struct, frozen=True, array_like=True):
     rearranged: bool
 
 
-class _Packed(msgspec.Struct, frozen=True):
-    version: int
-    main: Subgraph
-    prefixes: dict[str, int]
-    input_names: tuple[str, ...]
-    output_names: tuple[str, ...]
+class Contents(Struct, frozen=True):
+    """The model blob.
+
+    Attributes:
+        model: As it was prepared, without its files.
+        graph: As ONNX Runtime wrote it.
+        file_size: Of the file that the graph believes its large tensors to be in.
+    """
+
+    model: Model
     about: About
     graph: bytes
     tensors: tuple[_Tensor, ...]
-    data_size: int
     file_size: int
 
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(_Packed)
-
-
-class Packed(Struct, frozen=True):
-    """A compiled model as two blobs: its graph, and its weights, which are at least one byte."""
-
-    model: bytes
-    data: Bytes
+    @property
+    def gives_back(self) -> bool:
+        """Whether there are weights of which the memory is given back when the graph is open."""
+        return any(tensor.rearranged for tensor in self.tensors)
 
 
 def _require_room(nbytes: int) -> None:
@@ -105,8 +103,11 @@ def _file_in_memory() -> Iterator[Path]:
         os.close(fd)
 
 
-def pack(model: Model, data: bytes, files: Mapping[str, Bytes], settings: SessionSettings) -> Packed:
+def pack(model: Model, data: bytes, files: Mapping[str, Bytes], settings: SessionSettings) -> tuple[bytes, Bytes]:
     """Optimise a model once more, take the result apart, and try it out.
+
+    Returns:
+        The two blobs: the graph, and its weights, which are at least one byte.
 
     Raises:
         CacheRejected: There is no memory for it.
@@ -114,33 +115,15 @@ def pack(model: Model, data: bytes, files: Mapping[str, Bytes], settings: Sessio
     """
     nbytes = len(data) + sum(content.nbytes for content in files.values())
     _require_room(3 * nbytes + _SPARE)
-    about, graph, tensors, blob, file_size = _optimised(data, files, settings)
-    packed = _Packed(
-        version=FORMAT,
-        main=model.main,
-        prefixes=dict(model.extension_name_to_prefix),
-        input_names=tuple(model.input_names),
-        output_names=tuple(model.output_names),
-        about=about,
-        graph=graph,
-        tensors=tensors,
-        data_size=blob.nbytes,
-        file_size=file_size,
-    )
-    encoded = _encoder.encode(packed)
-    load_graph(read_contents(memoryview(encoded), blob.data), blob.data, settings)  # some that it writes it cannot read
-    return Packed(encoded, blob)
+    contents, blob = _optimised(replace(model, operand_values=b"", pools=()), data, files, settings)
+    load_graph(contents, blob.data, settings)  # some that it writes it cannot read
+    return msgspec.msgpack.encode(contents), blob
 
 
 def _optimised(
-    data: bytes, files: Mapping[str, Bytes], settings: SessionSettings
-) -> tuple[About, OwnBytes, tuple[_Tensor, ...], Bytes, int]:
-    """Have ONNX Runtime write the graph that it made of a model, and take its large tensors out.
-
-    Returns:
-        What requests have to know, the graph, the table, the tensors, and the size of the file that the graph believes
-        them to be in.
-    """
+    model: Model, data: bytes, files: Mapping[str, Bytes], settings: SessionSettings
+) -> tuple[Contents, Bytes]:
+    """Have ONNX Runtime write the graph that it made of a model, and take its large tensors out."""
     with _file_in_memory() as graph, _file_in_memory() as weights:  # in one directory, as it wants them
         options = settings.options()
         options.optimized_model_filepath = str(graph)
@@ -158,10 +141,11 @@ def _optimised(
     del proto.graph.input[:]
     proto.graph.input.extend(inputs)
     proto.ir_version = max(proto.ir_version, 4)  # from then on an initializer needs not be an input
-    return about, *_take_apart(proto, raw), raw.nbytes
+    tensors, blob = _take_apart(proto, raw)
+    return Contents(model, about, serialised(proto), tensors, raw.nbytes), blob
 
 
-def _take_apart(proto: Any, raw: Bytes) -> tuple[OwnBytes, tuple[_Tensor, ...], Bytes]:
+def _take_apart(proto: Any, raw: Bytes) -> tuple[tuple[_Tensor, ...], Bytes]:
     tensors: list[_Tensor] = []
     pieces: list[Bytes] = []
     end = 0
@@ -193,7 +177,7 @@ def _take_apart(proto: Any, raw: Bytes) -> tuple[OwnBytes, tuple[_Tensor, ...], 
         tensors.append(_Tensor(tensor.name, row.number, tuple(tensor.dims), end, piece.nbytes, gone))
         pieces += [piece, np.zeros(-piece.nbytes % _ALIGNMENT, np.uint8)]
         end += piece.nbytes + -piece.nbytes % _ALIGNMENT
-    return serialised(proto), tuple(tensors), np.concatenate(pieces) if pieces else np.zeros(1, np.uint8)
+    return tuple(tensors), np.concatenate(pieces) if pieces else np.zeros(1, np.uint8)
 
 
 def _is_one_number(piece: Bytes, itemsize: int) -> bool:
@@ -201,37 +185,12 @@ def _is_one_number(piece: Bytes, itemsize: int) -> bool:
     return all(bool((part == bits[0]).all()) for part in (bits[:_SMALLEST], bits))  # the beginning is usually enough
 
 
-class Contents(Struct, frozen=True):
-    """A packed model that has been read, but not loaded.
-
-    Attributes:
-        model: As it was prepared, without its files.
-    """
-
-    model: Model
-    packed: _Packed
-
-    @property
-    def gives_back(self) -> bool:
-        """Whether there are weights of which the memory is given back when the graph is open."""
-        return any(tensor.rearranged for tensor in self.packed.tensors)
-
-
-def read_contents(model: memoryview, data: memoryview) -> Contents:
-    """Read what `pack` made. Both are trusted: the caller has verified that this device wrote them."""
+def read_contents(model: memoryview) -> Contents:
+    """Read what `pack` made. It is trusted: the caller has verified that this device wrote it, with its weights."""
     try:
-        packed = _decoder.decode(model)
+        return msgspec.msgpack.decode(model, type=Contents)
     except msgspec.MsgspecError as error:
         raise CacheRejected(CacheReason.BAD_CONTENT, f"not a packed graph: {error}") from None
-    if packed.version != FORMAT or packed.data_size != data.nbytes:
-        raise CacheRejected(CacheReason.BAD_CONTENT, f"{data.nbytes} bytes of weights, not {packed.data_size}")
-    restored = Model(
-        packed.main,
-        extension_name_to_prefix=packed.prefixes,
-        input_names=packed.input_names,
-        output_names=packed.output_names,
-    )
-    return Contents(restored, packed)
 
 
 def load_graph(contents: Contents, data: memoryview, settings: SessionSettings, *, own: bool = False) -> Graph:
@@ -245,20 +204,20 @@ def load_graph(contents: Contents, data: memoryview, settings: SessionSettings, 
         GeneralFailure: ONNX Runtime refuses the graph.
         CacheRejected: No file of holes can be made.
     """
-    packed, raw = contents.packed, np.frombuffer(data, np.uint8)
+    raw = np.frombuffer(data, np.uint8)
     options = settings.options()
     options.graph_optimization_level = settings.runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
     wrap = settings.runtime.OrtValue.ortvalue_from_numpy_with_onnx_type
-    arrays = [_array(tensor, raw) for tensor in packed.tensors]
-    values = [wrap(array, tensor.element) for tensor, array in zip(packed.tensors, arrays, strict=True)]
-    for tensor, value in zip(packed.tensors, values, strict=True):
+    arrays = [_array(tensor, raw) for tensor in contents.tensors]
+    values = [wrap(array, tensor.element) for tensor, array in zip(contents.tensors, arrays, strict=True)]
+    for tensor, value in zip(contents.tensors, values, strict=True):
         options.add_initializer(tensor.name, value)  # used where it lies, and instead of what the graph says
-    with _directory_of_holes(max(packed.file_size, 1)) as directory:
+    with _directory_of_holes(max(contents.file_size, 1)) as directory:
         options.add_session_config_entry(FILES_OF_MODELS, directory)
-        session = open_session(OwnBytes(packed.graph), settings, options)
-    kept = [value for tensor, value in zip(packed.tensors, values, strict=True) if not tensor.rearranged]
-    graph = Graph(session, packed.about, (data, kept))
-    for tensor in packed.tensors:
+        session = open_session(OwnBytes(contents.graph), settings, options)
+    kept = [value for tensor, value in zip(contents.tensors, values, strict=True) if not tensor.rearranged]
+    graph = Graph(session, contents.about, (data, kept))
+    for tensor in contents.tensors:
         if tensor.rearranged and own:
             _give_back(raw[tensor.offset : tensor.offset + tensor.length])
     return graph

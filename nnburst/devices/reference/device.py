@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...cache import SaveResult
-from ...errors import MissedDeadline
+from ...cache import SaveResult, VerifiedEntry
 from ...model import Model, OperandType, Operation, is_extension, operation_name
-from ..caching import DeviceCacheHome, build_epoch
-from ..deadline import deadline_passed
 from ..interfaces import CacheFiles
 from ..local import LocalDevice, LocalModel
 from .graph import CONTROL_FLOW
 from .kernels import KERNELS
-from .prepared import FORMAT, ReferencePreparedModel
+from .prepared import ReferencePreparedModel
 
 RUNS = frozenset((*KERNELS, *CONTROL_FLOW))
 """Every operation that the device runs."""
@@ -22,10 +19,7 @@ RUNS = frozenset((*KERNELS, *CONTROL_FLOW))
 class ReferenceDevice(LocalDevice):
     """NNAPI operations in NumPy. Nothing is faster on purpose than it is right."""
 
-    _cache: DeviceCacheHome
-
-    def __init__(self) -> None:
-        super().__init__(DeviceCacheHome(self.name, lambda: self.cache_epoch, 1, 1))
+    cache_format = 5
 
     @property
     def name(self) -> str:
@@ -49,16 +43,8 @@ class ReferenceDevice(LocalDevice):
         assert isinstance(prepared, ReferencePreparedModel)
         return self._cache.save(files, prepared.packed, compiled=prepared.fingerprint)
 
-    @property
-    def cache_epoch(self) -> bytes:
-        """Changes with the package, its library, NumPy, the machine's instructions and the format."""
-        return build_epoch(self.name, self.version_string, f"format {FORMAT}")
-
-    def prepare_model_from_cache(self, cache: CacheFiles, deadline_ns: int = 0) -> ReferencePreparedModel:
-        """Without validation; see `Device.prepare_model_from_cache`."""
-        entry = self._cache.load(cache)
-        if deadline_passed(deadline_ns):
-            raise MissedDeadline("the preparation finished after its deadline")
+    def restore(self, token: bytes, entry: VerifiedEntry) -> ReferencePreparedModel:
+        """Without validation; see `LocalDevice.restore`."""
         return ReferencePreparedModel.restore(entry.model[0], entry.data[0], self._tracker)
 
 

@@ -28,8 +28,6 @@ from ..local import LocalModel
 from .graph import PreparedSubgraph
 from .program import Program
 
-FORMAT = 5
-"""Part of the epoch: files of another format are not even opened."""
 _ALIGNMENT = 64
 _decoder = msgspec.msgpack.Decoder(Model)
 
