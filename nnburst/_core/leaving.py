@@ -31,7 +31,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NoReturn, SupportsIndex, TypeVar
+from typing import Any, SupportsIndex, TypeVar
 
 from ..errors import InvalidArgument, NNBurstError
 from .deadline import Deadline
@@ -108,7 +108,7 @@ class OneProcess:
     __slots__ = ()
     _instead = "make one in each process"
 
-    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
         """Refuse.
 
         Raises:

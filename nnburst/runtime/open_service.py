@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -15,8 +16,6 @@ from ..options import LogLevel, RealTimePolicy, SandboxMode
 from .service import DEFAULT_DEVICES, LocalBackend, Service, child
 
 if TYPE_CHECKING:
-    import os
-
     from .service import Backend
 
 _A_MOMENT = 0.05
@@ -135,7 +134,10 @@ def connect(
                     raise
                 time.sleep(_A_MOMENT)
 
-    return Service(connect_to(address, timeout=open_timeout, trust_uid=trust_uid), repr(address), again)
+    backend = connect_to(address, timeout=open_timeout, trust_uid=trust_uid)
+    trusted = trust_uid if isinstance(trust_uid, int) else tuple(trust_uid)
+    elsewhere = f"unix:{os.path.abspath(address[5:])}" if address.startswith("unix:") else address
+    return Service(backend, repr(address), again, shared=(elsewhere, open_timeout, trusted))
 
 
 def in_process(*, devices: Sequence[str] = DEFAULT_DEVICES) -> Service:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from .._core.backoff import LONGEST, Backoff
 from .._core.deadline import Deadline
@@ -15,7 +16,6 @@ from .._core.leaving import Closing, Leaving, OneProcess, process_lock
 from ..errors import BadState, InvalidArgument, MissedDeadline
 
 if TYPE_CHECKING:
-    import os
     import socket
     from typing import TypeAlias, Unpack
 
@@ -56,8 +56,6 @@ class LocalBackend:
     """Devices of this process."""
 
     def __init__(self, devices: tuple[Device, ...]) -> None:
-        import os
-
         self.devices = devices
         self.faults = None
         self.sandbox = None
@@ -81,6 +79,8 @@ class Service(OneProcess, Closing):
 
     Attributes:
         what: ``child``, ``in process``, or the address of a shared one.
+        shared: The arguments of `connect`, which are what a pickle of a shared one carries; None of others.
+        opened_in: The process that has it.
 
     Example:
         >>> with nnburst.launch() as service, service.session(model) as session:
@@ -88,7 +88,7 @@ class Service(OneProcess, Closing):
         [array([[1., 1., 1., 1.]], dtype=float32)]
     """
 
-    _instead = "launch one in each process"
+    _instead = "launch one in each process, or share one: `nnburst serve` starts it, and what connect() returns pickles"
 
     def __init__(
         self,
@@ -96,9 +96,11 @@ class Service(OneProcess, Closing):
         what: str,
         again: Callable[[], Backend] | None = None,
         restarts: bool = False,
+        shared: tuple[str, float | None, int | tuple[int, ...]] | None = None,
     ) -> None:
         """Use `launch`, `connect` or `in_process`."""
         self.what = what
+        self.shared, self.opened_in = shared, os.getpid()
         self._again = again
         self._reviving = process_lock()  # held while a service starts, by threads that do nothing else
         self._closed = False
@@ -234,6 +236,14 @@ class Service(OneProcess, Closing):
             *(thing.close for thing in opened),
         )
         self._leaving()
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
+        """Return the address of a shared service; of another one `InvalidArgument`."""
+        if self.shared is None:
+            return super().__reduce_ex__(protocol)
+        from .pickled import of_service
+
+        return of_service(self)
 
     def _check_open(self) -> None:
         if self._closed:

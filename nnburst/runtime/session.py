@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from threading import get_ident
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, Unpack, overload
 
 import numpy as np
 from msgspec import Struct
@@ -112,6 +112,9 @@ class Session(OneProcess, Closing):
     `run` may be called from any number of threads, and so may executions of `bind`, each from one thread at a time.
     Sessions may share a service. Context manager.
 
+    A session of a service that `connect` returned pickles as its address, the model and the options: each process that
+    reads such pickles opens it once, over a connection of its own.
+
     Args:
         model: The path of a file (``"detector.onnx"``), the bytes of one, a `Model` from `ModelBuilder`, or the name of
             a model that a device of `service` has.
@@ -156,7 +159,10 @@ class Session(OneProcess, Closing):
         array([[0., 0., 1., 2.]], dtype=float32)
     """
 
-    _instead = "open one in each process, on a service of that process"
+    _instead = (
+        "open one in each process, on a service of that process, or start one service for all with `nnburst serve`: "
+        "sessions of nnburst.connect(…) pickle"
+    )
 
     def __init__(
         self,
@@ -503,6 +509,14 @@ class Session(OneProcess, Closing):
     def timeout(self) -> float | None:
         """Seconds that one run may take, as given when the session was opened; None for no limit."""
         return self._timeout
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
+        """Return address, model and options of a session of a shared service; of another one `InvalidArgument`."""
+        if self._service.shared is None:
+            return super().__reduce_ex__(protocol)
+        from .pickled import of_session
+
+        return of_session(self)
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{self.stats.received:,} runs, {self.latency()!r}"

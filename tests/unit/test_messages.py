@@ -44,7 +44,7 @@ def service() -> Iterator[nnburst.Service]:
 def kept(service: nnburst.Service) -> Iterator[tuple[str, Any]]:
     """Yield one of each object that belongs to its process, with what its message recommends."""
     with service.session(relu((2, 3))) as session, session.bind() as execution:
-        yield "open one in each process", session
+        yield "open one in each process.*nnburst serve.*connect", session
         yield "in each process", execution
     yield "launch one in each process", service
     with nnburst.nnapi.Compilation(relu((2, 3)), service) as compilation:

@@ -40,14 +40,15 @@ def devices_for(model: Model | str | bytes, device: str | None) -> Sequence[str]
         return (device,)
     if isinstance(model, Model):
         return DEFAULT_DEVICES
-    if _is_name(model):
+    if is_name(model):
         raise _no_reader(model) or InvalidArgument(
             f"no device reads {model!r} ({_SUFFIX}); a model by its name needs service=, such as nnburst.connect(…)"
         )
     return (device or _READER,)
 
 
-def _is_name(source: str | bytes) -> TypeGuard[str]:
+def is_name(source: str | bytes) -> TypeGuard[str]:
+    """Whether it names a model that a service has, rather than a file."""
     return isinstance(source, str) and not source.lower().endswith(_SUFFIX)
 
 
@@ -89,12 +90,12 @@ def imported(
         DeviceUnavailable: The service has no such device.
         GeneralFailure: The device cannot read the file.
     """
-    if _is_name(source):
+    if is_name(source):
         yield _by_name(service, name, source)
         return
     device = _reader(service, name or _READER, "the model" if isinstance(source, bytes) else source)
     with contextlib.ExitStack() as stack:
-        file = stack.enter_context(_in_memory(source) if isinstance(source, bytes) else _open(source, None))
+        file = stack.enter_context(in_memory(source) if isinstance(source, bytes) else _open(source, None))
         try:
             found = device.import_model("onnx", [file])
         except (InvalidArgument, GeneralFailure) as error:
@@ -123,7 +124,8 @@ def check_source(model: object) -> None:
     )
 
 
-def _in_memory(data: bytes) -> Memory:
+def in_memory(data: bytes) -> Memory:
+    """Return shared memory of such bytes."""
     if not data:
         raise InvalidArgument("the bytes of the model are empty")
     from ...memory import Memory

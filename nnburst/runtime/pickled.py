@@ -1,0 +1,102 @@
+"""Sessions and services in pickles: the address of a shared service, a model and options, and never code.
+
+However many pickles of one a process reads, it opens it once.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from msgspec.structs import asdict, replace
+
+from .._core.leaving import process_lock
+from ..model import Model
+from .compile.model_files import in_memory, is_name
+from .service import Service
+
+if TYPE_CHECKING:
+    from ..memory import Memory
+    from .session import Session
+
+T = TypeVar("T", "Service", "Session")
+Arguments = tuple[Any, ...]
+Reduced = tuple[Callable[..., Any], Arguments]
+
+_MOST = 64
+_known: deque[tuple[int, Reduced, Callable[[], Any]]] = deque(maxlen=_MOST)
+"""The process that each was opened in, its pickle, and itself: those that came out of pickles are kept for the next."""
+_opening = process_lock()  # held while one is opened, by threads that do nothing else
+
+
+def of_service(service: Service) -> Reduced:
+    """Return what makes a connected service once more."""
+    assert service.shared is not None
+    return _noted(service, (connected, service.shared), service.opened_in)
+
+
+def of_session(session: Session) -> Reduced:
+    """Return what makes a session of a connected service once more."""
+    service, model, options = session.service, session._model, session._options
+    given = {name: value for name, value in asdict(options).items() if value != getattr(type(options)(), name)}
+    for name in given.keys() & {"preference", "priority"}:
+        given[name] = int(given[name])  # a plain number
+    if "cache_dir" in given:
+        given["cache_dir"] = os.path.abspath(given["cache_dir"])
+    pools: tuple[bytes, ...] = ()
+    if isinstance(model, Model):
+        pools, model = tuple(bytes(cast("Memory", pool).buffer) for pool in model.pools), replace(model, pools=())
+    elif isinstance(model, str) and not is_name(model):
+        model = os.path.abspath(model)  # another process may work elsewhere
+    arguments = service.shared, model, pools, tuple(sorted(given.items()))
+    return _noted(session, (opened, arguments), service.opened_in)
+
+
+def connected(*arguments: Any) -> Service:
+    """Return the connection of this process to a service, which is opened if there is none."""
+    from .open_service import connect
+
+    address, open_timeout, trust_uid = arguments
+    return _once((connected, arguments), lambda: connect(address, open_timeout=open_timeout, trust_uid=trust_uid))
+
+
+def opened(*arguments: Any) -> Session:
+    """Return the session of this process of a shared service, which is opened if there is none."""
+
+    def make() -> Session:
+        shared, model, pools, options = arguments
+        if pools:
+            model = replace(model, pools=tuple(map(in_memory, pools)))
+        return connected(*shared).session(model, **dict(options))
+
+    return _once((opened, arguments), make)
+
+
+def _find(pid: int, reduced: Reduced) -> Any:
+    """Return what such a pickle stands for, if the process has it and it is of use."""
+    things = (thing() for opened_in, others, thing in list(_known) if (opened_in, others) == (pid, reduced))
+    return next(filter(_is_open, things), None)
+
+
+def _is_open(thing: Service | Session | None) -> bool:
+    if thing is None or isinstance(thing, Service):
+        return thing is not None and thing.alive
+    return not thing.closed and thing.service.alive
+
+
+def _noted(thing: Service | Session, reduced: Reduced, pid: int) -> Reduced:
+    if _find(pid, reduced) is None:
+        _known.append((pid, reduced, weakref.ref(thing)))
+    return reduced
+
+
+def _once(reduced: Reduced, make: Callable[[], T]) -> T:
+    with _opening:
+        thing: T | None = _find(os.getpid(), reduced)
+        if thing is None:
+            thing = make()
+            _known.append((os.getpid(), reduced, lambda: thing))
+        return thing
