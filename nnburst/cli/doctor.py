@@ -24,7 +24,7 @@ import click
 CORE = ("nnburst", "numpy", "cffi", "msgspec", "cryptography")
 EXTRAS = {
     "onnx": ("onnxruntime", "onnx"),
-    "metrics": ("prometheus_client",),
+    "metrics": ("prometheus_client", "aiohttp"),
     "oip": ("grpc", "grpc_health", "grpc_reflection", "aiohttp"),
 }
 ENOUGH_FDS = 1024

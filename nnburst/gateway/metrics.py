@@ -1,10 +1,19 @@
-"""Counts of inferences under the names that Triton's metrics have, for dashboards that know those."""
+"""Metrics over HTTP: of a service, as its pages have them, and counts of inferences under the names that Triton has."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
+from aiohttp import web
+
+from .._core.tokens import Tokens
+from .listen import guard, listen
 from .models import REASONS, ModelCounts
+
+_MOST_CONNECTIONS = 8
+"""Anyone on the machine may connect: the oldest makes room for the next."""
+_IDLE_S = 5
 
 _US = 1000
 _METRICS: tuple[tuple[str, str, str, Callable[[ModelCounts], int]], ...] = (
@@ -46,3 +55,18 @@ def triton_metrics(counts: Sequence[tuple[str, str, ModelCounts]]) -> str:
 
 def _escaped(text: str) -> str:
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+async def serve_metrics(
+    shown: Any, address: str, tokens: Tokens, most: int = _MOST_CONNECTIONS
+) -> tuple[web.AppRunner, int | str]:
+    """Answer whatever is asked for with what the `collect` of an object gives, as `listen` says."""
+    from prometheus_client.exposition import choose_encoder
+
+    async def answer(request: web.Request) -> web.Response:
+        encode, kind = choose_encoder(request.headers.get("Accept", ""))
+        return web.Response(body=encode(shown), headers={"Content-Type": kind})
+
+    application = web.Application(middlewares=[guard(tokens)])
+    application.router.add_get("/{path:.*}", answer)
+    return await listen(application, address, most, idle=_IDLE_S, ends_oldest=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import zlib
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -11,15 +10,15 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 from aiohttp import web
-from aiohttp.http import HttpProcessingError
 
 from .. import __version__
 from .._core.tokens import EVERYONE, Tokens
-from ..errors import DeviceUnavailable, InvalidArgument, NNBurstError
+from ..errors import InvalidArgument, NNBurstError
 from ..model import Array
 from ..runtime.spans import below
-from .budget import FAREWELL_S, RETRY_S, Budget
+from .budget import RETRY_S, Budget
 from .inference import CODES, Answers, Inference, InputTensor, OutputTensor, Terms, extensions, infer
+from .listen import guard, listen
 from .metrics import triton_metrics
 from .models import Models
 from .regions import Regions
@@ -40,16 +39,6 @@ _MOST_NUMBERS = 1 << 20
 _T = TypeVar("_T")
 _HEADER = "Inference-Header-Content-Length"
 _MOST_DIGITS = 20
-
-
-def _is_of_us(record: logging.LogRecord) -> bool:
-    """Whether what aiohttp says is of this program: that a client has left, or speaks no HTTP, is no error here."""
-    error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, ConnectionError | web.RequestPayloadError | HttpProcessingError)
-
-
-_log = logging.getLogger("nnburst.gateway")
-_log.addFilter(_is_of_us)
 
 
 class _Input(msgspec.Struct):
@@ -105,19 +94,6 @@ async def _errors(request: web.Request, handler: Callable[[web.Request], Awaitab
         return web.json_response({"error": f"the body cannot be read: {error}"}, status=400)
 
 
-def _guard(tokens: Tokens) -> Any:
-    """Refuse requests without a token, but those after the health of the server."""
-
-    @web.middleware
-    async def guarded(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
-        if request.path.startswith("/v2/health/") or tokens.admit(request.headers.get("Authorization")):
-            return await handler(request)
-        answer = {"error": "this gateway asks for a token: send Authorization: Bearer TOKEN"}
-        return web.json_response(answer, status=401, headers={"WWW-Authenticate": "Bearer"})
-
-    return guarded
-
-
 class Rest:
     """The handlers, by path."""
 
@@ -127,7 +103,7 @@ class Rest:
         self._budget = budget
 
     def application(self, tokens: Tokens = EVERYONE) -> web.Application:
-        application = web.Application(middlewares=[_guard(tokens), _errors], client_max_size=_MOST_BYTES)
+        application = web.Application(middlewares=[guard(tokens), _errors], client_max_size=_MOST_BYTES)
         model, memory = "/v2/models/{model}", "/v2/systemsharedmemory"
 
         def add(method: str, path: str, work: Callable[[web.Request], Awaitable[Any]]) -> None:
@@ -352,18 +328,6 @@ def _response(name: str, version: str, request_id: object, answers: Answers, bin
     )
 
 
-def _limit_connections(server: Any, most: int) -> None:
-    """Reset connections beyond so many: without a descriptor left, the loop would log that without end."""
-    note = server.connection_made
-
-    def connection_made(handler: object, transport: asyncio.Transport) -> None:
-        note(handler, transport)
-        if len(server.connections) > most:
-            asyncio.get_running_loop().call_soon(transport.abort)  # once aiohttp has begun with it
-
-    server.connection_made = connection_made
-
-
 async def serve(
     models: Models,
     regions: Regions,
@@ -372,33 +336,7 @@ async def serve(
     *,
     tokens: Tokens = EVERYONE,
 ) -> tuple[web.AppRunner, int | str]:
-    """Start to answer at ``HOST:PORT``, where port 0 takes a free one, or at ``unix:PATH``.
-
-    Returns:
-        The runner, and its port or its address.
-
-    Raises:
-        DeviceUnavailable: The address cannot be had.
-    """
-    host, _, port = address.rpartition(":")
+    """Start to answer; as `listen`, which has the rest."""
     # Bodies that still come when it is cleaned up never get the rest: `Budget.finish` comes first.
-    runner = web.AppRunner(
-        Rest(models, regions, budget).application(tokens),
-        access_log=None,
-        auto_decompress=False,  # it is inflated here, and counted
-        keepalive_timeout=_IDLE_S,
-        logger=_log,
-        shutdown_timeout=FAREWELL_S,
-    )
-    await runner.setup()
-    _limit_connections(runner.server, budget.most_connections)
-    try:
-        if address.startswith("unix:"):
-            await web.UnixSite(runner, address.removeprefix("unix:")).start()
-            return runner, address
-        await web.TCPSite(runner, host.strip("[]"), int(port)).start()
-        number: int = runner.addresses[0][1]
-    except (OSError, UnicodeError) as error:
-        await runner.cleanup()
-        raise DeviceUnavailable(f"cannot listen at {address}: {getattr(error, 'strerror', error)}") from None
-    return runner, number
+    application = Rest(models, regions, budget).application(tokens)
+    return await listen(application, address, budget.most_connections, idle=_IDLE_S)

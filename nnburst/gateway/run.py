@@ -1,4 +1,7 @@
-"""The gateway's process: a client of the shared service, so that what comes over the network never meets its memory."""
+"""The process that a service talks to the network with, a client of it or a reader of its pages.
+
+So what comes over the network never meets the memory of models.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from typing import Any
 
 from .._core.tokens import Tokens
 from ..errors import NNBurstError
+from ..watch.metrics import Collector
 from .budget import FAREWELL_S, Budget
 from .models import Models
 from .regions import Regions
@@ -23,12 +27,11 @@ _THREADS = 32
 """Runs of models that may wait at once; what one run needs is short beside what it waits for."""
 
 
-async def _serve(models: Models, regions: Regions, tokens: Tokens, options: dict[str, Any]) -> None:
-    from . import grpc, rest
-
-    loop = asyncio.get_running_loop()
+async def _serve(options: dict[str, Any]) -> None:
+    loop, tokens = asyncio.get_running_loop(), Tokens(options["token_file"])
     loop.set_default_executor(ThreadPoolExecutor(_THREADS, thread_name_prefix="nnburst-oip"))
     ended, told, budget = asyncio.Event(), asyncio.Event(), Budget()
+    models = Models(options["address"], may_change=options["control"], unloaded=options["unloaded"])
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
 
@@ -49,21 +52,33 @@ async def _serve(models: Models, regions: Regions, tokens: Tokens, options: dict
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # which the service has blocked until now
     loop.add_reader(0, end)
     async with contextlib.AsyncExitStack() as stack:
-        ports: dict[str, Any] = {}
+        ports, regions = dict[str, Any](), Regions(options["shared_memory"])
+        if options["metrics"] is not None:
+            from .metrics import serve_metrics
+
+            shown = Collector(os.getppid())
+            runner, ports["metrics"] = await serve_metrics(shown, options["metrics"], tokens)
+            stack.push_async_callback(runner.cleanup)
         if options["grpc"] is not None:
+            from . import grpc
+
             server, ports["grpc"] = await grpc.serve(models, regions, budget, options["grpc"], tokens=tokens)
             stack.push_async_callback(server.stop, None)
         if options["rest"] is not None:
+            from . import rest
+
             runner, ports["rest"] = await rest.serve(models, regions, budget, options["rest"], tokens=tokens)
             stack.push_async_callback(runner.cleanup)
         print(json.dumps(ports), flush=True)
-        # Opened now, so that the first request finds them so.
-        beside = [asyncio.create_task(models.is_ready()), asyncio.create_task(renew_when_told())]
+        beside: list[asyncio.Task[Any]] = [asyncio.create_task(renew_when_told())]
+        if serves_models := bool(options["grpc"] or options["rest"]):
+            beside.append(asyncio.create_task(models.is_ready()))  # opened now, so that the first request finds them so
         await ended.wait()
         await budget.finish(options["drain"])
         for task in beside:
             task.cancel()
-        await asyncio.gather(models.close(), asyncio.sleep(FAREWELL_S))  # the last answers are sent
+        if serves_models:
+            await asyncio.gather(models.close(), asyncio.sleep(FAREWELL_S))  # the last answers are sent
         # Its sockets end with the process, which clients take for UNAVAILABLE. A gRPC server that stops in order says
         # CANCELLED to what has come meanwhile, which they would take for their own doing.
         os._exit(0)
@@ -75,7 +90,7 @@ def main() -> int:
     SIGHUP says that the models, and the tokens, are new ones. The options are given as JSON:
 
     - address: Of the service.
-    - grpc, rest: Where to listen, ``HOST:PORT`` or ``unix:PATH``.
+    - grpc, rest, metrics: Where to listen, ``HOST:PORT`` or ``unix:PATH``; None: not at all.
     - shared_memory: Whether clients may register memory.
     - control: Whether they may load and unload models.
     - unloaded: As for `Models`.
@@ -86,10 +101,12 @@ def main() -> int:
         The exit status, if it could not start.
     """
     options = json.loads(sys.argv[1])
-    models = Models(options["address"], may_change=options["control"], unloaded=options["unloaded"])
+    if options["metrics"] is not None:
+        with contextlib.suppress(OSError):  # a service's real-time policy is not for this
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     os.umask(0o077)  # sockets are for this user, and those who are given more
     try:
-        asyncio.run(_serve(models, Regions(options["shared_memory"]), Tokens(options["token_file"]), options))
+        asyncio.run(_serve(options))
     except NNBurstError as error:
         print(json.dumps({"error": str(error)}), flush=True)
     return 1

@@ -1,35 +1,18 @@
-"""The pages of a service's workers for Prometheus, over HTTP, in a process of its own that only reads them.
-
-Needs the extra ``metrics``. Anyone on the machine may connect: so few connections are open at once, each for a short
-time, and the oldest makes room for the next.
-"""
+"""The pages of a service's workers as metrics of Prometheus. Needs the extra ``metrics``."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import json
-import os
-import signal
-import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from email import message_from_string
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from .._core.tokens import EVERYONE, Tokens
 from ..errors import NNBurstError
 from .reader import Viewer, find_services
 from .stats import Histogram, RowKind, RowStats
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
-
-_MOST_CONNECTIONS = 8
-_PATIENCE_S = 5.0
-"""For a request and its answer."""
-_MOST_HEAD = 1 << 14
-"""Bytes of a request."""
 
 _HELP = {
     "requests": "Requests that came through bursts.",
@@ -125,84 +108,3 @@ def _cumulative(histogram: Histogram) -> Iterator[tuple[str, float]]:
             total += left.pop(0)[1]
         yield repr(bound / 1e9), total
     yield "+Inf", total + sum(n for _, n in left)
-
-
-class MetricsServer:
-    """Answers one request of each connection: whatever is asked for, the metrics.
-
-    Args:
-        shown: What `collect` gives.
-        most: Connections at once.
-        patience: Seconds that a connection has.
-        tokens: One of which has to be shown.
-    """
-
-    def __init__(
-        self, shown: Any, most: int = _MOST_CONNECTIONS, patience: float = _PATIENCE_S, tokens: Tokens = EVERYONE
-    ) -> None:
-        self._shown = shown
-        self._tokens = tokens
-        self._most = most
-        self._patience = patience
-        self._open: dict[asyncio.StreamWriter, None] = {}  # the oldest first
-
-    async def start(self, address: str) -> asyncio.Server:
-        """Answer from now on at ``HOST:PORT`` or ``unix:PATH``."""
-        if address.startswith("unix:"):
-            return await asyncio.start_unix_server(self._connected, address.removeprefix("unix:"), limit=_MOST_HEAD)
-        host, _, port = address.rpartition(":")
-        return await asyncio.start_server(self._connected, host, int(port), limit=_MOST_HEAD)
-
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._open) >= self._most:
-            oldest = next(iter(self._open))
-            del self._open[oldest]
-            oldest.transport.abort()
-        self._open[writer] = None
-        try:
-            await asyncio.wait_for(self._converse(reader, writer), self._patience)
-        except (TimeoutError, OSError, EOFError, asyncio.LimitOverrunError):
-            writer.transport.abort()  # what has not been sent is not sent any more
-        finally:
-            self._open.pop(writer, None)
-            writer.close()
-
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        from prometheus_client.exposition import choose_encoder
-
-        _, _, fields = (await reader.readuntil(b"\r\n\r\n")).partition(b"\r\n")
-        headers = message_from_string(fields.decode("latin-1"))
-        if self._tokens.admit(headers["Authorization"]):
-            encode, kind = choose_encoder(headers.get("Accept", ""))
-            status, more, body = "200 OK", f"Content-Type: {kind}", encode(self._shown)
-        else:
-            status, more, body = "401 Unauthorized", "WWW-Authenticate: Bearer", b""
-        head = f"HTTP/1.1 {status}\r\n{more}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-        writer.transport.set_write_buffer_limits(0)  # drain() waits until all has been sent
-        writer.write(head.encode() + body)
-        await writer.drain()
-
-
-async def _serve(address: str, tokens: Tokens) -> None:
-    ended = asyncio.Event()
-    asyncio.get_running_loop().add_reader(0, ended.set)  # standard input ends with the service
-    server = await MetricsServer(Collector(os.getppid()), tokens=tokens).start(address)
-    names = [sock.getsockname() for sock in server.sockets]
-    print(json.dumps({"metrics": address if address.startswith("unix:") else names[0][1]}), flush=True)
-    await ended.wait()
-
-
-def main() -> int:
-    """Serve with the options given as JSON until the end of standard input. Returns the status if it cannot."""
-    options = json.loads(sys.argv[1])
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # of the whole group; the service ends it
-        signal.signal(number, signal.SIG_IGN)
-    with contextlib.suppress(OSError):  # a service's real-time policy is not for this
-        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-    os.umask(0o077)  # a socket is for this user
-    try:
-        asyncio.run(_serve(options["metrics"], Tokens(options["token_file"])))
-        return 0
-    except (OSError, NNBurstError) as error:
-        print(json.dumps({"error": f"cannot listen at {options['metrics']}: {error}"}), flush=True)
-        return 1

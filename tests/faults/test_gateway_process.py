@@ -103,7 +103,7 @@ PORTS = '{"grpc": 8001}'
 
 
 def started() -> children.Child:
-    return children.Child("the gateway", "--oip", "nnburst.gateway.run", {"grpc": "127.0.0.1:0"})
+    return children.Child("the gateway", "--oip", {"grpc": "127.0.0.1:0"})
 
 
 def test_gateway_is_started_again_at_its_port_whatever_a_start_met(commands: queue.Queue[Any]) -> None:

@@ -8,25 +8,28 @@ import os
 import signal
 import socket
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 import nnburst
 from nnburst import InvalidArgument
-from nnburst._core.tokens import Tokens
+from nnburst._core.tokens import EVERYONE, Tokens
 from nnburst.cli.serve.children import start_metrics
 from nnburst.watch import RowKind, find_services, look
-from nnburst.watch.metrics import MetricsServer
 from support.models import relu
 from support.processes import beside
 from support.services import Shared, shared_service
 from support.waiting import PATIENCE, until
 
+aiohttp = pytest.importorskip("aiohttp", reason="needs the extra nnburst[metrics]")
 pytest.importorskip("prometheus_client", reason="needs the extra nnburst[metrics]")
+
+from prometheus_client import CollectorRegistry  # noqa: E402
+
+from nnburst.gateway.metrics import serve_metrics  # noqa: E402
 
 CONNECTIONS = 500
 X = {"x": np.zeros((1, 4), np.float32)}
@@ -100,42 +103,27 @@ def test_only_the_service_is_found_by_those_who_watch(served: Shared) -> None:
     assert {row.client_pid for row in look(page).of(RowKind.PROCESS)} == {served.worker}
 
 
-class Never:
-    """Counts that nobody may ask for."""
-
-    def collect(self) -> list[Any]:
-        raise AssertionError("it was taken for a request")
-
-
-@pytest.mark.parametrize("sent", [b"", b"GET /met", b"x" * 100_000], ids=["none", "slow", "long"])
-def test_request_that_is_none_does_not_stay(sent: bytes) -> None:
-    async def main() -> bytes:
-        async with await MetricsServer(Never(), patience=0.05).start("127.0.0.1:0") as server:
-            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-            writer.write(sent)
-            said = b""
-            with contextlib.suppress(ConnectionError):  # nothing is said to it
-                said = await reader.read()
-            writer.close()
-        return said
-
-    assert asyncio.run(main()) == b""
+@contextlib.asynccontextmanager
+async def answering(tokens: Tokens = EVERYONE, most: int = 8) -> AsyncIterator[tuple[str, int]]:
+    """Where an empty registry is served."""
+    runner, port = await serve_metrics(CollectorRegistry(), "127.0.0.1:0", tokens, most)
+    try:
+        yield "127.0.0.1", int(port)
+    finally:
+        await runner.cleanup()
 
 
 @pytest.mark.parametrize(("field", "status"), [(b"Accept: ", b"200"), (b"Authorization: Bearer ", b"401")])
 def test_field_of_bytes_that_are_no_ascii_is_answered(field: bytes, status: bytes, tmp_path: Path) -> None:
-    from prometheus_client import CollectorRegistry
-
     file = tmp_path / "tokens"
     file.touch(0o600)
     file.write_text("monitor:0123456789abcdef\n")
-    tokens = Tokens(str(file) if status == b"401" else None)
 
     async def main() -> bytes:
-        async with await MetricsServer(CollectorRegistry(), tokens=tokens).start("127.0.0.1:0") as server:
-            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-            writer.write(b"GET /metrics HTTP/1.1\r\n" + field + b"\xff\xc3\xa9\r\n\r\n")
-            said = await reader.read()
+        async with answering(Tokens(str(file) if status == b"401" else None)) as place:
+            reader, writer = await asyncio.open_connection(*place)
+            writer.write(b"GET /metrics HTTP/1.1\r\nHost: here\r\n" + field + b"\xff\xc3\xa9\r\n\r\n")
+            said = await reader.readline()
             writer.close()
         return said
 
@@ -148,21 +136,15 @@ def test_socket_without_a_path_is_refused() -> None:
 
 
 def test_latest_connection_is_served_where_there_are_as_many_as_may_be() -> None:
-    from prometheus_client import CollectorRegistry
-
-    async def main() -> list[bytes]:
-        async with await MetricsServer(CollectorRegistry(), most=2).start("127.0.0.1:0") as server:
-            place = server.sockets[0].getsockname()
+    async def main() -> str:
+        async with answering(most=2) as place:
             idle = [await asyncio.open_connection(*place) for _ in range(3)]
             with contextlib.suppress(ConnectionError):
-                await idle[0][0].read()  # the oldest had to go
-            reader, writer = await asyncio.open_connection(*place)
-            writer.write(b"GET /metrics HTTP/1.1\r\nAccept: text/plain\r\n\r\n")
-            lines = (await reader.read()).splitlines()
-            for _, other in (*idle, (reader, writer)):
+                assert await idle[0][0].read() == b""  # the oldest had to go
+            async with aiohttp.ClientSession() as http, http.get(f"http://{place[0]}:{place[1]}") as answer:
+                kind = answer.content_type
+            for _, other in idle:
                 other.close()
-        return lines
+        return kind
 
-    lines = asyncio.run(main())
-    assert lines[0] == b"HTTP/1.1 200 OK"
-    assert lines[1].startswith(b"Content-Type: text/plain")
+    assert asyncio.run(main()) == "text/plain"

@@ -41,6 +41,8 @@ ROOMS = (  # lowest first; "" is nnburst/__init__.py, which re-exports what user
 )
 EXTRAS = {
     "nnburst.gateway.grpc": {"google", "grpc", "grpc_health", "grpc_reflection"},
+    "nnburst.gateway.listen": {"aiohttp"},
+    "nnburst.gateway.metrics": {"aiohttp"},
     "nnburst.gateway.rest": {"aiohttp"},
     "nnburst.scale.ray": {"ray"},
     "nnburst.testing.pytest_plugin": {"pytest"},

@@ -15,7 +15,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..._core.tokens import Tokens
 from ...burst import default_polling_window
 from ...errors import BadState, DeviceUnavailable, InvalidArgument
 from ...service import absolute_entries, check_free, safe_command
@@ -25,6 +24,11 @@ _log = logging.getLogger(__name__)
 _STARTING_S = 60.0
 _ENDING_S = 5.0
 _PAUSE_S = 1.0
+_NOTHING: dict[str, Any] = {
+    "address": "", "grpc": None, "rest": None, "metrics": None, "token_file": None, "shared_memory": False,
+    "control": False, "unloaded": [], "drain": 0.0,
+}  # fmt: skip
+"""Options of a process that serves nothing."""
 _WINDOW_US = 300
 """For which the gateway looks for an answer before it sleeps: a service that slept has run a small model by then."""
 
@@ -32,14 +36,14 @@ _WINDOW_US = 300
 class Child:
     """A process, and a thread that starts it again a second after it has ended by itself.
 
-    It runs a module's `main` with its options as JSON, prints its ports by protocol as one line of JSON when it is
+    It runs `nnburst.gateway.run` with its options as JSON, prints its ports by protocol as one line of JSON when it is
     ready (or an ``error``), and ends when its standard input does.
 
     Args:
         what: It is, for people: ``the gateway``.
         option: Of `nnburst serve` that asked for it.
-        module: That it runs.
-        options: Of that; the addresses by protocol, with the ports that it took the first time, among them.
+        options: Of `nnburst.gateway.run.main`; the addresses by protocol, with the ports that it took the first time,
+            among them.
         patience: Seconds that it may take to end what it does, when it is told to end.
         environment: Variables that are set unless they are already.
 
@@ -55,14 +59,13 @@ class Child:
         self,
         what: str,
         option: str,
-        module: str,
         options: dict[str, Any],
         *,
         patience: float = 0.0,
         environment: Mapping[str, str] = {},
     ) -> None:
         self.options = options
-        self._what, self._option, self._module = what, option, module
+        self._what, self._option = what, option
         self._patience, self._environment = patience + _ENDING_S, environment
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -94,7 +97,7 @@ class Child:
         """Start a process and wait until it is ready. Returns its ports."""
         env = {**self._environment, **os.environ, "PYTHONPATH": absolute_entries(os.environ.get("PYTHONPATH", ""))}
         try:
-            command = [*safe_command(self._module), json.dumps(self.options)]
+            command = [*safe_command("nnburst.gateway.run"), json.dumps(self.options)]
             with self._lock:
                 if self._closing.is_set():
                     raise DeviceUnavailable(f"{self._option}: the service is ending")
@@ -198,14 +201,14 @@ def gateway(has_models: bool, options: dict[str, Any]) -> Child | None:
     if not all(find_spec(module) for module in ("grpc", "grpc_health", "grpc_reflection", "aiohttp")):
         raise DeviceUnavailable("--oip needs gRPC: pip install 'nnburst[oip]'")
     window = {"NNBURST_POLLING_WINDOW_US": str(_WINDOW_US)} if default_polling_window() else {}  # if a CPU is for it
-    return Child("the gateway", "--oip", "nnburst.gateway.run", options, patience=options["drain"], environment=window)
+    return Child("the gateway", "--oip", _NOTHING | options, patience=options["drain"], environment=window)
 
 
 def start_metrics(where: str | None, token_file: str | None) -> Child | None:
-    """Start the process that serves metrics, if a port is given.
+    """Start the process that serves metrics, if an address is given.
 
     Args:
-        where: A port of 127.0.0.1, 0 for any that is free; or ``unix:/PATH``.
+        where: ``HOST:PORT``, a port of 127.0.0.1, 0 for any that is free; or ``unix:/PATH``.
         token_file: Of `Tokens`, one of which has to be shown; None for none.
 
     Raises:
@@ -215,10 +218,10 @@ def start_metrics(where: str | None, token_file: str | None) -> Child | None:
     """
     if where is None:
         return None
-    if find_spec("prometheus_client") is None:
+    if not all(find_spec(module) for module in ("prometheus_client", "aiohttp")):
         raise DeviceUnavailable("--metrics needs prometheus-client: pip install 'nnburst[metrics]'")
-    Tokens(token_file)  # which says what is wrong with it
-    address = where if where.startswith("unix:") else f"127.0.0.1:{where}"
+    address = where if ":" in where else f"127.0.0.1:{where}"
     _check_address("--metrics", address, asks_for_tokens=token_file is not None)
-    options = {"metrics": address, "token_file": token_file}
-    return Child("the process that serves metrics", "--metrics", "nnburst.watch.metrics", options)
+    return Child(
+        "the process that serves metrics", "--metrics", _NOTHING | {"metrics": address, "token_file": token_file}
+    )

@@ -84,8 +84,8 @@ def _signals_of_the_start() -> Iterator[None]:
     help="End after S seconds without a client.",
 )
 @click.option(
-    "--metrics", metavar="PORT|unix:PATH",
-    help="Answer Prometheus at this port of the loopback interface, or at a socket; needs nnburst[metrics].",
+    "--metrics", metavar="[HOST:]PORT|unix:PATH",
+    help="Answer Prometheus at this address, or port of the loopback interface; needs nnburst[metrics].",
 )  # fmt: skip
 @click.option(
     "--oip", metavar="HOST:PORT|unix:PATH",
@@ -215,7 +215,7 @@ def serve(
             directory is not None or bool(shared.list_models()),
             {
                 "address": f"unix:{where}", "grpc": oip, "rest": oip_rest, "shared_memory": oip_shared_memory,
-                "control": oip_control, "drain": oip_drain, "token_file": token_file, "unloaded": [],
+                "control": oip_control, "drain": oip_drain, "token_file": token_file,
             },
         )  # fmt: skip
         if running is not None:
@@ -233,7 +233,8 @@ def serve(
         }
         if watched is not None:
             port = watched.ports["metrics"]
-            ready["metrics"] = port if isinstance(port, str) else f"http://127.0.0.1:{port}/metrics"
+            host = watched.options["metrics"].rpartition(":")[0]
+            ready["metrics"] = port if isinstance(port, str) else f"http://{host}:{port}/metrics"
         if running is not None:
             ready["oip"] = running.ports
 
