@@ -74,17 +74,18 @@ def consistent_result(
 ) -> ExecutionResult:
     """Drop what a result may not carry (REQ-MODEL-077).
 
-    OUTPUT_INSUFFICIENT_SIZE without shapes is a general failure. Shapes go with other errors, times with every error
-    and when they contradict each other.
+    OUTPUT_INSUFFICIENT_SIZE without shapes is a general failure, and so is NONE with an output that had too little
+    room. Shapes go with other errors, times with every error and when they contradict each other.
     """
     status = _sendable(status)
-    if status is ErrorStatus.NONE:
+    if status is ErrorStatus.NONE and all(shape.is_sufficient for shape in shapes):
         on_device, in_driver = timing.time_on_device, timing.time_in_driver
         contradicts = on_device is not None and in_driver is not None and on_device > in_driver
         return status, shapes, NO_TIMING if contradicts else timing
     if status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and shapes:
         return Failure(status, reason, shapes)
-    return Failure(ErrorStatus.GENERAL_FAILURE if status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE else status, reason)
+    claims = status in (ErrorStatus.NONE, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE)
+    return Failure(ErrorStatus.GENERAL_FAILURE if claims else status, reason)
 
 
 def reason_of(result: ExecutionResult) -> str:

@@ -239,7 +239,7 @@ class Execution(BoundRequest, Closing):
             with contextlib.suppress(BadState):  # it has not run since the state was set
                 if (status := self.result[0]) is not ErrorStatus.NONE:
                     raise InvalidArgument(f"the last run ended with {status.name}; set the state with reset_state()")
-                rows = zip(self.compilation.outputs, self.output_shapes, strict=True)
+                rows = zip(self.compilation.outputs, self.output_shapes, strict=False)
                 told = {node.name: shape.dimensions for node, shape in rows}
         return self._setting_up().call(states.read, self.turn, told)
 

@@ -294,10 +294,12 @@ def test_shapes_and_timing_arrive_and_do_not_stick(model: LocalModel, memory: Me
     shapes = (OutputShape((2, 2)), OutputShape(()), OutputShape((7,), False))
     with ExecutionBurstController.create(model) as controller:
         execution = controller.bind(adder_request(memory), measure=True)
-        model.executor.during = lambda: (ErrorStatus.NONE, shapes, Timing(time_on_device=3))
+        model.executor.during = lambda: (ErrorStatus.NONE, shapes[:2], Timing(time_on_device=3))
         status, got, timing = execution.execute()
-        assert (status, got, timing.time_on_device) == (ErrorStatus.NONE, shapes, 3)
+        assert (status, got, timing.time_on_device) == (ErrorStatus.NONE, shapes[:2], 3)
         assert timing.time_in_driver >= 3
+        model.executor.during = lambda: (ErrorStatus.NONE, shapes, Timing())
+        assert execution.execute() == (ErrorStatus.GENERAL_FAILURE, (), Timing())
         model.executor.during = lambda: (ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, shapes, Timing(3, 4))
         assert execution.execute() == (ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, shapes, Timing())
         model.executor.during = lambda: (ErrorStatus.GENERAL_FAILURE, shapes, Timing(3, 4))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import sys
@@ -14,8 +15,10 @@ import numpy as np
 import pytest
 
 import nnburst
-from nnburst import BadState, InvalidArgument
+from nnburst import BadState, ErrorStatus, InvalidArgument, NNBurstError
+from nnburst.burst.server.server import ServerEnd
 from nnburst.memory import Memory, memory
+from nnburst.model import NO_TIMING, OutputShape
 from nnburst.runtime.request.arguments import Arguments
 from support.waiting import PATIENCE, until
 
@@ -237,3 +240,34 @@ def test_forked_child_changes_no_shapes(session: nnburst.Session) -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
         bound.reshape({"n": 2, "m": 1})
         assert bound.outputs["sums"].shape == (2,)
+
+
+def test_what_a_service_tells_of_its_outputs_is_right_or_an_error(
+    session: nnburst.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dice, answer = random.Random(7), ServerEnd.answer
+
+    def size() -> int:
+        return dice.choice([0, 1, 2, 2**16, 2**31, 2**32 - 1]) if dice.random() < 0.3 else dice.randint(0, 60)
+
+    def told(end: ServerEnd, result: Any) -> None:
+        shapes = [
+            shape if dice.random() < 0.6 else OutputShape(tuple(size() for _ in range(rank)), dice.random() < 0.5)
+            for shape, rank in zip(result[1], (2, 1, dice.choice([1, 1, 1, 65])), strict=False)
+        ]
+        status = dice.choice([ErrorStatus.NONE, ErrorStatus.NONE, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE])
+        answer(end, (status, tuple(shapes[: dice.choice([0, 1, 3, 3, 3])]), NO_TIMING))
+
+    def attempt(run: Any) -> None:
+        with monkeypatch.context() as patched, contextlib.suppress(NNBurstError):
+            patched.setattr(ServerEnd, "answer", told)
+            run()
+
+    with session.bind(state={"sums": "y"}, room={"y": (64,)}, shapes={"n": 3, "m": 1}) as growing:
+        growing.inputs["x"][:] = 1
+        for i in range(150):
+            attempt(lambda i=i: session.run(None, inputs(1 + i % 50, 1 + i % 7)))
+            attempt(growing.run)
+            attempt(growing.get_state)
+            attempt(growing.reset_state)
+    check(session.run(None, inputs(9, 5)), inputs(9, 5))
