@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import weakref
 from collections.abc import Callable, Sequence
@@ -29,13 +28,7 @@ from .interfaces import Buffer
 if TYPE_CHECKING:
     from .local import LocalModel
 
-_numbers = itertools.count(1)
 _UINT32 = 2**32 - 1
-
-
-def next_model_number() -> int:
-    """A number for a prepared model, never used again in this process: what buffer roles refer to."""
-    return next(_numbers)
 
 
 class LocalBuffer(Buffer):

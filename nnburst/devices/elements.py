@@ -80,8 +80,7 @@ _WITHIN = (
 )
 """Elements that only encoded values have, beside all others."""
 
-_BY_NUMBER = {row.number: row for row in _ROWS}
-_BY_NAME = {row.name: row for row in _ROWS}
+_BY_KEY: dict[int | str, ElementType] = {key: row for row in (*_ROWS, *_WITHIN) for key in (row.number, row.name)}
 _OTHERS = {14: "complex numbers", 15: "complex numbers", 25: "2-bit integers", 26: "2-bit integers"}
 
 
@@ -103,16 +102,18 @@ def element_type(key: int | str, place: str) -> ElementType:
     Raises:
         GeneralFailure: Elements have no size of their own (strings), or no whole number of bytes.
     """
-    row = _BY_NUMBER.get(key) if isinstance(key, int) else _BY_NAME.get(key)
-    if row is None:
-        what = _OTHERS.get(key, f"elements of type {key}") if isinstance(key, int) else key
-        raise GeneralFailure(f"{place} holds {what}; only strings and numbers of 4 to 64 bits can be passed")
+    row = element_within(key, place)
+    if row in _WITHIN:
+        raise GeneralFailure(f"{place} holds {row.name}; only strings and numbers of 4 to 64 bits can be passed")
     return row
 
 
 def element_within(key: int | str, place: str) -> ElementType:
     """As `element_type`, also for elements that only encoded values have."""
-    return next((row for row in _WITHIN if key in (row.number, row.name)), None) or element_type(key, place)
+    if key not in _BY_KEY:
+        what = _OTHERS.get(key, f"elements of type {key}") if isinstance(key, int) else key
+        raise GeneralFailure(f"{place} holds {what}; only strings and numbers of 4 to 64 bits can be passed")
+    return _BY_KEY[key]
 
 
 def element_of(dtype: np.dtype[Any], place: str) -> ElementType:

@@ -98,9 +98,13 @@ class Fence(Closing):
     @property
     def state(self) -> FenceState:
         """What it says now."""
+        return self._state_within(0)
+
+    def _state_within(self, milliseconds: int | None) -> FenceState:
+        """Return what it says once that is not ``ACTIVE``, or at the end of a time; None for no limit."""
         poll = select.poll()
         poll.register(self.fileno(), select.POLLIN)
-        found = poll.poll(0)
+        found = poll.poll(milliseconds)
         return state_of_events(self.fileno(), found[0][1]) if found else FenceState.ACTIVE
 
     def wait(self, timeout: float | None = None) -> None:
@@ -113,13 +117,11 @@ class Fence(Closing):
             GeneralFailure: What it stands for has failed, or the process that would have signalled it is gone.
             MissedDeadline: It is still active.
         """
-        poll = select.poll()
-        poll.register(self.fileno(), select.POLLIN)
         limit = Deadline.after(timeout).left()
-        found = poll.poll(None if limit is None else min(math.ceil(limit * 1000), LONGEST_MS))
-        if not found:
+        state = self._state_within(None if limit is None else min(math.ceil(limit * 1000), LONGEST_MS))
+        if state is FenceState.ACTIVE:
             raise MissedDeadline("the fence was not signalled in time; wait longer for it")
-        if state_of_events(self.fileno(), found[0][1]) is FenceState.ERROR:
+        if state is FenceState.ERROR:
             raise GeneralFailure("the fence is in error: what it stands for has failed, or its process has ended")
 
     def close(self) -> None:

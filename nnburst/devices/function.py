@@ -283,12 +283,10 @@ class _Target:
     """Where a result goes."""
 
     def __init__(self, tensor: Tensor, argument: RequestArgument, request: Request) -> None:
-        self._tensor = tensor
-        self._pool = None if argument.has_no_value else pool_of(request, argument)
-        self._location = argument.location
+        self._tensor, self._argument, self._request = tensor, argument, request
         self._dimensions = combine_dimensions(tensor.dimensions, argument.dimensions)
         self.is_open = tensor.shape != () and not is_fully_specified(self._dimensions)
-        if self._pool is not None and not self.is_open:
+        if not self.is_open and not argument.has_no_value:
             self._place(self._dimensions)  # an argument that is too small or read-only is refused before the run
 
     def checked(self, result: Any) -> Array:
@@ -306,22 +304,26 @@ class _Target:
 
     def store(self, array: Array) -> bool:
         """Copy a result; False if there is not the room."""
-        if self._pool is None or array.size == 0:
+        if self._argument.has_no_value or array.size == 0:
             return True
-        if self.is_open and array.nbytes > (self._location.length or math.inf):
+        if self.is_open and array.nbytes > (self._argument.location.length or math.inf):
             return False
         self._place(array.shape)[...] = array
         return True
 
     def _place(self, shape: tuple[int, ...]) -> Array:
-        assert self._pool is not None
-        nbytes = math.prod(shape) * self._tensor.element.itemsize
-        if self._location.length < nbytes:
-            raise InvalidArgument(f"output {self._tensor.name!r} has {self._location.length} bytes; it needs {nbytes}")
-        array = self._pool.array(self._tensor.element, shape, self._location.offset)
+        array = _region("output", self._tensor, shape, self._argument, self._request)
         if not array.flags.writeable:
             raise InvalidArgument(f"output {self._tensor.name!r} lies in read-only memory; share it for writing")
         return array
+
+
+def _region(kind: str, tensor: Tensor, shape: tuple[int, ...], argument: RequestArgument, request: Request) -> Array:
+    """Return the array of an argument; `InvalidArgument` if that has not its bytes."""
+    nbytes = math.prod(shape) * tensor.element.itemsize
+    if argument.location.length < nbytes:
+        raise InvalidArgument(f"{kind} {tensor.name!r} has {argument.location.length} bytes; it needs {nbytes}")
+    return pool_of(request, argument).array(tensor.element, shape, argument.location.offset)
 
 
 def _view(tensor: Tensor, argument: RequestArgument, request: Request) -> Array:
@@ -330,12 +332,9 @@ def _view(tensor: Tensor, argument: RequestArgument, request: Request) -> Array:
         if 0 not in dims:
             raise GeneralFailure(f"input {tensor.name!r} is omitted, but the function needs it")
         return np.empty(dims, tensor.element)
-    nbytes = math.prod(dims) * tensor.element.itemsize
     if tensor.shape != () and not is_fully_specified(dims):
         raise InvalidArgument(f"input {tensor.name!r} has dimensions {list(dims)}; give all of them")
-    if argument.location.length < nbytes:
-        raise InvalidArgument(f"input {tensor.name!r} has {argument.location.length} bytes; it needs {nbytes}")
-    return pool_of(request, argument).array(tensor.element, dims, argument.location.offset)  # inputs are read-only
+    return _region("input", tensor, dims, argument, request)  # inputs are read-only
 
 
 def _load(target: str) -> Callable[..., Any]:

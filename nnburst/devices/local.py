@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -27,13 +28,15 @@ from ..model import (
     validate_model,
     validate_request,
 )
-from .buffers import allocate_buffer, bind_buffers, next_model_number
+from .buffers import allocate_buffer, bind_buffers
 from .caching import DeviceCacheHome, build_epoch
 from .common import build_version, capabilities_of, check_preparation, readable_operations
 from .deadline import require_time
 from .interfaces import Buffer, CacheFiles, CompileJob, Device, PreparedModel
 from .plan import Plan
 from .steps import SteppedKernel
+
+_numbers = itertools.count(1)
 
 
 class LocalDevice(Device):
@@ -154,7 +157,7 @@ class LocalModel(PreparedModel):
 
     def __init__(self, model: Model, tracker: BufferTracker) -> None:
         self.model = model
-        self.number = next_model_number()
+        self.number = next(_numbers)
         self.tracker = tracker
         self._result: SaveResult | None = None
         self._closed = False

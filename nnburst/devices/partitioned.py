@@ -218,18 +218,16 @@ class PartitionedModel(PreparedModel):
         main, shapes = self.model.main, dict[int, OutputShape]()
         for part, (_, told, _) in zip(self.parts, results, strict=False):
             shapes |= dict(zip(part.outputs, told, strict=False))
-        status, told, _ = results[-1]
-        if status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE or (status is ErrorStatus.NONE and shapes):
-            every = tuple(
-                shapes.get(i) or OutputShape(combine_dimensions(main.operands[i].dimensions, argument.dimensions))
-                for i, argument in zip(main.output_indexes, request.outputs, strict=True)
-            )
-            if status is not ErrorStatus.NONE:
-                return Failure(status, reason_of(results[-1]), every)
-            return status, every, _total(results) if measured else NO_TIMING
-        if status is not ErrorStatus.NONE:
+        status, timing = results[-1][0], _total(results) if measured else NO_TIMING
+        if status is ErrorStatus.NONE and not shapes:
+            return status, (), timing
+        if status not in (ErrorStatus.NONE, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE):
             return results[-1]
-        return status, (), _total(results) if measured else NO_TIMING
+        every = tuple(
+            shapes.get(i) or OutputShape(combine_dimensions(main.operands[i].dimensions, argument.dimensions))
+            for i, argument in zip(main.output_indexes, request.outputs, strict=True)
+        )
+        return (status, every, timing) if status is ErrorStatus.NONE else Failure(status, reason_of(results[-1]), every)
 
     # ---- running ---------------------------------------------------------------------------------------------
 

@@ -240,7 +240,9 @@ class OrtValue:
     def of(cls, value: Value) -> OrtValue:
         """Return a value of any kind but nothing; numbers in it lie where `value` has them, which has to outlive it."""
         if isinstance(value, EncodedTensor):
-            return cls(_strings(value) if value.offsets is not None else _numbers(value))
+            if value.offsets is None:
+                return cls(_api.tensor(value.element, value.shape, value.data.ctypes.data))
+            return cls(_strings(value.offsets, value))
         if isinstance(value, EncodedSequence) and not value.items:
             return _no_tensors(value.element)
         if isinstance(value, EncodedSequence):
@@ -283,14 +285,9 @@ class OrtValue:
         return EncodedTensor(STRING, shape, np.insert(text, starts[1:], 0), starts + np.arange(count + 1))
 
 
-def _numbers(tensor: EncodedTensor) -> Any:
-    return _api.tensor(tensor.element, tensor.shape, tensor.data.ctypes.data)
-
-
-def _strings(tensor: EncodedTensor) -> Any:
+def _strings(offsets: np.ndarray[Any, np.dtype[np.int64]], tensor: EncodedTensor) -> Any:
     """Return a tensor of strings. The library takes all at once up to a NUL, and then those anew that go on behind."""
-    assert tensor.offsets is not None
-    offsets, data = tensor.offsets, tensor.data
+    data = tensor.data
     shape = ffi.new("int64_t[]", tensor.shape)
     made = _api.own("Value", _api.get("CreateTensorAsOrtValue", _api.allocator, shape, len(tensor.shape), STRING))
     places = (data.ctypes.data + offsets[:-1]).astype(np.uintp)

@@ -63,7 +63,4 @@ def resize_nearest(call: KernelCall) -> None:
     _, height, width, _ = as_nhwc(call.array("x"), nchw).shape
     _, out_height, out_width, _ = as_nhwc(call.out(), nchw).shape
     rows, columns = nearest_places(call, height, out_height), nearest_places(call, width, out_width)
-    if rows_first((height, width), (out_height, out_width)):
-        _move_image(call, lambda x: x[:, rows][:, :, columns])
-    else:
-        _move_image(call, lambda x: x[:, :, columns][:, rows])
+    _move_image(call, lambda x: x[:, rows[:, None], columns])
