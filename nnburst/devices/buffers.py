@@ -39,17 +39,15 @@ class LocalBuffer(Buffer):
         models: Prepared models of its roles, kept alive.
     """
 
+    token = 0
+
     def __init__(self, tracker: BufferTracker, managed: ManagedBuffer, models: Sequence[object] = ()) -> None:
         self._tracker = tracker
         self._managed = managed
         self._models = tuple(models)
-        self._token = tracker.add(managed)
-        self._finalizer = weakref.finalize(self, tracker.remove, self._token)
+        self.token = tracker.add(managed)
+        self._finalizer = weakref.finalize(self, tracker.remove, self.token)
         self._finalizer.atexit = False
-
-    @property
-    def token(self) -> int:
-        return self._token
 
     @property
     def generation(self) -> int:

@@ -180,6 +180,8 @@ class FunctionDevice(LocalDevice):
         InvalidArgument: Two have one name.
     """
 
+    name = "nnburst-function"
+
     def __init__(self, call: str | Sequence[str] = "") -> None:
         super().__init__()
         self._functions: dict[str, Callable[..., Any]] = {}
@@ -193,10 +195,6 @@ class FunctionDevice(LocalDevice):
     def names(self) -> tuple[str, ...]:
         """What clients call the functions."""
         return tuple(self._functions)
-
-    @property
-    def name(self) -> str:
-        return "nnburst-function"
 
     @property
     def needs(self) -> Needs:

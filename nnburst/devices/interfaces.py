@@ -328,15 +328,11 @@ class Needs(Struct, frozen=True):
         Args:
             needs: Of several devices or functions.
         """
-        total = cls()
-        for each in needs:
-            total = cls(
-                (*total.read, *each.read),
-                (*total.write, *each.write),
-                (*total.programs, *each.programs),
-                total.network or each.network,
-            )
-        return total
+        every = tuple(needs)
+        read, write, programs = (
+            tuple(path for each in every for path in getattr(each, kind)) for kind in ("read", "write", "programs")
+        )
+        return cls(read, write, programs, any(each.network for each in every))
 
     def __str__(self) -> str:
         lists = {"reads": self.read, "writes": self.write, "starts": self.programs}

@@ -112,7 +112,7 @@ class LocalDevice(Device):
             require_time(job.deadline_ns)
             if job.cache is not None:
                 checked_token(job.cache.token)
-                prepared.note_saved(self.save(prepared, job.cache))
+                prepared.cache_result = self.save(prepared, job.cache)
         finally:
             prepared.forget_source()
         return prepared
@@ -155,11 +155,13 @@ class LocalModel(PreparedModel):
         number: Of this prepared model, never used again; the roles of buffers refer to it.
     """
 
+    takes_steps = True  # whatever `bind` makes can be called again and again
+    cache_result: SaveResult | None = None
+
     def __init__(self, model: Model, tracker: BufferTracker) -> None:
         self.model = model
         self.number = next(_numbers)
         self.tracker = tracker
-        self._result: SaveResult | None = None
         self._closed = False
         for pool in model.pools:
             getattr(pool, "identity", None)  # kept by the pool: requests are compared with it after it is closed
@@ -212,11 +214,6 @@ class LocalModel(PreparedModel):
 
         return run
 
-    @property
-    def takes_steps(self) -> bool:
-        """True: whatever `bind` makes can be called again and again."""
-        return True
-
     def burst_executor(self) -> BurstExecutorWithCache:
         """Return an executor that keeps memories mapped and requests bound."""
 
@@ -224,14 +221,6 @@ class LocalModel(PreparedModel):
             return self.plan(request, options).call
 
         return BurstExecutorWithCache(bind)
-
-    @property
-    def cache_result(self) -> SaveResult | None:
-        return self._result
-
-    def note_saved(self, result: SaveResult | None) -> None:
-        """Called by the device when the model was saved, or was not."""
-        self._result = result
 
     def forget_source(self) -> None:
         """Called by the device once it needs no more of the model than a prepared one does."""

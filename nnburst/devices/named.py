@@ -14,7 +14,6 @@ from ..memory import Memory
 from ..model import (
     BufferDesc,
     BufferRole,
-    Capabilities,
     ExecutionPreference,
     Extension,
     ImportedModel,
@@ -63,6 +62,10 @@ class NamedDevice(Device):
         devices: Compile and run what is published. They stay the caller's.
     """
 
+    name = "nnburst-named"
+    version_string = build_version()
+    capabilities = capabilities_of()
+
     def __init__(self, devices: Sequence[Device]) -> None:
         self._devices = tuple(devices)
         self._models: dict[str, _Published] = {}
@@ -102,18 +105,6 @@ class NamedDevice(Device):
     def withdraw(self, name: str) -> None:
         """Serve a model no more, if it is served. Sessions that have it open keep it."""
         self._models.pop(name, None)
-
-    @property
-    def name(self) -> str:
-        return "nnburst-named"
-
-    @property
-    def version_string(self) -> str:
-        return build_version()
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return capabilities_of()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -177,27 +168,21 @@ class NamedDevice(Device):
 
 
 class SharedModel(WrappedModel):
-    """A published model, as one client has it open."""
+    """A published model, as one client has it open.
+
+    Attributes:
+        device: What runs it.
+    """
+
+    label: str = ""
+    batcher: Batcher | None = None
 
     def __init__(self, published: _Published, preference: ExecutionPreference) -> None:
         super().__init__(published.prepared)
         self._published: _Published | None = published
-        self._label, self._device, self._batcher = published.name, published.device, published.batcher
-        if self._batcher is not None and preference is ExecutionPreference.FAST_SINGLE_ANSWER:
-            self._batcher = replace(self._batcher, wait_ns=0)
-
-    @property
-    def batcher(self) -> Batcher | None:
-        return self._batcher
-
-    @property
-    def label(self) -> str:
-        return self._label
-
-    @property
-    def device(self) -> Device:
-        """What runs it."""
-        return self._device
+        self.label, self.device, self.batcher = published.name, published.device, published.batcher
+        if self.batcher is not None and preference is ExecutionPreference.FAST_SINGLE_ANSWER:
+            self.batcher = replace(self.batcher, wait_ns=0)
 
     def close(self) -> None:
         self._published = None

@@ -8,7 +8,6 @@ from ..errors import ErrorStatus
 from ..model import (
     NEVER,
     NO_TIMING,
-    Capabilities,
     Model,
     Operation,
     OutputShape,
@@ -24,16 +23,10 @@ from .local import LocalDevice, LocalModel
 class NoopDevice(LocalDevice):
     """Accepts every valid model; an execution checks its request, computes nothing and succeeds."""
 
+    name = "nnburst-noop"
     has_buffers = False
-
-    @property
-    def name(self) -> str:
-        return "nnburst-noop"
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Slower than any other, for it computes nothing."""
-        return capabilities_of(NEVER)
+    capabilities = capabilities_of(NEVER)
+    """Slower than any other, for it computes nothing."""
 
     def why_not(self, model: Model, operation: Operation) -> str:
         return ""
@@ -47,14 +40,11 @@ class NoopPreparedModel(LocalModel):
 
     def bind(self, request: Request, options: RunOptions) -> Kernel:
         """Return a callable that does nothing. Dimensions that are open remain 0, as nothing was written."""
-        main, shapes, is_open = self.model.main, [], False
-        for index, argument in zip(main.output_indexes, request.outputs, strict=True):
-            operand = main.operands[index]
-            dims = combine_dimensions(operand.dimensions, argument.dimensions)
-            is_open |= not is_fully_specified(dims) and not operand.is_scalar
-            shapes.append(OutputShape(dims))
-        result = (ErrorStatus.NONE, tuple(shapes), NO_TIMING) if is_open else None
-        return _NOTHING if result is None else lambda: result
+        operands = [self.model.main.operands[index] for index in self.model.main.output_indexes]
+        dims = [combine_dimensions(o.dimensions, a.dimensions) for o, a in zip(operands, request.outputs, strict=True)]
+        if all(o.is_scalar or is_fully_specified(known) for o, known in zip(operands, dims, strict=True)):
+            return _NOTHING
+        return lambda: (ErrorStatus.NONE, tuple(map(OutputShape, dims)), NO_TIMING)
 
 
 class _Nothing:

@@ -73,12 +73,10 @@ class Step(Struct, frozen=True):
 class PartitionedDevice(Device):
     """Several devices, in order of preference, each of which runs what it can of a model. They stay the caller's."""
 
+    name = "nnburst-partitioned"
+
     def __init__(self, devices: Sequence[Device]) -> None:
         self.devices = tuple(devices)
-
-    @property
-    def name(self) -> str:
-        return "nnburst-partitioned"
 
     @property
     def version_string(self) -> str:

@@ -109,11 +109,9 @@ class ResilientDevice(DescribedDevice):
                 raise  # not because another thread has replaced and closed it
             try:
                 device = self.recover(device)
-            except GeneralFailure:
-                if self._device is None:
+            except NNBurstError as error:
+                if isinstance(error, GeneralFailure) and self._device is None:
                     raise
-                raise death from None
-            except NNBurstError:
                 raise death from None
             return call(device)
 

@@ -50,10 +50,14 @@ def model() -> Model:
 class Fake(ReferenceDevice):
     """Says and does what it is told; counts how often it is asked."""
 
-    def __init__(self, counts: Any = (1, 1), **metadata: Any) -> None:
+    name, version_string, type, capabilities = "test-fake", "1", DeviceType.CPU, Capabilities()
+    cache_epoch = bytes(32)
+    extensions: tuple[Extension, ...] = ()
+
+    def __init__(self, counts: Any = (1, 1), **said: Any) -> None:
         super().__init__()
+        self.__dict__ |= said
         self.counts = counts
-        self.metadata = metadata
         self.asked: list[str] = []
         self.fails: NNBurstError | None = None
         self.result: Any = "model"
@@ -63,28 +67,8 @@ class Fake(ReferenceDevice):
         if self.fails is not None:
             raise self.fails
 
-    @property
-    def name(self) -> str:
-        return getattr(self, "metadata", {}).get("name", "test-fake")
-
-    @property
-    def version_string(self) -> str:
-        return self.metadata.get("version", "1")  # type: ignore[no-any-return]
-
-    @property
-    def type(self) -> DeviceType:
-        return self.metadata.get("type", DeviceType.CPU)  # type: ignore[no-any-return]
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self.metadata.get("capabilities", Capabilities())  # type: ignore[no-any-return]
-
-    @property
-    def cache_epoch(self) -> bytes:
-        return self.metadata.get("epoch", bytes(32))  # type: ignore[no-any-return]
-
     def get_supported_extensions(self) -> tuple[Extension, ...]:
-        return self.metadata.get("extensions", ())  # type: ignore[no-any-return]
+        return self.extensions
 
     def get_number_of_cache_files_needed(self) -> tuple[int, int]:
         self.asked.append("counts")
@@ -252,8 +236,8 @@ def test_REQ_CACHE_091_threads_that_find_out_together_connect_once() -> None:
 
 CHANGES: dict[str, dict[str, Any]] = {
     "REQ_CACHE_092_name": {"name": "test-other"},
-    "REQ_CACHE_093_version": {"version": "2"},
-    "REQ_CACHE_094_build": {"epoch": b"x" * 32},  # a feature level is one of many things that the build decides
+    "REQ_CACHE_093_version": {"version_string": "2"},
+    "REQ_CACHE_094_build": {"cache_epoch": b"x" * 32},  # a feature level is one of many things that the build decides
     "REQ_CACHE_095_type": {"type": DeviceType.GPU},
     "REQ_CACHE_096_extensions": {"extensions": (Extension("org.example", ()),)},
     "REQ_CACHE_097_capabilities": {"capabilities": ReferenceDevice().capabilities},

@@ -51,16 +51,12 @@ class Recorder(ReferenceDevice):
     """Does with cache files what it is told, and writes down what it was asked."""
 
     def __init__(self, counts: tuple[int, int] = (1, 1), load: Any = None, name: str = "test-recorder") -> None:
+        self.name = name
         super().__init__()
         self.counts = counts
         self.answer = load
         self.calls: list[str] = []
         self.tokens: list[bytes] = []
-        self._called = name
-
-    @property
-    def name(self) -> str:
-        return getattr(self, "_called", "test-recorder")
 
     def get_number_of_cache_files_needed(self) -> tuple[int, int]:
         return self.counts
@@ -80,7 +76,7 @@ class Recorder(ReferenceDevice):
             for fd in self._checked(job.cache):
                 os.ftruncate(fd, 0)
                 os.pwrite(fd, CONTENT, 0)
-            prepared.note_saved(SaveResult(True, CacheReason.SAVED, os.urandom(16), 1))
+            prepared.cache_result = SaveResult(True, CacheReason.SAVED, os.urandom(16), 1)
         return prepared
 
     def prepare_model_from_cache(self, cache: CacheFiles, deadline_ns: int = 0) -> PreparedModel:

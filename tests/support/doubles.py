@@ -93,6 +93,7 @@ class FakeContext(BurstContext):
 class FakeDevice(Device):
     """Accepts everything. `hooks` maps "prepare", "execute", "supported", "burst" to functions called on the way."""
 
+    name, version_string, capabilities = "test-fake", "1", Capabilities()
     prepared: type[ScriptedModel] = FakeModel
 
     def __init__(self, **hooks: Callable[[Any], Any]) -> None:
@@ -104,18 +105,6 @@ class FakeDevice(Device):
 
     def hook(self, name: str, argument: Any) -> Any:
         return self.hooks[name](argument) if name in self.hooks else None
-
-    @property
-    def name(self) -> str:
-        return "test-fake"
-
-    @property
-    def version_string(self) -> str:
-        return "1"
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities()
 
     def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
         self.hook("supported", model)

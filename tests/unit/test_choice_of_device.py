@@ -24,9 +24,7 @@ from support.models import doubling_model, relu
 class Slow(Only):
     """Declares that it takes twice as long as others."""
 
-    @property
-    def capabilities(self) -> Capabilities:
-        return capabilities_of(2.0)
+    capabilities = capabilities_of(2.0)
 
 
 def chosen(devices: list, model: Model, monkeypatch: pytest.MonkeyPatch, *, by_runtime: bool) -> list[str]:  # type: ignore[type-arg]

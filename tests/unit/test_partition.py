@@ -59,15 +59,11 @@ class Only(ReferenceDevice):
     """Supports some operations."""
 
     def __init__(self, name: str, *operations: int, failure: Exception | None = None) -> None:
-        self._called = name
+        self.name = name
         self._operations = operations
         self.failure = failure
         self.prepared: list[int] = []
         super().__init__()
-
-    @property
-    def name(self) -> str:
-        return self._called
 
     def why_not(self, model: Model, operation: Any) -> str:
         return "" if not self._operations or operation.type in self._operations else "not here"
@@ -437,15 +433,11 @@ def tokens(tmp_path: Path, devices: Sequence[Any], **options: Any) -> list[bytes
 class Recording(Only):
     """Writes down the tokens that it is given."""
 
-    version = "1"
+    version_string = "1"
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.tokens: list[bytes] = []
-
-    @property
-    def version_string(self) -> str:
-        return self.version
 
     def prepare_model(self, model: Model, job: CompileJob = CompileJob()) -> PreparedModel:
         if job.cache is not None:
@@ -470,7 +462,7 @@ def test_REQ_CACHE_034_to_038_tokens_of_parts_depend_on_everything_that_counts(t
     changed = [Recording("test-plus", O.ADD), Recording("test-times", O.MUL)]
     newer = cut_in_two()
     for device in newer:
-        device.version = "2"
+        device.version_string = "2"
     found = [
         tokens(tmp_path / "plain", cut_in_two()),
         tokens(tmp_path / "names", changed),

@@ -13,7 +13,6 @@ from ...cache import CacheReason, CacheRejected, SaveResult, VerifiedEntry, mode
 from ...errors import GeneralFailure, InvalidArgument
 from ...memory import Memory, read_constant
 from ...model import (
-    Capabilities,
     DeviceType,
     Extension,
     ImportedModel,
@@ -61,7 +60,10 @@ class OnnxRuntimeDevice(LocalDevice):
         InvalidArgument: An option is no such number.
     """
 
+    name = "nnburst-onnxruntime"
     cache_format = FORMAT
+    capabilities = capabilities_of(0.2, operation_time=9_000)
+    """A fifth of the reference device's time for the work of an operation, and more for an operation in itself."""
 
     def __init__(self, threads: str = "0", spinning: str = "0", providers: str = "") -> None:
         require_extra()
@@ -76,18 +78,9 @@ class OnnxRuntimeDevice(LocalDevice):
         self._graphs = GraphStore()
 
     @property
-    def name(self) -> str:
-        return "nnburst-onnxruntime"
-
-    @property
     def type(self) -> DeviceType:
         """The CPU, or something else."""
         return DeviceType.OTHER if self._settings.providers else DeviceType.CPU
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """A fifth of the reference device's time for the work of an operation, and more for an operation in itself."""
-        return capabilities_of(0.2, operation_time=9_000)
 
     @property
     def version_string(self) -> str:

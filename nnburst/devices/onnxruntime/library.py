@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from importlib.machinery import PathFinder
 from importlib.util import find_spec, module_from_spec
-from typing import Any, cast
+from typing import Any
 
 from ...errors import DeviceUnavailable
 from . import capi
@@ -28,15 +27,9 @@ def require_extra() -> None:
         raise DeviceUnavailable(f"the device nnburst-onnxruntime needs {' and '.join(missing)}; {_INSTALL}")
 
 
-@cache
-def _trim() -> Callable[[int], int] | None:
-    function = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
-    return None if function is None else cast("Callable[[int], int]", function)
-
-
 def give_memory_back(nbytes: int) -> None:
     """Return what the allocator holds to the system, after something of that size was taken apart and dropped."""
-    trim = _trim()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
     if nbytes >= _MUCH and trim is not None:
         trim(0)
 

@@ -18,7 +18,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from msgspec import Struct
 from msgspec.structs import replace
 
 from ...errors import GeneralFailure, InvalidArgument, NNBurstError
@@ -60,15 +59,6 @@ _T = OperandType
 _SIGNED = (_T.TENSOR_QUANT8_ASYMM_SIGNED, _T.TENSOR_QUANT8_SYMM_PER_CHANNEL)
 
 
-class _Node(Struct, frozen=True):
-    kind: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    attributes: dict[str, Any]
-    name: str
-    """What ONNX Runtime calls it when it fails; unique."""
-
-
 class Lowering:
     """A model on its way to a graph. Weights are read when the graph is written.
 
@@ -83,7 +73,8 @@ class Lowering:
         self.values: dict[int, str] = {}
         """Where the stored elements of an operand are."""
         self._model = model
-        self._nodes: list[_Node] = []
+        self._nodes: list[tuple[str, tuple[str, ...], tuple[str, ...], str, dict[str, Any]]] = []
+        """Operator, inputs, outputs, what ONNX Runtime calls it when it fails, attributes."""
         self._weights: dict[str, Callable[[], Array]] = {}
         self._written: dict[int, tuple[int, ...]] = {}
         self._name = ""
@@ -115,7 +106,7 @@ class Lowering:
 
     def nodes(self, count: int, kind: str, *inputs: str, **attributes: Any) -> tuple[str, ...]:
         outputs = tuple(f"n{len(self._nodes)}_{i}" for i in range(count))
-        self._nodes.append(_Node(kind, inputs, outputs, attributes, f"{self._name}, node {len(self._nodes)}"))
+        self._nodes.append((kind, inputs, outputs, f"{self._name}, node {len(self._nodes)}", attributes))
         return outputs
 
     def weight(self, name: str, make: Callable[[], Array]) -> str:
@@ -177,7 +168,7 @@ class Lowering:
             (last,) = self.nodes(1, "Identity", name)
             outputs.append(_argument(last, main.operands[index], self._written[index]))
         inputs = [_argument(f"x{i}", main.operands[i], main.operands[i].dimensions) for i in main.input_indexes]
-        used = {name for node in self._nodes for name in node.inputs}
+        used = {name for _, names, *_ in self._nodes for name in names}
         weights: list[Any] = []
         pieces: list[bytes] = []
         end = 0
@@ -195,9 +186,7 @@ class Lowering:
                 pieces += [array.tobytes(), bytes(-array.nbytes % 64)]
                 end += array.nbytes + len(pieces[-1])
             weights.append(tensor)
-        nodes = [
-            helper.make_node(each.kind, each.inputs, each.outputs, each.name, **each.attributes) for each in self._nodes
-        ]
+        nodes = [helper.make_node(*node, **attributes) for *node, attributes in self._nodes]
         graph = helper.make_graph(nodes, "lowered", inputs, outputs, weights)
         sets = [helper.make_opsetid("", OPSET)]
         data: bytes = helper.make_model(graph, opset_imports=sets, ir_version=_IR_VERSION).SerializeToString()

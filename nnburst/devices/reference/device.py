@@ -19,11 +19,8 @@ RUNS = frozenset((*KERNELS, *CONTROL_FLOW))
 class ReferenceDevice(LocalDevice):
     """NNAPI operations in NumPy. Nothing is faster on purpose than it is right."""
 
+    name = "nnburst-reference"
     cache_format = 5
-
-    @property
-    def name(self) -> str:
-        return "nnburst-reference"
 
     def why_not(self, model: Model, operation: Operation) -> str:
         """Whether there is a kernel; control flow runs if everything that it refers to does."""
