@@ -83,7 +83,7 @@ def calls() -> str:
     """The calls of the control plane."""
 
     def row(call: Call) -> tuple[str, ...]:
-        side = "**client**" if call.side is Side.CLIENT else "service"
+        side = "service" if call.side is Side.SERVICE else f"**{call.side.value}**"
         return f"`{call.name}`", side, "yes" if call.computes else "", first_sentence(call.request.__dict__["__doc__"])
 
     return table(("call", "served by", "computes", ""), map(row, CALLS))

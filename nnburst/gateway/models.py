@@ -22,8 +22,9 @@ from ..errors import (
 )
 from ..model import Array, Priority
 from ..runtime import Service, Session, connect
-from ..service import ServiceConnection, connect_to
+from ..service import ServiceConnection, connect_to, order
 from ..service.process.launch import is_of_functions
+from ..service.wire.protocol import LoadModel
 from .tensors import ModelTensor
 
 T = TypeVar("T")
@@ -297,7 +298,7 @@ class Models:
         if not self.may_change:
             raise InvalidArgument("clients load and unload no models here: nnburst serve --oip-control lets them")
         async with self._changing:  # which may take long: others wait for that without a thread
-            await self._ask(partial(ServiceConnection.load_model, name=name, unload=unload))
+            await asyncio.to_thread(order, self._address, LoadModel(name, unload))
             await self.renew()
         return {}
 

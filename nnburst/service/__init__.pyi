@@ -1,5 +1,6 @@
 from .client.connection import ServiceConnection as ServiceConnection
 from .client.connection import connect_to as connect_to
+from .client.connection import order as order
 from .client.proxies import RemoteBuffer as RemoteBuffer
 from .client.proxies import RemoteBurstContext as RemoteBurstContext
 from .client.proxies import RemoteDevice as RemoteDevice

@@ -110,8 +110,6 @@ SAMPLES = (
     (protocol.WithdrawModel("detector:1"), protocol.Done()),
     (protocol.LoadModel("detector", unload=True), protocol.Done()),
     (protocol.ClientGone(3, "no thread"), protocol.Done()),
-    (protocol.KickClients(4711, "by order", 1000), protocol.EndClientsReply(2)),
-    (protocol.OrderModel("detector", unload=False), protocol.Done()),
     (protocol.Release(3), protocol.Done()),
     (protocol.Goodbye(), protocol.Done()),
 )

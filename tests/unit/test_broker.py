@@ -5,20 +5,25 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
-from nnburst.errors import DeviceUnavailable
+from nnburst.errors import InvalidArgument
+from nnburst.service import order
 from nnburst.service.host.quotas import PER_USER, Ledger
 from nnburst.service.process import broker as _broker
 from nnburst.service.process import workers
-from nnburst.service.process.broker import Broker
+from nnburst.service.process.broker import AccessPolicy, Broker
 from nnburst.service.process.discovery import Peer
 from nnburst.service.process.worker import AcceptedClient
+from nnburst.service.wire.protocol import EndClients, LoadModel
+from support.waiting import PATIENCE
 
 Dial = Callable[[], socket.socket]
 
@@ -45,6 +50,21 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
             return made, dial
 
         yield make
+
+
+@contextlib.contextmanager
+def running(broker: Broker, dial: Dial, **options: Any) -> Iterator[str]:
+    """Have a broker run, in a thread that handles no signals. Yields its address."""
+    (listener,) = broker._listeners.values()
+    thread = threading.Thread(target=broker._loop)
+    broker._change = options.get("change")  # type: ignore[assignment]
+    thread.start()
+    try:
+        yield f"unix:{listener.getsockname()}"
+    finally:
+        broker.stop("enough")
+        thread.join()
+        broker._changes.shutdown()
 
 
 def is_disconnected(sock: socket.socket) -> bool:
@@ -89,11 +109,29 @@ def test_process_that_ends_the_clients_of_a_user_keeps_its_own_connection_and_th
         assert list(shared.clients) == [4]
 
 
-def test_model_that_is_to_be_loaded_while_the_service_ends_is_refused(serve: Any) -> None:
-    broker, _ = serve(idle_exit=0.001)
+def test_user_who_does_not_run_the_service_orders_nothing(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker, dial = serve(policy=AccessPolicy(uids=frozenset({65534})))
+    monkeypatch.setattr(_broker, "peer_of", lambda sock: Peer(4711, 65534, frozenset()))
+    with running(broker, dial) as address:
+        for message in (EndClients(4711), LoadModel("relu", unload=True)):
+            with pytest.raises(InvalidArgument, match="user 65534 may not order that of this service"):
+                order(address, message, timeout=PATIENCE)
 
-    def finish() -> None:
-        with pytest.raises(DeviceUnavailable, match="the service is ending"):
-            broker.change_models("relu", unload=False)
 
-    assert broker.run(finish=finish).startswith("no client for")
+def test_load_that_takes_long_leaves_the_broker_to_other_orders(serve: Any) -> None:
+    begun, go_on = threading.Semaphore(0), threading.Event()
+
+    def load(name: str | None, unload: bool) -> None:
+        begun.release()
+        assert go_on.wait(PATIENCE)
+        if unload:
+            raise InvalidArgument(f"{name} has no files")
+
+    with running(*serve(), change=load) as address, ThreadPoolExecutor(2) as threads:
+        loads = [threads.submit(order, address, LoadModel("relu", unload)) for unload in (False, True)]
+        assert begun.acquire(timeout=PATIENCE)
+        assert order(address, EndClients(4711), timeout=PATIENCE).connections == 0
+        assert not begun.acquire(blocking=False), "two at once"
+        go_on.set()
+        answers = {load.exception(PATIENCE) and str(load.exception()) for load in loads}
+        assert answers == {None, "relu has no files"}

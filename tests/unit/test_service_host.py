@@ -53,7 +53,6 @@ from nnburst.service import PER_USER, Quotas, ServiceConnection, ServiceHost
 from nnburst.service.connection import transport
 from nnburst.service.connection.pending import PendingCall
 from nnburst.service.host.host import Client
-from nnburst.service.process.discovery import Peer
 from nnburst.service.wire import protocol
 from nnburst.service.wire.marshal import memories_from_wire, model_to_wire
 from nnburst.service.wire.packets import FdBundle
@@ -97,32 +96,6 @@ def configure(model: Any, callback: BurstCallback, window: float | None = None) 
     a, b = queues()
     with a, b:
         return model.configure_execution_burst(callback, a.descriptor, b.descriptor, window)
-
-
-def test_models_that_take_long_to_load_leave_the_broker_to_other_calls() -> None:
-    begun, go_on = threading.Semaphore(0), threading.Event()
-
-    def load(name: str, unload: bool) -> None:
-        begun.release()
-        go_on.wait(PATIENCE)
-
-    calls: Any = SimpleNamespace(load=load, kick=lambda *who: 7, leaving=lambda: None)
-    (ours, theirs), (a, b) = socket_pair(), socket_pair()
-    host = ServiceHost([])
-    with contextlib.closing(host), ThreadPoolExecutor(3) as threads:
-        host.serve(theirs, is_broker=True)
-        with ServiceConnection(ours, broker=calls):
-            host.serve(b)
-            with ServiceConnection(a) as client:
-                loads = [threads.submit(client.load_model, name) for name in "abc"]
-                try:
-                    assert begun.acquire(timeout=PATIENCE)
-                    assert not begun.acquire(timeout=0.2), "two at once"
-                    assert client.end_clients(1, timeout=PATIENCE) == 7
-                finally:
-                    go_on.set()
-                for each in loads:
-                    each.result(PATIENCE)
 
 
 # -- devices and models ------------------------------------------------------------------------------------------------
@@ -740,14 +713,6 @@ def test_a_client_for_whom_there_are_no_descriptors_leaves_none(monkeypatch: pyt
 
 def no_descriptors(*_: object) -> int:
     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-
-def test_only_the_user_of_the_service_and_root_end_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nnburst.service.host.host.peer_of", lambda sock: Peer(4711, 65534, frozenset()))
-    with in_process([FakeDevice()]) as (client, _):
-        with pytest.raises(InvalidArgument, match="user 65534 may not end clients of this service"):
-            client.end_clients(4711)
-        assert client.alive
 
 
 @pytest.mark.check

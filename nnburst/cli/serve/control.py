@@ -61,14 +61,14 @@ def kick(address: str, pid: int | None, user: str | None, timeout: float, trust_
     What runs for them ends as if the processes had been killed; so does the process that runs a user's own models. The
     processes go on, are told why (DeadObject), and may connect again. For the user who runs the service, and root.
     """
-    from ...service import connect_to
+    from ...service import order
+    from ...service.wire.protocol import EndClients
 
     if (pid is None) is (user is None):
         raise click.UsageError("give the id of a process, or --user USER")
     whom = f"user {user}" if pid is None else f"process {pid}"
     uid = None if user is None else user_number(user, "--user")
-    with connect_to(address, timeout=timeout, trust_uid=trust_uid) as service:
-        ended = service.end_clients(pid or 0, timeout, uid=uid)
+    ended = order(address, EndClients(pid or 0, uid), timeout=timeout, trust_uid=trust_uid).connections
     if not ended:
         raise click.ClickException(f"{whom} is no client of {address!r}; `nnburst top` shows who is")
     click.echo(f"ended {ended} connection{'s' if ended > 1 else ''} of {whom} to {address}")

@@ -9,12 +9,12 @@ import socket
 import weakref
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..._core.deadline import Deadline
 from ..._core.leaving import LEAVING, Closing, OneProcess, process_lock
 from ...devices import Device, device_of
-from ...errors import BadState, DeadObject, DeviceUnavailable
+from ...errors import BadState, DeadObject, DeviceUnavailable, MissedDeadline
 from ...model import ImportedModel
 from ..connection.callbacks import CallbackRegistry
 from ..connection.transport import TOLD, Connection
@@ -22,6 +22,7 @@ from ..process import forked
 from ..process.discovery import dial
 from ..wire import protocol as calls
 from ..wire.marshal import model_to_wire
+from ..wire.packets import EndOfStream, Kind, Outgoing, receive
 from ..wire.protocol import Sandbox
 from .proxies import Place, RemoteDevice
 
@@ -205,24 +206,6 @@ class ServiceConnection(OneProcess, Closing):
         self._child.kill()
         self.connection.wait_ended(LEAVING)
 
-    def end_clients(self, pid: int = 0, timeout: float | None = None, *, uid: int | None = None) -> int:
-        """End all connections that a process has to the service, and what runs for them. Does not wait for their end.
-
-        Args:
-            pid: Of the process.
-            timeout: Seconds that the service may take to answer; None for no limit.
-            uid: End those of a user instead, but for this process's, and the process of the user's own models.
-
-        Returns:
-            How many there were.
-
-        Raises:
-            InvalidArgument: The service is another user's, and this process is not root's.
-        """
-        reply: calls.EndClientsReply
-        reply, _ = self.connection.call(calls.EndClients(pid, uid), timeout=timeout)
-        return reply.connections
-
     def device(self, name: str) -> Device:
         """Return the device of that name.
 
@@ -236,17 +219,6 @@ class ServiceConnection(OneProcess, Closing):
         reply: calls.ListModelsReply
         reply, _ = self.connection.call(calls.ListModels(), timeout=timeout)
         return dict(zip(reply.names, reply.digests, strict=False))
-
-    def load_model(self, name: str, *, unload: bool = False) -> None:
-        """Have the service load a named model, all versions, from its files again; or unload it.
-
-        Sessions that have it open keep what they have.
-
-        Raises:
-            InvalidArgument: It has no such files; or is another user's, and this process is not root's.
-            NNBurstError: The model cannot be compiled; what was served is still served.
-        """
-        self.connection.call(calls.LoadModel(name, unload))
 
     def withdraw(self, name: str) -> None:
         """Have a worker of this process serve a model no more under its name."""
@@ -323,3 +295,43 @@ def connect_to(
         return Deadline.after(timeout).call(connect, own=True)
 
     return Deadline.after(timeout).call(connect)
+
+
+def order(
+    address: str,
+    message: calls.EndClients | calls.LoadModel,
+    *,
+    timeout: float | None = None,
+    trust_uid: int | Collection[int] = (),
+) -> Any:
+    """Have the broker of a shared service do something. For the user who runs the service, and root.
+
+    Args:
+        address: As for `connect_to`, as `trust_uid`.
+        message: What. The connections of a process that end do so after the answer.
+        timeout: Seconds until the answer; None for no limit.
+
+    Returns:
+        The reply.
+
+    Raises:
+        DeviceUnavailable: No service runs there, or it ended.
+        InvalidArgument: The service is another user's, and this process is not root's; or it has no such model files.
+        MissedDeadline: It did not answer in time.
+        NNBurstError: The model cannot be compiled; what was served is still served.
+    """
+    call, deadline = calls.CALL_BY_REQUEST[type(message)], Deadline.after(timeout)
+    with dial(address, deadline.left(), trust_uid) as sock:
+        Outgoing(Kind.REQUEST, 1, calls.encode_request(message)).try_send(sock)
+        if not forked.readable(sock.fileno(), deadline.left()):
+            raise MissedDeadline(f"{call.name}: the service at {address!r} has not answered within {timeout:.3g} s")
+        try:
+            answer = receive(sock)
+        except EndOfStream as error:
+            raise DeviceUnavailable(f"the service at {address!r} ended before it answered") from error
+    if answer.kind is Kind.ERROR:
+        raise calls.error_of(calls.decode_error(answer.body))
+    if answer.kind is Kind.REQUEST:  # it says why it does not serve this process
+        notice = calls.decode_request(answer.body, calls.Side.CLIENT)[1]
+        raise DeviceUnavailable(getattr(notice, "reason", f"the service at {address!r} does not serve this process"))
+    return calls.decode_reply(call, answer.body)

@@ -15,13 +15,10 @@ from ..wire.protocol import (
     MAX_FDS,
     ClientGone,
     Done,
-    EndClientsReply,
     EndNotice,
     GetMemories,
     GetMemoriesReply,
-    KickClients,
     Malformed,
-    OrderModel,
 )
 
 if TYPE_CHECKING:
@@ -70,19 +67,8 @@ class CallbackRegistry:
         # Copies, because the memory may be closed before the reply is sent.
         return GetMemoriesReply(status=0, memories=handles), FdBundle.duplicate(borrowed)
 
-    @property
-    def broker(self) -> Worker:
+    def on_client_gone(self, message: ClientGone, fds: FdBundle) -> Done:
         if self._broker is None:
             raise Malformed("the service is no worker of this process")
-        return self._broker
-
-    def on_client_gone(self, message: ClientGone, fds: FdBundle) -> Done:
-        self.broker.gone(message.number, message.reason)
-        return Done()
-
-    def on_kick_clients(self, message: KickClients, fds: FdBundle) -> EndClientsReply:
-        return EndClientsReply(self.broker.kick(message.pid, message.reason, message.uid))
-
-    def on_order_model(self, message: OrderModel, fds: FdBundle) -> Done:
-        self.broker.load(message.name, message.unload)
+        self._broker.gone(message.number, message.reason)
         return Done()

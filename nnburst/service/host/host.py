@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _LAST_WORDS = 0.1
 """Seconds in which clients learn why their service ends."""
-_PATIENCE = 10.0
-"""Seconds that a broker has to answer."""
 
 
 class ServiceHost:
@@ -91,15 +89,12 @@ class ServiceHost:
         self.devices, self.page, self.sandbox, self.faults = usable, page, sandbox, faults
         self.max_run, self.max_compile = max_run, max_compile
         self.apart = frozenset(number for number, device in enumerate(usable) if device in apart)
-        self.broker: Client | None = None
         self.listeners = listeners
         self.quotas = quotas or Quotas()
         self._user_quotas = user_quotas
         self._users: weakref.WeakValueDictionary[int, Ledger] = weakref.WeakValueDictionary()
         self._workers = workers
         self._lock = threading.Lock()
-        self.ordering = threading.Lock()
-        """Held while the broker loads a model: one at a time, of the few calls that it serves at once."""
         self._connections: set[Client] = set()
         self._ending: list[Client] = []  # released, but their reader thread has not returned yet
         self._closed = False
@@ -140,7 +135,6 @@ class ServiceHost:
                 ledger.close()
                 raise
             self._connections.add(hosted)
-            self.broker = hosted if is_broker else self.broker
             try:
                 hosted.connection.start()
                 return hosted
@@ -359,37 +353,6 @@ class Client:
             )
         self._greeted = True
         return calls.HelloReply(version=calls.VERSION, pid=os.getpid(), sandbox=self.host.sandbox)
-
-    def on_end_clients(self, message: calls.EndClients, fds: FdBundle) -> calls.EndClientsReply:
-        """End another client, for who may end the service, too."""
-        uid = self._check_runs_service("end clients of")
-        of_user = message.uid is not None
-        whom = f"user {message.uid}" if of_user else f"process {message.pid}"
-        reason = f"for {whom} alone, by order of user {uid} (nnburst kick)"
-        broker = self.host.broker
-        if broker is None or self.is_broker:
-            return calls.EndClientsReply(0)
-        order = calls.KickClients(self.peer[0] if of_user else message.pid, reason, message.uid)
-        reply: calls.EndClientsReply
-        reply, _ = broker.connection.call(order, timeout=_PATIENCE)
-        return reply
-
-    def on_load_model(self, message: calls.LoadModel, fds: FdBundle) -> calls.Done:
-        """Have the broker load or unload a model."""
-        self._check_runs_service("load models of")
-        if self.host.broker is None or self.is_broker:
-            raise InvalidArgument(f"this service has no files of {message.name!r}: it was not started by nnburst serve")
-        with self.host.ordering:
-            self.host.broker.connection.call(calls.OrderModel(message.name, message.unload))
-        return calls.Done()
-
-    def _check_runs_service(self, may: str) -> int:
-        uid = int(self.peer[1])
-        if uid not in (0, os.geteuid()):
-            raise InvalidArgument(
-                f"user {uid} may not {may} this service: user {os.geteuid()}, who runs it, may, and root"
-            )
-        return uid
 
     def on_take_client(self, message: calls.TakeClient, fds: FdBundle) -> calls.Done:
         """Serve another client. The broker is told of its end, and of what keeps it from being served."""

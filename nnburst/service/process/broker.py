@@ -15,18 +15,19 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from msgspec import Struct
 
 from ..._core.errno import meaning
 from ..._core.fds import close_fds
 from ..._core.leaving import LEAVING
-from ...errors import BadState, DeadObject, DeviceUnavailable, ResourceExhausted
+from ...errors import BadState, DeadObject, GeneralFailure, InvalidArgument, NNBurstError, ResourceExhausted
 from ..client.connection import ServiceConnection
 from ..host.quotas import Charge, Ledger
-from ..wire.packets import EndOfStream, peek_hello, unread_bytes
-from ..wire.protocol import Malformed
+from ..wire import protocol as calls
+from ..wire.packets import EndOfStream, Kind, peek_first, unread_bytes
 from .discovery import Peer, peer_of
 from .worker import AcceptedClient
 from .workers import Isolation, WorkerPool
@@ -235,17 +236,6 @@ class Broker:
 
         self._changes.submit(reload)
 
-    def change_models(self, name: str, unload: bool) -> None:
-        """Load a named model from its files again, or unload it. Any thread but the main one; raises why it cannot."""
-        try:
-            changed = self._changes.submit(self._change, name, unload)
-        except RuntimeError:  # it has been shut down
-            raise DeviceUnavailable("the service is ending") from None
-        try:
-            changed.result()
-        except CancelledError:
-            raise DeviceUnavailable("the service is ending") from None
-
     # ---- clients ---------------------------------------------------------------------------------------------
 
     def _accept(self, listener: socket.socket) -> None:
@@ -290,12 +280,16 @@ class Broker:
 
     def end_client(self, client: AcceptedClient, reason: str) -> None:
         """Tell a client why, and disconnect it."""
-        client.notify(reason)
+        self._tell(client, calls.EndNotice(calls.sendable(reason)))
+
+    def _tell(self, client: AcceptedClient, message: calls.Message, kind: Kind = Kind.REQUEST, number: int = 0) -> None:
+        client.tell(message, kind, number)
         self._await(client, LEAVING)
 
     def _await(self, client: AcceptedClient, patience: float) -> None:
         client.until = time.monotonic() + patience
-        self._awaited[client.sock.fileno()] = client
+        if client.sock.fileno() >= 0:  # it has not gone meanwhile
+            self._awaited[client.sock.fileno()] = client
 
     def refuse(self, client: AcceptedClient, reason: str) -> None:
         """Tell a client why it is not served, unless many are being told."""
@@ -311,19 +305,51 @@ class Broker:
             client.close()
             return
         try:
-            hello = peek_hello(client.sock)
+            number, first = peek_first(client.sock)
         except BlockingIOError:
             self._awaited[client.sock.fileno()] = client
-        except Malformed as error:
+        except calls.Malformed as error:
             _log.warning("%s is disconnected: malformed message: %s", client.peer, error)
             self.end_client(client, f"malformed message: {error}")
         except (EndOfStream, OSError):
             client.close()
         else:
-            if hello.own and not self.workers.runs_own:
+            if not isinstance(first, calls.Hello):
+                self._obey(client, number, first)
+            elif first.own and not self.workers.runs_own:
                 self.refuse(client, "this service runs no models of its clients")
-                return
-            self.workers.take(client, own=hello.own)
+            else:
+                self.workers.take(client, own=first.own)
+
+    def _obey(self, client: AcceptedClient, number: int, order: calls.EndClients | calls.LoadModel) -> None:
+        """Do what a client orders, and answer."""
+        uid, of_user = client.peer.uid, isinstance(order, calls.EndClients) and order.uid is not None
+
+        def answer(reply: calls.Message) -> None:
+            self._tell(client, reply, Kind.ERROR if isinstance(reply, calls.ErrorReply) else Kind.REPLY, number)
+
+        def change(name: str, unload: bool) -> None:
+            reply: calls.Message = calls.Done()
+            try:
+                self._change(name, unload)
+            except NNBurstError as error:
+                reply = calls.error_reply(error)
+            except Exception as error:
+                _log.exception("loading %r failed", name)
+                reply = calls.error_reply(GeneralFailure(f"loading {name!r} failed: {error!r}"))
+            self.post(partial(answer, reply))
+
+        if uid not in (0, os.geteuid()):
+            may = f"user {uid} may not order that of this service: user {os.geteuid()}, who runs it, may, and root"
+            answer(calls.error_reply(InvalidArgument(may)))
+        elif isinstance(order, calls.EndClients):
+            whom = f"user {order.uid}" if of_user else f"process {order.pid}"
+            reason = f"for {whom} alone, by order of user {uid} (nnburst kick)"
+            answer(calls.EndClientsReply(self.kick(client.peer.pid if of_user else order.pid, reason, order.uid)))
+        else:
+            client.is_told = True  # that it is heard
+            self._await(client, math.inf)
+            self._changes.submit(change, order.name, order.unload)
 
     def _drop_late(self) -> None:
         now = time.monotonic()

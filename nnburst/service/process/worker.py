@@ -11,7 +11,6 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from ..._core.errno import system
 from ..._core.fds import FdSet, close_fds
 from ..._core.leaving import LEAVING
 from ..._core.threads import start_daemon
-from ...errors import InvalidArgument, NNBurstError, ResourceExhausted
+from ...errors import NNBurstError, ResourceExhausted
 from ...watch import Row, RowKind, usage_of
 from ..host.quotas import NO_LIMIT, Charge
 from ..wire import protocol as calls
@@ -63,12 +62,11 @@ class AcceptedClient:
         if self.sock.fileno() >= 0:
             close_fds([self.sock.detach()])
 
-    def notify(self, reason: str) -> None:
-        """Tell it why it is disconnected. It then closes its end, which is awaited: else it might find that first."""
+    def tell(self, message: calls.Message, kind: Kind = Kind.REQUEST, number: int = 0) -> None:
+        """Send it the last message. It then closes its end, which is awaited: else it might find that first."""
         self.is_told = True
         with contextlib.suppress(OSError, NNBurstError):
-            notice = calls.EndNotice(reason=calls.sendable(reason))
-            Outgoing(Kind.REQUEST, 0, calls.encode(notice)).try_send(self.sock)
+            Outgoing(kind, number, calls.encode(message)).try_send(self.sock)
 
 
 Key = int | AcceptedClient | None
@@ -150,20 +148,6 @@ class Worker:
     def leaving(self) -> None:
         """It takes no more clients."""
         self._broker.post(partial(self._pool.bury, self))
-
-    def kick(self, pid: int, reason: str, uid: int | None) -> int:
-        """End all clients of a process, or of a user but for one process. Returns how many there were."""
-        if self.key is not None:  # a model of a client's own may have taken it over
-            return 0
-        found: Future[int] = Future()
-        self._broker.post(lambda: found.set_result(self._broker.kick(pid, reason, uid)))
-        return found.result()
-
-    def load(self, name: str, unload: bool) -> None:
-        """Load a model from its files again, or unload it; raises why it cannot."""
-        if self.key is not None:
-            raise InvalidArgument("only the worker of named models orders some")
-        self._broker.change_models(name, unload)
 
     # -- the main thread -------------------------------------------------------------------------------------------
 

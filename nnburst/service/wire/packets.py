@@ -26,12 +26,12 @@ from ..._core.errno import meaning, system
 from ..._core.fds import FdSet, close_fds
 from ..._core.leaving import Closing
 from ...errors import GeneralFailure, InvalidArgument, ResourceExhausted
-from .protocol import MAX_BODY, MAX_FDS, MAX_INLINE, Hello, Malformed, decode_hello
+from .protocol import MAX_BODY, MAX_FDS, MAX_INLINE, EndClients, Hello, LoadModel, Malformed, decode_first
 
 _HEADER = struct.Struct("<BBHI")
 _SEND_FLAGS = socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
 _LENGTH = struct.Struct("<Q")
-_MOST_HELLO = 4096
+_MOST_FIRST = 8192
 _SPILLED = 1
 _MAX_DATAGRAM = _HEADER.size + MAX_INLINE
 _ANCILLARY = socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
@@ -258,18 +258,19 @@ def receive(sock: socket.socket) -> Packet:
         raise
 
 
-def peek_hello(sock: socket.socket) -> Hello:
-    """Look at a client's hello. What it has sent stays where it is.
+def peek_first(sock: socket.socket) -> tuple[int, Hello | EndClients | LoadModel]:
+    """Look at a client's first message, and at its number. What it has sent stays where it is.
 
     Raises:
         BlockingIOError: Nothing there.
         EndOfStream: The peer closed its end.
         Malformed: Its first message is something else.
     """
-    data = sock.recvmsg(_MOST_HELLO, 0, socket.MSG_PEEK | socket.MSG_DONTWAIT)[0]
+    data = sock.recvmsg(_MOST_FIRST, 0, socket.MSG_PEEK | socket.MSG_DONTWAIT)[0]
     if not data:
         raise EndOfStream("the other process closed the connection")
-    return decode_hello(data[_HEADER.size :])
+    first = decode_first(data[_HEADER.size :])
+    return int(_HEADER.unpack_from(data)[3]), first
 
 
 def _descriptors(ancillary: Iterable[tuple[int, int, bytes]]) -> list[int]:

@@ -48,10 +48,11 @@ class Malformed(Exception):
 
 
 class Side(enum.Enum):
-    """Which end of a connection serves a call."""
+    """Which end of a connection serves a call; or the broker of a shared service, as the first of a connection."""
 
     SERVICE = "service"
     CLIENT = "client"
+    BROKER = "broker"
 
 
 # -- values and limits -------------------------------------------------------------------------------------------------
@@ -530,23 +531,8 @@ class ClientGone(Message, tag="client_gone", frozen=True, omit_defaults=True):
     reason: Text = ""
 
 
-class KickClients(Message, tag="kick_clients", frozen=True, omit_defaults=True):
-    """Asks the broker to end all clients of a process, or of a user but for one process."""
-
-    pid: Id
-    reason: Text
-    uid: Id | None = None
-
-
 class LoadModel(Message, tag="load_model", frozen=True):
     """Loads a named model, all versions, from its files again, or unloads it. For the user of the service, and root."""
-
-    name: ArgumentName
-    unload: bool
-
-
-class OrderModel(Message, tag="order_model", frozen=True):
-    """Hands `LoadModel` on to the broker."""
 
     name: ArgumentName
     unload: bool
@@ -666,14 +652,12 @@ CALLS: tuple[Call, ...] = (
     Call(CopyTo, CopyToReply, request_fds=lambda m: m.memory.n_fds),
     Call(CopyFrom, Done, request_fds=lambda m: m.memory.n_fds),
     Call(CopyBuffer, Done),
-    Call(EndClients, EndClientsReply),
+    Call(EndClients, EndClientsReply, side=Side.BROKER),
     Call(TakeClient, Done, request_fds=lambda m: 1 + m.has_pidfd),
     Call(PublishModel, Done, computes=True, request_fds=lambda m: _of_pools(m.model.pools)),
     Call(WithdrawModel, Done),
-    Call(LoadModel, Done, computes=True),
+    Call(LoadModel, Done, side=Side.BROKER),
     Call(ClientGone, Done, side=Side.CLIENT),
-    Call(KickClients, EndClientsReply, side=Side.CLIENT),
-    Call(OrderModel, Done, side=Side.CLIENT, computes=True),
     Call(Release, Done),
     Call(Goodbye, Done),
 )
@@ -694,7 +678,9 @@ def _encodable(value: Any) -> Any:
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_encodable)
 _request_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Union[tuple(CALL_BY_REQUEST)])  # noqa: UP007
-_hello_decoder = msgspec.msgpack.Decoder(Hello)
+_first_decoder: msgspec.msgpack.Decoder[Hello | EndClients | LoadModel] = msgspec.msgpack.Decoder(
+    Hello | EndClients | LoadModel
+)
 _error_decoder = msgspec.msgpack.Decoder(ErrorReply)
 _reply_decoders = {call.request: msgspec.msgpack.Decoder(call.reply) for call in CALLS}
 
@@ -758,13 +744,13 @@ def decode_request(body: bytes, side: Side) -> tuple[Call, Message]:
     return call, message
 
 
-def decode_hello(body: bytes) -> Hello:
-    """Decode the first request of a client, for who does not serve it.
+def decode_first(body: bytes) -> Hello | EndClients | LoadModel:
+    """Decode the first request of a connection to a shared service.
 
     Raises:
         Malformed: It is something else.
     """
-    return _decode(_hello_decoder, body)
+    return _decode(_first_decoder, body)
 
 
 def decode_reply(call: Call, body: bytes) -> Message:
