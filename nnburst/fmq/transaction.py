@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import BadState, InvalidArgument
-from .elements import Elements
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+
+Elements = np.ndarray[Any, np.dtype[Any]]
 
 
 class MemTransaction:

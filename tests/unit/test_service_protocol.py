@@ -63,6 +63,8 @@ def test_every_row_has_a_handler_on_its_side_and_a_name_of_its_own() -> None:
     assert len({call.name for call in CALLS}) == len(CALLS)
     sides = {Side.SERVICE: host.Client, Side.CLIENT: callbacks.CallbackRegistry}
     for call in CALLS:
+        if call.side is Side.BROKER:  # see test_broker.py
+            continue
         assert callable(getattr(sides[call.side], call.handler))
     assert ServiceHost is host.ServiceHost
 
