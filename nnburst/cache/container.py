@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from .keys import MasterKey
 from .reasons import CacheReason, CacheRejected
+from .trust_store import MasterKey
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers import AEADDecryptionContext, Cipher

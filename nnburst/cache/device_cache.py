@@ -13,10 +13,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from .container import Header, overhead, sealed
-from .keys import MasterKey
 from .reasons import CacheReason, CacheRejected, SaveResult
 from .sealed_copy import SealedCopies, check_fd, read_header
-from .trust_store import EntryRecord, TrustStore
+from .trust_store import EntryRecord, MasterKey, TrustStore
 
 _MODEL, _DATA = 1, 2
 _NO_FINGERPRINT = bytes(32)

@@ -18,8 +18,8 @@ from .._core.errno import check
 from .._core.file_system import check_file_system
 from ..errors import GeneralFailure, NNBurstError
 from .container import CODE_SIZE, HEADER_SIZE, Header, Opening, chunks_of, overhead
-from .keys import MasterKey
 from .reasons import CacheReason, CacheRejected
+from .trust_store import MasterKey
 
 _PATH_ONLY = getattr(os, "O_PATH", 0o10000000)
 

@@ -1,3 +1,4 @@
+from .descriptor import private_bytes as private_bytes
 from .image import FORMATS as FORMATS
 from .image import ImageLayout as ImageLayout
 from .image import check_layout as check_layout
@@ -11,7 +12,6 @@ from .managed import BufferView as BufferView
 from .managed import ManagedBuffer as ManagedBuffer
 from .managed import RoleKey as RoleKey
 from .managed import free_closed_buffers as free_closed_buffers
-from .mapping import private_bytes as private_bytes
 from .memory import Memory as Memory
 from .memory import locate_view as locate_view
 from .staging import OpenRequest as OpenRequest

@@ -19,7 +19,7 @@ from .._core.errno import check
 from .._core.leaving import process_lock
 from ..errors import GeneralFailure, InvalidArgument, ResourceExhausted
 from ..model import Array, OperandDesc, combine_dimensions, is_fully_specified, operand_info
-from .mapping import private_bytes
+from .descriptor import private_bytes
 from .memory import Memory
 
 _PATIENCE = 1.0

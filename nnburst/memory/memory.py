@@ -21,10 +21,9 @@ from ..errors import BadState, GeneralFailure, InvalidArgument
 from ..model import Array
 from ..options import ImageFormat
 from . import named
-from .descriptor import MemoryObject, examine, read_into, sync_dma_buf, write_from
+from .descriptor import MemoryMapping, MemoryObject, examine, private_bytes, read_into, sync_dma_buf, write_from
 from .image import ImageLayout, gather, new_layout, plane_layout, plane_views, scatter
 from .kinds import PROT_READ, PROT_WRITE, MemoryHandle, check_handle, check_prot, check_size
-from .mapping import MemoryMapping, private_bytes
 
 if TYPE_CHECKING:
     import numpy.typing as npt

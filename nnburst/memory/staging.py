@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from ..errors import BadState, GeneralFailure, InvalidArgument
 from ..model import Array, DataLocation, MemoryLike, Named, Request, RequestArgument
-from .mapping import MemoryMapping, private_bytes
+from .descriptor import MemoryMapping, private_bytes
 from .memory import PAGES_GONE, Memory
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from nnburst.cache import CacheReason, CacheRejected, TrustStore, device_cache, entry_name, trust_store
 from nnburst.cache.container import CODE_SIZE, HEADER_SIZE, Header
-from nnburst.cache.keys import MasterKey
+from nnburst.cache.trust_store import MasterKey
 from support.caches import DATA, EPOCH, FINGERPRINT, MODEL, NEXT_EPOCH, OTHER, TOKEN, Rig, contents
 from support.waiting import PATIENCE, meanwhile, together
 

@@ -36,8 +36,7 @@ from ..wire.protocol import Message
 from .mailbox import Mailbox
 from .outbox import Outbox
 from .pending import PendingCall, PendingCalls
-from .serving import Serving, refusal
-from .workers import Workers
+from .serving import Serving, Workers, refusal
 
 if TYPE_CHECKING:
     from ..process.launch import Child

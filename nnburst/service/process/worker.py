@@ -10,7 +10,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -139,11 +139,11 @@ class Worker:
 
     # -- calls of the process --------------------------------------------------------------------------------------
 
-    def gone(self, number: int, reason: str) -> None:
+    def gone(self, number: int, reason: str, end: Callable[[AcceptedClient, str], None] | None = None) -> None:
         """A client that was handed over has gone, or is not served for a reason. What it says again counts no more."""
         self.idle_since = time.monotonic()
         if (client := self.clients.pop(number, None)) is not None:
-            self._broker.post(partial(self._broker.end_client, client, reason) if reason else client.close)
+            self._broker.post(partial(end or self._broker.end_client, client, reason) if reason else client.close)
 
     def leaving(self) -> None:
         """It takes no more clients."""
@@ -169,7 +169,7 @@ class Worker:
     def _hand(self, service: ServiceConnection, client: AcceptedClient) -> None:
         def failed(error: NNBurstError) -> None:
             if isinstance(error, ResourceExhausted):  # else the process has ended, which is told otherwise
-                self.gone(client.number, str(error))
+                self.gone(client.number, str(error), self._broker.refuse)
 
         pidfd = peer_pidfd(client.sock)
         fds = [client.sock.fileno(), *(() if pidfd is None else (pidfd,))]
