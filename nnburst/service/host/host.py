@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import os
 import socket
@@ -38,9 +37,8 @@ from ..wire import protocol as calls
 from ..wire.marshal import close_all, model_from_wire, request_from_wire, total_size
 from ..wire.packets import FdBundle
 from ..wire.protocol import Message, Sandbox, WireMemory, WireModel, WireRequest
-from . import buffers, bursts, fenced, models
-from .fenced import HostedFenced
-from .models import HostedModel
+from . import handlers
+from .handlers import HostedFenced, HostedModel
 from .object_table import ObjectTable
 from .quotas import PER_USER, UNLIMITED, Charge, Ledger, Quotas
 
@@ -387,8 +385,8 @@ class Client:
         return calls.Done()
 
 
-for _call, _subject in itertools.product(calls.CALLS, (models, bursts, buffers, fenced)):
-    if _function := getattr(_subject, _call.handler, None):
+for _call in calls.CALLS:
+    if _function := getattr(handlers, _call.handler, None):
         setattr(Client, _call.handler, _function)
 
 
