@@ -13,8 +13,7 @@ import threading
 import weakref
 
 from .._core.leaving import abandon_when_forked
-from .file import BlobFileError, pack_blobs, read_blob_file, write_blob_file
-from .table import Allocator, BlobCache, Policy, Writable
+from .table import Allocator, BlobCache, BlobFileError, Policy, Writable, pack_blobs, read_blob_file, write_blob_file
 
 _log = logging.getLogger("nnburst.blobs")
 _SECONDS = 4.0

@@ -25,8 +25,7 @@ import nnburst
 from nnburst.errors import DeadObject, ResourceExhausted
 from nnburst.service.host.quotas import PER_USER
 from nnburst.service.process import limited_log, worker, workers
-from nnburst.service.process.worker import Worker
-from nnburst.service.process.workers import Isolation, WorkerPool
+from nnburst.service.process.workers import Isolation, Worker, WorkerPool
 from nnburst.watch.usage import usage_of
 from support.models import relu
 from support.processes import worker_of, workers_of

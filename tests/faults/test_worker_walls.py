@@ -21,7 +21,7 @@ import pytest
 
 import nnburst
 from nnburst._core._nnburst import lib
-from nnburst.service.process.worker import Worker
+from nnburst.service.process.workers import Worker
 from nnburst.service.wire.protocol import CALLS, EndNotice, Side, encode
 from support import wire_page
 from support.hostile import Values, encoded

@@ -21,7 +21,7 @@ from nnburst.service.process import broker as _broker
 from nnburst.service.process import workers
 from nnburst.service.process.broker import AccessPolicy, Broker
 from nnburst.service.process.discovery import Peer
-from nnburst.service.process.worker import AcceptedClient
+from nnburst.service.process.workers import AcceptedClient
 from nnburst.service.wire.protocol import EndClients, LoadModel
 from support.waiting import PATIENCE
 

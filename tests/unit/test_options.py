@@ -15,7 +15,7 @@ from nnburst.fmq import Flavour, Layout
 from nnburst.memory.image import FORMATS
 from nnburst.model import ExecutionPreference, Priority
 from nnburst.model.builder import _ACTIVATIONS, _SCHEMES
-from nnburst.service.process.scheduling import POLICIES
+from nnburst.service.process.options import POLICIES
 
 SOURCE = Path(__file__).read_text("utf-8")
 

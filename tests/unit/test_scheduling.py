@@ -16,8 +16,7 @@ import nnburst
 from nnburst.burst.polling import window_ns
 from nnburst.errors import DeviceUnavailable, InvalidArgument
 from nnburst.service.process.launch import _level
-from nnburst.service.process.options import ServiceOptions
-from nnburst.service.process.scheduling import POLICIES, Scheduling
+from nnburst.service.process.options import POLICIES, Scheduling, ServiceOptions
 from support.models import relu
 from support.processes import line_of, run_python, start_python, wait_gone
 from support.services import shared_service

@@ -296,7 +296,7 @@ def _functions(devices: Sequence[str], targets: Sequence[str]) -> list[str]:
 
 
 def _policy(text: str) -> tuple[str, int]:
-    from ...service.process.scheduling import Scheduling
+    from ...service.process.options import Scheduling
 
     policy, _, priority = text.partition(":")
     number = whole_number(priority)

@@ -28,7 +28,7 @@ from .proxies import Place, RemoteDevice
 
 if TYPE_CHECKING:
     from ..process.launch import Child
-    from ..process.worker import Worker
+    from ..process.workers import Worker
 
 _open: dict[int, Connection] = {}
 

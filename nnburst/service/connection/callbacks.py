@@ -22,7 +22,7 @@ from ..wire.protocol import (
 )
 
 if TYPE_CHECKING:
-    from ..process.worker import Worker
+    from ..process.workers import Worker
 
 
 class CallbackRegistry:

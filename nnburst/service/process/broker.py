@@ -29,8 +29,7 @@ from ..host.quotas import Charge, Ledger
 from ..wire import protocol as calls
 from ..wire.packets import EndOfStream, Kind, peek_first, unread_bytes
 from .discovery import Peer, peer_of
-from .worker import AcceptedClient
-from .workers import Isolation, WorkerPool
+from .workers import AcceptedClient, Isolation, WorkerPool
 
 _log = logging.getLogger(__name__)
 _FIRST_ACTIVATED_FD = 3

@@ -25,12 +25,11 @@ from ...options import LogLevel, SandboxMode
 from ..host.quotas import Quotas
 from .command import child_environment, interpreter, safe_command
 from .forked import SEQPACKET, find_zygote, fork, readable, streams_taken
-from .options import ServiceOptions
-from .scheduling import Scheduling
+from .options import Scheduling, ServiceOptions
 
 if TYPE_CHECKING:
     from ..client.connection import ServiceConnection
-    from .worker import Worker
+    from .workers import Worker
 
 _Started: TypeAlias = tuple[FdSet, Callable[[FdSet], int | None]]
 """A pidfd, perhaps with more, and what tells from these how the process has ended."""
