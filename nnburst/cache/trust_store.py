@@ -3,7 +3,7 @@
 The authentication code of a file says that this service wrote it. Only this store says that it is the newest: without
 it an old file could be put back. It has a file for each entry of each device, which is replaced by rename::
 
-    key   trust/<device>/{epoch, lock, <entry>}
+    key   lock   trust/<device>/{epoch, lock, <entry>}
 
 Such a file has the generations that count and a code over them and its name. What it lacks or what is damaged misses.
 """
@@ -16,7 +16,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from msgspec import Struct, msgpack
@@ -32,9 +32,7 @@ _MOST_ENTRIES = 10_000
 _MOST_GENERATIONS = 64
 """Of an entry, in all places."""
 _CODE_SIZE = 32
-_LOCK, _EPOCH, _NEW = "lock", "epoch", "new"
-
-
+_LOCK, _EPOCH, _NEW, _KEY = "lock", "epoch", "new", "key"
 _KEY_SIZE = 32
 
 
@@ -48,21 +46,15 @@ class MasterKey:
     @classmethod
     def open(cls, directory: int) -> MasterKey:
         """Read the key of a state directory, or make one; `CacheRejected` if the file is not the user's alone."""
-        try:
-            try:
-                fd = os.open("key", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-            except FileNotFoundError:
-                _create_key(directory)
-                fd = os.open("key", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-            with os.fdopen(fd, "rb") as file:
-                status = os.fstat(fd)
-                if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-                    raise CacheRejected(CacheReason.NO_STORE, "the key file is not a private file of this user")
-                secret = file.read(_KEY_SIZE + 1)
-        except OSError as error:
-            raise CacheRejected(
-                CacheReason.NO_STORE, f"the key of the cache cannot be used: {error.strerror}"
-            ) from error
+        if _KEY not in os.listdir(directory):
+            with _alone(directory):
+                if _KEY not in os.listdir(directory):  # which another process has made meanwhile
+                    _replace(directory, _KEY, os.urandom(_KEY_SIZE))
+        with open(_KEY, "rb", opener=_opener(directory)) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+                raise CacheRejected(CacheReason.NO_STORE, "the key file is not a private file of this user")
+            secret = file.read(_KEY_SIZE + 1)
         if len(secret) != _KEY_SIZE:
             raise CacheRejected(CacheReason.NO_STORE, f"the key file has {len(secret)} bytes, not {_KEY_SIZE}")
         return cls(secret)
@@ -73,24 +65,6 @@ class MasterKey:
         from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
         return HKDF(hashes.SHA256(), 32, salt, f"nnburst {label} v1".encode()).derive(self._secret)
-
-
-def _create_key(directory: int) -> None:
-    """Publish a complete key by a link, so that no reader sees half of one; the second to come uses the first's."""
-    name = f"key.{os.getpid()}.{os.urandom(4).hex()}"
-    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(os.urandom(_KEY_SIZE))
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(name, "key", src_dir_fd=directory, dst_dir_fd=directory)
-        except FileExistsError:
-            return
-        os.fsync(directory)
-    finally:
-        os.unlink(name, dir_fd=directory)
 
 
 class EntryRecord(Struct, frozen=True, array_like=True):
@@ -153,15 +127,9 @@ class TrustStore:
             self._root() as (root, key),
             opened(root, "trust", create=True) as devices,
             opened(devices, hashlib.sha256(device.encode()).hexdigest(), create=True) as place,
+            _alone(place) if writing else nullcontext(),
         ):
-            held = lock(place, _LOCK, shared=False, patience=10.0) if writing else None
-            if writing and held is None:
-                raise CacheRejected(CacheReason.NO_STORE, "another process writes to the trust store all the time")
-            try:
-                yield place, key.derive("trust", device.encode())
-            finally:
-                if held is not None:
-                    held.close()
+            yield place, key.derive("trust", device.encode())
 
     def set_epoch(self, device: str, epoch: bytes) -> None:
         """Say which build of a device runs now. Another one than before: all its entries are forgotten."""
@@ -206,6 +174,18 @@ class TrustStore:
                 with suppress(CacheRejected):
                     known = _read(place, key, entry_name(token))
             _write(place, key, entry_name(token), [record for record in known if record.generation != generation])
+
+
+@contextmanager
+def _alone(place: int) -> Iterator[None]:
+    """Keep other writers out of a directory inside a with block."""
+    held = lock(place, _LOCK, shared=False, patience=10.0)
+    if held is None:
+        raise CacheRejected(CacheReason.NO_STORE, "another process writes to the trust store all the time")
+    try:
+        yield
+    finally:
+        held.close()
 
 
 def _entries(place: int) -> list[str]:

@@ -24,7 +24,7 @@ import pytest
 import nnburst
 from nnburst.errors import DeadObject, ResourceExhausted
 from nnburst.service.host.quotas import PER_USER
-from nnburst.service.process import limited_log, worker, workers
+from nnburst.service.process import limited_log, workers
 from nnburst.service.process.workers import Isolation, Worker, WorkerPool
 from nnburst.watch.usage import usage_of
 from support.models import relu
@@ -251,7 +251,7 @@ def test_process_that_cannot_be_looked_at_is_looked_at_again_later(monkeypatch: 
     watched = pool._all[7] = Worker(pool, 7)
     watched.service, watched.clients = service, {1: Mock()}
     looks: list[int] = []
-    monkeypatch.setattr(worker, "usage_of", looks.append)
+    monkeypatch.setattr(workers, "usage_of", looks.append)
     now = time.monotonic()
     monkeypatch.setattr(workers, "time", SimpleNamespace(monotonic=lambda: now))
     for _ in range(2):

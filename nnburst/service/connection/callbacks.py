@@ -9,17 +9,9 @@ from typing import TYPE_CHECKING
 
 from ...burst import BurstCallback
 from ...errors import ErrorStatus, InvalidArgument
+from ..wire import protocol as calls
 from ..wire.marshal import pools_to_wire
 from ..wire.packets import FdBundle
-from ..wire.protocol import (
-    MAX_FDS,
-    ClientGone,
-    Done,
-    EndNotice,
-    GetMemories,
-    GetMemoriesReply,
-    Malformed,
-)
 
 if TYPE_CHECKING:
     from ..process.workers import Worker
@@ -42,7 +34,7 @@ class CallbackRegistry:
         self._callbacks[number] = callback
         return number
 
-    def on_ending(self, message: EndNotice, fds: FdBundle) -> Done:
+    def on_ending(self, message: calls.EndNotice, fds: FdBundle) -> calls.Done:
         """Every later call says why; of a burst, its runs."""
         if not message.callback:
             if self._broker is not None:
@@ -50,25 +42,25 @@ class CallbackRegistry:
             self._end(message.reason)
         elif callback := self._callbacks.get(message.callback):
             callback.ended(message.reason)
-        return Done()
+        return calls.Done()
 
-    def on_get_memories(self, message: GetMemories, fds: FdBundle) -> tuple[GetMemoriesReply, FdBundle]:
+    def on_get_memories(self, message: calls.GetMemories, fds: FdBundle) -> tuple[calls.GetMemoriesReply, FdBundle]:
         """Ask the callback; all or nothing."""
         callback = self._callbacks.get(message.callback)
         if callback is None:
-            return GetMemoriesReply(status=int(ErrorStatus.INVALID_ARGUMENT)), FdBundle()
+            return calls.GetMemoriesReply(status=int(ErrorStatus.INVALID_ARGUMENT)), FdBundle()
         status, memories = callback.get_memories(message.slots)
         if status is not ErrorStatus.NONE:
             sendable = status <= ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT
-            return GetMemoriesReply(status=int(status if sendable else ErrorStatus.GENERAL_FAILURE)), FdBundle()
+            return calls.GetMemoriesReply(status=int(status if sendable else ErrorStatus.GENERAL_FAILURE)), FdBundle()
         handles, borrowed = pools_to_wire(memories)
-        if len(borrowed) > MAX_FDS:
+        if len(borrowed) > calls.MAX_FDS:
             raise InvalidArgument(f"{len(borrowed)} descriptors do not fit into one message")
         # Copies, because the memory may be closed before the reply is sent.
-        return GetMemoriesReply(status=0, memories=handles), FdBundle.duplicate(borrowed)
+        return calls.GetMemoriesReply(status=0, memories=handles), FdBundle.duplicate(borrowed)
 
-    def on_client_gone(self, message: ClientGone, fds: FdBundle) -> Done:
+    def on_client_gone(self, message: calls.ClientGone, fds: FdBundle) -> calls.Done:
         if self._broker is None:
-            raise Malformed("the service is no worker of this process")
+            raise calls.Malformed("the service is no worker of this process")
         self._broker.gone(message.number, message.reason)
-        return Done()
+        return calls.Done()
