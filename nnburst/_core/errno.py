@@ -9,6 +9,7 @@ import operator
 import os
 import resource
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import ParamSpec, TypeVar
 
 import numpy as np
@@ -59,27 +60,13 @@ _MEANINGS: dict[int, str] = {
     errno.ETIMEDOUT: "the deadline has passed",
 }
 
-_this_process = "this process"
-
-
-def name_process(name: str) -> None:
-    """Have errors that others read, too, call this process so."""
-    global _this_process
-    _this_process = name
-
-
-_refusals = ""
-
-
-def explain_refusals(text: str) -> None:
-    """Have `refusal` say this of what the system refuses to this process from now on."""
-    global _refusals
-    _refusals = text
+this_process = SimpleNamespace(name="this process", refusals="")
+"""How errors that others read, too, call this process; what `refusal` says of what the system refuses to it."""
 
 
 def refusal(error: BaseException) -> str:
     """Say what is to be done about an exception, if this process has given up rights and it may be for want of them."""
-    return f": {_refusals}" if _refusals and isinstance(error, PermissionError) else ""
+    return f": {this_process.refusals}" if this_process.refusals and isinstance(error, PermissionError) else ""
 
 
 def meaning(number: int) -> str:
@@ -87,7 +74,7 @@ def meaning(number: int) -> str:
     if number == errno.EMFILE:
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return (
-            f"{_this_process} (pid {os.getpid()}) has as many open files as it may, {limit:,}; close sessions and "
+            f"{this_process.name} (pid {os.getpid()}) has as many open files as it may, {limit:,}; close sessions and "
             "memories, or raise RLIMIT_NOFILE where it is started: `ulimit -n`, LimitNOFILE= of a systemd unit, "
             "the limit nofile of a container"
         )
@@ -95,7 +82,7 @@ def meaning(number: int) -> str:
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return (
             f"programs of user {os.getuid()} have sent descriptors that were not received, more than RLIMIT_NOFILE of "
-            f"{_this_process} (pid {os.getpid()}) allows, {limit:,}: end what does not receive, or raise it"
+            f"{this_process.name} (pid {os.getpid()}) allows, {limit:,}: end what does not receive, or raise it"
         )
     if number == errno.ENFILE:
         return "this machine has as many open files as it may; raise the sysctl fs.file-max"

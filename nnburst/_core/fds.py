@@ -17,7 +17,7 @@ import os
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import repeat
-from typing import Any, TypeVar
+from typing import Any, Self
 
 from ..errors import BadState, InvalidArgument, ResourceExhausted
 from ._nnburst import ffi, lib
@@ -50,9 +50,6 @@ def close_fds(fds: list[int]) -> None:
         list(_owned(_flags(fds), iter(partial(fds.pop, 0), None)))
 
 
-T = TypeVar("T", bound="FdSet")
-
-
 class FdSet:
     """A few descriptors with one owner. Closes them when told to, or when it is collected.
 
@@ -77,7 +74,7 @@ class FdSet:
             self._owned.extend(_owned(flags, fds))
 
     @classmethod
-    def duplicate(cls: type[T], fds: Iterable[int]) -> T:
+    def duplicate(cls, fds: Iterable[int]) -> Self:
         """Own copies of descriptors that stay with the caller."""
         copies, given = cls(), tuple(fds)
         for fd in given:  # all of them first: a copy could get the number of one that is closed

@@ -31,12 +31,10 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any, SupportsIndex, TypeVar
+from typing import Any, Self, SupportsIndex
 
 from ..errors import InvalidArgument, NNBurstError
 from .deadline import Deadline
-
-T = TypeVar("T", bound="Closing")
 
 LEAVING = 2.0
 """Seconds that leaving waits for a service that does not answer, in all. A child that is not gone then is killed."""
@@ -95,7 +93,7 @@ class Closing:
         """Give everything back. Idempotent."""
         raise NotImplementedError
 
-    def __enter__(self: T) -> T:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:

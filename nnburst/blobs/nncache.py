@@ -102,9 +102,7 @@ class NNCache:
         Returns:
             Size of the value, whether it was copied or not; 0 if there is none.
         """
-        with self._lock:
-            cache = self._used()
-            return 0 if cache is None else cache.get(key, out)
+        return self.get_blob_with(key, lambda size: out)[0]
 
     def get_blob_with(self, key: bytes, allocate: Allocator) -> tuple[int, Writable | None]:
         """Copy a value into a buffer of its size that the caller makes.

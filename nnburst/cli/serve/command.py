@@ -156,14 +156,14 @@ def serve(
     models again and serves the new ones from then on. Also starts from a systemd socket unit (see deploy/systemd).
     """
     _settle_environment()
-    from ..._core.errno import name_process
+    from ..._core.errno import this_process
     from ...runtime.service import DEFAULT_DEVICES
     from ...service import AccessPolicy, Broker, Isolation, activated_sockets, claim, start_child, tell_manager
     from ...service.process.limited_log import LimitedHandler
     from .children import gateway, start_metrics
     from .repository import Repository
 
-    name_process("the service")
+    this_process.name = "the service"
     logging.basicConfig(
         format="nnburst serve %(process)d: %(levelname)s: %(message)s",
         level=log_level.upper(),

@@ -28,13 +28,12 @@ from ..wire.packets import FdBundle
 from .quotas import Charge, Ledger
 
 if TYPE_CHECKING:
-    from .faults import FaultPoints
     from .host import Client
 
 # -- models and devices ----------------------------------------------------------------------------------------------
 
 
-class HostedModel:
+class HostedModel(Struct, frozen=True):
     """A prepared model in a connection's table.
 
     Attributes:
@@ -43,15 +42,11 @@ class HostedModel:
         priority: Of its bursts.
     """
 
+    prepared: PreparedModel
+    served: PreparedModel
+    row: Row
+    priority: Priority
     what: ClassVar[str] = "prepared model"
-
-    def __init__(
-        self, prepared: PreparedModel, row: Row, priority: Priority, faults: FaultPoints | None = None
-    ) -> None:
-        self.prepared = prepared
-        self.served = prepared if faults is None else faults.wrap(prepared)
-        self.row = row
-        self.priority = priority
 
 
 def on_list_devices(client: Client, message: calls.ListDevices, fds: FdBundle) -> calls.ListDevicesReply:
@@ -182,7 +177,8 @@ def _own_model(
     owned.callback(row.close)
     for name in counted:
         row.count(name)
-    hosted = HostedModel(prepared, row, priority, client.host.faults)
+    faults = client.host.faults
+    hosted = HostedModel(prepared, prepared if faults is None else faults.wrap(prepared), row, priority)
     return client.objects.add(hosted, owned.pop_all().close, leave=row.leave)
 
 

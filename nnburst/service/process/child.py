@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 
 from ..._core._nnburst import lib
-from ..._core.errno import check, name_process
+from ..._core.errno import check, this_process
 from ...burst import ListenerGroup
 from ...devices import LocalDevice, NamedDevice, create_device
 from ...errors import NNBurstError
@@ -51,7 +51,7 @@ def main() -> int:
 
 def serve(options: ServiceOptions) -> int:
     """Do what `main` says."""
-    name_process("the service")
+    this_process.name = "the service"
     sock = socket.socket(fileno=options.socket)
     sock.set_inheritable(False)
     for fd in (options.stderr, options.faults):

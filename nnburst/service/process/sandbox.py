@@ -18,7 +18,7 @@ from glob import glob
 from pathlib import Path
 
 from ..._core._nnburst import lib
-from ..._core.errno import check, explain_refusals
+from ..._core.errno import check, this_process
 from ...cache import CacheRejected, default_state_directory
 from ...cache.files import make_directories
 from ...devices import Device, Needs
@@ -105,7 +105,7 @@ def close_door(
             "use sandbox='on', which goes on with what there is"
         )
     if landlock or calls >= 0:
-        explain_refusals(_HINT)
+        this_process.refusals = _HINT
     return box
 
 
