@@ -28,4 +28,5 @@ from .process.discovery import running_services as running_services
 from .process.launch import start_child as start_child
 from .process.sandbox import close_door as close_door
 from .process.workers import Isolation as Isolation
+from .process.workers import WorkerPool as WorkerPool
 from .wire.protocol import Sandbox as Sandbox

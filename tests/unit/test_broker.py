@@ -6,9 +6,10 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from unittest.mock import Mock
 
@@ -44,8 +45,13 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
             sock.setblocking(False)
             return sock
 
-        def make(**options: Any) -> tuple[Broker, Dial]:
-            made = Broker(lambda *_, **__: Mock(pid=os.getpid()), "name", [listener], devices=[], **options)
+        def make(user_quotas: Mapping[str, int] = MappingProxyType({}), **options: Any) -> tuple[Broker, Dial]:
+            def pool(broker: Broker) -> workers.WorkerPool:
+                return workers.WorkerPool(
+                    broker, lambda *_, **__: Mock(pid=os.getpid()), "name", [], user_quotas=user_quotas
+                )
+
+            made = Broker([listener], pool, **options)
             stack.callback(made.close)
             return made, dial
 

@@ -158,7 +158,16 @@ def serve(
     _settle_environment()
     from ..._core.errno import this_process
     from ...runtime.service import DEFAULT_DEVICES
-    from ...service import AccessPolicy, Broker, Isolation, activated_sockets, claim, start_child, tell_manager
+    from ...service import (
+        AccessPolicy,
+        Broker,
+        Isolation,
+        WorkerPool,
+        activated_sockets,
+        claim,
+        start_child,
+        tell_manager,
+    )
     from ...service.process.limited_log import LimitedHandler
     from .children import gateway, start_metrics
     from .repository import Repository
@@ -183,28 +192,28 @@ def serve(
             listeners = [claimed.listener]
         where = str(listeners[0].getsockname())
         _raise_descriptor_limit()
-        broker = Broker(
-            partial(
-                start_child,
-                timeout=None,
-                warm=True,
-                quotas=limits,
-                max_run=max_run,
-                max_compile=max_compile,
-                log_level=log_level,
-                scheduler=policy_and_priority,
-                sandbox=sandbox,
-            ),
-            address,
-            listeners,
+        start = partial(
+            start_child,
+            timeout=None,
+            warm=True,
+            quotas=limits,
+            max_run=max_run,
+            max_compile=max_compile,
+            log_level=log_level,
+            scheduler=policy_and_priority,
+            sandbox=sandbox,
+        )
+        workers = partial(
+            WorkerPool,
+            start=start,
+            name=address,
             devices=[*(devices or DEFAULT_DEVICES), *_functions(devices, functions)],
             named=not repository.is_empty,
             prepare=repository.prepare,
-            policy=policy,
             isolation=Isolation(isolate),
             user_quotas=user_limits,
-            idle_exit=idle_exit,
         )
+        broker = Broker(listeners, workers, policy=policy, idle_exit=idle_exit)
         stack.callback(broker.close)
         shared = broker.workers.shared
         beside = stack.enter_context(contextlib.ExitStack())  # clients of its own, which end first

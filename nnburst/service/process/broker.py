@@ -14,7 +14,7 @@ import socket
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -24,12 +24,11 @@ from ..._core.errno import meaning
 from ..._core.fds import close_fds
 from ..._core.leaving import LEAVING
 from ...errors import BadState, DeadObject, GeneralFailure, InvalidArgument, NNBurstError, ResourceExhausted
-from ..client.connection import ServiceConnection
 from ..host.quotas import Charge, Ledger
 from ..wire import protocol as calls
 from ..wire.packets import EndOfStream, Kind, peek_first, unread_bytes
 from .discovery import Peer, peer_of
-from .workers import AcceptedClient, Isolation, WorkerPool
+from .workers import AcceptedClient, WorkerPool
 
 _log = logging.getLogger(__name__)
 _FIRST_ACTIVATED_FD = 3
@@ -74,15 +73,9 @@ class Broker:
     what runs is finished and clients are told. SIGHUP has the named models loaded again.
 
     Args:
-        start: Starts a worker: `start_child` with all but the options that differ from one to another.
-        name: Of the service.
         listeners: Listening SOCK_SEQPACKET sockets; stay the caller's.
-        devices: By name. Those of functions run what the operator has named; the others also models of clients.
-        named: Names of models; see `prepare`.
-        prepare: Called with the worker that all clients share, whenever one has started, to publish the models.
+        workers: Makes the `WorkerPool` of this broker.
         policy: Who is served.
-        isolation: Of models that clients bring.
-        user_quotas: What is other than in `PER_USER` for all connections of a user together, in each worker.
         idle_exit: Seconds without any connection after which `run` returns; None never.
 
     Attributes:
@@ -94,16 +87,10 @@ class Broker:
 
     def __init__(
         self,
-        start: Callable[..., ServiceConnection],
-        name: str,
         listeners: Sequence[socket.socket],
+        workers: Callable[[Broker], WorkerPool],
         *,
-        devices: Sequence[str],
-        named: bool = False,
-        prepare: Callable[[ServiceConnection], None] = lambda service: None,
         policy: AccessPolicy | None = None,
-        isolation: Isolation = Isolation.USER,
-        user_quotas: Mapping[str, int] = {},
         idle_exit: float | None = None,
     ) -> None:
         self._listeners = {listener.fileno(): listener for listener in listeners}
@@ -121,7 +108,7 @@ class Broker:
         self._jobs: deque[Callable[[], None]] = deque()
         self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._stop_reason = ""
-        self.workers = WorkerPool(self, start, name, devices, named, prepare, isolation, user_quotas)
+        self.workers = workers(self)
 
     def stop(self, reason: str) -> None:
         """Have `run` return. Any thread; also a signal handler."""

@@ -251,6 +251,9 @@ class WorkerPool:
         isolation: Of models that clients bring.
         user_quotas: What is other than in `PER_USER` for all connections of a user together, in each worker.
 
+    Raises:
+        NNBurstError: The worker that all share does not start, or a model cannot be published.
+
     Attributes:
         shared: The worker that all clients share; another one if it has died.
         runs_own: Whether clients may bring models.
@@ -265,10 +268,10 @@ class WorkerPool:
         start: Callable[..., ServiceConnection],
         name: str,
         devices: Sequence[str],
-        named: bool,
-        prepare: Callable[[ServiceConnection], None],
-        isolation: Isolation,
-        user_quotas: Mapping[str, int],
+        named: bool = False,
+        prepare: Callable[[ServiceConnection], None] = lambda service: None,
+        isolation: Isolation = Isolation.USER,
+        user_quotas: Mapping[str, int] = {},
     ) -> None:
         self.broker, self.start, self._name, self._devices = broker, start, name, devices
         self._for_own = [device for device in devices if not is_of_functions(device)]
