@@ -155,22 +155,14 @@ def _copied(fd: int, header: Header, key: MasterKey) -> tuple[_Copy, Opening]:
     opening = Opening(header, key)
     end = HEADER_SIZE
     for chunk in chunks_of(memoryview(memory)[: header.payload]):
-        _read_into(fd, chunk, end)
+        if os.preadv(fd, [chunk], end) != len(chunk):
+            raise CacheRejected(CacheReason.BAD_LENGTH, "a file ended while it was read")
         opening.add(chunk)
         end += len(chunk)
     check(
         lib.nnb_make_read_only(ffi.from_buffer("char[]", memory), len(memory)), "cannot seal the copy of a cache file"
     )
     return memory, opening
-
-
-def _read_into(fd: int, chunk: memoryview, offset: int) -> None:
-    done = 0
-    while done < len(chunk):
-        got = os.preadv(fd, [chunk[done:]], offset + done)
-        if got <= 0:
-            raise CacheRejected(CacheReason.BAD_LENGTH, "a file ended while it was read")
-        done += got
 
 
 def _read(fd: int, count: int, offset: int) -> bytes:
