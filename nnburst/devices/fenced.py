@@ -12,6 +12,7 @@ import os
 import select
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -108,12 +109,10 @@ class LocalFenced(FencedExecution):
         self._signal = FenceSignal()
         self.fence = self._signal.fence
         self._info: FencedInfo | None = None
-        self._on_end: Callable[[], None] = lambda: None
 
     def start(self, on_end: Callable[[], None] = lambda: None) -> LocalFenced:
         """Wait for the fences, and run, in a thread of its own, which calls `on_end` at last. To be called once."""
-        self._on_end = on_end
-        start_daemon(self._own, name="nnburst-fenced", what="a fenced execution")
+        start_daemon(partial(self._own, on_end), name="nnburst-fenced", what="a fenced execution")
         return self
 
     def info(self) -> FencedInfo:
@@ -126,7 +125,7 @@ class LocalFenced(FencedExecution):
         if self._info is None:
             os.eventfd_write(cancelled.fds[0], 1)
 
-    def _own(self) -> None:
+    def _own(self, on_end: Callable[[], None]) -> None:
         try:
             info = self._outcome()
         except BaseException as error:  # also SystemExit of a user's function: the fence must not stay active
@@ -139,7 +138,7 @@ class LocalFenced(FencedExecution):
             self._signal.fail()
         self._fences.close()
         try:
-            self._on_end()
+            on_end()
         except Exception:
             import logging
 

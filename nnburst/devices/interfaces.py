@@ -104,25 +104,14 @@ class CompileJob(Struct, frozen=True):
 class PreparedModel(abc.ABC):
     """A compiled model. Safe to use from several threads at once."""
 
-    @property
-    def cache_result(self) -> SaveResult | None:
-        """What became of the cache files that came with the model; None if there were none."""
-        return None
-
-    @property
-    def label(self) -> str:
-        """What people call it; empty if it has no name."""
-        return ""
-
-    @property
-    def takes_steps(self) -> bool:
-        """Whether requests may have `Steps` among their pools."""
-        return False
-
-    @property
-    def batcher(self) -> Batcher | None:
-        """Where requests of its bursts wait for those of others, to run as one; None if each runs alone."""
-        return None
+    cache_result: SaveResult | None = None
+    """What became of the cache files that came with the model; None if there were none."""
+    label = ""
+    """What people call it; empty if it has no name."""
+    takes_steps = False
+    """Whether requests may have `Steps` among their pools."""
+    batcher: Batcher | None = None
+    """Where requests of its bursts wait for those of others, to run as one; None if each runs alone."""
 
     def run_together(self, most: int) -> None:
         """Let requests whose arguments have the same shape run as one, so many rows at most.

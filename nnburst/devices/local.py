@@ -156,7 +156,6 @@ class LocalModel(PreparedModel):
     """
 
     takes_steps = True  # whatever `bind` makes can be called again and again
-    cache_result: SaveResult | None = None
 
     def __init__(self, model: Model, tracker: BufferTracker) -> None:
         self.model = model

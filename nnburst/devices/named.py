@@ -174,9 +174,6 @@ class SharedModel(WrappedModel):
         device: What runs it.
     """
 
-    label: str = ""
-    batcher: Batcher | None = None
-
     def __init__(self, published: _Published, preference: ExecutionPreference) -> None:
         super().__init__(published.prepared)
         self._published: _Published | None = published

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ..burst import BurstCallback, BurstContext, BurstExecutorWithCache
-from ..cache import SaveResult
 from ..errors import Ending
 from ..fmq import MQDescriptor
 from ..model import ExecutionResult, Request, RunOptions
@@ -19,22 +18,11 @@ class WrappedModel(PreparedModel):
 
     def __init__(self, inner: PreparedModel) -> None:
         self.inner = inner
-
-    @property
-    def cache_result(self) -> SaveResult | None:
-        return self.inner.cache_result
-
-    @property
-    def label(self) -> str:
-        return self.inner.label
+        self.cache_result, self.label, self.takes_steps = inner.cache_result, inner.label, inner.takes_steps
 
     @property
     def ending(self) -> Ending:
         return self.inner.ending
-
-    @property
-    def takes_steps(self) -> bool:
-        return self.inner.takes_steps
 
     def execute_synchronously(self, request: Request, options: RunOptions = RunOptions()) -> ExecutionResult:
         return self.inner.execute_synchronously(request, options)

@@ -120,7 +120,8 @@ class OnnxRuntimeDevice(LocalDevice):
         is_file = bool(extension_prefix(model, EXTENSION_NAME))
         source = _source_of(model)
         try:
-            graph = self._graphs.get(source.digest, lambda: compile_graph(source.data, source.files, self._settings))
+            digest = content_digest(source.data, source.files)
+            graph = self._graphs.get(digest, lambda: compile_graph(source.data, source.files, self._settings))
             if is_file:
                 inputs = (*graph.inputs, *graph.optional.values())
                 imported = graph_model(len(source.data), tuple(source.files), inputs, graph.outputs).main
@@ -213,7 +214,7 @@ def _read_files(model: Model) -> Source:
             files[name] = read_constant(pool, np.uint8, (length,), location.offset)
     data = data or b""
     contents = (np.frombuffer(data, np.uint8), *files.values())
-    return Source(data, files, content_digest(data, files), dict(zip(operation.inputs, contents, strict=False)))
+    return Source(data, files, dict(zip(operation.inputs, contents, strict=False)))
 
 
 def _source_of(model: Model) -> Source:
@@ -221,5 +222,4 @@ def _source_of(model: Model) -> Source:
     if extension_prefix(model, EXTENSION_NAME):
         return _read_files(model)
     lowering = Lowering(model, LOWERED)
-    data, files = lowering.graph()
-    return Source(data, files, content_digest(data, files), lowering.copies)
+    return Source(*lowering.graph(), lowering.copies)

@@ -32,7 +32,6 @@ class Source(Struct, frozen=True):
 
     data: bytes
     files: dict[str, Bytes]
-    digest: bytes
     copies: Mapping[int, Array]
 
 

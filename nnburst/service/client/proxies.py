@@ -241,9 +241,6 @@ class RemoteBuffer(_Remote, Buffer):
 class RemotePreparedModel(_Remote, PreparedModel):
     """A `PreparedModel` in a service."""
 
-    cache_result: SaveResult | None = None
-    takes_steps = False
-
     def __init__(
         self, place: Place, number: int, cache_result: SaveResult | None = None, *, takes_steps: bool = False
     ) -> None:
