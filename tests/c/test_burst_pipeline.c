@@ -73,6 +73,11 @@ int main(void)
     CHECK_EQ(nnb_execution_launch(e[0], 1, 0), -EAGAIN);
     CHECK_EQ(nnb_execution_start(e[1]), -EBUSY); /* a run would have to wait for others */
     CHECK_EQ(nnb_execution_advance(e[1], e[1]), -EAGAIN);
+    const uint32_t sizes[] = {16, 2, 2, 0, 16, 4};
+    CHECK_EQ(nnb_execution_resize(e[0], sizes, 6), -EALREADY); /* on its way */
+    CHECK_EQ(nnb_execution_resize(e[1], sizes, 6), -EALREADY); /* waited for */
+    CHECK_EQ(nnb_execution_resize(e[2], sizes, 6), 0);
+    CHECK_EQ(nnb_execution_resize(e[2], sizes, 5), -EINVAL);
     CHECK_EQ(nnb_client_land(p.client), -EBUSY); /* and wants to be told */
     CHECK_EQ(nnb_execution_launch(e[2], 3, 0), -EBUSY);
     CHECK_EQ(rings(), -1);
