@@ -94,7 +94,7 @@ static void prepare(void)
 
 /* ---- deadlines -------------------------------------------------------------------------------------------------- */
 
-static void tell(ort_run *r, int which)
+static void set_termination(ort_run *r, int which)
 {
     void *status = ((of_options)r->api[which])(r->options);
     if (status)
@@ -111,7 +111,7 @@ static void *end_at_deadlines(void *unused)
         for (ort_run *r = timed; r; r = r->next) {
             if (r->deadline_ns <= now && !r->is_ended) {
                 r->is_ended = 1;
-                tell(r, SET_TERMINATE);
+                set_termination(r, SET_TERMINATE);
             } else if (r->deadline_ns > now && r->deadline_ns < sleeps_until) {
                 sleeps_until = r->deadline_ns;
             }
@@ -154,7 +154,7 @@ static void end_timed(ort_run *r)
     if ((*r->link = r->next))
         r->next->link = r->link;
     if (r->is_ended && !r->is_cancelled)
-        tell(r, UNSET_TERMINATE);
+        set_termination(r, UNSET_TERMINATE);
     r->is_ended = 0;
     pthread_mutex_unlock(&lock);
 }
@@ -217,6 +217,23 @@ static void *take_value(const ort_run *r, nnb_ort_argument *a, void *value)
     return status;
 }
 
+/* What the client is told; returns its status. */
+static int tell(ort_run *r)
+{
+    nnb_result *told = &r->told;
+    told->status = 0;
+    told->n_dims = 0;
+    for (uint32_t i = 0; i < r->n_outputs; i++) {
+        const nnb_ort_argument *a = output(r, i);
+        told->shapes[i] = (nnb_shape){a->is_sufficient, a->rank, told->n_dims};
+        for (uint32_t d = 0; d < a->rank; d++)
+            told->dims[told->n_dims++] = (uint32_t)a->dims[d];
+        if (!a->is_sufficient)
+            told->status = NNB_OUTPUT_INSUFFICIENT_SIZE;
+    }
+    return told->status;
+}
+
 /* Copies what the library has allocated; 0 or a status. */
 static int take_outputs(ort_run *r, uint64_t deadline_ns)
 {
@@ -243,10 +260,7 @@ static int take_outputs(ort_run *r, uint64_t deadline_ns)
         ((release)r->api[RELEASE_VALUE])(values[i]);
     if (values && (status = ((of_two)r->api[ALLOCATOR_FREE])(r->allocator, values)))
         ((release)r->api[RELEASE_STATUS])(status);
-    for (uint32_t i = 0; i < r->n_outputs && !rc; i++)
-        if (!output(r, i)->is_sufficient)
-            rc = NNB_OUTPUT_INSUFFICIENT_SIZE;
-    return rc;
+    return rc ? rc : tell(r);
 }
 
 /* Or what it has allocated stays, and is used again, whatever its size. */
@@ -261,24 +275,7 @@ static void let_go_of_outputs(const ort_run *r)
     }
 }
 
-static const nnb_result *result(nnb_kernel *k)
-{
-    ort_run *r = (ort_run *)k;
-    nnb_result *told = &r->told;
-    told->status = 0;
-    told->n_shapes = r->n_outputs;
-    told->n_dims = 0;
-    told->time_on_device = told->time_in_driver = NNB_NO_TIME;
-    for (uint32_t i = 0; i < r->n_outputs; i++) {
-        const nnb_ort_argument *a = output(r, i);
-        told->shapes[i] = (nnb_shape){a->is_sufficient, a->rank, told->n_dims};
-        for (uint32_t d = 0; d < a->rank; d++)
-            told->dims[told->n_dims++] = (uint32_t)a->dims[d];
-        if (!a->is_sufficient)
-            told->status = NNB_OUTPUT_INSUFFICIENT_SIZE;
-    }
-    return told;
-}
+static const nnb_result *result(nnb_kernel *k) { return &((ort_run *)k)->told; }
 
 /* ---- other requests --------------------------------------------------------------------------------------------- */
 
@@ -439,6 +436,7 @@ int nnb_ort_tell(nnb_kernel *k, nnb_ort_argument *arguments, uint32_t n_inputs, 
     r->n_outputs = n_outputs;
     r->memory = memory;
     r->allocator = allocator;
+    r->told = (nnb_result){.n_shapes = n_outputs, .time_on_device = NNB_NO_TIME, .time_in_driver = NNB_NO_TIME};
     r->told.shapes = malloc(n_outputs * sizeof(nnb_shape));
     r->told.dims = malloc(n_outputs * NNB_MAX_RANK * sizeof(uint32_t));
     if (!r->told.shapes || !r->told.dims)
@@ -455,6 +453,6 @@ void nnb_ort_cancel(nnb_kernel *k)
     ort_run *r = (ort_run *)k;
     pthread_mutex_lock(&lock);
     r->is_cancelled = 1;
-    tell(r, SET_TERMINATE);
+    set_termination(r, SET_TERMINATE);
     pthread_mutex_unlock(&lock);
 }
