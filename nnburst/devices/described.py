@@ -44,28 +44,13 @@ class DeviceInfo(Struct, frozen=True, forbid_unknown_fields=True):
 class DescribedDevice(Device):
     """A device that stands for one that was asked what it is; what it does is left to the classes below."""
 
+    name = version_string = ""
+    type, capabilities, cache_epoch = DeviceType.OTHER, Capabilities(), b""
+
     def __init__(self, info: DeviceInfo) -> None:
         self._info = info
-
-    @property
-    def name(self) -> str:
-        return self._info.name
-
-    @property
-    def version_string(self) -> str:
-        return self._info.version_string
-
-    @property
-    def type(self) -> DeviceType:
-        return self._info.type
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._info.capabilities
-
-    @property
-    def cache_epoch(self) -> bytes:
-        return self._info.cache_epoch
+        self.name, self.version_string, self.type = info.name, info.version_string, info.type
+        self.capabilities, self.cache_epoch = info.capabilities, info.cache_epoch
 
     def get_supported_extensions(self) -> tuple[Extension, ...]:
         return self._info.extensions

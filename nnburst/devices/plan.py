@@ -41,7 +41,6 @@ class Plan:
         self._options = options
         self._buffers = buffers
         self._measures = options.measure == MeasureTiming.YES
-        self._deadline_ns = 0
         self._token = present_token()
         self._opened: OpenRequest | None = None
         self.gate: BufferSet | None = None if buffers is None else buffers.set
@@ -67,27 +66,23 @@ class Plan:
 
     def __call__(self) -> ExecutionResult | None:
         """Run once; None stands for NONE without shapes and timing. Raises whatever a kernel meets."""
-        return self._run() if self._buffers is None else self._run_admitted(self._buffers)
+        return self.until(0)
 
     def until(self, deadline_ns: int) -> ExecutionResult | None:
-        """Run once, and end by a time of CLOCK_MONOTONIC in nanoseconds; as far as the kernel can be ended.
+        """Run once, and end by a time of CLOCK_MONOTONIC in nanoseconds, 0 for none, as far as the kernel can be ended.
 
         Raises:
             MissedDeadline: It was ended.
         """
-        self._deadline_ns = deadline_ns
-        try:
-            return self()
-        finally:
-            self._deadline_ns = 0
+        return self._run(deadline_ns) if self._buffers is None else self._run_admitted(self._buffers, deadline_ns)
 
-    def _run(self) -> ExecutionResult | None:
+    def _run(self, deadline_ns: int) -> ExecutionResult | None:
         opened = self._opened or self._open()
         self._opened = None  # opened anew after a failure: memory may have been truncated and its mapping given up
         try:
             opened.before_run()
             started = time.monotonic_ns()
-            result = run_until(self._kernel, self._deadline_ns)
+            result = run_until(self._kernel, deadline_ns)
             ended = time.monotonic_ns()
         except BaseException:
             opened.after_run(False)
@@ -98,7 +93,7 @@ class Plan:
             return result
         return ErrorStatus.NONE, () if result is None else result[1], Timing((ended - started) // 1000)
 
-    def _run_admitted(self, buffers: BoundBuffers) -> ExecutionResult | None:
+    def _run_admitted(self, buffers: BoundBuffers, deadline_ns: int) -> ExecutionResult | None:
         gate = buffers.set
         kernel: Kernel | None = gate.admit()
         try:
@@ -106,7 +101,7 @@ class Plan:
                 with under_token(self._token):
                     kernel = Plan(self._bind, buffers.with_views(), self._options).call
                 gate.keep(kernel)
-            result = run_until(kernel, self._deadline_ns)
+            result = run_until(kernel, deadline_ns)
             shapes = () if gate.fixed else buffers.written(result)
         except BaseException:
             gate.fail()
