@@ -39,7 +39,7 @@ class Restart(Struct, frozen=True):
         reason: How it ended, in words.
         signal: As in `DeadObject`.
         exit_status: Likewise.
-        cache: What caching did when the model was compiled again: the name of a `CacheOutcome`.
+        cache: What caching did when the model was compiled again: the name of a `CacheReason`.
         seconds: From the first call that needed it until it was there.
     """
 
