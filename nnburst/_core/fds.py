@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import operator
 import os
+import select
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import repeat
@@ -24,6 +26,7 @@ from ._nnburst import ffi, lib
 from .errno import meaning
 from .file_system import may_block
 
+_LONGEST_POLL = 1e6
 _cast = partial(ffi.cast, ffi.typeof("void *"))
 
 
@@ -128,3 +131,20 @@ class FdSet:
 
 def _receive(parcels: list[Any]) -> FdSet:
     return FdSet(parcel.detach() for parcel in parcels)
+
+
+def ready(fds: Iterable[int], seconds: float | None = None, events: int = select.POLLIN) -> set[int]:
+    """Wait for something to read at one of several descriptors, or for the end of its other side or of a process.
+
+    Args:
+        fds: Descriptors.
+        seconds: How long; None for no limit.
+        events: Of poll; 0 waits for an end alone.
+
+    Returns:
+        Where there is something; empty if the time is over.
+    """
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, events)
+    return {fd for fd, _ in poll.poll(None if seconds is None else math.ceil(min(seconds, _LONGEST_POLL) * 1000))}

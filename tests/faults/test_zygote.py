@@ -262,16 +262,16 @@ def test_service_that_ends_without_its_zygote_is_dead_for_no_known_reason() -> N
 
 def test_end_of_a_service_is_said_though_the_zygote_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float | None] = []
-    readable = forked.readable
+    ready = forked.ready
 
-    def goes_on(fd: int, seconds: float | None) -> bool:
+    def goes_on(fds: list[int], seconds: float | None) -> set[int]:
         waits.append(seconds)
         os.kill(zygote(), signal.SIGCONT)
-        return readable(fd, seconds)
+        return ready(fds, seconds)
 
     with child() as service:
         stop(zygote())
-        monkeypatch.setattr(forked, "readable", goes_on)
+        monkeypatch.setattr(forked, "ready", goes_on)
         service.kill()
         with pytest.raises(DeadObject, match="killed by SIGKILL"):
             service.devices[0].prepare_model(tiny_model(256))
@@ -384,15 +384,15 @@ def holders(pid: int) -> set[int]:
 
 def test_start_whose_zygote_is_killed_meanwhile_is_made_afresh(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = threading.Event()
-    readable = forked.readable
+    ready = forked.ready
 
-    def waits(fd: int, seconds: float | None) -> bool:
+    def waits(fds: list[int], seconds: float | None) -> set[int]:
         asked.set()
-        return readable(fd, seconds)
+        return ready(fds, seconds)
 
     with child():  # the kernel has the zygote go on when the thread ends that has started it
         stop(zygote())
-        monkeypatch.setattr(forked, "readable", waits)
+        monkeypatch.setattr(forked, "ready", waits)
         started: list[ServiceConnection] = []
         starter = threading.Thread(target=lambda: started.append(child()))
         starter.start()

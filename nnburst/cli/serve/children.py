@@ -6,7 +6,6 @@ import contextlib
 import json
 import logging
 import os
-import select
 import signal
 import subprocess
 import threading
@@ -15,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ..._core.fds import ready
 from ...burst import default_polling_window
 from ...errors import BadState, DeviceUnavailable, InvalidArgument
 from ...service import absolute_entries, check_free, safe_command
@@ -107,9 +107,7 @@ class Child:
             raise DeviceUnavailable(f"{self._option}: cannot start {self._what}: {error}") from error
         try:
             assert process.stdout is not None
-            ready = select.poll()
-            ready.register(process.stdout, select.POLLIN)
-            if not ready.poll(_STARTING_S * 1000):
+            if not ready([process.stdout.fileno()], _STARTING_S):
                 raise DeviceUnavailable(
                     f"{self._option}: {self._what} was not ready within {_STARTING_S:g} s and was ended; "
                     "start it again when the machine is less busy"

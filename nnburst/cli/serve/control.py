@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 
 import click
 
 from ..._core.deadline import Deadline
+from ..._core.fds import ready
 from ...errors import DeviceUnavailable
 from ..targets import user_number
 
@@ -100,7 +100,7 @@ def stop(address: str, timeout: float, kill: bool, trust_uid: tuple[int, ...]) -
     try:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL if kill else signal.SIGTERM)
-        if not select.select([pidfd], [], [], deadline.left())[0]:
+        if not ready([pidfd], deadline.left()):
             raise click.ClickException(
                 f"process {pid} was told to end and still runs after {timeout:g} s: see what it does, or use --kill"
             )

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..._core.deadline import Deadline
+from ..._core.fds import ready
 from ..._core.leaving import LEAVING, Closing, OneProcess, process_lock
 from ...devices import Device, device_of
 from ...errors import BadState, DeadObject, DeviceUnavailable, MissedDeadline
@@ -323,7 +324,7 @@ def order(
     call, deadline = calls.CALL_BY_REQUEST[type(message)], Deadline.after(timeout)
     with dial(address, deadline.left(), trust_uid) as sock:
         Outgoing(Kind.REQUEST, 1, calls.encode_request(message)).try_send(sock)
-        if not forked.readable(sock.fileno(), deadline.left()):
+        if not ready([sock.fileno()], deadline.left()):
             raise MissedDeadline(f"{call.name}: the service at {address!r} has not answered within {timeout:.3g} s")
         try:
             answer = receive(sock)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
 import signal
 import socket
 import threading
@@ -22,6 +21,7 @@ from typing import Literal
 
 import msgspec
 
+from ..._core.fds import ready
 from ...devices import PreparedModel, WrappedModel
 from ...model import ExecutionResult, Request, RunOptions
 from ..wire.protocol import Call, ConfigureBurst, GetSupportedOperations, Message, PrepareModel, PrepareModelFromCache
@@ -31,7 +31,6 @@ _log = logging.getLogger("nnburst.faults")
 Point = Literal["supported", "prepare", "restore", "burst", "run"]
 Act = Literal["exit", "kill", "delay", "stop", "block", "spin"]
 
-_LONGEST_POLL = 1e6
 _PATIENCE = 30.0
 """Seconds in which a signal that is delivered to the process ends it."""
 
@@ -76,9 +75,7 @@ class _Armed:
     def wait(self, seconds: float | None = None) -> None:
         """Wait until it is withdrawn, at most so long."""
         end = None if seconds is None else time.monotonic() + seconds
-        poll = select.poll()
-        poll.register(self._sock, select.POLLIN)
-        poll.poll(None if seconds is None else int(min(seconds, _LONGEST_POLL) * 1000))
+        ready([self._sock.fileno()], seconds)
         if not self.withdrawn():
             threading.Event().wait(None if end is None else max(0.0, end - time.monotonic()))
 

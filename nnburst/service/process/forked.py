@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import math
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -24,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ..._core.errno import system
-from ..._core.fds import FdSet
+from ..._core.fds import FdSet, ready
 from ..._core.leaving import LEAVING, abandon_when_forked, process_lock
 from ...errors import MissedDeadline
 from .command import child_environment, safe_command
@@ -154,7 +152,7 @@ def fork(
                 rights = array("i", [theirs.fileno(), stderr, *given.values()])
                 ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
                 zygote.control.sendmsg([request], ancillary, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-            if not readable(ours.fileno(), deadline.left()):
+            if not ready([ours.fileno()], deadline.left()):
                 raise MissedDeadline("the zygote has not answered")
             _, received, flags, _ = ours.recvmsg(1, socket.CMSG_LEN(array("i").itemsize), socket.MSG_CMSG_CLOEXEC)
         except (BlockingIOError, ConnectionError):
@@ -169,7 +167,7 @@ def fork(
 def _status(fds: FdSet) -> int | None:
     """Return how a process ended, as `subprocess` says it; None if the zygote does not tell."""
     _, told = fds.fds
-    return int(text) if readable(told, LEAVING) and (text := os.read(told, 16)) else None
+    return int(text) if ready([told], LEAVING) and (text := os.read(told, 16)) else None
 
 
 def end() -> None:
@@ -201,10 +199,3 @@ def _read(path: str) -> str:
     with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
         return file.read()
     return ""
-
-
-def readable(fd: int, seconds: float | None) -> bool:
-    """Wait for something to read, or the end of a process."""
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(None if seconds is None else math.ceil(seconds * 1000)))

@@ -17,14 +17,14 @@ from msgspec.structs import replace
 
 from ..._core.deadline import Deadline, checked_timeout
 from ..._core.errno import meaning, system
-from ..._core.fds import FdSet
+from ..._core.fds import FdSet, ready
 from ..._core.leaving import LEAVING
 from ...devices.registry import checked_names
 from ...errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError, ResourceExhausted
 from ...options import LogLevel, SandboxMode
 from ..host.quotas import Quotas
 from .command import child_environment, interpreter, safe_command
-from .forked import SEQPACKET, find_zygote, fork, readable, streams_taken
+from .forked import SEQPACKET, find_zygote, fork, streams_taken
 from .options import Scheduling, ServiceOptions
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ class Child:
 
     def _wait(self, seconds: float | None) -> bool:
         if self._fds is not None:
-            if not readable(self._fds.fds[0], seconds):
+            if not ready(self._fds.fds[:1], seconds):
                 return False
             self._status, self._fds = self._tell(self._fds), None
         return True

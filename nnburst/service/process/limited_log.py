@@ -6,12 +6,11 @@ import contextlib
 import logging
 import math
 import os
-import select
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ..._core.fds import FdSet
+from ..._core.fds import FdSet, ready
 
 LINES = 10
 """Of one place in the code that are written in a `PERIOD`; the others are counted."""
@@ -104,15 +103,12 @@ def hand_on(fds: FdSet, what: str, most: int, count: Callable[[], object]) -> No
 
 def _lines(log: int, pidfd: int) -> Iterator[bytes]:
     """Yield what comes until the process has ended: others, to whom it may have given the pipe, say nothing more."""
-    poll = select.poll()
-    for fd in (log, pidfd):
-        poll.register(fd, select.POLLIN)
     rest, most = b"", math.inf
     while most > 0:
-        ready = dict(poll.poll())
-        if pidfd in ready and most == math.inf:
+        found = ready((log, pidfd))
+        if pidfd in found and most == math.inf:
             most = _LAST_WORDS
-        if log not in ready or not (said := os.read(log, _BYTES)):
+        if log not in found or not (said := os.read(log, _BYTES)):
             break
         most -= len(said)
         *lines, rest = (rest + said).split(b"\n")

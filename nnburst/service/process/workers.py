@@ -7,7 +7,6 @@ import enum
 import logging
 import math
 import os
-import select
 import signal
 import socket
 import threading
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..._core.backoff import Backoff
 from ..._core.errno import system
-from ..._core.fds import FdSet, close_fds
+from ..._core.fds import FdSet, close_fds, ready
 from ..._core.leaving import LEAVING
 from ..._core.threads import start_daemon
 from ...cache import CacheRejected, default_state_directory
@@ -64,9 +63,7 @@ class AcceptedClient:
     @property
     def has_gone(self) -> bool:
         """Whether its peer has closed its end."""
-        poll = select.poll()
-        poll.register(self.sock, 0)
-        return bool(poll.poll(0))
+        return bool(ready([self.sock.fileno()], 0, events=0))
 
     def close(self) -> None:
         """Disconnect it, not in place: what it has sent may linger, and ends with it."""

@@ -10,7 +10,6 @@ import contextlib
 import gc
 import json
 import os
-import select
 import signal
 import socket
 import sys
@@ -19,6 +18,7 @@ from typing import Any
 
 from ..._core._nnburst import lib
 from ..._core.errno import check
+from ..._core.fds import ready
 from ...burst import ExecutionBurstServer, ListenerGroup  # noqa: F401 (a room reads it with the first burst)
 from ...devices import DeviceInfo, LocalDevice, create_device
 from . import child
@@ -27,8 +27,8 @@ from .sandbox import find_code
 
 _LONGEST = 1 << 20
 _MOST_FDS = 16
-_QUIET = 200
-"""Milliseconds without a request, so that the last one has been served."""
+_QUIET = 0.2
+"""Seconds without a request, so that the last one has been served."""
 
 
 def _serve(control: socket.socket, client: int) -> ServiceOptions:
@@ -38,21 +38,18 @@ def _serve(control: socket.socket, client: int) -> ServiceOptions:
     later = dict[str, bool]()
     """Devices, and whether they are warm, of which the rest is loaded as soon as nobody waits."""
     while True:
-        poll = select.poll()
-        for fd in (control.fileno(), client, *children):
-            poll.register(fd, select.POLLIN)
-        ready = {fd for fd, _ in poll.poll(_QUIET if later else None)}
-        while later and not ready:
+        found = ready((control.fileno(), client, *children), _QUIET if later else None)
+        while later and not found:
             _load(*later.popitem(), rest=True)
-        for pidfd in ready & children.keys():
+        for pidfd in found & children.keys():
             pid, told = children.pop(pidfd)
             os.close(pidfd)
             with told, contextlib.suppress(OSError):  # the client may not care any more
                 told.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
         data, fds, flags = b"", list[int](), 0
-        if control.fileno() in ready:
+        if control.fileno() in found:
             data, fds, flags, _ = socket.recv_fds(control, _LONGEST, _MOST_FDS)
-        if client in ready or (control.fileno() in ready and not data):
+        if client in found or (control.fileno() in found and not data):
             for pid, _ in children.values():  # one that is stopped cannot see it
                 os.kill(pid, signal.SIGKILL)
             os._exit(0)
