@@ -287,10 +287,7 @@ def test_model_that_two_wait_for_is_opened_once_and_another_one_anew(service: Fa
 def test_questions_that_wait_leave_threads_to_others(
     service: FakeService, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def load(service: FakeService, name: str, unload: bool) -> None:
-        hanging.go_on.wait(PATIENCE)
-
-    monkeypatch.setattr(FakeService, "load_model", load, raising=False)
+    monkeypatch.setattr("nnburst.gateway.models.order", lambda address, message: hanging.go_on.wait(PATIENCE))
     servicer = gateway_grpc.Servicer(Models("there", may_change=True), Regions(False), Budget())
 
     async def main() -> None:
