@@ -7,6 +7,6 @@ from .descriptor import unpack_grantors as unpack_grantors
 from .event_flag import NOT_EMPTY as NOT_EMPTY
 from .event_flag import NOT_FULL as NOT_FULL
 from .event_flag import EventFlag as EventFlag
+from .queue import MemTransaction as MemTransaction
 from .queue import MessageQueue as MessageQueue
 from .queue import QueueError as QueueError
-from .transaction import MemTransaction as MemTransaction

@@ -110,7 +110,7 @@ def test_a_malformed_message_releases_what_its_client_owned_and_disturbs_no_othe
         client.send(b"\xc1")
         assert b"malformed message" in client.receive()
         assert client.receive() == b""
-        assert hosted.wait_ended(PATIENCE)
+        assert hosted.connection.wait_ended(PATIENCE)
         assert hosted.ledger.used == dict.fromkeys(hosted.ledger.used, 0)
         assert model.execute_synchronously(request_on(pool))[0] is ErrorStatus.NONE
         model.close()
@@ -124,7 +124,7 @@ def test_each_call_with_missing_and_surplus_descriptors(call: object, host: Serv
         body = struct.pack("B", 0x81) + b"\xa4call" + struct.pack("B", 0xA0 | len(name)) + name.encode()
         with contextlib.suppress(ConnectionError):
             client.send(body, [pool.fds[0]] * 3)
-        assert hosted.wait_ended(PATIENCE)
+        assert hosted.connection.wait_ended(PATIENCE)
     check_service(host)
 
 

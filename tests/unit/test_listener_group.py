@@ -260,7 +260,7 @@ def test_client_that_dies_leaves_no_burst(shared: Callable[..., Shared]) -> None
     run(session)
     run(other)
     gone._backend.connection._sock.shutdown(socket.SHUT_RDWR)  # type: ignore[attr-defined]
-    assert hosted.wait_ended(PATIENCE)
+    assert hosted.connection.wait_ended(PATIENCE)
     assert hosted.ledger.used["bursts"] == 0
     assert run(other)[0] == 1
     assert sum(burst is not None for burst in service.group._bursts) == 1

@@ -610,7 +610,7 @@ def test_the_end_of_a_connection_releases_all_it_owned() -> None:
     unused = client.devices[0].prepare_model(tiny_model())
     device.contexts[0].callback.get_memories([1, 2])
     client.connection.close()  # without goodbye, as if the client had died
-    assert hosted.wait_ended(PATIENCE)
+    assert hosted.connection.wait_ended(PATIENCE)
     assert device.contexts[0].log == ["hang_up", "close"]
     assert [model.closed for model in device.models] == [1, 1]
     assert set(hosted.ledger.used.values()) == {0}
@@ -661,7 +661,7 @@ def test_a_model_that_is_prepared_after_the_client_left_is_released() -> None:
     client.connection.close()
     thread.join(PATIENCE)
     assert isinstance(failures[0], BadState)
-    assert hosted.wait_ended(PATIENCE)
+    assert hosted.connection.wait_ended(PATIENCE)
     go_on.set()
     host.close()
     client.close()
@@ -688,11 +688,11 @@ def test_client_that_does_not_read_a_long_answer_owns_it_until_it_has_gone(monke
             for number, call in enumerate((protocol.Hello(protocol.VERSION, 1), *[protocol.ListModels()] * 2)):
                 client.send(struct.pack("<BBHI", 0, 0, 0, number) + protocol.encode(call))
             until(lambda: hosted.connection.ending.reason)
-            assert not hosted.wait_ended(0.5)
+            assert not hosted.connection.wait_ended(0.5)
             used = hosted.ledger.used
             assert used["working_bytes"] > 80_000
             assert used["fds"] == 1, "the second answer has no descriptor: it is a refusal"
-        assert hosted.wait_ended(PATIENCE)
+        assert hosted.connection.wait_ended(PATIENCE)
         assert set(hosted.ledger.used.values()) == {0}
     finally:
         host.close()
@@ -735,7 +735,7 @@ def test_closing_a_host_waits_for_connections_that_are_just_ending() -> None:
         assert entered.wait(PATIENCE)
     assert released.wait(PATIENCE)  # now the connection is ending, and waits for its handler a little
     host.close()
-    assert hosted.wait_ended(0)
+    assert hosted.connection.wait_ended(0)
     go_on.set()
 
 
@@ -765,7 +765,7 @@ def test_dropping_every_reference_ends_the_connection() -> None:
     assert device.status is DeviceStatus.AVAILABLE  # a proxy keeps the connection
     del device
     gc.collect()
-    assert hosted.wait_ended(PATIENCE)
+    assert hosted.connection.wait_ended(PATIENCE)
     host.close()
 
 
@@ -900,7 +900,7 @@ def test_a_call_before_hello_closes_the_connection() -> None:
     hosted = host.serve(b)
     with a:
         a.send(b"\0\0\0\0\1\0\0\0" + protocol.encode(protocol.ListDevices()))
-        assert hosted.wait_ended(PATIENCE)
+        assert hosted.connection.wait_ended(PATIENCE)
         assert "before hello" in hosted.connection.ending.reason
     host.close()
 

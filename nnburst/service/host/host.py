@@ -138,7 +138,7 @@ class ServiceHost:
                 return hosted
             except ResourceExhausted as error:
                 failure = error
-        hosted.close()
+        hosted.connection.close()
         raise failure
 
     @property
@@ -162,7 +162,7 @@ class ServiceHost:
         """Called by a connection that has ended, in its reader thread."""
         with self._lock:
             self._connections.discard(hosted)
-            self._ending = [other for other in self._ending if not other.wait_ended(0)]
+            self._ending = [other for other in self._ending if not other.connection.wait_ended(0)]
             self._ending.append(hosted)
 
     def close(self, reason: str = "") -> None:
@@ -185,7 +185,7 @@ class ServiceHost:
         for hosted in all_connections:
             hosted.connection.hang_up(calls.EndNotice(reason=reason) if reason else None)
         for hosted in all_connections:
-            hosted.close()
+            hosted.connection.close()
         if self.listeners is not None:
             Deadline.after(LEAVING).call(self.listeners.close)
         for device in self.devices:
@@ -245,14 +245,6 @@ class Client:
             name="nnburst-service",
             peer=str(peer),
         )
-
-    def wait_ended(self, timeout: float | None = None) -> bool:
-        """Wait until the client is gone and its objects are released."""
-        return self.connection.wait_ended(timeout)
-
-    def close(self) -> None:
-        """End the connection. Idempotent."""
-        self.connection.close()
 
     def _release_all(self) -> None:
         self.objects.leave()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import asdict, fields
 
+from ..._core.leaving import Closing
 from ...errors import InvalidArgument, ResourceExhausted
 
 if TYPE_CHECKING:
@@ -95,8 +96,8 @@ UNLIMITED = Quotas(*[NO_LIMIT] * len(fields(Quotas)))
 """Of a broker, which acts for the operator."""
 
 
-class Charge:
-    """A part of a quota that is in use. Context manager, at whose end it is released. `release` is idempotent."""
+class Charge(Closing):
+    """A part of a quota that is in use, given back by `release`, which is idempotent, or at the end of a with block."""
 
     __slots__ = ("_above", "_amounts", "_ledger")
 
@@ -111,11 +112,7 @@ class Charge:
         if self._above is not None:
             self._above.release()
 
-    def __enter__(self) -> Charge:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.release()
+    close = release
 
 
 class Ledger:

@@ -145,7 +145,7 @@ def serve(options: ServiceOptions) -> int:
         os.close(options.stderr)
     log_sandbox(box)
     client = host.serve(sock, peer_pidfd=pidfd, is_broker=is_worker)
-    client.wait_ended()
+    client.connection.wait_ended()
     host.close("it was told to stop" if is_worker else "")
     if group is not None and group.threads:  # one is inside a run that does not return: the interpreter would wait
         logging.getLogger(__name__).warning("ended in the middle of a run that does not return")
