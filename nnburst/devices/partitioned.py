@@ -178,37 +178,29 @@ class PartitionedModel(PreparedModel):
 
     # ---- requests --------------------------------------------------------------------------------------------
 
-    def scratch(self) -> Memory | None:
-        """Return a pool for what parts hand to each other, or None if that is nothing."""
-        return Memory.ashmem(self.scratch_size, "nnburst-parts") if self.scratch_size else None
+    def scratch(self) -> Memory:
+        """Return a pool for what parts hand to each other."""
+        return Memory.ashmem(max(1, self.scratch_size), "nnburst-parts")
 
-    def requests(self, request: Request, scratch: Memory | None) -> list[Request]:
+    def requests(self, request: Request, scratch: Memory) -> list[Request]:
         """Return the requests of the parts; each names the pools that it needs and no other."""
         main = self.model.main
         given = dict(zip(main.input_indexes, request.inputs, strict=True))
         given |= dict(zip(main.output_indexes, request.outputs, strict=True))
         made = []
         for part in self.parts:
-            pools: list[MemoryLike | Named] = []
+            pools: dict[int, MemoryLike | Named] = {}  # by identity
 
-            def argument(i: int, pools: list[MemoryLike | Named] = pools) -> RequestArgument:
-                if i in given:
-                    outer = given[i]
-                    if outer.has_no_value:
-                        return outer
-                    pool, location = request.pools[outer.location.pool_index], outer.location
-                    dimensions = outer.dimensions
-                else:
-                    assert scratch is not None
-                    pool, location, dimensions = scratch, DataLocation(0, *self._handed[i]), ()
-                known = [n for n, other in enumerate(pools) if other is pool]
-                if not known:
-                    pools.append(pool)
-                place = known[0] if known else len(pools) - 1
-                return RequestArgument(False, replace(location, pool_index=place), dimensions)
+            def argument(i: int, pools: dict[int, MemoryLike | Named] = pools) -> RequestArgument:
+                outer = given[i] if i in given else RequestArgument(location=DataLocation(0, *self._handed[i]))
+                if outer.has_no_value:
+                    return outer
+                pool = request.pools[outer.location.pool_index] if i in given else scratch
+                pools.setdefault(id(pool), pool)
+                return replace(outer, location=replace(outer.location, pool_index=list(pools).index(id(pool))))
 
             inputs, outputs = tuple(map(argument, part.inputs)), tuple(map(argument, part.outputs))
-            made.append(Request(inputs, outputs, tuple(pools)))
+            made.append(Request(inputs, outputs, tuple(pools.values())))
         return made
 
     def combined(self, request: Request, results: Sequence[ExecutionResult], measured: bool) -> ExecutionResult:
@@ -230,22 +222,18 @@ class PartitionedModel(PreparedModel):
     # ---- running ---------------------------------------------------------------------------------------------
 
     def execute_synchronously(self, request: Request, options: RunOptions = RunOptions()) -> ExecutionResult:
-        scratch: Memory | None = None
         try:
             validate_request(self.model, request)
             require_time(options.deadline_ns)
-            scratch = self.scratch()
-            results = []
-            for prepared, inner in zip(self.prepared, self.requests(request, scratch), strict=True):
-                results.append(prepared.execute_synchronously(inner, options))
-                if results[-1][0] is not ErrorStatus.NONE:
-                    break
-            return self.combined(request, results, options.measure == MeasureTiming.YES)
+            with self.scratch() as scratch:
+                results = []
+                for prepared, inner in zip(self.prepared, self.requests(request, scratch), strict=True):
+                    results.append(prepared.execute_synchronously(inner, options))
+                    if results[-1][0] is not ErrorStatus.NONE:
+                        break
+                return self.combined(request, results, options.measure == MeasureTiming.YES)
         except (MemoryError, NNBurstError) as error:
             return failure_of(error)
-        finally:
-            if scratch is not None:
-                scratch.close()
 
     def bind_fenced(self, request: Request, options: RunOptions) -> Callable[[RunOptions], ExecutionResult]:
         validate_request(self.model, request, allow_unspecified_output=False)
@@ -352,10 +340,9 @@ class _PartsExecutor(BurstExecutorWithCache):
     def __init__(self, model: PartitionedModel, loop_timeout_ns: int = 0) -> None:
         super().__init__(self._bound)
         self._model = model
-        self._scratch: Memory | None = None
+        self._scratch = model.scratch()
         self._bursts: dict[PreparedModel, ExecutionBurstController] = {}
         try:
-            self._scratch = model.scratch()
             for prepared in model.prepared:
                 if not isinstance(prepared, LocalModel):
                     loop_timeout = loop_timeout_ns / 1e9 or None
@@ -389,5 +376,4 @@ class _PartsExecutor(BurstExecutorWithCache):
         super().close()
         while self._bursts:
             self._bursts.popitem()[1].close()
-        if self._scratch is not None:
-            self._scratch.close()
+        self._scratch.close()
