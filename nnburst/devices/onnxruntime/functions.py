@@ -52,10 +52,15 @@ def _called(nodes: Any) -> Iterator[_Name]:
     while todo:
         for node in todo.pop():
             yield _name_of(node.domain, node.op_type, node)
-            for attribute in node.attribute:
-                todo += [graph.node for graph in attribute.graphs]
-                if attribute.HasField("g"):
-                    todo.append(attribute.g.node)
+            todo += [graph.node for graph in inner_graphs(node)]
+
+
+def inner_graphs(node: Any) -> Iterator[Any]:
+    """Yield the graphs that a node has for attributes: branches, bodies."""
+    for attribute in node.attribute:
+        yield from attribute.graphs
+        if attribute.HasField("g"):
+            yield attribute.g
 
 
 def _name_of(domain: str, name: str, holder: Any) -> _Name:

@@ -19,6 +19,7 @@ from functools import cache, partial
 from itertools import count
 from typing import Any
 
+from .functions import inner_graphs
 from .importer import constants
 from .library import messages, onnx
 
@@ -84,7 +85,7 @@ def _inferred(proto: Any, fixed: set[str]) -> dict[str, _Shape]:
     graph = skeleton.graph
     graph.name = "graph"
     for node in proto.graph.node:  # ONNX crashes over a StringSplit where one of no known type is matched
-        if node.op_type not in ("StringSplit", *functions) and not any(_inner_graphs(node)):
+        if node.op_type not in ("StringSplit", *functions) and not any(inner_graphs(node)):
             graph.node.append(node)
     graph.input.extend(value for value in proto.graph.input if value.name not in fixed)
     for tensor in proto.graph.initializer:
@@ -108,13 +109,6 @@ def _inferred(proto: Any, fixed: set[str]) -> dict[str, _Shape]:
     }
 
 
-def _inner_graphs(node: Any) -> Iterator[Any]:
-    for attribute in node.attribute:
-        yield from attribute.graphs
-        if attribute.HasField("g"):
-            yield attribute.g
-
-
 def _title(node: Any) -> str:
     return f"{node.op_type} {node.name[:100]!r}" if node.name else str(node.op_type)
 
@@ -130,7 +124,7 @@ class _Guarding:
         """Add the guards; returns whether there are any."""
         has_inner = False
         for node in self._graph.node:
-            for inner in _inner_graphs(node):
+            for inner in inner_graphs(node):
                 own = {value.name for value in (*inner.input, *inner.initializer)}
                 own.update(name for each in inner.node for name in each.output)
                 has_inner |= _Guarding(inner, partial(self._unless, own), self._names, self._opset).run()

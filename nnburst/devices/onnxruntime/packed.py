@@ -31,6 +31,7 @@ from ...model import Model
 from ..common import OwnBytes
 from ..elements import element_type
 from ..encoded import Bytes
+from .functions import inner_graphs
 from .graph import FILES_OF_MODELS, About, Graph, SessionSettings, build_session, open_session
 from .importer import all_tensors, parse, serialised
 from .library import messages
@@ -150,9 +151,7 @@ def _take_apart(proto: Any, raw: Bytes) -> tuple[tuple[_Tensor, ...], Bytes]:
     pieces: list[Bytes] = []
     end = 0
     uses = Counter(name for node in proto.graph.node for name in node.input)
-    nested = any(
-        attribute.HasField("g") or attribute.graphs for node in proto.graph.node for attribute in node.attribute
-    )
+    nested = any(any(inner_graphs(node)) for node in proto.graph.node)
     for tensor, is_initializer in all_tensors(proto):
         if tensor.data_location != messages().TensorProto.EXTERNAL:
             continue
