@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,13 +26,17 @@ from .._core.tokens import EVERYONE, Tokens
 from ..errors import DeviceUnavailable, InvalidArgument, NNBurstError
 from ..runtime.spans import below
 from .budget import RETRY_S, Budget
+from .certificate import Certificate
 from .inference import CODES, Answers, Inference, InputTensor, OutputTensor, Terms, extensions, infer
+from .listen import note_request, request_id
 from .models import Models, NoSuchModel
 from .regions import Regions
 from .tensors import PIECE, as_sent, converted, text_size
 
 _MOST_BYTES = 256 << 20
 """Of one message."""
+_LEAST_PING_MS = 10_000
+"""Between two pings of a client that keeps its connection alive."""
 _MOST_STREAMS = 64
 """Requests under way on one connection. One client alone cannot have all that the gateway takes."""
 
@@ -60,7 +66,7 @@ async def _abort(context: Any, error: NNBurstError) -> None:
     """End a call with an error; one that may not come again in a moment says when to try."""
     code = next(code for kind, code, _ in CODES if isinstance(error, kind))
     hint = (("grpc-retry-pushback-ms", str(RETRY_S * 1000)),) if code in ("UNAVAILABLE", "RESOURCE_EXHAUSTED") else ()
-    await context.abort(grpc.StatusCode[code], str(error), hint)
+    await context.abort(grpc.StatusCode[code], str(error), (*context.trailing_metadata(), *hint))
 
 
 class Servicer:
@@ -251,7 +257,7 @@ def _elements(tensor: Any) -> Any:
 
 
 def _is_admitted(tokens: Tokens, metadata: Any) -> bool:
-    return tokens.admit({key: value for key, value in metadata if key == "authorization"}.get("authorization"))
+    return tokens.admit(dict(metadata).get("authorization"))
 
 
 async def _refuse(request: Any, context: Any) -> None:
@@ -261,15 +267,57 @@ async def _refuse(request: Any, context: Any) -> None:
 
 
 class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Refuses calls without a token, but those after the health of the server."""
+    """Refuses calls without a token, but those after the health of the server; names and notes each."""
 
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
-        if details.method in _OPEN or _is_admitted(self._tokens, details.invocation_metadata):
-            return await continuation(details)
-        return grpc.unary_unary_rpc_method_handler(_refuse)
+        metadata = dict(details.invocation_metadata)
+        name, began = request_id(metadata.get("x-request-id")), time.monotonic()
+        if details.method in _OPEN or self._tokens.admit(metadata.get("authorization")):
+            handler = await continuation(details)
+        else:
+            handler = grpc.unary_unary_rpc_method_handler(_refuse)
+        if handler is None:
+            return None
+
+        @contextlib.contextmanager
+        def named(context: Any) -> Iterator[None]:
+            context.set_trailing_metadata((("x-request-id", name),))
+            status = "CANCELLED"
+            try:
+                yield
+                status = "OK"
+            except Exception:
+                status = getattr(context.code(), "name", "UNKNOWN")
+                raise
+            finally:
+                note_request(context.peer(), details.method, status, time.monotonic() - began, name)
+
+        if handler.response_streaming:
+
+            async def stream(requests: Any, context: Any) -> AsyncIterator[Any]:
+                with named(context):
+                    async for answer in handler.stream_stream(requests, context):
+                        yield answer
+
+            return handler._replace(stream_stream=stream)
+
+        async def answer(request: Any, context: Any) -> Any:
+            with named(context):
+                return await handler.unary_unary(request, context)
+
+        return handler._replace(unary_unary=answer)
+
+
+def _credentials(certificate: Certificate) -> Any:
+    """Return credentials that look for another certificate whenever a connection begins."""
+
+    def current() -> Any:
+        return grpc.ssl_server_certificate_configuration([certificate.pair])
+
+    return grpc.dynamic_ssl_server_credentials(current(), current)
 
 
 async def serve(
@@ -279,6 +327,8 @@ async def serve(
     address: str,
     *,
     tokens: Tokens = EVERYONE,
+    certificate: Certificate | None = None,
+    keepalive: float = 75,
 ) -> tuple[Any, int | str]:
     """Start to answer at ``HOST:PORT``, where port 0 takes a free one, or at ``unix:PATH``.
 
@@ -296,6 +346,8 @@ async def serve(
             ("grpc.so_reuseport", 0),
             ("grpc.max_allowed_incoming_connections", budget.most_connections),
             ("grpc.max_concurrent_streams", _MOST_STREAMS),
+            ("grpc.keepalive_time_ms", int(keepalive * 1000)),
+            ("grpc.http2.min_ping_interval_without_data_ms", _LEAST_PING_MS),
             ("grpc.http.overload_protection", 0),  # which resets streams of a client that has not heard of an end yet
         ],
         interceptors=[_Guard(tokens)],
@@ -306,7 +358,10 @@ async def serve(
     server.add_registered_method_handlers(health.SERVICE_NAME, {"Check": grpc.unary_unary_rpc_method_handler(*check)})
     reflection.enable_server_reflection((_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server, _POOL)
     try:
-        port = server.add_insecure_port(address)
+        if certificate is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, _credentials(certificate))
     except (RuntimeError, UnicodeError) as error:
         raise DeviceUnavailable(f"cannot listen at {address}: {error}") from None
     await server.start()

@@ -6,13 +6,19 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
+from uuid import uuid4
 
 from aiohttp import web
+from aiohttp.abc import AbstractAccessLogger
 from aiohttp.http import HttpProcessingError
 
 from .._core.tokens import Tokens
 from ..errors import DeviceUnavailable
 from .budget import FAREWELL_S
+from .certificate import Certificate
+
+_ID = "X-Request-ID"
+_MOST_ID = 128
 
 
 def _is_of_us(record: logging.LogRecord) -> bool:
@@ -23,6 +29,39 @@ def _is_of_us(record: logging.LogRecord) -> bool:
 
 _log = logging.getLogger("nnburst.gateway")
 _log.addFilter(_is_of_us)
+access = logging.getLogger("nnburst.access")
+"""A line at level INFO for each request, of whatever protocol."""
+
+
+def request_id(given: object) -> str:
+    """Return the id that a client gave its request, a new one if it gave none that is short and printable."""
+    is_id = isinstance(given, str) and given.isascii() and given.isprintable() and 0 < len(given) <= _MOST_ID
+    return str(given) if is_id else uuid4().hex
+
+
+def note_request(client: str, call: str, status: object, seconds: float, name: str) -> None:
+    """Write the line of a request that has been answered, if the log takes them."""
+    if not access.isEnabledFor(logging.INFO):
+        return
+    fields = {"client": client, "call": call, "status": str(status), "ms": round(seconds * 1e3, 3), "request_id": name}
+    access.info(
+        "%(client)s %(call)s: %(status)s in %(ms)s ms, request %(request_id)s", fields, extra={"fields": fields}
+    )
+
+
+class _AccessLogger(AbstractAccessLogger):
+    def log(self, request: web.BaseRequest, response: web.StreamResponse, time: float) -> None:
+        call, name = f"{request.method} {request.rel_url.raw_path}", response.headers.get(_ID, "")
+        note_request(request.remote or "a socket", call, response.status, time, name)
+
+    @property
+    def enabled(self) -> bool:
+        return self.logger.isEnabledFor(logging.INFO)
+
+
+async def _name(request: web.Request, response: web.StreamResponse) -> None:
+    """Send the id of a request back."""
+    response.headers[_ID] = request_id(request.headers.get(_ID))
 
 
 def guard(tokens: Tokens) -> Any:
@@ -53,12 +92,19 @@ def _limit_connections(server: Any, most: int, *, ends_oldest: bool) -> None:
 
 
 async def listen(
-    application: web.Application, address: str, most: int, *, idle: float, ends_oldest: bool = False
+    application: web.Application,
+    address: str,
+    most: int,
+    *,
+    idle: float,
+    ends_oldest: bool = False,
+    certificate: Certificate | None = None,
 ) -> tuple[web.AppRunner, int | str]:
     """Start to answer at ``HOST:PORT``, where port 0 takes a free one, or at ``unix:PATH``.
 
     Args:
         most: Connections at once: one more is reset, or has the oldest reset.
+        certificate: For TLS.
         idle: Seconds that a connection may be without a request whose head has come.
 
     Returns:
@@ -68,9 +114,11 @@ async def listen(
         DeviceUnavailable: The address cannot be had.
     """
     host, _, port = address.rpartition(":")
+    application.on_response_prepare.append(_name)
     runner = web.AppRunner(
         application,
-        access_log=None,
+        access_log=access,
+        access_log_class=_AccessLogger,
         auto_decompress=False,  # bodies are inflated by those who read them, and counted
         keepalive_timeout=idle,
         logger=_log,
@@ -78,11 +126,12 @@ async def listen(
     )
     await runner.setup()
     _limit_connections(runner.server, most, ends_oldest=ends_oldest)
+    tls = None if certificate is None else certificate.context
     try:
         if address.startswith("unix:"):
-            await web.UnixSite(runner, address.removeprefix("unix:")).start()
+            await web.UnixSite(runner, address.removeprefix("unix:"), ssl_context=tls).start()
             return runner, address
-        await web.TCPSite(runner, host.strip("[]"), int(port)).start()
+        await web.TCPSite(runner, host.strip("[]"), int(port), ssl_context=tls).start()
         number: int = runner.addresses[0][1]
     except (OSError, UnicodeError) as error:
         await runner.cleanup()

@@ -17,6 +17,7 @@ from ..errors import InvalidArgument, NNBurstError
 from ..model import Array
 from ..runtime.spans import below
 from .budget import RETRY_S, Budget
+from .certificate import Certificate
 from .inference import CODES, Answers, Inference, InputTensor, OutputTensor, Terms, extensions, infer
 from .listen import guard, listen
 from .metrics import triton_metrics
@@ -32,8 +33,6 @@ _MOST_INFLATED = 16 << 20
 _ZLIB_OR_GZIP = zlib.MAX_WBITS | 32
 _PATIENCE_S, _LEAST_RATE = 30.0, 1 << 16
 """A body has so many seconds, and one more for each so many bytes: it counts as under way while it comes."""
-_IDLE_S = 75
-"""That a connection may be without a request whose head has come."""
 _MOST_NUMBERS = 1 << 20
 """In the JSON of an answer, for the same reason."""
 _T = TypeVar("_T")
@@ -335,8 +334,11 @@ async def serve(
     address: str,
     *,
     tokens: Tokens = EVERYONE,
+    certificate: Certificate | None = None,
+    keepalive: float = 75,
 ) -> tuple[web.AppRunner, int | str]:
     """Start to answer; as `listen`, which has the rest."""
     # Bodies that still come when it is cleaned up never get the rest: `Budget.finish` comes first.
     application = Rest(models, regions, budget).application(tokens)
-    return await listen(application, address, budget.most_connections, idle=_IDLE_S)
+    most = budget.most_connections
+    return await listen(application, address, most, idle=keepalive, certificate=certificate)

@@ -12,13 +12,18 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import msgspec
+
 from .._core.tokens import Tokens
 from ..errors import NNBurstError
+from ..service.process.limited_log import begin_log
 from ..watch.metrics import Collector
 from .budget import FAREWELL_S, Budget
+from .certificate import Certificate
 from .models import Models
 from .regions import Regions
 
@@ -27,11 +32,44 @@ _THREADS = 32
 """Runs of models that may wait at once; what one run needs is short beside what it waits for."""
 
 
-async def _serve(options: dict[str, Any]) -> None:
-    loop, tokens = asyncio.get_running_loop(), Tokens(options["token_file"])
+class Served(msgspec.Struct):
+    """What the process serves.
+
+    Attributes:
+        grpc, rest, metrics: Where to listen, ``HOST:PORT`` or ``unix:PATH``; None: not at all.
+        address: Of the service.
+        shared_memory: Whether clients may register memory.
+        control: Whether they may load and unload models.
+        unloaded: As for `Models`.
+        drain: Seconds that requests under way have when it is stopped.
+        token_file: Of `Tokens`, one of which a client has to show.
+        cert, key: Of `Certificate`; None: no TLS.
+        keepalive: Seconds that a connection may be silent.
+        log_level, log_format: Of `begin_log`.
+    """
+
+    grpc: str | None = None
+    rest: str | None = None
+    metrics: str | None = None
+    address: str = ""
+    shared_memory: bool = False
+    control: bool = False
+    unloaded: Sequence[str] = ()
+    drain: float = 0.0
+    token_file: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    keepalive: float = 75.0
+    log_level: str = "WARNING"
+    log_format: str = "text"
+
+
+async def _serve(options: Served) -> None:
+    loop, tokens = asyncio.get_running_loop(), Tokens(options.token_file)
     loop.set_default_executor(ThreadPoolExecutor(_THREADS, thread_name_prefix="nnburst-oip"))
     ended, told, budget = asyncio.Event(), asyncio.Event(), Budget()
-    models = Models(options["address"], may_change=options["control"], unloaded=options["unloaded"])
+    certificate = Certificate(options.cert, options.key) if options.cert and options.key else None
+    models = Models(options.address, may_change=options.control, unloaded=options.unloaded)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
 
@@ -42,39 +80,42 @@ async def _serve(options: dict[str, Any]) -> None:
     async def renew_when_told() -> None:
         while await told.wait():
             told.clear()
-            try:
-                tokens.renew()
-            except NNBurstError as error:
-                _log.error("%s; those of before are still taken", error)
+            for each in (tokens, certificate):
+                try:
+                    if each is not None:
+                        each.renew()
+                except NNBurstError as error:
+                    _log.error("%s; what there was before is still taken", error)
             await models.renew()
 
     loop.add_signal_handler(signal.SIGHUP, told.set)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # which the service has blocked until now
     loop.add_reader(0, end)
     async with contextlib.AsyncExitStack() as stack:
-        ports, regions = dict[str, Any](), Regions(options["shared_memory"])
-        if options["metrics"] is not None:
+        ports, regions = dict[str, Any](), Regions(options.shared_memory)
+        if options.metrics is not None:
             from .metrics import serve_metrics
 
             shown = Collector(os.getppid())
-            runner, ports["metrics"] = await serve_metrics(shown, options["metrics"], tokens)
+            runner, ports["metrics"] = await serve_metrics(shown, options.metrics, tokens)
             stack.push_async_callback(runner.cleanup)
-        if options["grpc"] is not None:
+        how: dict[str, Any] = {"tokens": tokens, "certificate": certificate, "keepalive": options.keepalive}
+        if options.grpc is not None:
             from . import grpc
 
-            server, ports["grpc"] = await grpc.serve(models, regions, budget, options["grpc"], tokens=tokens)
+            server, ports["grpc"] = await grpc.serve(models, regions, budget, options.grpc, **how)
             stack.push_async_callback(server.stop, None)
-        if options["rest"] is not None:
+        if options.rest is not None:
             from . import rest
 
-            runner, ports["rest"] = await rest.serve(models, regions, budget, options["rest"], tokens=tokens)
+            runner, ports["rest"] = await rest.serve(models, regions, budget, options.rest, **how)
             stack.push_async_callback(runner.cleanup)
         print(json.dumps(ports), flush=True)
         beside: list[asyncio.Task[Any]] = [asyncio.create_task(renew_when_told())]
-        if serves_models := bool(options["grpc"] or options["rest"]):
+        if serves_models := bool(options.grpc or options.rest):
             beside.append(asyncio.create_task(models.is_ready()))  # opened now, so that the first request finds them so
         await ended.wait()
-        await budget.finish(options["drain"])
+        await budget.finish(options.drain)
         for task in beside:
             task.cancel()
         if serves_models:
@@ -87,21 +128,14 @@ async def _serve(options: dict[str, Any]) -> None:
 def main() -> int:
     """Serve until SIGTERM, Ctrl-C or the end of standard input. Prints the ports as JSON when it is ready.
 
-    SIGHUP says that the models, and the tokens, are new ones. The options are given as JSON:
-
-    - address: Of the service.
-    - grpc, rest, metrics: Where to listen, ``HOST:PORT`` or ``unix:PATH``; None: not at all.
-    - shared_memory: Whether clients may register memory.
-    - control: Whether they may load and unload models.
-    - unloaded: As for `Models`.
-    - drain: Seconds that requests under way have when it is stopped.
-    - token_file: Of `Tokens`, one of which a client has to show; None for none.
+    SIGHUP says that the models, the tokens and the certificate are new ones. The argument is `Served` as JSON.
 
     Returns:
         The exit status, if it could not start.
     """
-    options = json.loads(sys.argv[1])
-    if options["metrics"] is not None:
+    options = msgspec.json.decode(sys.argv[1], type=Served)
+    begin_log("nnburst gateway", options.log_level, options.log_format)
+    if options.metrics is not None:
         with contextlib.suppress(OSError):  # a service's real-time policy is not for this
             os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     os.umask(0o077)  # sockets are for this user, and those who are given more

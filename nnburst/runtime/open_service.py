@@ -16,6 +16,8 @@ from ..options import LogLevel, RealTimePolicy, SandboxMode
 from .service import DEFAULT_DEVICES, LocalBackend, Service, child
 
 if TYPE_CHECKING:
+    import logging
+
     from .service import Backend
 
 _A_MOMENT = 0.05
@@ -28,7 +30,7 @@ def launch(
     open_timeout: float | None = 60.0,
     restart: bool = False,
     log_level: LogLevel | int = "warning",
-    log: str | os.PathLike[str] | None = None,
+    log: str | os.PathLike[str] | logging.Logger | None = None,
     quotas: Mapping[str, int] | None = None,
     max_run: float | None = None,
     max_compile: float | None = None,
@@ -45,7 +47,8 @@ def launch(
         open_timeout: Seconds that it may take to start; None for no limit.
         restart: Start it again when it is needed after it has died: sessions that were open stay dead, new ones work.
         log_level: Least level of what it logs: ``"debug"``, ``"info"`` (failed requests), ``"warning"``, ``"error"``.
-        log: File that its log is appended to; None for the stderr of this process.
+        log: File that its log is appended to, or a logger of this program, which gets its lines at their levels; None
+            for the stderr of this process.
         quotas: What this program may have in it, such as ``{"models": 200}``; see docs/quotas.md for the names.
         max_run: Seconds that a run may take: one that takes longer is ended, if its device can be, and fails with
             `MissedDeadline`. None for no limit.

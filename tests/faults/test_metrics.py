@@ -132,7 +132,7 @@ def test_field_of_bytes_that_are_no_ascii_is_answered(field: bytes, status: byte
 
 def test_socket_without_a_path_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="give HOST:PORT"):
-        start_metrics("unix:", None)
+        start_metrics("unix:", {"token_file": None})
 
 
 def test_latest_connection_is_served_where_there_are_as_many_as_may_be() -> None:

@@ -192,15 +192,22 @@ def raw(size: int) -> Any:
 
 
 @contextlib.asynccontextmanager
-async def both_protocols(models: Any, budget: Budget | None = None) -> AsyncIterator[tuple[Any, aiohttp.ClientSession]]:
-    """The stub of a gRPC client, and an HTTP session, of a gateway of this process."""
-    shared = budget or Budget()
-    server, port = await gateway_grpc.serve(models, Regions(False), shared, "127.0.0.1:0")
-    runner, rest_port = await gateway_rest.serve(models, Regions(False), shared, "127.0.0.1:0")
+async def ports(models: Any, budget: Budget | None = None, **options: Any) -> AsyncIterator[tuple[int, int]]:
+    """The ports of gRPC and HTTP of a gateway of this process."""
+    shared, place = budget or Budget(), "127.0.0.1:0"
+    server, port = await gateway_grpc.serve(models, Regions(False), shared, place, **options)
+    runner, rest_port = await gateway_rest.serve(models, Regions(False), shared, place, **options)
     try:
-        channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
-        async with channel, aiohttp.ClientSession(f"http://127.0.0.1:{rest_port}") as http:
-            yield stubs.GRPCInferenceServiceStub(channel), http
+        yield int(port), int(rest_port)
     finally:
         await server.stop(None)
         await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def both_protocols(models: Any, budget: Budget | None = None) -> AsyncIterator[tuple[Any, aiohttp.ClientSession]]:
+    """The stub of a gRPC client, and an HTTP session, of a gateway of this process."""
+    async with ports(models, budget) as (port, rest_port):
+        channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+        async with channel, aiohttp.ClientSession(f"http://127.0.0.1:{rest_port}") as http:
+            yield stubs.GRPCInferenceServiceStub(channel), http

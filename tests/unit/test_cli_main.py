@@ -7,8 +7,9 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -19,6 +20,7 @@ from nnburst.cli import doctor as checks
 from nnburst.cli import main
 from nnburst.cli._main import COMMANDS
 from nnburst.cli.doctor import CHECKS, Finding, Level, all_checks
+from nnburst.cli.serve.command import serve
 from nnburst.devices import device_names
 from nnburst.service.wire.protocol import Sandbox
 from support import ROOT
@@ -42,6 +44,55 @@ def test_every_command_of_the_table_loads_and_has_help(name: str) -> None:
     result = CliRunner().invoke(main, [name, "--help"])
     assert result.exit_code == 0, result.output
     assert result.output.startswith(f"Usage: main {name}")
+
+
+@pytest.fixture
+def serve_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
+    """Run `nnburst serve` with a file of options, and return those that it gets, or what is wrong with them."""
+    got: dict[str, Any] = {}
+    monkeypatch.setattr(serve, "callback", lambda **options: got.update(options))
+
+    def run(config: str, *arguments: str, **env: str) -> Any:
+        file = tmp_path / "serve.toml"
+        file.write_text(config)
+        result = CliRunner().invoke(main, ["serve", "--config", str(file), *arguments], env=env)
+        return got if result.exit_code == 0 else result.output
+
+    return run
+
+
+def test_options_of_serve_come_from_the_line_then_variables_then_a_file(serve_with: Callable[..., Any]) -> None:
+    config = """
+    functions = ["filters.py:edges"]
+    name = "file"
+    device = ["of the file"]
+    max-run = 2.5
+    oip-control = true
+    quota = {models = 3, "user.models" = 4}
+    model = {a = "a.onnx"}
+    """
+    got = serve_with(config, "--name", "line", NNBURST_SERVE_NAME="variable", NNBURST_SERVE_DEVICE="one two")
+    assert (got["functions"], got["name"], got["device"]) == (("filters.py:edges",), "line", ("one", "two"))
+    assert (got["max_run"], got["oip_control"]) == (2.5, True)
+    assert (got["quota"], got["model"]) == (("models=3", "user.models=4"), ("a=a.onnx",))
+
+
+def test_file_of_options_of_the_page_is_read_as_printed(serve_with: Callable[..., Any]) -> None:
+    (config,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "sharing.md").read_text("utf-8"), re.DOTALL)
+    got = serve_with(config)
+    assert (got["name"], got["model"], got["batch"]) == ("vision", ("detector=detector.onnx",), ("detector=8",))
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ("title = 3", "has title; nnburst serve has no such option"),
+        ("name =", "is no TOML"),
+        ('sandbox = "maybe"', "'maybe' is not one of"),
+    ],
+)
+def test_file_of_options_that_is_wrong_is_refused(serve_with: Callable[..., Any], config: str, said: str) -> None:
+    assert said in serve_with(config)
 
 
 def test_a_character_that_the_terminal_has_not_is_a_question_mark(tmp_path: Path) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 from collections.abc import Iterator
 
 import pytest
 
+import nnburst
 from nnburst.service.process import limited_log
-from nnburst.service.process.limited_log import LINES, LONGEST, PERIOD, LimitedHandler
+from nnburst.service.process.limited_log import LINES, LONGEST, PERIOD, JsonLines, LimitedHandler
+from support.waiting import until
 
 
 class Clock:
@@ -72,3 +75,23 @@ def test_long_line_is_cut(log: logging.Logger, written: io.StringIO) -> None:
     log.warning("%s", "x" * 1_000_000)
     (line,) = written.getvalue().splitlines()
     assert line == "x" * LONGEST + f"… ({1_000_000 - LONGEST} characters more)"
+
+
+def test_json_line_has_the_record_and_its_fields(log: logging.Logger, written: io.StringIO) -> None:
+    log.handlers[0].setFormatter(JsonLines())
+    try:
+        raise ValueError("odd")
+    except ValueError:
+        log.exception("line\n%s", "x" * 1_000_000, extra={"fields": {"request_id": "r-1"}})
+    (line,) = map(json.loads, written.getvalue().splitlines())
+    assert line["message"] == "line\n" + "x" * (LONGEST - 5)
+    assert line["traceback"].endswith("ValueError: odd")
+    assert (line["level"], line["logger"], line["request_id"]) == ("error", log.name, "r-1")
+
+
+def test_log_of_a_service_is_in_the_log_of_its_program(caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("program.models")
+    with caplog.at_level(logging.INFO, logger.name), nnburst.launch(log_level="info", log=logger) as service:
+        until(lambda: caplog.records, "nothing is logged")
+        said = caplog.records[0]
+        assert (said.name, said.levelname, said.getMessage()) == (logger.name, "INFO", f"sandbox {service.sandbox}")

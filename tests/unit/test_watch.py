@@ -7,6 +7,7 @@ import json
 import mmap
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -39,6 +40,7 @@ from nnburst.watch import (
     look,
 )
 from nnburst.watch.metrics import Collector
+from support import ROOT
 from support.models import relu
 from support.processes import stop, stopped
 from support.users import GUEST, as_root, beside
@@ -379,6 +381,9 @@ def test_histogram_knows_percentiles_to_a_sixteenth() -> None:
     assert lib.nnb_bucket_of(2**64 - 1) == lib.NNB_BUCKETS - 1
 
 
+DASHBOARD = ROOT / "deploy" / "grafana" / "nnburst.json"
+
+
 class OneWorker(Collector):
     """What a monitoring system asks of a service of which this process is the only worker."""
 
@@ -406,6 +411,9 @@ def test_metrics_are_what_the_page_says() -> None:
     assert 'nnburst_execution_seconds_bucket{le="1e-06",model="detector",user=""} 1.0' in lines
     assert 'nnburst_execution_seconds_bucket{le="2e-06",model="detector",user=""} 2.0' in lines
     assert "nnburst_open_bursts 1.0" in lines
+    shown = set(re.findall(r"nnburst_\w+", " ".join(re.findall('"expr": "(.*)"', DASHBOARD.read_text("utf-8")))))
+    assert len(shown) > 10
+    assert shown <= {re.split("[{ ]", line)[0] for line in lines}  # of the dashboard in deploy/
     page.close()
 
 

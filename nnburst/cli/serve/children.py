@@ -24,11 +24,6 @@ _log = logging.getLogger(__name__)
 _STARTING_S = 60.0
 _ENDING_S = 5.0
 _PAUSE_S = 1.0
-_NOTHING: dict[str, Any] = {
-    "address": "", "grpc": None, "rest": None, "metrics": None, "token_file": None, "shared_memory": False,
-    "control": False, "unloaded": [], "drain": 0.0,
-}  # fmt: skip
-"""Options of a process that serves nothing."""
 _WINDOW_US = 300
 """For which the gateway looks for an answer before it sleeps: a service that slept has run a small model by then."""
 
@@ -42,8 +37,8 @@ class Child:
     Args:
         what: It is, for people: ``the gateway``.
         option: Of `nnburst serve` that asked for it.
-        options: Of `nnburst.gateway.run.main`; the addresses by protocol, with the ports that it took the first time,
-            among them.
+        options: Those of `nnburst.gateway.run.Served` that are no defaults; the addresses have the ports that it took
+            the first time.
         patience: Seconds that it may take to end what it does, when it is told to end.
         environment: Variables that are set unless they are already.
 
@@ -177,7 +172,7 @@ def gateway(has_models: bool, options: dict[str, Any]) -> Child | None:
 
     Args:
         has_models: Whether there is a model to serve.
-        options: Of `nnburst.gateway.run.main`, as they were given.
+        options: Of `nnburst.gateway.run.Served`, as they were given.
 
     Raises:
         BadState: Another process listens at the path.
@@ -186,9 +181,11 @@ def gateway(has_models: bool, options: dict[str, Any]) -> Child | None:
     """
     wanted = {"--oip": options["grpc"], "--oip-rest": options["rest"]}
     if not any(wanted.values()):
-        if options["shared_memory"] or options["control"]:
-            raise InvalidArgument("--oip-shared-memory and --oip-control are for clients of --oip or --oip-rest")
+        if options["shared_memory"] or options["control"] or options["cert"]:
+            raise InvalidArgument("--oip-shared-memory, --oip-control and --oip-cert need --oip or --oip-rest")
         return None
+    if bool(options["cert"]) is not bool(options["key"]):
+        raise InvalidArgument("--oip-cert and --oip-key go together; give both")
     for option, address in wanted.items():
         if address is not None:
             _check_address(option, address, asks_for_tokens=options["token_file"] is not None)
@@ -199,27 +196,25 @@ def gateway(has_models: bool, options: dict[str, Any]) -> Child | None:
     if not all(find_spec(module) for module in ("grpc", "grpc_health", "grpc_reflection", "aiohttp")):
         raise DeviceUnavailable("--oip needs gRPC: pip install 'nnburst[oip]'")
     window = {"NNBURST_POLLING_WINDOW_US": str(_WINDOW_US)} if default_polling_window() else {}  # if a CPU is for it
-    return Child("the gateway", "--oip", _NOTHING | options, patience=options["drain"], environment=window)
+    return Child("the gateway", "--oip", options, patience=options["drain"], environment=window)
 
 
-def start_metrics(where: str | None, token_file: str | None) -> Child | None:
+def start_metrics(where: str | None, options: Mapping[str, Any]) -> Child | None:
     """Start the process that serves metrics, if an address is given.
 
     Args:
         where: ``HOST:PORT``, a port of 127.0.0.1, 0 for any that is free; or ``unix:/PATH``.
-        token_file: Of `Tokens`, one of which has to be shown; None for none.
+        options: Others of `nnburst.gateway.run.Served`.
 
     Raises:
         BadState: Another process listens at the path.
-        DeviceUnavailable: The extra is not installed, or the address cannot be had.
-        InvalidArgument: It is neither; or the file of tokens is none.
+        DeviceUnavailable: The extra is not installed, or the address cannot be had; or the file of tokens is none.
+        InvalidArgument: It is no address.
     """
     if where is None:
         return None
     if not all(find_spec(module) for module in ("prometheus_client", "aiohttp")):
         raise DeviceUnavailable("--metrics needs prometheus-client: pip install 'nnburst[metrics]'")
     address = where if ":" in where else f"127.0.0.1:{where}"
-    _check_address("--metrics", address, asks_for_tokens=token_file is not None)
-    return Child(
-        "the process that serves metrics", "--metrics", _NOTHING | {"metrics": address, "token_file": token_file}
-    )
+    _check_address("--metrics", address, asks_for_tokens=options["token_file"] is not None)
+    return Child("the process that serves metrics", "--metrics", {**options, "metrics": address})

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import grp
-import json
 import logging
 import os
 import re
 import signal
-import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from json import dumps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -51,24 +51,39 @@ def _signals_of_the_start() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
 
 
-@click.command()
+def _read_config(context: click.Context, parameter: click.Parameter, file: Path | None) -> None:
+    """Have the options of a file be the defaults: under their names, a list or a table for one that may be repeated."""
+    import tomllib
+
+    if file is None:
+        return
+    try:
+        found = {key.replace("-", "_"): value for key, value in tomllib.loads(file.read_text(encoding="utf-8")).items()}
+    except ValueError as error:
+        raise click.BadParameter(f"{file} is no TOML: {error}") from None
+    if unknown := found.keys() - {each.name for each in context.command.params}:
+        raise click.BadParameter(f"{file} has {', '.join(sorted(unknown))}; nnburst serve has no such option")
+    tables = {key: [f"{k}={v}" for k, v in value.items()] for key, value in found.items() if isinstance(value, dict)}
+    context.default_map = found | tables
+
+
+@click.command(context_settings={"auto_envvar_prefix": "NNBURST_SERVE"})
+@click.option(
+    "--config", type=click.Path(dir_okay=False, exists=True, path_type=Path), metavar="FILE.toml", is_eager=True,
+    expose_value=False, callback=_read_config,
+    help="Options that are not given otherwise, by name. A variable NNBURST_SERVE_NAME is one, too, and comes first.",
+)  # fmt: skip
 @click.argument("functions", nargs=-1, metavar="[FILE.py:FUNCTION]...")
 @click.option("--name", default="nnburst", show_default=True, help="Name that programs connect to.")
-@click.option("--socket", "path", metavar="PATH", help="Listen at this path instead of under a name.")
-@click.option("--device", "devices", multiple=True, metavar="NAME", help="A device that is offered; may be repeated.")
-@click.option("--model", "models", multiple=True, metavar="NAME=FILE", help="A model that is compiled once for all.")
-@click.option("--models", "directory", metavar="DIR", help="Of NAME/VERSION/FILE: models with versions, served so.")
-@click.option(
-    "--batch", "batches", multiple=True, metavar="[NAME=]N", help="Run up to N waiting rows of a model as one."
-)
-@click.option(
-    "--batch-wait", "waits", multiple=True, metavar="[NAME=]TIME", help="What a request may wait for others, as 1ms."
-)
-@click.option("--allow-uid", "uids", multiple=True, metavar="USER", help="Serve this user, too (name or number).")
-@click.option("--allow-gid", "gids", multiple=True, metavar="GROUP", help="Serve this group, too (name or number).")
-@click.option(
-    "--quota", "quotas", multiple=True, metavar="KEY=N", help="What a connection (KEY) or a user (user.KEY) may own."
-)
+@click.option("--socket", metavar="PATH", help="Listen at this path instead of under a name.")
+@click.option("--device", multiple=True, metavar="NAME", help="A device that is offered; may be repeated.")
+@click.option("--model", multiple=True, metavar="NAME=FILE", help="A model that is compiled once for all.")
+@click.option("--models", metavar="DIR", help="Of NAME/VERSION/FILE: models with versions, served so.")
+@click.option("--batch", multiple=True, metavar="[NAME=]N", help="Run up to N waiting rows of a model as one.")
+@click.option("--batch-wait", multiple=True, metavar="[NAME=]TIME", help="What a request may wait for others, as 1ms.")
+@click.option("--allow-uid", multiple=True, metavar="USER", help="Serve this user, too (name or number).")
+@click.option("--allow-gid", multiple=True, metavar="GROUP", help="Serve this group, too (name or number).")
+@click.option("--quota", multiple=True, metavar="KEY=N", help="What a connection (KEY) or a user (user.KEY) may own.")
 @click.option(
     "--max-run", type=click.FloatRange(0, 1e6, min_open=True), metavar="S",
     help="End a run that takes longer than S seconds [default: none].",
@@ -95,6 +110,12 @@ def _signals_of_the_start() -> Iterator[None]:
 @click.option(
     "--token-file", metavar="FILE", help="Of NAME:TOKEN lines: who asks for metrics or the protocol shows one."
 )
+@click.option("--oip-cert", type=click.Path(), metavar="FILE.pem", help="Certificate and chain: the protocol by TLS.")
+@click.option("--oip-key", type=click.Path(), metavar="FILE.pem", help="The key of --oip-cert, without a password.")
+@click.option(
+    "--oip-keepalive", type=click.FloatRange(1, 86400), default=75.0, show_default=True, metavar="S",
+    help="HTTP connections end after S seconds without a request; gRPC asks clients that are silent for S seconds.",
+)  # fmt: skip
 @click.option("--oip-control", is_flag=True, help="Let clients of the protocol load and unload models.")
 @click.option(
     "--oip-drain", type=click.FloatRange(0, 1e6), default=20.0, show_default=True, metavar="S",
@@ -113,20 +134,24 @@ def _signals_of_the_start() -> Iterator[None]:
 @click.option(
     "--log-level", type=click.Choice(("debug", "info", "warning", "error")), default="warning", show_default=True
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the line that says it is ready as JSON.")
+@click.option(
+    "--log-format", type=click.Choice(("text", "json")), default="text", show_default=True,
+    help="Lines of the log for people, or as JSON.",
+)  # fmt: skip
+@click.option("--json", is_flag=True, help="Print the line that says it is ready as JSON.")
 @_signals_of_the_start()
 def serve(
     functions: tuple[str, ...],
     name: str,
-    path: str | None,
-    devices: tuple[str, ...],
-    models: tuple[str, ...],
-    directory: str | None,
-    batches: tuple[str, ...],
-    waits: tuple[str, ...],
-    uids: tuple[str, ...],
-    gids: tuple[str, ...],
-    quotas: tuple[str, ...],
+    socket: str | None,
+    device: tuple[str, ...],
+    model: tuple[str, ...],
+    models: str | None,
+    batch: tuple[str, ...],
+    batch_wait: tuple[str, ...],
+    allow_uid: tuple[str, ...],
+    allow_gid: tuple[str, ...],
+    quota: tuple[str, ...],
     max_run: float | None,
     max_compile: float,
     idle_exit: float | None,
@@ -134,6 +159,9 @@ def serve(
     oip: str | None,
     oip_rest: str | None,
     token_file: str | None,
+    oip_cert: str | None,
+    oip_key: str | None,
+    oip_keepalive: float,
     oip_control: bool,
     oip_drain: float,
     oip_shared_memory: bool,
@@ -141,7 +169,8 @@ def serve(
     sandbox: SandboxMode,
     isolate: str,
     log_level: LogLevel,
-    as_json: bool,
+    log_format: str,
+    json: bool,
 ) -> None:
     """Run a service that programs of this machine share, until SIGTERM or Ctrl-C.
 
@@ -168,24 +197,22 @@ def serve(
         start_child,
         tell_manager,
     )
-    from ...service.process.limited_log import LimitedHandler
+    from ...service.process.limited_log import begin_log
     from .children import gateway, start_metrics
     from .repository import Repository
 
     this_process.name = "the service"
-    logging.basicConfig(
-        format="nnburst serve %(process)d: %(levelname)s: %(message)s",
-        level=log_level.upper(),
-        handlers=[LimitedHandler()],
-    )
+    begin_log("nnburst serve", log_level.upper(), log_format)
     policy_and_priority = None if scheduler is None else _policy(scheduler)
-    address = name if path is None else f"unix:{path}"
-    policy = AccessPolicy(frozenset(user_number(user, "--allow-uid") for user in uids), frozenset(map(_gid, gids)))
-    limits, user_limits = _quotas(quotas)
-    files = parse_pairs(models, "--model")
-    repository = Repository(files, directory, _batching(files, directory, batches, waits))
+    address = name if socket is None else f"unix:{socket}"
+    policy = AccessPolicy(
+        frozenset(user_number(user, "--allow-uid") for user in allow_uid), frozenset(map(_gid, allow_gid))
+    )
+    limits, user_limits = _quotas(quota)
+    files = parse_pairs(model, "--model")
+    repository = Repository(files, models, _batching(files, models, batch, batch_wait))
     with contextlib.ExitStack() as stack:
-        listeners: list[socket.socket] = [stack.enter_context(sock) for sock in activated_sockets()]
+        listeners = [stack.enter_context(sock) for sock in activated_sockets()]
         claimed = None
         if not listeners:
             claimed = stack.enter_context(contextlib.closing(claim(address, wider=policy.wider)))
@@ -207,7 +234,7 @@ def serve(
             WorkerPool,
             start=start,
             name=address,
-            devices=[*(devices or DEFAULT_DEVICES), *_functions(devices, functions)],
+            devices=[*(device or DEFAULT_DEVICES), *_functions(device, functions)],
             named=not repository.is_empty,
             prepare=repository.prepare,
             isolation=Isolation(isolate),
@@ -217,14 +244,16 @@ def serve(
         stack.callback(broker.close)
         shared = broker.workers.shared
         beside = stack.enter_context(contextlib.ExitStack())  # clients of its own, which end first
-        watched = start_metrics(metrics, token_file)
+        log = {"log_level": log_level.upper(), "log_format": log_format, "token_file": token_file}
+        watched = start_metrics(metrics, log)
         if watched is not None:
             beside.callback(watched.close)
         running = gateway(
-            directory is not None or bool(shared.list_models()),
+            models is not None or bool(shared.list_models()),
             {
                 "address": f"unix:{where}", "grpc": oip, "rest": oip_rest, "shared_memory": oip_shared_memory,
-                "control": oip_control, "drain": oip_drain, "token_file": token_file,
+                "control": oip_control, "drain": oip_drain, "keepalive": oip_keepalive, "cert": oip_cert,
+                "key": oip_key, **log,
             },
         )  # fmt: skip
         if running is not None:
@@ -256,7 +285,7 @@ def serve(
                     running.renew()
 
         def announce() -> None:
-            click.echo(json.dumps(ready) if as_json else _ready_line(ready))
+            click.echo(dumps(ready) if json else _ready_line(ready))
             logging.getLogger(__name__).info("accounts of users: %s", ready["accounts"])
             tell_manager()
 

@@ -20,7 +20,7 @@ from ...errors import NNBurstError
 from ...watch import MOST_ROWS, Page
 from ..host.host import ServiceHost
 from ..host.quotas import PER_USER, Quotas
-from .limited_log import LimitedHandler
+from .limited_log import begin_log
 from .options import ServiceOptions
 from .sandbox import close_door, log_sandbox
 
@@ -81,12 +81,7 @@ def serve(options: ServiceOptions) -> int:
     else:  # each pool of a client takes a descriptor here: the usual limit of 1024 is for programs that use select()
         limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit, min(most, _MOST_FDS)), most))
-    logging.basicConfig(
-        level=options.log_level,
-        format="nnburst service %(process)d: %(levelname)s: %(message)s",
-        handlers=[LimitedHandler()],
-    )
-
+    begin_log("nnburst service", options.log_level)
     if options.path:
         sys.path[:] = dict.fromkeys([*options.path, *sys.path])
     try:

@@ -19,12 +19,14 @@ from ..._core.deadline import Deadline, checked_timeout
 from ..._core.errno import meaning, system
 from ..._core.fds import FdSet, ready
 from ..._core.leaving import LEAVING
+from ..._core.threads import start_daemon
 from ...devices.registry import checked_names
 from ...errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline, NNBurstError, ResourceExhausted
 from ...options import LogLevel, SandboxMode
 from ..host.quotas import Quotas
 from .command import child_environment, interpreter, safe_command
 from .forked import SEQPACKET, find_zygote, fork, streams_taken
+from .limited_log import log_lines
 from .options import Scheduling, ServiceOptions
 
 if TYPE_CHECKING:
@@ -53,7 +55,7 @@ def start_child(
     timeout: float | None = 60.0,
     env: Mapping[str, str] | None = None,
     log_level: LogLevel | int = "warning",
-    log: str | os.PathLike[str] | None = None,
+    log: str | os.PathLike[str] | logging.Logger | None = None,
     quotas: Mapping[str, int] | None = None,
     max_run: float | None = None,
     max_compile: float | None = None,
@@ -110,7 +112,12 @@ def start_child(
     interpreter()  # also where a zygote has one: what this program is told does not depend on what it did before
     try:
         with streams_taken(), contextlib.ExitStack() as theirs, contextlib.ExitStack() as failing:
-            passed = {"stderr": _opened(log)}
+            said = None
+            if isinstance(log, logging.Logger):
+                reading, writing = system(os.pipe2, os.O_CLOEXEC)
+                said, passed = FdSet((reading,)), {"stderr": writing}
+            else:
+                passed = {"stderr": _opened(log)}
             theirs.callback(os.close, passed["stderr"])
             if env is None:
                 find_zygote(names)
@@ -141,6 +148,10 @@ def start_child(
             connection.faults = orders
             if orders is not None:
                 connection.link_to_death(orders.close)
+            if said is not None:
+                failing.callback(connection.close)
+                said.add(system(os.pidfd_open, connection.pid))
+                start_daemon(log_lines, said, log, name="nnburst-log", what="the log of a service")
             failing.pop_all()
             return connection
     except NNBurstError:  # some of which are OSErrors, too
@@ -208,7 +219,9 @@ def _opened(log: str | os.PathLike[str] | None) -> int:
         return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     except (OSError, TypeError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise InvalidArgument(f"log={log!r} cannot be written: {reason}; give the path of a file") from error
+        raise InvalidArgument(
+            f"log={log!r} cannot be written: {reason}; give the path of a file, or a Logger"
+        ) from error
 
 
 class Child:

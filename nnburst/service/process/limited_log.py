@@ -6,9 +6,13 @@ import contextlib
 import logging
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import msgspec
 
 from ..._core.fds import FdSet, ready
 
@@ -21,6 +25,7 @@ _BYTES = 4 * LONGEST
 """Of a line, in as many characters at least."""
 _LAST_WORDS = 1 << 16
 """Bytes that a pipe holds."""
+_OWN_LINE = re.compile(r"nnburst service \d+: (DEBUG|INFO|WARNING|ERROR|CRITICAL): (.*)")
 
 
 @dataclass(slots=True)
@@ -64,6 +69,8 @@ class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, cut if it is too long."""
         text = super().format(record)
+        if isinstance(self.formatter, JsonLines):  # which cuts what is in a line
+            return text
         return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text) - LONGEST} characters more)"
 
     def close(self) -> None:
@@ -85,6 +92,36 @@ class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]
                 place.left_out = 0
 
 
+class JsonLines(logging.Formatter):
+    """Makes a line of JSON of a record: time, level, logger, process, message, traceback, and its own fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        said = {
+            "time": datetime.fromtimestamp(record.created, UTC),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "process": record.process,
+            "message": record.getMessage()[:LONGEST],
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            said["traceback"] = self.formatException(record.exc_info)[-LONGEST:]
+        return msgspec.json.encode(said).decode()
+
+
+def begin_log(who: str, level: str | int, form: str = "text") -> None:
+    """Have what this process logs go to stderr, as text that begins with its name, or as JSON."""
+    handler = LimitedHandler()
+    text = f"{who} %(process)d: %(levelname)s: %(message)s"
+    handler.setFormatter(JsonLines() if form == "json" else logging.Formatter(text))
+    logging.basicConfig(level=level, handlers=[handler])
+    each = logging.StreamHandler()  # clients decide how many requests there are, the operator whether each is a line
+    each.setFormatter(handler.formatter)
+    requests = logging.getLogger("nnburst.access")
+    requests.addHandler(each)
+    requests.propagate = False
+
+
 def hand_on(fds: FdSet, what: str, most: int, count: Callable[[], object]) -> None:
     """Write what a process says to this one's log, as much as it may, and nothing that a terminal obeys.
 
@@ -95,13 +132,29 @@ def hand_on(fds: FdSet, what: str, most: int, count: Callable[[], object]) -> No
         count: Called for each line, also one that is left out.
     """
     with contextlib.closing(fds), contextlib.closing(LimitedHandler(most)) as handler:
-        for line in _lines(*fds.fds):
+        if any(isinstance(each.formatter, JsonLines) for each in logging.getLogger().handlers):
+            handler.setFormatter(JsonLines())
+        for text in _lines(*fds.fds):
             count()
-            text = "".join(c if c.isprintable() else " " for c in line.decode(errors="replace"))
             handler.handle(logging.LogRecord("nnburst", logging.WARNING, what, 0, "%s", (text,), None))
 
 
-def _lines(log: int, pidfd: int) -> Iterator[bytes]:
+def log_lines(fds: FdSet, logger: logging.Logger) -> None:
+    """Log what a service says, at the level that it says; descriptors as for `hand_on`."""
+    with contextlib.closing(fds):
+        for text in _lines(*fds.fds):
+            own = _OWN_LINE.match(text)
+            level, text = (logging.getLevelNamesMapping()[own[1]], own[2]) if own else (logging.WARNING, text)
+            logger.log(level, "%s", text)
+
+
+def _lines(log: int, pidfd: int) -> Iterator[str]:
+    """Yield the lines of `_read_lines` without what a terminal would obey."""
+    for line in _read_lines(log, pidfd):
+        yield "".join(c if c.isprintable() else " " for c in line.decode(errors="replace"))
+
+
+def _read_lines(log: int, pidfd: int) -> Iterator[bytes]:
     """Yield what comes until the process has ended: others, to whom it may have given the pipe, say nothing more."""
     rest, most = b"", math.inf
     while most > 0:

@@ -1,0 +1,42 @@
+"""The certificate of a server, and its key, which change while it runs."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+from ..errors import InvalidArgument
+
+
+class Certificate:
+    """What files have, as both protocols take it.
+
+    Args:
+        certificate: A file in PEM, with the chain behind it.
+        key: Likewise, without a password.
+
+    Attributes:
+        context: For HTTP; connections that begin later get what was read last.
+        pair: Key and certificate, for gRPC.
+
+    Raises:
+        InvalidArgument: A file cannot be read, or they do not belong together.
+    """
+
+    def __init__(self, certificate: str, key: str) -> None:
+        self._files = certificate, key
+        self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        self.renew()
+
+    def renew(self) -> None:
+        """Read the files again; raises as the constructor, and keeps what there was."""
+        certificate, key = self._files
+        try:
+            for context in (
+                ssl.create_default_context(ssl.Purpose.CLIENT_AUTH),
+                self.context,
+            ):  # tried before it counts
+                context.load_cert_chain(certificate, key, password="")
+            self.pair = Path(key).read_bytes(), Path(certificate).read_bytes()
+        except OSError as error:  # so are those of ssl
+            raise InvalidArgument(f"--oip-cert {certificate}, --oip-key {key}: {error}") from None

@@ -1,0 +1,126 @@
+"""What operators ask of the gateway: requests with names, a line for each in the log, TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import ipaddress
+import logging
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
+pytest.importorskip("tritonclient", reason="needs the extra nnburst[oip]")
+
+import aiohttp
+import grpc
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc as stubs
+
+from nnburst.errors import InvalidArgument
+from nnburst.gateway.certificate import Certificate
+from support.gateways import MARKS, SlowModels, both_protocols, ports, raw
+
+pytestmark = MARKS
+
+
+def test_each_request_has_a_name_and_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    def noted() -> list[Any]:
+        return [vars(record)["fields"] for record in caplog.records if record.name == "nnburst.access"]
+
+    async def main() -> list[str]:
+        models = SlowModels()
+        models.go_on.set()
+        names = []
+        async with both_protocols(models) as (stub, http):
+            for given in ("mine", "x" * 200):
+                call = stub.ModelInfer(raw(6), metadata=(("x-request-id", given),))
+                await call
+                names.append(dict(await call.trailing_metadata())["x-request-id"])
+                async with http.get("/v2/none", headers={"X-Request-ID": given}) as answer:
+                    names.append(answer.headers["X-Request-ID"])
+            with pytest.raises(grpc.aio.AioRpcError) as info:
+                await stub.ModelInfer(
+                    pb.ModelInferRequest(raw_input_contents=[b"x"]), metadata=(("x-request-id", "bad"),)
+                )
+            assert dict(info.value.trailing_metadata())["x-request-id"] == "bad"
+        return names
+
+    with caplog.at_level(logging.INFO, "nnburst.access"):
+        names = asyncio.run(main())
+    assert names[:2] == ["mine", "mine"]
+    assert [len(name) for name in names[2:]] == [32, 32]  # one that is too long is no name
+    infer = "/inference.GRPCInferenceService/ModelInfer"
+    assert {(line["call"], line["status"], line["request_id"]) for line in noted()} == {
+        (infer, "OK", "mine"),
+        ("GET /v2/none", "404", "mine"),
+        (infer, "OK", names[2]),
+        ("GET /v2/none", "404", names[3]),
+        (infer, "INVALID_ARGUMENT", "bad"),
+    }
+
+
+@pytest.fixture
+def certify(tmp_path: Path) -> Callable[[], tuple[str, str]]:
+    """Write another certificate of 127.0.0.1, which is its own authority, and its key; return the files."""
+
+    def write() -> tuple[str, str]:
+        key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
+        name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "gateway")])
+        made = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        made = made.not_valid_before(now - datetime.timedelta(1)).not_valid_after(now + datetime.timedelta(1))
+        here = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+        signed = made.add_extension(here, critical=False).sign(key, hashes.SHA256())
+        files = tmp_path / "cert.pem", tmp_path / "key.pem"
+        form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        files[0].write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+        files[1].write_bytes(key.private_bytes(serialization.Encoding.PEM, *form))
+        return str(files[0]), str(files[1])
+
+    return write
+
+
+def test_both_protocols_have_tls_and_a_new_certificate_counts_for_new_connections(
+    certify: Callable[[], tuple[str, str]],
+) -> None:
+    async def asked(port: int, rest_port: int, known: bytes) -> tuple[bool, bool]:
+        """Ask each protocol, as a client that knows one certificate; whether it is answered."""
+        credentials = grpc.ssl_channel_credentials(known)
+        async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials) as channel:
+            try:
+                ready: Any = await stubs.GRPCInferenceServiceStub(channel).ServerLive(pb.ServerLiveRequest())
+                by_grpc = bool(ready.live)
+            except grpc.aio.AioRpcError:
+                by_grpc = False
+        context = ssl.create_default_context(cadata=known.decode())
+        async with aiohttp.ClientSession() as http:
+            try:
+                async with http.get(f"https://127.0.0.1:{rest_port}/v2/health/live", ssl=context) as answer:
+                    return by_grpc, answer.status == 200
+            except aiohttp.ClientConnectorCertificateError:
+                return by_grpc, False
+
+    async def main() -> None:
+        files = certify()
+        certificate, first = Certificate(*files), Path(files[0]).read_bytes()
+        async with ports(SlowModels(), certificate=certificate) as (port, rest_port):
+            assert await asked(port, rest_port, first) == (True, True)
+            certify()
+            second = Path(files[0]).read_bytes()
+            assert await asked(port, rest_port, second) == (False, False)
+            certificate.renew()
+            assert await asked(port, rest_port, second) == (True, True)
+            assert await asked(port, rest_port, first) == (False, False)
+            Path(files[1]).write_text("no key")
+            with pytest.raises(InvalidArgument, match="--oip-key"):
+                certificate.renew()
+            assert await asked(port, rest_port, second) == (True, True)
+
+    asyncio.run(main())
