@@ -28,14 +28,6 @@ _SLICE_NS = 100_000_000
 """Between two looks for signals."""
 
 
-class Outcome:
-    """What becomes of the contents of buffers that were written."""
-
-    UNCHANGED: int = lib.NNB_UNCHANGED
-    COMMITTED: int = lib.NNB_COMMITTED
-    LOST: int = lib.NNB_LOST
-
-
 class Gate:
     """The state of all buffers of the process, and a lock for what Python knows of their bytes."""
 
@@ -52,11 +44,6 @@ class Gate:
     def moved(self) -> None:
         """Views of buffers that exist are to be looked at again."""
         lib.nnb_gate_moves(1)
-
-    @property
-    def waiting(self) -> int:
-        """How many threads wait for buffers that others use."""
-        return int(lib.nnb_gate_waiting())
 
 
 gate = Gate()
@@ -87,6 +74,7 @@ class Uses:
             check(rc, "cannot use the buffer", {errno.ESHUTDOWN: closed, errno.EAGAIN: in_use})
 
     def leave(self, outcome: int) -> None:
+        """Give them back; those that were written are NNB_UNCHANGED, NNB_COMMITTED or NNB_LOST."""
         if lib.nnb_uses_leave(self.handle, outcome):
             free_closed_buffers()
 
@@ -149,7 +137,7 @@ class ManagedBuffer:
         try:
             yield
         finally:
-            uses.leave(Outcome.UNCHANGED)
+            uses.leave(lib.NNB_UNCHANGED)
 
     def _look(self) -> Any:
         state = ffi.new("nnb_buffer_state *")
@@ -227,10 +215,10 @@ class ManagedBuffer:
     def _replacing(self, uses: Uses) -> Iterator[None]:
         """Whatever fails in the with block leaves the contents undefined."""
         uses.enter()
-        outcome = Outcome.LOST
+        outcome = lib.NNB_LOST
         try:
             yield
-            outcome = Outcome.COMMITTED
+            outcome = lib.NNB_COMMITTED
         finally:
             uses.leave(outcome)
 
@@ -466,7 +454,7 @@ class BufferSet:
                 lib.nnb_uses_settle(self.handle, self._moves)
             return self.current
         except BaseException:
-            self._uses.leave(Outcome.UNCHANGED)
+            self._uses.leave(lib.NNB_UNCHANGED)
             raise
 
     def keep(self, made: Any) -> None:
@@ -499,11 +487,11 @@ class BufferSet:
                 raise GeneralFailure(f"an output does not fit its buffer: {error}") from None
             for buffer, shape in zip(self._writing, shapes, strict=True):
                 buffer.settle(shape)
-        self._uses.leave(Outcome.COMMITTED)
+        self._uses.leave(lib.NNB_COMMITTED)
 
     def fail(self) -> None:
         """The execution failed: its outputs have no contents."""
-        self._uses.leave(Outcome.LOST)
+        self._uses.leave(lib.NNB_LOST)
 
 
 def _check_role(use: BufferUse) -> None:

@@ -144,7 +144,7 @@ class Serving:
         workers: Where they are served: those that compute in the second ones, the others in the first.
         outbox: Where answers go.
         mailbox: Where the owner learns of answers that it has to send.
-        break_off: Ends the connection, from any thread, as its peer breaks the protocol.
+        break_off: Ends the connection, in its owner, for a reason: its peer breaks the protocol.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class Serving:
         workers: Sequence[Workers],
         outbox: Outbox,
         mailbox: Mailbox,
-        break_off: Callable[[calls.Malformed], None],
+        break_off: Callable[[str], None],
     ) -> None:
         self._side = side
         self._handlers = {call: getattr(handler, call.handler) for call in calls.CALLS if call.side is side}
@@ -219,7 +219,7 @@ class Serving:
             reply, fds = answer if isinstance(answer, tuple) else (answer, fds)
             return Kind.REPLY, calls.encode_reply(call, reply), fds
         except calls.Malformed as error:
-            self._break_off(error)
+            self._mailbox.post(partial(self._break_off, f"malformed message: {error}"))
             return None
         except ConnectionEnds:
             return None

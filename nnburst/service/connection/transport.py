@@ -96,7 +96,7 @@ class Connection:
         self._mailbox = Mailbox()
         self._outbox = Outbox(sock, send_timeout)
         self._workers = tuple(Workers(workers, f"{name}-{kind}") for kind in ("worker", "computing"))
-        self._serving = Serving(side, handler, self._workers, self._outbox, self._mailbox, self._post_break_off)
+        self._serving = Serving(side, handler, self._workers, self._outbox, self._mailbox, self._drop)
         self._calls = PendingCalls()
         self._child, self._on_end, self._peer = child, on_end, peer
         self._launched: Future[None] = Future()
@@ -142,9 +142,6 @@ class Connection:
     def stop(self, reason: str) -> None:
         """End the connection without waiting. The first reason counts."""
         self._mailbox.post(partial(self._note, reason))
-
-    def _post_break_off(self, error: calls.Malformed) -> None:
-        self._mailbox.post(partial(self._drop, f"malformed message: {error}"))
 
     def hang_up(self, farewell: Message | None = None) -> None:
         """End the connection from anywhere, without waiting; nothing can be called from now on.

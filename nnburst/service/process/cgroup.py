@@ -43,10 +43,10 @@ class Group:
         for name, most in () if quotas is None else _limits(quotas).items():
             has_file = name != "memory.swap.max" or (directory / name).exists()  # it counts no swap otherwise
             if name.partition(".")[0] in held and has_file:
-                self._write(name, most)
+                self.write(name, most)
         self._killed = self._events()
 
-    def _write(self, name: str, text: object) -> None:
+    def write(self, name: str, text: object) -> None:
         (self._directory / name).write_text(str(text))
 
     def _events(self) -> dict[str, int]:
@@ -54,10 +54,6 @@ class Group:
             lines = (self._directory / "memory.events").read_text().splitlines()
             return {name: int(n) for name, n in map(str.split, lines)}
         return {}
-
-    def join(self, pid: int) -> None:
-        """Have a process in it, with all that it starts."""
-        self._write("cgroup.procs", pid)
 
     def why_killed(self) -> str:
         """Return for which want of memory the kernel has ended a member since it was asked last, or nothing."""
@@ -108,7 +104,7 @@ class Groups:
                 if group is None:
                     limits = None if uid is None else quotas
                     group = self._groups[name] = Group(self._directory / name, self.held, limits)
-                group.join(pid)
+                group.write("cgroup.procs", pid)
             except OSError as error:
                 _log.warning("process %d is not in the group %s/%s: %s", pid, self._directory, name, error)
                 return None
