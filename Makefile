@@ -85,7 +85,7 @@ conformance-onnx: $(VENV)/.stamp-ext $(VENV)/.stamp-test
 	$(BIN)/python tests/real_models/onnx_suite.py $(ARGS)
 
 exporters: $(VENV)/.stamp-ext $(VENV)/.stamp-exporters
-	$(BIN)/python -m pytest -m "" tests/real_models/test_onnx_exporters.py $(ARGS)
+	$(BIN)/python -m pytest -m "" tests/real_models/test_onnx_exporters.py tests/real_models/test_torch_modules.py $(ARGS)
 
 dev: $(VENV)/.stamp-ext $(VENV)/.stamp-dev
 

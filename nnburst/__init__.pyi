@@ -8,6 +8,9 @@ from . import model as model
 from . import nnapi as nnapi
 from . import runtime as runtime
 from . import watch as watch
+from .devices import Needs as Needs
+from .devices.function import Tensor as Tensor
+from .devices.function import declare as declare
 from .errors import BadState as BadState
 from .errors import DeadObject as DeadObject
 from .errors import DeviceUnavailable as DeviceUnavailable

@@ -1,32 +1,38 @@
-"""A device that runs Python functions. They are named when the service starts; a client brings no code.
+"""A device that runs Python functions. The program that starts the service gives them; a client brings no code.
 
 ```python
 # filters.py
-from nnburst.devices.function import Tensor, declare
+import nnburst
+from nnburst import Tensor
 
-@declare(inputs=[Tensor("image", "float32", ("h", "w"))], outputs=[Tensor("edges", "float32", ("h", "w"))])
+@nnburst.declare(inputs=[Tensor("image", "float32", ("h", "w"))], outputs=[Tensor("edges", "float32", ("h", "w"))])
 def edges(image):
     return abs(image - image.mean())
 ```
 
 ``nnburst serve filters.py:edges`` or ``launch(devices=["nnburst-function:call=filters.py:edges"])`` offers it;
-``service.session("edges")`` runs it.
+``service.session("edges")`` runs it. `nnburst.Session` and ``launch(functions=[edges])`` send a function itself, to a
+service of the program's own: see `SentFunction`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import pickle
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from ..burst import Kernel
 from ..errors import (
@@ -48,6 +54,7 @@ from ..model import (
     Model,
     OpenShape,
     OperandDesc,
+    OperandType,
     Operation,
     OutputShape,
     Request,
@@ -57,6 +64,7 @@ from ..model import (
     extension_prefix,
     failure_of,
     is_fully_specified,
+    operand_info,
 )
 from .common import call_by_name, extension_of_names, named_in
 from .elements import element_of, element_types, operand_code
@@ -78,18 +86,24 @@ class Tensor(Struct, frozen=True):
 
     Attributes:
         name: For `Session.run`.
-        dtype: NumPy type of its elements: numbers of 1, 2, 4 or 8 bytes, or ``"bool"``.
+        dtype: Type of its elements, in NumPy's words (``"float32"``, ``np.float32``) or an `OperandType`: numbers of 1,
+            2, 4 or 8 bytes, or ``"bool"``.
         shape: Dimensions; a name or None where any size will do, None as a whole for any rank.
 
     Example:
-        >>> from nnburst.devices.function import Tensor
-        >>> Tensor("image", "uint8", ("height", "width", 3)).dimensions
+        >>> nnburst.Tensor("image", "uint8", ("height", "width", 3)).dimensions
         (0, 0, 3)
     """
 
     name: str
-    dtype: str
+    dtype: Any
     shape: OpenShape = None
+
+    def __post_init__(self) -> None:
+        dtype = operand_info(self.dtype).dtype if isinstance(self.dtype, OperandType) else self.dtype
+        if not isinstance(dtype, str | None):
+            with contextlib.suppress(TypeError):  # `declare` will tell
+                force_setattr(self, "dtype", str(np.dtype(dtype)))
 
     @property
     def dimensions(self) -> tuple[int, ...]:
@@ -132,8 +146,8 @@ def declare(
         InvalidArgument: A type or shape cannot be passed, a name is given twice, or there is no output.
 
     Example:
-        >>> from nnburst.devices.function import Tensor, declare
-        >>> @declare(inputs=[Tensor("x", "float32", (None,))], outputs=[Tensor("total", "float32", (1,))])
+        >>> from nnburst import Tensor
+        >>> @nnburst.declare(inputs=[Tensor("x", "float32", (None,))], outputs=[Tensor("total", "float32", (1,))])
         ... def total(x):
         ...     return x.sum(keepdims=True)
         >>> total(np.ones(3, np.float32))
@@ -169,6 +183,72 @@ def _is_dimension(size: object) -> bool:
     return size is None or isinstance(size, str) or (isinstance(size, int) and 0 <= size < 2**32)
 
 
+class SentFunction(Struct, frozen=True):
+    """A function as a program sends it to a service of its own, never to another one.
+
+    It is a pickle, and so code. A service reads it when the function is first opened: in the sandbox.
+    """
+
+    declaration: Declaration
+    code: bytes
+
+    @classmethod
+    def of(cls, function: object) -> SentFunction:
+        """Return a declared function as it is sent.
+
+        Raises:
+            InvalidArgument: It is not declared, or cannot be pickled.
+            DeviceUnavailable: There is no cloudpickle to send it with.
+        """
+        declaration = getattr(function, "__nnburst__", None)
+        if not isinstance(declaration, Declaration):
+            raise InvalidArgument(
+                f"function {getattr(function, '__name__', function)!r} does not say what it takes and gives; put "
+                "@nnburst.declare(inputs=[…], outputs=[…]) above it"
+            )
+        try:
+            from cloudpickle import dumps
+        except ImportError:
+            if "__main__" in (function.__module__, type(function).__module__):
+                raise DeviceUnavailable(
+                    f"function {declaration.name!r} is sent with cloudpickle, as it is in no module that a service can "
+                    "import: pip install 'nnburst[functions]', or move it into a file of its own"
+                ) from None
+            dumps = pickle.dumps
+        try:
+            return cls(declaration, dumps(function))
+        except Exception as error:
+            raise InvalidArgument(
+                f"function {declaration.name!r} cannot be sent to its service: {type(error).__name__}: {error}; what "
+                "belongs to one process is made or opened when the function runs"
+            ) from error
+
+    @property
+    def __nnburst__(self) -> Declaration:
+        return self.declaration
+
+    def load(self) -> Callable[..., Any]:
+        """Return the function."""
+        try:
+            function: Callable[..., Any] = pickle.loads(self.code)
+        except Exception as error:
+            raise GeneralFailure(
+                f"function {self.declaration.name!r} cannot be read in its service: {type(error).__name__}: {error}; "
+                "there it finds the modules of this program, in a sandbox"
+            ) from error
+        return function
+
+
+def encode_functions(functions: Iterable[object]) -> bytes:
+    """Return declared functions as a service takes them; raises as `SentFunction.of`."""
+    return msgspec.msgpack.encode([SentFunction.of(function) for function in functions])
+
+
+def decode_functions(data: bytes) -> list[SentFunction]:
+    """Return what `encode_functions` has made, of which nothing is read yet."""
+    return msgspec.msgpack.decode(data, type=list[SentFunction])
+
+
 class FunctionDevice(LocalDevice):
     """Runs the functions that it was started with.
 
@@ -184,12 +264,15 @@ class FunctionDevice(LocalDevice):
 
     def __init__(self, call: str | Sequence[str] = "") -> None:
         super().__init__()
-        self._functions: dict[str, Callable[..., Any]] = {}
+        self._functions: dict[str, Callable[..., Any] | SentFunction] = {}
         for target in filter(None, call.split("+") if isinstance(call, str) else call):
-            function = _load(target)
-            name = declaration_of(function).name
-            if self._functions.setdefault(name, function) is not function:
-                raise InvalidArgument(f"{target}: there is a function {name!r} already; give one @declare(name=…)")
+            self.offer(_load(target), target)
+
+    def offer(self, function: Callable[..., Any] | SentFunction, target: str = "functions=[…]") -> None:
+        """Have one function more, which `target` names to people."""
+        name = declaration_of(function).name
+        if self._functions.setdefault(name, function) is not function:
+            raise InvalidArgument(f"{target}: there is a function {name!r} already; give one @declare(name=…)")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -220,9 +303,9 @@ class FunctionDevice(LocalDevice):
     def compile(self, model: Model) -> FunctionModel:
         function = self._find(model)
         assert function is not None
-        return FunctionModel(model, function, self._tracker)
+        return FunctionModel(model, function.load() if isinstance(function, SentFunction) else function, self._tracker)
 
-    def _find(self, model: Model) -> Callable[..., Any] | None:
+    def _find(self, model: Model) -> Callable[..., Any] | SentFunction | None:
         """The function of a model, if the model is just what `import_model` gives for it."""
         if extension_prefix(model, EXTENSION_NAME) != _PREFIX:
             return None
@@ -360,7 +443,7 @@ def _load(target: str) -> Callable[..., Any]:
         what = f"{attribute!r} is not declared" if attribute in found else f"{place} has no {attribute!r}"
         raise DeviceUnavailable(
             f"{target}: {what}; it has the declared functions {sorted(declared)}. To declare one, put "
-            "@declare(inputs=[…], outputs=[…]) of nnburst.devices.function above it"
+            "@nnburst.declare(inputs=[…], outputs=[…]) above it"
         )
     function: Callable[..., Any] = found[attribute]
     return function
@@ -380,9 +463,9 @@ def _file(target: str, path: str) -> ModuleType:
     return module
 
 
-def declaration_of(function: Callable[..., Any]) -> Declaration:
+def declaration_of(function: Callable[..., Any] | SentFunction) -> Declaration:
     """Return what `declare` said of a function; `AttributeError` if it did not."""
-    declaration = function.__nnburst__  # type: ignore[attr-defined]
+    declaration = function.__nnburst__  # type: ignore[union-attr]
     assert isinstance(declaration, Declaration)
     return declaration
 

@@ -141,7 +141,7 @@ class ModelBuilder(OperationMethods):
     def input(
         self,
         name: str,
-        type: OperandType | int,
+        type: OperandType | npt.DTypeLike | int,
         dimensions: Sequence[int] = (),
         *,
         scale: float = 0.0,
@@ -151,7 +151,7 @@ class ModelBuilder(OperationMethods):
 
         Args:
             name: For people; inputs of a request are in the order of these calls.
-            type: Operand type.
+            type: Operand type, or a dtype such as ``"float32"`` (uint8 and int8: the asymmetric types).
             dimensions: Sizes, 0 where only the request knows.
             scale, zero_point: For quantised types.
 
@@ -162,7 +162,8 @@ class ModelBuilder(OperationMethods):
             raise InvalidArgument(f"the name of an input is text, not {name!r}")
         if name in self._named_inputs:
             raise InvalidArgument(f"there is an input {name!r} already; choose another name")
-        index = self.add_operand(type, dimensions, scale=scale, zero_point=zero_point)
+        code = type if isinstance(type, int) else _type_of_input(name, type)
+        index = self.add_operand(code, dimensions, scale=scale, zero_point=zero_point)
         self._named_inputs[name] = index
         return Operand(self, index)
 
@@ -1084,6 +1085,16 @@ def _type_of(dtype: np.dtype[Any], channel_scales: npt.ArrayLike | None) -> Oper
     if found is None:
         raise InvalidArgument(f"no operand type holds dtype {dtype}; convert it, e.g. to float32")
     return found if channel_scales is None else OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
+
+
+def _type_of_input(name: str, type: npt.DTypeLike) -> OperandType:
+    try:
+        dtype = np.dtype(type)
+    except TypeError:
+        raise InvalidArgument(f"input {name!r} has type {type!r}; give an OperandType, or a dtype: 'float32'") from None
+    if dtype.name in ("float64", "int64"):  # which constants are narrowed from
+        raise InvalidArgument(f"input {name!r}: no operand type holds {dtype}; give {dtype.name.replace('64', '32')!r}")
+    return _type_of(dtype, None)
 
 
 def _narrowed(array: Array, dtype: np.dtype[Any] | None) -> Array:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from .._core.deadline import Deadline
 from .._core.errno import flag
 from ..devices import create_device
 from ..devices.registry import checked_names
-from ..errors import DeviceUnavailable, MissedDeadline
+from ..errors import DeviceUnavailable, InvalidArgument, MissedDeadline
 from ..options import LogLevel, RealTimePolicy, SandboxMode
+from .compile.model_files import FUNCTIONS
 from .service import DEFAULT_DEVICES, LocalBackend, Service, child
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ _A_MOMENT = 0.05
 def launch(
     *,
     devices: Sequence[str] = DEFAULT_DEVICES,
+    functions: Sequence[Callable[..., Any]] = (),
     open_timeout: float | None = 60.0,
     restart: bool = False,
     log_level: LogLevel | int = "warning",
@@ -44,6 +46,7 @@ def launch(
 
     Args:
         devices: Names of the devices that it offers, in order of preference.
+        functions: With `nnburst.declare` above each. They are sent to the service, which has them by their names.
         open_timeout: Seconds that it may take to start; None for no limit.
         restart: Start it again when it is needed after it has died: sessions that were open stay dead, new ones work.
         log_level: Least level of what it logs: ``"debug"``, ``"info"`` (failed requests), ``"warning"``, ``"error"``.
@@ -76,9 +79,17 @@ def launch(
         ...     [device.name for device in service.devices]
         ['nnburst-reference']
     """
+    sent = b""
+    if functions:
+        from ..devices.function import encode_functions
+
+        devices, sent = (*checked_names(devices), FUNCTIONS), encode_functions(functions)
+        if any(name.partition(":")[0] == FUNCTIONS for name in devices[:-1]):
+            raise InvalidArgument(f"devices has {FUNCTIONS!r}; name the functions there, or give functions=, not both")
     return Service(
         *child(
             devices,
+            functions=sent,
             restart=flag(restart, "restart"),
             warm=flag(warm, "warm"),
             timeout=open_timeout,

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from typing import TypeAlias, Unpack
 
     from ..devices import Device
-    from ..model import Model
     from ..options import SessionKeywords
     from ..service import Sandbox, ServiceConnection
     from .compile.compilation import Compilation
+    from .compile.model_files import ModelSource
     from .run.burst import Burst
     from .session import Session
 
@@ -150,11 +150,11 @@ class Service(OneProcess, Closing):
             fresh.close()
             self._check_open()
 
-    def session(self, model: Model | str | os.PathLike[str] | bytes, **options: Unpack[SessionKeywords]) -> Session:
+    def session(self, model: ModelSource, example_inputs: object = None, **options: Unpack[SessionKeywords]) -> Session:
         """Open a session on this service; the arguments are those of `Session`."""
         from .session import Session
 
-        return Session(model, service=self, **options)
+        return Session(model, example_inputs, service=self, **options)
 
     @property
     def devices(self) -> tuple[Device, ...]:

@@ -19,9 +19,9 @@ from .._core.deadline import OPENING, Deadline, checked_timeout
 from .._core.errno import flag, member
 from .._core.leaving import Closing, Leaving, OneProcess
 from ..errors import BadState, DeadObject, GeneralFailure, InvalidArgument, NNBurstError, OutputInsufficientSize
-from ..model import Array, ExecutionPreference, Model, Priority
+from ..model import Array, ExecutionPreference, Priority
 from ..options import OnDeath, OnError, SandboxMode, SessionKeywords
-from .compile.model_files import check_source, devices_for, found
+from .compile.model_files import FUNCTIONS, ModelSource, checked_source, devices_for, found
 from .display import described
 from .service import Service, child
 from .spans import spans
@@ -117,7 +117,10 @@ class Session(OneProcess, Closing):
 
     Args:
         model: The path of a file (``"detector.onnx"``), the bytes of one, a `Model` from `ModelBuilder`, or the name of
-            a model that a device of `service` has.
+            a model that a device of `service` has. Without a `service` also a function with `nnburst.declare` above it,
+            which is sent to the session's service; or a torch module, which is exported to ONNX, or sent as it is where
+            that fails. `device` says which.
+        example_inputs: Of a torch module: a tensor, several in a tuple, or by name in a dict. Runs take such shapes.
         service: Where to run; None starts a service process for this session alone, which ends with it.
         device: Name of the device, with options after a colon if the service is the session's own; None takes the
             first that supports every operation.
@@ -166,22 +169,24 @@ class Session(OneProcess, Closing):
 
     def __init__(
         self,
-        model: Model | str | os.PathLike[str] | bytes,
+        model: ModelSource,
+        example_inputs: object = None,
         *,
         service: Service | None = None,
         sandbox: SandboxMode | None = None,
         **options: Unpack[SessionKeywords],
     ) -> None:
-        check_source(model)
         if not isinstance(service, Service | None):
             raise InvalidArgument(f"service is {type(service).__name__}; give what launch() or connect() returns")
+        device = options.get("device")
+        model, self._functions = checked_source(model, example_inputs, device, has_service=service is not None)
         if sandbox is not None and service is not None:
             raise InvalidArgument(
                 f"sandbox={sandbox!r} needs a service of the session's own: no service=; give it to launch()"
             )
         self._options = Options(**options)  # type: ignore[arg-type]  # names become members
         self._cache = self._options.cache
-        self._model = os.fspath(model) if isinstance(model, os.PathLike) else model
+        self._model = model
         self._timeout = self._options.timeout
         self._leaving: Leaving | None = None
         self._opening().call(self._open, service, sandbox)
@@ -200,7 +205,7 @@ class Session(OneProcess, Closing):
     def _open(self, service: Service | None, sandbox: SandboxMode | None) -> None:
         self._device = self._options.device
         if service is None:
-            names = devices_for(self._model, self._device)
+            names = (FUNCTIONS,) if self._functions else devices_for(self._model, self._device)
             from ..service.process.forked import find_zygote
 
             with contextlib.suppress(OSError, NNBurstError):  # the start will tell
@@ -211,7 +216,7 @@ class Session(OneProcess, Closing):
             self._owned: Service | None = None
             if service is None:
                 mode = "on" if sandbox is None else sandbox
-                started = child(names, sandbox=mode, warm=len(names) == 1)
+                started = child(names, sandbox=mode, warm=len(names) == 1, functions=self._functions)
                 service = self._owned = opened.enter_context(Service(*started))
                 self._device = self._device and self._device.partition(":")[0]
             elif self._options.restarts:

@@ -209,8 +209,11 @@ def test_unknown_name_says_what_there_is(service: nnburst.Service, tmp_path: Pat
 @pytest.mark.parametrize(
     ("call", "remedy"),
     [
-        ("mine_filters:undeclared", r"'undeclared' is not declared; .*put @declare\(inputs"),
-        ("mine_filters:nothing", r"has no 'nothing'; it has the declared functions \['accumulate', 'add', .*@declare"),
+        ("mine_filters:undeclared", r"'undeclared' is not declared; .*put @nnburst\.declare\(inputs"),
+        (
+            "mine_filters:nothing",
+            r"has no 'nothing'; it has the declared functions \['accumulate', 'add', .*@nnburst\.declare",
+        ),
         ("no_such_module:f", r"no module 'no_such_module' .*the path of its file \(no_such_module.py:f\).* PYTHONPATH"),
         ("mine_filters", "give FILE.py:FUNCTION or package.module:FUNCTION"),
         ("no_such_file.py:f", "there is no file '.*/no_such_file.py'"),
@@ -282,7 +285,7 @@ def test_declaration_of_what_cannot_be_passed_is_refused() -> None:
             declare(inputs=inputs, outputs=outputs)
     for dtype in ("U5", "object", "float33", None):
         with pytest.raises(InvalidArgument, match=rf"^tensor 's' has dtype {dtype!r}; give that of numbers"):
-            declare(inputs=[Tensor("s", dtype)], outputs=[y])  # type: ignore[arg-type]
+            declare(inputs=[Tensor("s", dtype)], outputs=[y])
     wrong: Any
     for wrong in (3, "n", (-1,), (2**32,), (1.0,), (np.int64(3),)):
         with pytest.raises(InvalidArgument, match=r"^tensor 's' has shape .*; give its dimensions in a tuple"):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from msgspec.structs import replace
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from ...service import ServiceConnection
     from ..service import Service
 
+ModelSource = Model | str | os.PathLike[str] | bytes | Callable[..., Any]
+"""What a session runs; see `nnburst.Session`."""
+FUNCTIONS = "nnburst-function"
 _SUFFIX, _READER = ".onnx", "nnburst-onnxruntime"
 """Of files that a device reads, and the device."""
 _WAYS_OUT = "torch.onnx.export() writes such files, tf2onnx and others convert to them"
@@ -113,15 +116,42 @@ def imported(
         yield device, replace(found, model=_with_pools(found.model, (file, *others)))
 
 
-def check_source(model: object) -> None:
-    """Raise `InvalidArgument` for what is none of the types that a session can run."""
-    if isinstance(model, Model | str | os.PathLike | bytes):
-        return
-    raise InvalidArgument(
-        f"model is a {type(model).__name__}; give a path, the bytes of a file (SerializeToString() of onnx), or what "
-        f"ModelBuilder.build() returns; of other libraries, a file: {_WAYS_OUT}; of functions of Python, their name at "
-        "a service with the device nnburst-function:call=FILE.py:FUNCTION"
-    )
+def checked_source(
+    model: object, examples: object, device: str | None, *, has_service: bool
+) -> tuple[Model | str | bytes, bytes]:
+    """Return a model as it is opened, and the function that is sent for it, if it is one; else `InvalidArgument`.
+
+    Args:
+        examples: Of a torch module.
+        device: Where it is to run, if it matters.
+        has_service: Whether the session is given a service: to those that there are already nothing is sent.
+    """
+    if not isinstance(model, Model | str | os.PathLike | bytes) and callable(model):
+        from .own_code import from_torch, is_torch_module
+
+        if is_torch_module(model):
+            model, examples = from_torch(model, examples, device), None
+    if examples is not None:
+        raise InvalidArgument("example_inputs are for torch modules: other models say what they take")
+    if isinstance(model, Model | str | bytes):
+        return model, b""
+    if isinstance(model, os.PathLike):
+        return os.fspath(model), b""
+    if not callable(model):
+        raise InvalidArgument(
+            f"model is a {type(model).__name__}; give a path, the bytes of a file (SerializeToString() of onnx), what "
+            "ModelBuilder.build() returns, a torch module, or a function with @nnburst.declare above it; of other "
+            f"libraries, a file: {_WAYS_OUT}"
+        )
+    from ...devices.function import SentFunction, encode_functions
+
+    sent = SentFunction.of(model)
+    if has_service:
+        raise InvalidArgument(
+            f"{sent.declaration.name!r} is code, which goes only to a service that starts with it: leave out service=, "
+            "or give its name at a service that has it, by launch(functions=[…]) or `nnburst serve FILE.py:FUNCTION`"
+        )
+    return sent.declaration.name, encode_functions([model])
 
 
 def in_memory(data: bytes) -> Memory:

@@ -26,7 +26,7 @@ from ...model import (
     element_count,
 )
 from ..compile.compilation import Compilation
-from .node_args import NodeArg, SharedArrays, SharedValues, Sizes, solve_shapes
+from .node_args import NodeArg, SharedArrays, SharedValues, Sizes, as_array, solve_shapes
 from .state import States, check_states
 
 UINT32 = 2**32 - 1
@@ -160,6 +160,8 @@ def _place(node: NodeArg, value: Memory | Array) -> ExternalBuffer:
         raise InvalidArgument(f"{node.name!r} is of type {node.holds}, which is copied; give it no memory")
     if isinstance(value, Memory):
         return ExternalBuffer(value, 0, value.size, None, None)
+    if hasattr(value, "__dlpack__"):
+        value = as_array(value)
     if not isinstance(value, np.ndarray):
         raise InvalidArgument(f"memory of {node.name!r}: expected a Memory or a view of one, got {value!r}")
     if value.dtype != node.dtype:

@@ -136,8 +136,8 @@ class NodeArg(Struct, frozen=True):
         if value is None:
             raise InvalidArgument(f"input {self.name!r} has no array, but None; give one of {self.dtype}")
         try:
-            array = np.asarray(value)
-        except (TypeError, ValueError, RuntimeError) as error:  # the last is PyTorch's, of tensors with gradients
+            array = as_array(value)
+        except (TypeError, ValueError, RuntimeError, BufferError) as error:  # as PyTorch's, of tensors with gradients
             raise InvalidArgument(f"input {self.name!r} cannot be made an array: {error}") from None
         boolean = self.dtype == np.uint8 and array.dtype == np.bool_
         if array.dtype.name == self.bits_of:
@@ -174,6 +174,13 @@ class NodeArg(Struct, frozen=True):
         if not fits.all():
             raise InvalidArgument(f"input {self.name!r} is {self.dtype}, which has no {array[~fits][0]}")
         return made
+
+
+def as_array(value: Any) -> Array:
+    """Return a value as an array, without a copy of what has DLPack and of tensors in the memory of this process."""
+    if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
+        return np.from_dlpack(value)
+    return np.asarray(value)
 
 
 def _remedy(wanted: OpenShape, shape: tuple[int, ...]) -> str:

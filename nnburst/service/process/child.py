@@ -20,9 +20,10 @@ from ...errors import NNBurstError
 from ...watch import MOST_ROWS, Page
 from ..host.host import ServiceHost
 from ..host.quotas import PER_USER, Quotas
+from .forked import FUNCTIONS
 from .limited_log import begin_log
 from .options import ServiceOptions
-from .sandbox import close_door, log_sandbox
+from .sandbox import close_door, find_code, log_sandbox
 
 _MOST_FDS = 65536
 _NAMED_PART, _OWN_PART = 2, 4
@@ -54,7 +55,7 @@ def serve(options: ServiceOptions) -> int:
     this_process.name = "the service"
     sock = socket.socket(fileno=options.socket)
     sock.set_inheritable(False)
-    for fd in (options.stderr, options.faults):
+    for fd in (options.stderr, options.functions, options.faults):
         if fd >= 0:
             os.set_inheritable(fd, False)
     sys.stdout = sys.stderr  # which shows at once what a function prints
@@ -84,6 +85,7 @@ def serve(options: ServiceOptions) -> int:
     begin_log("nnburst service", options.log_level)
     if options.path:
         sys.path[:] = dict.fromkeys([*options.path, *sys.path])
+        find_code.cache_clear()
     try:
         quotas = Quotas().changed(options.quotas)
         user_quotas = PER_USER.changed(options.user_quotas, of_user=True) if is_worker else quotas
@@ -96,6 +98,14 @@ def serve(options: ServiceOptions) -> int:
                 _, most = resource.getrlimit(which)
                 resource.setrlimit(which, (quota if most == resource.RLIM_INFINITY else min(quota, most),) * 2)
         devices = list(map(create_device, options.devices))
+        if options.functions >= 0:
+            from ...devices.function import FunctionDevice, decode_functions
+
+            with open(options.functions, "rb") as sent:
+                of_functions = devices[options.devices.index(FUNCTIONS)]
+                assert isinstance(of_functions, FunctionDevice)
+                for function in decode_functions(sent.read()):
+                    of_functions.offer(function)
         for device in devices if options.warm else ():
             if isinstance(device, LocalDevice):
                 device.load_libraries()

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from ..._core.deadline import Deadline
     from .options import ServiceOptions
 
+FUNCTIONS = "nnburst-function"
+"""The device of functions; as it is, of those that a client has sent, which a service reads later."""
 _DEVICES = {"nnburst-reference", "nnburst-onnxruntime", "nnburst-noop"}
 """Those whose modules the zygote may import: they are known to start no thread."""
 _OWN = "NNBURST_"
@@ -107,7 +109,7 @@ def find_zygote(devices: Iterable[str]) -> Zygote | None:
         OSError: Likewise, or no processes.
     """
     global current
-    if not all(str(name).partition(":")[0] in _DEVICES for name in devices):
+    if not all(name == FUNCTIONS or str(name).partition(":")[0] in _DEVICES for name in devices):
         return None
     env = {name: value for name, value in child_environment(os.environ).items() if not name.startswith(_OWN)}
     try:

@@ -25,7 +25,7 @@ from ...errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDead
 from ...options import LogLevel, SandboxMode
 from ..host.quotas import Quotas
 from .command import child_environment, interpreter, safe_command
-from .forked import SEQPACKET, find_zygote, fork, streams_taken
+from .forked import FUNCTIONS, SEQPACKET, find_zygote, fork, streams_taken
 from .limited_log import log_lines
 from .options import Scheduling, ServiceOptions
 
@@ -64,6 +64,7 @@ def start_child(
     affinity: Collection[int] | None = None,
     warm: bool = False,
     sandbox: SandboxMode = "on",
+    functions: bytes = b"",
     more: Mapping[str, Any] = {},
     broker: Worker | None = None,
 ) -> ServiceConnection:
@@ -86,6 +87,7 @@ def start_child(
         timeout: Seconds that the child may take to start; None for no limit.
         env: Environment of the child, None for a copy of this one's.
         warm: Whether it loads at once what its devices would load for their first model.
+        functions: Of `encode_functions`, for the device ``nnburst-function`` among them.
         more: Of `ServiceOptions`, for a worker.
         broker: What serves its calls then.
 
@@ -127,6 +129,11 @@ def start_child(
             limit = deadline.left()
             errors = system(os.memfd_create, "nnburst-child-stderr", os.MFD_CLOEXEC)
             theirs.callback(os.close, errors)
+            if functions:
+                sent = theirs.enter_context(open(system(os.memfd_create, "nnburst-functions", os.MFD_CLOEXEC), "w+b"))
+                sent.write(functions)
+                sent.seek(0)
+                passed["functions"] = sent.fileno()
             orders = None
             if faults:
                 orders, end = system(socket.socketpair, *SEQPACKET)
@@ -167,12 +174,12 @@ def _spawn(
 ) -> _Started:  # fmt: skip
     """Start the process, and close its end of the socket here; see `Child`."""
     with theirs:
-        zygote = find_zygote(options.devices) if env is None else None
-        if zygote is not None and (forked := fork(zygote, options, errors, passed, deadline)) is not None:
-            return forked
         path: list[str] = []  # in arguments of their own, since one may have 128 KiB
         if any(map(is_of_functions, options.devices)):
             path = [_absolute(entry) for entry in sys.path if isinstance(entry, str)]
+        zygote, full = find_zygote(options.devices) if env is None else None, replace(options, path=tuple(path))
+        if zygote is not None and (forked := fork(zygote, full, errors, passed, deadline)) is not None:
+            return forked
         process = subprocess.Popen(
             [*safe_command(f"{__package__}.child"), str(replace(options, parent=os.getpid(), **passed)), *path],
             stdin=subprocess.DEVNULL,
@@ -192,7 +199,7 @@ def _spawn(
 
 def is_of_functions(device: str) -> bool:
     """Whether a device runs functions that its name names."""
-    return device.partition(":")[0] == "nnburst-function"
+    return device.partition(":")[0] == FUNCTIONS
 
 
 def _longest(name: str, seconds: float | None) -> float | None:

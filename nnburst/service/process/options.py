@@ -137,6 +137,7 @@ class ServiceOptions(msgspec.Struct, frozen=True):
         path: Where the client's program finds its modules.
         socket: Inherited end of a socketpair.
         stderr: Becomes stdout and stderr once all is well.
+        functions: Where the functions are that the client has sent, of the device ``nnburst-function``.
         faults: Where orders of faults come from.
         parent: Process id of a client that has started it.
         client: A pidfd of any other.
@@ -159,6 +160,7 @@ class ServiceOptions(msgspec.Struct, frozen=True):
     path: tuple[str, ...] = ()
     socket: int = -1
     stderr: int = -1
+    functions: int = -1
     faults: int = -1
     parent: int = 0
     client: int = -1

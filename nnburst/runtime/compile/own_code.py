@@ -1,0 +1,149 @@
+"""Functions and torch modules as models: code of this program, which runs in a service of its own."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..._core.log import warn
+from ...devices.function import Declaration, Tensor, declare
+from ...errors import InvalidArgument, NNBurstError
+from ...model import Array
+from ..service import DEFAULT_DEVICES
+
+if TYPE_CHECKING:
+    import torch
+
+_ONNX, _FUNCTIONS = "nnburst-onnxruntime", "nnburst-function"
+
+
+def is_torch_module(model: object) -> bool:
+    """Whether it is a ``torch.nn.Module``, or a class derived of it."""
+    modules = sys.modules.get("torch.nn")  # a program that has a module has imported it
+    return modules is not None and isinstance(model, modules.Module)
+
+
+def from_torch(module: torch.nn.Module, examples: object, device: str | None) -> bytes | Callable[..., Any]:
+    """Return a torch module as an ONNX file, or as a declared function that runs it.
+
+    Args:
+        examples: A tensor, several in a tuple or list in the order of its parameters, or by their names in a dict. The
+            model takes the dtypes and shapes of these.
+        device: ``"nnburst-onnxruntime"`` or ``"nnburst-function"``, if only one of the two will do.
+
+    Raises:
+        InvalidArgument: There are no examples, the module does not take them or returns something else than tensors,
+            or it cannot be exported for a `device` that reads files.
+    """
+    import torch
+
+    if examples is None:
+        raise InvalidArgument(
+            "a torch module does not say what it takes: give example inputs, Session(module, tensor), or several in a "
+            "tuple or in a dict"
+        )
+    args = [] if isinstance(examples, Mapping) else [*examples] if isinstance(examples, tuple | list) else [examples]
+    kwargs = dict(examples) if isinstance(examples, Mapping) else {}
+    names = [*_parameters(module, len(args)), *kwargs]
+    modes = [(each, each.training) for each in module.modules()]
+    try:
+        module.eval()
+        with torch.no_grad():
+            answer = module(*args, **kwargs)
+        outputs = _tensors(answer)
+        if device == _FUNCTIONS or (device is None and _ONNX not in DEFAULT_DEVICES):
+            why = ""
+        else:
+            try:
+                return _exported(module, tuple(args), kwargs, names, [*outputs])
+            except Exception as error:
+                cause = error.__cause__ or error
+                why = f"{type(cause).__name__}: {str(cause).strip().partition(chr(10))[0]}"
+    except NNBurstError:
+        raise
+    except Exception as error:
+        raise InvalidArgument(f"the module fails with these examples: {type(error).__name__}: {error}") from error
+    finally:
+        for each, training in modes:
+            each.training = training
+    what = type(module).__name__
+    if why and device is not None:
+        raise InvalidArgument(f"torch.onnx.export() fails for {what}: {why}")
+    if why:
+        warn("nnburst.torch", "torch itself runs %s in the service, as torch.onnx.export() fails: %s", what, why)
+    run = _ModuleFunction(module, [*kwargs])
+    declared = declare(
+        inputs=[_described(*row) for row in zip(names, [*args, *kwargs.values()], strict=True)],
+        outputs=[_described(*row) for row in outputs.items()],
+        name=what,
+    )
+    return declared(run)
+
+
+class _ModuleFunction:
+    """A module as a function of arrays."""
+
+    __nnburst__: Declaration
+
+    def __init__(self, module: torch.nn.Module, keywords: list[str]) -> None:
+        self._module, self._keywords = module, keywords
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._module.eval()  # this copy of it
+
+    def __call__(self, *arrays: Array) -> tuple[Array, ...]:
+        import torch
+
+        tensors = [torch.tensor(array) for array in arrays]  # copies: a module may write to what it takes
+        first = len(tensors) - len(self._keywords)
+        with torch.no_grad():
+            answer = self._module(*tensors[:first], **dict(zip(self._keywords, tensors[first:], strict=True)))
+        return tuple(tensor.numpy() for tensor in _tensors(answer).values())
+
+
+def _parameters(module: torch.nn.Module, n: int) -> list[str]:
+    """Return names for the first inputs of a module: those of its parameters, as far as these have any."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    named = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    return [*named[:n], *(f"input{i}" for i in range(len(named), n))]
+
+
+def _tensors(answer: Any) -> dict[str, torch.Tensor]:
+    """Return what a module has returned by names of outputs."""
+    import torch
+
+    if isinstance(answer, tuple | list):
+        answer = {f"output{i}": each for i, each in enumerate(answer)}
+    named = dict(answer) if isinstance(answer, Mapping) else {"output": answer}
+    if not named or not all(isinstance(each, torch.Tensor) for each in named.values()):
+        kinds = sorted({type(each).__name__ for each in named.values()})
+        raise InvalidArgument(f"the module returns {kinds}; have it return tensors: one, several in a tuple, or a dict")
+    return named
+
+
+def _described(name: str, tensor: torch.Tensor) -> Tensor:
+    array = np.asarray(tensor.detach().cpu())
+    return Tensor(name, array.dtype, array.shape)
+
+
+def _exported(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[str], outputs: list[str]
+) -> bytes:
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            module, args, kwargs=kwargs, input_names=inputs, output_names=outputs, dynamo=True, verbose=False
+        )
+    assert program is not None
+    file = io.BytesIO()
+    program.save(file)
+    return file.getvalue()
