@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 import nnburst
-from nnburst.devices.function import Tensor, declare
+from nnburst import Tensor, declare
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
 IMAGE = Tensor("image", "float32", ("h", "w"))
