@@ -208,8 +208,11 @@ static void *take_value(const ort_run *r, nnb_ort_argument *a, void *value)
     if (status || a->rank == NNB_ANY_RANK)
         return status;
     uint64_t nbytes = a->element_size;
-    for (uint32_t i = 0; i < a->rank; i++)
+    for (size_t i = 0; i < rank; i++) {
         nbytes *= (uint64_t)a->dims[i];
+        if (a->dims[i] > UINT32_MAX) /* as it may be in an array without elements */
+            a->rank = NNB_ANY_RANK;
+    }
     a->is_sufficient = nbytes <= a->room;
     void *data = NULL;
     if (nbytes && a->is_sufficient && !(status = ((of_two)r->api[GET_TENSOR_DATA])(value, &data)))
@@ -253,8 +256,8 @@ static int take_outputs(ort_run *r, uint64_t deadline_ns)
         if (status)
             rc = fail(r, status, deadline_ns);
         else if (!has_value || a->rank == NNB_ANY_RANK)
-            rc = say(r, NNB_GENERAL_FAILURE, has_value ? "too many dimensions has output " : "not computed: output ",
-                     a->name);
+            rc = say(r, NNB_GENERAL_FAILURE,
+                     has_value ? "too many or too large dimensions has output " : "not computed: output ", a->name);
     }
     for (size_t i = 0; i < n; i++)
         ((release)r->api[RELEASE_VALUE])(values[i]);

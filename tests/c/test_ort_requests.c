@@ -288,12 +288,16 @@ int main(void)
     out.rank = NNB_MAX_RANK + 1;
     CHECK_EQ(nnb_kernel_run(k, 0), 2);
     CHECK(strstr(k->sentence(k), "dimensions") != NULL);
-    out.rank = 2;
+    out = (value){.data = made, .rank = 2, .dims = {(1ll << 32) + 1, 0}};
+    CHECK_EQ(nnb_kernel_run(k, 0), 2);
+    CHECK(strstr(k->sentence(k), "dimensions") != NULL);
+    out.dims[0] = 1;
+    out.dims[1] = 2;
     refused = "data";
     CHECK_EQ(nnb_kernel_run(k, 0), 2);
     refused = "run";
     CHECK_EQ(nnb_kernel_run(k, 0), 2);
-    CHECK_EQ(is_open, 7);
+    CHECK_EQ(is_open, 8);
     k->destroy(k);
     CHECK_EQ(values, 0);
     CHECK_EQ(infos, 0);
