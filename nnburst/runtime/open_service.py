@@ -28,7 +28,7 @@ _A_MOMENT = 0.05
 def launch(
     *,
     devices: Sequence[str] = DEFAULT_DEVICES,
-    functions: Sequence[Callable[..., Any]] = (),
+    functions: Callable[..., Any] | Sequence[Callable[..., Any]] = (),
     open_timeout: float | None = 60.0,
     restart: bool = False,
     log_level: LogLevel | int = "warning",
@@ -46,7 +46,8 @@ def launch(
 
     Args:
         devices: Names of the devices that it offers, in order of preference.
-        functions: With `nnburst.declare` above each. They are sent to the service, which has them by their names.
+        functions: One or several, with `nnburst.declare` above each. They are sent to the service, which has them by
+            their names.
         open_timeout: Seconds that it may take to start; None for no limit.
         restart: Start it again when it is needed after it has died: sessions that were open stay dead, new ones work.
         log_level: Least level of what it logs: ``"debug"``, ``"info"`` (failed requests), ``"warning"``, ``"error"``.
@@ -83,7 +84,8 @@ def launch(
     if functions:
         from ..devices.function import encode_functions
 
-        devices, sent = (*checked_names(devices), FUNCTIONS), encode_functions(functions)
+        sent = encode_functions((functions,) if callable(functions) else functions)
+        devices = (*checked_names(devices), FUNCTIONS)
         if any(name.partition(":")[0] == FUNCTIONS for name in devices[:-1]):
             raise InvalidArgument(f"devices has {FUNCTIONS!r}; name the functions there, or give functions=, not both")
     return Service(

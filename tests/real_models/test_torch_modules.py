@@ -86,6 +86,18 @@ def test_module_without_fitting_examples_or_outputs_is_refused(module: Any, exam
         nnburst.Session(module, examples)
 
 
+def test_bits_of_types_that_numpy_lacks_go_in() -> None:
+    class Sum(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def forward(self, x: Any) -> Any:
+            return x.float().sum()
+
+    x = X.to(torch.bfloat16)
+    with nnburst.in_process() as service, service.session(Sum(), x) as session:
+        assert session.run(None, {"x": x})[0] == x.float().sum().item()
+    with pytest.raises(InvalidArgument, match="'x' has dtype 'bfloat16'"):
+        nnburst.Session(Sum(), x, device=FUNCTION)
+
+
 def relu() -> Any:
     b = nnburst.ModelBuilder()
     b.output("y", b.relu(b.input("x", "float32", (3, 4))))

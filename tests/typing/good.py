@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 import nnburst
-from nnburst.devices.function import Needs, Tensor, declare
+from nnburst import Needs, Tensor, declare
 from nnburst.fmq import MessageQueue
 from nnburst.model import ExecutionPreference, Priority
 from nnburst.options import OnDeath, PriorityName
@@ -85,6 +85,11 @@ def queues() -> None:
 @declare(inputs=[Tensor("x", "float32", (None, 8))], outputs=[Tensor("y", "float32", (None, 8))], needs=Needs())
 def doubled(x: Array) -> Array:
     return x * 2
+
+
+def sent() -> None:
+    with nnburst.Session(doubled), nnburst.launch(functions=[doubled]) as service:
+        assert_type(service.session("doubled"), nnburst.Session)
 
 
 def broken(service: nnburst.Service) -> str:

@@ -64,6 +64,12 @@ def test_session_of_a_function_is_a_session_of_its_own_service() -> None:
         assert repr(session).startswith("<Session of x (1) float32 → y (1) float32 on nnburst-function")
 
 
+def test_program_with_thousands_of_places_for_modules_sends_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, *(f"/nowhere/{i:0200}" for i in range(2000))])
+    with nnburst.Session(plus(1)) as session:
+        assert session.run(None, ONE)[0].tolist() == [2]
+
+
 def test_function_is_sent_again_after_a_death() -> None:
     with nnburst.Session(plus(2), on_death="restart") as session:
         session.service.kill()
@@ -83,6 +89,11 @@ def test_launched_service_has_functions_by_their_names() -> None:
             service.session("four")
         with pytest.raises(InvalidArgument, match=r"'add' is code.*leave out service=.*nnburst serve"):
             service.session(plus(1))
+
+
+def test_launched_service_has_one_function() -> None:
+    with nnburst.launch(functions=plus(1)) as service, service.session("add") as add:
+        assert add.run(None, ONE)[0].tolist() == [2]
 
 
 def test_two_of_one_name_and_a_device_of_functions_beside_them_are_refused() -> None:

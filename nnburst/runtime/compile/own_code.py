@@ -9,8 +9,6 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ..._core.log import warn
 from ...devices.function import Declaration, Tensor, declare
 from ...errors import InvalidArgument, NNBurstError
@@ -129,8 +127,7 @@ def _tensors(answer: Any) -> dict[str, torch.Tensor]:
 
 
 def _described(name: str, tensor: torch.Tensor) -> Tensor:
-    array = np.asarray(tensor.detach().cpu())
-    return Tensor(name, array.dtype, array.shape)
+    return Tensor(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
 
 def _exported(

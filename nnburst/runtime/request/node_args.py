@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Collection, Container, Hashable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -27,7 +28,7 @@ from ...model import (
 from ...model.dimensions import HIGHEST_RANK
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
+    pass
 
 _MOST_DATUMS = 1 << 16
 """Of a channel."""
@@ -121,7 +122,7 @@ class NodeArg(Struct, frozen=True):
             )
         return True
 
-    def check(self, value: npt.ArrayLike) -> np.ndarray[Any, np.dtype[Any]]:
+    def check(self, value: Any) -> np.ndarray[Any, np.dtype[Any]]:
         """Return `value` as an array that fits this argument; `InvalidArgument` says what does not, and the remedy."""
         if type(value) is Encoded:
             return value
@@ -135,6 +136,8 @@ class NodeArg(Struct, frozen=True):
             return room.view(Encoded)
         if value is None:
             raise InvalidArgument(f"input {self.name!r} has no array, but None; give one of {self.dtype}")
+        if self.bits_of and str(getattr(value, "dtype", "")) == f"torch.{self.bits_of}":
+            value = value.view(getattr(sys.modules["torch"], str(self.dtype)))  # whose bits NumPy has
         try:
             array = as_array(value)
         except (TypeError, ValueError, RuntimeError, BufferError) as error:  # as PyTorch's, of tensors with gradients
