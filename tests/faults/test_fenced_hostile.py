@@ -113,7 +113,7 @@ def test_there_is_a_limit_to_what_waits(gate: FenceSignal) -> None:
         prepared.execute_fenced(request_on(pool)).fence.wait(PATIENCE)
         prepared.close()
         client.close()
-        assert connection.wait_ended(PATIENCE)
+        assert connection.connection.wait_ended(PATIENCE)
         assert before["requests"] == 2
         # A fence tells of the end before the execution has let go of all.
         until(lambda: not any(connection.ledger.used.values()), lambda: connection.ledger.used)

@@ -101,7 +101,7 @@ def test_connection_that_sends_nonsense_on_a_mute_file_system_ends(fds: list[int
         # kind, flags, descriptors, call id; a body in a descriptor has its length behind
         nonsense = struct.pack("<BBHIQ", 0, 1, 0, 1, 512) if is_spilled else struct.pack("<BBHI", 0, 0, 0, 1)
         socket.send_fds(ours, [nonsense], [fds[0]])
-        assert connection.wait_ended(PATIENCE)
+        assert connection.connection.wait_ended(PATIENCE)
         host.close()
     finally:
         ours.close()
