@@ -21,8 +21,7 @@
 /* Of all buffers that may meet in a request. */
 static struct {
     pthread_mutex_t lock;
-    pthread_cond_t left; /* a user left while others wait */
-    uint32_t waiting;
+    pthread_cond_t left; /* a user left, or a buffer was closed */
     uint64_t moves;
     nnb_buffer *all; /* alive */
 } gate = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -56,7 +55,6 @@ static void start(void)
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC); /* deadlines are on this clock */
     pthread_cond_init(&gate.left, &attr);
     pthread_condattr_destroy(&attr);
-    gate.waiting = 0;
 }
 
 static void after_fork_in_child(void)
@@ -85,14 +83,6 @@ uint64_t nnb_gate_moves(uint64_t more)
     uint64_t moves = gate.moves += more;
     leave();
     return moves;
-}
-
-uint32_t nnb_gate_waiting(void)
-{
-    enter();
-    uint32_t waiting = gate.waiting;
-    leave();
-    return waiting;
 }
 
 /* ---- buffers -------------------------------------------------------------------------------------------------- */
@@ -148,8 +138,7 @@ void nnb_buffer_close(nnb_buffer *b)
     enter();
     if (b->use > CLOSED / 2)
         b->use += CLOSED;
-    if (gate.waiting)
-        pthread_cond_broadcast(&gate.left); /* they will never get it */
+    pthread_cond_broadcast(&gate.left); /* those that wait will never get it */
     leave();
 }
 
@@ -233,12 +222,8 @@ int nnb_uses_enter(nnb_uses *u, uint64_t deadline_ns)
                              .tv_nsec = (long)(deadline_ns % 1000000000u)};
     enter();
     int rc = take(u);
-    if (rc == -EAGAIN && deadline_ns) {
-        gate.waiting++;
-        while (rc == -EAGAIN && pthread_cond_timedwait(&gate.left, &gate.lock, &until) != ETIMEDOUT)
-            rc = take(u);
-        gate.waiting--;
-    }
+    while (rc == -EAGAIN && deadline_ns && pthread_cond_timedwait(&gate.left, &gate.lock, &until) != ETIMEDOUT)
+        rc = take(u);
     leave();
     return rc;
 }
@@ -263,8 +248,7 @@ int nnb_uses_leave(nnb_uses *u, int outcome)
         }
         idle |= b->use == CLOSED;
     }
-    if (gate.waiting)
-        pthread_cond_broadcast(&gate.left);
+    pthread_cond_broadcast(&gate.left);
     leave();
     return idle;
 }

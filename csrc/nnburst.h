@@ -432,7 +432,6 @@ typedef struct nnb_uses nnb_uses;
 
 /* Counts what makes views of buffers stale: bytes that moved, other dimensions, closing. Returns how many, with `more`. */
 uint64_t nnb_gate_moves(uint64_t more);
-uint32_t nnb_gate_waiting(void); /* threads that wait in nnb_uses_enter */
 
 typedef struct nnb_buffer_state {
     uint64_t generation; /* counts changes of the contents */

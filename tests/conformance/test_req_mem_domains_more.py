@@ -343,7 +343,7 @@ def test_REQ_MEM_112_who_waits_goes_on_as_soon_as_the_buffer_is_free(
 
     def until_it_waits() -> None:
         waiting.start()
-        until(buffers.lib.nnb_gate_waiting)
+        until(lambda: "(sleeping)" in Path(f"/proc/self/task/{waiting.native_id}/status").read_text())
 
     if first == "copy":
         with buffer.used(write=False):
