@@ -248,7 +248,8 @@ def test_THR_24_deleted_store_or_key_or_changed_code_makes_everything_miss(rig: 
         (tmp_path / "state" / "key").unlink()
     if what == "code":
         (path,) = tmp_path.glob(f"state/trust/*/{entry_name(TOKEN)}")
-        path.write_bytes(bytes(1) + path.read_bytes()[1:])
+        first, *rest = path.read_bytes()
+        path.write_bytes(bytes([first ^ 1, *rest]))
     assert rig.refusal() is R.NO_ROW
     assert rig.save().saved
     assert contents(rig.load()) == (MODEL, DATA)
