@@ -354,8 +354,13 @@ def test_user_who_is_kicked_while_the_process_starts_leaves_none(start: Callable
     until(lambda: workers_of(shared.pid) <= {shared_one, own}, "the one that was starting stays")
 
 
-def test_process_of_a_user_is_forked(start: Callable[..., Shared]) -> None:
-    shared = start()
+@pytest.mark.parametrize("hangup", [signal.SIG_DFL, signal.SIG_IGN], ids=["", "nohup"])
+def test_process_of_a_user_is_forked(start: Callable[..., Shared], hangup: signal.Handlers) -> None:
+    before = signal.signal(signal.SIGHUP, hangup)  # which the service inherits
+    try:
+        shared = start()
+    finally:
+        signal.signal(signal.SIGHUP, before)
     (zygote,) = (pid for pid in children(shared.pid) if b".zygote\0" in command_of(pid))
     with nnburst.connect(shared.address) as service, service.session(relu((1, 4))) as session:
         assert worker_of(session) in children(zygote)

@@ -41,7 +41,7 @@ def _signals_of_the_start() -> Iterator[None]:
         raise SystemExit(0)
 
     old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, hangup)
-    before = {number: signal.signal(number, leave) for number in ends}
+    before = {number: signal.signal(number, leave) for number in (*ends, *hangup)}  # nohup has it ignored
     try:
         yield
     finally:
