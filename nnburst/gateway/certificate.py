@@ -20,10 +20,12 @@ class Certificate:
         pair: Key and certificate, for gRPC.
 
     Raises:
-        InvalidArgument: A file cannot be read, or they do not belong together.
+        InvalidArgument: A file is not given or cannot be read, or they do not belong together.
     """
 
-    def __init__(self, certificate: str, key: str) -> None:
+    def __init__(self, certificate: str | None, key: str | None) -> None:
+        if certificate is None or key is None:
+            raise InvalidArgument("--oip-cert and --oip-key go together; give both")
         self._files = certificate, key
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self.renew()
@@ -32,10 +34,8 @@ class Certificate:
         """Read the files again; raises as the constructor, and keeps what there was."""
         certificate, key = self._files
         try:
-            for context in (
-                ssl.create_default_context(ssl.Purpose.CLIENT_AUTH),
-                self.context,
-            ):  # tried before it counts
+            tried = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            for context in (tried, self.context):
                 context.load_cert_chain(certificate, key, password="")
             self.pair = Path(key).read_bytes(), Path(certificate).read_bytes()
         except OSError as error:  # so are those of ssl

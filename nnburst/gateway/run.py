@@ -68,7 +68,7 @@ async def _serve(options: Served) -> None:
     loop, tokens = asyncio.get_running_loop(), Tokens(options.token_file)
     loop.set_default_executor(ThreadPoolExecutor(_THREADS, thread_name_prefix="nnburst-oip"))
     ended, told, budget = asyncio.Event(), asyncio.Event(), Budget()
-    certificate = Certificate(options.cert, options.key) if options.cert and options.key else None
+    certificate = Certificate(options.cert, options.key) if options.cert or options.key else None
     models = Models(options.address, may_change=options.control, unloaded=options.unloaded)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)

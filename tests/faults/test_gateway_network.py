@@ -118,6 +118,8 @@ def test_both_protocols_have_tls_and_a_new_certificate_counts_for_new_connection
             certificate.renew()
             assert await asked(port, rest_port, second) == (True, True)
             assert await asked(port, rest_port, first) == (False, False)
+            with pytest.raises(InvalidArgument, match="give both"):
+                Certificate(files[0], None)
             Path(files[1]).write_text("no key")
             with pytest.raises(InvalidArgument, match="--oip-key"):
                 certificate.renew()

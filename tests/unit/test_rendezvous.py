@@ -202,7 +202,7 @@ def test_socket_of_a_child_is_removed_unless_another_listens_there(
     speaks = "import json, sys; print(json.dumps(json.loads(sys.argv[1])), flush=True); sys.stdin.read()"
     monkeypatch.setattr(children, "safe_command", lambda module: [sys.executable, "-c", speaks])
     with contextlib.ExitStack() as ending:
-        child = children.Child("the gateway", "--oip", "", {"rest": f"unix:{path}"})
+        child = children.Child("the gateway", "--oip", {"rest": f"unix:{path}"})
         ending.enter_context(listen_at(path)) if is_replaced else listen_at(path).close()
         child.close()
         assert path.exists() == is_replaced

@@ -184,8 +184,6 @@ def gateway(has_models: bool, options: dict[str, Any]) -> Child | None:
         if options["shared_memory"] or options["control"] or options["cert"]:
             raise InvalidArgument("--oip-shared-memory, --oip-control and --oip-cert need --oip or --oip-rest")
         return None
-    if bool(options["cert"]) is not bool(options["key"]):
-        raise InvalidArgument("--oip-cert and --oip-key go together; give both")
     for option, address in wanted.items():
         if address is not None:
             _check_address(option, address, asks_for_tokens=options["token_file"] is not None)

@@ -280,9 +280,9 @@ def serve(
             try:
                 repository.change(broker.workers.shared, name, unload)
             finally:
-                if running is not None:
-                    running.options["unloaded"] = repository.unloaded  # of one that is started later
-                    running.renew()
+                for child in filter(None, (watched, running)):
+                    child.options["unloaded"] = repository.unloaded  # of one that is started later
+                    child.renew()
 
         def announce() -> None:
             click.echo(dumps(ready) if json else _ready_line(ready))
