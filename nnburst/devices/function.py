@@ -234,7 +234,8 @@ class SentFunction(Struct, frozen=True):
         except Exception as error:
             raise GeneralFailure(
                 f"function {self.declaration.name!r} cannot be read in its service: {type(error).__name__}: {error}; "
-                "there it finds the modules of this program, in a sandbox"
+                "its sandbox has the modules of this program, except those in the home directory itself: move such a "
+                "module into a folder"
             ) from error
         return function
 

@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 import nnburst
-from nnburst import InvalidArgument
 from nnburst.runtime import pickled
 from support.services import Shared, shared_service
 
@@ -214,11 +213,3 @@ def test_each_process_opens_one_connection_and_one_session(session: nnburst.Sess
     assert [outputs for *_, outputs in found] == [[0, 2, 4]] * 8
     assert os.getpid() not in {pid for pid, *_ in found}
     assert len({pid for pid, *_ in found}) == len({seen[:3] for seen in found})
-
-
-def test_own_service_says_what_to_do_instead() -> None:
-    with nnburst.in_process() as service, service.session(weighted(3)) as session:
-        with pytest.raises(InvalidArgument, match=r"nnburst serve.*connect"):
-            pickle.dumps(session)
-        with pytest.raises(InvalidArgument, match=r"nnburst serve.*connect"):
-            pickle.dumps(service)

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 import nnburst
 from nnburst import DeviceUnavailable, GeneralFailure, InvalidArgument, OperandType, Tensor
 from nnburst.devices.function import SentFunction
+from support.processes import run_python
 from support.services import shared_service
 from support.waiting import until
 
@@ -91,16 +92,11 @@ def test_launched_service_has_functions_by_their_names() -> None:
             service.session(plus(1))
 
 
-def test_launched_service_has_one_function() -> None:
-    with nnburst.launch(functions=plus(1)) as service, service.session("add") as add:
-        assert add.run(None, ONE)[0].tolist() == [2]
-
-
 def test_two_of_one_name_and_a_device_of_functions_beside_them_are_refused() -> None:
     with pytest.raises(DeviceUnavailable, match="there is a function 'add' already"):
         nnburst.launch(functions=[plus(1), plus(2)])
     with pytest.raises(InvalidArgument, match="name the functions there, or give functions=, not both"):
-        nnburst.launch(devices=["nnburst-function:call=a.py:f"], functions=[plus(1)])
+        nnburst.launch(devices=["nnburst-function:call=a.py:f"], functions=plus(1))
 
 
 @pytest.mark.parametrize("wrong", [lambda x: x, np.abs, Opening])
@@ -133,6 +129,14 @@ def test_without_cloudpickle_functions_of_modules_are_sent(monkeypatch: pytest.M
     ):
         nnburst.Session(double)
     del sys.modules["own_filters"]
+
+
+def test_module_beside_the_program_in_the_home_directory_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "home_filters.py").write_text(FILTERS)
+    (tmp_path / "app.py").write_text("import nnburst, home_filters\nnnburst.Session(home_filters.double)")
+    done = run_python(str(tmp_path / "app.py"), env={**os.environ, "HOME": str(tmp_path)})
+    assert "No module named 'home_filters'; its sandbox has" in done.stderr
+    assert "except those in the home directory itself: move such a module into a folder" in done.stderr
 
 
 # ---- attacks -----------------------------------------------------------------------------------------------------
