@@ -93,7 +93,8 @@ class Execution(BoundRequest, Closing):
         """Use `Session.bind`."""
         self._home, self._pool, self._keep = burst, pool, keep
         self._arguments = arguments
-        self._feeds, self._copies = arguments.feeds, arguments.copies
+        self._feeds = arguments.feeds.values()
+        self._copies = None if arguments.copies is None else arguments.copies.values()
         self._lock = process_lock()
         self._holder = object()  # stands for this execution where its finaliser must not refer to it
         self._held: dict[ExecutionBurstController, list[Memory | Named]] = {}
@@ -126,26 +127,43 @@ class Execution(BoundRequest, Closing):
     # ---- shared arrays ---------------------------------------------------------------------------------------
 
     def _feed(self, inputs: object) -> bool:
-        """Copy arrays into `inputs`; False if they are not a dict with exactly these names, dtypes and shapes."""
+        """Copy arrays into `inputs`, which get their shapes; False if they are not a dict of arrays with exactly these
+        names and dtypes, or as for `_fill`.
+        """
         feeds = self._feeds
         if type(inputs) is not dict or len(inputs) != len(feeds):
             return False
+        others = None
         for name, dtype, shape, view in feeds:
             array = inputs.get(name)
-            if type(array) is not np.ndarray or array.dtype is not dtype or array.shape != shape:
+            if type(array) is not np.ndarray or array.dtype is not dtype:
                 return False
-            view[...] = array
-        return True
+            if array.shape == shape:
+                view[...] = array
+            elif others is None:
+                others = {name: array}
+            else:
+                others[name] = array
+        return others is None or self._refill(others)
 
-    def _fits(self, arrays: Mapping[str, Array]) -> bool:
-        """Whether arrays that `checked_inputs` returned have the shapes of `inputs`."""
+    def _fill(self, arrays: Mapping[str, Array]) -> bool:
+        """Copy arrays that `checked_inputs` returned to `inputs`, which get their shapes.
+
+        Returns:
+            False if other inputs are there, the shapes are not for `reshape`, or a run that was given up has the room.
+        """
+        return self._wired.keys() == arrays.keys() and self._refill(arrays)
+
+    def _refill(self, arrays: Mapping[str, Array]) -> bool:
+        """As `_fill`, for some of the inputs."""
+        try:
+            self._reshape(self._arguments.sizes_with(arrays))
+        except (InvalidArgument, BadState):
+            return False
         wired = self._wired
-        return wired.keys() == arrays.keys() and all(wired[name].shape == each.shape for name, each in arrays.items())
-
-    def _fill(self, arrays: Mapping[str, Array]) -> None:
-        """Copy arrays that `checked_inputs` returned to `inputs`, which have their shapes."""
         for name, array in arrays.items():
-            self._wired[name][...] = array
+            wired[name][...] = array
+        return True
 
     @property
     def _wired(self) -> dict[str, Array]:
@@ -197,10 +215,9 @@ class Execution(BoundRequest, Closing):
         numbers = ffi.new("uint32_t[]", arguments.numbers(changed))
         self._check_not_closed()
         try:
-            refusals = {errno.EALREADY: _running(), errno.ECHILD: inherited()}
-            check(lib.nnb_execution_resize(self.pointer, numbers, len(numbers)), "reshape", refusals)
+            if status := lib.nnb_execution_resize(self.pointer, numbers, len(numbers)):
+                check(status, "reshape", {errno.EALREADY: _running(), errno.ECHILD: inherited()})
             arguments.resize(sizes, changed)
-            self._feeds, self._copies = arguments.feeds, arguments.copies
         except BadState:
             raise
         except BaseException:  # a signal handler raised: some of it may have the new shapes

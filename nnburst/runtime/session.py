@@ -404,8 +404,8 @@ class Session(OneProcess, Closing):
     ) -> Generator[Any, None, None]:
         """Run the model on each of many inputs, several under way; yield a list of all outputs for each, in order.
 
-        The arrays for what is under way, four inputs or batches, are kept for the next call with such shapes; those
-        of the last four calls that differ.
+        The arrays for what is under way, four inputs or batches, are kept for the next call, and take other shapes if
+        they have room: those of the last four calls whose inputs differ in rank.
 
         Args:
             inputs: Arrays by name, as for `run`; taken while the service runs those before.
@@ -435,13 +435,14 @@ class Session(OneProcess, Closing):
         self, depth: int, shapes: Mapping[str, tuple[int, ...]], timeout: float | None = None
     ) -> AbstractContextManager[Ring]:
         """Lend executions that take turns. They are kept for the next use like it."""
-        rooms = self._runs.rooms
+        rooms, sizes = self._runs.rooms, self._runs.sizes(shapes)
 
-        def make(burst: Burst) -> list[Execution]:
-            return [burst.bind(shapes=shapes, timeout=timeout, rooms=rooms) for _ in range(depth)]
+        def make(small: Ring | None, burst: Burst) -> list[Execution]:
+            least = self._runs.least if small is None else small.current._arguments.enough_for(sizes)
+            return [burst.bind(shapes=shapes, timeout=timeout, rooms=rooms, least=least) for _ in range(depth)]
 
-        key = depth, tuple(shapes.items()), timeout, tuple(rooms.items())
-        return self._pool.lend_ring(key, make, self._opening())
+        key = depth, sizes.form, timeout, tuple(rooms.items())
+        return self._pool.lend_ring(key, sizes, make, self._opening())
 
     # ---- looking ---------------------------------------------------------------------------------------------
 

@@ -18,7 +18,20 @@ from nnburst import BadState, DeviceUnavailable, GeneralFailure, InvalidArgument
 from nnburst.memory import Memory
 from nnburst.watch import find_services, look
 from support import images
-from support.onnx_models import FLOAT, RNG, TensorProto, graph, helper, in_process, mlp, node, onnx, save, save_external
+from support.onnx_models import (
+    FLOAT,
+    RNG,
+    TensorProto,
+    graph,
+    helper,
+    in_process,
+    mlp,
+    node,
+    onnx,
+    ort,
+    save,
+    save_external,
+)
 from support.processes import run_python
 
 
@@ -706,3 +719,37 @@ def test_state_that_grows_beside_an_input_with_room(service: nnburst.Service) ->
             assert len(execution.get_state()["past"]) == rows
         execution.reshape({"x": (3, 2)})
         assert execution.get_state()["past"][-3:].tolist() == [[1, 1], [2, 2], [2, 2]]
+
+
+@pytest.mark.parametrize("strings", [False, True], ids=["numbers", "numbers and strings"])
+def test_shapes_that_never_repeat_give_what_onnxruntime_gives(service: nnburst.Service, strings: bool) -> None:
+    nodes = [
+        node("Concat", ["a", "b"], ["ab"], axis=1),
+        node("Where", ["c", "a", "b"], ["w"]),
+        node("NonZero", ["c"], ["nz"]),
+        node("Neg", ["any"], ["less"]),
+    ]
+    values = [(name, FLOAT, ("n", "m")) for name in "ab"] + [("c", TensorProto.BOOL, ("n", "m")), ("any", FLOAT, None)]
+    told = [("ab", FLOAT, ("n", "k")), ("w", FLOAT, ("n", "m")), ("nz", TensorProto.INT64, (2, "z"))]
+    told.append(("less", FLOAT, None))
+    if strings:
+        nodes.append(node("Identity", ["s"], ["t"]))
+        values.append(("s", TensorProto.STRING, ("k",)))
+        told.append(("t", TensorProto.STRING, ("k",)))
+    model, numbers = graph(nodes, values, told), np.random.default_rng(38)
+
+    def some() -> dict[str, np.ndarray]:
+        n, m, k = numbers.integers(0 if numbers.random() < 0.1 else 1, 30, 3)
+        given = {name: numbers.normal(size=(n, m)).astype(np.float32) for name in "ab"}
+        given["c"] = numbers.random((n, m)) < 0.5
+        given["any"] = numbers.normal(size=numbers.integers(1, 5, numbers.integers(1, 4))).astype(np.float32)
+        return given | ({"s": np.array(["é" * i for i in range(k)], object)} if strings else {})
+
+    with service.session(model.SerializeToString()) as session:
+        reference = ort.InferenceSession(model.SerializeToString())
+        sequence = [some() for _ in range(60)]
+        expected = [reference.run(None, given) for given in sequence]
+        runs = [session.run(None, given) for given in sequence]
+        for outcome in (runs, session.run_many(sequence)):
+            for outputs, exact in zip(outcome, expected, strict=True):
+                assert [(y.shape, y.tolist()) for y in outputs] == [(y.shape, y.tolist()) for y in exact]

@@ -271,3 +271,45 @@ def test_what_a_service_tells_of_its_outputs_is_right_or_an_error(
             attempt(growing.get_state)
             attempt(growing.reset_state)
     check(session.run(None, inputs(9, 5)), inputs(9, 5))
+
+
+def test_run_many_opens_nothing_for_shapes_that_differ(session: nnburst.Session) -> None:
+    bursts = session._pool._of_rings
+    given = [inputs(n, m, n) for n, m in ((64, 32), *((1 + i * 37 % 64, 1 + i * 11 % 32) for i in range(60)))]
+    for outputs, each in zip(session.run_many(given), given, strict=True):
+        check(outputs, each)
+    before, rings = list(bursts), len(session._pool._rings)
+    for outputs, each in zip(session.run_many(given[::-1]), given[::-1], strict=True):
+        check(outputs, each)
+    assert bursts == before
+    assert len(session._pool._rings) == rings
+
+
+def doubling() -> nnburst.Model:
+    builder = nnburst.ModelBuilder()
+    x = builder.input("x", nnburst.OperandType.TENSOR_FLOAT32, (0, 2))
+    builder.output("y", builder.add(x, x))
+    return builder.build()
+
+
+def test_shapes_change_after_the_service_came_back() -> None:
+    with nnburst.launch(devices=["nnburst-reference"]) as service:
+        with service.session(doubling(), on_death="restart") as session, session.bind(room={"x": (16, 2)}) as bound:
+            for n in (3, 9, 16):
+                bound.reshape({"x": (n, 2)})
+                bound.inputs["x"][:] = n
+                bound.run()
+                assert bound._copied()[0].tolist() == [[2 * n, 2 * n]] * n
+                service.kill()
+                assert session.run(None, {"x": np.ones((n, 2), np.float32)})[0].tolist() == [[2, 2]] * n
+
+
+def test_steps_have_other_shapes() -> None:
+    with nnburst.in_process(devices=["nnburst-reference"]) as service, service.session(doubling()) as doubled:
+        with doubled.bind(shapes={"x": (16, 2), "y": (16, 2)}, steps=3) as bound:
+            for n in (5, 16, 1):
+                bound.reshape({"x": (n, 2), "y": (n, 2)})
+                values = np.arange(3 * n * 2).reshape(3, n, 2)
+                bound.inputs["x"][:] = values
+                bound.run()
+                assert bound.outputs["y"].tolist() == (2 * values).tolist()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any
 
@@ -15,6 +15,7 @@ from ...devices.encoded import ROOM
 from ...errors import GeneralFailure, InvalidArgument, OutputInsufficientSize
 from ...memory import PROT_WRITE, Memory, locate_view
 from ...model import (
+    HIGHEST_RANK,
     Array,
     BufferToken,
     DataLocation,
@@ -26,7 +27,7 @@ from ...model import (
     element_count,
 )
 from ..compile.compilation import Compilation
-from .node_args import NodeArg, SharedArrays, SharedValues, Sizes, as_array, solve_shapes
+from .node_args import NodeArg, SharedArrays, SharedValues, Sizes, as_array, complete_shapes, solve_shapes
 from .state import States, check_states
 
 UINT32 = 2**32 - 1
@@ -226,15 +227,13 @@ class Arguments:
         inputs: Arrays by input name.
         outputs: Arrays by output name, flat bytes where the shape is not known.
         shown: Both, as callers have them.
-        feeds: Of each input array: name, dtype, shape and itself; no dtype for what is not copied as it is.
-        copies: What copies each output array; None if that takes the shapes that a run has told.
+        feeds: By input name: name, dtype, shape and array; no dtype for what is not copied as it is.
+        copies: What copies each output array, by name; None if that takes the shapes that a run has told.
         layout: Where they lie.
 
     Raises:
         InvalidArgument: A buffer is too small, or all arguments together are too large.
     """
-
-    sizes: Sizes
 
     def __init__(
         self,
@@ -251,7 +250,7 @@ class Arguments:
         self._buffers, self._rooms = buffers, rooms
         self._nodes = (*compilation.inputs, *compilation.outputs)
         self._inputs = len(compilation.inputs)
-        self._known = self._told(sizes)
+        self.sizes, self._known = sizes, self._told(sizes)
         told = zip(compilation.outputs, sizes.outputs, strict=True)
         self._unverified = {node.name for node, shape in told if shape is not None} & rooms.keys()
         rows = enumerate(zip(self._nodes, self._known, strict=True))
@@ -261,18 +260,24 @@ class Arguments:
         self.layout = lay_out(self._all)
         self.inputs, self.outputs = SharedArrays(), SharedArrays()
         self.shown: tuple[Mapping[str, Any], Mapping[str, Any]] = self.inputs, self.outputs
-        self.copies: tuple[Callable[[], Array], ...] | None = None
+        self.feeds: dict[str, tuple[str, np.dtype[Any] | None, tuple[int, ...], Array]] = {}
+        known = zip(compilation.outputs, self._known[self._inputs :], strict=True)
+        is_sure = all(shape is not None and 0 not in shape and not node.holds for node, shape in known)
+        self.copies: dict[str, Callable[[], Array]] | None = {} if is_sure else None
         held = {node.name: node for node in self._nodes if node.holds}
         if held:
             self.shown = SharedValues(self.inputs, held), SharedValues(self.outputs, held)
-        self._show(sizes, range(len(self._all)))
+        for i in range(len(self._all)):
+            self._show(i)
+        named = {size for node in compilation.inputs for size in node.shape or () if isinstance(size, str)}
+        self._follow = any(not named.isdisjoint(node.shape or ()) for node in compilation.outputs)
 
-    def _told(self, sizes: Sizes) -> tuple[tuple[int, ...] | None, ...]:
+    def _told(self, sizes: Sizes) -> list[tuple[int, ...] | None]:
         """Return the shapes that are known before a run."""
-        shapes, rooms = (*sizes.inputs, *sizes.outputs), self._rooms
+        shapes, rooms = [*sizes.inputs, *sizes.outputs], self._rooms
         if not rooms:
             return shapes
-        return tuple([None if node.name in rooms else shape for node, shape in zip(self._nodes, shapes, strict=True)])
+        return [None if node.name in rooms else shape for node, shape in zip(self._nodes, shapes, strict=True)]
 
     def _argument(self, index: int, node: NodeArg, shape: tuple[int, ...] | None, room: int) -> Argument:
         """Return an argument of a shape, with as much room at least if it lies in the execution's own memory."""
@@ -322,23 +327,18 @@ class Arguments:
                 f"the arguments of a run have less than 4 GiB together{fewer}"
             )
 
-    def _show(self, sizes: Sizes, changed: Iterable[int]) -> None:
-        """Make the arrays of arguments that have got a shape."""
-        for i in changed:
-            node, array = self._nodes[i], self._array(i)
-            if array is not None:
-                dict.__setitem__(self.inputs if i < self._inputs else self.outputs, node.name, array)
-        self.feeds: tuple[tuple[str, np.dtype[Any] | None, tuple[int, ...], Array], ...] = tuple(
-            [
-                (node.name, None if node.holds else node.dtype, array.shape, array)
-                for node in self.compilation.inputs
-                if (array := self.inputs.get(node.name)) is not None
-            ]
-        )
-        told = zip(self.compilation.outputs, self._known[self._inputs :], strict=True)
-        if all(shape is not None and 0 not in shape and not node.holds for node, shape in told):
-            self.copies = tuple([array.copy for array in self.outputs.values()])
-        self.sizes = sizes
+    def _show(self, index: int) -> None:
+        """Make the array of an argument that has got a shape."""
+        node, array = self._nodes[index], self._array(index)
+        if array is None:
+            return
+        if index < self._inputs:
+            dict.__setitem__(self.inputs, node.name, array)
+            self.feeds[node.name] = (node.name, None if node.holds else node.dtype, array.shape, array)
+        else:
+            dict.__setitem__(self.outputs, node.name, array)
+            if self.copies is not None:
+                self.copies[node.name] = array.copy
 
     def _array(self, index: int) -> Array | None:
         """Return the array of an argument; None for what is left out, is a state, or cannot be looked at."""
@@ -371,12 +371,30 @@ class Arguments:
         grow = {name for name, each in states.items() if each.grows}
         return solved(self.compilation, given, self._buffers, state, grow)
 
-    def resized(self, sizes: Sizes) -> dict[int, Argument]:
+    def sizes_with(self, arrays: Mapping[str, Array]) -> Sizes:
+        """Return the shapes of all arguments when some inputs get those of arrays.
+
+        Raises:
+            InvalidArgument: The model does not admit one.
+        """
+        nodes, inputs = self.compilation.inputs, list(self.sizes.inputs)
+        for i, node in enumerate(nodes):
+            if (array := arrays.get(node.name)) is not None:
+                if not node.admits(array.shape):
+                    raise InvalidArgument(f"input {node.name!r} has shape {node.shape}, got {array.shape}")
+                inputs[i] = array.shape
+        if not self._follow:
+            return Sizes(tuple(inputs), self.sizes.outputs)
+        there = {node.name: shape for node, shape in zip(nodes, inputs, strict=True) if shape is not None}
+        left_out = [node.name for node in nodes if node.name not in there]
+        return complete_shapes(nodes, self.compilation.outputs, there, left_out=left_out)
+
+    def resized(self, sizes: Sizes) -> dict[int, tuple[tuple[int, ...], Argument]]:
         """Return the arguments that other shapes change, by index; `InvalidArgument` if they do not fit."""
         rows = enumerate(zip(self._told(sizes), self._known, strict=True))
         return {i: self._resized(i, shape) for i, (shape, before) in rows if shape != before}
 
-    def _resized(self, index: int, shape: tuple[int, ...] | None) -> Argument:
+    def _resized(self, index: int, shape: tuple[int, ...] | None) -> tuple[tuple[int, ...], Argument]:
         node, before, known = self._nodes[index], self._all[index], self._known[index]
         if shape is None or known is None or len(shape) != len(known) or (0 in shape) != (0 in known):
             raise InvalidArgument(
@@ -384,7 +402,7 @@ class Arguments:
                 "elements, stays as it is, and so does the number of dimensions; bind another execution"
             )
         if node.name in self._buffers:
-            return self._in_buffer(node, shape, self._buffers[node.name])
+            return shape, self._in_buffer(node, shape, self._buffers[node.name])
         if before.memories:
             raise InvalidArgument(f"{node.name!r} is a state, which keeps its shape {known}; bind another execution")
         nbytes = math.prod(self._stepped(shape)) * node.dtype.itemsize
@@ -393,23 +411,24 @@ class Arguments:
                 f"{node.name!r} of shape {shape} takes {nbytes} bytes and has room for {before.room}; bind with "
                 f"room={{{node.name!r}: …}}"
             )
-        return Argument(room=before.room, length=nbytes or before.length, dimensions=shape if before.dimensions else ())
+        dimensions = shape if before.dimensions else ()
+        return shape, Argument(room=before.room, length=nbytes or before.length, dimensions=dimensions)
 
-    def numbers(self, changed: Mapping[int, Argument]) -> list[int]:
+    def numbers(self, changed: Mapping[int, tuple[tuple[int, ...], Argument]]) -> list[int]:
         """Return the lengths and dimensions of a packet, in order."""
         numbers: list[int] = []
         for i, argument in enumerate(self._all):
-            now = changed.get(i, argument)
+            now = changed[i][1] if i in changed else argument
             numbers.append(now.length)
             numbers += now.dimensions
         return numbers
 
-    def resize(self, sizes: Sizes, changed: Mapping[int, Argument]) -> None:
+    def resize(self, sizes: Sizes, changed: Mapping[int, tuple[tuple[int, ...], Argument]]) -> None:
         """Give them other shapes; what changes is what `resized` has returned."""
-        for i, argument in changed.items():
-            self._all[i] = argument
-        self._known = self._told(sizes)
-        self._show(sizes, changed)
+        for i, (shape, argument) in changed.items():
+            self._known[i], self._all[i] = shape, argument
+            self._show(i)
+        self.sizes = sizes
 
     def enough_for(self, sizes: Sizes) -> dict[str, int]:
         """Return bytes by name that are enough for other shapes: twice the room of now where that is too little."""
@@ -500,6 +519,9 @@ def check_shapes(
         dims, room = shape.dimensions, UINT32
         is_sure = node.name not in unverified and not (node.may_be_empty and node.is_open)
         declared = argument.dimensions or (node.shape if is_sure else None)
+        nbytes = math.prod(dims) * node.dtype.itemsize if len(dims) <= HIGHEST_RANK else 0
+        if declared is None and 0 < nbytes <= argument.length:
+            continue  # the usual case
         try:
             fits = element_count(dims) >= 0
         except InvalidArgument:

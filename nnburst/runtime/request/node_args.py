@@ -99,7 +99,12 @@ class NodeArg(Struct, frozen=True):
     @property
     def is_open(self) -> bool:
         """Whether the model does not say the shape, or says that there are no elements."""
-        return self.shape is None or any(not isinstance(size, int) or size == 0 for size in self.shape)
+        if self.shape is None:
+            return True
+        for size in self.shape:  # as in `admits`
+            if type(size) is not int or not size:
+                return True
+        return False
 
     def admits(self, shape: Sequence[int]) -> bool:
         """Whether arrays of this shape fit."""

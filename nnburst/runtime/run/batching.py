@@ -100,10 +100,9 @@ def _one_by_one(session: Session, ring: Ring, rest: _Rest, timeout: float | None
                 except NNBurstError as error:
                     yield False, error
                     continue
-                if not execution._fits(checked):
+                if not execution._fill(checked):
                     rest.give_back([arrays])
                     return
-                execution._fill(checked)
             yield True, None
 
     with contextlib.closing(ring.flights(filled())) as flights:

@@ -25,6 +25,7 @@ from .ring import Ring
 
 if TYPE_CHECKING:
     from ..execution import Execution
+    from ..request.node_args import Sizes
     from ..session import Options
 
 _CLOSED = "the session is closed, or its service is; open another one"
@@ -222,12 +223,22 @@ class BurstPool:
 
     @contextlib.contextmanager
     def lend_ring(
-        self, key: Hashable, make: Callable[[Burst], Sequence[Execution]], deadline: Deadline
+        self,
+        key: Hashable,
+        sizes: Sizes,
+        make: Callable[[Ring | None, Burst], Sequence[Execution]],
+        deadline: Deadline,
     ) -> Iterator[Ring]:
-        """Lend one of those that were used last, as making one costs more than many of its runs."""
-        ring = self._rings.pop(key, None)
-        if ring is None or not ring.is_idle:
-            ring = deadline.call(self._ring, make)
+        """Lend one of those that were used last, as making one costs more than many of its runs.
+
+        Args:
+            key: What they have in common that can be lent here.
+            sizes: Shapes of the arguments.
+            make: Returns executions on a burst, which have more room than those of a ring that had too little.
+        """
+        ring = small = self._rings.pop(key, None)
+        if ring is None or not ring.is_idle or not ring.reshape(sizes):
+            ring = deadline.call(self._ring, partial(make, small))
         try:
             yield ring
         finally:

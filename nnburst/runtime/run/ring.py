@@ -9,11 +9,12 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from ..._core._nnburst import ffi, lib
-from ...errors import BadState, DeadObject, MissedDeadline, NNBurstError
+from ...errors import BadState, DeadObject, InvalidArgument, MissedDeadline, NNBurstError
 from ..execution import Execution
 
 if TYPE_CHECKING:
     from ..._core._nnburst import CData
+    from ..request.node_args import Sizes
 
 T = TypeVar("T")
 
@@ -45,6 +46,15 @@ class Ring:
     def current(self) -> Execution:
         """The execution to fill."""
         return self._executions[self._at]
+
+    def reshape(self, sizes: Sizes) -> bool:
+        """Give the arrays of all other shapes; False if there is no room for these."""
+        try:
+            for execution in self._executions:
+                execution._reshape(sizes)
+        except (InvalidArgument, BadState):
+            return False
+        return True
 
     @property
     def is_idle(self) -> bool:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..._core.deadline import Deadline
 from ...errors import (
     BadState,
     GeneralFailure,
-    InvalidArgument,
     MissedDeadline,
     OutputInsufficientSize,
     ResourceExhausted,
@@ -26,12 +28,15 @@ from . import event_loop
 from .permits import Permit, Permits
 
 if TYPE_CHECKING:
+    from ..request.node_args import Sizes
     from .burst_pool import BurstPool
 
 _KEPT = 8
 """Executions for different forms of the arguments that a permit keeps."""
 _LEAST_ROOM = 4096
 """Bytes for an argument whose shape the model leaves open."""
+_MOST_KEPT = (32 << 20) - mmap.PAGESIZE
+"""Bytes of a block that glibc learns from when it is freed, see mallopt(3)."""
 _MOST_RERUNS = 8
 
 
@@ -50,6 +55,7 @@ class Runs:
     Attributes:
         permits: Leave to run, with the executions of earlier runs.
         rooms: Bytes that outputs of unknown shape needed so far, by name.
+        least: Bytes that arguments get at least whose shape the model leaves open, by name.
     """
 
     def __init__(self, pool: BurstPool, timeout: float | None, concurrency: int) -> None:
@@ -59,7 +65,7 @@ class Runs:
         compilation = pool.first.compilation
         self._nodes = compilation.inputs, compilation.outputs
         nodes = (*compilation.inputs, *compilation.outputs)
-        self._least = {node.name: _LEAST_ROOM for node in nodes if node.is_open and not node.holds}
+        self.least = {node.name: _LEAST_ROOM for node in nodes if node.is_open and not node.holds}
         self._optional = {node.name for node in compilation.inputs if node.is_optional}
         self._timeout = timeout
 
@@ -165,33 +171,38 @@ class Runs:
 
     def _fed(self, permit: Permit, inputs: object) -> Execution:
         arrays = checked_inputs(self._nodes[0], inputs)
-        shapes = {name: array.shape for name, array in arrays.items()}
-        sizes = complete_shapes(*self._nodes, shapes, left_out=self._optional - shapes.keys())
+        sizes = self.sizes({name: array.shape for name, array in arrays.items()})
         form = sizes.form
-        permit.execution, execution, least = None, permit.executions.pop(form, None), self._least
-        if execution is not None:
-            try:
-                execution._reshape(sizes)
-            except (InvalidArgument, BadState):  # it has not enough room, or a run that was given up has it
-                least = execution._arguments.enough_for(sizes)
-                execution.forget()
-                execution = None
+        permit.execution, execution, least = None, permit.executions.pop(form, None), self.least
+        if execution is not None and not execution._fill(arrays):
+            least = execution._arguments.enough_for(sizes)
+            execution.forget()
+            execution = None
         if execution is None:
             while len(permit.executions) >= _KEPT:
                 permit.executions.pop(next(iter(permit.executions))).forget()
             execution = self._bound(arrays, least)
+            execution._fill(arrays)
         permit.executions[form] = permit.execution = execution
-        execution._fill(arrays)
         return execution
 
+    def sizes(self, shapes: Mapping[str, tuple[int, ...]]) -> Sizes:
+        """Return the shapes of all arguments for those of the inputs that are there."""
+        return complete_shapes(*self._nodes, shapes, left_out=self._optional - shapes.keys())
+
     def _bound(self, arrays: Mapping[str, Array], least: Mapping[str, int]) -> Execution:
-        return self._pool.spare().bind(
+        execution = self._pool.spare().bind(
             shapes={name: array.shape for name, array in arrays.items()},
             timeout=self._timeout,
             rooms=self.rooms,
             least=least,
             pool=self._pool,
         )
+        # The C library gives freed pages back, and each run would get its outputs page by page. Once it has freed such
+        # a block at once, it keeps twice as much.
+        if (memory := execution._arguments.layout.memory) is not None:
+            np.empty(min(memory.size, _MOST_KEPT), np.uint8)
+        return execution
 
     def larger(self, permit: Permit, small: Execution, error: OutputInsufficientSize) -> Execution:
         """Give a permit an execution with the room that the last run of its own one needed, filled as that."""
