@@ -28,7 +28,7 @@ def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     ("command", "said"),
     [
         ("recurrent_state.py --units 32 --steps 40", "40 steps of 32 units.*the results agree"),
-        ("cached_start.py --width 300 --starts 2", "1 loads.*all answers are the same"),
+        ("cached_start.py --width 300 --starts 2", "SAVED .*HIT .*all answers are the same"),
         ("camera_ring.py --frames 60 --fps 300 --slots 3", r"^[1-9]\d* frames at .*every answer is right"),
         ("live/v4l2_like.py --frames 60 --fps 300 --buffers 3", "lines are read where they are.*every answer is right"),
         ("live/v4l2_like.py --frames 60 --fps 300 --buffers 3 --copy", "lines are copied.*every answer is right"),
