@@ -182,7 +182,9 @@ def gateway(has_models: bool, options: dict[str, Any]) -> Child | None:
     wanted = {"--oip": options["grpc"], "--oip-rest": options["rest"]}
     if not any(wanted.values()):
         if options["shared_memory"] or options["control"] or options["cert"]:
-            raise InvalidArgument("--oip-shared-memory, --oip-control and --oip-cert need --oip or --oip-rest")
+            raise InvalidArgument(
+                "--oip-shared-memory, --oip-control and --oip-cert are for clients of --oip or --oip-rest"
+            )
         return None
     for option, address in wanted.items():
         if address is not None:
