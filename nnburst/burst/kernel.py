@@ -16,7 +16,7 @@ One with a method ``cancel()`` ends soon once that is called, from any thread an
 nobody awaits what it computes.
 One with an attribute `c_kernel`, an ``nnb_kernel *`` of ``csrc/nnburst.h`` that does the same, is run by that in C and
 without the interpreter lock when a burst runs it again, perhaps bound to a request with other dimensions; see
-``docs/devices.md``. What that needs lives as long as the kernel.
+``docs/internals/devices.md``. What that needs lives as long as the kernel.
 Beside `c_kernel`, a method ``failed(status, deadline_ns)`` returns what to raise for a run in C that failed so.
 What it keeps in memory beside the memory of the request, it takes as `WorkingMemory`, which it holds.
 """

@@ -17,7 +17,7 @@ from nnburst import NNBurstError
 from support.onnx_models import ort
 
 LISTED = re.compile(r"do not fit together|of no elements")
-"""What docs/onnx.md says fails here: ONNX Runtime returns memory that it never wrote."""
+"""What docs/internals/onnx.md says fails here: ONNX Runtime returns memory that it never wrote."""
 
 
 @pytest.fixture(scope="module")

@@ -210,7 +210,7 @@ def test_service_of_a_page_is_listed_watched_and_stopped(
     command = [re.sub(r"(^|=)/.*/", r"\1", word) for word in words]
     for name in re.findall(r"=(\S+\.onnx)", shlex.join(command)):
         shutil.copy(Path(vision["SAVED"], "detector.onnx"), name)
-    Path("filters.py").write_text(next(text for _, text in blocks(ROOT / "docs" / "devices.md") if "declare(" in text))
+    Path("filters.py").write_text(next(text for _, text in blocks(ROOT / "docs" / "functions.md") if "declare(" in text))
     address = f"unix:{command[command.index('--socket') + 1]}" if "--socket" in command else "vision"
     with subprocess.Popen([sys.executable, "-m", *command], stdout=subprocess.PIPE, text=True) as service:
         try:
@@ -251,7 +251,7 @@ def test_commands_of_a_page_run_as_written(
         for file, function in re.findall(r"(\w+\.py):(\w+)", shlex.join(arguments)):
             assert any(
                 re.search(rf"^# {file}\n[^`]*^def {function}\(", each.read_text("utf-8"), re.MULTILINE)
-                for each in (page, ROOT / "docs" / "devices.md")
+                for each in (page, ROOT / "docs" / "functions.md")
             )
             arguments = [*arguments, "--help"]
         if program == "nnburst" and arguments[0] == "serve" and not {"--socket", "--help"} & set(arguments):
