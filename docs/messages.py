@@ -124,9 +124,12 @@ def types() -> str:
 def codes() -> str:
     """Every enumeration in messages, and the statuses."""
     known = [cls for cls in inner() if issubclass(cls, enum.Enum)]
-    rows = [(cls.__name__, [f"{each.value} {each.name}" for each in cls]) for cls in known]
-    rows.append(("status", [f"{each.value} {each.name}" for each in ErrorStatus if each <= 8]))
-    return "\n".join(_item(f"`{name}`: {', '.join(values)}") for name, values in rows)
+    words = [(f"`{cls.__name__}`, a string", cls) for cls in known if issubclass(cls, str)]
+    rows = [(name, [each.value for each in cls]) for name, cls in words]
+    numbers = [(f"`{cls.__name__}`", cls) for cls in known if not issubclass(cls, str)]
+    rows += [(name, [f"{each.value} {each.name}" for each in cls]) for name, cls in numbers]
+    rows.append(("`status`", [f"{each.value} {each.name}" for each in ErrorStatus if each <= 8]))
+    return "\n".join(_item(f"{name}: {', '.join(values)}") for name, values in rows)
 
 
 @cache

@@ -19,6 +19,7 @@ TABLE = re.compile(r"^\| `(\S+)` \| type \| if absent \|\n\|[-|]+\|\n((?:\|.*\|\
 ROW = re.compile(r"^\| `(\w+)` \| (.+?) \| (?:`(.+)`)? *\|$", re.MULTILINE)
 EMPTY = re.compile(r"^`(\S+)` has no fields\.$", re.MULTILINE)
 CODE = re.compile(r"^- `(\w+)`: ((?:\d+ \w+,?\s*)+)$", re.MULTILINE)
+WORDS = re.compile(r"^- `(\w+)`, a string: ((?:\w+,?\s*)+)$", re.MULTILINE)
 EXAMPLE = re.compile(r"^([{].*\n(?:\S.*\n)*)((?:  [0-9a-f]+\n)+)", re.MULTILINE)
 TOKEN = re.compile(r"\s*([\w.-]+|[≤…/,:{}\[\]])")
 
@@ -52,8 +53,11 @@ def struct(name: str) -> type[msgspec.Struct]:
 
 
 @cache
-def codes(name: str) -> type[enum.IntEnum]:
+def codes(name: str) -> type[enum.Enum]:
     """Return an enumeration of the page."""
+    for found, said in WORDS.findall(page()):
+        if found == name:
+            return enum.StrEnum(name, {word: word for word in re.findall(r"\w+", said)})
     (said,) = (said for found, said in CODE.findall(page()) if found == name)
     return enum.IntEnum(name, {each.split()[1]: int(each.split()[0]) for each in said.split(",")})
 
