@@ -210,7 +210,8 @@ def test_service_of_a_page_is_listed_watched_and_stopped(
     command = [re.sub(r"(^|=)/.*/", r"\1", word) for word in words]
     for name in re.findall(r"=(\S+\.onnx)", shlex.join(command)):
         shutil.copy(Path(vision["SAVED"], "detector.onnx"), name)
-    Path("filters.py").write_text(next(text for _, text in blocks(ROOT / "docs" / "functions.md") if "declare(" in text))
+    page = ROOT / "docs" / "functions.md"
+    Path("filters.py").write_text(next(text for _, text in blocks(page) if "declare(" in text))
     address = f"unix:{command[command.index('--socket') + 1]}" if "--socket" in command else "vision"
     with subprocess.Popen([sys.executable, "-m", *command], stdout=subprocess.PIPE, text=True) as service:
         try:
