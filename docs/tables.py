@@ -204,16 +204,13 @@ def run_tables(name: str) -> str:
 
 ROUND_TRIPS = (
     ("L: one cache line there and back, C threads", "L: one cache line, C", "poll", "apart"),
+    ("a word in an `mmap`, by hand", "a word in an mmap, nothing checked", "poll", "apart"),
     ("**burst `Execution.run()`**", "burst Execution.run()", "poll", "apart"),
-    ("burst, 16 MiB tensor in a pool", "burst, pool, 16 MiB", "poll", "apart"),
     ("iceoryx2 request-response", "iceoryx2 request-response", "poll", "apart"),
-    ("faster-fifo", "faster-fifo, bytes", "poll", "apart"),
+    ("Unix `SOCK_SEQPACKET`, polled", "Unix SOCK_SEQPACKET, MSG_DONTWAIT", "poll", "apart"),
     ("**burst `Execution.run()`**, a core each", "burst Execution.run()", "block", "apart"),
     ("Unix `SOCK_SEQPACKET`, a core each", "Unix SOCK_SEQPACKET", "block", "apart"),
     ("`multiprocessing.Pipe`, bytes", "multiprocessing.Pipe, bytes", "block", "apart"),
-    ("`multiprocessing.Queue`", "multiprocessing.Queue", "block", "apart"),
-    ("pyzmq `ipc://`", "pyzmq ipc:// REQ/REP", "block", "apart"),
-    ("`Pipe.send_bytes`, 16 MiB", "Pipe.send_bytes, 16 MiB", "block", "apart"),
 )
 """The rows of a run of `make bench` that the README shows: its words, and the row's title, wait and placement."""
 
@@ -226,6 +223,14 @@ def round_trips(name: str) -> str:
         _, wait, _, _, p50, _, p99, _, _, ratio, _ = found[tuple(key)]
         rows.append((label, "sleep" if wait == "block" else wait, f"**{p50}**" if "**" in label else p50, p99, ratio))
     return table(("µs", "waiting", "p50:", "p99:", "p50 / L:"), rows)
+
+
+def thinking(name: str) -> str:
+    """A client that pauses for 33 ms, of a run of benchmarks/waiting.py."""
+    (run,) = stored()[name]["tables"]
+    found = {first: rest for first, *rest in run["rows"]}
+    beside = {"idle": "0 programs, 33 ms", "beside a busy program": "1 programs, 33 ms"}
+    return table(("", *run["header"][1:]), [(said, *found[key]) for said, key in beside.items()])
 
 
 def parse(text: str) -> dict[str, Any]:
@@ -276,6 +281,7 @@ MAKERS: dict[str, Callable[..., str]] = {
     "mutants": mutants,
     "run": run_tables,
     "round-trips": round_trips,
+    "thinking": thinking,
 }
 
 
