@@ -189,13 +189,19 @@ def dump(runs: dict[str, Any]) -> str:
     return STRINGS.sub(lambda match: json.dumps(json.loads(match.group()), ensure_ascii=False), text) + "\n"
 
 
+UNTOLD = {"payload", "p90:", "p99.9:", "max:", "samples:"}
+"""Columns of a run that pages leave out."""
+
+
 def run_tables(name: str) -> str:
     """All tables of a run, and its conditions."""
     run = stored()[name]
     parts = [textwrap.fill(f"`{run['command']}`. {run['machine']}.", WIDTH) + "\n"]
     for part in run["tables"]:
         parts += [f"**{part['title']}**\n"] if part["title"] else []
-        parts.append(table(part["header"], part["rows"]) + "\n")
+        columns = [i for i, name in enumerate(part["header"]) if name not in UNTOLD]
+        header, *rows = [[row[i] for i in columns] for row in (part["header"], *part["rows"])]
+        parts.append(table(header, rows) + "\n")
     if run.get("conditions"):
         parts.append("Conditions:\n")
         parts.append("".join(map(item, run["conditions"])))
