@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TypeVar
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from typing import ParamSpec, TypeVar
 
 T = TypeVar("T")
+P = ParamSpec("P")
+PATIENCE = 1.0
+"""Seconds that a command may take to compile before it says so."""
 
 
 def progress(items: Iterable[T], total: int, words: str, *, draws_between: bool = False) -> Iterable[T]:
@@ -20,3 +25,18 @@ def progress(items: Iterable[T], total: int, words: str, *, draws_between: bool 
     console = Console(stderr=True)
     quiet = not console.is_terminal
     return track(items, words, total, not draws_between, console=console, transient=True, disable=quiet)
+
+
+def said(words: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Return what a call returns; where it takes long, a terminal shows a line until it has ended."""
+    if not sys.stderr.isatty():
+        return call(*args, **kwargs)
+    line = threading.Timer(PATIENCE, print, [f"{words} …"], {"end": "", "file": sys.stderr, "flush": True})
+    line.daemon = True
+    line.start()
+    try:
+        return call(*args, **kwargs)
+    finally:
+        line.cancel()
+        line.join()
+        print("\r\033[K", end="", file=sys.stderr, flush=True)

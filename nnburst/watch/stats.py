@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import enum
+import math
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -158,6 +161,25 @@ class Latency(Struct, frozen=True):
             return "<Latency: no runs>"
         times = ", ".join(f"{name} {duration(getattr(self, name))}" for name in ("p50", "p99", "max"))
         return f"<Latency of {self.count:,} runs: {times}>"
+
+    def _repr_html_(self) -> str:
+        """Draw the round trips in a notebook, four bars for each doubling of the duration."""
+        bars: Counter[int] = Counter()
+        for start, count in self.round_trip.buckets:
+            bars[int(4 * math.log2(max(start, 1)))] += count
+        text = f"<p>{escape(repr(self))}</p>"
+        if not bars:
+            return text
+        first, last, highest = min(bars), max(bars), max(bars.values())
+        width = 8 * (last - first + 1)
+        drawn = [f'<text y="116">{duration(2 ** (first / 4) / 1e9)}</text>']
+        drawn.append(f'<text x="{width}" y="116">{duration(2 ** ((last + 1) / 4) / 1e9)}</text>')
+        for bar, count in bars.items():
+            height = max(1, 100 * count // highest)  # one run is seen beside a million
+            title = f"<title>from {duration(2 ** (bar / 4) / 1e9)}: {count:,} timed</title>"
+            place = f'x="{8 * (bar - first)}" y="{100 - height}" width="7" height="{height}"'
+            drawn.append(f'<rect {place} fill="steelblue">{title}</rect>')
+        return f'{text}<svg width="{width + 80}" height="120" fill="currentColor">{"".join(drawn)}</svg>'
 
 
 def duration(seconds: float) -> str:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import click
 import pytest
@@ -19,11 +22,14 @@ import nnburst
 from nnburst.cli import doctor as checks
 from nnburst.cli import main
 from nnburst.cli._main import COMMANDS
+from nnburst.cli.demo import command
 from nnburst.cli.doctor import CHECKS, Finding, Level, all_checks
 from nnburst.cli.serve.command import serve
+from nnburst.cli.serve.repository import Repository
 from nnburst.devices import device_names
 from nnburst.service.wire.protocol import Sandbox
 from support import ROOT
+from support.waiting import until
 
 
 def test_help_lists_every_command_without_importing_any() -> None:
@@ -44,6 +50,30 @@ def test_every_command_of_the_table_loads_and_has_help(name: str) -> None:
     result = CliRunner().invoke(main, [name, "--help"])
     assert result.exit_code == 0, result.output
     assert result.output.startswith(f"Usage: main {name}")
+
+
+@pytest.mark.parametrize("name", ["run", "demo", "serve"])
+def test_line_is_on_the_terminal_while_a_model_is_compiled(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+
+    def compiled(*_: object, **__: object) -> NoReturn:
+        words = "compiling the network …" if name == "demo" else "compiling m.onnx …"
+        until(lambda: terminal.getvalue() == words, terminal.getvalue)
+        raise LookupError
+
+    model = SimpleNamespace(model=SimpleNamespace(pools=()))
+    monkeypatch.setattr("nnburst.runtime.compile.model_files.imported", lambda *_: nullcontext(("device", model)))
+    monkeypatch.setattr("nnburst.runtime.Session", compiled)
+    monkeypatch.setattr(command, "launch", lambda **_: nullcontext(SimpleNamespace(session=compiled)))
+    monkeypatch.setattr("nnburst.cli.progress.PATIENCE", 0)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with pytest.raises(LookupError):
+        if name == "serve":
+            Repository({"m": "m.onnx"}).prepare(SimpleNamespace(list_models=dict, publish=compiled))
+        else:
+            main([name, *["m.onnx"] * (name == "run")], standalone_mode=False)
+    assert terminal.getvalue().endswith(" …\r\033[K")
 
 
 @pytest.fixture

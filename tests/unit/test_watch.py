@@ -228,6 +228,7 @@ def test_writers_that_are_killed_leave_true_numbers_to_those_who_look() -> None:
 def test_latency_of_a_session_is_about_all_its_runs_and_knows_the_slowest(service: nnburst.Service) -> None:
     with service.session(relu((1, 4))) as session, session.bind() as execution:
         assert repr(session.latency()) == "<Latency: no runs>"
+        assert session.latency()._repr_html_() == "<p>&lt;Latency: no runs&gt;</p>"
         execution.run()
         stop(service.pid)
 
@@ -249,6 +250,8 @@ def test_latency_of_a_session_is_about_all_its_runs_and_knows_the_slowest(servic
     assert latency.queue_wait.max_ns >= 50e6
     assert latency.execution.sum_ns < latency.round_trip.sum_ns
     assert f"{latency.count:,} runs: p50 " in repr(latency)
+    bars = re.findall(r"<title>from .+?: ([\d,]+) timed</title>", latency._repr_html_())
+    assert sum(int(bar.replace(",", "")) for bar in bars) == sum(n for _, n in latency.round_trip.buckets)
     assert "x (1, 4) float32 → y (1, 4) float32 on nnburst-noop, 3,002 runs" in text
     assert repr(session).endswith("closed>")
 

@@ -17,7 +17,7 @@ from rich.table import Table
 from ...errors import InvalidArgument
 from ...runtime import Session, in_process, launch
 from ..child import answering
-from ..progress import progress
+from ..progress import progress, said
 from .network import DATA, EXAMPLES, INPUT, OUTPUT, build_model, load_digits
 
 Array = npt.NDArray[np.float32]
@@ -56,7 +56,7 @@ def demo(passes: int, device: str, file: Path | None) -> None:
     digits, load = load_digits(), os.getloadavg()[0]
     with (
         launch(devices=[device]) as service,
-        service.session(build_model()) as remote,
+        said("compiling the network", service.session, build_model()) as remote,
         in_process(devices=[device]) as here,
         here.session(build_model()) as local,
         answering(_in_child, device) as (pipe, _),

@@ -73,20 +73,22 @@ def run(
     fails is named, the others run; then the status is 1.
     """
     from ...runtime import Session
+    from ..progress import said
     from ..tensors import load_arrays, parse_shapes
     from .many import input_files, run_directory, targets
 
+    compiling = f"compiling {model}"
     if many is not None:
         if inputs or outputs or fill or shapes or show:
             raise InvalidArgument("--many takes its inputs from files; give --into for what comes out")
         found = input_files(many)
         places = targets(found, into)
-        with Session(model, device=device, on_death="restart") as session:
+        with said(compiling, Session, model, device=device, on_death="restart") as session:
             sys.exit(0 if run_directory(session, found, places, batch, as_json) else 1)
     if into is not None or batch != 1:
         raise InvalidArgument("--into and --batch belong to --many DIR")
     arrays, files = load_arrays(parse_pairs(inputs, "--input")), parse_pairs(outputs, "--output")
-    with Session(model, device=device) as session:
+    with said(compiling, Session, model, device=device) as session:
         if show:
             _show(session, as_json)
         else:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from ...errors import InvalidArgument, NNBurstError, error_for
 from ...memory import Memory
 from ...service import ServiceConnection
+from ..progress import said
 
 _log = logging.getLogger(__name__)
 _PIECE = 4 << 20
@@ -128,7 +129,7 @@ class Repository:
                 digest = hashed.hexdigest()
                 if worker.list_models().get(name) != digest:
                     batching = self._batching.get(_base(name)) or self._batching.get("", Batching())
-                    worker.publish(name, device, found, digest, *batching)
+                    said(f"compiling {file}", worker.publish, name, device, found, digest, *batching)
                     _log.info("model %s: %s was loaded", name, file)
         except NNBurstError as error:
             raise error_for(error.status, f"model {name} of {file}: {error}") from error
