@@ -52,6 +52,8 @@ static int pass_ball(bench *b, uint64_t mine, uint64_t theirs)
     return 0;
 }
 
+static int throw_ball(bench *b, uint64_t i) { return pass_ball(b, 2 * i + 1, 2 * i + 2); }
+
 static void *return_balls(void *arg)
 {
     bench *b = arg;
@@ -70,30 +72,39 @@ static int pin(int cpu)
     return sched_setaffinity(0, sizeof wanted, &wanted) < 0 ? -errno : 0;
 }
 
-int nnb_bench_line(int client_cpu, int server_cpu, uint32_t warmup, uint32_t count, uint32_t *samples)
+/* Round trips between this thread, which asks, and a new one that serves, each on its CPU. */
+static int measure(bench *b, int (*ask)(bench *b, uint64_t i), void *(*serve)(void *), const int cpus[2],
+                   uint32_t warmup, uint32_t count, uint32_t *samples)
 {
-    bench b = {.rounds = (uint64_t)warmup + count, .deadline = nnb_now_ns() + BENCH_LIMIT_NS};
     cpu_set_t own;
     pthread_t server;
     if (!count || !samples)
         return -EINVAL;
     if (sched_getaffinity(0, sizeof own, &own) < 0)
         return -errno;
-    int rc = pin(server_cpu); /* inherited by the thread */
-    if (!rc && !(rc = -pthread_create(&server, NULL, return_balls, &b))) {
-        if ((rc = pin(client_cpu)) < 0)
-            fail(&b, rc); /* the server finds no client and gives up */
+    b->rounds = (uint64_t)warmup + count;
+    b->deadline = nnb_now_ns() + BENCH_LIMIT_NS;
+    int rc = pin(cpus[1]); /* inherited by the thread */
+    if (!rc && !(rc = -pthread_create(&server, NULL, serve, b))) {
+        if ((rc = pin(cpus[0])) < 0)
+            fail(b, rc); /* the server finds no client and gives up */
         uint64_t previous = nnb_now_ns();
-        for (uint64_t i = 0; !rc && i < b.rounds && !(rc = pass_ball(&b, 2 * i + 1, 2 * i + 2)); i++) {
+        for (uint64_t i = 0; !rc && i < b->rounds && !(rc = ask(b, i)); i++) {
             uint32_t ns = lap(&previous);
             if (i >= warmup)
                 samples[i - warmup] = ns;
         }
         pthread_join(server, NULL);
-        rc = -(int)nnb_load32_acquire(&b.result);
+        rc = -(int)nnb_load32_acquire(&b->result);
     }
     sched_setaffinity(0, sizeof own, &own);
     return rc;
+}
+
+int nnb_bench_line(int client_cpu, int server_cpu, uint32_t warmup, uint32_t count, uint32_t *samples)
+{
+    bench b = {0};
+    return measure(&b, throw_ball, return_balls, (int[]){client_cpu, server_cpu}, warmup, count, samples);
 }
 
 int nnb_bench_runs(nnb_execution *e, uint32_t count, uint32_t *samples)
