@@ -1,4 +1,4 @@
-"""A client's connection to a service: what `start_child` returns."""
+"""A client's connection to a service, as `start_child` returns it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _open: dict[int, Connection] = {}
 
 
 class _Link:
-    """The connection, shared by the `ServiceConnection` and its proxies; ends when none of them is left."""
+    """The connection that a `ServiceConnection` shares with its proxies; ends with the last of them."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -50,7 +50,7 @@ class _Link:
 
 @atexit.register
 def _end_all() -> None:
-    """All at once, so that those that do not answer are waited for together."""
+    """End all connections at once, so that the waits for silent peers overlap."""
     left = list(_open.values())
     for connection in left:
         connection.hang_up(calls.Goodbye())
@@ -60,11 +60,11 @@ def _end_all() -> None:
 
 
 class _Apart:
-    """The connection for models of one's own: made when it is needed first, and again after its end.
+    """The connection for the client's own models: opened at first use, and again after its end.
 
     Args:
-        first: The connection that says which devices are reached so.
-        dial: Makes another one.
+        first: The connection that lists the devices reached this way.
+        dial: Opens another connection.
     """
 
     def __init__(self, first: Connection, dial: Callable[[], ServiceConnection]) -> None:
@@ -78,7 +78,7 @@ class _Apart:
         """Return where a device is.
 
         Raises:
-            NNBurstError: It cannot be reached.
+            NNBurstError: The device cannot be reached.
         """
         with self._lock:
             self._first.check_usable()
@@ -93,7 +93,7 @@ class _Apart:
         raise DeviceUnavailable(f"the service has no device {name} for models of a client's own any more")
 
     def close(self) -> None:
-        """End it. Idempotent."""
+        """End the connection. Idempotent."""
         self._closed = True
         if self._own is not None:
             self._own.close()
@@ -108,17 +108,17 @@ class ServiceConnection(OneProcess, Closing):
 
     Args:
         sock: A connected SOCK_SEQPACKET socket whose other end a `ServiceHost` serves; owned from now on.
-        child: The service's process, which is started first, if this process may decide that.
+        child: The service's process, to be started first, if this process starts it.
         timeout: Seconds that the service may take to say hello.
-        broker: Serves the calls of a worker, whose broker this process is.
-        own: It is for models of this process's own, with a service that keeps those apart.
-        dial_own: Makes such a connection to the same service.
+        broker: Serves a worker's calls, if this process is its broker.
+        own: True for this process's own models, in a service that keeps them apart.
+        dial_own: Opens such a connection to the same service.
 
     Raises:
         DeadObject: The other side closed the socket or died.
-        MissedDeadline: It did not say hello in time.
-        GeneralFailure: It speaks another version.
-        Exception: What the start of the process raises.
+        MissedDeadline: The service did not say hello in time.
+        GeneralFailure: The service speaks another version.
+        Exception: The start of the process failed.
     """
 
     devices: tuple[Device, ...]
@@ -216,13 +216,13 @@ class ServiceConnection(OneProcess, Closing):
         return device_of(self.devices, name)
 
     def list_models(self, timeout: float | None = None) -> dict[str, str]:
-        """Return the names of the models that any client may open, and SHA-256 of the files of each, if it has some."""
+        """Return the names of the models that any client may open, each with the SHA-256 of its files, if any."""
         reply: calls.ListModelsReply
         reply, _ = self.connection.call(calls.ListModels(), timeout=timeout)
         return dict(zip(reply.names, reply.digests, strict=False))
 
     def withdraw(self, name: str) -> None:
-        """Have a worker of this process serve a model no more under its name."""
+        """Have a worker of this process stop serving a named model."""
         self.connection.call(calls.WithdrawModel(name))
 
     def publish(
@@ -237,15 +237,15 @@ class ServiceConnection(OneProcess, Closing):
         """Have a worker of this process compile a model, and serve it under a name to all clients.
 
         Args:
-            name: Not empty. Sessions on a model that had it keep that.
+            name: Not empty. Sessions on a model that had the name keep that model.
             device: One of this connection's.
-            imported: Of the device, with its files as pools.
-            digest: Of the files.
-            batch: Rows of several requests that may run as one.
+            imported: The model as the device read it, with its files as pools.
+            digest: SHA-256 of the files.
+            batch: Most rows of several requests that run as one.
             batch_wait: Seconds that a request waits for others, if its session's preference allows that.
 
         Raises:
-            NNBurstError: As `Device.prepare_model`; what had the name keeps it.
+            NNBurstError: As `Device.prepare_model`; the model that had the name keeps it.
         """
         assert isinstance(device, RemoteDevice)
         wire, fds = model_to_wire(imported.model)
@@ -273,12 +273,12 @@ def connect_to(
     """Connect to a service that is running.
 
     Args:
-        address: Its name, or ``unix:`` and the path of its socket.
+        address: The service's name, or ``unix:`` and the path of its socket.
         timeout: Seconds that it may take to answer; None for no limit.
         trust_uid: Users whose services are used, beside this one and root.
 
     Raises:
-        DeviceUnavailable: No service runs there, it does not serve this user, or is one of a user who is not trusted.
+        DeviceUnavailable: No service runs there, it does not serve this user, or its own user is not trusted.
         InvalidArgument: The address is malformed.
         MissedDeadline: It did not answer in time.
     """
@@ -305,11 +305,11 @@ def order(
     timeout: float | None = None,
     trust_uid: int | Collection[int] = (),
 ) -> Any:
-    """Have the broker of a shared service do something. For the user who runs the service, and root.
+    """Give an order to the broker of a shared service. Only its user and root may.
 
     Args:
-        address: As for `connect_to`, as `trust_uid`.
-        message: What. The connections of a process that end do so after the answer.
+        address, trust_uid: As for `connect_to`.
+        message: The order. Connections that it ends are closed after the answer.
         timeout: Seconds until the answer; None for no limit.
 
     Returns:
@@ -319,7 +319,7 @@ def order(
         DeviceUnavailable: No service runs there, or it ended.
         InvalidArgument: The service is another user's, and this process is not root's; or it has no such model files.
         MissedDeadline: It did not answer in time.
-        NNBurstError: The model cannot be compiled; what was served is still served.
+        NNBurstError: The model cannot be compiled; the previous one is still served.
     """
     call, deadline = calls.CALL_BY_REQUEST[type(message)], Deadline.after(timeout)
     with dial(address, deadline.left(), trust_uid) as sock:

@@ -65,13 +65,13 @@ _SHORT = 10.0
 
 
 class Place(NamedTuple):
-    """Where a device of a service is.
+    """The place of a device in a service.
 
     Attributes:
-        connection: To its process.
-        callbacks: Of the connection.
+        connection: The connection to its process.
+        callbacks: The connection's registry.
         keep: Ends the connection when it is dropped.
-        number: Its own there.
+        number: The device's number there.
     """
 
     connection: Connection
@@ -81,7 +81,7 @@ class Place(NamedTuple):
 
 
 class _Remote(Closing):
-    """A numbered object of the service, released with `close` or when it is garbage."""
+    """A numbered object of the service, released by `close` or the collector."""
 
     def __init__(self, place: Place, number: int, what: str) -> None:
         self._place = place
@@ -122,8 +122,8 @@ class RemoteDevice(DescribedDevice):
     """A `Device` in a service.
 
     Args:
-        info: What it says of itself.
-        place: Returns where it is now.
+        info: The device's description.
+        place: Returns the device's present place.
     """
 
     def __init__(self, info: DeviceInfo, place: Callable[[], Place]) -> None:
@@ -135,7 +135,7 @@ class RemoteDevice(DescribedDevice):
 
     @property
     def status(self) -> DeviceStatus:
-        """Whether the device can take work now; OFFLINE once the service is gone."""
+        """The device's readiness for work; OFFLINE once the service is gone."""
         at = self.place()
         try:
             reply, _ = at.connection.call(calls.GetDeviceStatus(device=at.number), timeout=_SHORT)
@@ -332,7 +332,7 @@ class RemotePreparedModel(_Remote, PreparedModel):
 
     @property
     def ending(self) -> Ending:
-        """How the service ended; see `PreparedModel.ending`."""
+        """The reason of the service's end; see `PreparedModel.ending`."""
         return self.connection.ending
 
 
@@ -359,7 +359,7 @@ class RemoteBurstContext(_Remote, BurstContext):
 
     def __init__(self, place: Place, reply: calls.ConfigureBurstReply, callback: BurstCallback) -> None:
         super().__init__(place, reply.burst, "burst")
-        self._callback = callback  # the registry has it as long
+        self._callback = callback  # keeps it alive: the registry is weak
         self.cpus, self.pipelined = frozenset(reply.cpus), reply.pipelined
 
     def failure_reason(self) -> str:
@@ -391,19 +391,19 @@ def _patience(deadline: Deadline) -> float | None:
 def _made(
     connection: Connection, message: Message, fds: Sequence[int] = (), timeout: float | None = None
 ) -> tuple[Any, FdBundle]:
-    """Make a call whose answer names an object, which is let go of if nobody waits for the answer any more."""
+    """Make a call whose answer names an object. If the caller has given up by then, the object is released."""
     return connection.call(message, fds, timeout=timeout, on_late=partial(_forget_late, connection))
 
 
 def _forget_late(connection: Connection, reply: Message) -> None:
-    """Let go of the object that a reply names which its caller has not waited for."""
+    """Release the object that a late reply names."""
     for name in ("prepared_model", "burst", "buffer", "execution"):
         if number := getattr(reply, name, None):
             connection.forget(calls.Release(number))
 
 
 def _in_range(dimensions: Sequence[int]) -> tuple[int, ...]:
-    """Dimensions that a message can carry; a service ends the connection over others."""
+    """Return dimensions if a message can carry them; a service ends the connection over others."""
     if any(not 0 <= size < 2**32 for size in dimensions):
         raise InvalidArgument(f"dimensions {list(dimensions)} do not fit in 32 bits")
     return tuple(dimensions)

@@ -1,4 +1,4 @@
-"""The calls that a service makes: which memory a slot of a burst names; of a worker, what became of its clients."""
+"""The calls that a service makes: for the memory behind a burst's slot and, as a worker, about its clients."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class CallbackRegistry:
         return number
 
     def on_ending(self, message: calls.EndNotice, fds: FdBundle) -> calls.Done:
-        """Every later call says why; of a burst, its runs."""
+        """Have every later call, or every later run of one burst, report the reason."""
         if not message.callback:
             if self._broker is not None:
                 self._broker.leaving()
@@ -45,7 +45,7 @@ class CallbackRegistry:
         return calls.Done()
 
     def on_get_memories(self, message: calls.GetMemories, fds: FdBundle) -> tuple[calls.GetMemoriesReply, FdBundle]:
-        """Ask the callback; all or nothing."""
+        """Ask the callback for memories: all or none."""
         callback = self._callbacks.get(message.callback)
         if callback is None:
             return calls.GetMemoriesReply(status=int(ErrorStatus.INVALID_ARGUMENT)), FdBundle()

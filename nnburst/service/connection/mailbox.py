@@ -1,17 +1,17 @@
-"""How threads, signal handlers and finalisers have the one thread do something that owns a connection.
+"""Jobs that threads, signal handlers and finalisers give to the one thread that owns a connection.
 
 A signal handler runs in the main thread between any two of its steps, and may raise there, or make a call of its own
-and wait for the answer. A finaliser runs in whatever thread the collector chooses, below any lock. So nothing that a
-connection consists of is touched by the threads that use it: they post a job, which its owner does when it comes to it.
+and wait for the answer. A finaliser runs in whatever thread the collector chooses, below any lock. So the threads that
+use a connection touch no part of it: they post a job, and the connection's owner does it.
 
-To post is one step of a deque, which the interpreter does not divide, and a ring of a bell: an interrupt comes before
-or after. No handler ever runs in the owner, which is not the main thread, so its code is plain: no locks, no order of
-steps that has to be right for each of them being the last. What the owner must not do is wait for an answer; a
-finaliser that the collector runs in it only posts.
+Posting is one append to a deque, which the interpreter does not divide, and a ring of a bell: an interrupt comes before
+or after. No signal handler runs in the owner, which is not the main thread, so its code is plain: no locks, and no care
+for an interrupt between two steps. The owner must not wait for an answer; a finaliser that the collector runs in it
+only posts.
 
 One exception: a worker, which is not the main thread either, sends its answer itself (see `outbox`).
 
-When the owner has ended, a thread that posts does the job itself: such jobs only say that it is over.
+When the owner has ended, a thread that posts does the job itself: such a job only reports the end.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Mailbox:
         self._bell: FdSet | None = FdSet((system(os.eventfd, 0, os.EFD_CLOEXEC | os.EFD_NONBLOCK),))
 
     def fileno(self) -> int:
-        """A descriptor that is readable when there is something to do."""
+        """Return a descriptor that is readable while jobs wait."""
         assert self._bell is not None
         return self._bell.fds[0]
 
@@ -63,12 +63,12 @@ class Mailbox:
             job()
 
     def end(self) -> None:
-        """The owner ends; jobs posted from now on are done at once."""
+        """End with the owner: the poster of a later job does it at once."""
         self._bell = None
         self._do_all()
 
     def abandon(self) -> None:
-        """In a forked child: nothing is done any more."""
+        """Do no more jobs: this is a forked child."""
         self._jobs = deque()
         if self._bell is not None:
             self._bell.close()

@@ -24,24 +24,24 @@ _RETRY = 0.05
 
 
 class Outbox:
-    """A queue for what the socket does not take at once. It belongs to the owner of the connection (see `mailbox`).
+    """A queue of messages that the socket does not take at once. It belongs to the connection's owner (see `mailbox`).
 
-    An answer need not wait for the owner: a worker thread sends it itself with `send_now`. That is one datagram, so it
-    comes between two others whoever sends them, and answers are in no order. The main thread never does that: a signal
-    handler that raises could leave it unknown whether a call was sent. A lock keeps the owner from closing the socket
-    in between, as its number may be another file's at once; it is never held while anything waits.
+    An answer need not wait for the owner: a worker thread sends it itself with `send_now`. An answer is one datagram,
+    so it stays whole between two others, and answers need no order. The main thread never does that: a signal handler
+    that raises could leave it unknown whether a call was sent. A lock, never held while anything waits, keeps the owner
+    from closing the socket meanwhile: another file could get its number at once.
 
-    Descriptors that were sent and not received count for the user, in all of its processes, and the memory behind them
-    for nobody. So answers with descriptors are the owner's to send: the next when the one before was received, until
-    when it stays charged. The kernel says what was not received (`unread_bytes`): at least all bytes from that answer
-    on, if it is part of them.
+    The kernel counts descriptors in flight for the user, over all of its processes, and the memory behind them for no
+    user. So the owner sends answers with descriptors, one at a time: each stays charged until it is received, and then
+    the next is sent. `unread_bytes` gives the kernel's count of unread bytes: an answer is received once the count is
+    below its bytes and all later ones.
 
     Args:
         sock: Non-blocking; closed by `close`.
-        send_timeout: Seconds after which a peer that does not read its answers has had enough time.
+        send_timeout: Seconds after which a peer that does not read its answers is given up.
 
     Attributes:
-        is_full: Whether the socket is.
+        is_full: True while the socket is full.
     """
 
     def __init__(self, sock: socket.socket, send_timeout: float) -> None:
@@ -57,13 +57,13 @@ class Outbox:
         self.send_timeout = send_timeout
 
     def send_now(self, message: Outgoing) -> bool:
-        """Send an answer without descriptors, for a worker thread; False if that is left to the owner."""
+        """Send an answer without descriptors from a worker thread; return False if the owner has to."""
         with self._sending:
             if self._ended or self._messages:
                 return False
             try:
                 message.try_send(self._sock)
-            except (OSError, NNBurstError):  # also that the socket is full: the owner will see it, too
+            except (OSError, NNBurstError):  # even a full socket: the owner will see it, too
                 return False
             self._sent += message.size
         return True
@@ -86,7 +86,7 @@ class Outbox:
             self._messages.remove(message)
 
     def send(self) -> tuple[Outgoing, NNBurstError] | None:
-        """Send what the socket takes. Returns a message that cannot be sent at all; call it again then."""
+        """Send what the socket takes. Return a message that can never be sent; the caller then calls again."""
         self.is_full = False
         self._settle()
         while self._messages and not (self._messages[0].n_fds and self._unread):
@@ -117,7 +117,7 @@ class Outbox:
             self._sent += message.size
 
     def _may_retry(self, error: ResourceExhausted) -> bool:
-        """Whether it is too early to give a message up for want of room in the kernel, which others may have taken."""
+        """Return True while a message may still find room in the kernel, which other processes may have taken."""
         now = time.monotonic()
         if self._refused_since == math.inf:
             self._refused_since = now
@@ -125,10 +125,10 @@ class Outbox:
         return now < self._refused_since + self.send_timeout
 
     def _settle(self) -> None:
-        """See whether the last answer with descriptors was received."""
+        """Check whether the last answer with descriptors was received."""
         if self._unread is not None:
             message, before, _ = self._unread
-            since = self._sent - before  # first: what is sent meanwhile is not meant
+            since = self._sent - before  # read first: bytes sent meanwhile do not count
             if unread_bytes(self._sock) < since:
                 message.close()
                 self._unread = None
@@ -139,13 +139,13 @@ class Outbox:
 
     @property
     def gives_up_at(self) -> float:
-        """When a peer that does not read its answers has had enough time; requests have deadlines of their own."""
+        """The time to give up a peer that does not read its answers; requests have deadlines of their own."""
         full_since = self._full_since if self.answers else math.inf
         return min(full_since, self._unread[2] if self._unread else math.inf) + self.send_timeout
 
     @property
     def next_look(self) -> float:
-        """When to call `send` or look at `gives_up_at` again, if nothing happens."""
+        """The time to call `send` or look at `gives_up_at` again, if nothing happens."""
         now = time.monotonic()
         looks = now + max(_FIRST_LOOK, now - self._unread[2]) if self._unread else math.inf
         return min(looks, self.gives_up_at, math.inf if self._refused_since == math.inf else now + _RETRY)
@@ -155,10 +155,10 @@ class Outbox:
         self.clear()
 
     def linger(self, is_closed: Callable[[], bool]) -> None:
-        """Wait until the peer has received the last answer with a descriptor, or has closed its end: it counts so long.
+        """Wait until the peer has received the last answer with a descriptor, or has closed its end.
 
         Args:
-            is_closed: Whether this side does not want to wait.
+            is_closed: Returns True once this side wants to wait no longer.
         """
         pause = _FIRST_LOOK
         while self._unread is not None and not is_closed():
@@ -167,12 +167,12 @@ class Outbox:
             self._settle()
 
     def clear(self) -> None:
-        """Drop what is queued."""
+        """Drop the queued messages."""
         while self._messages:
             self._messages.popleft().close()
 
     def close(self) -> None:
-        """Close the socket, and with it what the peer has sent that was not received: sockets that linger."""
+        """Close the socket, and sockets that linger in messages that this side has not received."""
         if self._unread is not None:
             self._unread[0].close()
         with self._sending:

@@ -1,7 +1,7 @@
-"""The calls that this side makes, until they are answered.
+"""Calls of this side that wait for their answers.
 
 All of it belongs to the owner of the connection (see `mailbox`), but for the one step in which a caller and the owner
-agree who has the answer: `PendingCall.give_up` against `PendingCall.finish`.
+agree which of them has the answer: `PendingCall.give_up` against `PendingCall.finish`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class PendingCall:
         self.number = 0
         """0 until there is room for it."""
         self.outgoing: Outgoing | None = None
-        self._claim = threading.Lock()  # for the one of caller and owner that acquires it
+        self._claim = threading.Lock()  # caller or owner: the first to acquire it decides
         self._arrival = threading.Lock()  # an Event would not do: its wait does not survive Ctrl-C at every moment
         self._arrival.acquire()
         self._answer: tuple[Message | None, NNBurstError | None, FdBundle] = (None, None, FdBundle())
@@ -57,15 +57,15 @@ class PendingCall:
     # -- the caller ----------------------------------------------------------------------------------------------------
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait for the answer; to be called once. Returns False after `timeout` seconds."""
+        """Wait for the answer; to be called once. Return False after `timeout` seconds."""
         return self._arrival.acquire(timeout=-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX))
 
     def give_up(self) -> bool:
-        """Stop to wait; False if the answer is there already, and the caller's to take."""
+        """Stop waiting; return False if the answer has come already: then the caller takes it."""
         return self._claim.acquire(blocking=False)
 
     def result(self) -> tuple[Any, FdBundle]:
-        """Return what `wait` has waited for, or raise it."""
+        """Return the reply that `wait` has waited for, or raise the error."""
         reply, error, fds = self._answer
         if error is not None:
             raise error
@@ -81,7 +81,7 @@ class PendingCall:
         return MissedDeadline(f"{self.call.name}: no answer within {timeout:.3g} s")
 
     def discard(self) -> None:
-        """The answer is not wanted: close its descriptors and let go of the object that it names. Idempotent."""
+        """Drop the answer: close its descriptors and release the object that it names. Idempotent."""
         (reply, error, fds), self._answer = self._answer, (None, None, FdBundle())
         fds.close()
         if reply is not None and self.on_late is not None:
@@ -93,12 +93,12 @@ class PendingCall:
 
     @property
     def is_sent(self) -> bool:
-        """Whether its request is."""
+        """True once the request is sent."""
         return self.outgoing is not None and self.outgoing.is_sent
 
     @property
     def is_long(self) -> bool:
-        """Whether its request does not fit into one datagram."""
+        """True if the request does not fit into one datagram."""
         return len(self.body) > MAX_INLINE
 
     def pack(self) -> Outgoing:
@@ -107,7 +107,7 @@ class PendingCall:
         return self.outgoing
 
     def finish(self, reply: Message | None, error: NNBurstError | None, fds: FdBundle) -> None:
-        """The answer is there: wake the caller or, if that gave up, let go of what came."""
+        """Take the answer: wake the caller or, if it gave up, drop the answer."""
         self._answer = reply, error, fds
         if self._claim.acquire(blocking=False):
             self._arrival.release()
@@ -115,7 +115,7 @@ class PendingCall:
             self.discard()
 
     def fail(self, error: NNBurstError) -> None:
-        """There will be no answer."""
+        """End the call with an error: no answer will come."""
         self.fds.close()
         self.finish(None, error, FdBundle())
 
@@ -159,7 +159,7 @@ class PendingCalls:
         return self._by_number.get(number)
 
     def remove(self, pending: PendingCall) -> None:
-        """A call is not under way any more: there is room."""
+        """Forget a call, which makes room for another."""
         self._by_number.pop(pending.number, None)
         if self._long is pending:
             self._long = None
@@ -168,7 +168,7 @@ class PendingCalls:
                 queue.remove(pending)
 
     def end(self, failure: Callable[[PendingCall], NNBurstError]) -> None:
-        """Fail all."""
+        """Fail all calls."""
         every = [*self._by_number.values(), *self._attended, *self._unattended]
         for held in (self._by_number, self._attended, self._unattended):
             held.clear()

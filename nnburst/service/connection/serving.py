@@ -50,12 +50,12 @@ class Workers:
             rank: 0 or more.
 
         Raises:
-            ResourceExhausted: The system has no thread, and there is none yet; the job is dropped.
+            ResourceExhausted: The system gives no first thread; the job is dropped.
         """
         if len(self._threads) < min(under_way, self._limit):
             try:
                 self._threads.append(start_daemon(self._run, name=f"{self._name}-{len(self._threads)}", what="a call"))
-            except ResourceExhausted:  # those that are there will come to the job
+            except ResourceExhausted:  # the running threads will come to the job
                 if not self._threads:
                     raise
         self._put(rank, job)
@@ -84,19 +84,19 @@ class Workers:
         while (job := self._jobs.get()[2]) is not None:
             try:
                 job()
-            except BaseException:  # also SystemExit: there is no one else to do the next job
+            except BaseException:  # also SystemExit: no other thread may be left for the next job
                 _log.exception("a job of %s failed", self._name)
             job = None  # an idle thread must not keep what its last job held
 
 
 class ConnectionEnds(DeadObject):
-    """What a handler raises when the connection is ending: its end, which tells why, is the answer."""
+    """Raised by a handler when the connection is ending: the end and its reason are the answer."""
 
 
 class ServedCalls:
-    """What the peer has under way here: bounded, so that it cannot fill this process with messages.
+    """The peer's calls under way here: bounded, so that they cannot fill this process with messages.
 
-    A call is under way until its answer is made; answers that wait to be sent are told to `enter`.
+    A call is under way until its answer is made; `enter` also gets the number of answers that wait to be sent.
     """
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class ServedCalls:
         Args:
             n_fds: Descriptors that came with it.
             is_long: Whether it did not fit into a datagram.
-            waiting: Answers that are not sent.
+            waiting: Answers that wait to be sent.
 
         Raises:
             Malformed: No correct peer has that much under way.
@@ -125,7 +125,7 @@ class ServedCalls:
             self._has_long = self._has_long or is_long
 
     def leave(self, n_fds: int = 0, is_long: bool = False) -> None:
-        """Its answer is made."""
+        """Stop counting a request: its answer is made."""
         with self._lock:
             self.count -= 1
             self._fds -= n_fds
@@ -136,14 +136,13 @@ class Serving:
     """Serves the calls of one connection. The owner of the connection accepts them.
 
     Args:
-        side: Which calls.
-        handler: Object with the methods that the rows of `CALLS` name for this side. If there are such methods, too:
-            `admit(call)` is called before each, `rank(message)` says which is served first of those that wait, and
-            `charge_answer(nbytes, n_fds)` charges one that the client does not receive at once, and returns what gives
-            that back.
-        workers: Where they are served: those that compute in the second ones, the others in the first.
-        outbox: Where answers go.
-        mailbox: Where the owner learns of answers that it has to send.
+        side: The end whose calls are served.
+        handler: Object with the methods that the rows of `CALLS` name for this side. Optional methods: `admit(call)` is
+            called before each call, `rank(message)` orders calls that wait, and `charge_answer(nbytes, n_fds)` charges
+            an answer that the client does not receive at once, and returns a function that gives the charge back.
+        workers: Threads for calls that do not compute, then threads for those that do.
+        outbox: Sends the answers.
+        mailbox: Tells the owner of answers that it has to send.
         break_off: Ends the connection, in its owner, for a reason: its peer breaks the protocol.
     """
 
@@ -173,7 +172,7 @@ class Serving:
         """Have a worker serve a request.
 
         Raises:
-            Malformed: It is none, or there are too many.
+            Malformed: The message is no request, or there are too many.
         """
         call, message = calls.decode_request(packet.body, self._side)
         number, fds = packet.call_id, packet.fds
@@ -256,5 +255,5 @@ class Serving:
 
 
 def refusal(number: int, error: NNBurstError) -> Outgoing:
-    """Return an answer that says why there is no other."""
+    """Return an error as the answer of a call."""
     return Outgoing(Kind.ERROR, number, calls.encode(calls.error_reply(error)))

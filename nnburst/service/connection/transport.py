@@ -1,7 +1,7 @@
 """A connection: calls in both directions over one SOCK_SEQPACKET socket, and the peer's death.
 
 Any thread calls; one thread owns the connection (why: see `mailbox`): it sends, receives, completes calls and ends the
-connection. What its peer calls it hands to a few worker threads, which send the answers, so a long `prepare_model`
+connection. It hands the peer's calls to a few worker threads, which send the answers, so a long `prepare_model`
 delays no other call. However a connection ends, `_finish` runs once: pending calls fail, then every death listener is
 called once, then `on_end`.
 """
@@ -52,7 +52,7 @@ WORKER_PATIENCE = 1.0
 
 
 def _ending(status: int | None) -> Ending | None:
-    """Say how a process ended; None if that is not known."""
+    """Return how a process ended; None if unknown."""
     if status is None:
         return None
     if status >= 0:
@@ -66,15 +66,15 @@ class Connection:
 
     Args:
         sock: A connected SOCK_SEQPACKET socket; the connection owns it.
-        side: Which calls this end serves.
+        side: The calls that this end serves.
         handler: See `Serving`.
         peer_pidfd: pidfd of the peer's process, if there is one. The connection owns it.
         child: The peer's process, to be started in the thread that owns the connection: the kernel ends a child with
             the thread that started it, and this one outlives it.
-        workers: Calls that are served at the same time, of those that compute and of the others.
+        workers: Most computing calls served at the same time, and most others.
         send_timeout: Seconds after which a peer that does not read its answers is given up.
         on_end: Called once, after all death listeners.
-        peer: It is, for the log.
+        peer: Name of the peer, for the log.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Connection:
     # -- life ------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Launch the peer, if that is to be done, and start to read. To be called once.
+        """Launch the peer, if it has to be launched, and start reading. To be called once.
 
         Raises:
             ResourceExhausted: The system has no thread for it; the connection is to be closed.
@@ -131,7 +131,7 @@ class Connection:
 
     @property
     def ending(self) -> Ending:
-        """How the connection ended."""
+        """The reason of the connection's end."""
         return (self._exit or Ending(self._stop_reason)) if self._ended else Ending()
 
     def wait_ended(self, timeout: float | None = None) -> bool:
@@ -172,11 +172,11 @@ class Connection:
         return self.wait_ended(deadline.left()) and self._join_workers(deadline)
 
     def linger(self) -> None:
-        """Wait, in `on_end`, until nothing is left of what counts for the peer, or this side closes. See `Outbox`."""
+        """Wait, in `on_end`, until the peer has no answer left to receive, or this side closes. See `Outbox`."""
         self._outbox.linger(lambda: self._closed)
 
     def abandon(self) -> None:
-        """In a forked child: close the copies of the descriptors; the connection is the parent's and goes on."""
+        """Close a forked child's copies of the descriptors; the parent's connection continues."""
         self._abandoned = True
         self._mailbox.abandon()
         self._pidfd.close()
@@ -245,7 +245,7 @@ class Connection:
         try:
             self._mailbox.post(partial(self._begin, pending))
             answered = pending.wait(limit)
-        except BaseException:  # of a signal handler: the reply has no taker now
+        except BaseException:  # from a signal handler: now no caller takes the reply
             if not self._give_up(pending):
                 pending.discard()
             raise
@@ -262,7 +262,7 @@ class Connection:
     def release(self, message: Message) -> None:
         """Have the other side let go of something, and wait for its answer as long as leaving may take.
 
-        Raises as `call`; it is let go of later then, or with the connection.
+        Raises as `call`; the release then happens later, or with the connection.
         """
         self.check_usable()
         pending = PendingCall(message, on_late=self._answers_again)
@@ -283,15 +283,15 @@ class Connection:
         fds: Sequence[int] = (),
         on_failure: Callable[[NNBurstError], None] = lambda error: None,
     ) -> None:
-        """Make a call whose answer nobody needs, without waiting. From anywhere, without descriptors a finaliser, too.
+        """Make a call without waiting for its answer. From anywhere; in a finaliser only without descriptors.
 
         Args:
-            message: Mostly to let go of something.
+            message: Mostly a release.
             fds: Descriptors that go with it; they stay the caller's.
-            on_failure: Called (in the owner) with what comes instead of an answer.
+            on_failure: Called (in the owner) with the error that comes instead of an answer.
 
         Raises:
-            ResourceExhausted: There are no copies of them to be had.
+            ResourceExhausted: The descriptors cannot be copied.
         """
         if self.alive:
             pending = PendingCall(message, FdBundle.duplicate(fds) if fds else None, on_failure=on_failure)
@@ -300,7 +300,7 @@ class Connection:
 
     @property
     def _patience(self) -> float:
-        """Seconds that letting go of something may take."""
+        """Seconds that a release may take."""
         return max(0.0, min(LEAVING, self._leave_by - time.monotonic()))
 
     def _join_workers(self, deadline: Deadline) -> bool:
@@ -360,7 +360,7 @@ class Connection:
             self._check_time()
 
     def _milliseconds(self) -> int | None:
-        """Until `_check_time` has something to say."""
+        """Milliseconds until `_check_time` is due."""
         moment = min(self._outbox.next_look, self._leave_by if self._farewell else math.inf)
         return None if moment == math.inf else math.ceil(max(0.0, moment - time.monotonic()) * 1000)
 
@@ -372,13 +372,13 @@ class Connection:
             self._drop("the peer does not read its socket")
 
     def _drop(self, reason: str) -> None:
-        """End the connection with a peer that breaks a rule, and say why: whoever wrote it has to know."""
+        """End the connection with a peer that breaks a rule, and say why: its author has to know."""
         self._note(reason)
         self._serving.part(self._stop_reason)
         _log.warning("%s is disconnected: %s", self._peer, reason)
 
     def _finish(self) -> None:
-        """The end, once: in the owner, or in `close` if that never started."""
+        """End everything, once: in the owner, or in `close` if the owner never started."""
         if self._ended:
             return
         if self._child is not None and not self._closed and (how := _ending(self._child.exit_status())):
@@ -447,7 +447,7 @@ class Connection:
             pending.fail(error)
 
     def _withdraw(self, pending: PendingCall) -> None:
-        """Its caller has given up. A request that was sent keeps its place until it is answered."""
+        """Withdraw a call whose caller has given up. A request that was sent keeps its place until it is answered."""
         if not pending.is_sent:
             self._calls.remove(pending)
             if pending.outgoing is not None:
