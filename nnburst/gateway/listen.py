@@ -64,12 +64,13 @@ async def _name(request: web.Request, response: web.StreamResponse) -> None:
     response.headers[_ID] = request_id(request.headers.get(_ID))
 
 
-def guard(tokens: Tokens) -> Any:
-    """Refuse requests without a token, but those after the health of the server."""
+def guard(tokens: Tokens, free: str | None = None) -> Any:
+    """Refuse requests without a token, but those of paths that begin in a way."""
 
     @web.middleware
     async def guarded(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
-        if request.path.startswith("/v2/health/") or tokens.admit(request.headers.get("Authorization")):
+        is_free = free is not None and request.path.startswith(free)
+        if is_free or tokens.admit(request.headers.get("Authorization")):
             return await handler(request)
         answer = {"error": "this gateway asks for a token: send Authorization: Bearer TOKEN"}
         return web.json_response(answer, status=401, headers={"WWW-Authenticate": "Bearer"})

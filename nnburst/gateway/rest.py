@@ -102,7 +102,7 @@ class Rest:
         self._budget = budget
 
     def application(self, tokens: Tokens = EVERYONE) -> web.Application:
-        application = web.Application(middlewares=[guard(tokens), _errors], client_max_size=_MOST_BYTES)
+        application = web.Application(middlewares=[guard(tokens, "/v2/health/"), _errors], client_max_size=_MOST_BYTES)
         model, memory = "/v2/models/{model}", "/v2/systemsharedmemory"
 
         def add(method: str, path: str, work: Callable[[web.Request], Awaitable[Any]]) -> None:

@@ -130,6 +130,19 @@ def test_field_of_bytes_that_are_no_ascii_is_answered(field: bytes, status: byte
     assert asyncio.run(main()).startswith(b"HTTP/1.1 " + status)
 
 
+def test_each_path_asks_for_a_token(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.touch(0o600)
+    file.write_text("monitor:0123456789abcdef\n")
+
+    async def main() -> int:
+        async with answering(Tokens(str(file))) as (host, port), aiohttp.ClientSession() as http:
+            async with http.get(f"http://{host}:{port}/v2/health/live") as answer:
+                return answer.status
+
+    assert asyncio.run(main()) == 401
+
+
 def test_socket_without_a_path_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="give HOST:PORT"):
         start_metrics("unix:", {"token_file": None})
