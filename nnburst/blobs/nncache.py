@@ -50,7 +50,7 @@ class NNCache:
         self._saving = threading.Lock()
         self._dirty = False
         self._failures = 0
-        """In a row."""
+        """Failures in a row."""
         _all[id(self)] = self
         abandon_when_forked(self)
 
@@ -159,7 +159,7 @@ class NNCache:
             self._timer.start()
 
     def abandon(self) -> None:
-        """In a forked child: threads and their timers are the parent's, and so are unsaved blobs. It reads the file."""
+        """Begin anew in a forked child: threads, timers and unsaved blobs are the parent's. It reads the file."""
         self._lock, self._saving = threading.RLock(), threading.Lock()
         self._cache, self._timer, self._dirty = None, None, False
 

@@ -31,14 +31,14 @@ Allocator = Callable[[int], Writable | None]
 
 
 class Select(enum.Enum):
-    """Which entry goes first."""
+    """The entry that goes first."""
 
     RANDOM = "random"
     LRU = "lru"
 
 
 class Capacity(enum.Enum):
-    """How much goes, once something has to."""
+    """The amount that goes, once something has to."""
 
     HALVE = "halve"
     """Down to half of the limit. A new entry that does not fit even then is dropped, after the eviction."""
@@ -49,7 +49,7 @@ class Capacity(enum.Enum):
 
 
 class Policy(Struct, frozen=True):
-    """How to evict."""
+    """The way to evict."""
 
     select: Select = Select.RANDOM
     capacity: Capacity = Capacity.HALVE
@@ -71,7 +71,7 @@ class BlobCache:
         self.policy = policy or Policy()
         self._random = random.Random(seed)
         self._values: dict[bytes, bytes] = {}
-        """In the order of their last use, the least recent first."""
+        """Entries in the order of their last use, the least recent first."""
         self._total = 0
 
     # ---- using ---------------------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ def overhead() -> int:
 
 
 class Header(Struct, frozen=True):
-    """What a file says of itself. Nothing of it is believed before the code over it was checked."""
+    """The header of a file. Nothing in it is believed before the code over it was checked."""
 
     kind: int
     index: int
@@ -90,7 +90,7 @@ class Header(Struct, frozen=True):
 
 
 def is_encrypted(fd: int) -> bool:
-    """Whether a file says that it is a cache file, and encrypted."""
+    """Return whether a file claims to be an encrypted cache file."""
     raw = os.pread(fd, HEADER_SIZE, 0)
     return raw.startswith(MAGIC) and raw[18:20] == b"\x01\x00"
 

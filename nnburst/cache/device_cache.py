@@ -1,4 +1,4 @@
-"""What a device uses to write cache files and to believe them again."""
+"""The means of a device to write cache files and to believe them again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MODEL, _DATA = 1, 2
 _NO_FINGERPRINT = bytes(32)
 _MOST_BYTES = 2 << 30
 _MOST_FILES = 32
-"""Of each kind."""
+"""Files of each kind, at most."""
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 

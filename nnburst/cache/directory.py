@@ -36,7 +36,7 @@ _DECLINED_OFTEN = 3
 _MOST_DECLINED = 1 << 20
 """Bytes of the list of what devices declined; then it begins anew."""
 _DOWN_TO = 0.8
-"""Of a limit that was exceeded; so that not every save evicts."""
+"""Share of an exceeded limit that eviction leaves, so that not every save evicts."""
 _TRASH = "trash-"
 _HEX = set("0123456789abcdef")
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -62,7 +62,7 @@ def amount(text: str) -> int | None:
 
 
 class Limits(Struct, frozen=True):
-    """What a cache directory may take.
+    """Limits of a cache directory.
 
     Attributes:
         max_bytes: Of all entries; 0: nothing is cached.
@@ -108,7 +108,7 @@ class EntryInfo(Struct, frozen=True):
 
 
 class Pruned(Struct, frozen=True):
-    """How many entries a pass has removed, with how many bytes, and how many are in use."""
+    """Result of a pass: entries removed, their bytes, and entries in use."""
 
     entries: int
     nbytes: int

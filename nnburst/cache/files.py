@@ -31,12 +31,12 @@ _REASONS = {
 
 
 def default_cache_directory() -> Path:
-    """Where compilations are cached: ``NNBURST_CACHE_DIR``, else the user's cache home, else `CacheRejected`."""
+    """Return the cache directory: ``NNBURST_CACHE_DIR``, else below the user's cache home, else `CacheRejected`."""
     return _given("NNBURST_CACHE_DIR") or _base("XDG_CACHE_HOME", ".cache") / "nnburst" / "v1"
 
 
 def default_state_directory() -> Path:
-    """Where key and trust store are: ``NNBURST_STATE_DIR``, else the user's state home, else `CacheRejected`."""
+    """Return the state directory: ``NNBURST_STATE_DIR``, else below the user's state home, else `CacheRejected`."""
     return _given("NNBURST_STATE_DIR") or _base("XDG_STATE_HOME", ".local/state") / "nnburst" / "v1"
 
 

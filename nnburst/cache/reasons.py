@@ -1,4 +1,4 @@
-"""What became of a cache entry, and why."""
+"""Outcomes for a cache entry, and their reasons."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class CacheRejected(NNBurstError, RuntimeError):
 
 
 class SaveResult(Struct, frozen=True):
-    """What became of a save; never an error of the compilation.
+    """The outcome of a save; never an error of the compilation.
 
     Attributes:
         saved: Whether the files are complete.

@@ -70,7 +70,7 @@ class _Copy(mmap.mmap):
 
 
 def take(payload: memoryview) -> bool:
-    """Whether the memory of a verified payload is from now on the caller's, to give back parts of it: once only.
+    """Make the memory of a verified payload the caller's, to give back parts of it; return whether it is: once only.
 
     Others who load the file meanwhile are handed the same memory, and get False here.
     """

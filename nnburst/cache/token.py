@@ -14,7 +14,7 @@ from ..model import Lifetime, Model, Priority, Subgraph, SymmPerChannelQuantPara
 
 _TOKEN_SIZE = 32
 PRIORITY_CODE = {Priority.LOW: 90, Priority.MEDIUM: 100, Priority.HIGH: 110}
-"""As NNAPI hashes them."""
+"""Numbers by which NNAPI hashes them."""
 _PIECE = 4 << 20
 
 

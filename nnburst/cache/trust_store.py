@@ -1,4 +1,4 @@
-"""What the service remembers of the files that clients keep: which generation of an entry is the right one.
+"""Records of the service about the files that clients keep: which generation of an entry is the right one.
 
 The authentication code of a file says that this service wrote it. Only this store says that it is the newest: without
 it an old file could be put back. It has a file for each entry of each device, which is replaced by rename::
@@ -28,9 +28,9 @@ from .token import entry_name
 
 _PENDING_SECONDS = 600
 _MOST_ENTRIES = 10_000
-"""Of a device; the oldest go."""
+"""Entries of a device, at most; the oldest go."""
 _MOST_GENERATIONS = 64
-"""Of an entry, in all places."""
+"""Generations of an entry, in all places, at most."""
 _CODE_SIZE = 32
 _LOCK, _EPOCH, _NEW, _KEY = "lock", "epoch", "new", "key"
 _KEY_SIZE = 32
@@ -79,7 +79,7 @@ class EntryRecord(Struct, frozen=True, array_like=True):
     """False until the client has published it; then it counts for ten minutes only."""
     created: int
     place: bytes = b""
-    """Where the client keeps the entry: see `place_of`. A generation replaces the others of its place."""
+    """The place where the client keeps the entry: see `place_of`. A generation replaces the others of its place."""
 
 
 class TrustStore:

@@ -1,4 +1,4 @@
-"""What devices that cache have in common: files to save to, and what tells their builds apart."""
+"""Common parts of devices that cache: files to save to, and numbers that tell their builds apart."""
 
 from __future__ import annotations
 

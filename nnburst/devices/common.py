@@ -1,4 +1,4 @@
-"""What local devices share: checks of arguments and the version that they report."""
+"""Common parts of local devices: checks of arguments, and the version that they report."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ _NEVER = 2**63 - 1
 
 
 def is_limit(deadline_ns: int) -> bool:
-    """Whether a deadline limits anything: 0 does not, nor does one at the end of time."""
+    """Return whether a deadline limits anything: 0 does not, nor does one at the end of time."""
     return 0 < deadline_ns < _NEVER
 
 

@@ -1,4 +1,4 @@
-"""What does not change about a device, as one value: a service sends it, and a proxy answers from it."""
+"""The unchanging facts about a device, as one value: a service sends it, and a proxy answers from it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ..model import Capabilities, DeviceType, Extension
 from .interfaces import Device
 
 MOST_CACHE_FILES = 32
-"""Of each kind."""
+"""Files of each kind, at most."""
 
 Name = Annotated[str, Meta(max_length=256)]
 CacheCount = Annotated[int, Meta(ge=0, le=MOST_CACHE_FILES)]
 
 
 class DeviceInfo(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a device says of itself, once for all. The limits are those of a message."""
+    """Everything that a device says of itself, once. The limits are those of a message."""
 
     name: Name
     version_string: Name

@@ -71,7 +71,7 @@ _ROWS = (
     ElementType(64, "encoded value", "|u1"),
 )
 ENCODED = _ROWS[-1]
-"""What is no array of such elements, as `devices.encoded` writes it: bytes that say themselves what they are."""
+"""Self-describing bytes, as `devices.encoded` writes them, for values that are no array of such elements."""
 _WITHIN = (
     ElementType(8, "string", "|u1"),
     ElementType(21, "uint4", "|u1", bits=4, library="uint4"),
@@ -109,7 +109,7 @@ def element_type(key: int | str, place: str) -> ElementType:
 
 
 def element_within(key: int | str, place: str) -> ElementType:
-    """As `element_type`, also for elements that only encoded values have."""
+    """Return an element type as `element_type` does, also for elements that only encoded values have."""
     if key not in _BY_KEY:
         what = _OTHERS.get(key, f"elements of type {key}") if isinstance(key, int) else key
         raise GeneralFailure(f"{place} holds {what}; only strings and numbers of 4 to 64 bits can be passed")
@@ -138,7 +138,7 @@ def operand_code(row: ElementType, rank: int | None, prefix: int) -> tuple[int, 
 
 
 def is_scalar(operand: OperandDesc) -> bool:
-    """Whether an operand of a graph has rank 0, as opposed to an unknown rank."""
+    """Return whether an operand of a graph has rank 0, as opposed to an unknown rank."""
     if operand.type > 0xFFFF:
         return bool(operand.type & _SCALAR)
     return operand.type in (_T.FLOAT32, _T.FLOAT16, _T.INT32, _T.UINT32)

@@ -35,7 +35,7 @@ ROOM = 1 << 16
 """Bytes for a value whose size is not known yet."""
 _WORD = 8
 _MOST_ITEMS = 1 << 20
-"""Of a sequence."""
+"""Values in a sequence, at most."""
 _HIGHEST_RANK = 64
 
 

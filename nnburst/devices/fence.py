@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     import socket
 
 LONGEST_MS = 2**31 - 1
-"""That ``poll`` can wait for."""
+"""Kinds of files that ``poll`` can wait for."""
 _ANONYMOUS = ("anon_inode:[eventfd]", "anon_inode:[timerfd]", "anon_inode:[pidfd]", "anon_inode:sync_file")
 
 
 class FenceState(enum.Enum):
-    """What a fence says now. It does not change any more once it is not ``ACTIVE``."""
+    """The state of a fence; final once it is not ``ACTIVE``."""
 
     ACTIVE = "active"
     SIGNALLED = "signalled"
@@ -97,7 +97,7 @@ class Fence(Closing):
 
     @property
     def state(self) -> FenceState:
-        """What it says now."""
+        """The state now."""
         return self._state_within(0)
 
     def _state_within(self, milliseconds: int | None) -> FenceState:
@@ -209,7 +209,7 @@ class FenceSignal:
         self.fail()
 
     def abandon(self) -> None:
-        """In a forked child: let go of the copy, so that the end of the parent ends the fence."""
+        """Close the copy in a forked child, so that the end of the parent ends the fence."""
         self.fail()
 
     def __del__(self) -> None:

@@ -32,7 +32,7 @@ from .fence import LONGEST_MS, Fence, FenceSignal, FenceState, state_of_events
 
 
 class FencedInfo(Struct, frozen=True):
-    """How a fenced execution ended.
+    """The end of a fenced execution.
 
     Attributes:
         status: The outcome.

@@ -107,7 +107,7 @@ class Tensor(Struct, frozen=True):
 
     @property
     def dimensions(self) -> tuple[int, ...]:
-        """As an operand has them: 0 where any size will do."""
+        """The dimensions of the operand: 0 where any size will do."""
         return tuple(size if isinstance(size, int) else 0 for size in self.shape or ())
 
     @property
@@ -117,7 +117,7 @@ class Tensor(Struct, frozen=True):
 
 
 class Declaration(Struct, frozen=True):
-    """What a function takes and gives."""
+    """The inputs and outputs of a function."""
 
     name: str
     inputs: tuple[Tensor, ...]
@@ -277,12 +277,12 @@ class FunctionDevice(LocalDevice):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What clients call the functions."""
+        """The names by which clients open the functions."""
         return tuple(self._functions)
 
     @property
     def needs(self) -> Needs:
-        """What its functions need."""
+        """The sum of what its functions need."""
         return Needs.sum(declaration_of(function).needs for function in self._functions.values())
 
     def get_supported_extensions(self) -> tuple[Extension, ...]:
@@ -362,7 +362,7 @@ def _failed(name: str, function: Callable[..., Any], error: Exception) -> NNBurs
 
 
 class _Target:
-    """Where a result goes."""
+    """The place that a result is copied to."""
 
     def __init__(self, tensor: Tensor, argument: RequestArgument, request: Request) -> None:
         self._tensor, self._argument, self._request = tensor, argument, request

@@ -86,7 +86,7 @@ class CacheFiles(Struct, frozen=True):
 
 
 class CompileJob(Struct, frozen=True):
-    """How a model is compiled. Travels to the service as it is.
+    """Instructions for compiling a model. They travel to the service as they are.
 
     Attributes:
         preference: What to optimise for.
@@ -105,13 +105,13 @@ class PreparedModel(abc.ABC):
     """A compiled model. Safe to use from several threads at once."""
 
     cache_result: SaveResult | None = None
-    """What became of the cache files that came with the model; None if there were none."""
+    """The outcome for the cache files that came with the model; None if there were none."""
     label = ""
-    """What people call it; empty if it has no name."""
+    """The name that people know it by, or empty."""
     takes_steps = False
-    """Whether requests may have `Steps` among their pools."""
+    """True if requests may have `Steps` among their pools."""
     batcher: Batcher | None = None
-    """Where requests of its bursts wait for those of others, to run as one; None if each runs alone."""
+    """The place where requests of its bursts wait for others, to run as one; None if each runs alone."""
 
     def run_together(self, most: int) -> None:
         """Let requests whose arguments have the same shape run as one, so many rows at most.
@@ -210,7 +210,7 @@ class PreparedModel(abc.ABC):
 
     @property
     def ending(self) -> Ending:
-        """How the process that holds this model ended."""
+        """The end of the process that holds this model."""
         return Ending()
 
     def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
@@ -283,7 +283,7 @@ class Buffer(Closing, abc.ABC):
 
 
 class Needs(Struct, frozen=True):
-    """What a device needs of the machine while it runs models, beside memory and its code.
+    """Needs of a device while it runs models, beside memory and its code.
 
     A service process gives up all other rights before its first model. What a device opens in its constructor stays
     open.
@@ -344,22 +344,22 @@ class Device(abc.ABC):
 
     @property
     def needs(self) -> Needs:
-        """What the device needs of the machine, beside memory and code, when it is made: by default nothing."""
+        """Needs of the device beside memory and code, asked for when it is made; by default none."""
         return Needs()
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the models that it opens by name: ``import_model("name:NAME")``."""
+        """Names of the models that it opens by name: ``import_model("name:NAME")``."""
         return ()
 
     @property
     def type(self) -> DeviceType:
-        """What the device runs on."""
+        """The kind of hardware that the device runs on."""
         return DeviceType.CPU
 
     @property
     def status(self) -> DeviceStatus:
-        """Whether the device can take work now."""
+        """The status: whether the device can take work now."""
         return DeviceStatus.AVAILABLE
 
     @property

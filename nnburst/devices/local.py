@@ -1,4 +1,4 @@
-"""What the devices of this process have in common: models, requests, driver-managed buffers, cache files and bursts."""
+"""Common parts of the devices of this process: models, requests, driver-managed buffers, cache files, bursts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LocalDevice(Device):
 
     has_buffers = True
     cache_format = 0
-    """Of the files that keep compilations; part of the epoch. 0: the device keeps none."""
+    """Number of the format of files that keep compilations; part of the epoch. 0: the device keeps none."""
 
     def __init__(self) -> None:
         self._cache = DeviceCacheHome(self.name, lambda: self.cache_epoch, 1, 1)

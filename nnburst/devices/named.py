@@ -112,11 +112,11 @@ class NamedDevice(Device):
 
     @property
     def digests(self) -> dict[str, str]:
-        """Of the files of what is published, by name."""
+        """Digests of the published models' files, by name."""
         return {name: published.digest for name, published in self._models.copy().items()}
 
     def get_supported_extensions(self) -> tuple[Extension, ...]:
-        """Those of the devices that run the models, and one for names."""
+        """Return the extensions of the devices that run the models, and one for names."""
         return _EXTENSION, *all_extensions(self._devices)
 
     def get_supported_operations(self, model: Model) -> tuple[bool, ...]:

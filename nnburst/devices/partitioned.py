@@ -85,7 +85,7 @@ class PartitionedDevice(Device):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those of the device that is preferred."""
+        """The capabilities of the preferred device."""
         return self.devices[0].capabilities
 
     def get_supported_extensions(self) -> tuple[Extension, ...]:
@@ -259,7 +259,7 @@ class PartitionedModel(PreparedModel):
 
     @property
     def ending(self) -> Ending:
-        """That of the first process that has ended of those that hold a part."""
+        """The end of the first process with a part that has ended."""
         endings = [prepared.ending for prepared in self.prepared]
         return next((ending for ending in endings if ending.reason), Ending())
 

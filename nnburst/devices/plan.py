@@ -17,7 +17,7 @@ from ..model import ExecutionResult, MeasureTiming, MemoryLike, Named, Request, 
 from .buffers import BoundBuffers
 
 Bind = Callable[[Request, RunOptions], Kernel]
-"""What a device implements: makes a kernel of a request that is valid and whose pools give arrays that stay where they
+"""Function of a device that makes a kernel of a request that is valid and whose pools give arrays that stay where they
 are. A kernel returns None, or the shapes of its outputs if some were open; what fails it raises."""
 
 

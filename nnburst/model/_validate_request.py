@@ -90,9 +90,9 @@ class _Case:
     pools: tuple[Any, ...]
     steps: Steps | None
     is_state: bool
-    """Whether steps hand it on."""
+    """True if steps hand it on."""
     closed: bool
-    """Whether all dimensions have to be known."""
+    """True if all dimensions have to be known."""
     dims: tuple[int, ...] = ()
 
     @property
@@ -110,12 +110,12 @@ class _Case:
 
     @property
     def whole(self) -> bool:
-        """Whether the pool is used as a whole."""
+        """True if the pool is used as a whole."""
         return not getattr(self.pool, "size", 0)
 
     @property
     def may_be_empty(self) -> bool:
-        """Whether dimensions may say that it has no elements. To NNAPI's operations a 0 is always an unknown size."""
+        """True if dimensions may say that it has no elements. To NNAPI's operations a 0 is always an unknown size."""
         return not self.written and all(is_extension(operation.type) for operation in self.model.main.operations)
 
     @property

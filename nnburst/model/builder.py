@@ -84,7 +84,7 @@ Padding = PaddingName | tuple[tuple[int, int], tuple[int, int]]
 
 
 class Quantisation(TypedDict, total=False):
-    """What is said of a constant of a quantised type; the scale has to be given."""
+    """Scale and zero point of a constant of a quantised type; the scale has to be given."""
 
     scale: float | None
     zero_point: int
@@ -93,7 +93,7 @@ class Quantisation(TypedDict, total=False):
 
 
 class PoolOptions(TypedDict, total=False):
-    """What is said of a pool: the size is its stride, too, unless another is given; the rest as for a convolution."""
+    """Options of a pool: the size is its stride, too, unless another is given; the rest as for a convolution."""
 
     stride: Pair | None
     padding: Padding
@@ -1032,7 +1032,7 @@ def _checked_outputs(outputs: Any) -> tuple[Output, ...]:
 
 
 def _is_default(param: Param, value: object) -> bool:
-    """Whether an option is what it would be if it were left out."""
+    """Return whether an option has its default value."""
     return value is None or (isinstance(value, int) and value == (-1 if param.name == "axis" else 0))
 
 

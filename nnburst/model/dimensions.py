@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from ..errors import InvalidArgument
 
 HIGHEST_RANK = 64
-"""Of any tensor, as in NumPy."""
+"""Dimensions of any tensor, at most, as in NumPy."""
 _LARGEST_SIZE = 2**32 - 1
 _MOST_ELEMENTS = sys.maxsize // 16
-"""With sizes of 0 taken for 1: an array without elements has strides, too. The largest elements have 16 bytes."""
+"""Elements at most, with sizes of 0 taken for 1, as an empty array has strides, too. Elements have up to 16 bytes."""
 
 
 def check_dimensions(dimensions: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""What extensions add to models: types of their own, and models that a device reads from files."""
+"""Additions of extensions to models: types of their own, and models that a device reads from files."""
 
 from __future__ import annotations
 

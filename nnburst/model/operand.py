@@ -67,7 +67,7 @@ class Operand:
 
     @property
     def scale(self) -> float:
-        """Of a quantised type: real value = (stored - zero point) x scale; else 0."""
+        """The scale of a quantised type: real value = (stored - zero point) x scale; else 0."""
         return self._builder.describe(self._index).scale
 
     @property
@@ -121,7 +121,7 @@ Value = Operand | Array | Sequence[Any] | float
 
 
 class Output(TypedDict, total=False):
-    """What is said of an output where it is not inferred.
+    """Description of an output where it is not inferred.
 
     ``dimensions``: 0 for unknown ones. ``scale`` and ``zero_point`` are for quantised types.
     """

@@ -77,7 +77,7 @@ class OperandInfo(Struct, frozen=True):
 
     @property
     def is_quantised(self) -> bool:
-        """Whether values are (stored - zero point) x scale."""
+        """True if values are (stored - zero point) x scale."""
         return self.scale == "positive"
 
     @property

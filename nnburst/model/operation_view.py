@@ -21,7 +21,7 @@ class UnknownYet(InvalidArgument):
 
 
 class OutputSpec(Struct, frozen=True):
-    """What an operation produces: None for a quantisation that the output operand chooses."""
+    """The result of an operation: None for a quantisation that the output operand chooses."""
 
     type: OperandType
     dimensions: tuple[int, ...]
@@ -43,7 +43,7 @@ class Param(Struct, frozen=True):
 
 
 class Signature(Struct, frozen=True):
-    """What an operation accepts and produces: one row of the operation table, made by `signature`.
+    """The inputs and results of an operation: one row of the operation table, made by `signature`.
 
     Attributes:
         forms: Every accepted input list, options expanded.
@@ -71,7 +71,7 @@ class Signature(Struct, frozen=True):
 
 
 class Match(Struct, frozen=True):
-    """How an operation's inputs fill a form: names to positions in ``operation.inputs``."""
+    """The way that an operation's inputs fill a form: names to positions in ``operation.inputs``."""
 
     data_type: OperandType
     positions: Mapping[str, tuple[int, ...]]
@@ -125,7 +125,7 @@ class OperationView:
         return self._operands[self.operation.outputs[which]]
 
     def given(self, name: str) -> bool:
-        """Whether an input is in the list and has a value."""
+        """Return whether an input is in the list and has a value."""
         return self.count(name) > 0 and self.operand(name).lifetime != Lifetime.NO_VALUE
 
     def dims(self, name: str, which: int = 0) -> tuple[int, ...]:

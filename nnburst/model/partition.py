@@ -119,7 +119,7 @@ def _part(model: Model, device: int, group: Sequence[int], writer: dict[int, int
 
 
 def has_known_size(operand: OperandDesc) -> bool:
-    """Whether the bytes of an operand are known before anything runs."""
+    """Return whether the bytes of an operand are known before anything runs."""
     if operand.type not in OPERANDS or operand_info(operand.type).dtype is None:
         return False
     return operand_info(operand.type).is_scalar or is_fully_specified(operand.dimensions)

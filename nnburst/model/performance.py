@@ -1,4 +1,4 @@
-"""What a model costs on a device, by the device's capabilities."""
+"""The cost of a model on a device, by the device's capabilities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the pools of constants come from."""
+"""The source of pools for constants."""
 
 from __future__ import annotations
 

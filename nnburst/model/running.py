@@ -1,4 +1,4 @@
-"""How an execution is run, beside its arguments, and what it comes to."""
+"""Options and results of an execution, beside its arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Nanoseconds = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class RunOptions(Struct, frozen=True):
-    """How an execution is run. Travels to the service as it is.
+    """Options of an execution. They travel to the service as they are.
 
     Attributes:
         measure: Whether `Timing` is filled.

@@ -33,7 +33,7 @@ class MemoryLike(Protocol):
 
 
 class Lifetime(enum.IntEnum):
-    """Where an operand's value lives."""
+    """The place where an operand's value lives."""
 
     TEMPORARY_VARIABLE = 0
     SUBGRAPH_INPUT = 1
@@ -61,7 +61,7 @@ class Priority(enum.IntEnum):
 
 
 class DeviceStatus(enum.IntEnum):
-    """Whether a device can take work now."""
+    """The readiness of a device for work."""
 
     AVAILABLE = 0
     BUSY = 1
@@ -79,7 +79,7 @@ class DeviceType(enum.IntEnum):
 
 
 class MeasureTiming(enum.IntEnum):
-    """Whether an execution is timed."""
+    """The choice whether an execution is timed."""
 
     NO = 0
     YES = 1
@@ -126,13 +126,13 @@ class OperandDesc(Struct, frozen=True):
 
     @property
     def is_scalar(self) -> bool:
-        """Whether its type is known to have rank 0."""
+        """True if its type is known to have rank 0."""
         info = OPERANDS.get(self.type)
         return info is not None and info.is_scalar
 
     @property
     def meaning(self) -> tuple[Any, ...]:
-        """What two operands have in common if the bytes of one mean the same as those of the other."""
+        """The part that two operands share if the bytes of one mean the same as the bytes of the other."""
         return self.type, self.scale, self.zero_point, self.extra_params
 
 
@@ -181,7 +181,7 @@ class Model(Struct, frozen=True):
 
 
 class RequestArgument(Struct, frozen=True):
-    """Where one input or output of a request lives; ``dimensions`` empty means "as in the model"."""
+    """The place of one input or output of a request; ``dimensions`` empty means "as in the model"."""
 
     has_no_value: bool = False
     location: DataLocation = DataLocation()

@@ -24,7 +24,7 @@ class Axis(Struct, frozen=True):
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing is padded."""
+        """True if nothing is padded."""
         return self.head == 0 and self.tail == 0
 
 
@@ -169,5 +169,5 @@ def neighbour_places(view: OperationView, size: int, out: int) -> tuple[Array, A
 
 
 def rows_first(size: tuple[int, ...], out: tuple[int, ...]) -> bool:
-    """Whether a resize takes rows before columns: what is in between is no larger than the image or the result."""
+    """Return whether a resize takes rows first: the array in between is no larger than the image or the result."""
     return out[0] * size[1] <= size[0] * out[1]

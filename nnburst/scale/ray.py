@@ -67,7 +67,7 @@ class Replica:
         return self.session.run(None, inputs)
 
     async def arun(self, inputs: Inputs) -> list[Array]:
-        """As `run`, awaited."""
+        """Run as `run` does, awaited."""
         return await self.session.arun(None, inputs)
 
     def run_many(self, inputs: Sequence[Inputs], batch: int = 1) -> list[list[Array]]:
@@ -75,7 +75,7 @@ class Replica:
         return list(self.session.run_many(inputs, batch=batch))
 
     def run_together(self, inputs: Sequence[Inputs], batch: int) -> list[list[Array] | NNBurstError]:
-        """As `run_many`, for inputs of different callers: one that cannot be run gets its error, the others outputs.
+        """Run inputs of different callers as `run_many` does: one that cannot be run gets its error, others outputs.
 
         After a failure each runs by itself, but not when the time is over, nor after a death unless `retry` allows it.
         """

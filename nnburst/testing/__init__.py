@@ -1,4 +1,4 @@
-"""For tests of programs that use nnburst: faults on order, time that passes at once, and leaks.
+"""Help for tests of programs that use nnburst: faults on order, time that passes at once, leaks.
 
 ``nnburst.testing.pytest_plugin`` makes fixtures of them; pytest loads it by itself.
 """

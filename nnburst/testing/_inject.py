@@ -66,7 +66,7 @@ class Fault:
 
     @property
     def times(self) -> int:
-        """How often it has happened so far; also after the service has died of it."""
+        """The number of times that it has happened so far; also after the service has died of it."""
         while self._take():
             pass
         return self._times

@@ -103,7 +103,7 @@ def _descriptors() -> dict[str, str]:
 
 
 def _children() -> set[str]:
-    """Those of this process, and of its zygote, which stays."""
+    """Return the children of this process and of its zygote, which stays."""
     zygote = {str(forked.current.process.pid)} if forked.current else set[str]()
     return set().union(*map(_children_of, {"self", *zygote})) - zygote
 

@@ -19,9 +19,9 @@ Shapes = tuple[tuple[int, ...], ...]
 BoundArgument = tuple[GraphArgument, tuple[int, ...], np.ndarray[Any, Any]]
 """An argument of a request, its dimensions and where it lies."""
 _MOST_BYTES = 64 << 20
-"""Of the arguments of a model's batches. Large requests run alone: copying them costs more than a batch gains."""
+"""Bytes of the arguments of a model's batches. Large requests run alone: copying costs more than a batch gains."""
 _MOST_SHAPES = 8
-"""Of the requests of a model that run together, at a time: each takes memory and a binding for each number of rows."""
+"""Shapes of requests that run together, at a time: each takes memory and a binding for each number of rows."""
 
 
 class Batch:

@@ -30,7 +30,7 @@ from ..encoded import STRING, EncodedMap, EncodedSequence, EncodedTensor, Value,
 _log = logging.getLogger(__name__)
 
 _VERSION = 15
-"""Of the interface: the first one with all of these functions."""
+"""Version of the interface: the first one with all of these functions."""
 _FUNCTIONS = {
     "CreateEnv": (3, "int, const char *, void **"),
     "CreateSessionFromArray": (8, "void *, const char *, size_t, void *, void **"),
@@ -179,7 +179,7 @@ def _setting(name: str) -> property:
 
 
 class SessionOptions:
-    """How a session is made."""
+    """Options of a session."""
 
     def __init__(self) -> None:
         self.handle = _api.own("SessionOptions", _api.get("CreateSessionOptions"))
@@ -208,7 +208,7 @@ class SessionOptions:
 
 
 class GraphOptimizationLevel:
-    """How much of a graph is rewritten."""
+    """The extent to which a graph is rewritten."""
 
     ORT_DISABLE_ALL = 0
 
@@ -226,7 +226,7 @@ class OrtValue:
         return cls(_api.tensor(element, array.shape, array.ctypes.data), array)
 
     def has_value(self) -> bool:
-        """Whether it was computed."""
+        """Return whether it was computed."""
         return bool(_api.get("HasValue", self.handle, kind="int"))
 
     def shape(self) -> list[int]:
@@ -415,7 +415,7 @@ class BoundRun:
         check(lib.nnb_ort_tell(self.kernel, rows, n_inputs, n_outputs, _api.memory, _api.allocator, adapts))
 
     def run_untold(self, deadline_ns: int) -> int:
-        """As `run`, but the outputs stay in the binding."""
+        """Run as `run` does, but leave the outputs in the binding."""
         result, self.kernel.result = self.kernel.result, ffi.NULL
         try:
             return int(self.run(deadline_ns))

@@ -96,7 +96,7 @@ class OnnxRuntimeDevice(LocalDevice):
         return (EXTENSION,)
 
     def why_not(self, model: Model, operation: Operation) -> str:
-        """Whether it is a GRAPH, and all of the model."""
+        """Return why an operation cannot run: it has to be a GRAPH, and the whole model."""
         alone = len(model.main.operations) == 1 and not model.referenced
         return "" if alone and _is_graph(model, operation) else f"models of {EXTENSION_NAME} are one GRAPH"
 

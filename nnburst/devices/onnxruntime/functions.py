@@ -1,4 +1,4 @@
-"""How large a graph becomes that calls functions of its file: each call is replaced by what the function consists of.
+"""The size to which a graph grows that calls functions: each call is replaced by the nodes of the function.
 
 A function that calls another one twice, which calls another one twice, and so on, makes a graph of 2 ** n nodes of a
 file of n functions. So the nodes are counted before anything reads the model; each function is looked at once.
@@ -13,8 +13,8 @@ from typing import Any
 from ...errors import InvalidArgument
 
 MOST_NODES = 30_000
-"""Of a graph that calls functions: the more there are, the longer ONNX Runtime takes to replace each. A graph without
-functions may have as many nodes as its file holds."""
+"""Nodes of a graph that calls functions, at most: the more there are, the longer ONNX Runtime takes to replace each.
+A graph without functions may have as many nodes as its file holds."""
 
 _Name = tuple[str, str, str]
 

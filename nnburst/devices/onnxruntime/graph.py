@@ -31,13 +31,13 @@ _log = logging.getLogger(__name__)
 
 
 FILES_OF_MODELS = "session.model_external_initializers_file_folder_path"
-"""Where ONNX Runtime looks for external data; without it, in the working directory."""
+"""The directory in which ONNX Runtime looks for external data, instead of the working directory."""
 _FORMAT_OF_MODELS = "session.load_model_format"
-"""What ONNX Runtime reads a model as; without it, what the first bytes look like to it."""
+"""The format as which ONNX Runtime reads a model, instead of a guess from the first bytes."""
 
 
 class SessionSettings(Struct, frozen=True):
-    """How sessions are made.
+    """Settings of sessions.
 
     Attributes:
         threads: That work on one operation; 0 for one per processor.
@@ -51,7 +51,7 @@ class SessionSettings(Struct, frozen=True):
 
     @property
     def runtime(self) -> Any:
-        """What makes the sessions."""
+        """The maker of sessions."""
         return onnxruntime(self.providers)
 
     def options(self) -> Any:
@@ -66,7 +66,7 @@ class SessionSettings(Struct, frozen=True):
 
 
 class About(Struct, frozen=True):
-    """What requests have to know of a graph. It is kept with a compilation."""
+    """Facts about a graph that requests need. They are kept with a compilation."""
 
     inputs: tuple[GraphArgument, ...]
     optional: tuple[GraphArgument, ...]

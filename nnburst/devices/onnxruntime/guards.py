@@ -32,7 +32,7 @@ _SMALL = 1024
 _SCAN_WITHOUT_BATCHES = 9
 """Version of ONNX's operators from which on Scan has no dimension of batches, and fails if there are no steps."""
 _OPSET = 17
-"""For models that import no operators of ONNX's own."""
+"""Version for models that import no operators of ONNX's own."""
 
 _MICROSOFT = "com.microsoft"
 _NEEDED: dict[tuple[str, str], dict[int, int | None]] = {
@@ -55,9 +55,9 @@ _NEEDED: dict[tuple[str, str], dict[int, int | None]] = {
     (_MICROSOFT, "QLinearSoftmax"): dict.fromkeys(range(1, 5)),
     (_MICROSOFT, "QLinearWhere"): dict.fromkeys((2, 3, 5, 6, 7, 8)),
 }
-"""Which inputs have to have elements, and the axis, if any, along which each may have none."""
+"""Inputs that must have elements, and the axis, if any, along which each may have none."""
 _JOINS = {("", "Concat"): (0, 1), (_MICROSOFT, "QLinearConcat"): (2, 3)}
-"""From which input on there are parts, and how many inputs each has."""
+"""The first input that is a part, and how many inputs each part has."""
 
 
 def guard(proto: Any) -> None:
@@ -160,7 +160,7 @@ class _Guarding:
             self._nodes.append(node)
 
     def _is_filled(self, name: str, axis: int | None = None) -> bool:
-        """Whether all sizes of a value, but perhaps that of an axis, are known and not 0."""
+        """Return whether all sizes of a value, except perhaps that of an axis, are known and not 0."""
         shape = self._shape(name)
         if shape is None or (axis is not None and not -len(shape) <= axis < len(shape)):
             return False

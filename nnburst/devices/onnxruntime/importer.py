@@ -40,7 +40,7 @@ _OTHERS = {
     b"<": "a page of the web: fetch the file itself",
     b"PK\x03\x04": "an archive, as torch.save() writes one: export the model with torch.onnx.export()",
 }
-"""What other files begin with that have the name of a model, and the way out."""
+"""First bytes of other files that people take for models, and the way out."""
 _DEFAULTS_OF_INPUTS = 4
 """Version of the format from which on an initializer needs not be an input."""
 
@@ -55,7 +55,7 @@ class GraphArgument(Struct, frozen=True):
 
     @property
     def dimensions(self) -> tuple[int, ...]:
-        """As an operand has them: 0 for an open dimension, and also for a known zero."""
+        """The dimensions of the operand: 0 for an open dimension, and also for a known zero."""
         if self.holds:
             return (0,)
         return tuple(size if isinstance(size, int) else 0 for size in self.shape or ())
@@ -68,7 +68,7 @@ class GraphArgument(Struct, frozen=True):
 
 
 def is_bool(node: GraphArgument) -> bool:
-    """Whether ONNX Runtime counts on bytes that are 0 or 1: it adds them up to find how many are true."""
+    """Return whether ONNX Runtime counts on bytes that are 0 or 1: it adds them up to find how many are true."""
     return node.element.dtype == "|b1"
 
 

@@ -103,7 +103,7 @@ class BoundGraph:
         self._counted = 0
         self._rebind: list[Callable[[], None]] = []
         self._places: list[list[BoundArgument]] = [[], []]
-        """Where the client has put inputs and outputs."""
+        """The client's places of inputs and outputs."""
         self._shapes = [OutputShape(()) for _ in request.outputs]
         self._binding = graph.session.io_binding()
         operands = main.operands
@@ -203,7 +203,7 @@ class BoundGraph:
             self._adapts = False
 
     def _needs_copy(self, node: GraphArgument, pool: MemoryLike, region: Bytes) -> bool:
-        """Whether ONNX Runtime must not work where the client put an argument."""
+        """Return whether an argument has to be copied, because ONNX Runtime must not work where the client put it."""
         if region.ctypes.data % node.element.itemsize:
             return True
         if getattr(pool, "is_private", False):

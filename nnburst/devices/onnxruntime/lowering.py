@@ -52,7 +52,7 @@ _FILE = "weights"
 _LARGE = 1024
 """Bytes from which on a weight is in the external file, of which no copies are made on the way."""
 _AWAY = 1 - 2.0**-21
-"""Of a scale, so that halves, which ONNX Runtime rounds to even, are more, whatever float32 makes of them."""
+"""Factor of a scale that lifts halves, which ONNX Runtime would round to even, whatever float32 makes of them."""
 _LARGEST_RESULT = 256 << 20
 _CONSTANT = (Lifetime.CONSTANT_COPY, Lifetime.CONSTANT_REFERENCE)
 _T = OperandType
@@ -71,7 +71,7 @@ class Lowering:
         self.copies: dict[int, Array] = {}
         self.operands = tuple(map(_unsigned, model.main.operands))
         self.values: dict[int, str] = {}
-        """Where the stored elements of an operand are."""
+        """Return the name of the stored elements of an operand."""
         self._model = model
         self._nodes: list[tuple[str, tuple[str, ...], tuple[str, ...], str, dict[str, Any]]] = []
         """Operator, inputs, outputs, what ONNX Runtime calls it when it fails, attributes."""
@@ -137,7 +137,7 @@ class Lowering:
         return (found ^ np.int8(-128)).view(np.uint8) if self.is_signed(index) else found
 
     def is_signed(self, index: int) -> bool:
-        """Whether the elements of an operand have 128 added to them in the graph."""
+        """Return whether the elements of an operand have 128 added to them in the graph."""
         return self._model.main.operands[index].type in _SIGNED
 
     def keep(self, index: int, value: str, dims: tuple[int, ...]) -> None:
@@ -320,7 +320,7 @@ class LoweredCall(OperationView):
 
 @cache
 def _multiplies_signed() -> bool:
-    """Whether ONNX Runtime multiplies bytes by signed ones without a loss."""
+    """Return whether ONNX Runtime multiplies bytes by signed ones without a loss."""
     return not {"avx_vnni", "avx512_vnni"}.isdisjoint(cpu_features().split())
 
 

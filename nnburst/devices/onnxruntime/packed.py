@@ -1,4 +1,4 @@
-"""What the device keeps in a compilation cache: the optimised graph, and beside it the weights.
+"""The contents of a compilation cache: the optimised graph, and beside it the weights.
 
 The model blob is MessagePack: the operands of the model, the graph as ONNX Runtime optimised it, and a table of its
 large tensors. The data blob is the bytes of those tensors, each at a multiple of 64 bytes; a graph that is loaded uses
@@ -78,7 +78,7 @@ class Contents(Struct, frozen=True):
 
     @property
     def gives_back(self) -> bool:
-        """Whether there are weights of which the memory is given back when the graph is open."""
+        """True if the memory of some weights is given back when the graph is open."""
         return any(tensor.rearranged for tensor in self.tensors)
 
 

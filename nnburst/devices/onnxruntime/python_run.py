@@ -15,7 +15,7 @@ from .library import python_module
 
 
 class PythonRun:
-    """As `capi.BoundRun`, but no kernel in C.
+    """A bound run like `capi.BoundRun`, without a kernel in C.
 
     Args:
         session: An ``InferenceSession`` of the Python module.

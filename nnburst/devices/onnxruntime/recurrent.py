@@ -13,7 +13,7 @@ from .lowering import LoweredCall
 
 _GATES = ("in", "forget", "cell", "out")
 _ORDER = ("in", "out", "forget", "cell")
-"""Of the gates in ONNX."""
+"""Order of the gates in ONNX."""
 _KINDS = {0: "Affine", 1: "Relu", 4: "Tanh", 6: "Sigmoid"}
 """Activations of cells in ONNX, by their codes."""
 _LIMITS: dict[int, tuple[float, float | None]] = {1: (0, None), 2: (-1, 1), 3: (0, 6)}
@@ -173,7 +173,7 @@ def _lstm_fed(c: LoweredCall, suffix: str, x: str, *, backward: bool) -> tuple[s
 
 
 def _in_time(c: LoweredCall, value: str) -> str:
-    """With the steps first, or back."""
+    """Put the steps first, or back."""
     return value if c.integer("time_major") else c.transposed(value, (1, 0, 2))
 
 

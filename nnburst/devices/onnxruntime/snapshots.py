@@ -35,10 +35,10 @@ _HARMLESS = frozenset(
 """Operators for which an element type other than an index type is data and nothing else."""
 
 _DIVISIONS = frozenset(("Div", "Mod"))
-"""Likewise, unless the elements are integers: these are looked at for zeros first."""
+"""Operators of that kind, unless the elements are integers: these are looked at for zeros first."""
 
 _FIRST_IS_DATA = frozenset(("GridSample", "MaxRoiPool", "Resize", "RoiAlign", "Upsample"))
-"""Likewise for the first input; the others are coordinates and sizes."""
+"""Operators of that kind for the first input; the others are coordinates and sizes."""
 
 _STANDARD = ("", "ai.onnx")
 
@@ -47,7 +47,7 @@ _FLOATS = frozenset((1, 10, 11, 16, 17, 18, 19, 20))
 
 
 def copied_always(element: ElementType) -> bool:
-    """Whether elements of a type may be indices, sizes or conditions."""
+    """Return whether elements of a type may be indices, sizes or conditions."""
     return element.name in _INDEX_TYPES
 
 

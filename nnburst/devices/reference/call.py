@@ -1,4 +1,4 @@
-"""What a kernel sees of an operation while it is bound: arrays by name, real values, and the list of steps."""
+"""The view that a kernel has of an operation while it is bound: arrays by name, real values, and the list of steps."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class KernelCall(OperationView):
 
     @property
     def real_dtype(self) -> type[np.floating[Any]]:
-        """In what this operation computes: float64 if its data is quantised, else float32."""
+        """The dtype that this operation computes in: float64 if its data is quantised, else float32."""
         return np.float64 if self.info.is_quantised else np.float32
 
     def real(self, name: str, which: int = 0) -> Array:

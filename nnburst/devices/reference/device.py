@@ -23,7 +23,7 @@ class ReferenceDevice(LocalDevice):
     cache_format = 5
 
     def why_not(self, model: Model, operation: Operation) -> str:
-        """Whether there is a kernel; control flow runs if everything that it refers to does."""
+        """Return why an operation cannot run. Control flow runs if everything that it refers to does."""
         if is_extension(operation.type):
             names = {prefix: name for name, prefix in model.extension_name_to_prefix.items()}
             return f"the device does not have the extension {names.get(operation.type >> 16)}"

@@ -41,7 +41,7 @@ CONTROL_FLOW = (OperationType.IF, OperationType.WHILE)
 
 
 class PreparedSubgraph(Struct, frozen=True):
-    """What preparation knows of a subgraph.
+    """Facts about a subgraph from its preparation.
 
     Attributes:
         constants: Value of each constant operand, read-only.

@@ -1,4 +1,4 @@
-"""How far an execution may go: its time, its loops, its memory."""
+"""Limits of an execution: its time, its loops, its memory."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ...errors import MissedDeadline, ResourceExhausted
 from ..deadline import deadline_passed
 
 PASSING = (MissedDeadline, ResourceExhausted, MemoryError)
-"""What ends an execution with a status of its own, whichever operation it comes from."""
+"""Exceptions that end an execution with a status of their own, whichever operation raises them."""
 LONGEST_LOOP_NS = 15_000_000_000
-"""What a WHILE may take at most, whatever is asked for."""
+"""Nanoseconds that a WHILE may take at most, whatever is asked for."""
 _LEAST_MEMORY = 1 << 28
 _MEMORY_FACTOR = 64
 """Results of the operations of an execution may take so many times the bytes of request and constants, and 256 MiB in
@@ -22,7 +22,7 @@ any case; kernels use up to eight times the size of what they compute on."""
 
 
 class RunLimits(Struct):
-    """How far an execution may go. Kept from one execution to the next; each sets its deadline.
+    """Limits of an execution. They are kept from one execution to the next; each sets its deadline.
 
     Attributes:
         deadline_ns: Absolute CLOCK_MONOTONIC nanoseconds; 0 is none.
@@ -65,7 +65,7 @@ class MemoryBudget(WorkingMemory):
         self.results += nbytes
 
     def drop_results(self, nbytes: int) -> None:
-        """So many bytes of results are free."""
+        """Count bytes of results as free again."""
         self.give_back(nbytes)
         self.results -= nbytes
 

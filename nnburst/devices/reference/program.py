@@ -53,7 +53,7 @@ class Program(Binding):
             main.operands[i].is_scalar or is_fully_specified(self.expected[i]) for i in main.output_indexes
         )
         self._steps: list[list[KernelStep]] = []
-        """Of each operation that is bound."""
+        """Steps of each operation that is bound."""
         with np.errstate(all="ignore"):  # kernels compute from constants, which may be anything
             self._bind_operations()
 

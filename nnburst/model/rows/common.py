@@ -1,4 +1,4 @@
-"""What rows of several families share."""
+"""Common parts of rows of several families."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def _infer_transform(view: OperationView) -> Outputs:
 
 
 def _infer_nms(view: OperationView) -> Outputs:
-    """How many boxes are left is known when they are."""
+    """Infer shapes; the number of boxes that are left is known only after a run."""
     scores, boxes = view.dims("scores"), view.dims("boxes")
     require_equal("the number of columns of boxes", boxes[1], 4 * scores[1], view.partial)
     require_equal("the number of boxes", boxes[0], scores[0], view.partial)

@@ -39,7 +39,7 @@ def _infer_concatenation(view: OperationView) -> Outputs:
 
 
 def _infer_reshape(view: OperationView) -> Outputs:
-    """One -1 stands for what is left."""
+    """Infer a shape in which one -1 stands for the rest."""
     dims, target = view.dims("x"), view.integers("shape")
     if any(size < -1 for size in target) or target.count(-1) > 1:
         raise InvalidArgument(f"shape {target} may have one -1 and no other negative size")

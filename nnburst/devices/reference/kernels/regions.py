@@ -14,7 +14,7 @@ from .boxes import real_values
 from .windows import as_nhwc
 
 _MOST_SAMPLES = 1 << 12
-"""Of one bin along one axis; more would not change its mean."""
+"""Samples of one bin along one axis, at most; more would not change its mean."""
 _LARGEST_STEP = 1.5
 _SINGULAR = 1e-5
 
