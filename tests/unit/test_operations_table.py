@@ -56,6 +56,18 @@ X = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
         (lambda b, x: b.cast(x, type=I32), X.astype(np.int32)),
         (lambda b, x: b.maximum(x, b.fill([2, 3, 4], 1.5)), np.maximum(X, 1.5)),
         (lambda b, x: b.cast(b.greater(x, np.float32([5]))), (X > 5)),
+        (lambda b, x: b.max_pool_2d(b.expand_dims(x, 3), (1, 2), stride=(3, 2)), X[:, :1, 1::2, None]),
+        (lambda b, x: b.max_pool_2d(b.expand_dims(x, 3), (2, 1), stride=1, padding=((1, 0), (0, 0))), X[..., None]),
+        (
+            lambda b, x: b.conv_2d(
+                b.expand_dims(x, 1), np.ones((1, 2, 1, 1), "f4"), stride=(1, 2), dilation=(2, 1), layout="NCHW"
+            ),
+            (X[:, :1, ::2] + X[:, 2:, ::2])[:, None],
+        ),
+        (
+            lambda b, x: b.depthwise_conv_2d(b.expand_dims(x, 1), np.ones((1, 1, 2, 1), "f4"), layout="NCHW"),
+            (X[:, :, :-1] + X[:, :, 1:])[:, None],
+        ),
     ],
 )
 def test_methods_take_what_people_write(make: Any, wanted: np.ndarray) -> None:
