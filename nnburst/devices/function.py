@@ -206,10 +206,14 @@ class SentFunction(Struct, frozen=True):
                 f"function {getattr(function, '__name__', function)!r} does not say what it takes and gives; put "
                 "@nnburst.declare(inputs=[…], outputs=[…]) above it"
             )
+        main = sys.modules.get("__mp_main__")  # what multiprocessing calls __main__ where it does not fork
         try:
-            from cloudpickle import dumps
+            from cloudpickle import dumps, register_pickle_by_value
+
+            if main is not None:
+                register_pickle_by_value(main)
         except ImportError:
-            if "__main__" in (function.__module__, type(function).__module__):
+            if not {"__main__", "__mp_main__"}.isdisjoint((function.__module__, type(function).__module__)):
                 raise DeviceUnavailable(
                     f"function {declaration.name!r} is sent with cloudpickle, as it is in no module that a service can "
                     "import: pip install 'nnburst[functions]', or move it into a file of its own"

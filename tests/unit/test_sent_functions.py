@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -103,6 +104,14 @@ def test_two_of_one_name_and_a_device_of_functions_beside_them_are_refused() -> 
 def test_function_that_is_not_declared_says_what_to_do(wrong: Any) -> None:
     with pytest.raises(InvalidArgument, match=r"put @nnburst\.declare\(inputs=\[…\], outputs=\[…\]\) above it"):
         nnburst.Session(wrong)
+
+
+def test_function_of_the_program_is_sent_by_a_process_that_it_has_spawned(monkeypatch: pytest.MonkeyPatch) -> None:
+    main = ModuleType("__mp_main__")
+    exec(FILTERS, vars(main))
+    monkeypatch.setitem(sys.modules, "__mp_main__", main)
+    with nnburst.Session(main.double) as session:
+        assert session.run(None, ONE) == [2]
 
 
 def test_what_cannot_be_pickled_is_named() -> None:
