@@ -28,15 +28,20 @@ class Certificate:
             raise InvalidArgument("--oip-cert and --oip-key go together; give both")
         self._files = certificate, key
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        self.context.sni_callback = self._present  # which is called without a name, too
         self.renew()
 
     def renew(self) -> None:
         """Read the files again; raises as the constructor, and keeps what there was."""
         certificate, key = self._files
         try:
-            tried = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-            for context in (tried, self.context):
-                context.load_cert_chain(certificate, key, password="")
+            latest = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            latest.load_cert_chain(certificate, key, password="")
             self.pair = Path(key).read_bytes(), Path(certificate).read_bytes()
         except OSError as error:  # so are those of ssl
             raise InvalidArgument(f"--oip-cert {certificate}, --oip-key {key}: {error}") from None
+        self._latest = latest
+
+    def _present(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        """Have a connection that begins use the latest: a context keeps a certificate for each kind of key."""
+        connection.context = self._latest

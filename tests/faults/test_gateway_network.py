@@ -20,7 +20,7 @@ import aiohttp
 import grpc
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc as stubs
 
@@ -68,11 +68,11 @@ def test_each_request_has_a_name_and_a_line_in_the_log(caplog: pytest.LogCapture
 
 
 @pytest.fixture
-def certify(tmp_path: Path) -> Callable[[], tuple[str, str]]:
+def certify(tmp_path: Path) -> Callable[[Any], tuple[str, str]]:
     """Write another certificate of 127.0.0.1, which is its own authority, and its key; return the files."""
 
-    def write() -> tuple[str, str]:
-        key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
+    def write(key: Any) -> tuple[str, str]:
+        now = datetime.datetime.now(datetime.UTC)
         name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "gateway")])
         made = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
         made = made.not_valid_before(now - datetime.timedelta(1)).not_valid_after(now + datetime.timedelta(1))
@@ -88,7 +88,7 @@ def certify(tmp_path: Path) -> Callable[[], tuple[str, str]]:
 
 
 def test_both_protocols_have_tls_and_a_new_certificate_counts_for_new_connections(
-    certify: Callable[[], tuple[str, str]],
+    certify: Callable[[Any], tuple[str, str]],
 ) -> None:
     async def asked(port: int, rest_port: int, known: bytes) -> tuple[bool, bool]:
         """Ask each protocol, as a client that knows one certificate; whether it is answered."""
@@ -108,11 +108,11 @@ def test_both_protocols_have_tls_and_a_new_certificate_counts_for_new_connection
                 return by_grpc, False
 
     async def main() -> None:
-        files = certify()
+        files = certify(ec.generate_private_key(ec.SECP256R1()))
         certificate, first = Certificate(*files), Path(files[0]).read_bytes()
         async with ports(SlowModels(), certificate=certificate) as (port, rest_port):
             assert await asked(port, rest_port, first) == (True, True)
-            certify()
+            certify(rsa.generate_private_key(65537, 2048))
             second = Path(files[0]).read_bytes()
             assert await asked(port, rest_port, second) == (False, False)
             certificate.renew()
