@@ -6,7 +6,7 @@ import contextlib
 import errno
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any
@@ -93,7 +93,7 @@ class Execution(BoundRequest, Closing):
         """Use `Session.bind`."""
         self._home, self._pool, self._keep = burst, pool, keep
         self._arguments = arguments
-        self._feeds = arguments.feeds.values()
+        self._feeds: Collection[tuple[str, Any, tuple[int, ...], Array]] = arguments.feeds.values()
         self._copies = None if arguments.copies is None else arguments.copies.values()
         self._lock = process_lock()
         self._holder = object()  # stands for this execution where its finaliser must not refer to it
@@ -209,11 +209,11 @@ class Execution(BoundRequest, Closing):
 
     def _reshape(self, sizes: Sizes) -> None:
         arguments = self._arguments
+        self._check_not_closed()
         if sizes == arguments.sizes:
             return
         changed = arguments.resized(sizes)
         numbers = ffi.new("uint32_t[]", arguments.numbers(changed))
-        self._check_not_closed()
         try:
             if status := lib.nnb_execution_resize(self.pointer, numbers, len(numbers)):
                 check(status, "reshape", {errno.EALREADY: _running(), errno.ECHILD: inherited()})
@@ -221,6 +221,7 @@ class Execution(BoundRequest, Closing):
         except BadState:
             raise
         except BaseException:  # a signal handler raised: some of it may have the new shapes
+            self._feeds = ()
             self.forget()
             raise
 
