@@ -1,4 +1,4 @@
-"""What users call: sessions, services, and the ways to run."""
+"""Sessions, services, and the ways to run."""
 
 from __future__ import annotations
 

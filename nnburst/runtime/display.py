@@ -1,4 +1,4 @@
-"""How objects that users hold look at a prompt."""
+"""Text for public objects at a prompt."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def described(compilation: Compilation) -> str:
-    """Return the arguments of a model in a line: ``x (1, 4) float32 → y (1, 4) float32``."""
+    """Return a model's arguments on one line: ``x (1, 4) float32 → y (1, 4) float32``."""
     return f"{_line(compilation.inputs)} → {_line(compilation.outputs)}"
 
 

@@ -43,14 +43,14 @@ if TYPE_CHECKING:
 
 _A_MOMENT = 0.0005
 MIN_SETUP_SECONDS = 1.0
-"""What a run needs first takes this long at least to be tried; shorter limits are raised to it."""
+"""Shortest limit for setting up before a run; shorter limits are raised to it."""
 
 
 def setting_up(open_timeout: float | None, timeout: float | None) -> Deadline:
-    """Return the deadline for what a run needs first: another burst, arrays for other shapes, a state.
+    """Return the deadline for setting up before a run: another burst, arrays for other shapes, a state.
 
     Args:
-        open_timeout: Seconds that it may take, if the caller has said so.
+        open_timeout: Seconds for setting up, if the caller gave a limit.
         timeout: Seconds of the run, which begins afterwards.
     """
     if open_timeout is None and timeout is not None:
@@ -61,16 +61,15 @@ def setting_up(open_timeout: float | None, timeout: float | None) -> Deadline:
 class Execution(BoundRequest, Closing):
     """Arguments for a compiled model. Context manager.
 
-    `Session.bind` and `nnapi.Burst.bind` make one, whose arguments are shared arrays: fill ``inputs``, `run`, use
+    `Session.bind` and `nnapi.Burst.bind` make executions whose arguments are shared arrays: fill ``inputs``, `run`, use
     ``outputs``. Nothing is copied, and ``run()`` is one call into C.
 
     Attributes:
-        inputs: Shared arrays by input name. Write into them (``x.inputs["image"][:] = frame``), not over them. An input
-            that is a state is not among them. What is no array of numbers is copied instead:
-            ``x.inputs["words"] = ["a", "b"]``.
-        outputs: Shared arrays by output name, valid from the end of a run until the next one begins, which writes over
-            them: keep ``x.outputs["scores"].copy()``. An output whose shape only a run tells is flat bytes;
-            `output_shapes` tells its dimensions. Each look at what is no array of numbers makes a new value.
+        inputs: Shared arrays by input name. Write into them (``x.inputs["image"][:] = frame``), not over them. States
+            are not among them. Values that are no arrays of numbers are copied: ``x.inputs["words"] = ["a", "b"]``.
+        outputs: Shared arrays by output name, valid from the end of a run until the next run, which overwrites them:
+            keep ``x.outputs["scores"].copy()``. An output whose shape only a run tells is flat bytes; `output_shapes`
+            tells its dimensions. Reading a value that is no array of numbers makes a new copy.
 
     Example:
         >>> with nnburst.Session(model) as session, session.bind() as execution:
@@ -96,12 +95,12 @@ class Execution(BoundRequest, Closing):
         self._feeds: Collection[tuple[str, Any, tuple[int, ...], Array]] = arguments.feeds.values()
         self._copies = None if arguments.copies is None else arguments.copies.values()
         self._lock = process_lock()
-        self._holder = object()  # stands for this execution where its finaliser must not refer to it
+        self._holder = object()  # the finaliser refers to this, not to the execution
         self._held: dict[ExecutionBurstController, list[Memory | Named]] = {}
         self._finalizer = weakref.finalize(self, _drop, self._held, self._holder)
         self._finalizer.atexit = False
         self._leaving: Leaving | None = None
-        self._of_other_shapes: ExecutionResult | None = None  # of the last run, before `reshape`
+        self._of_other_shapes: ExecutionResult | None = None  # result of the last run, before `reshape`
         requests, longest = arguments.requests, answer_length(arguments.compilation.outputs)
         self._hold(burst.controller, requests)
         super().__init__(burst.controller, requests, measure=flag(measure, "measure"), answer_length=longest)
@@ -150,12 +149,12 @@ class Execution(BoundRequest, Closing):
         """Copy arrays that `checked_inputs` returned to `inputs`, which get their shapes.
 
         Returns:
-            False if other inputs are there, the shapes are not for `reshape`, or a run that was given up has the room.
+            False if other inputs are present, `reshape` cannot give the shapes, or an abandoned run uses the arrays.
         """
         return self._wired.keys() == arrays.keys() and self._refill(arrays)
 
     def _refill(self, arrays: Mapping[str, Array]) -> bool:
-        """As `_fill`, for some of the inputs."""
+        """Copy arrays to some of the inputs, as `_fill`."""
         try:
             self._reshape(self._arguments.sizes_with(arrays))
         except (InvalidArgument, BadState):
@@ -167,45 +166,45 @@ class Execution(BoundRequest, Closing):
 
     @property
     def _wired(self) -> dict[str, Array]:
-        """The arrays of the inputs as they cross to the service."""
+        """The input arrays in the form that the service reads."""
         return self._arguments.inputs
 
     def _copied(self) -> list[Array]:
-        """Return copies of all outputs, of the shapes that the last run gave them."""
+        """Return copies of all outputs, in the shapes of the last run."""
         if self._copies is None:
             return self._arguments.copied(self.output_shapes)
-        copies = []  # a comprehension would be a call more
+        copies = []  # a comprehension would add a call
         for copy in self._copies:
             copies.append(copy())
         return copies
 
     def reshape(self, shapes: Mapping[str, int | Sequence[int]]) -> None:
-        """Give the arrays other shapes, in the room that they have; `inputs` and `outputs` then show these.
+        """Give the arrays other shapes within their room; `inputs` and `outputs` then show these.
 
         Nothing is allocated or copied, and the next run tells the service. The new arrays have undefined elements.
 
         Args:
-            shapes: All that the model leaves open, as for `Burst.bind`.
+            shapes: All shapes that the model leaves open, as for `Burst.bind`.
 
         Raises:
-            InvalidArgument: A shape is missing, contradicts the model or takes more room than ``bind(room=…)`` has
-                given; an argument would come or go, have another number of dimensions, or no elements where it had
-                some; a state would have another shape. All shapes stay as they were.
+            InvalidArgument: A shape is missing, contradicts the model or needs more room than ``bind(room=…)`` gave; an
+                argument would appear, disappear, become empty or change its rank; a state would have another shape. All
+                shapes stay as they were.
             BadState: The execution is in flight, or closed.
         """
         if not isinstance(shapes, Mapping):
             raise InvalidArgument(f"shapes is a dict by name, not {type(shapes).__name__}")
         sizes, result = self._arguments.solved(shapes), None
-        with contextlib.suppress(BadState, GeneralFailure):  # it has not run, or told shapes that cannot be
+        with contextlib.suppress(BadState, GeneralFailure):  # it has not run, or told impossible shapes
             result = self.result
         self._reshape(sizes)
-        if result is not None:  # it was looked at with the shapes that it is of
+        if result is not None:  # keep the result with the shapes of its run
             self._set_aside(result)
 
     def _set_aside(self, result: ExecutionResult | None) -> None:
-        """Have a result stand for that of the last run from now on, or none."""
+        """Replace the result of the last run, or remove it (None)."""
         self._elsewhere = self._of_other_shapes = result
-        lib.nnb_execution_ran_elsewhere(self.pointer, int(ErrorStatus.GENERAL_FAILURE))  # the turn stays
+        lib.nnb_execution_ran_elsewhere(self.pointer, int(ErrorStatus.GENERAL_FAILURE))  # keeps the turn
 
     def _reshape(self, sizes: Sizes) -> None:
         arguments = self._arguments
@@ -220,7 +219,7 @@ class Execution(BoundRequest, Closing):
             arguments.resize(sizes, changed)
         except BadState:
             raise
-        except BaseException:  # a signal handler raised: some of it may have the new shapes
+        except BaseException:  # a signal handler raised: some arrays may have the new shapes
             self._feeds = ()
             self.forget()
             raise
@@ -235,23 +234,23 @@ class Execution(BoundRequest, Closing):
         """Set the state for the next run.
 
         Args:
-            values: Arrays by *input* name; inputs that are left out become zero (the zero point, if quantised).
+            values: Arrays by *input* name; missing inputs become zero (the zero point, if quantised).
 
         Raises:
-            InvalidArgument: A name, dtype or shape is wrong; the state is as it was then.
-            DeadObject: The service has ended, and with it the state.
-            MissedDeadline: It takes longer than setting up may (``open_timeout`` of the session).
+            InvalidArgument: A name, dtype or shape is wrong; the state is unchanged.
+            DeadObject: The service has ended; the state is lost.
+            MissedDeadline: It took longer than the session's ``open_timeout``.
         """
         self._setting_up().call(self._reset_state, values)
 
     def _reset_state(self, values: Mapping[str, npt.ArrayLike] | None) -> None:
         states = self._living_states()
         states.write(self.turn, states.checked(values))
-        if states.grown:  # what the last run has told holds no more
+        if states.grown:  # the shapes of the last run are out of date
             self._set_aside(None)
 
     def get_state(self) -> dict[str, Array]:
-        """Return copies of the state that the next run will read, by input name; raises as `reset_state`."""
+        """Return copies by input name of the state that the next run will read; raises as `reset_state`."""
         states, told = self._living_states(), {}
         if states.grown:
             with contextlib.suppress(BadState):  # it has not run since the state was set
@@ -262,7 +261,7 @@ class Execution(BoundRequest, Closing):
         return self._setting_up().call(states.read, self.turn, told)
 
     def _living_states(self) -> States:
-        """Return the states, which die with the service."""
+        """Return the states; `DeadObject` if they were lost with the service."""
         self._check_not_closed()
         states, ending = self._arguments.states, self.controller.ending
         if states.all and ending.reason:
@@ -275,26 +274,26 @@ class Execution(BoundRequest, Closing):
     # ---- running ---------------------------------------------------------------------------------------------
 
     async def arun(self, timeout: Timeout = ...) -> None:
-        """As `run`, awaited in asyncio or Trio; no thread is made.
+        """Await a `run` in asyncio or Trio, without a thread.
 
-        A task that is cancelled gives the run up: until that has landed its arrays are in use; its answer is dropped.
+        Cancelling the task abandons the run: its arrays stay in use until it has ended, and its answer is dropped.
 
         Args:
             timeout: As for `run`.
 
         Raises:
-            BadState: It is in flight, also one that was given up; or there is no event loop.
+            BadState: It is in flight, perhaps with an abandoned run; or there is no event loop.
             GeneralFailure: The service takes one request at a time.
             NNBurstError: As `run`.
         """
         await event_loop.run(self, timeout)
 
     def submit(self, timeout: Timeout = ...) -> Future[Execution]:
-        """Start a run; its arrays are the service's until the future is done.
+        """Start a run; the service uses its arrays until the future is done.
 
-        Its result is this execution. One thread for each burst completes futures, and ends with it. When its time is
-        over, waiting behind other runs included, the future has `MissedDeadline`; the execution stays in
-        flight until its late answer has landed.
+        The future's result is this execution. One thread per burst completes futures. The timeout includes the wait for
+        other runs; after it the future has `MissedDeadline`, and the execution stays in flight until the late answer
+        has come.
 
         Args:
             timeout: As for `run`.
@@ -313,26 +312,26 @@ class Execution(BoundRequest, Closing):
     # ---- through a burst, and elsewhere ----------------------------------------------------------------------
 
     def _hold(self, controller: ExecutionBurstController, requests: Sequence[Request]) -> None:
-        """Have a burst keep what the arguments lie in until this execution ends."""
+        """Have a burst keep the memory of the arguments until this execution ends."""
         named = dict.fromkeys(pool for request in requests for pool in request.pools)
         self._held[controller] = list(named)  # type: ignore[arg-type]
         for pool in self._held[controller]:
             controller.hold(pool, self._holder)
 
     def _setting_up(self) -> Deadline:
-        """Return the deadline for what a run that begins now needs first."""
+        """Return the deadline for setting up before a run that begins now."""
         return setting_up(None if self._pool is None else self._pool.options.open_timeout, self._allowed)
 
     def _again(self, number: int, deadline: Deadline) -> Deadline | None:
-        """Move to a burst that is free, or to a service that has come back.
+        """Move to a free burst, or to a restarted service.
 
         Raises:
             DeadObject: The state was lost with the service.
-            MissedDeadline: There is none in time, or a run that was given up takes longer than this one may.
+            MissedDeadline: No burst was free in time, or an abandoned run takes longer than this one may.
         """
         begin = time.monotonic_ns()
         moved = self._setting_up().call(self._move, number)
-        if moved == -errno.EAGAIN:  # a run that was given up comes first, on its burst
+        if moved == -errno.EAGAIN:  # an abandoned run on the same burst comes first
             if deadline.left() == 0:
                 within = in_time(self._allowed)
                 raise MissedDeadline(f"not started {within}: the run before, which was given up, has not ended")
@@ -341,12 +340,12 @@ class Execution(BoundRequest, Closing):
         return None if moved is None else deadline.postponed(begin)
 
     def _move(self, number: int) -> int | None:
-        """Move to another burst: 0, or -EAGAIN if it has to stay for the moment, None if there is no other."""
+        """Move to another burst. Return 0; -EAGAIN if it has to stay for now; None if there is no other."""
         pointer, here = self.pointer, self._home
         if self._pool is None or self._closed:
             return None
         burst = self._pool.replacement(here, died=number not in (errno.EBUSY, errno.ESTALE))
-        if burst is None or (burst is here and number == errno.EBUSY):  # no longer
+        if burst is None or (burst is here and number == errno.EBUSY):  # the burst is free now
             return None if burst is None else 0
         if burst.compilation is not self.compilation:
             self._living_states()
@@ -357,7 +356,7 @@ class Execution(BoundRequest, Closing):
             if left == 0:
                 try:
                     if burst.compilation is not self.compilation:
-                        self._held.clear()  # the dead hold nothing
+                        self._held.clear()  # a dead burst keeps nothing
                         self._arguments.compilation = burst.compilation
                     self._home = burst
                     requests = self._arguments.requests
@@ -372,11 +371,11 @@ class Execution(BoundRequest, Closing):
 
     @property
     def result(self) -> ExecutionResult:
-        """(status, output shapes, timing) of the last run. Not to be read while another thread runs it.
+        """(status, output shapes, timing) of the last run. Do not read it while another thread runs the execution.
 
         Raises:
-            BadState: There was none.
-            GeneralFailure: The service told shapes that contradict the model or the request.
+            BadState: It has not run.
+            GeneralFailure: The shapes from the service contradict the model or the request.
         """
         result: ExecutionResult = super().result
         if result[1] and result is not self._of_other_shapes:
@@ -390,11 +389,11 @@ class Execution(BoundRequest, Closing):
         return self
 
     def close(self) -> None:
-        """Give the memory and the state back on both sides; arrays that you still hold stay readable. Idempotent."""
+        """Free the memory and the state on both sides; arrays that you keep stay readable. Idempotent."""
         self._end(wait=True)
 
     def forget(self) -> None:
-        """As `close`, but do not wait for the service."""
+        """Close without waiting for the service."""
         self._end(wait=False)
 
     def _end(self, *, wait: bool) -> None:
@@ -415,7 +414,7 @@ class Execution(BoundRequest, Closing):
 
 
 def _drop(held: dict[ExecutionBurstController, list[Memory | Named]], holder: object) -> None:
-    """For an execution that was not closed; buffers go with the last reference to them."""
+    """Release an execution that was not closed; its buffers end with the last reference to them."""
     while held:
         controller, pools = held.popitem()
         for pool in pools:

@@ -44,11 +44,11 @@ class BurstExecutor(ThreadPoolExecutor):
         abandon_when_forked(self)
 
     def abandon(self) -> None:
-        """Have threads; others in a forked child, where they find that the session is the parent's."""
+        """Make the threads; new ones in a forked child, whose runs fail because the session is the parent's."""
         super().__init__(self._session._runs.permits.number, "nnburst-executor")
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Wait for all that was submitted; after an interrupt for nothing, and what has not begun is cancelled."""
+        """Wait for all submitted calls; after an interrupt, cancel those that have not begun and do not wait."""
         interrupted = kind is not None and not issubclass(kind, Exception)
         self.shutdown(wait=not interrupted, cancel_futures=interrupted)
 
@@ -60,11 +60,11 @@ class BurstExecutor(ThreadPoolExecutor):
             args, kwargs: Its arguments.
 
         Returns:
-            What has its outputs, or its exception.
+            A future with the outputs or the exception.
 
         Raises:
-            InvalidArgument: It is another function.
-            BrokenBurst: The service has ended; a `BrokenExecutor`, as the exception of futures that it leaves.
+            InvalidArgument: `fn` is another function.
+            BrokenBurst: The service has ended. It is a `BrokenExecutor`; unfinished futures get it, too.
             RuntimeError: The executor is shut down.
         """
         if fn != self._session.run:

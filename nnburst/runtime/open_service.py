@@ -1,4 +1,4 @@
-"""How services are had: a child of this process, one that is running, or this process."""
+"""Find or start a service: a child process, a running service, or this process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .service import Backend
 
 _A_MOMENT = 0.05
-"""Seconds between two looks for a service that is being started."""
+"""Seconds between two attempts to reach a service that is being started."""
 
 
 def launch(
@@ -45,34 +45,32 @@ def launch(
     """Start and return a service process that belongs to this one and ends with it.
 
     Args:
-        devices: Names of the devices that it offers, in order of preference.
-        functions: One or several, with `nnburst.declare` above each. They are sent to the service, which has them by
-            their names.
+        devices: Names of its devices, in order of preference.
+        functions: One or several, with `nnburst.declare` above each. The service gets a copy and knows them by name.
         open_timeout: Seconds that it may take to start; None for no limit.
-        restart: Start it again when it is needed after it has died: sessions that were open stay dead, new ones work.
-        log_level: Least level of what it logs: ``"debug"``, ``"info"`` (failed requests), ``"warning"``, ``"error"``.
-        log: File that its log is appended to, or a logger of this program, which gets its lines at their levels; None
-            for the stderr of this process.
-        quotas: What this program may have in it, such as ``{"models": 200}``; see docs/quotas.md for the names.
-        max_run: Seconds that a run may take: one that takes longer is ended, if its device can be, and fails with
-            `MissedDeadline`. None for no limit.
-        max_compile: Seconds that reading and compiling a model may take: the process of one that takes longer ends, and
-            what was opened on it gets `DeadObject` with the reason. None for no limit; a deadline of the caller ends
-            the wait alone.
-        faults: Give it fault points, for tests: see `nnburst.testing.inject`. Each run takes a system call more.
-        scheduler: Real-time policy and priority of its threads, such as ``("fifo", 20)`` or ``("rr", 1)``; None for
-            the usual one. It polls for requests only if this process may use a CPU that `affinity` leaves to it.
-        affinity: Numbers of the CPUs that it may use, such as ``{1}``; None for those of this thread.
-        warm: Load at once what the devices need for their first model, also for services that are launched later.
-        sandbox: ``"on"``: it may read code, and nothing else; it may not write, use the network or start programs, but
-            for what its devices need (`Device.needs`), as far as this kernel can keep it from that (`Service.sandbox`).
-            ``"strict"``: it does not start where the kernel cannot. ``"off"``: it may do what this program may.
+        restart: Start it again when it is needed after a crash: open sessions stay dead, new ones work.
+        log_level: Lowest level that it logs: ``"debug"``, ``"info"`` (failed requests), ``"warning"``, ``"error"``.
+        log: File to append its log to, or a logger of this program, which gets the lines at their levels; None for the
+            stderr of this process.
+        quotas: Limits of this program in the service, such as ``{"models": 200}``; docs/quotas.md has the names.
+        max_run: Seconds that a run may take; a longer one fails with `MissedDeadline`, if its device can stop. None for
+            no limit.
+        max_compile: Seconds that reading and compiling a model may take. After that its process ends, and all users of
+            the process get `DeadObject` with the reason. None for no limit. A caller's deadline only ends the caller's
+            wait.
+        faults: Give it fault points, for tests: see `nnburst.testing.inject`. Costs one more system call per run.
+        scheduler: Real-time policy and priority of its threads, such as ``("fifo", 20)`` or ``("rr", 1)``; None for the
+            normal policy. Such a service polls for requests only if this process may use a CPU outside `affinity`.
+        affinity: Numbers of the CPUs that it may use, such as ``{1}``; None for this thread's CPUs.
+        warm: Load the devices' libraries at once, also for services that are launched later.
+        sandbox: ``"on"``: it may read code only; it may not write, use the network or start programs, except as its
+            devices need (`Device.needs`) and as far as this kernel can enforce it (`Service.sandbox`). ``"strict"``: it
+            does not start where the kernel cannot enforce it. ``"off"``: it has all rights of this program.
 
     Raises:
-        DeviceUnavailable: The process could not serve, or is refused the policy or a CPU; the message carries what it
-            printed.
-        InvalidArgument: No device is named, the level is unknown, the file cannot be written, the longest run is no
-            time, or policy, priority or CPUs are none.
+        DeviceUnavailable: The process could not serve, or may not use the policy or a CPU; the message has its output.
+        InvalidArgument: No device is named, the level is unknown, the file cannot be written, or a limit, policy,
+            priority or CPU is invalid.
         MissedDeadline: It did not start in time.
 
     Example:
@@ -111,20 +109,20 @@ def launch(
 def connect(
     address: str = "nnburst", *, open_timeout: float | None = 10.0, trust_uid: int | Collection[int] = ()
 ) -> Service:
-    """Return a service that is running (``nnburst serve``) and that other programs may use, too.
+    """Connect to a running service (``nnburst serve``), which other programs may use, too.
 
-    Closing it ends this program's connection; the service goes on.
+    Closing it ends this program's connection; the service continues.
 
     Args:
-        address: The name of the service, by default that of ``nnburst serve`` without one, or ``unix:`` and the path
-            of its socket.
+        address: The name of the service, or ``unix:`` and the path of its socket; by default the one that ``nnburst
+            serve`` uses.
         open_timeout: Seconds that it may take to answer; None for no limit.
-        trust_uid: User id, or several, whose services are used beside those of this user and of root. A service sees
-            what its models get, and says what they give.
+        trust_uid: User id, or several, whose services to trust beside those of this user and of root. A service sees
+            all inputs of its models, and makes their outputs.
 
     Raises:
-        DeviceUnavailable: No service runs there, it does not serve this user, or is one of a user who is not trusted;
-            the message says what to do.
+        DeviceUnavailable: No service runs there, it does not serve this user, or it belongs to a user who is not
+            trusted; the message says what to do.
         InvalidArgument: The address is malformed.
         MissedDeadline: It did not answer in time.
 
@@ -140,7 +138,7 @@ def connect(
     from ..service import connect_to
 
     def again() -> Backend:
-        """It may be on its way up: come again until the deadline of the caller."""
+        """Retry until the caller's deadline: the service may still be starting."""
         while True:
             try:
                 return connect_to(address, timeout=open_timeout, trust_uid=trust_uid)
@@ -160,11 +158,11 @@ def in_process(*, devices: Sequence[str] = DEFAULT_DEVICES) -> Service:
     """Return a service that runs models in this process, through the same interfaces: for tests and comparisons.
 
     Args:
-        devices: Names of the devices that it offers, in order of preference.
+        devices: Names of its devices, in order of preference.
 
     Raises:
         DeviceUnavailable: There is no such device.
-        InvalidArgument: None is named.
+        InvalidArgument: No device is named.
 
     Example:
         >>> with nnburst.in_process() as service, service.session(model) as session:

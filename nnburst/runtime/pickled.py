@@ -1,6 +1,6 @@
-"""Sessions and services in pickles: the address of a shared service, a model and options, and never code.
+"""Pickles of sessions and services: the address of a shared service, a model and options, and never code.
 
-However many pickles of one a process reads, it opens it once.
+A process opens each session or service once, however many pickles of it are read.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ Reduced = tuple[Callable[..., Any], Arguments]
 
 _MOST = 64
 _known: deque[tuple[int, Reduced, Callable[[], Any]]] = deque(maxlen=_MOST)
-"""The process that each was opened in, its pickle, and itself: those that came out of pickles are kept for the next."""
-_opening = process_lock()  # held while one is opened, by threads that do nothing else
+"""(process id, pickle, reference) of each session and service that was pickled or read from a pickle here."""
+_opening = process_lock()  # held while a session or service is opened
 
 
 def of_service(service: Service) -> Reduced:
-    """Return what makes a connected service once more."""
+    """Return the function and arguments that open a connected service again."""
     assert service.shared is not None
     return _noted(service, (connected, service.shared), service.opened_in)
 
 
 def of_session(session: Session) -> Reduced:
-    """Return what makes a session of a connected service once more."""
+    """Return the function and arguments that open a session of a connected service again."""
     service, model, options = session.service, session._model, session._options
     given = {name: value for name, value in asdict(options).items() if value != getattr(type(options)(), name)}
     for name in given.keys() & {"preference", "priority"}:
@@ -56,7 +56,7 @@ def of_session(session: Session) -> Reduced:
 
 
 def connected(*arguments: Any) -> Service:
-    """Return the connection of this process to a service, which is opened if there is none."""
+    """Return this process's connection to a service; open it if there is none."""
     from .open_service import connect
 
     address, open_timeout, trust_uid = arguments
@@ -64,7 +64,7 @@ def connected(*arguments: Any) -> Service:
 
 
 def opened(*arguments: Any) -> Session:
-    """Return the session of this process of a shared service, which is opened if there is none."""
+    """Return this process's session on a shared service; open it if there is none."""
 
     def make() -> Session:
         shared, model, pools, options = arguments
@@ -76,7 +76,7 @@ def opened(*arguments: Any) -> Session:
 
 
 def _find(pid: int, reduced: Reduced) -> Any:
-    """Return what such a pickle stands for, if the process has it and it is of use."""
+    """Return the open session or service of such a pickle, if this process has it; else None."""
     things = (thing() for opened_in, others, thing in list(_known) if (opened_in, others) == (pid, reduced))
     return next(filter(_is_open, things), None)
 

@@ -1,4 +1,4 @@
-"""The owner of a process where models run, or of this one: its devices, its end, and its next life."""
+"""A service: the devices of a process where models run, its end, and its restart."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ DEFAULT_DEVICES: Sequence[str] = (
     "nnburst-reference",
     *(("nnburst-onnxruntime",) if find_spec("onnxruntime") and find_spec("onnx") else ()),
 )
-"""Those that can be had. ONNX Runtime itself is loaded for the first model that needs it."""
+"""The devices that are installed. ONNX Runtime is loaded for the first model that needs it."""
 
 
 _services: weakref.WeakKeyDictionary[Device, weakref.ref[Service]] = weakref.WeakKeyDictionary()
 
 
 def closes_with(devices: Iterable[Device], thing: Compilation | Burst) -> None:
-    """Have something closed when the service of one of its devices is."""
+    """Close an object together with the service of one of its devices."""
     for each in devices:
         service = service_of(each)
         if service is not None:
@@ -48,7 +48,7 @@ def closes_with(devices: Iterable[Device], thing: Compilation | Burst) -> None:
 
 
 def service_of(device: Device) -> Service | None:
-    """Return the service that a device belongs to, if it was opened as one."""
+    """Return the open service that a device belongs to, if any."""
     return _services.get(device, lambda: None)()
 
 
@@ -75,12 +75,12 @@ class LocalBackend:
 
 
 class Service(OneProcess, Closing):
-    """Hosts devices; several sessions may share one. Made by `launch`, `connect` or `in_process`. Context manager.
+    """A process with devices, for one session or several. Made by `launch`, `connect` or `in_process`. Context manager.
 
     Attributes:
-        what: ``child``, ``in process``, or the address of a shared one.
-        shared: The arguments of `connect`, which are what a pickle of a shared one carries; None of others.
-        opened_in: The process that has it.
+        what: ``child``, ``in process``, or the address of a shared service.
+        shared: The arguments of `connect`, which a pickle of a shared service carries; else None.
+        opened_in: Id of the process that opened it.
 
     Example:
         >>> with nnburst.launch() as service, service.session(model) as session:
@@ -102,7 +102,7 @@ class Service(OneProcess, Closing):
         self.what = what
         self.shared, self.opened_in = shared, os.getpid()
         self._again = again
-        self._reviving = process_lock()  # held while a service starts, by threads that do nothing else
+        self._reviving = process_lock()  # held while a service starts
         self._closed = False
         self._opened: weakref.WeakValueDictionary[int, Compilation | Burst] = weakref.WeakValueDictionary()
         self._leaving: Leaving | None = None
@@ -112,7 +112,7 @@ class Service(OneProcess, Closing):
 
         living = (ResilientDevice(partial(self._living, i)) for i in range(len(backend.devices)) if restarts)
         self._restarting: tuple[Device, ...] = tuple(living)
-        """What stands for the devices if a process that has died is started again when one of them is needed."""
+        """Stand-ins for the devices, which start a dead process again when one of them is needed."""
         self._take(backend)
 
     def _take(self, backend: Backend) -> None:
@@ -122,18 +122,18 @@ class Service(OneProcess, Closing):
 
     def _living(self, index: int) -> Device:
         with self._reviving:
-            # A caller that comes again for the same process has found it dead, perhaps before others noticed.
+            # A caller that asks twice for the same process has found it dead, perhaps before others noticed.
             if self._given.get(index) is self._backend and not self._closed:
                 self._renew()
             self._given[index] = self._backend
             return self._backend.devices[index]
 
     def _revive(self) -> None:
-        """Start it, or connect to it, again if it has ended. What was opened on it stays dead.
+        """Start it or connect to it again, if it has ended. Sessions that were open on it stay dead.
 
         Raises:
             BadState: The service is closed.
-            NNBurstError: It cannot be started, or not be reached.
+            NNBurstError: It cannot be started or reached.
         """
         with self._reviving:
             self._check_open()
@@ -170,7 +170,7 @@ class Service(OneProcess, Closing):
         """Return a device.
 
         Args:
-            name: That of `devices`.
+            name: Name of one of `devices`.
 
         Raises:
             DeviceUnavailable: The service has none.
@@ -186,14 +186,14 @@ class Service(OneProcess, Closing):
 
     @property
     def sandbox(self) -> Sandbox | None:
-        """What keeps the process that runs the models from the rest of the machine: its ``mode``, ``granted`` rights,
-        what is ``missing`` here. None in process, where nothing does.
+        """The sandbox of the service process: its ``mode``, the rights ``granted``, and what is ``missing`` on this
+        kernel. None in process: there is no sandbox.
         """
         return self._backend.sandbox
 
     @property
     def faults(self) -> socket.socket | None:
-        """Where a service with fault points takes the orders of `nnburst.testing.inject`; None without them."""
+        """Fault points of the service for `nnburst.testing.inject`; None if it has none."""
         return self._backend.faults
 
     @property
@@ -202,7 +202,7 @@ class Service(OneProcess, Closing):
         return not self._closed and (bool(self._restarting) or self._backend.alive)
 
     def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
-        """Have a function called once when the service process ends; return a function that unlinks it.
+        """Register a function to be called once when the service process ends; return a function that unregisters it.
 
         Args:
             on_death: Called without arguments.
@@ -217,8 +217,8 @@ class Service(OneProcess, Closing):
     def kill(self) -> None:
         """Kill the process of a child service (SIGKILL), whatever it is doing: for a run that nothing else can stop.
 
-        Runs in flight get `DeadObject`, and so does all that was opened on it, but sessions with
-        ``on_death="restart"``. Close it nevertheless.
+        Runs in flight get `DeadObject`, and so do later calls, except on sessions with ``on_death="restart"``. The
+        object still has to be closed.
 
         Raises:
             BadState: It is shared with other programs, or is this process; or it is closed.
@@ -227,7 +227,7 @@ class Service(OneProcess, Closing):
         self._backend.kill()
 
     def close(self) -> None:
-        """End the service and everything that it runs: what was opened on it is closed, too. Idempotent."""
+        """End the service, its runs, and all sessions and models that were opened on it. Idempotent."""
         self._closed = True
         opened = [thing for ref in self._opened.valuerefs() if (thing := ref()) is not None]
         self._leaving = self._leaving or Leaving(
@@ -238,7 +238,7 @@ class Service(OneProcess, Closing):
         self._leaving()
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
-        """Return the address of a shared service; of another one `InvalidArgument`."""
+        """Pickle a shared service as its address; `InvalidArgument` for any other."""
         if self.shared is None:
             return super().__reduce_ex__(protocol)
         from .pickled import of_service
@@ -268,7 +268,7 @@ def _wait(pause: float) -> None:
 def child(
     devices: Sequence[str], *, restart: bool = False, warm: bool = False, **options: Any
 ) -> tuple[Backend, str, Callable[[], Backend], bool]:
-    """Start a service process; return what a `Service` is made of. `options` are those of `start_child`."""
+    """Start a service process; return the arguments of `Service`. `options` are those of `start_child`."""
     from ..service import start_child  # a program that stays in process needs no process boundary
 
     backoff, begun = Backoff(), 0.0
@@ -276,7 +276,7 @@ def child(
     def start() -> ServiceConnection:
         nonlocal begun
         lived, begun = time.monotonic() - begun, 0.0
-        if lived <= LONGEST:  # else it is not what ends again and again
+        if lived <= LONGEST:  # a longer life is no crash loop
             backoff.ended(lived)
         _wait(backoff.left)
         try:

@@ -1,4 +1,4 @@
-"""The shape of onnxruntime's session, on a model in another process."""
+"""`Session`: the interface of onnxruntime's session, for a model in another process."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from .run.ring import Ring
 
 _MOST_PERMITS = 4096
-_NONE: list[Permit] = []  # what a newcomer takes while others wait
+_NONE: list[Permit] = []  # a newcomer's permits while others wait
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -79,19 +79,19 @@ class Options(Struct, frozen=True, kw_only=True):
 
     @property
     def restarts(self) -> bool:
-        """Whether a service that has died is started again."""
+        """True if a dead service is started again."""
         return self.on_death == "restart"
 
     @property
     def open_limit(self) -> float | None:
-        """Seconds that opening may take."""
+        """Seconds that opening may take; None for no limit."""
         if self.open_timeout is None and self.timeout is not None:
             return max(self.timeout, OPENING)
         return self.open_timeout
 
     @property
     def cache(self) -> CacheSource | None:
-        """Where the compilation is kept."""
+        """The cache of the compilation; None for no caching."""
         encrypt = flag(self.cache_encrypt, "cache_encrypt")
         if self.cache_dir is None and self.token is None:
             if encrypt:
@@ -107,46 +107,47 @@ class Options(Struct, frozen=True, kw_only=True):
 
 
 class Session(OneProcess, Closing):
-    """A model, compiled and ready to run in a service process, through a burst.
+    """A compiled model, ready to run in a service process through a burst.
 
-    `run` may be called from any number of threads, and so may executions of `bind`, each from one thread at a time.
+    Any number of threads may call `run`. An execution of `bind` may be used by one thread at a time.
     Sessions may share a service. Context manager.
 
-    A session of a service that `connect` returned pickles as its address, the model and the options: each process that
+    A session on a service from `connect` pickles as the service's address, the model and the options: each process that
     reads such pickles opens it once, over a connection of its own.
 
     Args:
-        model: The path of a file (``"detector.onnx"``), the bytes of one, a `Model` from `ModelBuilder`, or the name of
-            a model that a device of `service` has. Without a `service` also a function with `nnburst.declare` above it,
-            which is sent to the session's service; or a torch module, which is exported to ONNX, or sent as it is where
-            that fails. `device` says which.
-        example_inputs: Of a torch module: a tensor, several in a tuple, or by name in a dict. Runs take such shapes.
+        model: The path of a file (``"detector.onnx"``), the bytes of a file, a `Model` from `ModelBuilder`, or the name
+            of a model that a device of `service` has. Without a `service` also a function with `nnburst.declare` above
+            it, which is sent to the session's service; or a torch module, which is exported to ONNX, or sent unchanged
+            if the export fails; `device` can force one of the two.
+        example_inputs: For a torch module: a tensor, several in a tuple, or by name in a dict. Runs take the same
+            shapes.
         service: Where to run; None starts a service process for this session alone, which ends with it.
         device: Name of the device, with options after a colon if the service is the session's own; None takes the
             first that supports every operation.
-        preference: ``"fast_single_answer"``, ``"sustained_speed"`` or ``"low_power"``; what it does is said in
-            `nnapi.Compilation.set_preference`.
-        priority: ``"low"``, ``"medium"`` or ``"high"``: whose waiting runs a shared service takes first.
-        concurrency: How many calls of `run` may be in the service at once, each with arrays of its own, which are made
-            when they are needed; None for as many as the service has CPUs. Further callers wait.
+        preference: ``"fast_single_answer"``, ``"sustained_speed"`` or ``"low_power"``;
+            `nnapi.Compilation.set_preference` explains them.
+        priority: ``"low"``, ``"medium"`` or ``"high"``: a shared service takes waiting runs of higher priority first.
+        concurrency: Number of `run` calls that may be in the service at once, each with arrays of its own, made on
+            demand; None for the number of the service's CPUs. Further callers wait.
         polling_window, loop_timeout: As for `nnapi.Burst`.
-        timeout: Seconds that one run may take, with its wait for others; None for no limit, 0 for an answer that is
-            there at once. Each way to run takes one of its own, too. Setting up does not count.
-        open_timeout: Seconds that setting up may take: opening the session, with the start of a service of its own;
-            `bind`; and what a run needs first, such as another burst or arrays for other shapes. None is no limit; if
-            `timeout` is given, it is a minute, and for what a run needs first a second, or `timeout` if that is longer.
-        cache_dir: Directory where the result of compiling is kept and restored from; None: not cached, unless there is
-            a token: then the user's cache directory. See `nnapi.Compilation.set_caching` and `cache_report`.
-        token: 32 bytes that differ for models that differ; None: made from the model itself.
-        cache_encrypt: Keep it encrypted with the service's key, and restore nothing else. Needs ``cache_dir`` or
+        timeout: Seconds that one run may take, including its wait for others; None for no limit, 0 for an immediate
+            answer only. Each run method takes a limit of its own, too. Setting up does not count.
+        open_timeout: Seconds that setting up may take: opening the session, including the start of its own service;
+            `bind`; and preparing a run, for instance with another burst or arrays for other shapes. None for no limit;
+            if `timeout` is given, for a minute, and to prepare a run a second, or `timeout` if that is longer.
+        cache_dir: Directory to save the compiled model in and restore it from; None for no cache, or with a `token` for
+            the user's cache directory. See `nnapi.Compilation.set_caching` and `cache_report`.
+        token: 32 bytes, different for each model; None: made from the model itself.
+        cache_encrypt: Encrypt cache files with the service's key, and restore no others. Needs ``cache_dir`` or
             ``token``.
         on_death: ``"raise"``: when the service dies, the session is dead, too, and calls get `DeadObject`.
-            ``"restart"``: runs that were under way get `DeadObject`; the next call starts the service again, or
-            connects to it, within `open_timeout`, and prepares the model, from the cache if there is one. Opening on a
-            `service` that has died does so at once. Executions of `bind` go on with their arrays, but those with a
-            state: that is lost, and their calls get `DeadObject`. See `restarts`.
-        retry: How often a run that the death has ended is repeated, within its time, before it gets `DeadObject`: for
-            models that give the same answer twice. A run with a state is never repeated.
+            ``"restart"``: runs under way get `DeadObject`; the next call starts the service or connects to it again,
+            within `open_timeout`, and compiles the model, or restores it from the cache. Opening a session on a dead
+            `service` restarts it at once. Executions of `bind` continue with their arrays, except those with a state:
+            the state is lost, and their calls get `DeadObject`. See `restarts`.
+        retry: Number of times that a run is repeated after a death of the service, within its timeout, before it gets
+            `DeadObject`: for models that give the same answer twice. A run with a state is never repeated.
         sandbox: Without a `service`: as for `launch`; None for its default.
 
     Raises:
@@ -197,8 +198,8 @@ class Session(OneProcess, Closing):
         self._idle, self._waiting = self._runs.permits.idle, self._runs.permits.waiting
         self._output_indexes = {node.name: i for i, node in enumerate(self._compilation.outputs)}
         self._spans = spans()
-        # A session that is dropped does not wait for its end: the collector may run in any thread. Its parts let go of
-        # what they hold in the service by themselves.
+        # A dropped session does not wait for its end: the collector may run in any thread. Its parts release their
+        # objects in the service by themselves.
         self._finalizer = weakref.finalize(self, self._pool.hang_up)
         self._finalizer.atexit = False
 
@@ -208,7 +209,7 @@ class Session(OneProcess, Closing):
             names = (FUNCTIONS,) if self._functions else devices_for(self._model, self._device)
             from ..service.process.forked import find_zygote
 
-            with contextlib.suppress(OSError, NNBurstError):  # the start will tell
+            with contextlib.suppress(OSError, NNBurstError):  # starting the service reports it
                 find_zygote(names)  # which imports what it needs while this process does
         from .run.burst_pool import BurstPool
 
@@ -250,24 +251,25 @@ class Session(OneProcess, Closing):
         inputs: Mapping[str, npt.ArrayLike],
         timeout: float | EllipsisType | None = ...,
     ) -> list[np.ndarray[Any, np.dtype[Any]]]:
-        """Copy the inputs in, run, copy the outputs out. From any thread; it waits while ``concurrency`` others run.
+        """Copy the inputs in, run, copy the outputs out. Any thread; waits while ``concurrency`` other runs are under
+        way.
 
         Args:
-            output_names: Which outputs to return, in which order; None or none of them for all.
-            inputs: An array for each input, of exactly its dtype and shape (`get_inputs`); if need be for others, too,
-                that have a default (`get_overridable_initializers`). A number, or a list of them, becomes an array of
-                the input's dtype, if that has these numbers: whole ones only, if it is one of integers.
-            timeout: Seconds that this run may take; None for no limit. By default those of the session.
+            output_names: Outputs to return, in order; None or an empty list for all.
+            inputs: An array for each input, of exactly its dtype and shape (`get_inputs`); inputs with a default are
+                optional (`get_overridable_initializers`). A number, or a list of numbers, becomes an array of the
+                input's dtype if the dtype can represent them.
+            timeout: Seconds that this run may take; None for no limit. Default: the session's.
 
         Returns:
             New arrays, one per name.
 
         Raises:
             InvalidArgument: A name, dtype or shape is wrong; the message names the operand and the remedy.
-            BadState: The session is closed, or as many runs as there may be are below this signal handler, or belong to
+            BadState: The session is closed, or ``concurrency`` runs are interrupted by this signal handler or belong to
                 tasks of this thread's event loop.
             DeadObject: The service has ended.
-            MissedDeadline: Its time was over, or that for setting up what it needed first (`open_timeout`).
+            MissedDeadline: It, or setting up for it (`open_timeout`), took too long.
         """
         if self._spans is not None and self._spans.wanted:
             with self._spans.of_run(self):
@@ -304,13 +306,13 @@ class Session(OneProcess, Closing):
         inputs: Mapping[str, npt.ArrayLike],
         timeout: float | EllipsisType | None = ...,
     ) -> list[np.ndarray[Any, np.dtype[Any]]]:
-        """As `run`, awaited in asyncio or Trio. Runs make no thread; one opens bursts while more are needed.
+        """Await a `run` in asyncio or Trio. Runs need no thread; one opens bursts while more are needed.
 
-        Any number of tasks may await it; ``concurrency`` of their runs are under way at once. A task that is cancelled
-        gives its run up; what it has used is used again when the run has landed.
+        Any number of tasks may await it; ``concurrency`` of their runs are under way at once. Cancelling a task
+        abandons its run, whose arrays are used again once it has ended.
 
         Raises:
-            BadState: There is no event loop, or as `run`.
+            BadState: There is no event loop, or as for `run`.
             NNBurstError: As `run`.
         """
         if self._spans is not None and self._spans.wanted:
@@ -321,7 +323,7 @@ class Session(OneProcess, Closing):
         return outputs if wanted is None else [outputs[i] for i in wanted]
 
     def _checked_outputs(self, names: Sequence[str]) -> list[int] | None:
-        """Return the places of outputs; None for all of them, also if no name is given."""
+        """Return the indexes of outputs; None for all outputs, also if no name is given."""
         if isinstance(names, Mapping):
             raise InvalidArgument("output_names is a dict; inputs come second: session.run(None, inputs)")
         if isinstance(names, str):
@@ -344,13 +346,13 @@ class Session(OneProcess, Closing):
         timeout: float | EllipsisType | None = ...,
     ) -> Execution:
         """Return an execution with shared input and output arrays of its own, for one step or several. It keeps the
-        session alive. Each run writes over the outputs of the one before: copy what is to stay.
+        session alive. Each run overwrites the outputs of the run before: copy what you keep.
 
-        One thread at a time may run it: another one gets `BadState`. Executions do not wait for each other: one that
-        finds its burst busy moves to another burst, which is opened if there is none.
+        One thread at a time may run it; a second one gets `BadState`. Executions do not wait for each other: if its
+        burst is busy, an execution moves to a free one, or opens another.
 
-        Arguments are those of `nnapi.Burst.bind`, and so is what is raised; the timeout of its runs is the session's if
-        none is given. Binding itself takes `open_timeout` seconds at most.
+        Arguments and errors are those of `nnapi.Burst.bind`; the default timeout of runs is the session's. Binding
+        itself takes `open_timeout` seconds at most.
         """
 
         def bound() -> Execution:
@@ -371,7 +373,7 @@ class Session(OneProcess, Closing):
         return self._opening().call(bound)
 
     def _opening(self) -> Deadline:
-        """Return the deadline of what is opened now."""
+        """Return the deadline for opening something now."""
         return Deadline.after(self._options.open_limit)
 
     @overload
@@ -402,23 +404,23 @@ class Session(OneProcess, Closing):
         timeout: float | EllipsisType | None = ...,
         on_error: OnError = "raise",
     ) -> Generator[Any, None, None]:
-        """Run the model on each of many inputs, several under way; yield a list of all outputs for each, in order.
+        """Run the model on many inputs, several at once; yield a list of all outputs for each, in order.
 
-        The arrays for what is under way, four inputs or batches, are kept for the next call, and take other shapes if
-        they have room: those of the last four calls whose inputs differ in rank.
+        Four inputs or batches are under way at once. Their arrays are kept for later calls, and take other shapes if
+        they have room; arrays of the last four calls whose inputs differ in rank are kept.
 
         Args:
-            inputs: Arrays by name, as for `run`; taken while the service runs those before.
-            batch: Rows that are run at once, where every input's first dimension is symbolic. An input of many has one
-                row, or a few, and its outputs have as many.
-            timeout: As for `run`; of each run, whose time begins when it is given to the service.
-            on_error: ``"raise"``: an input that is wrong, or whose run fails, ends it; the outputs of those before it
-                are yielded first. ``"return"``: its exception is yielded in place of its outputs, and the next ones
-                follow. The message names the index of the input either way.
+            inputs: Dicts of arrays by name, as for `run`; read while the service runs earlier ones.
+            batch: Rows to run at once, if every input's first dimension is symbolic. An element of `inputs` has one row
+                or a few, and its outputs have as many.
+            timeout: As for `run`, for each run from the moment that the service gets it.
+            on_error: ``"raise"``: stop at the first wrong input or failed run, after the outputs of the inputs before
+                it. ``"return"``: yield the exception in place of the outputs, and continue. The message names the index
+                of the input either way.
 
         Raises:
             InvalidArgument: An input is wrong, or the model takes no batches.
-            DeadObject: The service has ended, whatever `on_error` says.
+            DeadObject: The service has ended, with either `on_error`.
             NNBurstError: A run failed, as `run` says.
         """
         if not isinstance(batch, int) or batch < 1:
@@ -434,7 +436,7 @@ class Session(OneProcess, Closing):
     def _lent_ring(
         self, depth: int, shapes: Mapping[str, tuple[int, ...]], timeout: float | None = None
     ) -> AbstractContextManager[Ring]:
-        """Lend executions that take turns. They are kept for the next use like it."""
+        """Lend a ring of executions, kept afterwards for the next use of its kind."""
         rooms, sizes = self._runs.rooms, self._runs.sizes(shapes)
 
         def make(small: Ring | None, burst: Burst) -> list[Execution]:
@@ -460,12 +462,12 @@ class Session(OneProcess, Closing):
 
     @property
     def compilation(self) -> Compilation:
-        """What the session runs; for executions made step by step."""
+        """The compilation that the session runs, for executions made step by step."""
         return self._compilation
 
     @property
     def burst(self) -> Burst:
-        """The burst that was opened first; runs that do not come at once go through it."""
+        """The burst that was opened first; runs that do not overlap go through it."""
         return self._pool.first
 
     @property
@@ -475,34 +477,34 @@ class Session(OneProcess, Closing):
 
     @property
     def cache_report(self) -> CacheReport:
-        """What caching did when the session was opened."""
+        """Result of caching when the session was opened."""
         return self._compilation.cache_report
 
     @property
     def restarts(self) -> tuple[Restart, ...]:
-        """The deaths of the service that the session has got over, with ``on_death="restart"``."""
+        """Restarts of the service so far, with ``on_death="restart"``."""
         return self._pool.restarts
 
     def reopen(self) -> None:
-        """Get over a death of the service now rather than with the next run. Does nothing while it lives.
+        """Restart a dead service now rather than with the next run. Does nothing while the service lives.
 
         Raises:
-            DeadObject: It does not come back, or the session was not opened with ``on_death="restart"``.
-            NNBurstError: As a run that has to wait for it.
+            DeadObject: The restart failed, or the session was not opened with ``on_death="restart"``.
+            NNBurstError: As for a run that waits for the restart.
         """
         if not self._service.alive and not self._pool.recover(self._pool.first):
             raise DeadObject("the service is gone; open the session with on_death='restart' to have it started again")
 
     @property
     def stats(self) -> BurstStats:
-        """Counters of this end of all bursts."""
+        """Counters of the client's end of all bursts."""
         return self._pool.stats
 
     def latency(self) -> Latency:
-        """Return how long the runs of this session took: p50, p99 and max in seconds, and where the time went.
+        """Return the latency of this session's runs: p50, p99 and max in seconds, and its parts.
 
-        Counted always, at no cost to speak of: in a fast loop one run in 256 is timed and stands for the others, and
-        every run that is not answered at once. Runs without a burst are not among them.
+        Always counted, at negligible cost: in a fast loop one run in 256 is timed and stands for the others; runs that
+            are not answered at once are all timed. Runs without a burst are not counted.
         """
         return self._pool.latency()
 
@@ -517,7 +519,7 @@ class Session(OneProcess, Closing):
         return self._timeout
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
-        """Return address, model and options of a session of a shared service; of another one `InvalidArgument`."""
+        """Pickle a session on a shared service as address, model and options; `InvalidArgument` for any other."""
         if self._service.shared is None:
             return super().__reduce_ex__(protocol)
         from .pickled import of_session
@@ -537,18 +539,18 @@ class Session(OneProcess, Closing):
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """True after `close`."""
         return self._leaving is not None
 
     def close(self) -> None:
         """Release the burst and the model; a service of the session's own ends. Idempotent."""
-        # A service of its own goes first: then nothing waits for its unfinished work.
+        # The session's own service ends first: then nothing waits for its unfinished work.
         self._leaving = self._leaving or Leaving(
             self._pool.refuse,
             self._pool.end_restart,
             self._owned.close if self._owned is not None else lambda: None,
             self._pool.close,
-            lambda: self._compilation.close(),  # the one that a restart has just made, too
+            lambda: self._compilation.close(),  # also one that a restart has just made
             self._runs.permits.forget,
             self._finalizer.detach,
         )
@@ -556,7 +558,7 @@ class Session(OneProcess, Closing):
 
 
 def _open_again(session: Session | None) -> str:
-    """Start the service of a session again, which has died, and compile the model. Returns what caching did."""
+    """Restart a session's dead service and compile the model; return the cache report."""
     if session is None:
         raise BadState("the session was dropped")
     session._service._revive()

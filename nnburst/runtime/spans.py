@@ -20,19 +20,19 @@ _inside: ContextVar[bool] = ContextVar("nnburst_inside_span", default=False)
 
 
 class Spans:
-    """Makes spans of a session's runs, as far as the program's sampler wants them."""
+    """Makes spans of a session's runs if the program's sampler wants them."""
 
     def __init__(self) -> None:
         self._trace = sys.modules["opentelemetry.trace"]
 
     @property
     def wanted(self) -> bool:
-        """Whether a run that begins now is not within a span of its own yet."""
+        """True if the current run has no span of its own yet."""
         return not _inside.get()
 
     @contextlib.contextmanager
     def of_run(self, session: Session) -> Iterator[None]:
-        """Make a span of the run inside, below the span that is current."""
+        """Wrap the run in the ``with`` block in a child of the current span."""
         with self._tracer.start_as_current_span("nnburst.run", **self._about(session)):
             before = _inside.set(True)
             try:
@@ -41,7 +41,7 @@ class Spans:
                 _inside.reset(before)
 
     def of_many(self, session: Session, outcomes: Generator[T, None, None]) -> Generator[T, None, None]:
-        """Make a span of what a generator does, which is not current where it is consumed."""
+        """Make a span of a generator's work; it is not the current span where values are consumed."""
         with self._tracer.start_span("nnburst.run_many", **self._about(session)):
             yield from outcomes
 
@@ -59,7 +59,7 @@ class Spans:
 
 
 def below(headers: Callable[[], Mapping[str, str]]) -> contextlib.AbstractContextManager[None]:
-    """Have the span that a request's headers name (``traceparent``) be the current one inside.
+    """Make the span in a request's headers (``traceparent``) current in the ``with`` block.
 
     Source: https://www.w3.org/TR/trace-context/
     """
@@ -78,5 +78,5 @@ def _below(headers: Mapping[str, str]) -> Iterator[None]:
 
 
 def spans() -> Spans | None:
-    """Return what makes spans, if the program uses OpenTelemetry."""
+    """Return the maker of spans; None if the program does not use OpenTelemetry."""
     return Spans() if "opentelemetry.trace" in sys.modules else None

@@ -1,1 +1,1 @@
-"""What a request is made of: arguments, where they lie, state."""
+"""The parts of a request: arguments, their places in memory, state."""

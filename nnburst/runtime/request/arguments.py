@@ -1,4 +1,4 @@
-"""The arguments of one execution, where they lie, and how they get other shapes there."""
+"""The arguments of one execution, their places in memory, and changes of their shapes."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from .state import States, check_states
 
 UINT32 = 2**32 - 1
 _ALIGNMENT = 64
-"""Arguments in memory of the execution's own begin at multiples of it."""
+"""Alignment in bytes of arguments in the execution's own memory."""
 _FIRST_GUESS = 4096
-"""Bytes for an output whose shape only a run tells, before the first run."""
+"""Bytes for an output of unknown shape, before the first run."""
 
 
 class Argument(Struct, frozen=True):
-    """One input or output of an execution. Without room and without memories it is omitted, or has no elements.
+    """One input or output of an execution; omitted, or without elements, if it has neither room nor memories.
 
     Attributes:
-        room: Bytes that it may have in the execution's own memory.
-        memories: Where it lies otherwise: one memory, or two that take turns, run by run.
-        offset: Of the region in that memory, in bytes.
-        length: Bytes that it has, there or in its room; 0 for the whole of a buffer of a device.
+        room: Bytes reserved for it in the execution's own memory.
+        memories: Memory outside the execution's own that contains it: one, or two that alternate run by run.
+        offset: First byte of its region in that memory.
+        length: Bytes in use, there or in its room; 0 for a device buffer used whole.
         dimensions: As in a request: empty means "as in the model".
     """
 
@@ -56,12 +56,12 @@ class Argument(Struct, frozen=True):
 
 
 class ArgumentLayout(Struct, frozen=True):
-    """Arguments that have their places.
+    """Arguments with a place in memory each.
 
     Attributes:
-        memory: The execution's own; None if nothing lies there.
-        offsets: Where the room of each argument begins in it.
-        views: The room of each argument; None for what lies elsewhere.
+        memory: The execution's own memory; None if no argument needs it.
+        offsets: First byte in it of each argument's room.
+        views: The room of each argument; None for an argument elsewhere.
     """
 
     memory: Memory | None
@@ -92,11 +92,11 @@ def lay_out(arguments: Sequence[Argument]) -> ArgumentLayout:
 def requests_for(
     layout: ArgumentLayout, arguments: Sequence[Argument], inputs: int, steps: Steps | None = None
 ) -> tuple[Request, ...]:
-    """Return the request for arguments that were laid out, or two that take turns.
+    """Return the request for arguments that were laid out, or two requests that alternate.
 
     Args:
-        inputs: How many of them are inputs.
-        steps: If a run has several.
+        inputs: Number of inputs among the arguments.
+        steps: Steps of a run; None for a single one.
     """
     requests = []
     for turn in range(max([1, *(len(argument.memories) for argument in arguments)])):
@@ -117,12 +117,12 @@ def requests_for(
 
 
 class ExternalBuffer(Struct, eq=False):
-    """Where one argument lies.
+    """The caller's memory for one argument.
 
     Attributes:
-        offset: First byte in it.
-        nbytes: From there to the end, or of the view.
-        shape: Of the view; None if a pool was given.
+        offset: First byte in the memory.
+        nbytes: Bytes from there to the end, or of the view.
+        shape: Shape of the view; None if a pool was given.
         view: NumPy view of it; None until its shape is known.
     """
 
@@ -139,7 +139,7 @@ def find_buffers(
     given: Mapping[str, Memory | Array],
     state: Mapping[str, str],
 ) -> dict[str, ExternalBuffer]:
-    """Find the pools behind what `Burst.bind` was given."""
+    """Return the pools behind the ``memory`` argument of `Burst.bind`."""
     nodes = {node.name: node for node in (*inputs, *outputs)}
     written = {node.name for node in outputs}
     places = {}
@@ -187,10 +187,10 @@ def _place(node: NodeArg, value: Memory | Array) -> ExternalBuffer:
 def given_shapes(
     shapes: Mapping[str, int | Sequence[int]], places: Mapping[str, ExternalBuffer], steps: int | None
 ) -> dict[str, int | Sequence[int]]:
-    """Return the given shapes with those of views, without the leading dimension that these have for several steps.
+    """Return the given shapes and those of views, whose leading dimension of steps is cut off.
 
     Raises:
-        InvalidArgument: They differ for one argument, or a view has no such dimension.
+        InvalidArgument: Two shapes of one argument differ, or a view has no dimension of steps.
     """
     found = dict(shapes)
     for name, place in places.items():
@@ -212,24 +212,23 @@ class Arguments:
     """The arguments of an execution: states, memory of the caller's, and arrays that are shared with the service.
 
     Args:
-        compilation: Whose inputs and outputs they are.
+        compilation: The compiled model.
         sizes: Shapes of all arguments, of one step.
         states: The inputs and outputs that are states.
-        buffers: Memory of the caller's, by the name of the argument that lies there.
-        rooms: Bytes by name of an output of which only a run tells the shape, whatever the model says; 4096 for others
-            whose shape is not known.
-        steps: How many steps a run has, and how they are tied; None: one, without a leading dimension.
-        least: Bytes by name that arguments of known shapes may have at least.
+        buffers: The caller's memory, by argument name.
+        rooms: Bytes by name of an output whose shape only a run tells, whatever the model says; default 4096.
+        steps: The steps of a run and how they are tied; None for one step, without a leading dimension.
+        least: Minimum bytes of arguments of known shapes, by name.
 
     Attributes:
-        compilation: Another one with the same arguments when the model was compiled anew.
+        compilation: Replaced by one with the same arguments when the model is compiled again.
         sizes: Shapes of all arguments now.
         inputs: Arrays by input name.
         outputs: Arrays by output name, flat bytes where the shape is not known.
-        shown: Both, as callers have them.
-        feeds: By input name: name, dtype, shape and array; no dtype for what is not copied as it is.
-        copies: What copies each output array, by name; None if that takes the shapes that a run has told.
-        layout: Where they lie.
+        shown: Inputs and outputs as callers see them.
+        feeds: (name, dtype, shape, array) by input name; without a dtype if a value must be encoded first.
+        copies: Functions that copy the output arrays, by name; None if they need the shapes of a run.
+        layout: The places of the arguments.
 
     Raises:
         InvalidArgument: A buffer is too small, or all arguments together are too large.
@@ -280,7 +279,7 @@ class Arguments:
         return [None if node.name in rooms else shape for node, shape in zip(self._nodes, shapes, strict=True)]
 
     def _argument(self, index: int, node: NodeArg, shape: tuple[int, ...] | None, room: int) -> Argument:
-        """Return an argument of a shape, with as much room at least if it lies in the execution's own memory."""
+        """Return an argument of a shape; in the execution's own memory it gets at least that room."""
         is_input = index < self._inputs
         if is_input and shape is None:
             return Argument()
@@ -293,11 +292,11 @@ class Arguments:
             nbytes = 0 if shape is None else element_count(self._stepped(shape)) * node.dtype.itemsize
         except InvalidArgument as error:
             raise InvalidArgument(f"{node.name!r}: {error}") from None
-        if not is_input and not nbytes:  # it has room, also where it turns out to need none
+        if not is_input and not nbytes:  # an output has room even if it needs none
             guess = 0 if shape is not None else ROOM if node.holds else _FIRST_GUESS
             room = max(room or guess, node.dtype.itemsize)
             return Argument(room=room, length=room)
-        if not is_input and node.holds:  # its shape is room
+        if not is_input and node.holds:  # its shape is that of its room
             dimensions = ()
         return Argument(room=max(room, nbytes) if nbytes else 0, length=nbytes, dimensions=dimensions)
 
@@ -313,7 +312,7 @@ class Arguments:
             fits = not buffer.offset and (whole is None or length == memory.image.tight_size)
         if not fits:
             raise InvalidArgument(f"{node.name!r} of shape {whole} takes {length} bytes of {memory!r}")
-        length = length if memory.image is None else 0  # the whole
+        length = length if memory.image is None else 0  # an image is used whole
         dimensions = shape if node.is_open and shape else ()
         return Argument(memories=(memory,), offset=buffer.offset, length=length, dimensions=dimensions)
 
@@ -328,7 +327,7 @@ class Arguments:
             )
 
     def _show(self, index: int) -> None:
-        """Make the array of an argument that has got a shape."""
+        """Make the array of an argument whose shape is known."""
         node, array = self._nodes[index], self._array(index)
         if array is None:
             return
@@ -341,13 +340,13 @@ class Arguments:
                 self.copies[node.name] = array.copy
 
     def _array(self, index: int) -> Array | None:
-        """Return the array of an argument; None for what is left out, is a state, or cannot be looked at."""
+        """Return the array of an argument; None if it is left out, a state, or not readable here."""
         node, shape, room = self._nodes[index], self._known[index], self.layout.views[index]
         buffer, whole = self._buffers.get(node.name), None if shape is None else self._stepped(shape)
         if buffer is not None:
             if buffer.shape is not None:
                 return buffer.view
-            with contextlib.suppress(InvalidArgument, GeneralFailure):  # what this process may not look at
+            with contextlib.suppress(InvalidArgument, GeneralFailure):  # this process may not read it
                 memory = buffer.memory
                 return memory.array(np.uint8, (buffer.nbytes,)) if whole is None else memory.array(node.dtype, whole)
             return None
@@ -357,13 +356,13 @@ class Arguments:
 
     @property
     def requests(self) -> tuple[Request, ...]:
-        """One, or two that take turns."""
+        """The request, or two that alternate."""
         return requests_for(self.layout, self._all, self._inputs, self.steps)
 
     # ---- other shapes ----------------------------------------------------------------------------------------
 
     def solved(self, shapes: Mapping[str, int | Sequence[int]]) -> Sizes:
-        """Return the shapes of all arguments as the caller says them; raises as `solve_shapes` and `check_states`."""
+        """Return the shapes of all arguments for given ones; raises as `solve_shapes` and `check_states`."""
         states = self.states.all
         given = {**{name: state.shape for name, state in states.items()}, **shapes}
         given = given_shapes(given, self._buffers, None if self.steps is None else self.steps.count)
@@ -375,7 +374,7 @@ class Arguments:
         """Return the shapes of all arguments when some inputs get those of arrays.
 
         Raises:
-            InvalidArgument: The model does not admit one.
+            InvalidArgument: The model does not admit a shape.
         """
         nodes, inputs = self.compilation.inputs, list(self.sizes.inputs)
         for i, node in enumerate(nodes):
@@ -424,14 +423,14 @@ class Arguments:
         return numbers
 
     def resize(self, sizes: Sizes, changed: Mapping[int, tuple[tuple[int, ...], Argument]]) -> None:
-        """Give them other shapes; what changes is what `resized` has returned."""
+        """Give the arguments other shapes; `resized` has returned the changes."""
         for i, (shape, argument) in changed.items():
             self._known[i], self._all[i] = shape, argument
             self._show(i)
         self.sizes = sizes
 
     def enough_for(self, sizes: Sizes) -> dict[str, int]:
-        """Return bytes by name that are enough for other shapes: twice the room of now where that is too little."""
+        """Return bytes by name that suffice for other shapes: twice the present room where that is too small."""
         need, enough = nbytes_by_name(self.compilation, sizes), {}
         for node, argument in zip(self._nodes, self._all, strict=True):
             least = need.get(node.name, 0)
@@ -445,7 +444,7 @@ class Arguments:
         check_shapes(self.compilation.outputs, self._all[self._inputs :], shapes, self._unverified)
 
     def copied(self, shapes: Sequence[OutputShape]) -> list[Array]:
-        """Return copies of all outputs, of the shapes that the last run told."""
+        """Return copies of all outputs, in the shapes of the last run."""
         return [self._copy(i, node, shapes) for i, node in enumerate(self.compilation.outputs)]
 
     def _copy(self, index: int, node: NodeArg, shapes: Sequence[OutputShape]) -> Array:
@@ -460,11 +459,10 @@ class Arguments:
         return np.ndarray(shapes[index].dimensions, node.dtype, view if room is None else room).copy()
 
     def needed_rooms(self, error: OutputInsufficientSize) -> dict[str, int]:
-        """Return the bytes that each output needs which had too little room in the last run.
+        """Return the needed bytes of each output that had too little room in the last run.
 
         Raises:
-            OutputInsufficientSize: One of them cannot have more, since the model knows its shape. What a file says of
-                shapes may be wrong.
+            OutputInsufficientSize: The model fixes the shape of one of them. The model file may say wrong shapes.
         """
         rooms = {}
         nodes = zip(self.compilation.outputs, self._known[self._inputs :], error.output_shapes, strict=True)
@@ -487,7 +485,7 @@ def solved(
     """Return the shapes of all arguments; see `Burst.bind`.
 
     Args:
-        given: As `given_shapes` has returned them.
+        given: Result of `given_shapes`.
         grow: As for `check_states`.
     """
     sizes = solve_shapes(compilation.inputs, compilation.outputs, given, [*buffers, *state.values()])
@@ -495,7 +493,7 @@ def solved(
 
 
 def nbytes_by_name(compilation: Compilation, sizes: Sizes, steps: int = 1) -> dict[str, int]:
-    """Return the bytes that arguments of known shapes take."""
+    """Return the sizes in bytes of arguments of known shapes."""
     nodes = (*compilation.inputs, *compilation.outputs)
     rows = zip(nodes, (*sizes.inputs, *sizes.outputs), strict=True)
     return {node.name: steps * math.prod(shape) * node.dtype.itemsize for node, shape in rows if shape is not None}
@@ -510,8 +508,8 @@ def check_shapes(
     """Raise `GeneralFailure` if what a service told of its outputs contradicts the model or the request.
 
     Args:
-        outputs: As they were requested.
-        unverified: Names of those of which the model may say wrong shapes.
+        outputs: The requested outputs.
+        unverified: Names of outputs whose shapes in the model may be wrong.
     """
     if len(shapes) != len(nodes):
         raise GeneralFailure(f"the service told {len(shapes)} shapes for {len(nodes)} outputs")

@@ -1,4 +1,4 @@
-"""What the arguments of a model look like to people, and where they lie in a pool."""
+"""The arguments of a model as users see them, and their encoding in memory."""
 
 from __future__ import annotations
 
@@ -31,36 +31,35 @@ if TYPE_CHECKING:
     pass
 
 _MOST_DATUMS = 1 << 16
-"""Of a channel."""
+"""Longest channel, in datums."""
 
 
 _TAKES = {"f": "fiu", "i": "iu", "u": "iu"}
-"""Kinds of numbers in a list that become those of a type, by its kind."""
+"""NumPy kinds of listed numbers that convert to a dtype, by the kind of that dtype."""
 _LEAST_ROOM = 8
-"""Bytes that an input takes which is no array of numbers, as a power of two."""
+"""Least bytes of an input that is no array of numbers, as a power of two."""
 
 
 class Encoded(np.ndarray[Any, np.dtype[np.uint8]]):
-    """The bytes of a value, which are not to be made bytes once more."""
+    """The bytes of a value that is encoded already."""
 
 
 class NodeArg(Struct, frozen=True):
     """One input or output of a session.
 
     Attributes:
-        name: As given by the builder, else ``input0``, ``output0`` …
-        shape: Dimensions; where the model leaves one open, its symbolic name or None; None as a whole if it leaves
-            the rank open.
-        dtype: NumPy type of its elements; where it lacks them, of their bits.
-        bits_of: What these are then, by the name in ``ml_dtypes``, whose arrays are taken as well.
+        name: The builder's name, else ``input0``, ``output0`` …
+        shape: Dimensions; an open one is its symbolic name or None. None as a whole if the rank is open.
+        dtype: NumPy type of its elements; if NumPy lacks their type, an integer type of the same bits.
+        bits_of: Name in ``ml_dtypes`` of a type that NumPy lacks; arrays of that type are taken as well.
         type: `OperandType` value.
         scale, zero_point: Quantisation: real value = (stored - zero_point) * scale.
-        may_be_empty: Whether an array without elements may be passed.
-        holds: The type as ONNX Runtime writes it, of what is no array of numbers: ``tensor(string)``,
-            ``seq(map(int64,tensor(float)))``. What a session shows then has the `shape` and `dtype` of its elements; in
-            a compilation it is an array of bytes, which a value is copied to.
-        said: In a compilation, the shape of its elements.
-        is_optional: Whether it is an input that may be left out: the model has a default for it.
+        may_be_empty: True if an array without elements may be passed.
+        holds: ONNX Runtime's name of a type that is no array of numbers: ``tensor(string)``,
+            ``seq(map(int64,tensor(float)))``. A session then shows the `shape` and `dtype` of its elements; in a
+            compilation the argument is an array of bytes that a value is copied to.
+        said: The shape of its elements, in a compilation.
+        is_optional: True for an input with a default in the model: it may be left out.
     """
 
     name: str
@@ -77,7 +76,7 @@ class NodeArg(Struct, frozen=True):
 
     @property
     def shown(self) -> NodeArg:
-        """What a session shows of it."""
+        """The argument as a session shows it."""
         return replace(self, shape=self.said, dtype=encoded.numpy_type(self.holds), said=None) if self.holds else self
 
     def encode(self, value: object) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -89,7 +88,7 @@ class NodeArg(Struct, frozen=True):
         return encoded.write(made)
 
     def decode(self, region: np.ndarray[Any, np.dtype[np.uint8]]) -> Any:
-        """Return the value of such bytes, which another process may still change; `GeneralFailure` if they are none."""
+        """Return the value of encoded bytes, which a peer may still change; `GeneralFailure` if they are malformed."""
         place = repr(self.name)
         try:
             return encoded.to_python(encoded.read(encoded.copied(region, place), place))
@@ -98,7 +97,7 @@ class NodeArg(Struct, frozen=True):
 
     @property
     def is_open(self) -> bool:
-        """Whether the model does not say the shape, or says that there are no elements."""
+        """True if the model leaves the shape open or says that there are no elements."""
         if self.shape is None:
             return True
         for size in self.shape:  # as in `admits`
@@ -107,18 +106,18 @@ class NodeArg(Struct, frozen=True):
         return False
 
     def admits(self, shape: Sequence[int]) -> bool:
-        """Whether arrays of this shape fit."""
+        """True if arrays of this shape fit."""
         if self.shape is None:
             return True
         if len(shape) != len(self.shape):
             return False
-        for want, have in zip(self.shape, shape, strict=True):  # a generator would be slower than all else in a run
+        for want, have in zip(self.shape, shape, strict=True):  # a generator would be slower than the rest of a run
             if want != have and type(want) is int:
                 return False
         return True
 
     def is_empty(self, shape: Sequence[int]) -> bool:
-        """Whether arrays of a shape that fits have no elements, and may be passed so."""
+        """True if arrays of a shape that fits have no elements and may be passed so."""
         if 0 not in shape:
             return False
         if not self.may_be_empty:
@@ -128,7 +127,7 @@ class NodeArg(Struct, frozen=True):
         return True
 
     def check(self, value: Any) -> np.ndarray[Any, np.dtype[Any]]:
-        """Return `value` as an array that fits this argument; `InvalidArgument` says what does not, and the remedy."""
+        """Return `value` as an array that fits this argument; `InvalidArgument` names the misfit and the remedy."""
         if type(value) is Encoded:
             return value
         if type(value) is np.ndarray and value.dtype == self.dtype and not self.holds:
@@ -137,15 +136,15 @@ class NodeArg(Struct, frozen=True):
         if self.holds:
             bytes_of = self.encode(value)
             room = np.zeros(1 << max(_LEAST_ROOM, (bytes_of.size - 1).bit_length()), np.uint8)
-            room[: bytes_of.size] = bytes_of  # of few sizes, so that few executions are bound
+            room[: bytes_of.size] = bytes_of  # few different sizes, so that few executions are bound
             return room.view(Encoded)
         if value is None:
             raise InvalidArgument(f"input {self.name!r} has no array, but None; give one of {self.dtype}")
         if self.bits_of and str(getattr(value, "dtype", "")) == f"torch.{self.bits_of}":
-            value = value.view(getattr(sys.modules["torch"], str(self.dtype)))  # whose bits NumPy has
+            value = value.view(getattr(sys.modules["torch"], str(self.dtype)))  # NumPy has the bits
         try:
             array = as_array(value)
-        except (TypeError, ValueError, RuntimeError, BufferError) as error:  # as PyTorch's, of tensors with gradients
+        except (TypeError, ValueError, RuntimeError, BufferError) as error:  # PyTorch raises for tensors with gradients
             raise InvalidArgument(f"input {self.name!r} cannot be made an array: {error}") from None
         boolean = self.dtype == np.uint8 and array.dtype == np.bool_
         if array.dtype.name == self.bits_of:
@@ -169,13 +168,14 @@ class NodeArg(Struct, frozen=True):
         return array
 
     def _is_of_numbers(self, value: object, array: Array) -> bool:
-        """Whether a value is a number, or a list of such, that has to be of the declared type: whole, if that is."""
+        """True if a value is one or several numbers of a kind that suits the declared type, as integers do an integer
+        type."""
         if isinstance(value, np.ndarray) or not isinstance(value, list | tuple | int | float | np.generic):
             return False
         return not self.bits_of and (not array.size or array.dtype.kind in _TAKES.get(self.dtype.kind, ""))
 
     def _converted(self, array: Array) -> Array:
-        """Return numbers as the declared type has them; `InvalidArgument` if that has not all of them."""
+        """Return numbers in the declared type; `InvalidArgument` if it cannot represent one of them."""
         with np.errstate(over="ignore"):
             made = array.astype(self.dtype)
         fits = np.isfinite(made) | ~np.isfinite(array) if array.dtype.kind == "f" else made == array
@@ -185,14 +185,14 @@ class NodeArg(Struct, frozen=True):
 
 
 def as_array(value: Any) -> Array:
-    """Return a value as an array, without a copy of what has DLPack and of tensors in the memory of this process."""
+    """Return a value as an array, without copying objects with DLPack or tensors in this process's memory."""
     if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
         return np.from_dlpack(value)
     return np.asarray(value)
 
 
 def _remedy(wanted: OpenShape, shape: tuple[int, ...]) -> str:
-    """Say what makes an array of a shape one of the shape that is wanted, if a batch dimension does."""
+    """Suggest how to add or remove a batch dimension, if that gives an array the wanted shape."""
     assert wanted is not None
     is_row = len(wanted) == len(shape) + 1 and (wanted[0] == 1 or not isinstance(wanted[0], int))
     fits = all(want == have or not isinstance(want, int) for want, have in zip(wanted[1:], shape, strict=False))
@@ -218,7 +218,7 @@ def _argument(model: Model, index: int, name: str, extensions: Sequence[Extensio
 def model_arguments(
     model: Model, extensions: Sequence[Extension] = ()
 ) -> tuple[tuple[NodeArg, ...], tuple[NodeArg, ...]]:
-    """Return (inputs, outputs) of a model's main subgraph, whose types may be those of extensions."""
+    """Return (inputs, outputs) of a model's main subgraph; extension types are allowed."""
 
     def listed(indexes: Sequence[int], names: Sequence[str], kind: str) -> tuple[NodeArg, ...]:
         chosen = names or [f"{kind}{i}" for i in range(len(indexes))]
@@ -231,7 +231,7 @@ def model_arguments(
 def imported_arguments(
     imported: ImportedModel, extensions: Sequence[Extension]
 ) -> tuple[tuple[NodeArg, ...], tuple[NodeArg, ...]]:
-    """As `model_arguments`, with the symbolic dimensions that the file has."""
+    """Return (inputs, outputs) as `model_arguments`, with the file's symbolic dimensions."""
 
     def completed(
         arguments: Sequence[NodeArg], indexes: Sequence[int], shapes: Sequence[OpenShape]
@@ -253,10 +253,10 @@ def imported_arguments(
 
 
 def checked_inputs(nodes: Sequence[NodeArg], inputs: object) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
-    """Return what a caller gives as a dict of arrays, one for each input that is not optional, in order.
+    """Return the caller's inputs as arrays by name, in the model's order.
 
     Raises:
-        InvalidArgument: It is not that.
+        InvalidArgument: An input is missing, unknown or does not fit.
     """
     if not isinstance(inputs, Mapping):
         raise InvalidArgument(f"inputs are a dict of arrays by name, not {type(inputs).__name__}")
@@ -274,7 +274,7 @@ def checked_inputs(nodes: Sequence[NodeArg], inputs: object) -> dict[str, np.nda
 
 
 def shapes_to_say(nodes: Sequence[NodeArg], arrays: Mapping[str, Array]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes that an execution is bound with to take these arrays: those that the model does not say."""
+    """Return the shapes to bind an execution with for these arrays: only those that the model leaves open."""
     return {
         node.name: arrays[node.name].shape
         for node in nodes
@@ -289,7 +289,7 @@ class NoSuchArray(InvalidArgument, KeyError):
 
 
 class SharedArrays(dict[str, np.ndarray[Any, np.dtype[Any]]]):
-    """Arrays by name that are to be written into, not replaced: the other process reads these and no others."""
+    """Arrays by name. Write into them, do not replace them: the other process reads these arrays."""
 
     __slots__ = ()
 
@@ -308,11 +308,11 @@ class SharedArrays(dict[str, np.ndarray[Any, np.dtype[Any]]]):
 
 
 class SharedValues(Mapping[str, Any]):
-    """Shared arrays by name, some of which hold the bytes of values: those are copied when they are set, or looked at.
+    """Shared arrays by name. Values that are no arrays of numbers are encoded when set and decoded when read.
 
     Args:
-        arrays: All of them.
-        nodes: The arguments that are such values, by name.
+        arrays: All arrays.
+        nodes: The arguments that are encoded values, by name.
     """
 
     def __init__(self, arrays: SharedArrays, nodes: Mapping[str, NodeArg]) -> None:
@@ -343,15 +343,15 @@ class SharedValues(Mapping[str, Any]):
 
 
 def answer_length(outputs: Sequence[NodeArg]) -> int:
-    """Return how many datums the longest answer has: two, and for each output one, and one for each dimension."""
+    """Return the datums of the longest answer: two, one for each output, and one for each dimension."""
     ranks = (HIGHEST_RANK if argument.shape is None else len(argument.shape) for argument in outputs)
     return min(2 + len(outputs) + sum(ranks), _MOST_DATUMS)
 
 
 def channel_lengths(inputs: Sequence[NodeArg], outputs: Sequence[NodeArg]) -> tuple[int, int]:
-    """Return how many datums the channels of a burst need, also for a model that has very many arguments.
+    """Return the lengths in datums of a burst's channels, also for a model with very many arguments.
 
-    The dimensions of all outputs fit into the second: they are told where an output's shape is known only after a run.
+    The second has room for the dimensions of all outputs: answers carry them where only a run knows a shape.
     """
     arguments = (*inputs, *outputs)
     with_pools = answer_length(arguments) + len(arguments)
@@ -363,7 +363,7 @@ class Sizes(Struct, frozen=True):
 
     Attributes:
         inputs: One shape per input; None for an optional one that is left out.
-        outputs: One per output; None where only a run tells.
+        outputs: One shape per output; None where only a run tells it.
     """
 
     inputs: tuple[tuple[int, ...] | None, ...]
@@ -371,7 +371,7 @@ class Sizes(Struct, frozen=True):
 
     @property
     def form(self) -> Hashable:
-        """What stays as it is when an execution is given other shapes: what is there, what is empty, and the ranks."""
+        """The properties that other shapes must not change: which arguments are present or empty, and the ranks."""
         shapes = (*self.inputs, *self.outputs)
         return tuple([s if s is None else ~len(s) if 0 in s else len(s) for s in shapes])
 
@@ -382,14 +382,14 @@ def solve_shapes(
     given: Mapping[str, int | Sequence[int]],
     present: Collection[str] = (),
 ) -> Sizes:
-    """Complete what a model says about shapes with what the caller says.
+    """Complete the model's shapes with the caller's.
 
     The size of a named dimension holds for every argument that has it. Two complete shapes may disagree about a name,
-    as files often use one name for two things: then the name says nothing about other arguments.
+    since files often use one name for two things: then the name says nothing about other arguments.
 
     Args:
         given: Complete shapes by name of an argument, sizes by name of a dimension.
-        present: Optional inputs that are there whether a shape of theirs is given or not.
+        present: Optional inputs that are present even without a given shape.
 
     Raises:
         InvalidArgument: A name is unknown, a shape is missing, or the arguments contradict each other or the model.
@@ -430,11 +430,11 @@ def complete_shapes(
     said: Mapping[str, int] = MappingProxyType({}),
     left_out: Container[str] = (),
 ) -> Sizes:
-    """Complete shapes of arguments that the model admits with what it says of the others; None where that is not all.
+    """Complete given shapes with the model's for the other arguments; None where a shape stays incomplete.
 
     Args:
         said: Sizes by name of a dimension.
-        left_out: Optional inputs that are not there.
+        left_out: Optional inputs that are absent.
     """
     every, sizes = (*inputs, *outputs), dict[str | None, int | None](said)
     for argument in every:
@@ -455,7 +455,7 @@ def complete_shapes(
 def _sorted_out(
     arguments: Sequence[NodeArg], given: Mapping[str, int | Sequence[int]]
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
-    """Split the given values into those for arguments and those for dimensions."""
+    """Split the given values into shapes of arguments and sizes of dimensions."""
     names = {argument.name for argument in arguments}
     dimensions = {
         size for node in arguments for size in (*(node.shape or ()), *(node.said or ())) if isinstance(size, str)

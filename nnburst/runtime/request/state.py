@@ -28,10 +28,10 @@ class State(Struct, frozen=True):
 
     Attributes:
         source: The output.
-        target: The input, of the same type; with the shape that it has in this execution, if that stays as it is.
-        shape: What it begins with.
-        buffers: In the device: what the turns 0 and 1 read.
-        grows: Whether each run tells its next shape.
+        target: The input, of the same type; with its shape in this execution if that is fixed.
+        shape: Shape at the beginning.
+        buffers: The device's buffers that turns 0 and 1 read.
+        grows: True if each run tells its next shape.
     """
 
     source: NodeArg
@@ -42,19 +42,19 @@ class State(Struct, frozen=True):
 
     @property
     def tokens(self) -> tuple[BufferToken, BufferToken]:
-        """What the input is, turn by turn; the output is the other one."""
+        """Tokens of the input's buffer, turn by turn; the output has the other buffer."""
         first, second = self.buffers
         return BufferToken(first.token), BufferToken(second.token)
 
     def write(self, turn: int, value: Array | None) -> None:
-        """Set what a turn reads; None for zeros."""
+        """Set the contents that a turn reads; None for zeros."""
         shape = self.shape if value is None else value.shape
         with self._memory(shape) as memory:
             memory.array(self.target.dtype, shape)[...] = self.target.zero_point if value is None else value
             self.buffers[turn].copy_from(memory, shape if self.grows else ())
 
     def read(self, turn: int, shape: tuple[int, ...]) -> Array:
-        """Return a copy of what a turn reads, which has that shape."""
+        """Return a copy, in the given shape, of the contents that a turn reads."""
         with self._memory(shape) as memory:
             self.buffers[turn].copy_to(memory)
             return memory.array(self.target.dtype, shape).copy()
@@ -86,7 +86,7 @@ class States:
         return {state.source.name: state.tokens[::-1] for state in self.all.values()}
 
     def checked(self, values: object) -> dict[str, Array]:
-        """Return values by input name that `write` takes; `InvalidArgument` if a name, dtype or shape is wrong."""
+        """Return values by input name for `write`; `InvalidArgument` if a name, dtype or shape is wrong."""
         if not isinstance(values, Mapping | None):
             raise InvalidArgument(f"the values of a state are a dict of arrays, not {type(values).__name__}")
         given = dict(values or {})
@@ -96,17 +96,17 @@ class States:
         return {name: state.target.check(given[name]) for name, state in self.all.items() if name in given}
 
     def write(self, turn: int, values: Mapping[str, Array]) -> None:
-        """Set what a turn reads; zeros where there is no value."""
+        """Set the contents that a turn reads; zeros where there is no value."""
         for name, state in self.all.items():
             value = values.get(name)
             self._shapes[name] = state.shape if value is None else value.shape
             state.write(turn, value)
 
     def read(self, turn: int, told: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
-        """Return copies of what a turn reads, by input name.
+        """Return copies of the contents that a turn reads, by input name.
 
         Args:
-            told: Shapes by name of an output, if a run has told them since the state was set.
+            told: Output shapes by name, if a run has told them since the state was set.
         """
         rows = self.all.items()
         return {name: state.read(turn, told.get(state.source.name, self._shapes[name])) for name, state in rows}
@@ -119,10 +119,10 @@ class States:
 def check_states(
     compilation: Compilation, state: Mapping[str, str], sizes: Sizes, grow: Container[str] = frozenset()
 ) -> Sizes:
-    """Check ``{output: input}``. Return the sizes, where an output of which only a run would tell has its input's.
+    """Check ``{output: input}``; return the sizes, in which an output of unknown shape gets its input's.
 
     Args:
-        grow: Inputs whose shape changes from run to run; only a run tells their outputs'.
+        grow: Inputs whose shape changes from run to run; only a run tells the shapes of their outputs.
     """
     inputs = {row[0].name: row for row in zip(compilation.inputs, sizes.inputs, strict=True)}
     outputs = {row[0].name: row for row in zip(compilation.outputs, sizes.outputs, strict=True)}
@@ -147,11 +147,11 @@ def make_states(
     shapes: Mapping[str, tuple[int, ...]],
     grow: Container[str] = frozenset(),
 ) -> dict[str, State]:
-    """Allocate the buffers of each state; by name of the input.
+    """Return newly allocated states by input name.
 
     Args:
         state: ``{output: input}``, as `check_states` has checked it.
-        shapes: By name of the input.
+        shapes: Shapes by input name.
         grow: As for `check_states`.
     """
     inputs = {node.name: (i, node) for i, node in enumerate(compilation.inputs)}
@@ -170,7 +170,7 @@ def make_states(
                         [BufferRole(0, i)],
                     )
                 )
-                made[-1].timeout = None  # those who copy say how long that may take
+                made[-1].timeout = None  # callers that copy give their own limit
             fixed = node if target in grow else replace(node, shape=shapes[target])
             states[target] = State(source, fixed, shapes[target], (made[-2], made[-1]), target in grow)
     except BaseException:
@@ -181,7 +181,7 @@ def make_states(
 
 
 def check_steps(compilation: Compilation, count: object) -> None:
-    """Check that a model can be bound with so many steps, and that its device takes them."""
+    """Check that a model can be bound with that many steps and that its device supports them."""
     whole = isinstance(count, int | np.integer) and not isinstance(count, bool)
     if not whole or not 1 <= count <= MOST_STEPS:  # type: ignore[operator]
         raise InvalidArgument(f"steps={count!r}; give a number from 1 to {MOST_STEPS}")
@@ -199,13 +199,13 @@ def steps_of(
     rooms: Container[str],
     count: int,
 ) -> Steps:
-    """Return what a request says of its steps.
+    """Return the description of a request's steps.
 
     Args:
-        rooms: Names of outputs that have other shapes than the model says.
+        rooms: Names of outputs whose shapes differ from the model's.
 
     Raises:
-        InvalidArgument: The shape of an output is not known before it is run.
+        InvalidArgument: The shape of an output is not known before the run.
     """
     inputs = [node.name for node in compilation.inputs]
     outputs = [node.name for node in compilation.outputs]
@@ -236,7 +236,7 @@ def _check(
             f"{what}: give {{output: input}}; the model has outputs {list(outputs)} and inputs {list(inputs)}"
         )
     (source, left), (node, read) = outputs[output], inputs[target]
-    assert read is not None  # which the state makes present
+    assert read is not None  # the state makes the input present
     if node.shape is None or node.holds:
         raise InvalidArgument(f"{what}: input {target!r} is {node.holds or 'of any rank'}, which no state can be")
     pairs = [(part, getattr(source, part), getattr(node, part)) for part in _ALIKE]

@@ -1,1 +1,1 @@
-"""Running requests: bursts, who may run, rings, event loops, recovery."""
+"""Running requests: bursts, permits, rings, event loops, recovery."""

@@ -1,4 +1,4 @@
-"""Many inputs, one result each, in order: in batches if the model takes them, filled while the service runs."""
+"""Results for many inputs, in order: in batches if the model takes them, filled while the service runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Inputs = Mapping[str, "npt.ArrayLike"]
 Outcome = list[Array] | Exception
 Row = int | NNBurstError
-"""How many rows an input has, or what was wrong with it."""
+"""The rows of an input, or its error."""
 
 
 _DEPTH = 4
@@ -40,7 +40,7 @@ def run_many(
     index = -1
     with contextlib.closing(_parts(session, inputs, batch, timeout)) as parts:
         for part in parts:
-            if isinstance(part, Exception):  # of the caller's iterator
+            if isinstance(part, Exception):  # raised by the caller's iterator
                 raise part
             for outcome in part:
                 index += 1
@@ -52,7 +52,7 @@ def run_many(
 
 
 def _name(error: NNBurstError, index: int) -> None:
-    """Have an error say which input it is of, and keep nothing of its run alive."""
+    """Add the index of the input to an error, and drop its references to the run."""
     error.__traceback__ = None
     error.args = (f"inputs[{index}]: {error}", *error.args[1:])
 
@@ -60,7 +60,7 @@ def _name(error: NNBurstError, index: int) -> None:
 def _parts(
     session: Session, inputs: Iterable[Inputs], batch: int, timeout: float | None
 ) -> Generator[Iterable[Outcome] | Exception, None, None]:
-    """Yield what comes of some inputs at a time, which costs few steps of Python's; or an error of `inputs`."""
+    """Yield results in groups, to spend few Python steps on each; or an error of `inputs`."""
     if not isinstance(inputs, Iterable):
         raise InvalidArgument(f"run_many takes an iterable of dicts of arrays, got {type(inputs).__name__}")
     nodes = session.compilation.inputs
@@ -88,7 +88,7 @@ def _parts(
 
 
 def _one_by_one(session: Session, ring: Ring, rest: _Rest, timeout: float | None) -> Iterator[tuple[Outcome]]:
-    """Yield what comes of inputs of one kind."""
+    """Yield the results of inputs of one kind."""
     nodes = session.compilation.inputs
 
     def filled() -> Iterator[tuple[bool, NNBurstError | None]]:
@@ -120,12 +120,13 @@ def _one_by_one(session: Session, ring: Ring, rest: _Rest, timeout: float | None
 
 
 class _Rest:
-    """The inputs that were not taken yet. An error of their iterator ends them, and is there afterwards."""
+    """The inputs that were not taken yet. An error of their iterator ends them, and is kept."""
 
     def __init__(self, inputs: Iterable[Inputs]) -> None:
         self.error: Exception | None = None
         self.at_once = isinstance(inputs, list | tuple)
-        """Whether several may be taken before they are copied: else one may be filled with the next."""
+        """True if several may be taken before they are copied: otherwise the iterator may reuse an input for the next
+        one."""
         self._iterator = iter(inputs) if self.at_once else self._caught(inputs)
         self._back: list[Inputs] = []
 
@@ -142,18 +143,18 @@ class _Rest:
         return self._back.pop() if self._back else next(self._iterator)
 
     def take(self, most: int) -> list[Inputs]:
-        """Take several at once."""
+        """Take and return several inputs at once."""
         items = [self._back.pop() for _ in range(min(most, len(self._back)))]
         items.extend(islice(self._iterator, most - len(items)))
         return items
 
     def first(self) -> Inputs | None:
-        """Return the next one, which is not taken; None if there is none."""
+        """Return the next input without taking it; None if there is none."""
         self.give_back(items := self.take(1))
         return items[0] if items else None
 
     def give_back(self, items: Sequence[Inputs]) -> None:
-        """Have some taken again."""
+        """Put inputs back, to be taken again."""
         self._back.extend(reversed(items))
 
 
@@ -165,7 +166,7 @@ class _Batches:
     """The inputs of one kind, some rows at a time.
 
     Args:
-        session: Runs what fills no batch, and the rows of a batch that has failed.
+        session: Runs single inputs, and the rows of a failed batch one by one.
         timeout: As for `Session.run`.
     """
 
@@ -177,10 +178,10 @@ class _Batches:
         self._shapes = shapes
         self._timeout = timeout
         self._batch = next(iter(shapes.values()))[0]
-        self._filled = 0  # rows of the batch that comes next
+        self._filled = 0  # rows of the next batch
 
     def outcomes(self, rest: _Rest) -> Iterator[Iterable[Outcome]]:
-        """Yield what comes of the inputs of one batch after the other; ends early if the ring can run no more."""
+        """Yield the results of one batch after the other; end early if the ring can run no more."""
         with contextlib.closing(self._ring.flights(self._batches(rest))) as flights:
             for (count, rows), execution, error in flights:
                 outputs: list[Array] = []
@@ -195,14 +196,12 @@ class _Batches:
                 yield _split(outputs, rows) if error is None else self._alone(execution, rows, error)
 
     def _batches(self, rest: _Rest) -> Iterator[tuple[bool, tuple[int, list[Row]]]]:
-        """Fill one batch after the other, for `Ring.flights`, and tell its rows; one that is not full is
-        not started there.
-        """
+        """Fill one batch after the other, for `Ring.flights`, and yield its rows; a partial batch is not started."""
         rows: list[Row] = []
         at_once = self._batch if rest.at_once else 1
         while items := rest.take(min(at_once, self._batch - self._filled)):
             counts = _copy_alike(items, self._ring.current.inputs, self._filled)
-            if not counts and len(items) > 1:  # from here one by one
+            if not counts and len(items) > 1:  # inputs run one by one from here
                 rest.give_back(items)
                 at_once = 1
                 continue
@@ -215,12 +214,12 @@ class _Batches:
                         yield False, (0, rows)
                         rows = []
                     continue
-                if count is None:  # of the next kind
+                if count is None:  # an input of another kind
                     rest.give_back(items)
                     break
                 counts = [count]
             overflows = self._filled + sum(counts) > self._batch
-            if overflows:  # it begins the next batch
+            if overflows:  # the input begins the next batch
                 rest.give_back(items)
             else:
                 rows += counts
@@ -232,13 +231,13 @@ class _Batches:
             yield False, (self._filled, rows)
 
     def _copy(self, arrays: Inputs) -> int | None:
-        """Copy an input behind the rows that are filled, if it fits there.
+        """Copy an input behind the filled rows, if it fits there.
 
         Returns:
-            How many rows it has; None if it is of another kind.
+            Its number of rows; None if it is of another kind.
 
         Raises:
-            InvalidArgument: It is wrong.
+            InvalidArgument: The input does not fit the model.
         """
         checked = checked_inputs(self._session.compilation.inputs, arrays)
         count = _rows(checked, self._batch)
@@ -252,7 +251,7 @@ class _Batches:
         return count
 
     def _alone(self, execution: Execution, rows: list[Row], error: NNBurstError) -> Iterator[Outcome]:
-        """Yield what comes of each input of a batch that has failed: which it was shows when each runs alone."""
+        """Yield the result of each input of a failed batch, run alone to find the one that fails."""
         at = 0
         for row in rows:
             if not isinstance(row, int):
@@ -261,7 +260,7 @@ class _Batches:
             part = {name: view[at : at + row] for name, view in execution.inputs.items()}
             at += row
             if isinstance(error, LASTING):
-                yield copy(error)  # each says of which input it is
+                yield copy(error)  # each names its input
                 continue
             try:
                 yield self._session.run(None, part, self._timeout)
@@ -270,10 +269,10 @@ class _Batches:
 
 
 def _copy_alike(items: list[Inputs], views: Mapping[str, Array], filled: int) -> list[int]:
-    """Copy inputs behind the rows that are filled, without a step of Python's for each.
+    """Copy inputs behind the filled rows, without a Python step for each.
 
     Returns:
-        How many rows each has. Empty if they are not dicts of arrays that fit as they are, or have too many rows.
+        The rows of each. Empty if they are not dicts of arrays that fit unchanged, or have too many rows.
     """
     if set(map(type, items)) != {dict} or set(map(len, items)) != {len(views)}:
         return []
@@ -286,13 +285,13 @@ def _copy_alike(items: list[Inputs], views: Mapping[str, Array], filled: int) ->
                 return []
             counts = have
             np.concatenate(column, out=view[filled : filled + sum(have)], casting="no")
-    except (KeyError, TypeError, ValueError):  # another name, dtype or shape; or one dimension too few
+    except (KeyError, TypeError, ValueError):  # another name, dtype or shape, or too few dimensions
         return []
     return counts
 
 
 def _rows(arrays: Mapping[str, Array], batch: int) -> int:
-    """Return how many rows an input has."""
+    """Return the number of rows of an input."""
     count: int = next(iter(arrays.values())).shape[0]
     for name, array in arrays.items():
         if array.shape[0] != count or count > batch:
@@ -304,7 +303,7 @@ def _rows(arrays: Mapping[str, Array], batch: int) -> int:
 
 
 def _split(outputs: list[Array], rows: list[Row]) -> Iterable[Outcome]:
-    """Take the outputs of a batch apart; what was wrong stays where it is."""
+    """Split the outputs of a batch by input; errors stay in place."""
     good = [row for row in rows if isinstance(row, int)]
     parts = iter(_split_good(outputs, good) if good else ())
     return parts if len(good) == len(rows) else [next(parts) if isinstance(row, int) else row for row in rows]
@@ -321,7 +320,7 @@ def _split_good(outputs: list[Array], rows: list[int]) -> Iterable[list[Array]]:
     ):
         raise GeneralFailure(f"an output has not one row for each of {total}; this model cannot be run in batches")
     count, held = rows[0], [output for output in outputs if not isinstance(output, np.ndarray)]
-    if not held and rows.count(count) == len(rows):  # no step of Python's for each
+    if not held and rows.count(count) == len(rows):  # avoids a Python step for each
         parts = [output.reshape(len(rows), count, *output.shape[1:]) for output in outputs]
         return map(list, zip(*parts, strict=True))
     ends = list(accumulate(rows))

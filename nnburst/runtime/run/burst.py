@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 
 
 class Burst(OneProcess, Closing):
-    """Announces that executions will come in rapid succession. One runs at a time. Context manager.
+    """A channel for executions in rapid succession, one at a time. Context manager.
 
     Args:
-        compilation: Finished; must outlive the burst.
-        polling_window: Seconds that both ends poll before they sleep, 0 to never poll; None for 0 if the preference of
-            the compilation is ``LOW_POWER``, else the default (50 µs with two CPUs or more).
-        loop_timeout: Seconds that each WHILE of a run may take; None for the default of 2 s, more than 15 s is cut to
-            15. A loop that takes longer ends its run with `MissedDeadline`.
+        compilation: A finished compilation, which must outlive the burst.
+        polling_window: Seconds that both ends poll before they sleep, 0 to never poll; None for the default: 50 µs with
+            two CPUs or more, 0 if the compilation prefers ``LOW_POWER``.
+        loop_timeout: Seconds that each WHILE of a run may take, 15 at most; None for 2. A longer loop ends its run with
+            `MissedDeadline`.
 
     Raises:
-        InvalidArgument: `compilation` is not a `Compilation`, or the window or the time of a loop is out of range.
-        BadState: It is not finished or has failed.
+        InvalidArgument: `compilation` is not a `Compilation`, or the polling window or loop timeout is out of range.
+        BadState: The compilation is not finished or has failed.
 
     Example:
         >>> with nnburst.launch() as service, nnburst.nnapi.Compilation(model, service) as compilation:
@@ -107,36 +107,36 @@ class Burst(OneProcess, Closing):
         """Return an execution with shared input and output arrays of its own.
 
         Args:
-            shapes: What the model leaves open: sizes by name of a dimension (``{"batch": 8}``), complete shapes by name
-                of an argument (``{"image": (8, 3, 224, 224)}``). Outputs that only have dimensions of known names get
-                their shape from them. An optional input is among the arrays if it is named here, or below.
-            room: The largest shapes that `Execution.reshape` is going to give, as `shapes` are said, which are those of
-                the inputs here if they are left out. An output may have room, too, though only a run tells its shape.
-                A state of which the input is named here may have another shape after each run.
-            measure: Whether `Execution.timing` is filled.
-            state: ``{output: input}``: what a run leaves in the output, the next one reads as the input. It stays
-                in the device, in driver-managed buffers. Its shape is the input's, which `shapes` completes, or that
-                of its first value if it has `room`.
+            shapes: Shapes that the model leaves open: sizes by name of a dimension (``{"batch": 8}``), complete shapes
+                by name of an argument (``{"image": (8, 3, 224, 224)}``). Outputs get their shapes from named dimensions
+                where they can. An optional input gets an array if any argument here names it.
+            room: The largest shapes for `Execution.reshape`, in the same form as `shapes`; inputs without a shape begin
+                with these. An output may have room even if only a run tells its shape. A state whose input is named
+                here may change its shape in each run.
+            measure: True to fill `Execution.timing`.
+            state: ``{output: input}``: the output of one run is the input of the next. It stays in the device, in
+                driver-managed buffers. Its shape is the input's, completed by `shapes`, or that of its first value if
+                it has `room`.
             initial_state: Arrays by input name for the first run; default zero.
-            memory: Where inputs and outputs lie that are to lie elsewhere than in arrays of the execution's own, by
-                name: a view of shared memory (``ring.array("uint8", (480, 640, 3), offset)``), whose dtype and shape
-                are the argument's, or a `Memory`, which is used from its beginning; an image is used whole. Nothing is
-                copied. It must stay open until the first run; from then on the service has it mapped, until the last
-                execution that names it is closed.
-            steps: Run the model so many times in one run, one step after the other: arrays of inputs and outputs have
-                that leading dimension, a state goes from step to step. Shapes and types are those of one step. If a
-                step fails, the exception says which; the state is as it was before the run then, and outputs of
-                earlier steps may be there. The time limit is that of the run, and is looked at between steps.
-            timeout: Seconds that a run may take; None for no limit, 0 for an answer that is there at once.
-            rooms: Bytes by name of an output whose shape only a run tells; default 4096. A shape that is given wins.
-            least: Bytes by name that arguments of known shapes have at least.
-            keep: What the execution keeps alive.
-            pool: Where the execution finds another burst when this one is busy; None: its run is refused then.
+            memory: Your own memory for inputs and outputs, by name: a view of shared memory (``ring.array("uint8",
+                (480, 640, 3), offset)``) with the argument's dtype and shape, or a `Memory`, used from its beginning;
+                an image is used whole. Nothing is copied. It must stay open until the first run; the service then keeps
+                it mapped until the last execution that names it is closed.
+            steps: Run the model this many times in one run: arrays of inputs and outputs have this leading dimension,
+                and a state passes from step to step. Shapes and types are those of one step. If a step fails, the
+                exception names it; the state is then as before the run, and outputs of earlier steps may be written.
+                The timeout covers the run, and is checked between steps.
+            timeout: Seconds that a run may take; None for no limit, 0 for an immediate answer only.
+            rooms: Bytes by name of an output whose shape only a run tells; default 4096. A given shape takes
+                precedence.
+            least: Minimum bytes of arguments of known shapes, by name.
+            keep: An object that the execution keeps alive.
+            pool: Source of another burst when this one is busy; None: the run is refused then.
 
         Raises:
             InvalidArgument: A shape is missing or contradicts the model; the two ends of a state differ; a view is not
                 of shared memory, not dense, or of another dtype; with steps, the shape of an output is not known.
-            GeneralFailure: The device cannot keep state; copy it with `Session.run`. It takes no requests of steps.
+            GeneralFailure: The device cannot keep state; copy it with `Session.run`. Or it does not support steps.
             BadState: The burst is closed.
         """
         by_name = {"state": state, "shapes": shapes, "room": room, "memory": memory, "rooms": rooms}
@@ -179,17 +179,17 @@ class Burst(OneProcess, Closing):
 
     @property
     def stats(self) -> BurstStats:
-        """Counters of the client's end."""
+        """Counters of the client's end of the burst."""
         return self.controller.stats
 
     def free_memory(self, memory: Memory | DeviceMemory) -> bool:
-        """Forget a memory on both sides. Returns whether the burst knew it.
+        """Forget a memory on both sides; return True if the burst knew it.
 
         Args:
-            memory: One that its requests have named.
+            memory: A memory that requests of this burst have named.
 
         Raises:
-            InvalidArgument: It is no memory.
+            InvalidArgument: `memory` is no memory.
         """
         pool = memory if isinstance(memory, Memory) else getattr(memory, "pool", None)
         if pool is None:
@@ -197,11 +197,11 @@ class Burst(OneProcess, Closing):
         return self.controller.free_memory(pool)
 
     def _refuse(self) -> None:
-        """Run nothing any more; an execution in flight gets `BadState`. Waits for nothing."""
+        """Refuse further runs without waiting; an execution in flight gets `BadState`."""
         self.controller.refuse()
 
     def close(self) -> None:
-        """End the burst; in any order relative to memories. Idempotent."""
+        """End the burst, before or after its memories. Idempotent."""
         try:
             self.controller.close()
         finally:

@@ -1,4 +1,4 @@
-"""The bursts of a session, as many as have been needed at once: here they are opened, buried and replaced."""
+"""The bursts of a session, as many as have been needed at once, and their replacement after a crash."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _MOST_KEPT = 4
 
 
 class Restart(Struct, frozen=True):
-    """A service that died and was started, or connected to, again.
+    """One restart of a dead service, or one new connection to it.
 
     Attributes:
-        reason: How it ended, in words.
+        reason: The end of the service, in words.
         signal: As in `DeadObject`.
-        exit_status: Likewise.
-        cache: What caching did when the model was compiled again: the name of a `CacheReason`.
-        seconds: From the first call that needed it until it was there.
+        exit_status: As in `DeadObject`.
+        cache: Cache result of compiling the model again: the name of a `CacheReason`.
+        seconds: Time from the first call that needed the service until it was ready.
     """
 
     reason: str
@@ -52,36 +52,36 @@ class Restart(Struct, frozen=True):
 
 
 class BurstPool:
-    """Bursts on one compilation. A burst runs one execution at a time; one that finds it busy moves to a free one.
+    """Bursts on one compilation. A burst runs one execution at a time; a second execution moves to a free burst.
 
-    So a program with one thread has one burst, and what is hot stays hot; one with many has as many as run at once.
-    A ring cannot move: it has a burst of its own, which ends with it.
+    A program with one thread has one burst, which stays in the CPU's cache; a program with many threads has as many
+    bursts as run at once. A ring cannot move: it has its own burst, which ends with it.
 
     Args:
-        options: Those of the session.
-        open_again: Opens the model again when the service has died: calls `begin_again`, and returns what caching did.
+        options: Options of the session.
+        open_again: Opens the model again after the service died: calls `begin_again`, and returns the cache report.
 
     Attributes:
-        restarts: The deaths that it has got over.
+        restarts: Restarts of the service so far.
     """
 
     def __init__(self, compilation: Compilation, options: Options, open_again: Callable[[], str]) -> None:
         self.options = options
         self._open_again = open_again
-        self._refusal = ""  # why it opens nothing (any more)
+        self._refusal = ""  # reason for opening no more bursts
         self._bursts: list[Burst] = []
         self._of_rings: list[Burst] = []
         self._open(compilation, self._bursts)
         self._ended: deque[Burst] = deque()
         self._past: tuple[BurstStats, Latency] | None = None
-        self._lock = process_lock()  # nothing is waited for below it
+        self._lock = process_lock()  # never held while waiting
         self.restarts: tuple[Restart, ...] = ()
         self._attempt: tuple[threading.Thread, list[BaseException]] | None = None
         self._rings: dict[Hashable, Ring] = {}
         abandon_when_forked(self)
 
     def abandon(self) -> None:
-        """In a forked child: open nothing; have no thread, and no rings, whose inputs the parent's runs read."""
+        """Reset in a forked child: open nothing, have no thread, and no rings, whose inputs the parent's runs read."""
         self._refusal, self._attempt, self._rings = _INHERITED, None, {}
 
     def _check_open(self) -> None:
@@ -89,7 +89,7 @@ class BurstPool:
             raise BadState(self._refusal)
 
     def _open(self, compilation: Compilation, others: list[Burst]) -> Burst:
-        """Open another one, and put it with the others."""
+        """Open another burst and add it to the pool."""
         self._check_open()
         window, loop_timeout = self.options.polling_window, self.options.loop_timeout
         others.append(burst := Burst(compilation, polling_window=window, loop_timeout=loop_timeout))
@@ -101,29 +101,29 @@ class BurstPool:
         return burst
 
     def begin_again(self, compilation: Compilation) -> None:
-        """Take the place of bursts that have died; executions move when they run next."""
+        """Replace bursts that have died; executions move with their next run."""
         bursts: list[Burst] = []
         self._open(compilation, bursts)
         self._bursts, self._of_rings, self._rings = bursts, [], {}
 
     def replacement(self, burst: Burst, *, died: bool) -> Burst | None:
-        """Return a burst for one that is busy, or has died; None if there is none after a death. Raises as `spare`."""
+        """Return a burst in place of a busy or dead one; None if there is none after a death. Raises as `spare`."""
         return None if died and not self.recover(burst) else self.spare()
 
     def recover(self, dead: Burst) -> bool:
-        """Wait until there are others in place of one that has died; False if there will be none.
+        """Wait until dead bursts are replaced; False if they will not be.
 
-        Once for each death, however many threads ask, and in another thread: they may have less time than it takes.
+        One helper thread does this once for each death, since the threads that wait may have less time than it takes.
 
         Raises:
             DeadObject: The model could not be opened again; the next call tries once more.
-            MissedDeadline: It takes longer than the caller may wait, and goes on.
+            MissedDeadline: It takes longer than the caller may wait, and continues.
             BadState: The session is closed.
         """
         ending = dead.controller.ending
         if self._refusal:
             return False
-        if dead.controller.told and not ending.reason:  # the burst alone has ended
+        if dead.controller.told and not ending.reason:  # only the burst has ended
             return True
         if not self.options.restarts:
             return False
@@ -137,7 +137,7 @@ class BurstPool:
                 attempt = start_daemon(self._restart, failures, ending, name="nnburst-restart", what=what), failures
                 self._attempt = attempt
         thread, failures = attempt
-        thread.join(Deadline.after().left())  # holds nothing that a handler, which waits as well, could need
+        thread.join(Deadline.after().left())  # holds no lock that a signal handler could need
         if failures:
             failure = f"the service is gone ({ending.reason}) and does not come back: {failures[0]}"
             raise DeadObject(failure, signal=ending.signal, exit_status=ending.exit_status) from failures[0]
@@ -150,9 +150,9 @@ class BurstPool:
         try:
             try:
                 cache = deadline.call(self._open_again)
-            except DeadObject:  # what killed the service may have hit the next one, too
+            except DeadObject:  # the new service may have died of the same cause
                 cache = deadline.call(self._open_again)
-        except BaseException as error:  # raised where it is waited for
+        except BaseException as error:  # raised in the threads that wait
             failures.append(error)
             return
         restart = Restart(how.reason, how.signal, how.exit_status, cache, time.monotonic() - begin)
@@ -161,40 +161,40 @@ class BurstPool:
         warn("nnburst.runtime", said, how.reason, restart.seconds)
 
     def end_restart(self) -> None:
-        """Wait for a service that is just being started again, as long as leaving may take."""
+        """Wait for a restart that is under way, at most as long as leaving may take."""
         if self._attempt is not None:
             self._attempt[0].join(Deadline.after(LEAVING).left())
 
     @property
     def first(self) -> Burst:
-        """The one that there is from the beginning."""
+        """The first burst."""
         return self._bursts[0]
 
     def living(self) -> Burst:
-        """As `spare`, after a death that is to be got over first (`recover`): for what is bound to stay where it is."""
+        """Return a free burst as `spare`, after `recover` if the service has died: for users that cannot move."""
         if self.first.controller.ending.reason:
             self.recover(self.first)
         return self.spare()
 
     def free(self) -> Burst | None:
-        """Return one that runs nothing now, if there is one."""
+        """Return a free burst, if there is one."""
         for burst in self._bursts:
             if burst.controller.is_free and burst.controller.is_sound:
                 return burst
         return None
 
     def spare(self) -> Burst:
-        """Return one that runs nothing now; another one if all do, for which the service is waited for.
+        """Return a free burst; if all are busy, open another and wait for the service.
 
         Raises:
-            BadState: They are closed.
+            BadState: The pool is closed.
             ResourceExhausted: The service gives this client no more bursts.
             MissedDeadline: The service did not answer in time.
         """
         return self.free() or self._another(lambda: self._bursts)
 
     def _another(self, others: Callable[[], list[Burst]]) -> Burst:
-        """Open another one, after a death that is to be got over first."""
+        """Open another burst, after `recover` if the service has died."""
         self._bury()
         first = self.first
         try:
@@ -205,7 +205,7 @@ class BurstPool:
         return self._another(others)
 
     def _ring(self, make: Callable[[Burst], Sequence[Execution]]) -> Ring:
-        """Make one on a burst of its own; raises as `spare`."""
+        """Make a ring on a burst of its own; raises as `spare`."""
         burst = self._another(lambda: self._of_rings)
         try:
             return Ring(make(burst), partial(self._end, burst))
@@ -214,7 +214,7 @@ class BurstPool:
             raise
 
     def _end(self, burst: Burst) -> None:
-        """Use it no more. Also in a finaliser, so it is closed later."""
+        """Take a burst out of use. Safe in a finaliser: the burst is closed later."""
         with contextlib.suppress(ValueError):  # `begin_again` came in between
             self._of_rings.remove(burst)
         if self._refusal != _INHERITED:
@@ -229,12 +229,12 @@ class BurstPool:
         make: Callable[[Ring | None, Burst], Sequence[Execution]],
         deadline: Deadline,
     ) -> Iterator[Ring]:
-        """Lend one of those that were used last, as making one costs more than many of its runs.
+        """Lend a recently used ring, since making one costs more than many runs.
 
         Args:
-            key: What they have in common that can be lent here.
-            sizes: Shapes of the arguments.
-            make: Returns executions on a burst, which have more room than those of a ring that had too little.
+            key: Equal for rings that can replace each other.
+            sizes: Shapes of the arguments of the ring.
+            make: Returns executions on a burst; they get more room than those of a ring that had too little.
         """
         ring = small = self._rings.pop(key, None)
         if ring is None or not ring.is_idle or not ring.reshape(sizes):
@@ -248,7 +248,7 @@ class BurstPool:
                     self._rings.pop(oldest, None)
 
     def _bury(self) -> None:
-        """Close those that have ended; what they have counted stays."""
+        """Close bursts that have ended; keep their counts."""
         with contextlib.suppress(IndexError):
             while True:
                 burst = self._ended.popleft()
@@ -266,7 +266,7 @@ class BurstPool:
         return sum((*past, *(burst.stats for burst in self._all[1:])), self.first.stats)
 
     def latency(self) -> Latency:
-        """Say how long the runs of all took."""
+        """Return the latencies of the runs of all bursts."""
         self._bury()
         past = () if self._past is None else (self._past[1],)
         return sum((*past, *(burst.controller.latency() for burst in self._all[1:])), self.first.controller.latency())
@@ -276,13 +276,13 @@ class BurstPool:
         return (*self._bursts, *self._of_rings, *self._ended)
 
     def refuse(self) -> None:
-        """Run nothing any more; executions in flight get `BadState`. Waits for nothing."""
+        """Refuse further runs without waiting; executions in flight get `BadState`."""
         self._refusal = self._refusal or _CLOSED
         for burst in self._all:
             burst._refuse()
 
     def hang_up(self) -> None:
-        """End all without waiting, from any thread, also in a finaliser."""
+        """End all bursts without waiting, from any thread, also in a finaliser."""
         self._rings = {}
         for burst in self._all:
             burst.controller.hang_up()

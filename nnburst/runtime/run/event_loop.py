@@ -1,11 +1,11 @@
-"""Awaiting executions, in asyncio or Trio: the event loop watches the bell of each burst that is awaited.
+"""Awaiting executions in asyncio or Trio: the event loop watches the bell of each awaited burst.
 
-A run first polls for its answer, where that has paid lately, and goes on from turn to turn of the loop until its
-polling window is over: how long all runs may poll in one turn is limited, so that other tasks wait for about as long as
-for one window. Then its task is suspended until the bell rings.
+A run first polls for its answer, if that has paid lately, in one turn of the loop after the other, until its polling
+window is over. All runs together may poll for a limited time in one turn, so that other tasks wait for about one
+window. Then the task is suspended until the bell rings.
 
-A run that is cancelled is given up: one that the service has not seen is taken back, another lands later, and until
-then its arrays are in use. A thread sees to that, as the loop may end first: one for each burst, as long as it is open.
+A cancelled run is taken back if the service has not seen it. Otherwise its answer comes later, and its arrays are in
+    use until then. A thread waits for that answer, as the loop may end first: one thread for each open burst.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _LONGEST_TURN = 30_000
-"""Nanoseconds that all runs together may poll in one turn of an event loop. With what a turn takes itself, its other
-tasks wait for some 45 µs: docs/async.md has the figures.
+"""Nanoseconds that all runs together may poll in one turn of an event loop. docs/async.md has the delay of other tasks.
 """
 
 
@@ -48,7 +47,7 @@ def _nothing() -> None:
 def current_loop() -> Loop:
     """Return the loop that runs the calling task; `BadState` if there is none."""
     if "trio" in sys.modules:
-        sniffio = sys.modules["sniffio"]  # Trio has imported it
+        sniffio = sys.modules["sniffio"]  # imported by Trio
         with contextlib.suppress(sniffio.AsyncLibraryNotFoundError):
             if sniffio.current_async_library() == "trio":
                 return _trio_loop()
@@ -72,10 +71,10 @@ async def run(
     """Run an execution as `BoundRequest.run` does, without blocking the event loop.
 
     Args:
-        late: Called when a run that was given up has landed, or will not be made, in the thread that finds it.
+        late: Called when an abandoned run has ended, or will not be made, in the thread that finds it.
 
     Raises:
-        NNBurstError: As `BoundRequest.run`; `BadState` also if it is in flight.
+        NNBurstError: As `BoundRequest.run`; `BadState` also if the execution is in flight.
     """
     if timeout is not ...:
         with execution._limited(timeout):
@@ -106,7 +105,7 @@ async def run(
             raise
     if flight.status == 0:
         return
-    if flight.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:  # nothing has to be asked for
+    if flight.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:  # needs no question to the service
         execution._conclude(flight.status)
         return
     execution._concluding = True
@@ -123,25 +122,25 @@ async def run(
 
 
 def is_busy(execution: BoundRequest) -> bool:
-    """Whether a run of an execution that was given up has not come to its end."""
+    """True while an abandoned run of an execution has not ended."""
     return execution.is_in_flight or execution._concluding
 
 
 async def aside(
     flights: InFlightRuns, step: Callable[[], T], late: Callable[[], None] = _nothing
 ) -> tuple[T | None, BaseException | None]:
-    """Take a step that may wait for the service, or for another one, in the burst's thread for such steps.
+    """Call a function that may block, in the burst's thread for such calls.
 
     Args:
-        step: Goes on if the task is cancelled.
-        late: Called at its end in some thread, if the task was cancelled and so does not get the outcome.
+        step: The function; it continues if the task is cancelled.
+        late: Called at its end, in any thread, if the task was cancelled.
 
     Returns:
-        What the step has returned, and raised.
+        The result of the step, and its exception.
     """
     waiter = current_loop().waiter()
     outcome: list[tuple[T | None, BaseException | None]] = []
-    first = threading.Lock()  # the task or the thread: the second one finds the outcome unwanted
+    first = threading.Lock()  # task or thread: the second finds the outcome unwanted
     context = contextvars.copy_context()
 
     def job() -> None:
@@ -157,7 +156,7 @@ async def aside(
     try:
         await waiter.wait(None)
     except BaseException:
-        if not first.acquire(blocking=False):  # it is over
+        if not first.acquire(blocking=False):  # the step has ended
             late()
         raise
     return outcome.pop()
@@ -172,7 +171,7 @@ def _give_up(flight: InFlight, flights: InFlightRuns, late: Callable[[], None]) 
 
     flight.when_landed(landed)
     if not flights.give_up(flight):
-        with contextlib.suppress(ResourceExhausted):  # then the loop alone, as long as it runs
+        with contextlib.suppress(ResourceExhausted):  # without a thread the loop alone waits
             attend_to(flights, flight)
 
 
@@ -181,14 +180,14 @@ def _give_up(flight: InFlight, flights: InFlightRuns, late: Callable[[], None]) 
 
 @cache
 def _get_running_loop() -> Callable[[], asyncio.AbstractEventLoop]:
-    """Return asyncio's function. Most clients have no loop, and a program that has one has read all of asyncio."""
+    """Return asyncio's function, imported late: most clients have no loop."""
     from asyncio import get_running_loop
 
     return get_running_loop
 
 
 class _AsyncioLoop:
-    """A loop of asyncio: it has one reader for each burst that is awaited."""
+    """An asyncio loop, with one reader for each awaited burst."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = weakref.ref(loop)
@@ -197,7 +196,7 @@ class _AsyncioLoop:
         self._turn_ends = 0  # 0: no run has polled in this turn
 
     def attend(self, flights: InFlightRuns) -> None:
-        """Watch the bell of a burst that has something in flight."""
+        """Watch the bell of a burst with executions in flight."""
         loop = self.loop()
         if loop is None or flights in self._watched or flights.closed:
             return
@@ -218,13 +217,13 @@ class _AsyncioLoop:
         own.close()
 
     def waiter(self) -> _AsyncioWaiter:
-        """Return what one task waits for."""
+        """Return the object that one task waits for."""
         loop = self.loop()
-        assert loop is not None  # it runs
+        assert loop is not None  # the loop runs
         return _AsyncioWaiter(loop, self._thread)
 
     def look_until(self) -> int:
-        """When polling in this turn of the loop has to end, on CLOCK_MONOTONIC in nanoseconds. The first one counts."""
+        """Return the end of polling in this turn of the loop in CLOCK_MONOTONIC nanoseconds, set by its first call."""
         if not self._turn_ends:
             loop = self.loop()
             assert loop is not None
@@ -236,13 +235,13 @@ class _AsyncioLoop:
         self._turn_ends = 0
 
     def pause(self) -> Awaitable[None]:
-        """Let the loop go round once."""
+        """Let the loop run other tasks for one turn."""
         import asyncio
 
         return asyncio.sleep(0)
 
     def checkpoint(self) -> None:
-        """What a run awaits that was answered at once: nothing."""
+        """Do nothing: a run that was answered at once awaits this."""
         return None
 
 
@@ -254,7 +253,7 @@ class _AsyncioWaiter:
         self._future: asyncio.Future[bool] = loop.create_future()
 
     def set(self, flight: InFlight | None = None) -> None:
-        """Wake the task. From any thread, perhaps twice."""
+        """Wake the task. Any thread may call this, perhaps twice."""
         if threading.get_ident() == self._thread:
             self._end(True)
         else:
@@ -262,11 +261,11 @@ class _AsyncioWaiter:
                 self._loop.call_soon_threadsafe(self._end, True)
 
     def _end(self, in_time: bool) -> None:
-        if not self._future.done() and not self._loop.is_closed():  # one that is closed goes on with no task
+        if not self._future.done() and not self._loop.is_closed():  # a closed loop resumes no task
             self._future.set_result(in_time)
 
     def wait(self, timeout: float | None) -> Awaitable[bool]:
-        """Wait for it; False if the time was over first."""
+        """Wait for `set`; False if the time was over first."""
         return self._future if timeout is None else self._within(timeout)
 
     async def _within(self, timeout: float) -> bool:
@@ -285,14 +284,15 @@ class _Here(threading.local):
 
 
 _here = _Here()
-"""The loop that has asked last in this thread: most often it asks again."""
+"""The loop that asked last in this thread; most often it asks again."""
 
 
 # ---- Trio ------------------------------------------------------------------------------------------------------------
 
 
 class _TrioLoop:
-    """Trio: a system task for each burst that is awaited. Every run is a checkpoint, as Trio's own functions are."""
+    """A Trio loop, with a system task for each awaited burst. Every run is a checkpoint, as Trio's own functions
+    are."""
 
     def __init__(self, token: Any) -> None:
         import trio
@@ -307,7 +307,7 @@ class _TrioLoop:
     def attend(self, flights: InFlightRuns) -> None:
         if flights in self._watched or flights.closed:
             return
-        own = FdSet.duplicate([flights.fileno()])  # not in the task, for which the burst may be closed already
+        own = FdSet.duplicate([flights.fileno()])  # the burst may be closed before the task begins
         self._watched.add(flights)
         self._trio.lowlevel.spawn_system_task(self._watch, flights, own)
 
@@ -333,7 +333,7 @@ class _TrioLoop:
         return self._turn_ends
 
     async def _turn(self) -> None:
-        """Has its turn after the tasks that were to run when it was woken."""
+        """Begin a turn once the tasks that were ready before the wake-up have run."""
         try:
             while True:
                 self._turn_ends = 0

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 def submit(execution: E) -> Future[E]:
-    """Start an execution. The future's result is the execution itself, whose outputs are then those of the run."""
-    from concurrent.futures import Future  # which most clients never need
+    """Start an execution; the future's result is the execution itself, with the outputs of the run."""
+    from concurrent.futures import Future  # most clients never need it
 
     future: Future[E] = Future()
     deadline = Deadline.after(execution._allowed)
     while (flight := execution._start()).status == -errno.EBUSY:  # a thread waits in its burst
         if execution._again(errno.EBUSY, deadline) is None:
-            break  # it has no other one
+            break  # there is no other burst
     flights = execution.controller.flights
     try:
         attend_to(flights, flight)
@@ -42,7 +42,7 @@ def submit(execution: E) -> Future[E]:
     once, due, missed = threading.Lock(), execution._deadline, execution._missed()
 
     def landed(flight: InFlight) -> None:
-        if not once.acquire(blocking=False):  # another thread has found it landed, too, or its time was over
+        if not once.acquire(blocking=False):  # another thread was first, or the time was over
             return
         take_back()
         try:
@@ -53,7 +53,7 @@ def submit(execution: E) -> Future[E]:
             future.set_result(execution)
 
     def expire() -> None:
-        if not flights.give_up(flight) and once.acquire(blocking=False):  # else it has landed
+        if not flights.give_up(flight) and once.acquire(blocking=False):  # otherwise it has ended
             future.set_exception(missed)
 
     is_limited = due.at_ns and flight.status is None
@@ -66,24 +66,24 @@ _attendants = process_lock()
 
 
 def attend_to(flights: InFlightRuns, flight: InFlight) -> None:
-    """See to it that a thread attends to these flights until this one has landed."""
+    """Have a thread attend to a burst's flights until this one has ended."""
     if flight.status is not None:
         return
     with _attendants:
         if flights.attendant is None or not flights.attendant.is_alive():
             what = "what is in flight"
             flights.attendant = start_daemon(_attend, weakref.ref(flights), name="nnburst-attendant", what=what)
-    flights.arm()  # the thread may be waiting since nothing was in flight
+    flights.arm()  # the thread may sleep since nothing was in flight
 
 
 def _attend(reference: weakref.ref[InFlightRuns]) -> None:
-    """Land what flies, as long as there is the burst."""
+    """Complete flights as long as the burst exists."""
     flights = reference()
     if flights is None:
         return
     try:
         fd = FdSet.duplicate([flights.fileno()])
-    except BadState:  # closed: all has landed
+    except BadState:  # closed: no flight is left
         return
     poll = select.poll()
     poll.register(fd.fds[0], select.POLLIN)
@@ -92,6 +92,6 @@ def _attend(reference: weakref.ref[InFlightRuns]) -> None:
             flights.attend(fd.fds[0])
             if flights.closed:
                 return
-            del flights  # which may go meanwhile
+            del flights  # the burst may be dropped meanwhile
             poll.poll()
             flights = reference()

@@ -1,4 +1,4 @@
-"""Which callers may run a session now, and which wait."""
+"""Permits of a session: they decide which callers may run now and which wait."""
 
 from __future__ import annotations
 
@@ -18,42 +18,43 @@ if TYPE_CHECKING:
     from ..execution import Execution
 
 _LONGEST_WAIT = 0.1
-"""Seconds until one that waits looks for itself."""
+"""Seconds until a waiting caller looks for a permit by itself."""
 
 
 class Permit:
-    """Leave to run, with the executions of earlier runs: the last one used, and one for each form of the arguments.
+    """Permission to run, with the executions of earlier runs: the last one used, and one for each form of the
+    arguments.
 
     Attributes:
-        thread: The thread that has to go on before it comes back; 0: none.
+        thread: The thread that has to continue before the permit comes back; 0: none.
     """
 
     __slots__ = ("__weakref__", "execution", "executions", "thread")
 
     def __init__(self) -> None:
         self.execution: Execution | None = None
-        self.executions: dict[Hashable, Execution] = {}  # the one used last comes last
+        self.executions: dict[Hashable, Execution] = {}  # in order of use, the last one at the end
         self.thread = 0
 
     def forget(self) -> None:
-        """Let go of its executions."""
+        """Drop the executions of the permit."""
         for execution in list(self.executions.values()):
             execution.forget()
         self.execution, self.executions = None, {}
 
 
 class Permits:
-    """A fixed number of permits. The one that was given back last is taken first, as its burst still polls.
+    """A fixed number of permits. The last one given back is taken first, as its burst still polls.
 
-    Callers that wait are woken in order and take what is idle: to wake one gives nothing away, and may be done twice.
-    One that nobody wakes looks for itself every tenth of a second: those before it may be unable to run, below its
-    signal handler or in its event loop. A permit that is dropped, because an exception came between two steps, is
-    replaced when another caller waits.
+    Waiting callers are woken in order and take an idle permit: waking a caller reserves nothing, and may happen twice.
+        A caller that is not woken looks by itself every tenth of a second: callers before it may be unable to run,
+        interrupted by its signal handler or in its own event loop. A permit that is dropped, because an exception came
+        between two steps, is replaced when another caller waits.
 
     Attributes:
-        idle: Those that are free. For callers that count nanoseconds, `take` is ``idle.pop()`` while nobody waits, and
-            `give` is ``idle.append(permit)`` followed by ``if waiting: wake()``.
-        waiting: What wakes those that wait, in order.
+        idle: Free permits. In a hot loop, `take` is ``idle.pop()`` while `waiting` is empty, and `give` is
+            ``idle.append(permit)`` followed by ``if waiting: wake()``.
+        waiting: Functions that wake the waiting callers, in order.
     """
 
     def __init__(self, number: int) -> None:
@@ -64,7 +65,7 @@ class Permits:
         abandon_when_forked(self)
 
     def abandon(self) -> None:
-        """Make the permits; in a forked child others, without executions, whose inputs the parent's runs read, too."""
+        """Make the permits anew; a forked child must not keep executions, whose inputs the parent's runs read, too."""
         self.waiting.clear()
         self.idle.clear()
         self._all: list[weakref.ref[Permit]] = []
@@ -72,7 +73,7 @@ class Permits:
         self._complete()
 
     def _complete(self) -> None:
-        """Have as many permits as there are to be, and wake those that may take one."""
+        """Replace dropped permits, and wake callers for the idle ones."""
         with self._completing:
             while len(self._all) < self.number:
                 permit = Permit()
@@ -81,7 +82,7 @@ class Permits:
         self.wake()
 
     def take(self, deadline: Deadline) -> Permit | None:
-        """Return a permit, or None if there is none in time."""
+        """Return a permit; None if none is free in time."""
         with contextlib.suppress(IndexError):
             if not self.waiting:
                 return self.idle.pop()
@@ -94,7 +95,7 @@ class Permits:
                     arrival.get(timeout=min(left or _LONGEST_WAIT, _LONGEST_WAIT))
                 except Empty:
                     self._complete()
-                with contextlib.suppress(IndexError):  # a newcomer was faster
+                with contextlib.suppress(IndexError):  # another caller was faster
                     return self.idle.pop()
             return None
         finally:
@@ -115,7 +116,7 @@ class Permits:
             self._complete()
             while (left := deadline.left()) != 0:
                 await arrival.wait(min(left or _LONGEST_WAIT, _LONGEST_WAIT))
-                arrival = current_loop().waiter()  # before the look: whoever wakes this task has given a permit back
+                arrival = current_loop().waiter()  # made before the look, so that no permit is missed
                 with contextlib.suppress(IndexError):
                     return self.idle.pop()
                 self._complete()
@@ -130,16 +131,16 @@ class Permits:
             self.wake()
 
     def wake(self) -> None:
-        """Wake as many of those that wait as there are idle permits."""
-        with contextlib.suppress(IndexError):  # one has left
+        """Wake as many waiting callers as there are idle permits."""
+        with contextlib.suppress(IndexError):  # a waiting caller has left
             for place in range(min(len(self.idle), len(self.waiting))):
                 self.waiting[place](None)
 
     def awaited_in(self, thread: int) -> int:
-        """How many come back only when a thread goes on."""
+        """Return the number of permits that come back only when a thread continues."""
         return sum(permit is not None and permit.thread == thread for permit in (ref() for ref in self._all))
 
     def forget(self) -> None:
-        """Let go of the executions of all idle permits."""
+        """Drop the executions of all idle permits."""
         for permit in self.idle:
             permit.forget()

@@ -1,4 +1,4 @@
-"""Executions of one burst that take turns: while the service runs some, the next one is filled."""
+"""Executions of one burst that alternate: while the service runs some, the next one is filled."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ T = TypeVar("T")
 
 _EALREADY = -errno.EALREADY
 LASTING = (MissedDeadline, DeadObject, BadState)
-"""Errors after which a ring runs nothing more."""
+"""Errors that end a ring."""
 
 
 class Ring:
-    """Executions of one burst that take turns, several in flight: answers come in the order of the starts.
+    """Executions of one burst that alternate, several in flight; answers come in the order of the starts.
 
-    One thread at a time. It ends when it is dropped.
+    For one thread at a time. The ring ends when it is dropped.
 
     Args:
-        executions: Two or more, which belong to the ring from now on.
-        then: Called when it ends.
+        executions: Two or more; they belong to the ring from now on.
+        then: Called when the ring ends.
     """
 
     __slots__ = ("__weakref__", "_at", "_controller", "_executions", "_pointers")
@@ -39,16 +39,16 @@ class Ring:
         self._executions = executions
         self._pointers = [execution.pointer for execution in executions]
         self._controller = executions[0].controller
-        self._at = 0  # place of `current`
+        self._at = 0  # index of `current`
         weakref.finalize(self, _end, self._pointers, then).atexit = False
 
     @property
     def current(self) -> Execution:
-        """The execution to fill."""
+        """The execution to fill next."""
         return self._executions[self._at]
 
     def reshape(self, sizes: Sizes) -> bool:
-        """Give the arrays of all other shapes; False if there is no room for these."""
+        """Give the arrays of all executions other shapes; False if there is no room for these."""
         try:
             for execution in self._executions:
                 execution._reshape(sizes)
@@ -58,18 +58,18 @@ class Ring:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is in flight on its burst, which may be used again."""
+        """True if its burst has nothing in flight and may be used again."""
         controller = self._controller
         return controller.is_free and controller.is_sound and not controller.ending.reason
 
     def flights(
         self, tokens: Iterable[tuple[bool, T]]
     ) -> Generator[tuple[T, Execution, NNBurstError | None], None, None]:
-        """Run `current` once for each token, in turn, several at once; yield each with its execution when that has
-        ended, and with why it failed. A token that says False starts nothing: it comes when all before it have ended.
+        """Run `current` for each token, several at once; when a run has ended, yield its token, execution and error. A
+        false token starts nothing: it is yielded when all before it have ended.
 
-        The last one is that after which nothing runs here: a `MissedDeadline`, whose run may still use its arrays, a
-        `DeadObject` or a `BadState`. What is in flight when this is left is given up at once.
+        An error that ends the ring comes last: a `MissedDeadline`, whose run may still use its arrays, a `DeadObject`
+            or a `BadState`. Closing the generator abandons the runs in flight.
         """
         flying: deque[T] = deque()
         try:
@@ -80,7 +80,7 @@ class Ring:
                     flying.append(token)
                     if len(flying) == len(self._pointers):
                         yield flying.popleft(), self._executions[self._at], error
-                else:  # it is not to be started, could not be, or has run elsewhere
+                else:  # a false token, a failed start, or a run elsewhere
                     yield from self._landed(flying)
                     yield token, execution, error
                 if error is not None and isinstance(error, LASTING):
@@ -91,10 +91,10 @@ class Ring:
             self._at = 0
 
     def _start(self) -> tuple[bool, NNBurstError | None]:
-        """Start `current`, and wait for the one that is current then, if that is in flight.
+        """Start `current`, then wait for the next execution if that is in flight.
 
         Returns:
-            Whether it flies, and why the other one, or else this one, has failed.
+            (True if it is in flight, error of the next execution or else of this one).
         """
         at, pointers = self._at, self._pointers
         following = (at + 1) % len(pointers)
@@ -112,7 +112,7 @@ class Ring:
 
 
 def _error(execution: Execution, status: int) -> NNBurstError | None:
-    """Wait for the end of a run, and return how it failed."""
+    """Wait for the end of a run and return its error."""
     try:
         execution._conclude(status)
     except NNBurstError as error:
@@ -121,12 +121,12 @@ def _error(execution: Execution, status: int) -> NNBurstError | None:
 
 
 def _give_up(executions: Sequence[CData]) -> None:
-    """Await none of them any more. Waits for nothing; also in a finaliser."""
+    """Abandon all runs without waiting; safe in a finaliser."""
     for execution in filter(lib.nnb_execution_flies, executions):
         lib.nnb_execution_drop(execution)
 
 
 def _end(executions: Sequence[CData], then: Callable[[], object]) -> None:
-    """Answers must not be written to an execution that is gone."""
+    """Withdraw the executions: no answer may be written to one that no longer exists."""
     _give_up(executions)
     then()

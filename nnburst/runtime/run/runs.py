@@ -1,4 +1,4 @@
-"""How a session runs inputs that do not just fit the arrays of the run before, waiting or awaited."""
+"""Runs of a session whose inputs do not fit the arrays of the run before, blocking or awaited."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from .burst_pool import BurstPool
 
 _KEPT = 8
-"""Executions for different forms of the arguments that a permit keeps."""
+"""Number of executions, for different forms of the arguments, that a permit keeps."""
 _LEAST_ROOM = 4096
-"""Bytes for an argument whose shape the model leaves open."""
+"""Minimum bytes for an argument whose shape the model leaves open."""
 _MOST_KEPT = (32 << 20) - mmap.PAGESIZE
-"""Bytes of a block that glibc learns from when it is freed, see mallopt(3)."""
+"""Largest block in bytes whose release raises glibc's mmap threshold, see mallopt(3)."""
 _MOST_RERUNS = 8
 
 
@@ -48,14 +48,14 @@ class Runs:
     """The runs of a session.
 
     Args:
-        pool: Where they find bursts.
-        timeout: Seconds of an execution's run that is given no others.
-        concurrency: How many may be under way.
+        pool: Source of bursts.
+        timeout: Default timeout of a run in seconds.
+        concurrency: Number of runs that may be under way.
 
     Attributes:
-        permits: Leave to run, with the executions of earlier runs.
+        permits: Permits, with the executions of earlier runs.
         rooms: Bytes that outputs of unknown shape needed so far, by name.
-        least: Bytes that arguments get at least whose shape the model leaves open, by name.
+        least: Minimum bytes by name of arguments whose shape the model leaves open.
     """
 
     def __init__(self, pool: BurstPool, timeout: float | None, concurrency: int) -> None:
@@ -72,11 +72,11 @@ class Runs:
     # ---- permits ---------------------------------------------------------------------------------------------
 
     def wait_for_permit(self, limit: float | None) -> tuple[Permit, float | None]:
-        """Wait for a permit. Returns it and the seconds that are then left for the run.
+        """Wait for a permit; return it and the seconds left for the run.
 
         Raises:
-            BadState: All permits come back only when this thread goes on.
-            MissedDeadline: There was none in time.
+            BadState: All permits come back only when this thread continues.
+            MissedDeadline: No permit was free in time.
         """
         permits, deadline = self.permits, Deadline.after(limit)
         if permits.awaited_in(threading.get_ident()) >= permits.number:
@@ -102,7 +102,7 @@ class Runs:
     def run_again(
         self, permit: Permit, failed: Execution, error: OutputInsufficientSize, limit: float | None
     ) -> list[Array]:
-        """Go on after a first attempt; the limit is that of the run, without what is set up meanwhile."""
+        """Continue after a first attempt; the limit is the run's, and setting up does not count."""
         for _ in range(_MOST_RERUNS):
             left = failed._deadline.left()
             larger = self._setting_up(limit).call(self.larger, permit, failed, error)
@@ -125,7 +125,7 @@ class Runs:
                 self.permits.give(permit)
 
         async def set_up(step: Callable[[], Any]) -> Any:
-            """Take a step that waits for the service if no burst is free, for another service if this one has died."""
+            """Call a function that may wait for another burst, or for a restart of the service."""
             nonlocal deadline, aside
             first, begin = self._pool.first.controller, time.monotonic_ns()
             opening = self._setting_up(limit)
@@ -133,7 +133,7 @@ class Runs:
                 made = opening.call(step)
             else:
                 flights = first.flights
-                aside = True  # if the task is cancelled, the permit goes on being used
+                aside = True  # the permit stays in use if the task is cancelled
                 made, error = await event_loop.aside(flights, lambda: opening.call(step), give)
                 aside = False
                 if error is not None:
@@ -147,7 +147,7 @@ class Runs:
                 execution = await set_up(partial(self._fed, permit, inputs))
             for _ in range(_MOST_RERUNS):
                 if not execution.controller.is_free:
-                    with contextlib.suppress(ResourceExhausted):  # then it shares the burst
+                    with contextlib.suppress(ResourceExhausted):  # without another burst it shares this one
                         await set_up(partial(execution._again, errno.EBUSY, deadline))
                 try:
                     await event_loop.run(execution, ... if limit is self._timeout is None else deadline.left(), give)
@@ -157,7 +157,7 @@ class Runs:
             raise _too_often()
         finally:
             permit.thread = 0
-            if not aside and (execution is None or not event_loop.is_busy(execution)):  # else when that has ended
+            if not aside and (execution is None or not event_loop.is_busy(execution)):  # else at its end
                 give()
 
     def _setting_up(self, limit: float | None) -> Deadline:
@@ -166,7 +166,7 @@ class Runs:
     # ---- executions ------------------------------------------------------------------------------------------
 
     def fed(self, permit: Permit, inputs: object, limit: float | None) -> Execution:
-        """Return an execution for the shapes of these inputs, filled with them; the limit is that of the run."""
+        """Return an execution for the shapes of these inputs, filled with them; the limit is the run's."""
         return self._setting_up(limit).call(self._fed, permit, inputs)
 
     def _fed(self, permit: Permit, inputs: object) -> Execution:
@@ -187,7 +187,7 @@ class Runs:
         return execution
 
     def sizes(self, shapes: Mapping[str, tuple[int, ...]]) -> Sizes:
-        """Return the shapes of all arguments for those of the inputs that are there."""
+        """Return the shapes of all arguments for the given inputs."""
         return complete_shapes(*self._nodes, shapes, left_out=self._optional - shapes.keys())
 
     def _bound(self, arrays: Mapping[str, Array], least: Mapping[str, int]) -> Execution:
@@ -198,14 +198,14 @@ class Runs:
             least=least,
             pool=self._pool,
         )
-        # The C library gives freed pages back, and each run would get its outputs page by page. Once it has freed such
-        # a block at once, it keeps twice as much.
+        # The C library returns freed pages to the kernel, so that each run would fault its outputs in page by page.
+        # Once it has freed one such block, it keeps twice as much.
         if (memory := execution._arguments.layout.memory) is not None:
             np.empty(min(memory.size, _MOST_KEPT), np.uint8)
         return execution
 
     def larger(self, permit: Permit, small: Execution, error: OutputInsufficientSize) -> Execution:
-        """Give a permit an execution with the room that the last run of its own one needed, filled as that."""
+        """Replace a permit's execution by one with the room that its last run needed, filled with the same inputs."""
         arguments = small._arguments
         for name, nbytes in arguments.needed_rooms(error).items():
             self.rooms[name] = max(nbytes, self.rooms.get(name, 0))
