@@ -119,6 +119,9 @@ def test_file_of_options_of_the_page_is_read_as_printed(serve_with: Callable[...
         ("title = 3", "has title; nnburst serve has no such option"),
         ("name =", "is no TOML"),
         ('sandbox = "maybe"', "'maybe' is not one of"),
+        ("oip-control = 3", "'3' is not a valid boolean"),
+        ("max-run = true", "'True' is not a valid"),
+        ('config = "other.toml"', "has config; nnburst serve has no such option"),
     ],
 )
 def test_file_of_options_that_is_wrong_is_refused(serve_with: Callable[..., Any], config: str, said: str) -> None:

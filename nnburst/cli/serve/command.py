@@ -61,10 +61,11 @@ def _read_config(context: click.Context, parameter: click.Parameter, file: Path 
         found = {key.replace("-", "_"): value for key, value in tomllib.loads(file.read_text(encoding="utf-8")).items()}
     except ValueError as error:
         raise click.BadParameter(f"{file} is no TOML: {error}") from None
-    if unknown := found.keys() - {each.name for each in context.command.params}:
+    if unknown := found.keys() - {each.name for each in context.command.params if each is not parameter}:
         raise click.BadParameter(f"{file} has {', '.join(sorted(unknown))}; nnburst serve has no such option")
     tables = {key: [f"{k}={v}" for k, v in value.items()] for key, value in found.items() if isinstance(value, dict)}
-    context.default_map = found | tables
+    words = {key: str(value) for key, value in found.items() if not isinstance(value, dict | list)}
+    context.default_map = found | tables | words
 
 
 @click.command(context_settings={"auto_envvar_prefix": "NNBURST_SERVE"})
