@@ -143,15 +143,16 @@ def checked_source(
             "ModelBuilder.build() returns, a torch module, or a function with @nnburst.declare above it; of other "
             f"libraries, a file: {_WAYS_OUT}"
         )
-    from ...devices.function import SentFunction, encode_functions
+    from ...devices.function import declaration_of, encode_functions
 
-    sent = SentFunction.of(model)
+    sent = encode_functions([model])
+    name = declaration_of(model).name
     if has_service:
         raise InvalidArgument(
-            f"{sent.declaration.name!r} is code, which goes only to a service that starts with it: leave out service=, "
+            f"{name!r} is code, which goes only to a service that starts with it: leave out service=, "
             "or give its name at a service that has it, by launch(functions=[…]) or `nnburst serve FILE.py:FUNCTION`"
         )
-    return sent.declaration.name, encode_functions([model])
+    return name, sent
 
 
 def in_memory(data: bytes) -> Memory:
