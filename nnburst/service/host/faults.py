@@ -1,7 +1,7 @@
-"""Fault points: what a service that is launched with them does on the order of its client.
+"""Fault points: failures of a service that is launched with them, on the order of its client.
 
-The client writes orders (`Order`) to a socket, each with one end of a socket of its own. Whoever passes a point reads
-the orders that have come, so that each is in force for all that is asked of the service later, without a thread. A
+The client writes orders (`Order`) to a socket, each with one end of a socket of its own. Each thread that passes a
+point first reads the orders that have come, so an order holds for every later call, and needs no thread of its own. A
 fault says on its socket that it is reached before it does anything; one byte from the client withdraws it.
 
 Nothing of this is loaded by a service without fault points.
@@ -36,10 +36,10 @@ _PATIENCE = 30.0
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What is to happen, and when.
+    """A fault to cause, and when.
 
     Attributes:
-        skip: How often the point is passed before it happens.
+        skip: Passages of the point before it happens.
         number: Seconds of a delay, an exit status, or a signal.
     """
 
@@ -61,19 +61,19 @@ class _Armed:
         self._sock = sock
 
     def tell(self) -> None:
-        """Say that it happens now."""
-        with contextlib.suppress(OSError):  # the client has not kept the fault
+        """Report that the fault happens now."""
+        with contextlib.suppress(OSError):  # the client no longer listens for the fault
             self._sock.send(b"!", socket.MSG_NOSIGNAL)
 
     def withdrawn(self) -> bool:
-        """Whether the client has withdrawn it, which is more than not to keep it."""
+        """Return True if the client has withdrawn the order; closing the socket is not enough."""
         try:
             return self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
         except OSError:
             return False
 
     def wait(self, seconds: float | None = None) -> None:
-        """Wait until it is withdrawn, at most so long."""
+        """Wait until the order is withdrawn, at most so long."""
         end = None if seconds is None else time.monotonic() + seconds
         ready([self._sock.fileno()], seconds)
         if not self.withdrawn():
@@ -87,7 +87,7 @@ class FaultPoints:
     """The orders of a client.
 
     Args:
-        sock: Where they come from; owned from now on.
+        sock: Brings the orders; owned from now on.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -97,17 +97,17 @@ class FaultPoints:
         self._armed: list[_Armed] = []
 
     def admit(self, call: Call) -> None:
-        """Pass the point of a call that a service is about to serve, if it has one."""
+        """Pass the point, if any, of a call that a service is about to serve."""
         point = _CALLS.get(call.request)
         if point is not None:
             self.reach(point)
 
     def wrap(self, prepared: PreparedModel) -> PreparedModel:
-        """Return a model that passes the point "run" around another."""
+        """Wrap a model in one that passes the point "run"."""
         return FaultyModel(prepared, self)
 
     def reach(self, point: Point) -> None:
-        """Do what was ordered for a point."""
+        """Carry out the orders for a point."""
         with self._lock:
             self._receive()
             due = [armed for armed in tuple(self._armed) if armed.order.point == point and self._is_due(armed)]
@@ -147,7 +147,7 @@ _CALLS: Mapping[type[Message], Point] = {
 """Executions pass a point of their own, when they run."""
 
 
-# ---- what can happen ----------------------------------------------------------------------------------------
+# ---- the faults ---------------------------------------------------------------------------------------------
 
 
 def _kill(armed: _Armed) -> None:

@@ -1,4 +1,4 @@
-"""What a client asks for: the functions that serve its calls, by their names in `CALLS`. `Client` has the others."""
+"""The functions that serve a client's calls, by their names in `CALLS`; the others are methods of `Client`."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class HostedModel(Struct, frozen=True):
     """A prepared model in a connection's table.
 
     Attributes:
-        served: What runs requests: the same, or the same with fault points.
-        row: Where its executions are counted.
-        priority: Of its bursts.
+        served: The model that runs requests: the same, or the same with fault points.
+        row: Counts its executions.
+        priority: Priority of its bursts.
     """
 
     prepared: PreparedModel
@@ -108,7 +108,7 @@ def on_publish_model(client: Client, message: calls.PublishModel, fds: FdBundle)
 
 
 def on_withdraw_model(client: Client, message: calls.WithdrawModel, fds: FdBundle) -> calls.Done:
-    """Sessions that have it open keep it."""
+    """Stop serving a model under its name; open sessions keep it."""
     _named_device(client).withdraw(message.name)
     return calls.Done()
 
@@ -171,7 +171,7 @@ def _own_model(
     label: str,
     counted: Sequence[str],
 ) -> int:
-    """Have a model in the table; what it needs goes with it. Returns its number."""
+    """Add a model, and what it needs, to the table. Return its number."""
     owned.callback(prepared.close)
     row = client.open_row(RowKind.MODEL, label)
     owned.callback(row.close)
@@ -204,7 +204,7 @@ def on_execute(client: Client, message: calls.Execute, fds: FdBundle) -> calls.E
 
 
 def _label(prepared: PreparedModel, device: Device, model: calls.WireModel | None = None) -> str:
-    """What a model is called on the page of statistics."""
+    """Return a model's name for the page of statistics."""
     if prepared.label or model is None or not model.input_names:
         return prepared.label or device.name
     return f"{device.name}: {', '.join(model.input_names)} → {', '.join(model.output_names)}"
@@ -218,8 +218,8 @@ class HostedBuffer:
 
     Args:
         buffer: Closed by `dispose`.
-        ledger: Where its bytes count.
-        tokens: Those that the connection may name.
+        ledger: Counts its bytes.
+        tokens: Tokens that the connection may name.
     """
 
     what: ClassVar[str] = "buffer"
@@ -324,7 +324,7 @@ class HostedBurst(Struct, frozen=True):
     what: ClassVar[str] = "burst"
 
     def leave(self) -> None:
-        """Its client awaits nothing of it any more."""
+        """Note that the client awaits no more answers of the burst."""
         self.memories.row.leave()
         self.context.leave()
 
@@ -355,11 +355,11 @@ class SlotMemories(BurstCallback):
         self._charges: dict[int, Charge] = {}
 
     def ended(self, reason: str) -> None:
-        """Tell the client."""
+        """Tell the client that the burst has ended."""
         self._client.connection.forget(calls.EndNotice(reason, self._number))
 
     def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory | Named, ...]]:
-        """Ask the client, in as many calls as the descriptors need."""
+        """Ask the client for memories, in as many calls as their descriptors need."""
         if len(self._charges) + len(slots) > _MOST_SLOTS:
             return ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, ()
         memories: list[Memory | Named] = []
@@ -374,7 +374,7 @@ class SlotMemories(BurstCallback):
             local = isinstance(error, BadState | DeadObject)
             return (ErrorStatus.GENERAL_FAILURE if local else error.status), ()
         for slot, charge in charges.items():
-            self.forget(slot)  # asked again: the old one is not in use any more
+            self.forget(slot)  # a second request: the old memory is out of use
             self._charges[slot] = charge
         return ErrorStatus.NONE, tuple(memories)
 
@@ -394,13 +394,13 @@ class SlotMemories(BurstCallback):
             check_pools(memories, "burst")
 
     def forget(self, slot: int) -> None:
-        """A slot was freed."""
+        """Forget the memory of a slot that was freed."""
         charge = self._charges.pop(slot, None)
         if charge is not None:
             charge.release()
 
     def forget_all(self) -> None:
-        """The burst is over."""
+        """Forget all memories: the burst is over."""
         for slot in list(self._charges):
             self.forget(slot)
 
@@ -457,7 +457,7 @@ def _extent(queue: calls.WireQueue) -> int:
 
 
 class HostedFenced:
-    """A fenced execution in a connection's table. It goes once it has ended and its client has let go."""
+    """A fenced execution in a connection's table. It is removed once it has ended and its client has released it."""
 
     what: ClassVar[str] = "fenced execution"
 
@@ -471,13 +471,13 @@ class HostedFenced:
         return self._execution
 
     def launched(self, execution: FencedExecution) -> None:
-        """Tell what was launched."""
+        """Note the execution that was launched."""
         self._execution = execution
         if self._cancelled:  # meanwhile
             execution.cancel()
 
     def cancel(self) -> None:
-        """Have it not begin."""
+        """Keep the execution from beginning."""
         self._cancelled = True
         if self._execution is not None:
             self._execution.cancel()
@@ -488,12 +488,12 @@ def on_execute_fenced(
 ) -> tuple[calls.ExecuteFencedReply, FdBundle]:
     """Launch an execution that waits for fences; neither this thread nor another that serves calls waits."""
     with contextlib.ExitStack() as undo, contextlib.ExitStack() as fences:
-        running = undo.enter_context(contextlib.ExitStack())  # what it needs until it has ended
+        running = undo.enter_context(contextlib.ExitStack())  # resources that it needs until its end
         model = running.enter_context(client.objects.lease(message.prepared_model, HostedModel))
         request = client.request(running, message.request, fds)
         wait_for = [fences.enter_context(Fence(fd)) for fd in fds.fds[: message.fences]]
         hosted = HostedFenced()
-        charge = client.ledger.charge(requests=1)  # until its client lets go of it and it has ended
+        charge = client.ledger.charge(requests=1)  # until its client has released it and it has ended
         number = client.objects.add(hosted, charge.release)
         undo.callback(client.objects.remove, number)
         running.enter_context(client.objects.lease(number, HostedFenced))
@@ -522,7 +522,7 @@ def on_get_fenced_info(client: Client, message: calls.GetFencedInfo, fds: FdBund
 
 
 def on_cancel_fenced(client: Client, message: calls.CancelFenced, fds: FdBundle) -> calls.Done:
-    """Have a fenced execution not begin."""
+    """Keep a fenced execution from beginning."""
     with client.objects.lease(message.execution, HostedFenced) as hosted:
         hosted.execution.cancel()
     return calls.Done()

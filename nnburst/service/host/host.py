@@ -58,13 +58,13 @@ class ServiceHost:
         devices: What clients see, in this order. The host closes them.
         quotas: What one connection may own.
         user_quotas: What all connections of one user may own.
-        page: Where it counts what it does; closed by the host. None: nowhere.
-        workers: Calls of one connection that are served at the same time, of those that compute and of the others.
-        listeners: Serve the bursts of all connections, which the host closes; None for a thread for each burst.
+        page: Statistics, closed by the host; None for none.
+        workers: Most computing calls of one connection that are served at the same time, and most others.
+        listeners: Threads for the bursts of all connections, closed by the host; None for a thread for each burst.
         max_run: Seconds that a run may take; None for no limit.
         max_compile: Seconds that reading and compiling a model of a client may take, after which this process ends.
-        faults: What its client may order; None for nothing.
-        sandbox: What keeps this process in, which clients are told.
+        faults: Fault points of its client; None for none.
+        sandbox: This process's sandbox, as clients are told.
         apart: Devices that only the broker of this process uses here.
     """
 
@@ -118,7 +118,7 @@ class ServiceHost:
             BadState: The host is closed.
             ResourceExhausted: The system has no thread for another client.
         """
-        pidfd = FdSet(() if peer_pidfd is None else (peer_pidfd,))  # owned also if this fails
+        pidfd = FdSet(() if peer_pidfd is None else (peer_pidfd,))  # closed also on failure
         with self._lock:
             if self._closed:
                 raise BadState("the service host is closed")
@@ -151,7 +151,7 @@ class ServiceHost:
         """End this process, whatever it is doing, as soon as its clients have been told. Does not return."""
         _log.error("%s", reason)
         self._last_words = reason
-        for is_broker in (True, False):  # who comes again meanwhile is not handed to this process
+        for is_broker in (True, False):  # the broker first: it hands no more clients to this process
             for hosted in self.connections:
                 if hosted.is_broker is is_broker:
                     hosted.connection.hang_up(calls.EndNotice(reason=reason))
@@ -159,7 +159,7 @@ class ServiceHost:
         os._exit(1)
 
     def forget(self, hosted: Client) -> None:
-        """Called by a connection that has ended, in its reader thread."""
+        """Forget a connection that has ended; called in its reader thread."""
         with self._lock:
             self._connections.discard(hosted)
             self._ending = [other for other in self._ending if not other.connection.wait_ended(0)]
@@ -169,8 +169,8 @@ class ServiceHost:
         """End all connections, release what they own, close the devices. Idempotent.
 
         Args:
-            reason: What clients are told once their executions that run are finished, as far as the time of leaving
-                allows; empty for nothing: executions of several steps end between two of them then.
+            reason: Told to clients once their running executions are finished, if the time of leaving allows. If empty,
+                clients are told nothing, and executions of several steps end between two steps.
         """
         with self._lock:
             if self._closed:
@@ -195,7 +195,7 @@ class ServiceHost:
 
     @staticmethod
     def _finish(connections: list[Client]) -> None:
-        """What runs is finished before its client hears of the end. The time that there is, is that of all clients."""
+        """Let running executions finish before their clients hear of the end, within one time limit for all clients."""
         for hosted in connections:
             hosted.objects.close()
 
@@ -206,12 +206,12 @@ class Client:
     A worker thread serves each call by its ``on_*``, the function of its subject.
 
     Attributes:
-        flow: Of its bursts' requests; None once it has gone, or for a thread for each burst.
-        tokens: Of the buffers that it owns: it may name no others.
-        bursts: That it has open.
-        fenced: Executions that have not ended.
+        flow: Schedules its bursts' requests; None once it has gone, or for a thread for each burst.
+        tokens: Tokens of the buffers that it owns: it may name no others.
+        bursts: Its open bursts.
+        fenced: Fenced executions that have not ended.
         peer: Its process id (0 if it is in another pid namespace) and its user.
-        is_broker: Whether it is the broker whose worker this process is.
+        is_broker: True for the broker of this worker process.
     """
 
     def __init__(
@@ -260,7 +260,7 @@ class Client:
     # -- what its calls ask for ----------------------------------------------------------------------------------------
 
     def account(self, nbytes: int, n_fds: int = 0) -> Callable[[], None]:
-        """Charge working memory; where that would be too much, what is kept for later runs goes first."""
+        """Charge working memory; if it would be too much, free memory that is kept for later runs first."""
         try:
             return self.ledger.charge(working_bytes=nbytes, fds=n_fds).release
         except ResourceExhausted:
@@ -271,7 +271,7 @@ class Client:
     charge_answer = account
 
     def charge_for(self, pools: Sequence[WireMemory], fds: FdBundle, **more: int) -> Charge:
-        """Charge what a message hands over."""
+        """Charge the resources that a message hands over."""
         return self.ledger.charge(mapped_bytes=total_size(pools), fds=len(fds), **more)
 
     def model(self, stack: contextlib.ExitStack, wire: WireModel, fds: FdBundle, **more: int) -> Model:
@@ -290,13 +290,13 @@ class Client:
         return request
 
     def limited(self) -> contextlib.AbstractContextManager[None]:
-        """Limit the time of reading and compiling a model. The broker's are the operator's."""
+        """Limit the time of reading and compiling a model, except for the broker's, which are the operator's."""
         if self.host.max_compile is None or self.is_broker:
             return contextlib.nullcontext()
         return calling_at(Deadline.after(self.host.max_compile).at_ns, self.overdue)
 
     def require_broker(self) -> None:
-        """Refuse an order of another client's."""
+        """Refuse an order that does not come from the broker."""
         if not self.is_broker:
             raise InvalidArgument("only the broker of a service may ask that of its workers")
 
@@ -311,21 +311,21 @@ class Client:
         return self.host.devices[number]
 
     def open_row(self, kind: RowKind, label: str = "", parent: Row | None = None) -> Row:
-        """Return a row of the page of statistics, or one that nobody sees."""
+        """Return a row of the page of statistics, or a private one."""
         page = self.host.page
         return (page and page.open(kind, label, parent or page.service, self.peer)) or private_row()
 
     # -- serving -------------------------------------------------------------------------------------------------------
 
     def admit(self, call: calls.Call) -> None:
-        """Nothing is served before hello; a fault that was ordered happens first."""
+        """Refuse calls before hello; cause an ordered fault first."""
         if not self._greeted and call.request is not calls.Hello:
             raise calls.Malformed(f"{call.name} before hello")
         if self.host.faults is not None:
             self.host.faults.admit(call)
 
     def rank(self, message: Message) -> int:
-        """Compilations and executions that wait for a thread get it by priority; calls that have none come first."""
+        """Return the rank of a waiting call: calls without a priority first, the others by theirs."""
         if isinstance(message, calls.PrepareModel):
             return message.job.priority
         if isinstance(message, calls.PrepareModelFromCache):
@@ -345,7 +345,7 @@ class Client:
         return calls.HelloReply(version=calls.VERSION, pid=os.getpid(), sandbox=self.host.sandbox)
 
     def on_take_client(self, message: calls.TakeClient, fds: FdBundle) -> calls.Done:
-        """Serve another client. The broker is told of its end, and of what keeps it from being served."""
+        """Serve another client. Tell the broker when it has gone, or why it cannot be served."""
         self.require_broker()
         tell = partial(self._tell_gone, message.number)
         number, *pidfd = fds.take(1 + message.has_pidfd)
@@ -372,7 +372,7 @@ class Client:
 
     def on_goodbye(self, message: calls.Goodbye, fds: FdBundle) -> calls.Done:
         """Release everything before the client closes its end."""
-        self.objects.hang_up(DeadObject)  # what it asks for nevertheless is answered
+        self.objects.hang_up(DeadObject)  # later calls are still answered
         self.objects.close()
         return calls.Done()
 
@@ -383,7 +383,7 @@ for _call in calls.CALLS:
 
 
 def _is_usable(device: Device) -> bool:
-    """Whether a device may be offered; one that is not is left out, the others are not affected."""
+    """Return True if a device may be offered; a bad one is left out, without effect on the others."""
     try:
         check_device(device)
     except NNBurstError as error:

@@ -1,4 +1,4 @@
-"""What one connection owns in a service: its objects by number."""
+"""The objects that one connection owns in a service, by number."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..connection.serving import ConnectionEnds
 
 
 class Thing(Protocol):
-    """What a client owns; `what` is its name in messages."""
+    """An object that a client owns; `what` is its name in messages."""
 
     what: ClassVar[str]
 
@@ -40,7 +40,7 @@ class ObjectTable:
     Numbers are never used again. Nothing is called under the lock.
 
     Args:
-        account: Where working memory of its client's requests counts; None: nowhere.
+        account: Counts working memory of its client's requests; None: not counted.
 
     Attributes:
         token: Cancelled when the client has left.
@@ -51,7 +51,7 @@ class ObjectTable:
         self._entries: dict[int, _Entry] = {}
         self._numbers = itertools.count(1)
         self._closed: type[DeadObject] | None = None
-        self._kept: set[_Entry] = set()  # also those that are just being disposed of
+        self._kept: set[_Entry] = set()  # also entries that are just being disposed of
         self.token = CancelToken(account=account)
 
     def __len__(self) -> int:
@@ -67,9 +67,9 @@ class ObjectTable:
         """Own an object and return its number.
 
         Args:
-            dispose: Called once when it is to go.
-            hang_up: Called first if the connection ends, so that threads inside the object come back.
-            leave: Called first if the client awaits nothing of it any more: it has gone, or dropped the object.
+            dispose: Called once when the object has to go.
+            hang_up: Called first if the connection ends, so that threads inside the object return.
+            leave: Called first if the client awaits no more answers: it has gone, or dropped the object.
 
         Raises:
             DeadObject: The connection has ended meanwhile; the object has been disposed of.
@@ -86,7 +86,7 @@ class ObjectTable:
         return number
 
     def find(self, number: int, kind: type[T]) -> T | None:
-        """Return an object, to look at only, since it may go at any time; None if there is no such one."""
+        """Return an object, to look at only, since it may go at any time; None if there is none."""
         entry = self._entries.get(number)
         return entry.value if entry is not None and isinstance(entry.value, kind) else None
 
@@ -96,7 +96,7 @@ class ObjectTable:
 
         Raises:
             InvalidArgument: There is no such object, or it is of another kind.
-            DeadObject: There is none any more.
+            DeadObject: The connection has ended.
         """
         with self._lock:
             entry = self._entries.get(number)
@@ -120,17 +120,17 @@ class ObjectTable:
             self._let_go(entry)
 
     def leave(self) -> None:
-        """The client has gone: what runs for it may end."""
+        """Let runs end early: the client has gone."""
         self.token.cancel()
         for entry in tuple(self._kept):
             if entry.leave is not None:
                 entry.leave()
 
     def hang_up(self, error: type[DeadObject] = ConnectionEnds) -> None:
-        """Accept nothing more, and have the threads inside the objects come back once what they run is over.
+        """Accept nothing more, and have the threads inside the objects return after their present runs.
 
         Args:
-            error: What is raised from now on; the first one counts.
+            error: Raised from now on; the first one counts.
         """
         with self._lock:
             self._closed = self._closed or error

@@ -1,4 +1,4 @@
-"""How much of everything one connection, and one user, may have in a service at a time."""
+"""Limits on what one connection, and one user, may have in a service at a time."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ class Quotas(Struct, frozen=True):
     """The most that one connection, or one user with all of its connections, may have at a time.
 
     Attributes:
-        connections: Of a user.
+        connections: Open connections of a user.
         models, bursts, buffers: Numbers of them.
-        buffer_bytes: What driver-managed buffers take.
-        mapped_bytes: Every pool and queue that was handed over.
+        buffer_bytes: Bytes of driver-managed buffers.
+        mapped_bytes: Bytes of all pools and queues that were handed over.
         fds: Descriptors that were handed over.
-        requests: Executions without a burst that are under way, each in a thread; a fenced one counts until its client
-            has let go of it, too.
-        working_bytes: What bound requests and their runs take beside the memory of the requests.
-        process_bytes, process_fds: Of a user: the private memory of the process of its own models, weights and all, and
-            its descriptors. The kernel keeps these (RLIMIT_DATA, RLIMIT_NOFILE).
-        process_threads: Of a user: threads of that process, which ends if it has more.
-        processors: Of a user: how many that process keeps busy, on average. The kernel keeps it, in a control group.
-        new_connections: Of a user: those that it opens in ten seconds.
-        log_lines: Of each process: lines of its log in ten seconds; the others are counted.
+        requests: Executions without a burst that are under way, each in a thread; a fenced one also counts until its
+            client has released it.
+        working_bytes: Bytes that bound requests and their runs take beside the memory of the requests.
+        process_bytes, process_fds: Private memory, weights and all, and descriptors of the process of a user's own
+            models. The kernel keeps these (RLIMIT_DATA, RLIMIT_NOFILE).
+        process_threads: Threads of that process, which ends if it has more.
+        processors: Processors that this process keeps busy, on average. The kernel enforces it, by a control group.
+        new_connections: Connections that a user opens in ten seconds.
+        log_lines: Lines of each process's log in ten seconds; the others are counted.
     """
 
     connections: int = 1
@@ -68,9 +68,9 @@ class Quotas(Struct, frozen=True):
         """Return these quotas with some of them replaced.
 
         Args:
-            values: By name.
-            option: What the caller calls them.
-            of_user: They are a user's: a connection has no quota of connections.
+            values: New values by name.
+            option: The caller's name for them, for messages.
+            of_user: True for a user's quotas: a connection has no quota of connections.
 
         Raises:
             InvalidArgument: There is no such quota, or its value is no whole number.
@@ -119,9 +119,9 @@ class Ledger:
     """Counts against `Quotas`.
 
     Args:
-        owner: Whose they are, for messages.
-        above: Everything counts there, too.
-        row: Where others see what is in use.
+        owner: Name of the owner, for messages.
+        above: Another ledger that counts everything, too.
+        row: Row of statistics that shows what is in use.
     """
 
     def __init__(
@@ -131,14 +131,14 @@ class Ledger:
         self._row = row
         self._show(self._limits, "most_")
         self._used = dict.fromkeys(self._limits, 0)
-        self._lock = threading.RLock()  # what is garbage gives back, which may be in the middle of a charge
+        self._lock = threading.RLock()  # the collector may release one charge in the middle of another
         self._owner = owner
         self._prefix = "" if owner == "this connection" else "user."
         self._above = above
 
     @property
     def used(self) -> dict[str, int]:
-        """What is in use now, by name of the quota."""
+        """Amounts in use now, by name of the quota."""
         with self._lock:
             return dict(self._used)
 
@@ -183,6 +183,6 @@ class Ledger:
         self._show(amounts, sign=-1)
 
     def close(self) -> None:
-        """Be seen no more."""
+        """Close the row of statistics."""
         if self._row is not None:
             self._row.close()

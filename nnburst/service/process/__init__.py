@@ -1,1 +1,1 @@
-"""Processes: how services start, where they are found, how they are scheduled."""
+"""Processes of services: start, discovery, scheduling."""

@@ -30,7 +30,7 @@ def _start() -> int:
     from importlib import import_module
 
     main = import_module(sys.argv.pop(1)).main
-    gc.freeze()  # what was imported stays: no later collection looks at it
+    gc.freeze()  # imports stay: no later collection looks at them
     gc.enable()
     status: int = main()
     return status

@@ -45,7 +45,7 @@ _STARVED = 0.1
 
 
 class AccessPolicy(Struct, frozen=True):
-    """Which users a service serves: its own, root, and those named here.
+    """The users that a service serves: its own, root, and those named here.
 
     Attributes:
         uids: Other users.
@@ -57,11 +57,11 @@ class AccessPolicy(Struct, frozen=True):
 
     @property
     def wider(self) -> bool:
-        """Whether users other than the service's own may connect."""
+        """True if users other than the service's own may connect."""
         return bool(self.uids or self.gids)
 
     def admits(self, peer: Peer) -> bool:
-        """Whether a peer is served."""
+        """Return True if a peer is served."""
         return peer.uid in (0, os.geteuid()) or peer.uid in self.uids or not self.gids.isdisjoint(peer.groups)
 
 
@@ -70,16 +70,16 @@ class Broker:
 
     It runs in the main thread of a process that runs no models, reads no more of a client than whether its hello asks
     for models of its own, and sleeps without a timer while there are no clients. SIGTERM and SIGINT end `run` in order:
-    what runs is finished and clients are told. SIGHUP has the named models loaded again.
+    runs finish and clients are told. SIGHUP reloads the named models.
 
     Args:
         listeners: Listening SOCK_SEQPACKET sockets; stay the caller's.
         workers: Makes the `WorkerPool` of this broker.
-        policy: Who is served.
+        policy: Users that are served.
         idle_exit: Seconds without any connection after which `run` returns; None never.
 
     Attributes:
-        workers: The processes.
+        workers: The worker processes.
 
     Raises:
         NNBurstError: The worker that all share does not start, or a model cannot be published.
@@ -125,14 +125,14 @@ class Broker:
         """Serve until stopped, then end the workers.
 
         Args:
-            when_ready: Called once signals are handled: who hears that the service is ready may stop it at once.
-            change: Loads a named model from its files again, or unloads it if told so; all for None, after SIGHUP. In a
-                thread of its own: a worker may take its time.
+            when_ready: Called once signals are handled: a reader of its message may send SIGTERM at once.
+            change: Reloads a named model from its files, or unloads it; with None, after SIGHUP, reloads all. It runs
+                in a thread of its own: a worker may take long.
             finish: Called when no more clients are accepted, before the workers end: clients that this service runs
                 itself end first.
 
         Returns:
-            Why it ended.
+            The reason of the end.
         """
         self._change = change
         with contextlib.ExitStack() as ending:
@@ -147,7 +147,7 @@ class Broker:
         return self._stop_reason
 
     def post(self, job: Callable[[], None]) -> None:
-        """Have the main thread do something. Any thread."""
+        """Have the main thread do a job. From any thread."""
         self._jobs.append(job)
         self._poke()
 
@@ -172,7 +172,7 @@ class Broker:
             moment = min(next_look, self._next_moment(idle_since))
             ready = self._poll(None if moment == math.inf else max(0.0, moment - time.monotonic()))
             self._handle_signals(ready)
-            for _ in range(len(self._jobs)):  # not those that come meanwhile: a worker could go on for ever
+            for _ in range(len(self._jobs)):  # only jobs of now: a worker could post for ever
                 self._jobs.popleft()()
             for fd in ready:
                 if fd in self._listeners:
@@ -195,7 +195,7 @@ class Broker:
         for fd in self._listeners:
             poll.register(fd, select.POLLIN)
         for fd, client in self._awaited.items():
-            # What one that is told has sent stays there: a socket in it could linger.
+            # A client that was told its end is read no more: a socket in its messages could linger.
             poll.register(fd, 0 if client.is_told else select.POLLIN)
         return [fd for fd, _ in poll.poll(None if timeout is None else int(timeout * 1000) + 1)]
 
@@ -210,7 +210,7 @@ class Broker:
                 self.reload_models()
 
     def reload_models(self) -> None:
-        """Load all named models again whose files have changed. Does not wait."""
+        """Reload all named models whose files have changed, without waiting."""
 
         def reload() -> None:
             try:
@@ -250,7 +250,7 @@ class Broker:
         self._await(client, _HELLO_PATIENCE)
 
     def _charged(self, user: Ledger, uid: int) -> Charge:
-        """Count a connection, and those no more that their peers have closed, whose workers have not said so yet."""
+        """Count a connection; over the quota, discount closed ones that their workers have not reported yet."""
         now = time.monotonic()
         while self._new and self._new[0][0] <= now - _NEW:
             self._new.popleft()[1].release()
@@ -274,7 +274,7 @@ class Broker:
 
     def _await(self, client: AcceptedClient, patience: float) -> None:
         client.until = time.monotonic() + patience
-        if client.sock.fileno() >= 0:  # it has not gone meanwhile
+        if client.sock.fileno() >= 0:  # the client is still there
             self._awaited[client.sock.fileno()] = client
 
     def refuse(self, client: AcceptedClient, reason: str) -> None:
@@ -286,7 +286,7 @@ class Broker:
             self.end_client(client, reason)
 
     def _greeted(self, client: AcceptedClient) -> None:
-        """Its hello is there, or its end."""
+        """Handle a client's hello, or its end."""
         if client.is_told:
             client.close()
             return
@@ -342,7 +342,7 @@ class Broker:
         for fd in [fd for fd, client in self._awaited.items() if client.until <= now]:
             client = self._awaited[fd]
             if client.worker is not None and unread_bytes(client.sock):
-                client.until = now + _UNREAD  # it keeps descriptors of this user's in its socket, and counts so long
+                client.until = now + _UNREAD  # counted until then, for its socket keeps descriptors of this user
                 continue
             del self._awaited[fd]
             if not client.is_told:
@@ -350,10 +350,10 @@ class Broker:
             client.close()
 
     def kick(self, pid: int, reason: str, uid: int | None) -> int:
-        """End the connections of a process, and what runs for it; or those of a user, but for that process.
+        """End the connections and runs of a process; or those of a user, except that process.
 
         Returns:
-            How many there were.
+            The number of connections ended.
         """
         ended = 0
         for worker in self.workers:
@@ -368,7 +368,7 @@ class Broker:
         return ended
 
     def close(self) -> None:
-        """End the workers, which let what runs finish and tell their clients. Idempotent."""
+        """End the workers, which finish their runs and tell their clients. Idempotent."""
         for client in self._awaited.values():
             client.close()
         self._awaited.clear()

@@ -23,12 +23,12 @@ NICENESS = 5
 
 
 class Group:
-    """Of a user's workers together, or of the one for all users.
+    """The control group of a user's workers, or of the worker for all users.
 
     Args:
-        directory: In the kernel's hierarchy; there may be one.
+        directory: Its place in the kernel's hierarchy; it may exist already.
         held: Controllers that it has.
-        quotas: Of its user; None for no limits.
+        quotas: Quotas of its user; None for no limits.
 
     Attributes:
         held: Likewise.
@@ -41,7 +41,7 @@ class Group:
         self.held, self._directory = held, directory
         directory.mkdir(exist_ok=True)
         for name, most in () if quotas is None else _limits(quotas).items():
-            has_file = name != "memory.swap.max" or (directory / name).exists()  # it counts no swap otherwise
+            has_file = name != "memory.swap.max" or (directory / name).exists()  # absent if no swap is counted
             if name.partition(".")[0] in held and has_file:
                 self.write(name, most)
         self._killed = self._events()
@@ -56,7 +56,7 @@ class Group:
         return {}
 
     def why_killed(self) -> str:
-        """Return for which want of memory the kernel has ended a member since it was asked last, or nothing."""
+        """Return why the kernel has ended a member for want of memory since the last call, or nothing."""
         before, self._killed = self._killed, self._events()
         rose = {name for name, n in self._killed.items() if n > before.get(name, 0)}
         if "oom_kill" not in rose:
@@ -69,17 +69,17 @@ class Group:
         return "the kernel ended it, since the machine or the service's own group is short of memory"
 
     def remove(self) -> bool:
-        """Remove it, unless a process is still there."""
+        """Remove the group, unless a process is still there."""
         with contextlib.suppress(OSError):
             self._directory.rmdir()
         return not self._directory.exists()
 
 
 class Groups:
-    """Those of one service, below its own group. Any thread.
+    """The control groups of one service, below its own. For any thread.
 
     Args:
-        directory: Of the service's own group.
+        directory: The service's own group.
         held: Controllers that they have.
     """
 
@@ -92,7 +92,7 @@ class Groups:
         return f"{self._directory} ({', '.join(sorted(self.held)) or 'no controllers'})"
 
     def enter(self, pid: int, uid: int | None, quotas: Quotas) -> Group | None:
-        """Have a worker of a user in a group, or one for all users (None), which has no limits.
+        """Put a worker into its user's group, or into the one for all users (None), which has no limits.
 
         Returns:
             The group; None if the kernel refuses it.
@@ -111,10 +111,10 @@ class Groups:
             return group
 
     def sweep(self, used: Container[Group | None]) -> bool:
-        """Remove those whose workers have ended. Returns whether some are still ending.
+        """Remove groups of workers that have ended. Return True if some are still ending.
 
         Args:
-            used: Those of workers that have not.
+            used: Groups of workers that have not.
         """
         with self._lock:
             left = {name for name, group in self._groups.items() if group not in used}
@@ -125,13 +125,13 @@ class Groups:
 
 
 def own_groups(own: Path = _OWN) -> Groups | None:
-    """Return the groups of this service, which moves into one beside them; None where it has been given none.
+    """Return the groups of this service, which moves into one beside them; None if it has been given none.
 
     It takes a group that it may write and has to itself: that of a container, or of a unit with ``Delegate=``. As root
     it may write all of them, so there the mark of the service manager counts.
 
     Args:
-        own: Where the kernel tells about this process.
+        own: The kernel's directory about this process.
     """
     try:
         directory = _own_directory(own)
@@ -163,7 +163,7 @@ def _own_directory(own: Path) -> Path | None:
 
 
 def _is_ours(directory: Path) -> bool:
-    if not (directory / "cgroup.events").exists():  # the machine's root
+    if not (directory / "cgroup.events").exists():  # the machine's root group
         return False
     if (directory / "cgroup.procs").read_text().split() != [str(os.getpid())]:
         return False
@@ -175,7 +175,7 @@ def _is_ours(directory: Path) -> bool:
 
 
 def _is_marked(directory: Path) -> bool:
-    """Whether the service manager says that a group is delegated."""
+    """Return True if the service manager says that a group is delegated."""
     for name in ("user.delegate", "trusted.delegate"):
         with contextlib.suppress(OSError):
             if os.getxattr(directory, name) == b"1":

@@ -1,4 +1,4 @@
-"""What a child service does, for its parent alone or as the worker of a broker."""
+"""The main function of a child service, for its parent alone or as the worker of a broker."""
 
 from __future__ import annotations
 
@@ -43,23 +43,23 @@ def pidfd_of_parent(parent: int) -> int:
 
 
 def main() -> int:
-    """Serve a client over an inherited socket until it goes, and those that it hands over.
+    """Serve a client over an inherited socket until it goes, and clients that it hands over.
 
-    Started by `start_child`, through `bootstrap` or the zygote; there is no use for it by hand.
+    Started by `start_child`, through `bootstrap` or the zygote; not for use by hand.
     """
     return serve(ServiceOptions.read(sys.argv[1], path=sys.argv[2:]))
 
 
 def serve(options: ServiceOptions) -> int:
-    """Do what `main` says."""
+    """Serve as `main`, with options that are read."""
     this_process.name = "the service"
     sock = socket.socket(fileno=options.socket)
     sock.set_inheritable(False)
     for fd in (options.stderr, options.functions, options.faults):
         if fd >= 0:
             os.set_inheritable(fd, False)
-    sys.stdout = sys.stderr  # which shows at once what a function prints
-    # Killed with a client that has started it, also while it is stopped; else it looks when it goes on.
+    sys.stdout = sys.stderr  # stderr shows a function's prints at once
+    # The kernel kills a client's own child with it, even a stopped one; a zygote's child continues, and looks.
     check(lib.nnb_signal_when_orphaned(signal.SIGKILL if options.client < 0 else signal.SIGCONT))
     pidfd = pidfd_of_parent(options.parent) if options.client < 0 else options.client
     if pidfd < 0:
@@ -73,7 +73,7 @@ def serve(options: ServiceOptions) -> int:
     is_worker = options.worker is not None
     if is_worker:
         _offer_to_oom_killer(_OWN_FIRST if options.own else _NAMED_NEXT)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of a service manager, to all at once: so does the broker
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a service manager signals all; the broker ends this one
     if options.state is not None:
         os.environ["NNBURST_STATE_DIR"] = options.state
     faulthandler.enable()
@@ -152,7 +152,7 @@ def serve(options: ServiceOptions) -> int:
     client = host.serve(sock, peer_pidfd=pidfd, is_broker=is_worker)
     client.connection.wait_ended()
     host.close("it was told to stop" if is_worker else "")
-    if group is not None and group.threads:  # one is inside a run that does not return: the interpreter would wait
+    if group is not None and group.threads:  # a thread's run does not return: the interpreter would wait
         logging.getLogger(__name__).warning("ended in the middle of a run that does not return")
         logging.shutdown()
         os._exit(0)
@@ -160,9 +160,9 @@ def serve(options: ServiceOptions) -> int:
 
 
 def _leave_to_broker(part: int) -> None:
-    """Have a part of what the kernel counts for each user: descriptors in flight, and timers and signals that wait.
+    """Limit this worker to a part of what the kernel counts per user: descriptors in flight, timers, waiting signals.
 
-    It counts them for all processes of the user together, and compares with the limit of the one that wants more. So a
+    The kernel counts over all processes of the user, and compares with the limit of the process that wants more. So a
     worker that a model has taken over uses up its own limit, and leaves the rest to its broker.
     """
     for which in (resource.RLIMIT_NOFILE, resource.RLIMIT_SIGPENDING):

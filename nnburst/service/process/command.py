@@ -1,4 +1,4 @@
-"""How the processes of this package are started: interpreter, module, environment."""
+"""Commands that start this package's processes: interpreter, module, environment."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ BOOTSTRAP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bootstrap.
 
 
 def interpreter() -> str:
-    """Return the path of the Python that runs this program: `sys.executable`, or, if that is another program which has
-    Python in it (uWSGI, Blender), the one of `sys.prefix`.
+    """Return the path of the Python that runs this program: `sys.executable`, or, if that is a program that embeds
+    Python (uWSGI, Blender), the one of `sys.prefix`.
 
     Raises:
         DeviceUnavailable: There is none, as in a program that is frozen into one file or folder.
@@ -37,7 +37,7 @@ def interpreter() -> str:
 
 
 def safe_command(module: str) -> list[str]:
-    """Return the beginning of a command that runs a module of this package, and takes none from where it is run.
+    """Return the beginning of a command that runs a module of this package, and no module of the working directory.
 
     Args:
         module: Its name; its `main` reads the rest of the command. It needs a PYTHONPATH of `absolute_entries`.
@@ -55,13 +55,13 @@ def absolute_entries(path: str) -> str:
 
 
 def service_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return `env` with defaults for what the libraries of a process that serves read when they are loaded."""
+    """Return `env` with defaults for variables that a service's libraries read when they are loaded."""
     threads = {} if any(name in env for name in _THREAD_VARIABLES) else dict.fromkeys(_THREAD_VARIABLES, "1")
     return {**_DEFAULTS, **threads, **env}
 
 
 def child_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return `service_environment` as a process needs it that `safe_command` starts."""
+    """Return `service_environment` for a process that `safe_command` starts."""
     full = {**service_environment(env), "PYTHONPATH": absolute_entries(env.get("PYTHONPATH", ""))}
     full.pop("PYTEST_CURRENT_TEST", None)  # pytest changes it in each test, which would have no zygote
     return full

@@ -1,10 +1,10 @@
-"""Where a shared service is found: a socket in the runtime directory, and the lock that says who owns its name.
+"""Discovery of a shared service: a socket in the runtime directory, and a lock that the owner of its name holds.
 
 The owner of a name holds a lock on ``NAME.lock`` that belongs to its open file, so the kernel drops it with the
 process, however that ends. A socket whose lock is free and at which nobody listens was left behind, and the next owner
 may replace it. The lock file carries the owner's process id, for people and for `nnburst ls`.
 
-What cleans up /tmp may remove either file of a service that runs. The owner still has the lock file open, and still
+A cleaner of /tmp may remove either file of a running service. The owner still has the lock file open, and still
 listens at the socket; at its end it removes no files but its own.
 """
 
@@ -51,7 +51,7 @@ _WHOLE_FILE = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 
 def runtime_directory() -> Path:
-    """Return where this user's sockets are: ``NNBURST_RUNTIME_DIR``, else a place in ``XDG_RUNTIME_DIR`` or /tmp."""
+    """Return the directory of this user's sockets: ``NNBURST_RUNTIME_DIR``, or one in ``XDG_RUNTIME_DIR`` or /tmp."""
     chosen = os.environ.get(RUNTIME_VARIABLE)
     if chosen:
         return Path(chosen)
@@ -100,7 +100,7 @@ def _own_directory(directory: Path, wider: bool) -> None:
         wider: Let other users pass through it, though not list it.
 
     Raises:
-        BadState: It is a link, somebody else's, or open to writers.
+        BadState: It is a link, another user's, or writable for others.
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -117,7 +117,7 @@ def _own_directory(directory: Path, wider: bool) -> None:
 
 
 def _is_of(found: os.stat_result, uids: Collection[int]) -> bool:
-    """Whether something is a directory, no link, of one of some users that nobody else can write."""
+    """Return True for a directory, no link, that one of some users owns and no other user can write."""
     return stat.S_ISDIR(found.st_mode) and found.st_uid in uids and not found.st_mode & 0o022
 
 
@@ -125,7 +125,7 @@ def trusted_uids(more: int | Collection[int] = ()) -> frozenset[int]:
     """Return the users whose services this process uses: its own, root, and more.
 
     Raises:
-        InvalidArgument: These are no user ids.
+        InvalidArgument: One is no user id.
     """
     uids = more if isinstance(more, Collection) else (more,)
     if isinstance(more, str | bytes) or not all(isinstance(uid, int) and not isinstance(uid, bool) for uid in uids):
@@ -134,7 +134,7 @@ def trusted_uids(more: int | Collection[int] = ()) -> frozenset[int]:
 
 
 def _distrusted(directory: Path, trusted: Collection[int]) -> str:
-    """Say why a runtime directory may hold what another user has put there; empty if it is not there or does not."""
+    """Return why another user may have put files into a runtime directory; empty if none can, or it does not exist."""
     try:
         found = directory.lstat()
     except OSError:
@@ -161,7 +161,7 @@ class Claim:
         self._own = (path, path.lstat()), (_lock_path(path), os.fstat(lock))
 
     def close(self) -> None:
-        """Remove the files, stop to listen and let go of the name. Idempotent."""
+        """Remove the files, stop listening and release the name. Idempotent."""
         lock, self._lock = self._lock, -1
         if lock >= 0:
             for path, own in self._own:
@@ -172,7 +172,7 @@ class Claim:
             os.close(lock)
 
     def say(self, text: str) -> None:
-        """Leave a line about the service for `running_services`."""
+        """Write a line about the service for `running_services`."""
         os.pwrite(self._lock, f"{os.getpid()}\n{text}\n".encode()[:_LONGEST_LOCK], 0)
 
 
@@ -181,7 +181,7 @@ def claim(address: str, *, wider: bool = False) -> Claim:
 
     Args:
         address: As for `socket_path`.
-        wider: Whether users other than this one may reach the socket.
+        wider: True if users other than this one may reach the socket.
 
     Raises:
         BadState: Another process serves there (the message has its pid), or the place cannot be used.
@@ -243,7 +243,7 @@ def _open_removed(path: Path) -> int:
     """Open a lock file that was removed while a process of this user has it open.
 
     Raises:
-        FileNotFoundError: None has.
+        FileNotFoundError: No process has.
     """
     removed = f"{os.path.realpath(path)} (deleted)"
     for link in glob.iglob("/proc/[0-9]*/fd/*"):
@@ -254,7 +254,7 @@ def _open_removed(path: Path) -> int:
 
 
 def _read(fd: int) -> tuple[int, str]:
-    """Return the pid, and what the service says of itself."""
+    """Return the owner's pid, and the service's line about itself."""
     pid, _, text = os.pread(fd, _LONGEST_LOCK, 0).decode(errors="replace").partition("\n")
     said = "".join(filter(str.isprintable, text))
     return (int(pid), said) if pid.isascii() and pid.isdigit() else (0, "")
@@ -273,9 +273,9 @@ def listen_at(path: Path, *, wider: bool = False, kind: int = socket.SOCK_STREAM
     """Listen at a Unix socket; one that nobody listens at any more is replaced.
 
     Args:
-        path: Of the socket.
-        wider: Whether users other than this one may reach it.
-        kind: Of socket.
+        path: Path of the socket.
+        wider: True if users other than this one may reach it.
+        kind: Type of the socket.
 
     Raises:
         BadState: Another process listens there.
@@ -303,11 +303,11 @@ def listen_at(path: Path, *, wider: bool = False, kind: int = socket.SOCK_STREAM
 
 
 class Peer(Struct, frozen=True):
-    """Who made the other end of a connected socket, as the kernel says it.
+    """The process that made the other end of a connected socket, as the kernel reports it.
 
     Attributes:
         pid: 0 if the process is not in this process's pid namespace.
-        uid: User.
+        uid: User id.
         groups: Its group and the supplementary ones.
     """
 
@@ -330,7 +330,7 @@ def peer_of(sock: socket.socket) -> Peer:
 
 
 def peer_pidfd(sock: socket.socket) -> int | None:
-    """Return a pidfd of the process at the other end, None if the kernel cannot say which that is."""
+    """Return a pidfd of the process at the other end, None if the kernel does not know it."""
     with contextlib.suppress(OSError):
         return int(sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD))
     pid = peer_of(sock).pid
@@ -343,7 +343,7 @@ def _find(address: str, trusted: Collection[int]) -> Path:
     """Return the path of a socket: in the directory of this user, or, where it has none of the name, in the system's.
 
     Raises:
-        DeviceUnavailable: The directory may hold what another user has put there.
+        DeviceUnavailable: Another user may have put files into the directory.
     """
     path = socket_path(address)
     if address.startswith(_PREFIX):
@@ -430,9 +430,9 @@ class FoundService(Struct, frozen=True):
 
     Attributes:
         name: As given to ``nnburst serve --name``.
-        path: Of its socket.
-        pid: Of its owner; 0 if that is gone, None if it has none: a service manager keeps the socket.
-        sandbox: What that says of its sandbox.
+        path: Path of its socket.
+        pid: Process id of its owner; 0 if it is gone, None if a service manager keeps the socket without an owner.
+        sandbox: The owner's description of its sandbox.
     """
 
     name: str
@@ -459,7 +459,7 @@ def running_services() -> Iterator[FoundService]:
 
 
 def owner_of(address: str, trust_uid: int | Collection[int] = ()) -> int:
-    """Return the pid of the process that owns a name, 0 if none can be seen to do so. It is not asked itself.
+    """Return the pid of the process that owns a name, 0 if none is seen. The process itself is not asked.
 
     Arguments and errors are those of `dial`.
     """
@@ -467,7 +467,7 @@ def owner_of(address: str, trust_uid: int | Collection[int] = ()) -> int:
 
 
 def _owner(lock: Path) -> tuple[int | None, str]:
-    """Return the pid, 0 if the owner is gone, None if there was none; and what the service says of itself."""
+    """Return the owner's pid (0 if it is gone, None if there was none) and the service's line about itself."""
     try:
         try:
             fd = _open_lock(lock, os.O_RDONLY)

@@ -1,11 +1,11 @@
-"""A client's side of the zygote: the processes that are forked from it.
+"""The client's side of the zygote, the process that others are forked from.
 
-A client has one zygote, which stands as the client stood when it first started a service: what a child inherits is the
-zygote's. A start that stands otherwise, or finds no zygote any more, has an interpreter of its own.
+A client has one zygote, with the rights, limits, directory and environment of the client's first start of a service: a
+child inherits them from it. A start under others, or after the zygote has ended, runs an interpreter of its own.
 
 A request is one message over the zygote's control socket. Descriptors go with it: the end of a socketpair for answers,
-stderr, and those that the process takes by name. The process answers with a pidfd, and at its end the zygote with its
-exit status.
+stderr, and others that the process takes by name. The process answers with a pidfd, and after its end the zygote with
+its exit status.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ SEQPACKET = socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC
 
 
 class Zygote:
-    """The process.
+    """The zygote's process.
 
     Attributes:
-        kind: What its children inherit: the environment, and how its client stood.
+        kind: The environment and the standing of its client, which its children inherit.
         control: The socket to it.
     """
 
@@ -71,7 +71,7 @@ class Zygote:
         abandon_when_forked(self)
 
     def abandon(self) -> None:
-        """In a forked child, which may have one of its own."""
+        """Forget the zygote in a forked child, which may start its own."""
         global current
         current = None
         self.control.close()
@@ -85,7 +85,7 @@ current: Zygote | None = None
 
 @contextlib.contextmanager
 def streams_taken() -> Iterator[None]:
-    """Take the numbers of streams that this process has closed: in the child they are those of its own streams."""
+    """Occupy the numbers of standard streams that this process has closed: a child uses them for its own."""
     with contextlib.ExitStack() as opened:
         fd = -1
         while fd < 2:
@@ -95,13 +95,13 @@ def streams_taken() -> Iterator[None]:
 
 
 def find_zygote(devices: Iterable[str]) -> Zygote | None:
-    """Return the zygote of this process, which is started if there is none, and imports while its client goes on.
+    """Return the zygote of this process, started if there is none; it imports while its client continues.
 
     Args:
-        devices: Of the service.
+        devices: Devices of the service.
 
     Returns:
-        None if such a service, as this thread stands, is to be started afresh.
+        None if this thread has to start such a service afresh.
 
     Raises:
         DeviceUnavailable: There is no interpreter for it.
@@ -114,7 +114,7 @@ def find_zygote(devices: Iterable[str]) -> Zygote | None:
     env = {name: value for name, value in child_environment(os.environ).items() if not name.startswith(_OWN)}
     try:
         kind = env, _standing()
-    except OSError:  # there is something odd about this process
+    except OSError:  # this process is in an odd state
         return None
     with _lock, streams_taken():
         zygote = current = current or Zygote(kind)
@@ -124,18 +124,18 @@ def find_zygote(devices: Iterable[str]) -> Zygote | None:
 def fork(
     zygote: Zygote, options: ServiceOptions, stderr: int, given: Mapping[str, int], deadline: Deadline
 ) -> tuple[FdSet, Callable[[FdSet], int | None]] | None:
-    """Have the zygote fork a process; None if it cannot, so that the process is to be started afresh.
+    """Have the zygote fork a process; return None if it cannot, so that the process has to be started afresh.
 
     Args:
         zygote: From `find_zygote`.
-        options: Of the process, but for descriptors.
-        stderr: What becomes stdout and stderr.
+        options: Options of the process, except descriptors.
+        stderr: Descriptor that becomes stdout and stderr.
         given: Descriptors by the names of their options.
-        deadline: Until when.
+        deadline: Limit of the wait for its answer.
 
     Returns:
-        A pidfd of the process with the end of the socketpair, and what tells from these how it ended once it has; the
-        zygote says it, unless that was killed.
+        A pidfd of the process with the end of the socketpair, and a function that tells from these how the process
+        ended, unless the zygote was killed.
 
     Raises:
         MissedDeadline: The zygote has not answered.
@@ -177,17 +177,17 @@ def _status(fds: FdSet) -> int | None:
 
 
 def end() -> None:
-    """End the zygote, and wait for it: its children have ended."""
+    """End the zygote, whose children have ended, and wait for it."""
     global current
     zygote, current = current, None
     if zygote is not None:
         zygote.control.close()
-        zygote.process.kill()  # it has nothing to finish
+        zygote.process.kill()  # no work is lost
         zygote.process.wait()
 
 
 def _standing() -> tuple[object, ...]:
-    """Return where this thread stands: its rights, limits, namespaces, directory and processors."""
+    """Return the standing of this thread: its rights, limits, namespaces, directory and processors."""
     own = "/proc/thread-self/"
     return (
         *(_read(own + name) for name in _FILES),

@@ -42,7 +42,7 @@ _EXIT_PATIENCE = 0.2
 
 
 def _absolute(entry: str) -> str:
-    """Return a path as it is without the working directory; an entry of a directory that is gone names nothing."""
+    """Return a path independent of the working directory; unchanged if that directory is gone."""
     try:
         return os.path.abspath(entry)
     except FileNotFoundError:
@@ -78,18 +78,18 @@ def start_child(
     to 1: ONNX Runtime neither sends telemetry nor writes an identifier into the user's cache directory.
 
     The child takes no modules from the working directory, nor from relative entries of PYTHONPATH. A function device
-    runs code of this program: for one the child looks for modules where this program does.
+    runs code of this program, so its child looks for modules where this program does.
 
-    Arguments that are not said here, and errors, are those of `nnburst.launch`.
+    Other arguments, and errors, are those of `nnburst.launch`.
 
     Args:
         devices: Names of the devices that the service offers (`nnburst.devices.device_names`).
         timeout: Seconds that the child may take to start; None for no limit.
         env: Environment of the child, None for a copy of this one's.
-        warm: Whether it loads at once what its devices would load for their first model.
-        functions: Of `encode_functions`, for the device ``nnburst-function`` among them.
-        more: Of `ServiceOptions`, for a worker.
-        broker: What serves its calls then.
+        warm: True to load at once what its devices would load for their first model.
+        functions: Result of `encode_functions`, for the device ``nnburst-function``.
+        more: Other fields of `ServiceOptions`, for a worker.
+        broker: Handler of the worker's calls.
 
     Raises:
         ResourceExhausted: There are no descriptors, processes or threads for it.
@@ -111,7 +111,7 @@ def start_child(
         max_compile=_longest("max_compile", max_compile),
         **more,
     )
-    interpreter()  # also where a zygote has one: what this program is told does not depend on what it did before
+    interpreter()  # checked even if a zygote runs: the same program gets the same error
     try:
         with streams_taken(), contextlib.ExitStack() as theirs, contextlib.ExitStack() as failing:
             said = None
@@ -123,7 +123,7 @@ def start_child(
             theirs.callback(os.close, passed["stderr"])
             if env is None:
                 find_zygote(names)
-            from ..client.connection import ServiceConnection  # while the zygote imports what it needs
+            from ..client.connection import ServiceConnection  # meanwhile the zygote imports
 
             deadline = Deadline.after(limit)
             limit = deadline.left()
@@ -161,7 +161,7 @@ def start_child(
                 start_daemon(log_lines, said, log, name="nnburst-log", what="the log of a service")
             failing.pop_all()
             return connection
-    except NNBurstError:  # some of which are OSErrors, too
+    except NNBurstError:  # first: some of these are OSErrors
         raise
     except (OSError, MemoryError) as error:
         why = meaning(error.errno) if isinstance(error, OSError) and error.errno else "out of memory"
@@ -172,7 +172,7 @@ def _spawn(
     options: ServiceOptions, passed: Mapping[str, int], theirs: socket.socket, errors: int,
     env: Mapping[str, str] | None, deadline: Deadline,
 ) -> _Started:  # fmt: skip
-    """Start the process, and close its end of the socket here; see `Child`."""
+    """Start the process, and close this side's copy of its socket; see `Child`."""
     with theirs:
         path: list[str] = []  # in arguments of their own, since one may have 128 KiB
         if any(map(is_of_functions, options.devices)):
@@ -198,7 +198,7 @@ def _spawn(
 
 
 def is_of_functions(device: str) -> bool:
-    """Whether a device runs functions that its name names."""
+    """Return True if a device's name names the functions that it runs."""
     return device.partition(":")[0] == FUNCTIONS
 
 
@@ -219,7 +219,7 @@ def _level(level: str | int) -> int:
 
 
 def _opened(log: str | os.PathLike[str] | None) -> int:
-    """Open what becomes the child's stdout and stderr once it serves."""
+    """Open the file that becomes the child's stdout and stderr once it serves."""
     if log is None:
         return system(os.dup, 2)
     try:
@@ -232,12 +232,12 @@ def _opened(log: str | os.PathLike[str] | None) -> int:
 
 
 class Child:
-    """The process of a service, once it is started. A pidfd says when it has ended; its parent knows how.
+    """The process of a service. A pidfd tells when it has ended; its parent knows how.
 
     Args:
-        spawn: Starts it. Returns the pidfd, perhaps with more descriptors, and what tells from these the exit status,
-            or minus a signal, of one that has ended.
-        end: Seconds that its end may take; None for those that the connection gives.
+        spawn: Starts the process. Returns its pidfd, perhaps with more descriptors, and a function that tells from
+            these the exit status, or minus the signal, that it ended with.
+        end: Seconds that its end may take; None for the connection's limit.
     """
 
     def __init__(self, spawn: Callable[[], _Started], end: float | None = None) -> None:
@@ -246,7 +246,7 @@ class Child:
         self._status: int | None = None
 
     def start(self) -> FdSet:
-        """Start it, and return the pidfd, and what goes with it."""
+        """Start the process; return its pidfd with more descriptors."""
         self._fds, self._tell = self._spawn()
         return self._fds
 
@@ -257,12 +257,12 @@ class Child:
                 signal.pidfd_send_signal(fds.fds[0], signal.SIGKILL)
 
     def exit_status(self) -> int | None:
-        """Return how it ended if it has just closed its socket; None if it lives on, or that is not known."""
+        """Return how the process ended, if it has just closed its socket; None if it lives, or this is unknown."""
         self._wait(_EXIT_PATIENCE)
         return self._status
 
     def reap(self, seconds: float) -> None:
-        """Wait for it when its socket is closed; it ends by itself unless something is badly wrong."""
+        """Wait for the process after its socket is closed; it ends by itself unless something is badly wrong."""
         if not self._wait(seconds if self._end is None else self._end):
             self.kill()
             self._wait(None)
@@ -276,7 +276,7 @@ class Child:
 
 
 def _said(errors: int) -> str:
-    """The end of what the child wrote to its stderr while it started."""
+    """Return the last words that the child wrote to stderr while it started."""
     size = os.fstat(errors).st_size
     text = os.pread(errors, 8192, max(0, size - 8192)).decode(errors="replace").strip()
     return f":\n{text}" if text else ""

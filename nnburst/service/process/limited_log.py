@@ -1,4 +1,4 @@
-"""The log of a service: what clients make it say again and again is said a few times, then counted."""
+"""The log of a service: lines that clients cause again and again are written a few times, then counted."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _OWN_LINE = re.compile(r"nnburst service \d+: (DEBUG|INFO|WARNING|ERROR|CRITICAL
 
 @dataclass(slots=True)
 class _Place:
-    """Where lines come from.
+    """A place in the code that logs lines.
 
     Attributes:
-        left_out: Lines that nobody has been told of.
+        left_out: Lines left out and not yet reported.
     """
 
     since: float
@@ -42,10 +42,10 @@ class _Place:
 
 
 class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes to stderr. Clients decide how often some things happen, but not how much is written about them.
+    """A handler that writes to stderr: clients decide how often things happen, not how much is written about them.
 
     Args:
-        lines: Of one place in a period.
+        lines: Most lines of one place in a period.
     """
 
     def __init__(self, lines: int = LINES) -> None:
@@ -54,7 +54,7 @@ class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]
         self._places: dict[tuple[str, int], _Place] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record, or count it; first say of what was counted before. Called with the lock of the handler."""
+        """Write a record, or count it; report earlier counts first. Called with the lock of the handler."""
         now = time.monotonic()
         self._tell(now - PERIOD)
         place = self._places.setdefault((record.pathname, record.lineno), _Place(now))
@@ -69,12 +69,12 @@ class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, cut if it is too long."""
         text = super().format(record)
-        if isinstance(self.formatter, JsonLines):  # which cuts what is in a line
+        if isinstance(self.formatter, JsonLines):  # it cuts the fields of a line
             return text
         return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text) - LONGEST} characters more)"
 
     def close(self) -> None:
-        """Say what has not been said of lines that were left out."""
+        """Report lines that were left out and not reported."""
         self.acquire()
         try:
             self._tell(time.monotonic())
@@ -83,7 +83,7 @@ class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]
         super().close()
 
     def _tell(self, ended: float) -> None:
-        """Write how many lines were left out in periods that began by a moment."""
+        """Report lines that were left out in periods that began by a moment."""
         for (path, line), place in self._places.items():
             if place.left_out and place.since <= ended:
                 where = f"{os.path.basename(path)}:{line}" if line else path
@@ -93,7 +93,7 @@ class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 class JsonLines(logging.Formatter):
-    """Makes a line of JSON of a record: time, level, logger, process, message, traceback, and its own fields."""
+    """A formatter of records as JSON: time, level, logger, process, message, traceback, and their own fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         said = {
@@ -110,7 +110,7 @@ class JsonLines(logging.Formatter):
 
 
 def begin_log(who: str, level: str | int, form: str = "text") -> None:
-    """Have what this process logs go to stderr, as text that begins with its name, or as JSON."""
+    """Log to stderr from now on, as text that begins with the process's name, or as JSON."""
     handler = LimitedHandler()
     text = f"{who} %(process)d: %(levelname)s: %(message)s"
     handler.setFormatter(JsonLines() if form == "json" else logging.Formatter(text))
@@ -123,12 +123,12 @@ def begin_log(who: str, level: str | int, form: str = "text") -> None:
 
 
 def hand_on(fds: FdSet, what: str, most: int, count: Callable[[], object]) -> None:
-    """Write what a process says to this one's log, as much as it may, and nothing that a terminal obeys.
+    """Copy a process's output to this one's log, within a limit, and without what a terminal obeys.
 
     Args:
-        fds: Where it can be read, and a pidfd of the process; owned from now on.
-        what: The process is, for people.
-        most: Lines in a period.
+        fds: The readable end of the output, and a pidfd of the process; owned from now on.
+        what: Name of the process, for people.
+        most: Most lines in a period.
         count: Called for each line, also one that is left out.
     """
     with contextlib.closing(fds), contextlib.closing(LimitedHandler(most)) as handler:
@@ -140,7 +140,7 @@ def hand_on(fds: FdSet, what: str, most: int, count: Callable[[], object]) -> No
 
 
 def log_lines(fds: FdSet, logger: logging.Logger) -> None:
-    """Log what a service says, at the level that it says; descriptors as for `hand_on`."""
+    """Log a service's lines at the levels that they name; descriptors as for `hand_on`."""
     with contextlib.closing(fds):
         for text in _lines(*fds.fds):
             own = _OWN_LINE.match(text)
@@ -155,7 +155,7 @@ def _lines(log: int, pidfd: int) -> Iterator[str]:
 
 
 def _read_lines(log: int, pidfd: int) -> Iterator[bytes]:
-    """Yield what comes until the process has ended: others, to whom it may have given the pipe, say nothing more."""
+    """Yield lines until the process has ended; lines of other holders of its pipe are not read after that."""
     rest, most = b"", math.inf
     while most > 0:
         found = ready((log, pidfd))

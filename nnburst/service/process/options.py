@@ -1,4 +1,4 @@
-"""What a service process is told when it is started: an argument of its command line, and how its threads are run."""
+"""Options of a service process: an argument of its command line, and the scheduling of its threads."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _REMEDY = (
 
 @dataclass(frozen=True)
 class Scheduling:
-    """How a service is scheduled; the default leaves it as it was started.
+    """The scheduling of a service; the default changes nothing.
 
     Attributes:
-        policy: Of `POLICIES`; empty for the usual one.
+        policy: One of `POLICIES`; empty for the usual one.
         priority: 1 to 99 with a policy.
-        cpus: Where it may run; empty for where the process that starts it may.
+        cpus: CPUs that it may run on; empty for those of the process that starts it.
 
     Raises:
-        InvalidArgument: The policy, the priority or a CPU cannot be.
+        InvalidArgument: The policy, the priority or a CPU is none.
     """
 
     policy: str = ""
@@ -56,7 +56,7 @@ class Scheduling:
 
     @classmethod
     def of(cls, scheduler: tuple[str, int] | None, affinity: Collection[int] | None) -> Scheduling:
-        """Take the arguments of `launch`."""
+        """Return the scheduling from arguments of `launch`."""
         match scheduler:
             case None:
                 policy, priority = "", 0
@@ -73,7 +73,7 @@ class Scheduling:
         return cls(policy, priority, cpus)
 
     def apply(self) -> None:
-        """Take it on for this thread, and so for those that it starts.
+        """Apply it to this thread, and so to threads that it starts.
 
         Raises:
             InvalidArgument: There is no such CPU for this process.
@@ -99,8 +99,8 @@ class Scheduling:
     def above(self, watcher: Callable[[], object]) -> None:
         """Call `watcher`, which starts a thread that ends this process if need be.
 
-        The thread runs one step above the others, so that a device that never gives up its CPU cannot keep it from
-        that; where that is refused, as they do.
+        The thread runs one step above the others, so that a device that never gives up its CPU cannot stop it; if the
+        system refuses that, at their priority.
         """
         if self.policy:
             with contextlib.suppress(OSError):
@@ -124,27 +124,27 @@ def _text(cpus: Iterable[int]) -> str:
 
 
 class ServiceOptions(msgspec.Struct, frozen=True):
-    """How a process serves.
+    """The options of a process that serves.
 
     Attributes:
-        devices: By name.
+        devices: Names of devices.
         log_level: A number of `logging`.
-        quotas: Other than in `Quotas`, of a connection.
+        quotas: Quotas of a connection that differ from `Quotas`.
         max_run, max_compile: Seconds that running and compiling a model may take; None for no limit.
-        scheduling: When and where its threads run.
+        scheduling: The scheduling of its threads.
         sandbox: Mode of `close_door`.
-        warm: Load at once what most models need.
-        path: Where the client's program finds its modules.
+        warm: True to load at once what most models need.
+        path: Module search path of the client's program.
         socket: Inherited end of a socketpair.
-        stderr: Becomes stdout and stderr once all is well.
-        functions: Where the functions are that the client has sent, of the device ``nnburst-function``.
-        faults: Where orders of faults come from.
-        parent: Process id of a client that has started it.
-        client: A pidfd of any other.
-        worker: Name of a service whose broker the client is, which hands over others.
-        user_quotas: Other than in `PER_USER`, of a worker.
-        own: It runs one user's own models, within their limits.
-        named: It serves models that the broker publishes.
+        stderr: Descriptor that becomes stdout and stderr once all is well.
+        functions: Descriptor of functions that the client has sent, for the device ``nnburst-function``.
+        faults: Descriptor that orders of faults come from.
+        parent: Process id of the client, if that is its parent.
+        client: A pidfd of the client, if that is not its parent.
+        worker: Name of the service, if its client is the broker, which hands over others.
+        user_quotas: Quotas of a user that differ from `PER_USER`, for a worker.
+        own: True if it runs one user's own models, within that user's limits.
+        named: True if it serves models that the broker publishes.
         apart: Devices for published models alone.
         state: Directory of the trust store; None for the usual one.
     """
@@ -172,14 +172,14 @@ class ServiceOptions(msgspec.Struct, frozen=True):
     state: str | None = None
 
     def __str__(self) -> str:
-        """Return them as JSON, in which a path may have bytes that are no UTF-8."""
+        """Return the options as JSON, in which a path may have bytes that are no UTF-8."""
         return json.dumps(asdict(self), default=msgspec.to_builtins)
 
     @classmethod
     def read(cls, text: str, **others: Any) -> ServiceOptions:
-        """Return what was written so, but for some."""
+        """Return options from such JSON, with some replaced."""
         return _read({**json.loads(text), **others})
 
 
 _read: Callable[[object], ServiceOptions] = partial(msgspec.convert, type=ServiceOptions)
-_read({"devices": ()})  # makes what reads the type, before there are threads
+_read({"devices": ()})  # builds the type's decoder before threads run

@@ -1,7 +1,7 @@
 """The door of a service process: closed once all is loaded, before its client's first message.
 
-What can be loaded later is code, so directories of code stay readable; nothing else is. What a client wants to be read
-or written comes as descriptors. Why these walls, and what they leave: docs/security.md.
+Code may be loaded later, so directories of code stay readable; nothing else does. Files that a client wants read or
+written come as descriptors. docs/security.md explains the walls, and what they leave open.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ def close_door(
 
     Args:
         mode: ``"strict"``: with every wall, or not at all; ``"on"``: with those that this kernel has; ``"off"``: none.
-        devices: Of this service: they keep what they say that they need.
-        outputs: Descriptors that it only writes to: one of a terminal is opened anew, for that alone.
-        may_cache: Whether it gets the trust store, if a device caches.
-        start_threads: Called in between: Landlock holds for threads that are started later, unless the kernel is new,
-            as giving up capabilities does, which it is handed, to call before it starts any; seccomp also for those
-            that are there, which may set their priority until then.
+        devices: Devices of this service, which keep the rights that they declare.
+        outputs: Descriptors that it only writes to: a terminal is opened anew, for writing alone.
+        may_cache: True to keep the trust store for devices that cache.
+        start_threads: Called in between, with a function that gives up capabilities, which it calls before it starts
+            threads. Only later threads lose capabilities and, on older kernels, get Landlock's wall; seccomp holds for
+            all threads, which may set their priority until then.
 
     Raises:
         DeviceUnavailable: A wall is missing, and the mode is strict; or what a device needs is not there.
@@ -110,7 +110,7 @@ def close_door(
 
 
 def log_sandbox(box: Sandbox) -> None:
-    """Log what is in force: as a warning, if something is missing."""
+    """Log the walls in force; as a warning, if one is missing."""
     _log.log(logging.WARNING if box.missing else logging.INFO, "sandbox %s", box)
 
 
@@ -118,7 +118,7 @@ def _close_files(may: int, needs: Needs, state: Path | None, missing: list[str])
     """Close Landlock's wall."""
     rules = check(lib.nnb_landlock_rules(may), "Landlock")
     read, write, execute = lib.NNB_MAY_READ, lib.NNB_MAY_WRITE, lib.NNB_MAY_EXECUTE
-    loader = glob("/lib*/ld-*.so*") if needs.programs else []  # which the kernel starts with each program
+    loader = glob("/lib*/ld-*.so*") if needs.programs else []  # the kernel starts it with each program
     try:
         for paths, rights in (
             (find_code(), read),
@@ -160,7 +160,7 @@ def _allow(rules: int, path: str | os.PathLike[str], rights: int) -> None:
 
 @cache
 def find_code() -> tuple[str, ...]:
-    """Return where modules and libraries of this interpreter are, but for places that hold the user's home.
+    """Return directories of this interpreter's modules and libraries, except those that contain the user's home.
 
     The zygote looks whenever it has loaded a device, so that its children need not.
     """
@@ -183,11 +183,11 @@ def _state(devices: Iterable[Device]) -> Path | None:
         state = default_state_directory()
         make_directories(state)
         return state
-    return None  # then nothing is cached
+    return None  # no caching then
 
 
 def _turn_terminals_outwards(outputs: Sequence[int]) -> None:
-    """Have nothing to read from: a terminal gives what its user types to all who have it open for reading."""
+    """Leave no terminal readable: a terminal's input goes to every process that has it open for reading."""
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     os.dup2(null, 0)
     os.close(null)
@@ -196,7 +196,7 @@ def _turn_terminals_outwards(outputs: Sequence[int]) -> None:
             flags = os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC
             try:
                 writable = os.open(f"/proc/self/fd/{fd}", flags)
-            except OSError:  # it is another user's, or has gone
+            except OSError:  # another user's terminal, or gone
                 writable = os.open(os.devnull, flags)
             os.dup2(writable, fd)
             os.close(writable)

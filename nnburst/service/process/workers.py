@@ -62,11 +62,11 @@ class AcceptedClient:
 
     @property
     def has_gone(self) -> bool:
-        """Whether its peer has closed its end."""
+        """Return True if the peer has closed its end."""
         return bool(ready([self.sock.fileno()], 0, events=0))
 
     def close(self) -> None:
-        """Disconnect it, not in place: what it has sent may linger, and ends with it."""
+        """Disconnect it, in another thread: messages that it has sent may hold sockets that linger."""
         self.charge.release()
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
@@ -74,7 +74,7 @@ class AcceptedClient:
             close_fds([self.sock.detach()])
 
     def tell(self, message: calls.Message, kind: Kind = Kind.REQUEST, number: int = 0) -> None:
-        """Send it the last message. It then closes its end, which is awaited: else it might find that first."""
+        """Send the last message, and leave the close to the client, which might otherwise see the close first."""
         self.is_told = True
         with contextlib.suppress(OSError, NNBurstError):
             Outgoing(kind, number, calls.encode(message)).try_send(self.sock)
@@ -88,13 +88,13 @@ class Worker:
     """A process that runs models. The main thread alone touches it, but for `start` and what the process calls.
 
     Attributes:
-        uid: Whose models it runs; None for those of the operator.
-        what: It is, for people.
+        uid: User whose models it runs; None for the operator's.
+        what: Name of the process, for people.
         service: The process, once it has started.
-        group: Where the kernel counts what it takes, if anywhere.
-        clients: Those that were handed to it, or wait until it has started, by number.
-        born: When it was started.
-        idle_since: When the last of them went.
+        group: Its control group, if any.
+        clients: Clients that were handed to it, or wait until it has started, by number.
+        born: The time of its start.
+        idle_since: The time when the last client went.
     """
 
     def __init__(self, pool: WorkerPool, key: Key) -> None:
@@ -110,10 +110,10 @@ class Worker:
         self._pool, self._broker = pool, pool.broker
 
     def launch(self, devices: Sequence[str], options: Mapping[str, Any]) -> ServiceConnection:
-        """Start the process, whose log comes through this one. In any thread.
+        """Start the process, whose log passes through this one. In any thread.
 
         Raises:
-            NNBurstError: It does not start, or there is no thread or descriptor for it.
+            NNBurstError: The process does not start, or there is no thread or descriptor for it.
         """
         quotas, groups = self._pool.quotas, self._pool.groups
         reading, writing = system(os.pipe2, os.O_CLOEXEC)
@@ -144,33 +144,33 @@ class Worker:
             self._row.count(name, n)
 
     def hide(self) -> None:
-        """Show it to others no more, which ends. Idempotent."""
+        """Remove the ending worker from the statistics. Idempotent."""
         if self._row is not None:
             self._row.close()
 
     # -- calls of the process --------------------------------------------------------------------------------------
 
     def gone(self, number: int, reason: str, end: Callable[[AcceptedClient, str], None] | None = None) -> None:
-        """A client that was handed over has gone, or is not served for a reason. What it says again counts no more."""
+        """Take note that a client has gone, or why it is not served. A second notice is ignored."""
         self.idle_since = time.monotonic()
         if (client := self.clients.pop(number, None)) is not None:
             self._broker.post(partial(end or self._broker.end_client, client, reason) if reason else client.close)
 
     def leaving(self) -> None:
-        """It takes no more clients."""
+        """Take note that the process takes no more clients."""
         self._broker.post(partial(self._pool.bury, self))
 
     # -- the main thread -------------------------------------------------------------------------------------------
 
     def take(self, client: AcceptedClient) -> None:
-        """Hand a client over, or have it wait."""
+        """Hand a client over, or keep it waiting."""
         self.clients[client.number] = client
         client.worker = self
         if self.service is not None:
             self._hand(self.service, client)
 
     def started(self, service: ServiceConnection) -> None:
-        """Hand over those that wait."""
+        """Hand over the waiting clients."""
         self.service = service
         self.born = time.monotonic()
         service.link_to_death(lambda: self._broker.post(partial(self._pool.ended, self)))
@@ -179,7 +179,7 @@ class Worker:
 
     def _hand(self, service: ServiceConnection, client: AcceptedClient) -> None:
         def failed(error: NNBurstError) -> None:
-            if isinstance(error, ResourceExhausted):  # else the process has ended, which is told otherwise
+            if isinstance(error, ResourceExhausted):  # else the process has ended: `ended` reports it
                 self.gone(client.number, str(error), self._broker.refuse)
 
         pidfd = peer_pidfd(client.sock)
@@ -193,17 +193,17 @@ class Worker:
 
     @property
     def counts_threads(self) -> bool:
-        """Whether its threads have a limit that the kernel does not keep."""
+        """Return True if its threads have a limit that the kernel does not enforce."""
         return self.uid is not None and (self.group is None or "pids" not in self.group.held)
 
     def excess(self) -> str:
-        """Return why the process is to be ended, or nothing.
+        """Return why the process has to be ended, or nothing.
 
-        What the kernel counts: a worker that a model has taken over would not count itself.
+        The kernel's counts decide: a worker that a model has taken over would not count itself.
         """
         usage = None if self.service is None else usage_of(self.service.pid)
         most = self._pool.quotas.process_threads
-        if usage is None or usage.threads <= most:  # or it has gone, or there are no descriptors to look with
+        if usage is None or usage.threads <= most:  # None: it has gone, or this process lacks descriptors
             return ""
         return (
             f"{self.what} has {usage.threads} threads, and may have {most} (nnburst serve --quota "
@@ -211,7 +211,7 @@ class Worker:
         )
 
     def how_ended(self) -> str:
-        """Say how the process ended that this side has not."""
+        """Return how a process ended that this side has not ended."""
         assert self.service is not None
         ending = self.service.connection.ending
         why = "" if self.group is None else self.group.why_killed()
@@ -226,7 +226,7 @@ class Worker:
 
 
 class Isolation(enum.Enum):
-    """Which clients share a process for the models that they bring."""
+    """The sharing of processes among clients that bring models."""
 
     USER = "user"
     CONNECTION = "connection"
@@ -234,29 +234,29 @@ class Isolation(enum.Enum):
 
 
 class WorkerPool:
-    """The processes of a service: one for all, and those of users or connections, started and ended as they are needed.
+    """The workers of a service: one for all, and others for users or connections, started and ended as needed.
 
     The main thread of the broker alone calls it.
 
     Args:
-        broker: Is told of what ends.
-        start: Starts one: `start_child` with all but the options that differ from one to another.
-        name: Of the service.
-        devices: By name. Those of functions run what the operator has named; the others also models of clients.
+        broker: Learns of ended workers.
+        start: Starts a worker: `start_child` with the options that all workers share.
+        name: Name of the service.
+        devices: Names of devices. Function devices run only the operator's functions; the others also clients' models.
         named: Names of models; see `prepare`.
         prepare: Called with the worker that all clients share, whenever one has started, to publish the models.
-        isolation: Of models that clients bring.
-        user_quotas: What is other than in `PER_USER` for all connections of a user together, in each worker.
+        isolation: Sharing of processes for models that clients bring.
+        user_quotas: Differences from `PER_USER`, for all connections of a user together, in each worker.
 
     Raises:
         NNBurstError: The worker that all share does not start, or a model cannot be published.
 
     Attributes:
-        shared: The worker that all clients share; another one if it has died.
-        runs_own: Whether clients may bring models.
-        groups: Where the kernel counts what they take; None if the broker does.
-        quotas: Of a user.
-        page: Where others see what they are.
+        shared: The worker that all clients share; replaced if it dies.
+        runs_own: True if clients may bring models.
+        groups: Control groups of the workers; None if the broker counts.
+        quotas: Quotas of a user.
+        page: Statistics that name the workers.
     """
 
     def __init__(
@@ -304,7 +304,7 @@ class WorkerPool:
         self._all[key].take(client)
 
     def look(self) -> float:
-        """End those that take more than they may, and those that nobody needs. Returns when to look again."""
+        """End workers that exceed their limits, and idle ones. Return when to look again."""
         now, moments = time.monotonic(), [math.inf]
         is_time = now >= self._next_look
         if is_time:
@@ -319,7 +319,7 @@ class WorkerPool:
                 is_of_connection = isinstance(worker.key, AcceptedClient)
                 moments.append(worker.idle_since + (0.0 if is_of_connection else _IDLE))
                 if now >= moments[-1] and self._remove(worker):
-                    if not is_of_connection:  # whose end says nothing of the user's others
+                    if not is_of_connection:  # its end tells nothing of the user's other workers
                         self._pauses.pop(worker.uid, None)
                     worker.service.connection.hang_up(calls.Goodbye())
         if self.groups is not None and self.groups.sweep({worker.group for worker in self}):
@@ -373,7 +373,7 @@ class WorkerPool:
         self._part(worker, reason)
 
     def ended(self, worker: Worker) -> None:
-        """Tell its clients, if it is not this side that has ended it."""
+        """Tell a worker's clients that it has ended, unless this side has ended it."""
         if self._all.get(worker.key) is worker or worker.clients:
             reason = worker.how_ended()
             _log.error("%s", reason)
@@ -388,18 +388,18 @@ class WorkerPool:
     def _part(self, worker: Worker, reason: str) -> None:
         self.bury(worker)
         for number in list(worker.clients):
-            if (client := worker.clients.pop(number, None)) is not None:  # it has not gone meanwhile
+            if (client := worker.clients.pop(number, None)) is not None:  # the client is still there
                 self.broker.end_client(client, reason)
 
     def bury(self, worker: Worker) -> None:
-        """Hand no more clients to a worker; the one that all share is started again."""
+        """Hand no more clients to a worker; if it is the one that all share, start it again."""
         if self._remove(worker):
             self._pauses.setdefault(worker.uid, Backoff()).ended(time.monotonic() - worker.born)
             if worker.key is None:
                 self._start_later(None)
 
     def _remove(self, worker: Worker) -> bool:
-        """Have it no more. Returns whether it was there."""
+        """Remove a worker. Return True if it was there."""
         if self._all.get(worker.key) is not worker:
             return False
         del self._all[worker.key]
@@ -407,7 +407,7 @@ class WorkerPool:
         return True
 
     def close(self) -> None:
-        """End them, which lets what runs finish and tell their clients. Idempotent."""
+        """End the workers, which finish their runs and tell their clients. Idempotent."""
         workers = list(self)
         self._all.clear()
         services = [worker.service for worker in workers if worker.service is not None]

@@ -1,7 +1,7 @@
 """The zygote: a process that has imported what services import, and is forked to become one.
 
-It serves one client, and knows nothing of it but what its requests say. It has no thread and no data, so that its
-children may go on with everything. Requests: see `forked`.
+It serves one client, and knows nothing of it but what its requests say. It has no thread and no data, so its children
+may use all that they inherit. Requests: see `forked`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _QUIET = 0.2
 def _serve(control: socket.socket, client: int) -> ServiceOptions:
     """Fork children. Return in each of them, with its options; the zygote itself ends in here."""
     children: dict[int, tuple[int, socket.socket]] = {}
-    """By pidfd: the process id, and where the client is told how it ended."""
+    """By pidfd: the process id, and the socket for its exit status."""
     later = dict[str, bool]()
     """Devices, and whether they are warm, of which the rest is loaded as soon as nobody waits."""
     while True:
@@ -44,13 +44,13 @@ def _serve(control: socket.socket, client: int) -> ServiceOptions:
         for pidfd in found & children.keys():
             pid, told = children.pop(pidfd)
             os.close(pidfd)
-            with told, contextlib.suppress(OSError):  # the client may not care any more
+            with told, contextlib.suppress(OSError):  # the client may have gone
                 told.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
         data, fds, flags = b"", list[int](), 0
         if control.fileno() in found:
             data, fds, flags, _ = socket.recv_fds(control, _LONGEST, _MOST_FDS)
         if client in found or (control.fileno() in found and not data):
-            for pid, _ in children.values():  # one that is stopped cannot see it
+            for pid, _ in children.values():  # a stopped child cannot see the end
                 os.kill(pid, signal.SIGKILL)
             os._exit(0)
         if data and not flags & socket.MSG_CTRUNC:
@@ -100,9 +100,9 @@ def _become(client: int, request: dict[str, Any], fds: list[int]) -> ServiceOpti
 @cache
 def _load(spec: str, warm: bool, rest: bool = False) -> None:
     """Import what a device needs, for this start and all later ones."""
-    with contextlib.suppress(Exception):  # of which the child will tell
+    with contextlib.suppress(Exception):  # the child will report it
         device = create_device(spec)
-        DeviceInfo.of(device)  # which finds out about versions and capabilities
+        DeviceInfo.of(device)  # finds versions and capabilities
         if warm and isinstance(device, LocalDevice):
             device.load_libraries(rest)
     find_code.cache_clear()
@@ -110,10 +110,10 @@ def _load(spec: str, warm: bool, rest: bool = False) -> None:
 
 
 def main() -> int:
-    """Be the zygote, and then one of its children."""
+    """Run as the zygote, and then as one of its children."""
     control, parent = map(int, sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else the kernel forgets how children ended
-    check(lib.nnb_signal_when_orphaned(signal.SIGCONT))  # one that is stopped goes on, and sees it
+    check(lib.nnb_signal_when_orphaned(signal.SIGCONT))  # a stopped zygote continues, and sees it
     client = child.pidfd_of_parent(parent)
     return 0 if client < 0 else child.serve(_serve(socket.socket(fileno=control), client))

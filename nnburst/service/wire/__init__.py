@@ -1,1 +1,1 @@
-"""What passes over the control socket: packets, values, the table of calls."""
+"""The traffic of the control socket: packets, values, the table of calls."""

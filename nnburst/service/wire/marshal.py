@@ -1,4 +1,4 @@
-"""Models, requests, pools and queues ↔ what stands for them in a message."""
+"""Models, requests, pools and queues ↔ their forms in a message."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def pools_to_wire(pools: Iterable[MemoryLike | Named]) -> tuple[tuple[WireMemory
 
 
 def memories_from_wire(handles: Sequence[WireMemory], fds: FdBundle, allow_direct: bool = False) -> tuple[Memory, ...]:
-    """Build memories from handles; all or none. Whether they can be used turns out when they are.
+    """Build memories from handles: all or none. An unusable memory fails at its first use.
 
     Args:
-        allow_direct: Whether the peer may ask to have memory mapped that it could truncate.
+        allow_direct: True if the peer may ask to have memory mapped that it could truncate.
 
     Raises:
         InvalidArgument: A handle is malformed.
@@ -58,7 +58,7 @@ def memories_from_wire(handles: Sequence[WireMemory], fds: FdBundle, allow_direc
 
 
 def close_all(pools: Iterable[MemoryLike | Named]) -> None:
-    """Close the memories that a message brought; buffers are not its own."""
+    """Close the memories that a message brought, but not buffers, which it only names."""
     for pool in pools:
         if isinstance(pool, Memory):
             pool.close()
@@ -84,7 +84,7 @@ def pools_from_wire(
 
 
 def total_size(handles: Iterable[WireMemory]) -> int:
-    """Bytes that mapping or copying all of these takes.
+    """Return the bytes that mapping or copying all of these takes.
 
     Raises:
         InvalidArgument: The layout of an image contradicts itself.

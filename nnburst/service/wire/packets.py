@@ -43,7 +43,7 @@ class EndOfStream(Exception):
 
 
 class DescriptorsLost(Exception):
-    """A message came without all of its descriptors, because this process may not have more."""
+    """A message came without all of its descriptors, because this process may have no more."""
 
     def __init__(self, kind: Kind, call_id: int) -> None:
         super().__init__(kind, call_id)
@@ -52,7 +52,7 @@ class DescriptorsLost(Exception):
 
 
 class Kind(enum.IntEnum):
-    """What a datagram is."""
+    """The kind of a datagram."""
 
     REQUEST = 0
     REPLY = 1
@@ -62,7 +62,7 @@ class Kind(enum.IntEnum):
 class FdBundle(FdSet, Closing):
     """Descriptors that belong to a message. A handler owns those that it takes; the others are closed with the bundle.
 
-    Also a bundle that is closed may be asked; it is empty.
+    A closed bundle is empty.
     """
 
     __slots__ = ()
@@ -126,7 +126,7 @@ def _unspill(fd: int, length: int) -> bytes:
 
 
 class Outgoing:
-    """A message that is ready to be sent, as often as it takes. It owns its descriptors until `close`.
+    """A message that is ready to be sent, in as many tries as it takes. It owns its descriptors until `close`.
 
     Args:
         fds: At most 253 descriptors, 252 when the body is longer than 64 KiB.
@@ -134,8 +134,8 @@ class Outgoing:
     Attributes:
         size: Bytes of the datagram.
         n_fds: Descriptors that go with it.
-        is_sent: Whether it was.
-        release: Gives back what the message is charged, once it is received or dropped; None if it is charged nothing.
+        is_sent: True once it was sent.
+        release: Releases the message's charge once it is received or dropped; None without a charge.
 
     Raises:
         InvalidArgument: Too many descriptors.
@@ -170,7 +170,7 @@ class Outgoing:
         self._ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", passed))] if passed else []
 
     def close(self) -> None:
-        """Close its descriptors, and give back what it is charged. Idempotent."""
+        """Close its descriptors, and release its charge. Idempotent."""
         self._fds.close()
         release, self.release = self.release, None
         if release is not None:
@@ -199,7 +199,7 @@ class Outgoing:
 
 
 def unread_bytes(sock: socket.socket) -> int:
-    """Return what the kernel keeps of datagrams that were sent and not received: more than their own bytes."""
+    """Return the bytes that the kernel keeps for datagrams that were sent and not received: more than their own."""
     answer = array.array("i", [0])
     fcntl.ioctl(sock, termios.TIOCOUTQ, answer)
     return answer[0]
@@ -249,7 +249,7 @@ def receive(sock: socket.socket) -> Packet:
 
 
 def peek_first(sock: socket.socket) -> tuple[int, Hello | EndClients | LoadModel]:
-    """Look at a client's first message, and at its number. What it has sent stays where it is.
+    """Return a client's first message, and its number, without receiving it.
 
     Raises:
         BlockingIOError: Nothing there.

@@ -48,7 +48,7 @@ class Malformed(Exception):
 
 
 class Side(enum.Enum):
-    """Which end of a connection serves a call; or the broker of a shared service, as the first of a connection."""
+    """The end of a connection that serves a call; or the broker of a shared service, for a connection's first."""
 
     SERVICE = "service"
     CLIENT = "client"
@@ -87,15 +87,15 @@ class Value(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Sandbox(Value, frozen=True, omit_defaults=True):
-    """What keeps a service process in, as it said when it closed its door.
+    """The sandbox of a service process, as reported when it was closed.
 
     Attributes:
         mode: ``"strict"``, ``"on"`` or ``"off"``.
         landlock: Version of the kernel's Landlock that is in force: which files, ports and processes it may reach; 0:
             not in force.
         seccomp: Whether it may make only the system calls of a list.
-        granted: What its devices have said that they need, a sentence each.
-        missing: What it was to have and this kernel, or this container, lacks.
+        granted: Needs that its devices have declared, a sentence each.
+        missing: Walls that this kernel, or this container, lacks.
     """
 
     mode: Name
@@ -115,7 +115,7 @@ class WireMemory(Value, frozen=True, omit_defaults=True):
     """A memory pool: its schema, and how many of the message's descriptors are its own (in order).
 
     `token` other than 0: a driver-managed buffer instead, named by its token; `steps`: how many steps a
-    request has. The rest says nothing then.
+    request has. The other fields mean nothing then.
     """
 
     kind: Annotated[str, msgspec.Meta(max_length=64)]
@@ -170,7 +170,7 @@ def referenced_from_wire(encoded: Sequence[msgspec.Raw]) -> tuple[Subgraph, ...]
     """Decode the subgraphs that a model refers to, one by one, until there are too many operands.
 
     Raises:
-        InvalidArgument: There are, or one of them is no subgraph.
+        InvalidArgument: There are too many, or one of them is no subgraph.
     """
     graphs: list[Subgraph] = []
     left = MAX_OPERANDS
@@ -195,7 +195,7 @@ class WireRequest(Value, frozen=True):
 
 
 class Message(Struct, frozen=True, forbid_unknown_fields=True, tag_field="call"):
-    """Base of all messages. What follows in comments is what a field alone does not say."""
+    """Base of all messages. Comments add facts that a field's name and type do not tell."""
 
 
 # -- messages --------------------------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ class Hello(Message, tag="hello", frozen=True, omit_defaults=True):
 
 
 class HelloReply(Message, tag="hello.reply", frozen=True, omit_defaults=True):
-    """`sandbox`: what keeps the service in."""
+    """`sandbox`: the walls around the service."""
 
     version: tuple[Id, Id]
     pid: Id
@@ -504,7 +504,7 @@ class Release(Message, tag="release", frozen=True):
 class EndClients(Message, tag="end_clients", frozen=True, omit_defaults=True):
     """Ends all connections of a process, and their runs. For the user who runs the service, and root.
 
-    `uid`: those of a user, but for the process that asks; and what runs the user's own models.
+    `uid`: those of a user, except the asking process's; and the process of the user's own models.
     """
 
     pid: Id = 0
@@ -512,7 +512,7 @@ class EndClients(Message, tag="end_clients", frozen=True, omit_defaults=True):
 
 
 class EndClientsReply(Message, tag="end_clients.reply", frozen=True):
-    """How many connections there were."""
+    """The number of connections that were ended."""
 
     connections: Id
 
@@ -539,7 +539,7 @@ class LoadModel(Message, tag="load_model", frozen=True):
 
 
 class WithdrawModel(Message, tag="withdraw_model", frozen=True):
-    """Serves a model no more under its name. For the broker."""
+    """Stops serving a model under its name. For the broker."""
 
     name: ArgumentName
 
@@ -586,10 +586,10 @@ def _of_cache(files: CacheFiles | None) -> int:
 
 
 class Call(Struct, frozen=True):
-    """One row: a call, who serves it, and how many descriptors its messages carry.
+    """One row: a call, the side that serves it, and how many descriptors its messages carry.
 
     Attributes:
-        computes: Whether a device computes. No other call waits for those.
+        computes: True if a device computes; other calls do not wait for such calls.
     """
 
     request: type[Message]
@@ -666,7 +666,7 @@ CALL_BY_REQUEST: Mapping[type[Message], Call] = {call.request: call for call in 
 
 
 def _encodable(value: Any) -> Any:
-    """Let NumPy scalars and mappings that crept into a model through."""
+    """Convert NumPy scalars and mappings that crept into a model."""
     if isinstance(value, np.integer):
         return int(value)
     if isinstance(value, np.floating):
@@ -699,7 +699,7 @@ def encode_request(message: Message) -> bytes:
     """Encode a request that the other side will be able to read.
 
     Raises:
-        InvalidArgument: It would not; the message names the field.
+        InvalidArgument: It could not; the message names the field.
     """
     name = CALL_BY_REQUEST[type(message)].name
     try:
@@ -714,7 +714,7 @@ def encode_reply(call: Call, message: Message) -> bytes:
     """Encode a reply that the other side will be able to read.
 
     Raises:
-        GeneralFailure: It would not; the message names the field.
+        GeneralFailure: It could not; the message names the field.
     """
     try:
         body = encode(message)
@@ -727,7 +727,7 @@ def encode_reply(call: Call, message: Message) -> bytes:
 def _decode(decoder: msgspec.msgpack.Decoder[T], body: bytes) -> T:
     try:
         return decoder.decode(body)
-    except Exception as error:  # whatever goes wrong while decoding is the sender's doing
+    except Exception as error:  # any failure of decoding is the sender's fault
         raise Malformed(f"undecodable message: {type(error).__name__}: {error}") from None
 
 
@@ -772,7 +772,7 @@ def decode_error(body: bytes) -> ErrorReply:
 
 
 def error_reply(error: NNBurstError) -> ErrorReply:
-    """Return what stands for an exception on the wire; statuses that are never sent become GENERAL_FAILURE."""
+    """Return the reply for an exception; statuses that are never sent become GENERAL_FAILURE."""
     failure = failure_of(error)
     reason = error.reason if isinstance(error, CacheRejected) else None
     return ErrorReply(int(failure[0]), sendable(failure.reason), failure[1], reason)
