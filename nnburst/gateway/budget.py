@@ -1,4 +1,4 @@
-"""What requests under way may hold in all, whichever protocol they came in by."""
+"""A limit on all requests under way, of both protocols, and on their bytes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ FAREWELL_S = 0.5
 
 
 class Budget:
-    """Counts requests, and the bytes that were received of them, until they are answered. The loop's thread only.
+    """Counts requests, and the bytes that were received of them, until they are answered. For the loop's thread only.
 
     Attributes:
-        most_connections: Of each protocol: what the process itself needs is left to it.
+        most_connections: Most connections of each protocol; descriptors that the process itself needs stay free.
     """
 
     def __init__(self, most_requests: int = 1024, most_bytes: int = 1 << 30) -> None:
@@ -31,10 +31,10 @@ class Budget:
 
     @contextlib.contextmanager
     def request(self) -> Iterator[Callable[[int], None]]:
-        """Count a request until the context ends, and what the given function is told of its bytes.
+        """Count a request until the context ends, and its bytes as the yielded function is told of them.
 
         Raises:
-            ResourceExhausted: Too many are under way; also the function, of bytes.
+            ResourceExhausted: Too many are under way; from the function: too many bytes.
             DeviceUnavailable: Requests are not taken any more.
         """
         if self._is_finishing:

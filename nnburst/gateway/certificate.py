@@ -9,14 +9,14 @@ from ..errors import InvalidArgument
 
 
 class Certificate:
-    """What files have, as both protocols take it.
+    """A certificate and its key, read from files for both protocols.
 
     Args:
         certificate: A file in PEM, with the chain behind it.
         key: Likewise, without a password.
 
     Attributes:
-        context: For HTTP; connections that begin later get what was read last.
+        context: For HTTP; each new connection gets the certificate that was read last.
         pair: Key and certificate, for gRPC.
 
     Raises:
@@ -32,13 +32,13 @@ class Certificate:
         self.renew()
 
     def renew(self) -> None:
-        """Read the files again; raises as the constructor, and keeps what there was."""
+        """Read the files again. On an error, raised as by the constructor, the old certificate stays."""
         certificate, key = self._files
         try:
             latest = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
             latest.load_cert_chain(certificate, key, password="")
             self.pair = Path(key).read_bytes(), Path(certificate).read_bytes()
-        except OSError as error:  # so are those of ssl
+        except OSError as error:  # errors of ssl are OSErrors, too
             raise InvalidArgument(f"--oip-cert {certificate}, --oip-key {key}: {error}") from None
         self._latest = latest
 

@@ -1,4 +1,4 @@
-"""The protocol over gRPC. Its messages and calls are those that `open_inference.proto` describes."""
+"""The protocol over gRPC, with the messages and calls of `open_inference.proto`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _MOST_STREAMS = 64
 """Requests under way on one connection. One client alone cannot have all that the gateway takes."""
 
 (_DESCRIPTION,) = FileDescriptorSet.FromString(Path(__file__).with_name("open_inference.binpb").read_bytes()).file
-_POOL = DescriptorPool()  # of this module, so that a program may also have a client's messages of the same names
+_POOL = DescriptorPool()  # a private pool, so that a program may also load a client's messages of the same names
 _OTHERS = health_pb2.DESCRIPTOR.serialized_pb, reflection_pb2.DESCRIPTOR.serialized_pb
 for _file in (_DESCRIPTION.SerializeToString(), *_OTHERS):
     _POOL.AddSerializedFile(_file)
@@ -63,14 +63,14 @@ _CONTENTS = {
 
 
 async def _abort(context: Any, error: NNBurstError) -> None:
-    """End a call with an error; one that may not come again in a moment says when to try."""
+    """End a call with an error, and say when to try again if that may help."""
     code = next(code for kind, code, _ in CODES if isinstance(error, kind))
     hint = (("grpc-retry-pushback-ms", str(RETRY_S * 1000)),) if code in ("UNAVAILABLE", "RESOURCE_EXHAUSTED") else ()
     await context.abort(grpc.StatusCode[code], str(error), (*context.trailing_metadata(), *hint))
 
 
 class Servicer:
-    """Answers every call of the protocol that a model on a CPU has: by its name, with what its answer has as JSON."""
+    """Answers the calls that a model on a CPU has: a method for each, by its name, returns the answer as JSON."""
 
     def __init__(self, models: Models, regions: Regions, budget: Budget, tokens: Tokens = EVERYONE) -> None:
         self._models = models
@@ -79,7 +79,7 @@ class Servicer:
         self._tokens = tokens
 
     def handlers(self) -> dict[str, Any]:
-        """Return what answers each call. Requests for inference come as bytes, to be counted first."""
+        """Return the handler of each call. Requests for inference come as bytes, to be counted first."""
         made = {}
         for call in _CALLS.methods:
             work, answer = getattr(self, call.name), GetMessageClass(call.output_type)
@@ -101,7 +101,7 @@ class Servicer:
     # ---- health and metadata ---------------------------------------------------------------------------------
 
     async def check_health(self, request: Any, context: Any) -> Any:
-        """``grpc.health.v1``: of the server, and of a model by its name to those with a token."""
+        """Answer ``grpc.health.v1`` for the server; for a model by its name, only to clients with a token."""
         name = "" if request.service == _SERVICE else request.service
         if name and not _is_admitted(self._tokens, context.invocation_metadata()):
             await _refuse(request, context)
@@ -176,7 +176,7 @@ class Servicer:
         return answer
 
     async def ModelStreamInfer(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
-        """One answer for each request, in their order; an error is an answer, too."""
+        """Yield one answer for each request, in their order; an error is an answer, too."""
         async for data in requests:
             answer = pb.ModelStreamInferResponse()
             try:
@@ -192,7 +192,7 @@ class Servicer:
                 request = pb.ModelInferRequest.FromString(data)
             except DecodeError as error:
                 raise InvalidArgument(f"the request cannot be read: {error}") from None
-            answer.id = request.id  # also if it fails
+            answer.id = request.id  # also on failure
             to_convert = 0 if request.raw_input_contents else len(data)
             inference = await converted(to_convert, _inference, request, to_convert)
             with below(lambda: dict(context.invocation_metadata())):
@@ -267,7 +267,7 @@ async def _refuse(request: Any, context: Any) -> None:
 
 
 class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Refuses calls without a token, but those after the health of the server; names and notes each."""
+    """Refuses calls without a token, except for the server's health; gives each an id and a line in the log."""
 
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
@@ -312,7 +312,7 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 def _credentials(certificate: Certificate) -> Any:
-    """Return credentials that look for another certificate whenever a connection begins."""
+    """Return credentials that use the newest certificate for each new connection."""
 
     def current() -> Any:
         return grpc.ssl_server_certificate_configuration([certificate.pair])
@@ -330,13 +330,13 @@ async def serve(
     certificate: Certificate | None = None,
     keepalive: float = 75,
 ) -> tuple[Any, int | str]:
-    """Start to answer at ``HOST:PORT``, where port 0 takes a free one, or at ``unix:PATH``.
+    """Start a server at ``HOST:PORT``, where port 0 takes a free one, or at ``unix:PATH``.
 
     Returns:
         The server, and its port or its address.
 
     Raises:
-        DeviceUnavailable: The address cannot be had.
+        DeviceUnavailable: The address cannot be used.
     """
     server = grpc.aio.server(
         maximum_concurrent_rpcs=budget.most_requests,
@@ -348,7 +348,7 @@ async def serve(
             ("grpc.max_concurrent_streams", _MOST_STREAMS),
             ("grpc.keepalive_time_ms", int(keepalive * 1000)),
             ("grpc.http2.min_ping_interval_without_data_ms", _LEAST_PING_MS),
-            ("grpc.http.overload_protection", 0),  # which resets streams of a client that has not heard of an end yet
+            ("grpc.http.overload_protection", 0),  # it resets streams of clients that have not heard of an end yet
         ],
         interceptors=[_Guard(tokens)],
     )

@@ -35,7 +35,7 @@ CODES: tuple[tuple[type[NNBurstError], str, int], ...] = (
 
 
 class RegionPlace(NamedTuple):
-    """Where a tensor lies in a registered region."""
+    """The place of a tensor in a registered region."""
 
     region: str
     byte_size: int
@@ -43,7 +43,7 @@ class RegionPlace(NamedTuple):
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any], kind: str, name: str) -> RegionPlace | None:
-        """Return what the parameters of a tensor say, None if it is not in shared memory.
+        """Return the place that a tensor's parameters give, None if it is not in shared memory.
 
         Raises:
             InvalidArgument: They make no sense.
@@ -58,7 +58,7 @@ class RegionPlace(NamedTuple):
 
 
 class InputTensor(NamedTuple):
-    """An input: its elements, or where they lie."""
+    """An input: its elements, or their place."""
 
     name: str
     datatype: str
@@ -87,24 +87,24 @@ class InputTensor(NamedTuple):
 
 
 class OutputTensor(NamedTuple):
-    """An output that is asked for."""
+    """An output that a client asks for."""
 
     name: str
     place: RegionPlace | None = None
 
     @classmethod
     def of(cls, name: str, parameters: Mapping[str, Any]) -> OutputTensor:
-        """Return what the parameters of an output say; raises as `RegionPlace.of`."""
+        """Return an output as its parameters say; raises as `RegionPlace.of`."""
         if parameters.get("classification"):
             raise InvalidArgument(f"output {name!r}: classification is not served; sort the scores yourself")
         return cls(name, RegionPlace.of(parameters, "output", name))
 
 
 class Terms(NamedTuple):
-    """On which a request is run.
+    """The terms on which a request is run.
 
     Attributes:
-        timeout: Seconds that the run may take; None if the client does not say.
+        timeout: Seconds that the run may take; None without a limit of the client.
     """
 
     timeout: float | None = None
@@ -112,7 +112,7 @@ class Terms(NamedTuple):
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> Terms:
-        """Return what the parameters of a request say, in the words of the protocol's extension for schedules.
+        """Return the terms that a request's parameters give, in the words of the protocol's extension for schedules.
 
         Raises:
             InvalidArgument: They make no sense, or ask for a sequence.
@@ -138,8 +138,8 @@ class Inference(NamedTuple):
     """A request to run a model.
 
     Attributes:
-        inputs, outputs: No outputs: all.
-        size: In bytes, of what has to be turned into arrays element by element.
+        inputs, outputs: In any order; no outputs mean all.
+        size: Bytes that have to be turned into arrays element by element.
     """
 
     model: str
@@ -151,7 +151,7 @@ class Inference(NamedTuple):
 
 
 def extensions(models: Models, regions: Regions) -> list[str]:
-    """Return the extensions of the protocol that every way to ask has."""
+    """Return the extensions of the protocol that both gRPC and REST have."""
     optional = {"model_repository": models.may_change, "system_shared_memory": regions.allowed}
     usual = ["model_configuration", "schedule_policy", "statistics"]
     return usual + [name for name, is_on in optional.items() if is_on]
@@ -172,10 +172,10 @@ async def infer(
     """Run a request, and once more if the process that ran it has died.
 
     Args:
-        timeout: Seconds that the run may take, as its call says; the request may say less.
+        timeout: Seconds that the run may take, from its call; the request may set less.
 
     Returns:
-        The version that ran, and the outputs that are asked for; all, if none is.
+        The version that ran, and the outputs that the client asks for, or all.
 
     Raises:
         NNBurstError: It cannot be run, or failed.

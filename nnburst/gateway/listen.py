@@ -1,4 +1,4 @@
-"""HTTP servers of this package: where they listen, who may ask, how many connections they have."""
+"""HTTP servers of this package: their addresses, access and numbers of connections."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_ID = 128
 
 
 def _is_of_us(record: logging.LogRecord) -> bool:
-    """Whether what aiohttp says is of this program: that a client has left, or speaks no HTTP, is no error here."""
+    """Return True for a record of aiohttp about this program, not about a client that left or speaks no HTTP."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, ConnectionError | web.RequestPayloadError | HttpProcessingError)
 
@@ -40,7 +40,7 @@ def request_id(given: object) -> str:
 
 
 def note_request(client: str, call: str, status: object, seconds: float, name: str) -> None:
-    """Write the line of a request that has been answered, if the log takes them."""
+    """Log an answered request, if the log takes such lines."""
     if not access.isEnabledFor(logging.INFO):
         return
     fields = {"client": client, "call": call, "status": str(status), "ms": round(seconds * 1e3, 3), "request_id": name}
@@ -65,7 +65,7 @@ async def _name(request: web.Request, response: web.StreamResponse) -> None:
 
 
 def guard(tokens: Tokens, free: str | None = None) -> Any:
-    """Refuse requests without a token, but those of paths that begin in a way."""
+    """Refuse requests without a token, except those of paths that begin with `free`."""
 
     @web.middleware
     async def guarded(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
@@ -79,7 +79,7 @@ def guard(tokens: Tokens, free: str | None = None) -> Any:
 
 
 def _limit_connections(server: Any, most: int, *, ends_oldest: bool) -> None:
-    """Reset connections beyond so many: without a descriptor left, the loop would log that without end."""
+    """Reset connections beyond so many: without a free descriptor, the loop would log errors without end."""
     note = server.connection_made
 
     def connection_made(handler: object, transport: asyncio.Transport) -> None:
@@ -101,10 +101,10 @@ async def listen(
     ends_oldest: bool = False,
     certificate: Certificate | None = None,
 ) -> tuple[web.AppRunner, int | str]:
-    """Start to answer at ``HOST:PORT``, where port 0 takes a free one, or at ``unix:PATH``.
+    """Start a server at ``HOST:PORT``, where port 0 takes a free one, or at ``unix:PATH``.
 
     Args:
-        most: Connections at once: one more is reset, or has the oldest reset.
+        most: Most connections at once: one more is reset, or has the oldest reset.
         certificate: For TLS.
         idle: Seconds that a connection may be without a request whose head has come.
 
@@ -112,7 +112,7 @@ async def listen(
         The runner, and its port or its address.
 
     Raises:
-        DeviceUnavailable: The address cannot be had.
+        DeviceUnavailable: The address cannot be used.
     """
     host, _, port = address.rpartition(":")
     application.on_response_prepare.append(_name)
@@ -120,7 +120,7 @@ async def listen(
         application,
         access_log=access,
         access_log_class=_AccessLogger,
-        auto_decompress=False,  # bodies are inflated by those who read them, and counted
+        auto_decompress=False,  # the handlers inflate bodies, and count them
         keepalive_timeout=idle,
         logger=_log,
         shutdown_timeout=FAREWELL_S,

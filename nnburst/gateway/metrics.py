@@ -1,4 +1,4 @@
-"""Metrics over HTTP: of a service, as its pages have them, and counts of inferences under the names that Triton has."""
+"""Metrics over HTTP: numbers of a service's pages, and counts of inferences under Triton's names."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _METRICS: tuple[tuple[str, str, str, Callable[[ModelCounts], int]], ...] = (
 
 
 def triton_metrics(counts: Sequence[tuple[str, str, ModelCounts]]) -> str:
-    """Return what `Models.counts` says in Prometheus' text format: ``nv_inference_count{model="m",version="1"} 3``.
+    """Return `Models.counts` in Prometheus' text format: ``nv_inference_count{model="m",version="1"} 3``.
 
     Source: https://prometheus.io/docs/instrumenting/exposition_formats/
     """
@@ -60,7 +60,7 @@ def _escaped(text: str) -> str:
 async def serve_metrics(
     shown: Any, address: str, tokens: Tokens, most: int = _MOST_CONNECTIONS
 ) -> tuple[web.AppRunner, int | str]:
-    """Answer whatever is asked for with what the `collect` of an object gives, as `listen` says."""
+    """Answer every request with the metrics that an object's `collect` gives; arguments as for `listen`."""
     from prometheus_client.exposition import choose_encoder
 
     async def answer(request: web.Request) -> web.Response:

@@ -39,11 +39,11 @@ class NoSuchModel(InvalidArgument):
 
 @dataclass
 class ModelCounts:
-    """What happened to the requests for one version of a model; nanoseconds. The loop's thread counts.
+    """Counts and times (in nanoseconds) of the requests for one version of a model. The loop's thread counts.
 
     Attributes:
         failures: By reason, in Triton's words.
-        input_ns, run_ns, output_ns: Of the parts of those that were answered: `run_ns` has the wait for others in it.
+        input_ns, run_ns, output_ns: Time of each part of answered requests; `run_ns` includes the wait for others.
     """
 
     inferences: int = 0
@@ -74,13 +74,13 @@ class ModelCounts:
             self.last_ms = time.time_ns() // 1_000_000
 
     def spent(self, began: int, given: int, ran: int, ended: int) -> None:
-        """Note the moments between the parts of a request that is answered."""
+        """Add the parts of an answered request, from the moments between them."""
         self.input_ns += given - began
         self.run_ns += ran - given
         self.output_ns += ended - ran
 
     def told(self, name: str, version: str) -> dict[str, Any]:
-        """Return them as Triton's ModelStatistics."""
+        """Return the counts as Triton's ModelStatistics."""
         parts = {
             "success": (self.inferences, self.success_ns),
             "fail": (self.failures.total(), self.failure_ns),
@@ -111,13 +111,12 @@ class OpenedModel:
     """A model that can be run. Its session ends with the last reference to it: of `Models`, and of requests.
 
     Attributes:
-        digest: Of its files; empty if it has none.
-        platform: What runs it, in the protocol's words.
-        is_repeatable: Whether a run that the death of its process has ended may be run again: a function may have done
-            more than to answer.
+        digest: SHA-256 of its files; empty if it has none.
+        platform: The protocol's name for the software that runs it.
+        is_repeatable: True if a run that died with its process may be run again: a function may have had side effects.
         inputs, outputs: By name, in order.
         optional: Inputs that may be left out, which descriptions do not name: the protocol knows none.
-        refused: Why the protocol cannot serve it; then it has none of these, and its session is closed.
+        refused: Why the protocol cannot serve it; then the others are empty, and its session is closed.
     """
 
     def __init__(self, version: str, digest: str, session: Session, counts: ModelCounts) -> None:
@@ -134,7 +133,7 @@ class OpenedModel:
         try:
             self.inputs = ModelTensor.all_of(session.get_inputs())
             for node in session.get_overridable_initializers():
-                with contextlib.suppress(InvalidArgument):  # then its default is what it is
+                with contextlib.suppress(InvalidArgument):  # its default stays then
                     self.optional |= ModelTensor.all_of([node])
             self.outputs = ModelTensor.all_of(session.get_outputs())
         except InvalidArgument as error:
@@ -145,17 +144,17 @@ class OpenedModel:
         """Run it once, within so many seconds; raises as `Session.arun`."""
         try:
             return await self.session.arun(None, inputs, timeout)
-        except BadState as error:  # it was closed, since the gateway is being stopped
+        except BadState as error:  # closed: the gateway is being stopped
             raise DeadObject(str(error)) from error
 
 
 class Models:
-    """Named models of a service. The loop's thread has them; what may wait for the service does so in another one.
+    """Named models of a service, for the loop's thread. Calls that may wait for the service run in another one.
 
     Args:
-        address: Of the service, as `nnburst.connect` takes it.
-        may_change: Whether clients may load and unload them.
-        unloaded: Names of those that were unloaded before.
+        address: The service's address, as for `nnburst.connect`.
+        may_change: True if clients may load and unload them.
+        unloaded: Names of models that were unloaded before.
     """
 
     def __init__(self, address: str, *, may_change: bool = False, unloaded: Iterable[str] = ()) -> None:
@@ -173,12 +172,12 @@ class Models:
         self._looking, self._changing = asyncio.Lock(), asyncio.Lock()
 
     def _once(self, key: object, make: Callable[[], Awaitable[Any]]) -> asyncio.Future[Any]:
-        """Make something, or wait for it if it is under way; a request that is cancelled leaves it so."""
+        """Run `make` once for all requests that wait for its result; a cancelled request does not stop it."""
         if key not in self._under_way:
 
             def end(task: asyncio.Future[Any]) -> None:
                 del self._under_way[key]
-                _ = task.cancelled() or task.exception()  # is told to those who wait, if they still do
+                _ = task.cancelled() or task.exception()  # requests that still wait get it
 
             self._under_way[key] = asyncio.ensure_future(make())
             self._under_way[key].add_done_callback(end)
@@ -190,7 +189,7 @@ class Models:
         Raises:
             NoSuchModel: There is none, or no such version.
             DeviceUnavailable: It was unloaded; or the service is not there.
-            InvalidArgument: It takes or gives what the protocol has not.
+            InvalidArgument: It has inputs or outputs that the protocol lacks.
         """
         model = await self._open(name, version, priority)
         if model.refused:
@@ -199,7 +198,7 @@ class Models:
 
     async def _open(self, name: str, version: str, priority: Priority = Priority.MEDIUM) -> OpenedModel:
         service = await self._connected()
-        while True:  # it may become another one while it is opened
+        while True:  # it may be replaced while it is opened
             key = name, self._choose(name, version), priority
             if (model := self._opened.get(key)) is not None:
                 return model
@@ -225,7 +224,7 @@ class Models:
             self._opened[key] = model
 
     async def _connected(self) -> Service:
-        """Return the service, and look what it has if that is not known."""
+        """Return the service; list its models if they are not known."""
         if self._service is None:
             await self._once(None, self._connect)
         assert self._service is not None
@@ -236,7 +235,7 @@ class Models:
         self._service = await asyncio.to_thread(connect, self._address)
 
     async def _ask(self, question: Callable[[ServiceConnection], T]) -> T:
-        """Ask the service, by a connection of its own: sessions see to it themselves that theirs come back."""
+        """Ask the service, over a separate connection: sessions renew theirs by themselves."""
 
         def ask() -> T:
             with contextlib.closing(connect_to(self._address)) as connection:
@@ -245,7 +244,7 @@ class Models:
         return await asyncio.to_thread(ask)
 
     async def _look(self) -> None:
-        """Look what the service has."""
+        """List the models of the service."""
         found = dict[str, dict[str, tuple[str, str]]]()
         async with self._looking:
             for full, digest in (await self._ask(ServiceConnection.list_models)).items():
@@ -271,7 +270,7 @@ class Models:
         return [(name, version) for name, versions in self._versions.items() for version in versions]
 
     async def is_ready(self) -> bool:
-        """Whether every model that the protocol can serve can be run now."""
+        """Return True if every model that the protocol can serve can be run now."""
         try:
             service = await self._connected()
             for name, version in self._there():
@@ -283,7 +282,7 @@ class Models:
         return True
 
     async def load(self, name: str, parameters: Collection[str]) -> dict[str, Any]:
-        """Load all versions of a model from its files again, if it is asked for without parameters; as `change`."""
+        """Load all versions of a model from its files again, if the request has no parameters; as `change`."""
         if parameters:
             raise InvalidArgument(f"a model is loaded as it is, not with {sorted(parameters)}")
         return await self.change(name, unload=False)
@@ -292,20 +291,20 @@ class Models:
         """Have the service load all versions of a model from its files again, or unload them.
 
         Raises:
-            InvalidArgument: Clients may not do that, or there are no such files.
+            InvalidArgument: Clients may not change models, or there are no such files.
             NNBurstError: A file cannot be compiled.
         """
         if not self.may_change:
             raise InvalidArgument("clients load and unload no models here: nnburst serve --oip-control lets them")
-        async with self._changing:  # which may take long: others wait for that without a thread
+        async with self._changing:  # it may take long: other calls wait without a thread
             await asyncio.to_thread(order, self._address, LoadModel(name, unload))
             await self.renew()
         return {}
 
-    # What models are and did: as JSON has it, and as the fields of the protocol's messages.
+    # Descriptions and counts of models, with the names of the protocol's messages, for JSON too.
 
     async def describe(self, name: str, version: str = "") -> dict[str, Any]:
-        """Say what a model takes and gives; raises as `open`."""
+        """Return a model's inputs and outputs; raises as `open`."""
         model = await self.open(name, version)
 
         def tensors(named: Mapping[str, ModelTensor]) -> list[dict[str, Any]]:
@@ -315,7 +314,7 @@ class Models:
         return {**about, "inputs": tensors(model.inputs), "outputs": tensors(model.outputs)}
 
     async def configure(self, name: str, version: str = "") -> dict[str, Any]:
-        """Say the same as Triton's ModelConfig; raises as `open`.
+        """Return the same as Triton's ModelConfig; raises as `open`.
 
         The first dimension is one like the others: `max_batch_size` is 0.
         """
@@ -332,8 +331,8 @@ class Models:
         return config | ({"parameters": {"sha256": {"string_value": model.digest}}} if model.digest else {})
 
     async def index(self, *, only_ready: bool = False) -> list[dict[str, str]]:
-        """Name every version of every model, also those that are there no more."""
-        await self.is_ready()  # opens those that are new: whether they are served is known from then on
+        """List every version of every model, also removed ones."""
+        await self.is_ready()  # opens new models, and so finds whether they can be served
         await self._connected()
         refused = {key[:2]: model.refused for key, model in self._opened.items()}
         found = [(*one, refused.get(one, "")) for one in self._there()]
@@ -345,7 +344,7 @@ class Models:
         ]
 
     async def counts(self, name: str = "", version: str = "") -> list[tuple[str, str, ModelCounts]]:
-        """Return the name, the version and the counts of a model, of each version if none is named; or of all models.
+        """Return name, version and counts of a model, for each version if none is named; without a name, of all models.
 
         Raises:
             NoSuchModel: There is none of that name, or version.
@@ -360,11 +359,11 @@ class Models:
         ]
 
     async def statistics(self, name: str = "", version: str = "") -> dict[str, list[dict[str, Any]]]:
-        """Say what happened to the requests for a model, or for each if the name is empty; raises as `counts`."""
+        """Return statistics of requests for a model, or for each if the name is empty; raises as `counts`."""
         return {"model_stats": [counts.told(*key) for *key, counts in await self.counts(name, version)]}
 
     async def renew(self) -> None:
-        """Look what the service has now: what is new is opened when it is next asked for; what runs ends as it was."""
+        """List the service's models again: new ones are opened at the next request, and runs finish on the old ones."""
         with contextlib.suppress(NNBurstError):  # it is gone
             await self._look()
         for key, model in list(self._opened.items()):
@@ -373,11 +372,11 @@ class Models:
                 del self._opened[key]
 
     def renew_soon(self) -> None:
-        """Do so meanwhile: a process that has died may have loaded other files when it came back."""
+        """Renew in the background: a process that was restarted may have loaded other files."""
         self._once("renew", self.renew)
 
     async def close(self) -> None:
-        """Close all sessions: what runs is `DeadObject`."""
+        """Close all sessions: running requests fail with `DeadObject`."""
         if self._service is not None:
             await asyncio.to_thread(self._service.close)
 

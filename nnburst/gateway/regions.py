@@ -1,4 +1,4 @@
-"""Shared memory of clients, by name: tensors that are not sent but lie there.
+"""Shared memory of clients, by name: tensors lie there, and are not sent.
 
 A region is mapped behind the guard of `nnburst.memory`, and each tensor is copied once: what a client does to its
 memory meanwhile changes numbers, never the gateway.
@@ -40,7 +40,7 @@ class RegisteredRegion:
     memory: Memory
 
     def check(self) -> None:
-        """Look whether what was read or written of it was there.
+        """Check that the bytes that were read or written existed.
 
         Raises:
             InvalidArgument: The owner of the memory has made it shorter, or it has no room for what was written.
@@ -50,10 +50,10 @@ class RegisteredRegion:
 
 
 class Regions:
-    """What clients have registered. The loop's thread changes it; any may read and write parts.
+    """The regions that clients have registered. The loop's thread changes them; any thread may read and write parts.
 
     Args:
-        allowed: Whether clients may register memory at all.
+        allowed: True if clients may register memory at all.
     """
 
     def __init__(self, allowed: bool) -> None:
@@ -102,7 +102,7 @@ class Regions:
             os.close(fd)
 
     def unregister(self, name: str) -> dict[str, Any]:
-        """Forget a region; all of them for an empty name. One that is not there is forgotten already.
+        """Forget a region; all of them for an empty name. An unknown name is no error.
 
         Requests under way keep the memory until they have ended.
         """

@@ -78,7 +78,7 @@ class _Region(msgspec.Struct):
 
 @web.middleware
 async def _errors(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
-    """An error is an object with a sentence."""
+    """Answer an error with an object that has a sentence."""
     try:
         return await handler(request)
     except NNBurstError as error:
@@ -89,7 +89,7 @@ async def _errors(request: web.Request, handler: Callable[[web.Request], Awaitab
         return web.json_response({"error": f"{request.method} {request.path} is not served"}, status=error.status)
     except web.HTTPException as error:
         return web.json_response({"error": error.text or error.reason}, status=error.status)
-    except (web.RequestPayloadError, ConnectionError) as error:  # what came is none, or its sender is gone
+    except (web.RequestPayloadError, ConnectionError) as error:  # the body is broken, or its sender is gone
         return web.json_response({"error": f"the body cannot be read: {error}"}, status=400)
 
 
@@ -165,7 +165,7 @@ class Rest:
         return web.Response(text=triton_metrics(await self._models.counts()))
 
     async def _asked(self, request: web.Request, kind: type[_T]) -> _T:
-        """Return what a body says, which may be left out."""
+        """Return the content of a body, which may be left out."""
         with self._budget.request() as take:
             return await _read(await _body(request, take) or b"{}", kind)
 
@@ -203,7 +203,7 @@ def _model(request: web.Request) -> tuple[str, str]:
 
 
 async def _body(request: web.Request, take: Callable[[int], None]) -> bytes:
-    """Read the body; what has come of it counts at once, and what it is when it is inflated."""
+    """Read the body, counting its bytes as they come, and more as they are inflated."""
     is_packed = request.headers.get("Content-Encoding", "identity").lower() != "identity"
     most = _MOST_INFLATED if is_packed else _MOST_BYTES
     loop, body = asyncio.get_running_loop(), bytearray()
@@ -239,14 +239,14 @@ def _inflated(body: bytearray) -> bytes:
 
 
 def _length(text: str, most: int) -> int:
-    """Return what a header says of the JSON's length; of many digits, only those are read that can matter."""
+    """Return the JSON's length from a header; of many digits, only the first ones are read."""
     if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS and int(text) <= most):
         raise InvalidArgument(f"{_HEADER} is {text[:_MOST_DIGITS]!r}, the body has {most} bytes")
     return int(text)
 
 
 async def _read(data: bytes, kind: type[_T]) -> _T:
-    """Return what JSON says, read in another thread if it is long."""
+    """Decode JSON, in another thread if it is long."""
     if len(data) > _MOST_JSON:
         raise InvalidArgument(f"JSON has at most {_MOST_JSON} bytes, got {len(data)}: send tensors as binary data")
     return await converted(len(data), _decoded, data, kind)
@@ -282,7 +282,7 @@ def _inference(name: str, version: str, head: _Infer, data: memoryview, size: in
 
 
 def _check_json(name: str, datatype: str, array: Array, left: int) -> None:
-    """Check that an output can go as JSON, where an answer takes so many elements more."""
+    """Check that an output can go as JSON, in an answer with room for so many more elements."""
     if array.size > left:
         raise InvalidArgument(
             f"output {name!r} has {array.size} elements; the JSON of an answer has at most {_MOST_NUMBERS}, of which "
@@ -337,8 +337,8 @@ async def serve(
     certificate: Certificate | None = None,
     keepalive: float = 75,
 ) -> tuple[web.AppRunner, int | str]:
-    """Start to answer; as `listen`, which has the rest."""
-    # Bodies that still come when it is cleaned up never get the rest: `Budget.finish` comes first.
+    """Start the server; the other arguments are those of `listen`."""
+    # Bodies that still arrive at the cleanup are never completed: `Budget.finish` comes first.
     application = Rest(models, regions, budget).application(tokens)
     most = budget.most_connections
     return await listen(application, address, most, idle=keepalive, certificate=certificate)

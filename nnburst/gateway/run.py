@@ -1,6 +1,6 @@
-"""The process that a service talks to the network with, a client of it or a reader of its pages.
+"""The process between a service and the network: a client of the service, or a reader of its pages.
 
-So what comes over the network never meets the memory of models.
+So data from the network never meets the memory of models.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ _THREADS = 32
 
 
 class Served(msgspec.Struct):
-    """What the process serves.
+    """The options of the process.
 
     Attributes:
         grpc, rest, metrics: Where to listen, ``HOST:PORT`` or ``unix:PATH``; None: not at all.
-        address: Of the service.
-        shared_memory: Whether clients may register memory.
-        control: Whether they may load and unload models.
+        address: Address of the service.
+        shared_memory: True if clients may register memory.
+        control: True if they may load and unload models.
         unloaded: As for `Models`.
         drain: Seconds that requests under way have when it is stopped.
-        token_file: Of `Tokens`, one of which a client has to show.
-        cert, key: Of `Certificate`; None: no TLS.
+        token_file: File of `Tokens`, one of which a client has to show.
+        cert, key: Files of `Certificate`; None: no TLS.
         keepalive: Seconds that a connection may be silent.
-        log_level, log_format: Of `begin_log`.
+        log_level, log_format: Arguments of `begin_log`.
     """
 
     grpc: str | None = None
@@ -89,7 +89,7 @@ async def _serve(options: Served) -> None:
             await models.renew()
 
     loop.add_signal_handler(signal.SIGHUP, told.set)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # which the service has blocked until now
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # blocked by the service until now
     loop.add_reader(0, end)
     async with contextlib.AsyncExitStack() as stack:
         ports, regions = dict[str, Any](), Regions(options.shared_memory)
@@ -119,16 +119,16 @@ async def _serve(options: Served) -> None:
         for task in beside:
             task.cancel()
         if serves_models:
-            await asyncio.gather(models.close(), asyncio.sleep(FAREWELL_S))  # the last answers are sent
-        # Its sockets end with the process, which clients take for UNAVAILABLE. A gRPC server that stops in order says
-        # CANCELLED to what has come meanwhile, which they would take for their own doing.
+            await asyncio.gather(models.close(), asyncio.sleep(FAREWELL_S))  # time to send the last answers
+        # Clients take the abrupt end of the sockets for UNAVAILABLE. A gRPC server that stops in order answers later
+        # calls with CANCELLED, as if the clients had cancelled them.
         os._exit(0)
 
 
 def main() -> int:
     """Serve until SIGTERM, Ctrl-C or the end of standard input. Prints the ports as JSON when it is ready.
 
-    SIGHUP says that the models, the tokens and the certificate are new ones. The argument is `Served` as JSON.
+    SIGHUP has it read models, tokens and certificate again. The argument is `Served` as JSON.
 
     Returns:
         The exit status, if it could not start.
@@ -136,9 +136,9 @@ def main() -> int:
     options = msgspec.json.decode(sys.argv[1], type=Served)
     begin_log("nnburst gateway", options.log_level, options.log_format)
     if options.metrics is not None:
-        with contextlib.suppress(OSError):  # a service's real-time policy is not for this
+        with contextlib.suppress(OSError):  # the gateway leaves a service's real-time policy
             os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-    os.umask(0o077)  # sockets are for this user, and those who are given more
+    os.umask(0o077)  # sockets are for this user unless more is granted
     try:
         asyncio.run(_serve(options))
     except NNBurstError as error:

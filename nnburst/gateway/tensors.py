@@ -1,4 +1,4 @@
-"""The protocol's names of types, and bytes as arrays."""
+"""The protocol's names of types, and conversion of bytes to arrays and back."""
 
 from __future__ import annotations
 
@@ -88,10 +88,10 @@ class ModelTensor:
         return cls(node.name, datatype, _DTYPES[datatype], shape)
 
     def check_size(self, datatype: str, shape: tuple[int, ...], given: int) -> None:
-        """Refuse another number of bytes than the shape says; of strings, more than there may be.
+        """Refuse a number of bytes that does not fit the shape; for strings, one beyond the limit.
 
         Raises:
-            InvalidArgument: It is another; or the datatype is, or no array has the shape, or it is too large.
+            InvalidArgument: The number, the datatype or the shape does not fit, or the shape is too large.
         """
         size = _count_of(self, datatype, shape) * self.dtype.itemsize
         if self.datatype == "BYTES":
@@ -103,7 +103,7 @@ class ModelTensor:
     def array_of(
         self, datatype: str, shape: tuple[int, ...], data: bytes | memoryview | Sequence[Any] | Array
     ) -> Array:
-        """Return what a client sent: bytes, or elements in row-major order.
+        """Return an array of a client's bytes, or of its elements in row-major order.
 
         Args:
             datatype: As the client says.
@@ -112,7 +112,7 @@ class ModelTensor:
                 in an array of one dimension, where strings are bytes.
 
         Raises:
-            InvalidArgument: They are not what the input takes, or not as many as the shape says.
+            InvalidArgument: They do not fit the input's type, or their number does not fit the shape.
         """
         if isinstance(data, bytes | memoryview):
             self.check_size(datatype, shape, len(data))
@@ -130,7 +130,7 @@ class ModelTensor:
                 array = np.asarray(flat, self.dtype)
             if isinstance(data, np.ndarray):
                 fits = np.array_equal(array, data, equal_nan=True)
-            else:  # JSON has no infinity: it is what a number became that is too large
+            else:  # JSON has no infinity: a number was too large for the type
                 fits = bool(np.isfinite(array).all())
         except OverflowError:
             fits = False
@@ -150,7 +150,7 @@ class ModelTensor:
         return flat
 
     def _strings_in(self, data: bytes | memoryview, count: int) -> Array:
-        """Return so many strings, each of which stands behind its length."""
+        """Return so many strings, each preceded by its length."""
         found, at, most = np.empty(count, object), 0, len(data)
         for i in range(count):
             start = at + _LENGTH.size
@@ -193,7 +193,7 @@ def _count_of(tensor: ModelTensor, datatype: str, shape: tuple[int, ...]) -> int
 
 
 def as_sent(array: Array) -> Array:
-    """Return an output as its bytes are sent: itself, but strings each behind its length."""
+    """Return an output in the form in which it is sent: strings each behind its length, others unchanged."""
     if not text_size(array):
         return array
     flat = array.reshape(-1)
@@ -206,7 +206,7 @@ def as_sent(array: Array) -> Array:
 
 
 def text_size(array: Array) -> int:
-    """Return the bytes of an output that is strings, which nobody knows, so they are many; 0 of others."""
+    """Return an output's bytes of strings: unknown, so many are assumed; 0 for other types."""
     return _BRISK + 1 if array.dtype.kind in ("O", "T") else 0
 
 
