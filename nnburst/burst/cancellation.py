@@ -1,7 +1,7 @@
-"""Cancellation of requests whose answers nobody awaits, and the count of what is kept in memory for them.
+"""Cancellation of requests whose answers are not awaited any more, and accounts of their working memory.
 
-What serves requests binds them `under_token`; what takes long asks for the `present_token` while it is bound. Then it
-looks at its word now and then, or has itself cancelled. What keeps memory takes it as `WorkingMemory`.
+A server binds requests `under_token`. A long kernel asks for the `present_token` while it is bound; then it checks the
+token's word now and then, or is cancelled. Memory that a kernel keeps is taken as `WorkingMemory`.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ _NUMBERS = itertools.count()
 
 
 Account = Callable[[int], Callable[[], None]]
-"""Counts so many bytes of working memory for somebody and returns what gives them back; `ResourceExhausted` if they
-are too many. Any thread may call both."""
+"""Function that charges bytes of working memory and returns a function that releases them; `ResourceExhausted` beyond
+the quota. Any thread may call both."""
 
 _LEAST_CHARGE = 1 << 16
-"""Bytes that are counted at a time at least."""
+"""Least bytes to charge at a time."""
 
 
 class CancelToken:
-    """The cancellation token of a client's requests: cancelled once it awaits no answer any more.
+    """The cancellation token of a client's requests: cancelled once the client awaits no answer any more.
 
     Attributes:
-        cancelled: A word in C, not 0 once it is.
-        server: End of a burst, where the client can give up the request that is run; NULL: there is none.
-        account: Where working memory counts; None: nowhere.
+        cancelled: A word in C, not 0 once the token is cancelled.
+        server: Server's end of the burst, where the client can give up the running request; NULL if there is none.
+        account: Account of working memory; None: it is not counted.
     """
 
     __slots__ = ("_kernels", "account", "cancelled", "server")
@@ -45,10 +45,10 @@ class CancelToken:
         self.cancelled: CData = ffi.new("uint32_t *")
         self.server = server
         self.account = account
-        self._kernels: dict[int, weakref.ref[Kernel]] = {}  # each use of it is one step of the interpreter
+        self._kernels: dict[int, weakref.ref[Kernel]] = {}  # each use is one step of the interpreter
 
     def add(self, kernel: Kernel) -> None:
-        """Have a kernel cancelled with the token, if it knows how to; see `Kernel`."""
+        """Have a kernel cancelled with the token, if the kernel can be; see `Kernel`."""
         if getattr(kernel, "cancel", None) is None:
             return
         kernels, number = self._kernels, next(_NUMBERS)
@@ -57,7 +57,7 @@ class CancelToken:
             self._cancel_kernels()
 
     def cancel(self) -> None:
-        """Nothing is awaited any more. Any thread; takes no lock."""
+        """Cancel the token and its kernels. Any thread; takes no lock."""
         lib.nnb_word_raise(self.cancelled)
         self._cancel_kernels()
 
@@ -77,7 +77,7 @@ _PRESENT = _Present()
 
 @contextlib.contextmanager
 def under_token(token: CancelToken | None) -> Iterator[None]:
-    """What this thread does in the with block may be cancelled so; None: not at all."""
+    """Make a token present for this thread in the ``with`` block; None for no token."""
     before, _PRESENT.token = _PRESENT.token, token
     try:
         yield
@@ -86,15 +86,15 @@ def under_token(token: CancelToken | None) -> Iterator[None]:
 
 
 def present_token() -> CancelToken | None:
-    """Return the token that this thread works under; None if there is none."""
+    """Return the token present in this thread; None if there is none."""
     return _PRESENT.token
 
 
 class WorkingMemory:
-    """What a bound request, and its runs, keep in memory beside the memory of the request: counted for its client.
+    """Working memory of a bound request and its runs, beside the request's own memory; counted for its client.
 
-    Made while a request is bound, and kept with the arrays that it counts: what is not given back counts until this
-    object is garbage. One thread at a time.
+    Made while a request is bound, and kept with the arrays that it counts: bytes not given back count until this object
+        is garbage. One thread at a time.
     """
 
     __slots__ = ("_account", "_charged", "_releases", "_taken")
@@ -106,7 +106,7 @@ class WorkingMemory:
         self._releases: list[Callable[[], None]] = []
 
     def take(self, nbytes: int) -> None:
-        """Count so many bytes more before they are allocated; `ResourceExhausted` beyond the client's quota."""
+        """Count more bytes before they are allocated; `ResourceExhausted` beyond the client's quota."""
         missing = self._taken + nbytes - self._charged
         if missing > 0 and self._account is not None:
             charge = max(missing, _LEAST_CHARGE)
@@ -115,12 +115,12 @@ class WorkingMemory:
         self._taken += nbytes
 
     def give_back(self, nbytes: int) -> None:
-        """So many bytes are free; what is taken next does not count on top of them."""
+        """Note bytes as free: the next bytes taken count in their place."""
         self._taken -= nbytes
 
     @contextlib.contextmanager
     def for_a_run(self) -> Iterator[None]:
-        """What is taken in the with block is free at its end."""
+        """Free at the end of the ``with`` block the bytes taken in it."""
         taken, charged, n = self._taken, self._charged, len(self._releases)
         try:
             yield

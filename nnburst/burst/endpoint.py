@@ -1,4 +1,4 @@
-"""Between Python's values and the C endpoints: queues, requests and results."""
+"""Conversions between Python's values and the C endpoints: queues, requests and results."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _UINT32_MAX = 2**32 - 1
 
 
 def open_channels(request: MQDescriptor, result: MQDescriptor, *, reset: bool) -> tuple[CData, CData]:
-    """Open one end of both channels of a burst; the endpoint that is created with them takes them over.
+    """Open one end of both channels of a burst, for an endpoint that takes ownership.
 
     Args:
-        request, result: Of synchronized queues of 24-byte datums with an event word, in sealed memory.
-        reset: Whether to empty them: true for the server, which attaches before the client may send.
+        request, result: Descriptors of synchronized queues of 24-byte datums with an event word, in sealed memory.
+        reset: True to empty the queues: for the server, which attaches before the client may send.
 
     Raises:
         InvalidArgument: A descriptor describes no such queue.
@@ -75,7 +75,7 @@ def _u32(value: int, what: str, hint: str = "") -> int:
 
 
 def c_request(request: Request, slots: Sequence[int], *, measure: bool) -> tuple[CData, list[object]]:
-    """Return a C request and what must stay alive beside it; `InvalidArgument` for a number that is too large."""
+    """Return a C request and the objects to keep alive beside it; `InvalidArgument` for too large a number."""
     arguments = (*request.inputs, *request.outputs)
     rows = ffi.new("nnb_argument[]", max(len(arguments), 1))
     dims: list[int] = []
@@ -120,7 +120,7 @@ def python_request(raw: CData) -> tuple[Request, list[int], bool]:
 
 
 def c_result(result: ExecutionResult) -> tuple[CData, list[object]]:
-    """Return a C result and what must stay alive beside it."""
+    """Return a C result and the objects to keep alive beside it."""
     status, shapes, timing = result
     out = ffi.new("nnb_result *")
     rows = ffi.new("nnb_shape[]", max(len(shapes), 1))
@@ -141,7 +141,7 @@ def c_result(result: ExecutionResult) -> tuple[CData, list[object]]:
 
 
 def python_result(raw: CData) -> ExecutionResult:
-    """Return the status, shapes and timing that a result carries, as far as they are consistent."""
+    """Return the status, shapes and timing of a result, as far as they are consistent."""
     shapes: tuple[OutputShape, ...] = ()
     if raw.n_shapes:
         dims: list[int] = ffi.unpack(raw.dims, raw.n_dims) if raw.n_dims else []

@@ -1,4 +1,4 @@
-"""What the two ends of a burst ask of each other."""
+"""Interfaces between the two ends of a burst."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class BurstCallback(abc.ABC):
     """The client as the server sees it: its side of the slot table.
 
     Attributes:
-        row: Where the server counts what it does for this client; None: nowhere but in its `stats`. The server closes
-            it when it has served the last request.
-        flow_queue: Where the burst is served; None for a listener thread of its own.
-        loop_timeout_ns: Nanoseconds that each WHILE of a run may take, as the client wants it; 0 for the default.
-        max_run: Seconds that a run may take; None for no limit. A longer one is ended, if its kernel knows how to.
-        bell: A socket of the callback's, to be rung for answers that the client awaits in an event loop; None: it
-            cannot. To ring is to send one byte without waiting (``MSG_DONTWAIT``) when the event word of the result
+        row: The client's row of counters, closed by the server after the last request; None: the server counts only in
+            its `stats`.
+        flow_queue: Queue of the group that serves the burst; None for a listener thread of its own.
+        loop_timeout_ns: The client's limit for each WHILE of a run, in nanoseconds; 0 for the default.
+        max_run: Seconds that a run may take; None for no limit. A longer run is ended, if its kernel can be.
+        bell: Socket to ring for answers that the client awaits in an event loop, still the callback's; None: it cannot
+            await. To ring is to send one byte without waiting (``MSG_DONTWAIT``) when the event word of the result
             channel says so (docs/WIRE.md).
-        account: Where the working memory of its requests counts; None: nowhere.
+        account: Account of its requests' working memory; None: it is not counted.
     """
 
     row: Row | None = None
@@ -44,11 +44,11 @@ class BurstCallback(abc.ABC):
 
     @property
     def cpus(self) -> frozenset[int]:
-        """CPUs that the client may run on; by default it is the thread that asks."""
+        """CPUs that the client may run on; by default those of the calling thread."""
         return allowed_cpus()
 
     def ended(self, reason: str) -> None:
-        """The server has ended the burst by itself: no more answers come. Any thread; must not wait."""
+        """Note that the server has ended the burst by itself: no more answers come. Any thread; must not wait."""
 
     @abc.abstractmethod
     def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory | Named, ...]]:
@@ -64,12 +64,12 @@ class BurstContext(abc.ABC):
 
     @property
     def cpus(self) -> frozenset[int]:
-        """CPUs that the listener may run on; by default the thread that asks has started it."""
+        """CPUs that the listener may run on; by default those of the calling thread, which has started it."""
         return allowed_cpus()
 
     @property
     def pipelined(self) -> bool:
-        """Whether several requests may wait in the request channel, and the callback's bell is rung."""
+        """True if several requests may wait in the request channel and the server rings the callback's bell."""
         return False
 
     @abc.abstractmethod
@@ -77,7 +77,7 @@ class BurstContext(abc.ABC):
         """Forget a slot and every plan that uses it. An unknown slot is not an error (REQ-MODEL-051)."""
 
     def failure_reason(self) -> str:
-        """Say why the last execution failed that did; empty if that is not known, or was asked before.
+        """Return the reason of the last failed execution; empty if it is unknown or was returned before.
 
         Raises:
             NNBurstError: The server cannot be asked.
@@ -85,14 +85,14 @@ class BurstContext(abc.ABC):
         return ""
 
     def forget_memory(self, slot: int) -> None:
-        """As `free_memory`, but do not wait until it is forgotten."""
+        """Forget a slot as `free_memory`, without waiting."""
         self.free_memory(slot)
 
     def forget_plans(self) -> None:
-        """Let go of what is kept for requests that come again: they are bound anew then. Any thread."""
+        """Drop all plans: repeated requests are bound anew. Any thread."""
 
     def leave(self) -> None:
-        """Its answers are not awaited any more: a run of several steps ends between two of them. Any thread."""
+        """Note that no answer is awaited any more: a run of several steps ends between two of them. Any thread."""
 
     def hang_up(self) -> None:
         """End the burst without waiting, from any thread, also in a finaliser. Idempotent; `close` may follow."""
@@ -108,7 +108,7 @@ class BurstExecutorWithCache:
     Never called concurrently, except for `remove_cache_entry`, which may come from the control plane at any time.
 
     Args:
-        bind: Checks a request that carries its pools and returns what runs it; raises as the method of that name.
+        bind: Checks a request with its pools and returns a function that runs it; raises as the method `bind`.
 
     Attributes:
         loop_timeout_ns: See `BurstCallback`; set by the server before the first request.
@@ -121,11 +121,11 @@ class BurstExecutorWithCache:
         self._entries: dict[int, Memory | Named] = {}
 
     def is_cache_entry_present(self, slot: int) -> bool:
-        """Whether `add_cache_entry` was called for the slot and `remove_cache_entry` was not."""
+        """True if the slot was added by `add_cache_entry` and not removed since."""
         return slot in self._entries
 
     def add_cache_entry(self, memory: Memory | Named, slot: int) -> None:
-        """Remember the memory of a slot that is not present.
+        """Remember the memory of a new slot.
 
         Raises:
             NNBurstError: The memory cannot be used; the request fails with the error's status.
@@ -141,8 +141,8 @@ class BurstExecutorWithCache:
 
         Args:
             request: Arguments; ``request.pools`` is empty, ``pool_index`` indexes `slots`.
-            slots: Slot of each pool. All are present.
-            measure: Whether results must carry a `Timing` with ``time_on_device``.
+            slots: Slot of each pool. All have cache entries.
+            measure: True if results must carry a `Timing` with ``time_on_device``.
 
         Raises:
             NNBurstError: The request cannot run; the client receives the error's status.

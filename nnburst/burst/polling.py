@@ -1,4 +1,4 @@
-"""Constants of a burst and how long its ends poll."""
+"""Constants of a burst, and the polling windows of its ends."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from .._core.errno import is_real
 from ..errors import InvalidArgument
 
 CHANNEL_LENGTH = 1024
-"""Datums in each channel unless asked otherwise."""
+"""Default length of each channel in datums."""
 
 DATUM = np.dtype((np.void, 24))
 """One element of a burst channel: a 24-byte FmqRequestDatum or FmqResultDatum (docs/WIRE.md)."""
 
 WINDOW_VARIABLE = "NNBURST_POLLING_WINDOW_US"
 _DEFAULT_WINDOW = 50e-6
-_LONGEST_WINDOW = 60.0  # also the bound of the control plane
+_LONGEST_WINDOW = 60.0  # the control plane has the same bound
 _REAL_TIME = {os.SCHED_FIFO, os.SCHED_RR}
 
 
 def allowed_cpus() -> frozenset[int]:
-    """CPUs that this thread may run on."""
+    """Return the CPUs that this thread may run on."""
     return frozenset(os.sched_getaffinity(0))
 
 
 def is_real_time() -> bool:
-    """Whether this thread gives way to none of the usual policy."""
-    return os.sched_getscheduler(0) & 0xFF in _REAL_TIME  # above are flags
+    """True if this thread has a real-time policy, so that no normal thread preempts it."""
+    return os.sched_getscheduler(0) & 0xFF in _REAL_TIME  # the upper bits are flags
 
 
 def default_polling_window(peer_cpus: Iterable[int] = ()) -> float:
-    """Seconds that an end polls before it sleeps: `NNBURST_POLLING_WINDOW_US`, else 50 µs, else 0 on one CPU.
+    """Return the seconds that an end polls before it sleeps: `NNBURST_POLLING_WINDOW_US`, else 50 µs, or 0 on one CPU.
 
-    If both ends may run on one CPU only, the same one, then the peer cannot run while we poll.
+    If both ends may only run on the same single CPU, the peer cannot run while this end polls.
 
     Args:
-        peer_cpus: CPUs that the other end may run on, as far as they are known.
+        peer_cpus: CPUs that the other end may run on, if known.
 
     Raises:
         InvalidArgument: The environment variable is not a number of microseconds.
@@ -54,7 +54,7 @@ def default_polling_window(peer_cpus: Iterable[int] = ()) -> float:
 
 
 def checked_window(seconds: float) -> float:
-    """Return `seconds` if it can be a polling window: 0 to 60; else raise `InvalidArgument`."""
+    """Return `seconds` if it is a valid polling window, 0 to 60; else raise `InvalidArgument`."""
     if not is_real(seconds) or not 0 <= seconds <= _LONGEST_WINDOW:
         raise InvalidArgument(
             f"polling_window={seconds!r}: give seconds between 0 (never poll) and {_LONGEST_WINDOW:.0f}"
@@ -63,7 +63,7 @@ def checked_window(seconds: float) -> float:
 
 
 def loop_timeout_ns(seconds: float | None) -> int:
-    """Turn the longest time of a loop into nanoseconds, 0 for the default; `InvalidArgument` if it is not above 0."""
+    """Return a loop timeout in nanoseconds, 0 for the default; `InvalidArgument` if it is not above 0."""
     limit = checked_timeout(seconds)
     if limit == 0:
         raise InvalidArgument("a loop timeout must be above 0 s; None restores the default")
@@ -71,10 +71,10 @@ def loop_timeout_ns(seconds: float | None) -> int:
 
 
 def window_ns(seconds: float | None, peer_cpus: Iterable[int]) -> int:
-    """Polling window in nanoseconds; None means the default towards a peer on those CPUs.
+    """Return a polling window in nanoseconds; None means the default for a peer on those CPUs.
 
-    A thread of a real-time policy is taken off its CPU for no usual one. It polls only towards a peer that has a CPU
-    which this thread does not use, whatever was asked for: the peer may be what it keeps from running.
+    A normal thread cannot preempt a real-time thread. So a real-time thread polls only if the peer has a CPU that this
+    thread does not use, whatever the caller wants: it might keep the peer from running.
     """
     peer = frozenset(peer_cpus)
     window = default_polling_window(peer) if seconds is None else checked_window(seconds)

@@ -1,4 +1,4 @@
-"""Counters of the client's end of a burst. What its server counts is in the row of its client (docs/watching.md)."""
+"""Counters of the client's end of a burst. Those of the server are in the client's row (docs/watching.md)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class BurstStats(Struct, frozen=True):
-    """What the client's end of a burst has done since it was created. All are counts.
+    """Counts of the client's end of a burst since its creation.
 
     Attributes:
         sent: Requests sent.

@@ -1,4 +1,4 @@
-"""The client's end of a burst: its slots, its channels and its death."""
+"""The client's end of a burst: its slots, its channels and its end."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
 
 class ExecutionBurstController(OneProcess, Closing):
-    """One burst on a prepared model: one execution at a time, each one packet there and one back.
+    """One burst on a prepared model: one execution at a time, each with one packet there and one back.
 
     Thread-safe in that a second concurrent execution gets `BadState`. Context manager.
 
     Attributes:
-        closed: Whether `close` or `refuse` was called.
+        closed: True after `close` or `refuse`.
     """
 
     @classmethod
@@ -58,19 +58,19 @@ class ExecutionBurstController(OneProcess, Closing):
         """Make the two channels and have the prepared model serve them.
 
         Args:
-            prepared_model: Kept alive by the burst.
+            prepared_model: The model, kept alive by the burst.
             polling_window: Seconds that both ends poll before they sleep; None for the default of the two ends' CPUs, 0
                 to never poll. A service in another process polls 10 ms at most.
             loop_timeout: Seconds that each WHILE of a run may take; None for the default.
             channel_length: Datums in the request channel, 4 to 65,536. A request needs 2 + inputs + outputs + pools +
-                given dimensions; what does not fit runs without the burst.
-            result_channel_length: Datums in the result channel; None for the same.
+                given dimensions; a longer one runs without the burst.
+            result_channel_length: Datums in the result channel; None for the same length.
 
         Raises:
-            InvalidArgument: A length, the window or the time of a loop is out of range.
+            InvalidArgument: A length, the polling window or the loop timeout is out of range.
             NNBurstError: The model cannot serve a burst; the error's status says why.
         """
-        window_ns(polling_window, ())  # a wrong one is refused before anything is made
+        window_ns(polling_window, ())  # refuses a wrong window before anything is made
         loop_ns = loop_timeout_ns(loop_timeout)
         lengths = (channel_length, channel_length if result_channel_length is None else result_channel_length)
         least, most = lib.NNB_MIN_CHANNEL, lib.NNB_MAX_CHANNEL
@@ -80,12 +80,12 @@ class ExecutionBurstController(OneProcess, Closing):
         slots = SlotTable(rung.fds[0], loop_ns)
         with contextlib.ExitStack() as stack, contextlib.closing(rung):
             failing = stack.enter_context(contextlib.ExitStack())
-            failing.callback(watched.close)  # not when the error is collected, which may be kept
+            failing.callback(watched.close)  # at once, since the error may be kept alive
             queues = [stack.enter_context(MessageQueue(DATUM, length, layout=Layout.STAMPED)) for length in lengths]
             request, result = [stack.enter_context(queue.descriptor) for queue in queues]
             context = prepared_model.configure_execution_burst(slots, request, result, polling_window)
             try:
-                # The server has attached and emptied the queues; only from now on may anything be written.
+                # The server has attached and emptied the queues: only from now on may the client write.
                 window = window_ns(polling_window, context.cpus)
                 ends = open_channels(request, result, reset=False)
                 out = ffi.new("nnb_client **")
@@ -123,7 +123,7 @@ class ExecutionBurstController(OneProcess, Closing):
         self._holders: dict[Memory | Named, set[object]] = {}
         self._dropped: deque[tuple[Memory | Named, object]] = deque()
         self._leaving: Leaving | None = None
-        # Weakly: listeners are kept until the connection ends, and an end that is just dropped must not be.
+        # A weak reference: listeners live until the connection ends, which must not keep a dropped burst alive.
         this = weakref.ref(self)
 
         def hang_up() -> None:
@@ -138,8 +138,8 @@ class ExecutionBurstController(OneProcess, Closing):
         """Serialise a request once, to be run many times.
 
         Args:
-            request: Its pools get a slot each, which they keep until `free_memory` or `close`.
-            measure: Whether results carry `Timing`.
+            request: Each of its pools gets a slot until `free_memory` or `close`.
+            measure: True if results carry `Timing`.
 
         Raises:
             BadState: The burst is closed, or a memory.
@@ -148,39 +148,39 @@ class ExecutionBurstController(OneProcess, Closing):
         return BoundRequest(self, (request,), measure=measure)
 
     def compute(self, request: Request, *, measure: bool = False, timeout: float | None = None) -> ExecutionResult:
-        """Run a request once; as `BoundRequest.run`, but an error of the request or the execution is a status."""
+        """Run a request once as `BoundRequest.run`, but return an error of the request or execution as a status."""
         bound = self.bind(request, measure=measure)
         bound.timeout = timeout
         return bound.execute()
 
     def record(self, trace: CData) -> None:
-        """Note each run in an ``nnb_trace``, from now on; while nothing runs."""
+        """Record each run in an ``nnb_trace`` from now on. Call it while nothing runs."""
         self._trace = trace
         lib.nnb_client_trace(self.endpoint, trace, 1)
 
     @property
     def flights(self) -> InFlightRuns:
-        """The executions that were started and are not waited for; `GeneralFailure` if there can be none."""
+        """The executions that were started without waiting; `GeneralFailure` if the server supports none."""
         if self._flights is None:
             raise GeneralFailure("the service takes one request at a time, as burst servers of its own do; use run()")
         return self._flights
 
     def slots_for(self, pools: Sequence[Memory | Named]) -> list[int]:
-        """Return the slots of memories, giving each a slot that has none; raises as `bind`."""
+        """Return the slots of memories, new ones if need be; raises as `bind`."""
         if self.closed:
             raise BadState("the burst is closed; open another one")
-        with self._lock:  # a memory that is used again from now on is not among the dropped ones
+        with self._lock:  # a memory in use again is not a dropped one
             self.forget_dropped()
             return self._slots.slots_for(pools)
 
     def run_without_burst(self, request: Request, measure: bool, timeout: float | None) -> ExecutionResult:
-        """Run what does not fit into the channel."""
+        """Run a request that does not fit into the channel."""
         self._fallbacks += 1
         flag = MeasureTiming.YES if measure else MeasureTiming.NO
         return self._prepared_model.execute_synchronously(request, RunOptions(flag, Deadline.after(timeout).at_ns))
 
     def failure_reason(self) -> str:
-        """Ask the server why the last execution failed."""
+        """Ask the server for the reason of the last failure."""
         return self._context.failure_reason()
 
     # ---- memory and life -------------------------------------------------------------------------------------
@@ -192,27 +192,27 @@ class ExecutionBurstController(OneProcess, Closing):
             return False
         try:
             self._context.free_memory(slot)
-        except (BadState, DeadObject, MissedDeadline):  # a service that has ended holds nothing
+        except (BadState, DeadObject, MissedDeadline):  # a dead service has no memory to forget
             pass
         except NNBurstError:
-            if not self.closed:  # meanwhile, by another thread or a signal handler
+            if not self.closed:  # another thread or a signal handler may close it
                 raise
         return True
 
     def forget(self, memory: Memory | Named) -> None:
-        """As `free_memory`, but do not wait for the service."""
+        """Forget a memory as `free_memory`, without waiting for the service."""
         slot = self._slots.free(memory)
         if slot is not None:
             with contextlib.suppress(NNBurstError):
                 self._context.forget_memory(slot)
 
     def hold(self, memory: Memory | Named, holder: object) -> None:
-        """Keep a memory, which requests of the holder name, until all who hold it have released it."""
+        """Keep a memory for a holder's requests until all its holders have released it."""
         with self._lock:
             self._holders.setdefault(memory, set()).add(holder)
 
     def release(self, memory: Memory | Named, holder: object, *, wait: bool = False) -> None:
-        """Forget a memory that nobody else holds; `wait` until the service has done so, too. Idempotent."""
+        """Forget a memory without other holders; with `wait`, also wait for the service. Idempotent."""
         with self._lock:
             holders = self._holders.get(memory, set())
             holders.discard(holder)
@@ -225,15 +225,15 @@ class ExecutionBurstController(OneProcess, Closing):
             self.forget(memory)
 
     def release_soon(self, memory: Memory | Named, holder: object) -> None:
-        """For a finaliser, which may take no lock: release a memory when the next request is bound."""
+        """Release a memory when the next request is bound: for finalisers, which may take no lock."""
         if not self.closed:
             self._dropped.append((memory, holder))
 
     def forget_dropped(self) -> None:
-        """Do what `release_soon` has put off."""
+        """Release the memories that `release_soon` has put off."""
         with self._lock:
             while self._dropped:
-                with contextlib.suppress(IndexError):  # perhaps a signal handler or `close` was faster
+                with contextlib.suppress(IndexError):  # a signal handler or `close` may be faster
                     self.release(*self._dropped.popleft())
 
     @property
@@ -241,24 +241,24 @@ class ExecutionBurstController(OneProcess, Closing):
         return client_stats(self._row, self._fallbacks)
 
     def latency(self) -> Latency:
-        """Say how long the runs took."""
+        """Return the latency of the runs."""
         row = row_stats(self._row.pointer)
         assert row is not None
         return Latency(row.round_trip, row.queue_wait, row.execution)
 
     @property
     def is_free(self) -> bool:
-        """Whether it runs nothing now. It may be otherwise a moment later."""
+        """True if it runs nothing now; that may change at any time."""
         return bool(lib.nnb_client_is_free(self.endpoint))
 
     @property
     def is_sound(self) -> bool:
-        """Whether it may be used again: it is not closed, the service has not ended it, nor corrupted its channels."""
+        """True if it is usable: not closed, not ended by the service, and its channels are not corrupt."""
         return not self.told and lib.nnb_client_is_sound(self.endpoint) == 1
 
     @property
     def told(self) -> str:
-        """Why the server has ended the burst, if it did so by itself."""
+        """The server's reason, if it ended the burst by itself."""
         return self._slots.told
 
     @property
@@ -279,9 +279,9 @@ class ExecutionBurstController(OneProcess, Closing):
         self._leaving()
 
     def _close_endpoint(self) -> None:
-        # EDEADLK: this is a signal handler over the execution in flight, which finds the burst closed when it goes on.
+        # EDEADLK: this signal handler has interrupted the execution in flight, which will find the burst closed.
         while lib.nnb_client_close(self.endpoint) == -errno.EBUSY:
-            time.sleep(0.001)  # the execution in flight has been told to stop; the lock is free for it here
+            time.sleep(0.001)  # the execution in flight is stopping, and can take the lock here
 
     def _forget_all(self) -> None:
         if self._flights is not None:
@@ -291,7 +291,7 @@ class ExecutionBurstController(OneProcess, Closing):
         self._holders.clear()
 
     def refuse(self) -> None:
-        """The first half of `close`: nothing is run any more, and an execution in flight gets `BadState`."""
+        """Refuse further runs, the first half of `close`; an execution in flight gets `BadState`."""
         self.closed = True
         lib.nnb_client_hang_up(self.endpoint)
 
@@ -307,7 +307,7 @@ _ENDS: weakref.WeakValueDictionary[int, ExecutionBurstController] = weakref.Weak
 
 
 def _hang_up_all() -> None:
-    """At interpreter exit servers end; an execution that still runs afterwards must not wait for one."""
+    """Hang up all bursts at interpreter exit: servers end then, and no execution may wait for one."""
     for end in filter(None, (ref() for ref in _ENDS.valuerefs())):
         lib.nnb_client_hang_up(end.endpoint)
 

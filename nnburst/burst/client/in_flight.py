@@ -1,8 +1,8 @@
-"""Executions that were started and that no caller waits for: an event loop, or a thread for all of them, does.
+"""Executions that were started without a waiting caller: an event loop, or one thread for all, waits for them.
 
 The service rings the burst's bell, a socket, at the next answer after `InFlightRuns.attend` or `arm` found none. So
-whatever can watch a descriptor can wait for a burst. Several may watch: each attends when the bell rings, and one of
-them takes what is there.
+anything that can watch a descriptor can wait for a burst. Several may watch: each attends when the bell rings, and one
+of them takes the answers.
 """
 
 from __future__ import annotations
@@ -43,10 +43,9 @@ class InFlight:
     """One started execution.
 
     Attributes:
-        request: Kept alive until it lands, for the service writes to its outputs.
-        status: None until it has landed; then the status of its result, or the negative errno that `BoundRequest.run`
-            would have had.
-        may_look: Whether polling for it was cut short: `InFlightRuns.look` goes on.
+        request: The request, kept alive until it lands, since the service writes to its outputs.
+        status: None until it has landed; then the status of its result, or a negative errno as in `BoundRequest.run`.
+        may_look: True if polling for it was cut short: `InFlightRuns.look` continues it.
     """
 
     __slots__ = ("_then", "may_look", "request", "status", "tag")
@@ -59,9 +58,9 @@ class InFlight:
         self._then: Callable[[InFlight], None] | None = None
 
     def when_landed(self, then: Callable[[InFlight], None]) -> None:
-        """Call `then`, in place of what was to be called before, when it has landed; at once if it has.
+        """Call `then` when it has landed, at once if it has; replaces an earlier function.
 
-        It is called in the thread that attends, perhaps twice, and must not wait.
+        `then` is called in the thread that attends, perhaps twice, and must not wait.
         """
         self._then = then
         if self.status is not None:
@@ -72,9 +71,9 @@ class InFlightRuns:
     """The started executions of one burst. Any thread.
 
     Attributes:
-        polls: Whether it is worth looking for an answer, as the burst has a polling window.
-        jobs: A thread for what may block, off the event loop and off the thread that attends.
-        attendant: A thread that attends, if there is one.
+        polls: True if the burst has a polling window, so that looking for an answer may pay.
+        jobs: A thread for calls that may block, apart from the event loop and the thread that attends.
+        attendant: The thread that attends, if any.
     """
 
     def __init__(self, endpoint: CData, watched: FdSet, *, polls: bool) -> None:
@@ -91,16 +90,16 @@ class InFlightRuns:
         return self._watched.closed
 
     def fileno(self) -> int:
-        """A descriptor that is readable when `attend` is to be called; `BadState` if the burst is closed."""
+        """Return a descriptor that is readable when `attend` is to be called; `BadState` if the burst is closed."""
         return self._watched.fds[0]
 
     def start(self, request: BoundRequest, *, look_until: int = 0) -> InFlight:
-        """Start an execution. If it does not land at once, `look`, `arm` or `attend` afterwards.
+        """Start an execution. If it does not land at once, call `look`, `arm` or `attend` afterwards.
 
         Args:
-            request: Bound to this burst, and not in flight.
-            look_until: Until when to poll for its answer, for the polling window at most, if nothing else is in flight:
-                nanoseconds of CLOCK_MONOTONIC; 0: not at all.
+            request: A request that is bound to this burst and not in flight.
+            look_until: End of polling for its answer, in nanoseconds of CLOCK_MONOTONIC; 0: no polling. It polls for
+                the polling window at most, and only if nothing else is in flight.
         """
         tag = next(self._tags)
         flight = self._flying[tag] = InFlight(request, tag)
@@ -113,7 +112,7 @@ class InFlightRuns:
         return flight
 
     def look(self, flight: InFlight, until: int) -> None:
-        """Go on polling for an execution that was started so, as `start` does."""
+        """Continue polling for a started execution, as `start` does."""
         flight.may_look = False
         if flight.status is not None or len(self._flying) > 1:
             return
@@ -124,8 +123,8 @@ class InFlightRuns:
             self._land(flight.tag, status)
 
     def give_up(self, flight: InFlight) -> bool:
-        """Take an execution back that has not reached the service; False if it has to land."""
-        if flight.status is not None:  # perhaps long ago: a task is dropped together with a burst that is closed
+        """Take back an execution that has not reached the service; False if it has to land."""
+        if flight.status is not None:  # perhaps long ago: a task may be dropped with a closed burst
             return True
         if lib.nnb_execution_withdraw(flight.request.pointer) < 0:
             return False
@@ -145,21 +144,21 @@ class InFlightRuns:
             flight = flying.get(tag)
             if flight is not None:
                 self._land(tag, lib.nnb_execution_status(flight.request.pointer))
-        if tag < 0 and tag not in (_AGAIN, _BUSY):  # the burst is over
+        if tag < 0 and tag not in (_AGAIN, _BUSY):  # the burst has ended
             for left, flight in list(self._flying.items()):
                 lib.nnb_execution_withdraw(flight.request.pointer)
-                self._land(left, _DIED if tag == _CLOSED else tag)  # it may have run
+                self._land(left, _DIED if tag == _CLOSED else tag)  # the execution may have run
 
     def arm(self) -> bool:
         """Have the bell rung at the next answer; False if nothing is in flight (any more)."""
         while self._flying:
-            if lib.nnb_client_arm(self._endpoint) <= 0:  # or the thread that waits in the burst will ring
+            if lib.nnb_client_arm(self._endpoint) <= 0:  # otherwise the thread that waits in the burst rings
                 return True
             self._take()
         return False
 
     def attend(self, watched: int) -> bool:
-        """Take what has landed, after the bell has rung, and have it rung again; False if nothing is in flight.
+        """Take the answers after the bell has rung, and arm it again; False if nothing is in flight.
 
         Args:
             watched: A duplicate of the descriptor.

@@ -1,4 +1,4 @@
-"""A request that is bound to a burst, and what becomes of its runs."""
+"""A request that is bound to a burst, and the outcomes of its runs."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _RESTART = -errno.ERESTART
 _NO_ROOM = -errno.ENOBUFS
 _DIED = -errno.EPIPE
 _NOT_BEGUN = frozenset((-errno.EBUSY, -errno.ESTALE, -errno.ENOTCONN, -errno.ESHUTDOWN))
-"""The burst is busy, no longer this execution's, or ended before anything was sent: another burst may run it."""
+"""Errnos of a run that was not sent: the burst is busy, ended, or no longer the execution's. Another may run it."""
 _LEFT = -errno.ESTALE
 _LONGEST_ASKING = 1.0
 """Seconds to wait for the reason of a failure."""
 _MOST_WINDOWS = 64
-"""A run is polled for a window for each of its steps, but for no more than these."""
+"""Most polling windows for a run of several steps, which polls one window per step."""
 _REMEDY = "Give more time (timeout=) or look at what the service is doing"
 _REFUSALS = {
     ErrorStatus.INVALID_ARGUMENT: (
@@ -55,10 +55,10 @@ def in_time(limit: float | None) -> str:
 
 
 def check_result(result: ExecutionResult, limit: float | None) -> None:
-    """Raise how an execution has failed, if it has.
+    """Raise the error of an execution that has failed.
 
     Args:
-        limit: Seconds that it might take.
+        limit: The execution's timeout in seconds.
     """
     status, shapes, _ = result
     if status is ErrorStatus.NONE:
@@ -72,14 +72,13 @@ def check_result(result: ExecutionResult, limit: float | None) -> None:
 
 
 class BoundRequest(Runnable, OneProcess):
-    """A request that is bound to a burst; `run` as often as you like. Made by `ExecutionBurstController.bind`.
+    """A request that is bound to a burst, for any number of runs. Made by `ExecutionBurstController.bind`.
 
     Args:
         controller: The burst.
-        requests: One, or two of the same form that take turns.
+        requests: One, or two of the same form that alternate.
         measure: Whether results carry `Timing`.
-        answer_length: How many datums a result may have, so that others may be in flight beside it; None if that is not
-            known.
+        answer_length: Datums of the longest result, so that other runs may be in flight beside it; None if unknown.
 
     Raises:
         BadState: The burst is closed, or a memory.
@@ -95,15 +94,15 @@ class BoundRequest(Runnable, OneProcess):
         answer_length: int | None = None,
     ) -> None:
         self._measure, self._answer_length = measure, answer_length
-        self._elsewhere: ExecutionResult | None = None  # of the last run, if that did not go through the channel
+        self._elsewhere: ExecutionResult | None = None  # result of the last run, if it was without the channel
         self._timeout: float | None = None
-        self._allowed: float | None = None  # seconds that a run which begins now may take
-        self._concluding = False  # a thread looks at what a run came to, see `runtime.run.event_loop`
+        self._allowed: float | None = None  # timeout in seconds for the next run
+        self._concluding = False  # a thread concludes a run, see `runtime.run.event_loop`
         self._closed = False
         self._bind_to(controller, requests)
 
     def _bind_to(self, controller: ExecutionBurstController, requests: tuple[Request, ...], turn: int = 0) -> None:
-        """Serialise the requests for a burst; `turn` is the index of the one that the next run sends."""
+        """Serialise the requests for a burst; `turn` is the index of the request that the next run sends."""
         out = ffi.new("nnb_execution **")
         for i, request in enumerate(requests):
             check_open(request)
@@ -129,7 +128,7 @@ class BoundRequest(Runnable, OneProcess):
             raise BadState("the execution is closed; make another one")
 
     def _refuse(self) -> None:
-        """Run no more."""
+        """Refuse further runs."""
         self._closed = True
         self._attach(self.pointer, 0)
 
@@ -141,9 +140,9 @@ class BoundRequest(Runnable, OneProcess):
     # ---- running ---------------------------------------------------------------------------------------------
 
     def _run_at_length(self, timeout: Any = ..., inputs: Any = ...) -> None:
-        """Do what `run` does with an argument, or if this is closed; else it is one call of C.
+        """Do a `run` with an argument or of a closed object; otherwise `run` is one call of C.
 
-        Inputs are refused, as something that is no timeout.
+        Inputs passed by mistake are refused as an invalid timeout.
         """
         limit = timeout if inputs is ... else inputs
         self._allow(self._timeout if limit is ... else checked_timeout(limit))
@@ -153,23 +152,23 @@ class BoundRequest(Runnable, OneProcess):
             self._allow(self._timeout)
 
     def execute(self) -> ExecutionResult:
-        """As `run`, but return (status, output shapes, timing) instead of raising for an error status."""
+        """Run, and return (status, output shapes, timing) instead of raising for an error status."""
         self._conclude(raises=False)
         return self._explained(self.result)
 
     def _conclude(self, status: int | None = None, *, raises: bool = True) -> None:
-        """Wait for the end of a run, here or elsewhere, and raise how it failed: the slow path of all ways to run.
+        """Wait for the end of a run, here or elsewhere, and raise its error: the slow path of all ways to run.
 
         Args:
-            status: What the C core returned for it, or told of an `InFlight` of this execution that has landed; None:
-                it begins now.
-            raises: Whether an error status is raised, too.
+            status: Return value of the C core for it, or the status of an `InFlight` of this execution that has landed;
+                None: it begins now.
+            raises: True to raise an error status, too.
         """
         try:
             if status is None:
                 self._check_not_closed()
                 status = lib.nnb_execution_run(self.pointer)
-            repeats, deadline = 0, None  # the deadline once it has moved
+            repeats, deadline = 0, None  # set once the run has moved
             while status < 0:
                 if status == _RESTART:  # signal handlers run between two calls
                     status = lib.nnb_execution_resume(self.pointer)
@@ -193,10 +192,10 @@ class BoundRequest(Runnable, OneProcess):
                     self._fail(-status)
             if status and raises:
                 self._check_ended_well(status)
-        except BadState:  # not run at all, perhaps because this very execution is in flight below a signal handler
+        except BadState:  # not run, perhaps since a signal handler interrupted this execution
             raise
         except BaseException:
-            # Does nothing, unless a signal handler raised while the answer was still on its way.
+            # Has an effect only if a signal handler raised while the answer was still on its way.
             lib.nnb_execution_abandon(self.pointer)
             raise
 
@@ -206,21 +205,20 @@ class BoundRequest(Runnable, OneProcess):
         return self._requests[self.turn]
 
     _retries = 0
-    """How often a run is repeated that the death of the service has ended."""
+    """Number of times that a run is repeated after the death of the service."""
     _restarts = False
-    """Whether a run starts the service again that has died before it."""
+    """True if a run restarts a service that died before it."""
 
     def _again(self, number: int, deadline: Deadline) -> Deadline | None:
-        """Bind this elsewhere when a run could not begin, or has died, for that errno.
+        """Bind this to another burst after a run that failed with this errno.
 
         Returns:
-            The deadline of the run from now on: what is set up meanwhile is not the run's time. None if there is
-            nowhere else.
+            The new deadline of the run, extended by the time for setting up. None if there is no other burst.
         """
         return None
 
     def _start(self, *, look_until: int = 0) -> InFlight:
-        """Start a run that is not waited for here; `_conclude` tells how it ended. Arguments as `InFlightRuns.start`.
+        """Start a run without waiting; `_conclude` raises its error. Arguments as for `InFlightRuns.start`.
 
         Raises:
             BadState: It is closed.
@@ -233,38 +231,38 @@ class BoundRequest(Runnable, OneProcess):
 
     @property
     def is_in_flight(self) -> bool:
-        """Whether it was started and its end was not told."""
+        """True from the start of a run until its end is taken."""
         return bool(lib.nnb_execution_flies(self.pointer))
 
     # ---- how it ended ----------------------------------------------------------------------------------------
 
     def _check_ended_well(self, status: int) -> None:
         for request in self._requests:
-            check_open(request)  # the service could not fetch what was closed before the first run
+            check_open(request)  # the service cannot fetch memory that was closed before the first run
         result = self.result
-        if result[0] != status:  # of another run, by a thread or a signal handler that came in between
+        if result[0] != status:  # the result of another thread's or signal handler's run
             result = ErrorStatus(status), (), NO_TIMING
         check_result(self._explained(result), self._allowed)
 
     def _explained(self, result: ExecutionResult) -> ExecutionResult:
-        """Ask the server why an execution failed: a packet has no room for a sentence."""
+        """Ask the server for the reason of a failure: a packet has no room for a sentence."""
         status, shapes, _ = result
         if status in (ErrorStatus.NONE, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE) or result is self._elsewhere:
             return result
         limit = _LONGEST_ASKING if self._allowed is None else min(self._allowed, _LONGEST_ASKING)
         try:
             return Failure(status, Deadline.after(limit).call(self.controller.failure_reason), shapes)
-        except NNBurstError:  # the status has to do
+        except NNBurstError:  # the status must suffice
             return result
 
     def _fail(self, number: int) -> int:
-        """Raise what an errno of the C core stands for, after which there is no result."""
+        """Raise the error for an errno of the C core, which leaves no result."""
         self._elsewhere = None
         special = {number: _FAILURES[number](self)} if number in _FAILURES else None
         return check(-number, "run", special)
 
     def _ended(self, meanwhile: str) -> NNBurstError:
-        """Return the exception for a burst that has ended; `meanwhile`: what it is if this side has closed it."""
+        """Return the exception for a burst that has ended; `meanwhile` is the message if this side closed it."""
         controller = self.controller
         if controller.closed:
             return BadState(meanwhile)
@@ -281,7 +279,7 @@ class BoundRequest(Runnable, OneProcess):
         """(status, output shapes, timing) of the last run. Not to be read while another thread runs it.
 
         Raises:
-            BadState: There was none.
+            BadState: There was no run.
         """
         raw = lib.nnb_execution_result(self.pointer)
         if raw.status >= 0:
@@ -306,7 +304,7 @@ class BoundRequest(Runnable, OneProcess):
 
     @contextlib.contextmanager
     def _limited(self, timeout: float | EllipsisType | None) -> Iterator[None]:
-        """Let runs that begin meanwhile take so many seconds; ``...`` for `timeout`."""
+        """Limit runs that begin in the ``with`` block to that many seconds; ``...`` for `timeout`."""
         if timeout is ...:
             yield
             return
@@ -318,7 +316,7 @@ class BoundRequest(Runnable, OneProcess):
 
     @property
     def timeout(self) -> float | None:
-        """Seconds that a run may take which is given no others; None for no limit."""
+        """Default timeout of a run in seconds; None for no limit."""
         return self._timeout
 
     @timeout.setter
@@ -328,7 +326,7 @@ class BoundRequest(Runnable, OneProcess):
 
     @property
     def _deadline(self) -> Deadline:
-        """Of the run that was started last."""
+        """Deadline of the run that was started last."""
         return Deadline(lib.nnb_execution_deadline(self.pointer))
 
     def _allow(self, seconds: float | None) -> None:
@@ -360,4 +358,4 @@ _FAILURES: dict[int, Callable[[BoundRequest], NNBurstError]] = {
         "the service corrupted the channel; the burst is dead, open another session"
     ),
 }
-"""What a run raises for an errno of the C core."""
+"""Errors of a run by errno of the C core."""

@@ -1,4 +1,4 @@
-"""The client's slot table: which memory a slot names."""
+"""The client's slot table: the memory of each slot."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SlotTable(BurstCallback):
     A slot is never used twice: a server that missed a `free_memory` cannot confuse the old memory with a new one.
 
     Attributes:
-        told: Why the server has ended the burst, if it did so by itself.
+        told: The server's reason, if it ended the burst by itself.
     """
 
     def __init__(self, bell: int | None = None, loop_timeout_ns: int = 0) -> None:
@@ -45,14 +45,14 @@ class SlotTable(BurstCallback):
             mine = next(self._numbers)
             if mine > _LAST_SLOT:
                 raise ResourceExhausted("this burst has used every slot number; close it and open another")
-            self._memories[mine] = memory  # before its name can come back
+            self._memories[mine] = memory  # before the identity can be reused
             slot = self._slots.setdefault(memory, mine)
             if slot != mine:
                 del self._memories[mine]
         return slot
 
     def free(self, memory: Memory | Named) -> int | None:
-        """Forget a memory and return the slot it had, or None."""
+        """Forget a memory and return its slot, or None."""
         slot = self._slots.pop(memory, None)
         if slot is not None:
             self._memories.pop(slot, None)
@@ -66,11 +66,11 @@ class SlotTable(BurstCallback):
         return len(self._slots)
 
     def ended(self, reason: str) -> None:
-        self.told = self.told or reason or "it does not say why"  # first: it may come before there is a listener
+        self.told = self.told or reason or "it does not say why"  # set first: there may be no listener yet
         self._on_end()
 
     def when_ended(self, listener: Callable[[], None]) -> None:
-        """Call a listener once the server has ended the burst by itself, perhaps twice."""
+        """Register a listener to be called, perhaps twice, when the server has ended the burst by itself."""
         self._on_end = listener
         if self.told:
             listener()

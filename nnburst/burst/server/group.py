@@ -31,13 +31,12 @@ _RANKS = {Priority.HIGH: 0, Priority.MEDIUM: 1, Priority.LOW: 2}
 class ListenerGroup:
     """Listener threads, about as many as there are processors, that share the bursts of a service.
 
-    The next request is that of the highest priority, then that of the client whose runs took the least time so far.
-    Who is next is decided in ``csrc/schedule.c``; how threads wait, poll and make room for each other is in
-    ``csrc/nnb_group.h``.
+    The request of the highest priority runs next; among equals, the client's whose runs took the least time so far.
+    ``csrc/schedule.c`` decides the order; ``csrc/nnb_group.h`` explains how threads wait, poll and make room.
 
     Args:
-        runs: Executions that may run at the same time; None for the processors that this process may use.
-        most_words: Queues that one thread sleeps on at a time, at most what the kernel allows; for tests.
+        runs: Executions that may run at the same time; None for the number of processors that this process may use.
+        most_words: Queues that one thread may sleep on at a time, up to the kernel's limit; for tests.
     """
 
     def __init__(self, runs: int | None = None, *, most_words: int = 127) -> None:
@@ -49,13 +48,13 @@ class ListenerGroup:
         self._bursts: list[ServerEnd | None] = []
         self._threads: set[threading.Thread] = set()
         self._numbers = itertools.count(1)
-        self._batchers: set[CData] = set()  # the leader may still know those of models that are gone
+        self._batchers: set[CData] = set()  # the leader may still use batchers of closed models
         self._closed = False
         SERVING[id(self)] = self
 
     def add(self, burst: ServerEnd, queue: FlowQueue, endpoint: CData) -> None:
-        """Serve one more burst; `BadState` if the group is closed, `ResourceExhausted` if there is no thread for it."""
-        with self._lock:  # before this is released, no worker finds the burst of a number
+        """Serve one more burst; `BadState` if the group is closed, `ResourceExhausted` without a thread."""
+        with self._lock:  # workers look up the burst under this lock
             if self._closed:
                 raise BadState("the listener group is closed")
             self._ensure_threads()
@@ -70,17 +69,17 @@ class ListenerGroup:
             burst.take_places(self._plans, number * lib.NNB_BURST_PLANS)
 
     def _ensure_threads(self) -> None:
-        """One for the first burst; with others, one that is there if a run of the first one does not end."""
+        """Have one thread for the first burst; with more bursts also a spare, if a run of the first does not end."""
         wanted = 1 + any(burst is not None and burst.alive for burst in self._bursts)
         while (there := lib.nnb_group_workers(self._handle)) < wanted:
             if self._start_thread():
                 continue
             if not there:
                 raise ResourceExhausted("a burst needs a thread, and the system has none")
-            return  # fewer do; more are asked for when they are missed
+            return  # enough for now; C asks for more when needed
 
     def _start_thread(self) -> bool:
-        """Whether there was one to be had. Raises nothing: the thread that asks may be the one that leads."""
+        """Start a thread; False if that failed. Raises nothing: the calling thread may be the leader."""
         out = ffi.new("nnb_worker **")
         if lib.nnb_worker_create(out, self._handle) < 0:
             _log.warning("no memory for another listener")
@@ -100,7 +99,7 @@ class ListenerGroup:
         try:
             self._listen(worker)
             return
-        except BaseException:  # the run that it had fails
+        except BaseException:  # its current run fails
             _log.exception("a listener failed; another one takes its place")
         finally:
             lib.nnb_worker_destroy(worker)
@@ -117,7 +116,7 @@ class ListenerGroup:
             elif event == -errno.EUSERS:
                 self._start_thread()
             else:
-                return  # the group is closed, or has threads enough
+                return  # the group is closed, or has enough threads
 
     def _burst_of(self, plan: int) -> ServerEnd:
         with self._lock:
@@ -126,7 +125,7 @@ class ListenerGroup:
         return burst
 
     def _take_out(self, plan: int) -> ServerEnd:
-        """Forget a burst that is over. The worker gives its number back afterwards."""
+        """Remove a burst that has ended. The worker frees its number afterwards."""
         with self._lock:
             burst = self._burst_of(plan)
             self._bursts[plan // lib.NNB_BURST_PLANS] = None
@@ -140,23 +139,23 @@ class ListenerGroup:
         return threading.current_thread() in self._threads
 
     def wake_all(self) -> None:
-        """Have the threads look at what has been hung up."""
+        """Wake the threads so that they end bursts that were hung up."""
         lib.nnb_group_wake_all(self._handle)
 
     def flow(self) -> Flow:
-        """Return a flow for the bursts of one more client."""
+        """Return a flow for one more client's bursts."""
         flow = Flow(self, next(self._numbers))
         weakref.finalize(flow, lib.nnb_group_leave, self._handle, flow.number).atexit = False
         return flow
 
     def leave(self) -> None:
-        """No answer is awaited any more."""
+        """Note that no answer of a burst is awaited any more."""
         for burst in tuple(self._bursts):
             if burst is not None:
                 burst.leave()
 
     def close(self) -> None:
-        """End all bursts and the threads, once what they run is over. Idempotent."""
+        """End all bursts and threads after their current runs. Idempotent."""
         with self._lock:
             self._closed = True
             bursts = [burst for burst in self._bursts if burst is not None]
@@ -172,9 +171,8 @@ class ListenerGroup:
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """The requests of one client to a group: all count together, also those of bursts that it has closed.
-
-    Forgotten with this object.
+    """The requests of one client to a group: all count together, including those of its closed bursts. The count ends
+    with this object.
     """
 
     group: ListenerGroup
@@ -183,12 +181,12 @@ class Flow:
 
 @dataclass(frozen=True, slots=True)
 class Batcher:
-    """Where requests of one model wait for each other, to run as one.
+    """Joins waiting requests of one model into one run.
 
     Attributes:
-        pointer: The ``nnb_batcher *``, of all that may.
-        wait_ns: That a request waits for others that may come. 0: it wants a fast answer, and does not wait for those
-            that run, either.
+        pointer: The ``nnb_batcher *``, shared by all such requests.
+        wait_ns: Nanoseconds that a request waits for others to come. 0: it wants a fast answer, and does not wait for
+            running requests, either.
     """
 
     pointer: CData
@@ -196,7 +194,7 @@ class Batcher:
 
     @classmethod
     def make(cls, most: int, wait: float) -> Batcher:
-        """For runs of so many requests, which wait so many seconds."""
+        """Return a batcher for runs of that many requests, which wait that many seconds."""
         wait_ns = max(1, int(wait * 1e9))
         return cls(ffi.new("nnb_batcher *", (most, wait_ns)), wait_ns)
 
@@ -206,9 +204,9 @@ class FlowQueue:
     """The queue of a burst that a group serves.
 
     Attributes:
-        flow: All queues of one flow share what it gets.
-        priority: Of its requests among those that wait.
-        batcher: Where they wait for those of others, or None.
+        flow: All queues of one flow share its processor time.
+        priority: Priority of its requests among waiting ones.
+        batcher: Batcher that joins its requests with others, or None.
     """
 
     flow: Flow

@@ -27,12 +27,12 @@ _RESTART = -errno.ERESTART
 def serve(
     following: Callable[[CData], int], source: CData, plans: list[Kernel], burst_of: Callable[[int], ServerEnd]
 ) -> int:
-    """Run what comes until there is nothing to run for a plan's id; return what came instead.
+    """Run requests until an id comes that stands for no request; return that id.
 
     Args:
-        following: Sends the last answer and returns the id of the next request's plan.
-        source: Its argument.
-        plans: By id.
+        following: C function that sends the last answer and returns the id of the next request's plan.
+        source: Argument of `following`.
+        plans: Plans by id.
         burst_of: Returns the burst that an id belongs to.
     """
     new, ended = lib.NNB_PLAN_NEW, lib.NNB_BURST_ENDED
@@ -52,17 +52,17 @@ def serve(
         except NNBurstError as error:
             _log.info("an execution failed: %s", error)
             burst_of(plan & (new - 1)).answer(failure_of(error))
-        except BaseException as error:  # also SystemExit: a client must not wait for a thread that has left
+        except BaseException as error:  # also SystemExit: a client must not wait for a thread that has ended
             _log.exception("an execution failed")
             burst_of(plan & (new - 1)).answer(failure_of(error))
 
 
 SERVING: weakref.WeakValueDictionary[int, ServerEnd | ListenerGroup] = weakref.WeakValueDictionary()
-"""What has threads in this loop, by id."""
+"""Listeners with a thread in this loop, by id."""
 
 
 def _close_all() -> None:
-    """At interpreter exit: a listener must not be inside C while the interpreter is taken down."""
+    """Close all listeners at interpreter exit: none may be inside C while the interpreter ends."""
     for reference in SERVING.valuerefs():  # a list at once: other threads may add to it meanwhile
         if (each := reference()) is not None:
             each.leave()

@@ -1,4 +1,4 @@
-"""The server of a burst: its client's slots, the bound plans, and the face that its client holds."""
+"""The server of a burst: its client's slots, the bound plans, and the object that its client uses."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ MAX_PLANS: int = lib.NNB_BURST_PLANS
 
 
 class ServerEnd:
-    """One burst, served by the group of its callback's `flow_queue` or by a thread of its own.
+    """One burst, served by the group of its callback's `flow_queue` or by its own thread.
 
-    It knows nothing of the `ExecutionBurstServer` that its user may drop. Once the burst has ended, whatever ended it,
-    all that it held is given back.
+    It has no reference to the `ExecutionBurstServer`, which its user may drop. All resources are released when the
+    burst ends for any reason.
 
     Raises:
-        BadState, ResourceExhausted: As `ListenerGroup.add`, or there is no thread for it.
+        BadState, ResourceExhausted: As for `ListenerGroup.add`, or no thread could be started.
     """
 
     def __init__(self, callback: BurstCallback, executor: BurstExecutorWithCache, endpoint: CData) -> None:
@@ -57,7 +57,7 @@ class ServerEnd:
         self._plans: list[Kernel] = []
         self._base = 0  # index of the first of this burst's plans
         self._gated: dict[int, tuple[Kernel, BufferSet]] = {}
-        self._leaving: list[Kernel] = []  # dropped while C runs it, so it has to stay until that run is over
+        self._leaving: list[Kernel] = []  # kernels dropped while C runs them, kept until the run ends
         self._reason = ""
         self._freed_meanwhile: set[int] | None = None
         self._ended = threading.Event()
@@ -86,7 +86,7 @@ class ServerEnd:
     # ---- the thread that runs a request of the burst -------------------------------------------------------------
 
     def take_places(self, plans: list[Kernel], first: int) -> None:
-        """Keep plans in ``plans[first:first + MAX_PLANS]`` from now on."""
+        """Use ``plans[first:first + MAX_PLANS]`` for this burst's plans from now on."""
         self._base = first
         plans[first : first + MAX_PLANS] = [self._rebind] * MAX_PLANS
         self._plans = plans
@@ -96,7 +96,7 @@ class ServerEnd:
         deadline_ns = lib.nnb_server_deadline(self._endpoint)
         if plan & lib.NNB_PLAN_KERNEL:
             self._run_kernel(partial(self._finish_in_c, plan % MAX_PLANS, deadline_ns), deadline_ns)
-        elif plan & lib.NNB_PLAN_GUARDED:  # its buffers are in use, without contents, or not where they were
+        elif plan & lib.NNB_PLAN_GUARDED:  # its buffers are in use, undefined, or moved
             bound, _ = self._gated.get(plan % MAX_PLANS, (self._rebind, None))
             self._run_gated(plan % MAX_PLANS, bound, deadline_ns)
         elif plan & lib.NNB_PLAN_NEW:
@@ -115,9 +115,9 @@ class ServerEnd:
             self.answer(result)
 
     def _finish_in_c(self, plan_id: int, deadline_ns: int) -> None:
-        """Stands for a kernel that C has run: it failed, or its plan was dropped meanwhile."""
+        """Finish a run that C made and that failed, or whose plan was dropped meanwhile."""
         status, sentence = ffi.new("int32_t *"), ffi.new("const char **")
-        kernel = self._plans[self._base + plan_id]  # held before C lets go of it
+        kernel = self._plans[self._base + plan_id]  # referenced before C releases it
         if lib.nnb_server_outcome(self._endpoint, status, sentence):
             kernel = self._leaving.pop()
         failed = getattr(kernel, "failed", None)
@@ -128,10 +128,10 @@ class ServerEnd:
             raise error_for(ErrorStatus(status[0]), said)
 
     def end(self, number: int) -> None:
-        """Give everything back; nothing runs any more. `number` is what has ended the burst, a negative errno."""
+        """Release everything after the last run. `number` is the negative errno that ended the burst."""
         try:
             self._give_all_back(number)
-        except Exception:  # also of a device of the user's: a thread of a group goes on with the other bursts
+        except Exception:  # user code may raise; the thread must serve other bursts
             _log.exception("giving back a burst failed")
         finally:
             self._ended.set()
@@ -141,8 +141,8 @@ class ServerEnd:
             reason = _ENDINGS.get(-number, errno.errorcode.get(-number, str(number)))
             _log.error("burst ended: %s", reason)
             self._callback.ended(reason)
-        self.forget_plans()  # so that one who drops plans later finds none: the next burst may have the places
-        self._endpoint = self._token.server = ffi.NULL  # destroyed with the last reference
+        self.forget_plans()  # no plan may be dropped later: another burst gets the places
+        self._endpoint = self._token.server = ffi.NULL  # C destroys it with the last reference
         self._plans[self._base : self._base + MAX_PLANS] = [_nothing] * MAX_PLANS
         self._gated, self._leaving, self._plans = {}, [], []
         self._row.close()
@@ -150,7 +150,7 @@ class ServerEnd:
 
     def answer(self, result: ExecutionResult) -> None:
         if result[0] is not ErrorStatus.NONE:
-            if result[0] is not ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:  # of which no client asks why
+            if result[0] is not ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:  # clients ask for no reason of this status
                 self._reason = reason_of(result)
             if self._token.cancelled[0]:
                 lib.nnb_server_keep_failures(self._endpoint)
@@ -159,19 +159,19 @@ class ServerEnd:
         del keep_alive
 
     def _answer_new(self, plan_id: int, deadline_ns: int) -> None:
-        # The plan that gives way goes first: memory that it keeps may be needed.
+        # The replaced plan goes first: its memory may be needed.
         self._give_up(plan_id)
         plan = self._bind_request()
         gate, c_kernel = getattr(plan, "gate", None), getattr(plan, "c_kernel", None)
         guarded = gate if isinstance(gate, BufferSet) and gate.fixed else None
-        # In its place before C keeps it: from then on another thread may drop it.
+        # Stored before C knows it: from then on another thread may drop it.
         self._plans[self._base + plan_id] = plan
         if guarded is not None:
             self._gated[plan_id] = plan, guarded
             end = weakref.ref(self)
             guarded.when_freed(lambda: None if (this := end()) is None else this.forget_plans())
         if lib.nnb_server_keep_plan(self._endpoint, plan_id):
-            self._give_up(plan_id)  # a slot was freed meanwhile: the plan runs this once and is not found again
+            self._give_up(plan_id)  # a slot was freed meanwhile: the plan runs only once
         elif guarded is not None:
             lib.nnb_server_guard_plan(self._endpoint, plan_id, guarded.handle)
         elif gate is None and c_kernel is not None:
@@ -179,12 +179,13 @@ class ServerEnd:
         self._run_gated(plan_id, plan, deadline_ns)
 
     def _give_up(self, plan_id: int) -> None:
-        """Forget a plan that C does not know."""
+        """Drop a plan that C does not know."""
         self._gated.pop(plan_id, None)
         self._plans[self._base + plan_id] = self._rebind
 
     def _run_gated(self, plan_id: int, plan: Kernel, deadline_ns: int) -> None:
-        """Run a plan that enters its buffers itself. From then on, also if it failed, C does; see `Kernel`."""
+        """Run a plan that enters its buffers itself; in later runs C does that, even if this one fails. See
+        `Kernel`."""
         try:
             self._run_kernel(plan, deadline_ns)
         finally:
@@ -195,8 +196,8 @@ class ServerEnd:
                     self._plans[self._base + plan_id] = self._rebind
 
     def _rebind(self) -> ExecutionResult | None:
-        """Stands where a plan was dropped between its look-up in C and its call."""
-        lib.nnb_server_forgo(self._endpoint)  # the new plan enters its buffers itself
+        """Bind and run a request whose plan was dropped between its look-up in C and its call."""
+        lib.nnb_server_forgo(self._endpoint)  # the new plan will enter its buffers itself
         return self._bind_request()()
 
     def _bind_request(self) -> Kernel:
@@ -216,7 +217,7 @@ class ServerEnd:
 
     def _ensure_present(self, slots: Iterable[int]) -> None:
         """Fetch the memories of unknown slots, all in one call."""
-        freed = self._freed_meanwhile = set[int]()  # before the look
+        freed = self._freed_meanwhile = set[int]()  # set before looking
         try:
             unknown = sorted(slot for slot in set(slots) if not self._executor.is_cache_entry_present(slot))
             if not unknown:
@@ -229,7 +230,7 @@ class ServerEnd:
                 raise NNBurstError(f"the client sent {len(memories)} memories for {len(unknown)} slots")
             for slot, memory in zip(unknown, memories, strict=True):
                 self._executor.add_cache_entry(memory, slot)
-                if slot in freed:  # after the entry is there: one who frees it from now on removes it
+                if slot in freed:  # the entry exists now: freeing it from here on removes it
                     self._executor.remove_cache_entry(slot)
                     raise InvalidArgument(f"slot {slot} was freed while a request with it was on its way")
         finally:
@@ -237,14 +238,14 @@ class ServerEnd:
 
     # ---- any thread ------------------------------------------------------------------------------------------
 
-    # Without locks: a signal handler that comes over one of these may close the burst, and waits for its thread.
+    # No locks here: a signal handler that interrupts one of these may close the burst, and waits for its thread.
 
     def free_memory(self, slot: int) -> None:
         freed = self._freed_meanwhile
         if freed is not None:
             freed.add(slot)
         self._executor.remove_cache_entry(slot)
-        # After the entry is gone: a plan that is bound from now on asks the client for the slot.
+        # The entry is gone now: a plan that is bound from here on asks the client for the slot.
         self._drop_plans(slot)
 
     def forget_plans(self) -> None:
@@ -257,16 +258,16 @@ class ServerEnd:
             drop_plans(address, slot, plans, self._base, self._rebind, self._gated, self._leaving)
 
     def take_reason(self) -> str:
-        """Return why the last execution failed that did, once."""
+        """Return the reason of the last failed execution, once."""
         reason, self._reason = self._reason, ""
         return reason
 
     def leave(self) -> None:
-        """Its answers are not awaited any more. Takes no lock."""
+        """Note that its answers are not awaited any more. Takes no lock."""
         self._token.cancel()
 
     def hang_up(self) -> None:
-        """Take no more requests, and wait for nothing. Takes no lock of Python's, for finalisers."""
+        """Take no more requests, without waiting. Takes no Python lock, so finalisers may call it."""
         endpoint = self._endpoint
         if endpoint:
             lib.nnb_server_hang_up(endpoint)
@@ -274,7 +275,7 @@ class ServerEnd:
             self._group.wake_all()
 
     def close(self) -> None:
-        """End the burst and wait until an execution that is running has finished. Idempotent."""
+        """End the burst after the execution that is running. Idempotent."""
         thread, group = self._thread, self._group
         if threading.current_thread() is thread or (group is not None and group.serves_here()):
             raise BadState("a burst cannot be closed by a listener thread; close it from another one")
@@ -286,12 +287,12 @@ class ServerEnd:
 
     @property
     def alive(self) -> bool:
-        """Whether requests are still served."""
+        """True while requests are served."""
         return not self._ended.is_set()
 
 
 def _nothing() -> None:
-    """Stands where a burst that is over had its plans."""
+    """Do nothing, in place of the plans of a burst that has ended."""
 
 
 _ENDINGS = {
@@ -303,8 +304,8 @@ _ENDINGS = {
 
 
 class ExecutionBurstServer(BurstContext):
-    """Serves one burst from `create` until `close`, or until it is dropped: from a thread of its own, unless its
-    callback has a `flow_queue`.
+    """Serves one burst from `create` until `close` or until it is dropped, in its own thread unless its callback has a
+    `flow_queue`.
 
     The client holds it as its `BurstContext`. `free_memory`, `hang_up` and `close` may be called from any thread.
     """
@@ -318,15 +319,15 @@ class ExecutionBurstServer(BurstContext):
         executor: BurstExecutorWithCache | PreparedModel,
         polling_window: float | None = None,
     ) -> ExecutionBurstServer:
-        """Attach to the channels and serve what comes.
+        """Attach to the channels and serve requests.
 
         Args:
-            callback: Tells which memory a slot names.
-            request_channel: Synchronized queue of 24-byte datums with an event word, in sealed memory. The
-                descriptors stay with the caller. Whatever is in the queues is erased.
+            callback: The client: it gives the memory of each slot.
+            request_channel: Synchronized queue of 24-byte datums with an event word, in sealed memory. The descriptors
+                stay with the caller. Data in the queues is discarded.
             result_channel: Likewise.
-            executor: Binds the requests. Or a prepared model: then nothing is kept between requests but their
-                memories. Kept alive until the burst ends.
+            executor: Binds the requests; or a prepared model, with which only memories are kept between requests. Kept
+                alive until the burst ends.
             polling_window: Seconds to poll before sleeping; None for the default of the two ends' CPUs, 0 to never
                 poll.
 
@@ -355,14 +356,14 @@ class ExecutionBurstServer(BurstContext):
         """Use `create`."""
         self._end = end
         for last in (end.hang_up, end.leave):
-            weakref.finalize(self, last).atexit = False  # dropped: the burst ends all the same
+            weakref.finalize(self, last).atexit = False  # ends the burst if it is dropped
 
     def failure_reason(self) -> str:
         return self._end.take_reason()
 
     @property
     def pipelined(self) -> bool:
-        """True: requests are answered one after the other, however many wait."""
+        """True: several requests may wait, and are answered in order."""
         return True
 
     def free_memory(self, slot: int) -> None:
@@ -378,7 +379,7 @@ class ExecutionBurstServer(BurstContext):
         self._end.hang_up()
 
     def close(self) -> None:
-        """End the burst. An execution that is running finishes first."""
+        """End the burst after the execution that is running."""
         self._end.close()
 
     @property

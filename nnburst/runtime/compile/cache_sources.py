@@ -1,7 +1,7 @@
-"""Where the files of compilations are: in a cache directory, or open already.
+"""Sources of cache files: a cache directory, or files that are open already.
 
-A source offers what it has, one after the other: entries to be restored, then room for a new one. It goes on only
-while nothing came of an offer, and closes the files of an offer when it goes on or is closed.
+A source makes one offer after the other: entries to be restored, then room for a new one. It continues only while
+    offers fail, and closes the files of an offer when it continues or is closed.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from ...cache import Cache, StagedEntry
 
 _PATIENCE = 30.0
-"""Seconds to wait for another process that compiles the same."""
+"""Seconds to wait for another process that compiles the same model."""
 _REFUSALS = (CacheReason.DECLINED, CacheReason.TOO_BIG)
-"""What a device says against saving a model; after a few times it is not asked again."""
+"""Reasons of devices against saving a model; after a few refusals a device is not asked again."""
 
 
 class Job(Struct, frozen=True):
@@ -34,7 +34,7 @@ class Job(Struct, frozen=True):
 
     Attributes:
         model: A whole model, or the part of one that the device runs.
-        part: Operations of such a part in the whole model: (subgraph, index).
+        part: Operations of that part in the whole model: (subgraph, index).
     """
 
     device: Device
@@ -44,7 +44,7 @@ class Job(Struct, frozen=True):
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Model and data files."""
+        """Numbers of model files and of data files."""
         return self.device.get_number_of_cache_files_needed()
 
 
@@ -52,8 +52,8 @@ class Entry(Struct, frozen=True):
     """Files of an earlier compilation.
 
     Attributes:
-        generation: Which save wrote them, if the source knows.
-        close: Closes them before the source does.
+        generation: Number of the save that wrote them, if the source knows.
+        close: Closes the files before the source does.
     """
 
     files: CacheFiles
@@ -62,7 +62,7 @@ class Entry(Struct, frozen=True):
 
 
 def _said(files: CacheFiles, prepared: PreparedModel) -> CacheReason:
-    """Return what the device says; one that says nothing may have saved or not."""
+    """Return the device's reason; a silent device may or may not have saved."""
     return CacheReason.DECLINED if prepared.cache_result is None else prepared.cache_result.reason
 
 
@@ -71,7 +71,7 @@ class Room(Struct, frozen=True):
 
     Attributes:
         files: Open files, new or to be overwritten.
-        keep: Makes an entry of what was compiled into the files. Returns what came of it.
+        keep: Makes an entry of the files after compiling; returns the outcome.
     """
 
     files: CacheFiles
@@ -79,29 +79,29 @@ class Room(Struct, frozen=True):
 
 
 class CacheSource:
-    """Where the files of compilations are."""
+    """A source of cache files."""
 
     def offers(self, job: Job) -> Generator[Entry | Room, None, None]:
         """Offer entries to be restored, the newest first, then room for a new one; `CacheRejected` if there is none."""
         raise NotImplementedError
 
     def note(self, reason: CacheReason, entry: Entry) -> None:
-        """Remember that an entry was used; forget one that is spoilt.
+        """Remember that an entry was used; remove a spoilt one.
 
         Args:
             reason: HIT, or why it was refused.
         """
 
     def close(self) -> None:
-        """Close what it has open for more than one compilation."""
+        """Close files that are kept for several compilations."""
 
 
 class DirectoryCache(CacheSource):
     """Files in a `Cache` directory.
 
     Args:
-        token: Of the application, 32 bytes; None: from the model itself, constants included.
-        encrypt: Have the device encrypt what it saves.
+        token: The application's token, 32 bytes; None: made from the model itself, constants included.
+        encrypt: Have the device encrypt the files.
     """
 
     def __init__(self, cache: Cache, token: bytes | None, *, encrypt: bool = False) -> None:
@@ -110,7 +110,7 @@ class DirectoryCache(CacheSource):
         self._encrypt = encrypt
 
     def token(self, job: Job, fingerprint: bytes) -> bytes:
-        """Return the token that the device is given."""
+        """Return the token for the device."""
         return device_token(
             self._given if self._given is not None else fingerprint,
             device=job.device.name,
@@ -148,11 +148,11 @@ class DirectoryCache(CacheSource):
 
         yield from existing()
         left = Deadline(job.asked.deadline_ns).left()
-        until = Deadline.after(_PATIENCE if left is None else min(_PATIENCE, left / 2))  # the rest is for compiling
+        until = Deadline.after(_PATIENCE if left is None else min(_PATIENCE, left / 2))  # the rest is to compile
         for last in (False, True):
             with contextlib.closing(self._staged(entry, job, until)) as staged:
-                if staged.waited or self._cache.generations(entry) - seen:  # written meanwhile by another process
-                    if not last:  # others who waited need not wait for this process, too
+                if staged.waited or self._cache.generations(entry) - seen:  # another process has written it meanwhile
+                    if not last:  # other waiting processes need not wait for this one
                         staged.close()
                     yield from existing()
                     if not last:
@@ -178,7 +178,7 @@ class DirectoryCache(CacheSource):
         return reason
 
     def _published(self, job: Job, staged: StagedEntry, files: CacheFiles, prepared: PreparedModel) -> CacheReason:
-        from ...cache import is_encrypted  # with what it needs, which few clients do
+        from ...cache import is_encrypted  # imported late: few clients need it
 
         result, reason = prepared.cache_result, _said(files, prepared)
         if result is None or not result.saved:
@@ -188,12 +188,12 @@ class DirectoryCache(CacheSource):
         if result.nbytes > self._cache.limits.max_bytes:
             return CacheReason.TOO_BIG
         if self._encrypt and not all(map(is_encrypted, (*staged.model_fds, *staged.data_fds))):
-            return CacheReason.DECLINED  # by a service, or a device, that does not know how
+            return CacheReason.DECLINED  # the service or device does not support it
         generation = result.generation
         try:
             staged.publish(generation)
             if not job.device.confirm_cache(files.token, generation):
-                return CacheReason.NO_ROW  # the service has lost it; an older generation may be good
+                return CacheReason.NO_ROW  # the service has lost the key; an older generation may work
             staged.finish(generation)
         except DeadObject:
             raise
@@ -205,13 +205,13 @@ class DirectoryCache(CacheSource):
         name = entry_name(entry.files.token)
         if reason is CacheReason.HIT:
             self._cache.note_use(name, entry.generation)
-        elif reason in SPOILT:  # whatever else went wrong, the entry is as good as it was
+        elif reason in SPOILT:  # other failures say nothing about the entry
             with contextlib.suppress(CacheRejected):
                 self._cache.remove(name, entry.generation)
 
 
 def _has_changed(model: Model, fingerprint: bytes) -> bool:
-    """Whether the memory or a file that constants refer to was written since; a device may not have looked."""
+    """True if memory or a file behind constants was written since the save; a device may not have checked."""
     operands = (operand for subgraph in (model.main, *model.referenced) for operand in subgraph.operands)
     if all(operand.lifetime != Lifetime.CONSTANT_REFERENCE for operand in operands):
         return False
@@ -222,10 +222,10 @@ def _has_changed(model: Model, fingerprint: bytes) -> bool:
 
 
 class DescriptorCache(CacheSource):
-    """Files that the caller has open. They are duplicated here, and closed by `close`.
+    """The caller's open files. The descriptors are duplicated; `close` closes the duplicates.
 
     Args:
-        token: 32 bytes; used as it is.
+        token: 32 bytes, used unchanged.
 
     Raises:
         InvalidArgument: A descriptor is not open.

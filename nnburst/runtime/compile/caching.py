@@ -1,7 +1,5 @@
-"""The runtime's part of compilation caching: restore what a source offers, else compile into the room that it makes.
-
-Whatever a look-up brings but success,
-the model is compiled; only compiling can fail.
+"""Compilation caching in the runtime: restore an offered entry, else compile and save. A failed look-up is no error:
+the model is compiled then.
 """
 
 from __future__ import annotations
@@ -29,21 +27,21 @@ _PASSING = {
     ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT: CacheReason.BUSY,
     ErrorStatus.DEVICE_UNAVAILABLE: CacheReason.BUSY,
 }
-"""What errors of a look-up mean that say nothing about the entry."""
+"""Cache reasons for look-up errors that say nothing about the entry."""
 
 
 class CacheReport(Struct, frozen=True):
-    """What caching did for one compilation.
+    """Result of caching for one compilation.
 
     Attributes:
-        outcome: ``HIT``, ``SAVED``, ``NOT_SAVED`` (compiled, nothing written), ``REJECTED`` (files were there and not
-            accepted; compiled and not saved) or ``DISABLED`` (not asked for, or the device does not cache).
-        reason: More precisely.
-        rejected: Why files that were there were not accepted; None if there were none, or they were.
-        nbytes: Of the files that were used or written.
-        lookup_ms: Milliseconds of the look-up.
-        compile_ms: Of the compilation, with the save; 0 after a hit.
-        save_ms: Of the save alone.
+        outcome: ``HIT``, ``SAVED``, ``NOT_SAVED`` (compiled, nothing written), ``REJECTED`` (files existed but were not
+            accepted; compiled and not saved) or ``DISABLED`` (not requested, or the device does not cache).
+        reason: The outcome in detail.
+        rejected: Reason for which existing files were not accepted; None if there were no files, or they were accepted.
+        nbytes: Bytes of the files that were used or written.
+        lookup_ms: Duration of the look-up in milliseconds.
+        compile_ms: Duration of the compilation, including the save; 0 after a hit.
+        save_ms: Duration of the save alone.
     """
 
     outcome: str
@@ -69,7 +67,7 @@ def combined_report(reports: Sequence[CacheReport]) -> CacheReport:
 
 
 class _Attempt:
-    """One compilation with caching: what the device did with each offer of the source."""
+    """One compilation with caching: the device tries each offer of the source."""
 
     def __init__(self, job: Job, source: CacheSource) -> None:
         self._job, self._source = job, source
@@ -78,12 +76,12 @@ class _Attempt:
         self.rejected: CacheReason | None = None
         self.compile_ms = 0.0
         self.failed = False
-        """Whether compiling failed."""
+        """True if compiling failed."""
         self._suspect: Entry | None = None
         """The entry that the device was restoring when its process ended."""
 
     def take(self, offer: Entry | Room) -> CacheReason | None:
-        """Use an offer; return what came of it, or None if the next one is needed."""
+        """Use an offer; return its outcome, or None if the next offer is needed."""
         if isinstance(offer, Room):
             return offer.keep(offer.files, self.compile(offer.files))
         if self.rejected is CacheReason.DEAD_SERVICE:
@@ -94,21 +92,21 @@ class _Attempt:
             self._note(CacheReason.HIT, offer)
             return CacheReason.HIT
         self.rejected = refused
-        offer.close()  # else it could not be removed
+        offer.close()  # an open file could not be removed
         if offer is not self._suspect:
             self._note(refused, offer)
         return None
 
     def _restore(self, entry: Entry) -> CacheReason | None:
-        """Have the device restore an entry; return why it did not."""
+        """Have the device restore an entry; return the reason if it did not."""
         device, deadline_ns, alive = self._job.device, self._job.asked.deadline_ns, False
-        with contextlib.suppress(Exception):  # a service that is stuck must not cost more than the deadline
+        with contextlib.suppress(Exception):  # a stuck service must not cost more than the deadline
             alive = not deadline_ns and device.status is not DeviceStatus.OFFLINE
         try:
             files = replace(entry.files, priority=self._job.asked.priority)
             self.prepared = device.prepare_model_from_cache(files, deadline_ns)
         except DeadObject:
-            if not alive:  # it may have been dead before: the entry is to blame if the device works without it
+            if not alive:  # the entry is to blame only if the device works without it
                 self._suspect = entry
             return CacheReason.DEAD_SERVICE
         except CacheRejected as error:
@@ -121,7 +119,7 @@ class _Attempt:
         return None
 
     def compile(self, files: CacheFiles | None) -> PreparedModel:
-        """Compile, and save if there are files; raises what the device raises."""
+        """Compile, and save if there are files; raise the device's errors."""
         started = time.perf_counter()
         try:
             prepared = self._job.device.prepare_model(self._job.model, replace(self._job.asked, cache=files))

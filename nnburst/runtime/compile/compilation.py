@@ -1,4 +1,4 @@
-"""Compiling a model step by step: the NNAPI life cycle."""
+"""Compiling a model step by step: the life cycle of an NNAPI compilation."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 
 _FINAL = (InvalidArgument, MissedDeadline, BadState)
-"""Failures of a compilation that another device cannot mend."""
+"""Compilation errors that another device cannot avoid."""
 
 
 class StepReport(Struct, frozen=True):
-    """What one device runs.
+    """The operations that one device runs.
 
     Attributes:
         device: Its name.
-        operations: Indexes in the main subgraph, in the order in which they run.
-        cache: What caching did for them.
+        operations: Indexes in the main subgraph, in running order.
+        cache: Result of caching for these operations.
     """
 
     device: str
@@ -48,11 +48,11 @@ class StepReport(Struct, frozen=True):
 
 
 class CompilationReport(Struct, frozen=True):
-    """Where a model runs.
+    """The devices that run a model.
 
     Attributes:
-        steps: One, or several in the order in which they run.
-        refusals: Devices that failed to compile, and why: (name, reason).
+        steps: The steps in running order; one if one device runs all.
+        refusals: (name, reason) of devices that failed to compile.
     """
 
     steps: tuple[StepReport, ...]
@@ -60,17 +60,17 @@ class CompilationReport(Struct, frozen=True):
 
 
 class Compilation(OneProcess, Closing):
-    """A model on its way to a prepared model. Set what you need, then `finish` once. Context manager.
+    """The compilation of a model. Set the options that you need, then `finish` once. Context manager.
 
     Args:
         model: From `ModelBuilder`, or as a device imported it.
-        devices: Where it may run, in order of preference. It is compiled for the first that supports every operation;
-            if that fails to, for the next; if there is none, it is cut into parts for several (`report`).
-            A `Service` stands for all its devices and leaves the choice to the runtime, which measures those that
-            can run the same, and may let shared memory stand in for memory of the device.
+        devices: Devices in order of preference. The model is compiled for the first that supports every operation; if
+            that fails, for the next; if no device supports all, it is cut into parts for several (`report`). A
+            `Service` stands for all its devices and leaves the choice to the runtime, which measures equally capable
+            devices, and may use shared memory in place of device memory.
 
     Raises:
-        InvalidArgument: The model is no `Model`; no device is given, or one twice.
+        InvalidArgument: The model is no `Model`; no device is given, or a device twice.
 
     Example:
         >>> with nnburst.launch() as service, nnburst.nnapi.Compilation(model, service) as compilation:
@@ -113,10 +113,10 @@ class Compilation(OneProcess, Closing):
         self._lacks: list[str] = []
 
     def set_preference(self, preference: PreferenceName | ExecutionPreference) -> None:
-        """Say what to optimise for.
+        """Set the execution preference.
 
-        ``LOW_POWER`` keeps both ends of a `Burst` from polling, unless it is given a window. It does nothing else, and
-        the other two do nothing yet but reach the device and the name of a cache entry.
+        ``LOW_POWER`` only keeps both ends of a `Burst` from polling, unless the burst has a `polling_window`. The
+            others have no effect yet: they are passed to the device, and are part of the cache key.
 
         Args:
             preference: A member, or its name.
@@ -130,11 +130,11 @@ class Compilation(OneProcess, Closing):
 
     @property
     def preference(self) -> ExecutionPreference:
-        """What `set_preference` said."""
+        """The preference from `set_preference`."""
         return self._preference
 
     def set_priority(self, priority: PriorityName | Priority) -> None:
-        """Say how important executions are: a shared service takes those that wait in this order.
+        """Set the priority of executions: a shared service takes waiting ones in this order.
 
         Raises as `set_preference`.
 
@@ -160,7 +160,7 @@ class Compilation(OneProcess, Closing):
         self._timeout = checked_timeout(seconds)
 
     def finish(self) -> None:
-        """Compile. The object counts as finished even if this fails.
+        """Compile the model. The object counts as finished even if this fails.
 
         Raises:
             BadState: It is finished already.
@@ -212,7 +212,7 @@ class Compilation(OneProcess, Closing):
         raise GeneralFailure(f"no device supports every operation of this model: {'; '.join(self._lacks)}")
 
     def _asked(self) -> list[tuple[Device, Sequence[bool]]]:
-        """Ask each device what it can run, and note what it cannot."""
+        """Ask each device for the operations that it supports, and note the others."""
         operations, answers = self.model.main.operations, list[tuple[Device, Sequence[bool]]]()
         for device in self._devices:
             supported: tuple[bool, ...] = ()
@@ -227,10 +227,11 @@ class Compilation(OneProcess, Closing):
         return answers
 
     def _steps(self, able: _Able) -> list[tuple[Device, Model, tuple[int, ...]]]:
-        """Give the model to the first device that supports all of it; to several if none does, or if that is faster.
+        """Assign the model to the first device that supports all of it; to several if no device does, or if that is
+        faster.
 
         Raises:
-            GeneralFailure: They cannot run it together, either.
+            GeneralFailure: The devices cannot run it together, either.
         """
         chosen = self._names_devices or self._imported is not None
         speeds = None if chosen else [device.capabilities for device, _ in able]
@@ -260,7 +261,7 @@ class Compilation(OneProcess, Closing):
 
     @property
     def _has_one_device(self) -> bool:
-        """Whether it is for exactly one device, as timing and deadlines require."""
+        """True if it is for exactly one device, as timing and deadlines require."""
         return len(self._devices) == 1
 
     def set_caching(
@@ -271,13 +272,13 @@ class Compilation(OneProcess, Closing):
         limits: Limits | None = None,
         encrypt: bool = False,
     ) -> None:
-        """Keep the result of compiling in files, and restore it next time. The last call before `finish` counts.
+        """Save the compiled model in files, and restore it next time. The last call before `finish` counts.
 
         Args:
             directory: Path or open descriptor of a directory of this user's own.
-            token: 32 bytes that differ for models that differ. All zeros is a token like any other.
-            limits: What the directory may take.
-            encrypt: Keep it encrypted with the service's key, and restore nothing else.
+            token: 32 bytes, different for each model. All zeros is a token like any other.
+            limits: Limits on the size of the directory.
+            encrypt: Encrypt the files with the service's key, and restore no others.
 
         Raises:
             InvalidArgument: An argument is None or of the wrong kind; the token has not 32 bytes.
@@ -298,11 +299,12 @@ class Compilation(OneProcess, Closing):
         limits: Limits | None = None,
         encrypt: bool = False,
     ) -> None:
-        """As `set_caching`, with a token made from the model itself, constants included, so that none can be wrong.
+        """Cache as `set_caching`, with a token made from the model itself, constants included, so that it cannot be
+        wrong.
 
         Args:
             directory: Default: ``NNBURST_CACHE_DIR``, else the user's cache home.
-            limits, encrypt: As `set_caching`.
+            limits, encrypt: As for `set_caching`.
         """
         self._check_open()
         from ...cache import Cache
@@ -310,7 +312,7 @@ class Compilation(OneProcess, Closing):
         self._set_cache_source(DirectoryCache(Cache(directory, limits), None, encrypt=encrypt))
 
     def _set_cache_source(self, source: CacheSource | None) -> None:
-        """As `set_caching`, with a source that is made already; None: no caching."""
+        """Set a cache source, as `set_caching`; None for no caching."""
         if not isinstance(source, CacheSource | None):
             raise InvalidArgument(f"expected a CacheSource, got {source!r}; set_caching() takes a directory")
         self._check_open()
@@ -318,11 +320,12 @@ class Compilation(OneProcess, Closing):
         self._cache = source
 
     def set_caching_from_fds(self, model_fds: Sequence[int], data_fds: Sequence[int], token: bytes) -> None:
-        """As `set_caching`, with files that the caller has open for reading and writing.
+        """Cache as `set_caching`, in files that the caller has open for reading and writing.
 
         Args:
-            model_fds: As many as the device has model files; another number: compiled without caching. Duplicated.
-            data_fds: Likewise.
+            model_fds: Descriptors of the device's model files, duplicated; with a wrong number of them nothing is
+                cached.
+            data_fds: Descriptors of its data files, likewise.
             token: 32 bytes.
 
         Raises:
@@ -335,7 +338,7 @@ class Compilation(OneProcess, Closing):
 
     @property
     def cache_report(self) -> CacheReport:
-        """What caching did; for a model in parts, the worst outcome of a part and the sums of all.
+        """Result of caching; for a model in parts, the worst outcome of a part and the sums of all.
 
         Raises:
             BadState: Not finished, or it failed.
@@ -344,7 +347,7 @@ class Compilation(OneProcess, Closing):
 
     @property
     def report(self) -> CompilationReport:
-        """Which devices run what, and why others do not.
+        """The devices that run the model, and the reasons of those that refused.
 
         Raises:
             BadState: Not finished, or it failed.
@@ -382,7 +385,7 @@ class Compilation(OneProcess, Closing):
 
     @property
     def prepared_model(self) -> PreparedModel:
-        """The result of `finish`.
+        """The prepared model that `finish` made.
 
         Raises:
             BadState: Not finished, or it failed, or it is closed.
@@ -393,13 +396,13 @@ class Compilation(OneProcess, Closing):
 
     @property
     def device(self) -> Device:
-        """The device it was compiled for; raises as `prepared_model`."""
+        """The device that the model was compiled for; raises as `prepared_model`."""
         if self._device is None:
             raise BadState("the compilation is not finished or has failed")
         return self._device
 
     def _refuse(self) -> None:
-        """Begin nothing any more. Waits for nothing."""
+        """Refuse further work, without waiting."""
         self._refuses = True
 
     def close(self) -> None:
@@ -416,11 +419,11 @@ class Compilation(OneProcess, Closing):
 
 
 _Able = Sequence[tuple[Device, Sequence[bool]]]
-"""Devices, with what each can run."""
+"""Devices, each with the operations that it supports."""
 
 
 def _alone(model: Model, able: _Able, speeds: Sequence[Capabilities] | None) -> list[tuple[float, Device]]:
-    """Return the devices that can run all of a model, the fastest first if that is known, with the time they take."""
+    """Return the devices that can run all of a model, with their times, the fastest first if known."""
     if speeds is None:
         return [(0.0, device) for device, supported in able if all(supported)]
     from ...model import NEVER, operation_cost
@@ -436,7 +439,7 @@ def _alone(model: Model, able: _Able, speeds: Sequence[Capabilities] | None) -> 
 def _parts(
     model: Model, able: _Able, speeds: Sequence[Capabilities] | None, alone: Sequence[tuple[float, Device]]
 ) -> Sequence[Step]:
-    """Cut a model if no device can run all of it, or if several are faster together; else return nothing."""
+    """Cut a model into parts if no device can run all of it, or if several are faster together; else return nothing."""
     if alone and (speeds is None or len(alone) == len(able)):
         return ()
     from ...devices import PartitionedDevice

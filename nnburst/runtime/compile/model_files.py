@@ -1,4 +1,4 @@
-"""Models from files and by name: which device reads them, and the files that belong to one."""
+"""Models from files and by name: the devices that read them, and the files that belong to a model."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from ..service import Service
 
 ModelSource = Model | str | os.PathLike[str] | bytes | Callable[..., Any]
-"""What a session runs; see `nnburst.Session`."""
+"""A model as `nnburst.Session` accepts it."""
 FUNCTIONS = "nnburst-function"
 _SUFFIX, _READER = ".onnx", "nnburst-onnxruntime"
-"""Of files that a device reads, and the device."""
+"""Suffix of model files, and the device that reads them."""
 _WAYS_OUT = "torch.onnx.export() writes such files, tf2onnx and others convert to them"
 
 
@@ -34,10 +34,10 @@ def devices_for(model: Model | str | bytes, device: str | None) -> Sequence[str]
 
     Args:
         model: A model, the path of a file, or its bytes.
-        device: The name of the device that is to run it, if it matters.
+        device: Name of the device to run it, if it matters.
 
     Raises:
-        InvalidArgument: Nothing reads such a file.
+        InvalidArgument: No device reads such a file.
     """
     if device is not None and device not in DEFAULT_DEVICES:
         return (device,)
@@ -51,12 +51,12 @@ def devices_for(model: Model | str | bytes, device: str | None) -> Sequence[str]
 
 
 def is_name(source: str | bytes) -> TypeGuard[str]:
-    """Whether it names a model that a service has, rather than a file."""
+    """True if it names a model in a service rather than a file."""
     return isinstance(source, str) and not source.lower().endswith(_SUFFIX)
 
 
 def _no_reader(path: str) -> InvalidArgument | None:
-    """Return (not raise) why no device reads a path; None if it may be the name of a model."""
+    """Return (not raise) the error for a path that no device reads; None if it may be the name of a model."""
     if os.path.exists(path):
         path = f"the directory {path!r}" if os.path.isdir(path) else repr(path)
         return InvalidArgument(f"no device reads {path}; give a file whose name ends with {_SUFFIX}: {_WAYS_OUT}")
@@ -69,7 +69,7 @@ def _no_reader(path: str) -> InvalidArgument | None:
 def found(
     service: Service, device: str | None, model: Model | str | bytes
 ) -> Iterator[tuple[Model | ImportedModel, Service | Sequence[Device]]]:
-    """Find a model and the devices that it is for; raises as `imported`."""
+    """Find a model and its devices; raises as `imported`."""
     if isinstance(model, Model):
         yield model, service if device is None else (service.device(device),)
     else:
@@ -81,15 +81,15 @@ def found(
 def imported(
     service: Service | ServiceConnection, name: str | None, source: str | bytes
 ) -> Iterator[tuple[Device, ImportedModel]]:
-    """Have a device of a service read a model. Its files are open until the end of the ``with`` block.
+    """Have a device of a service read a model, whose files are open until the end of the ``with`` block.
 
     Args:
-        name: Of the device, None for the one that reads such files (or has a model of that name).
-        source: Path of a file, if it has a suffix that says so, or its bytes; else a name.
+        name: Name of the device; None for the one that reads such files or has a model of that name.
+        source: Path of a file with a known suffix, the file's bytes, or a model's name.
 
     Raises:
-        InvalidArgument: A file is missing, is none, has another suffix, or is not where it has to be; or no device has
-            a model of that name.
+        InvalidArgument: A file is missing, no regular file, has another suffix, or is outside the model's directory; or
+            no device has a model of that name.
         DeviceUnavailable: The service has no such device.
         GeneralFailure: The device cannot read the file.
     """
@@ -119,12 +119,12 @@ def imported(
 def checked_source(
     model: object, examples: object, device: str | None, *, has_service: bool
 ) -> tuple[Model | str | bytes, bytes]:
-    """Return a model as it is opened, and the function that is sent for it, if it is one; else `InvalidArgument`.
+    """Return the model to open, and the functions to send for it; `InvalidArgument` if it is no model.
 
     Args:
-        examples: Of a torch module.
-        device: Where it is to run, if it matters.
-        has_service: Whether the session is given a service: to those that there are already nothing is sent.
+        examples: Example inputs of a torch module.
+        device: Device to run it, if it matters.
+        has_service: True if the session uses an existing service: functions cannot be sent to it.
     """
     if not isinstance(model, Model | str | os.PathLike | bytes) and callable(model):
         from .own_code import from_torch, is_torch_module
@@ -156,7 +156,7 @@ def checked_source(
 
 
 def in_memory(data: bytes) -> Memory:
-    """Return shared memory of such bytes."""
+    """Return shared memory with these bytes."""
     if not data:
         raise InvalidArgument("the bytes of the model are empty")
     from ...memory import Memory
@@ -184,7 +184,7 @@ def _by_name(service: Service | ServiceConnection, device: str | None, name: str
         except InvalidArgument as error:
             known.append(str(error))
         except GeneralFailure:
-            pass  # it has no models by name
+            pass  # this device has no models by name
     if (not known or os.sep in name) and (refusal := _no_reader(name)):
         raise refusal
     where = "this service" if device is None else device
@@ -195,19 +195,19 @@ def _open(path: str, directory: str | None) -> Memory:
     """Open a file for reading only.
 
     Args:
-        path: Of a model, or of a file with external data, relative to `directory`.
-        directory: What the file must be inside of; None for a model. The file itself may be a symbolic link to
-            anywhere, as in the caches of model hubs: it is the user's own, and opened with the user's rights.
+        path: Path of a model, or of a file with external data, relative to `directory`.
+        directory: Directory that must contain the file; None for a model. The file itself may be a symbolic link to
+            anywhere, as in the caches of model hubs: it is opened with the user's rights.
 
     Raises:
-        InvalidArgument: There is no such file, or it is elsewhere.
+        InvalidArgument: There is no such file, or it is outside the directory.
     """
     full = path if directory is None else os.path.join(directory, path)
     what = f"model file {path!r}" if directory is None else f"external file {path!r} of the model in {directory!r}"
     try:
         fd = os.open(full, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error  # without the path a second time
+        why = getattr(error, "strerror", None) or error  # str(error) would repeat the path
         kind = NoSuchFile if isinstance(error, FileNotFoundError) else InvalidArgument
         raise kind(f"{what} cannot be opened: {why}") from None
     try:
@@ -226,7 +226,7 @@ def _open(path: str, directory: str | None) -> Memory:
 
 
 def _with_pools(model: Model, pools: Sequence[Memory]) -> Model:
-    """Attach the files; what a device left at length 0 is a whole file."""
+    """Attach the files to the model; length 0 from a device means a whole file."""
     operands = tuple(
         replace(operand, location=DataLocation(index, 0, pools[index].size))
         if operand.lifetime == Lifetime.CONSTANT_REFERENCE and (index := operand.location.pool_index) < len(pools)

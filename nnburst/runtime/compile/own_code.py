@@ -22,8 +22,8 @@ _ONNX, _FUNCTIONS = "nnburst-onnxruntime", "nnburst-function"
 
 
 def is_torch_module(model: object) -> bool:
-    """Whether it is a ``torch.nn.Module``, or a class derived of it."""
-    modules = sys.modules.get("torch.nn")  # a program that has a module has imported it
+    """True for a ``torch.nn.Module``."""
+    modules = sys.modules.get("torch.nn")  # a program with a module has imported torch
     return modules is not None and isinstance(model, modules.Module)
 
 
@@ -32,12 +32,12 @@ def from_torch(module: torch.nn.Module, examples: object, device: str | None) ->
 
     Args:
         examples: A tensor, several in a tuple or list in the order of its parameters, or by their names in a dict. The
-            model takes the dtypes and shapes of these.
+            model takes these dtypes and shapes.
         device: ``"nnburst-onnxruntime"`` or ``"nnburst-function"``, if only one of the two will do.
 
     Raises:
-        InvalidArgument: There are no examples, the module does not take them or returns something else than tensors,
-            or it cannot be exported for a `device` that reads files.
+        InvalidArgument: There are no examples, the module does not accept them or returns other values than tensors, or
+            it cannot be exported for a `device` that reads files.
     """
     import torch
 
@@ -94,12 +94,12 @@ class _ModuleFunction:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._module.eval()  # this copy of it
+        self._module.eval()  # the copy in the service only
 
     def __call__(self, *arrays: Array) -> tuple[Array, ...]:
         import torch
 
-        tensors = [torch.tensor(array) for array in arrays]  # copies: a module may write to what it takes
+        tensors = [torch.tensor(array) for array in arrays]  # copies: a module may write to its inputs
         first = len(tensors) - len(self._keywords)
         with torch.no_grad():
             answer = self._module(*tensors[:first], **dict(zip(self._keywords, tensors[first:], strict=True)))
@@ -107,14 +107,14 @@ class _ModuleFunction:
 
 
 def _parameters(module: torch.nn.Module, n: int) -> list[str]:
-    """Return names for the first inputs of a module: those of its parameters, as far as these have any."""
+    """Return names for the first inputs of a module: the names of its parameters, as far as they have any."""
     parameters = inspect.signature(module.forward).parameters.values()
     named = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
     return [*named[:n], *(f"input{i}" for i in range(len(named), n))]
 
 
 def _tensors(answer: Any) -> dict[str, torch.Tensor]:
-    """Return what a module has returned by names of outputs."""
+    """Return the tensors that a module returned, by output name."""
     import torch
 
     if isinstance(answer, tuple | list):
