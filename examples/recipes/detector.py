@@ -37,19 +37,29 @@ def right(image: np.ndarray[Any, Any], scores: np.ndarray[Any, Any]) -> bool:
     return bool(np.allclose(scores, image @ WEIGHTS.T, atol=1e-3))
 
 
-def save(path: str) -> None:
-    """Write the network as an ONNX file."""
+def save(path: str, mebibytes: int = 0) -> None:
+    """Write the network as an ONNX file, with so much of weights that only take room."""
     try:
         import onnx
         from onnx import TensorProto, helper, numpy_helper
     except ImportError:
         sys.exit("this example makes an ONNX model: pip install 'nnburst[onnx]'")
 
+    room = np.ones((PIXELS, mebibytes << 20 >> 8), np.float32)
     graph = helper.make_graph(
-        [helper.make_node("MatMul", ["image", "w"], ["scores"])],
+        [
+            helper.make_node("MatMul", ["image", "w"], ["all"]),
+            helper.make_node("Slice", ["all", "first", "end", "axis"], ["scores"]),
+        ],
         "detector",
         [helper.make_tensor_value_info("image", TensorProto.FLOAT, ["n", PIXELS])],
         [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["n", CLASSES])],
-        [numpy_helper.from_array(np.ascontiguousarray(WEIGHTS.T), "w")],
+        [
+            numpy_helper.from_array(np.hstack([WEIGHTS.T, room]), "w"),
+            *(
+                numpy_helper.from_array(np.array([n]), name)
+                for name, n in (("first", 0), ("end", CLASSES), ("axis", 1))
+            ),
+        ],
     )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)

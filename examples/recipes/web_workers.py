@@ -1,97 +1,174 @@
-"""A web server that forks its workers and replaces them: the model is in memory once, each worker has a connection.
+"""Four workers of a web server, or of a task queue, use one service: the model is in memory once.
 
-    python examples/recipes/web_workers.py
+    python examples/recipes/web_workers.py [fastapi_app | gunicorn_app | celery_app] [--memory MIB]
 
-nnburst is imported before the fork, and nothing of it is opened: what a process inherits is refused. With gunicorn
-`worker` is the body of the hook `post_fork`. Needs `pip install 'nnburst[onnx]'`.
+It asks the workers of that program, and again after the service was replaced. --memory compares them with workers of
+gunicorn that have a model of so many MiB each. Needs `pip install 'nnburst[onnx]'`, and the packages of the program.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import importlib.util
+import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import traceback
+import textwrap
+import time
 import urllib.request
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 from detector import images, right, save
 
-from nnburst import connect
+from nnburst.watch import RowKind, find_services, look
 
-WORKERS, REQUESTS = 3, 30
+WORKERS, REQUESTS = 4, 40
+PACKAGES = {"fastapi_app": ("fastapi", "uvicorn"), "gunicorn_app": ("gunicorn",), "celery_app": ("celery",)}
+MODEL_EACH = """
+    import gunicorn_app, onnxruntime, os, pathlib
+    opened = onnxruntime.InferenceSession("detector.onnx")
+    gunicorn_app.session = lambda: opened
+    app = gunicorn_app.app
+    pathlib.Path(f"{os.getpid()}.opened").touch()
+"""
+"""The program with a model of its own."""
+FILES_AS_BROKER = """
+    import os, time, uuid
+    from celery.backends.filesystem import FilesystemBackend
+    from celery_app import app
+    from kombu.transport.filesystem import Channel
+    from kombu.utils.encoding import ensure_bytes
+    from kombu.utils.json import dumps
+
+    def write(name, text):  # a reader finds a file with all of its text
+        with open(unseen := str(uuid.uuid4()), "wb") as file:
+            file.write(ensure_bytes(text))
+        os.replace(unseen, name)
+
+    def put(channel, queue, payload, **_):
+        write(f"{{time.monotonic_ns():020}}_{{uuid.uuid4()}}.{{queue}}.msg", dumps(payload))
+
+    Channel._put, FilesystemBackend.set = put, lambda self, key, text: write(self._filename(key), text)
+    folders = dict.fromkeys(("data_folder_in", "data_folder_out", "control_folder"), "{here}")
+    app.conf.update(
+        broker_url="filesystem://", broker_transport_options={{"polling_interval": 0.01, **folders}},
+        result_backend="file://{here}",
+    )
+"""
+"""The program with a directory in place of a broker."""
 
 
-def worker(listener: socket.socket, address: str) -> None:
-    """Answer requests at a socket that all workers have inherited."""
-    with connect(address) as service:
-        session = service.session("detector", on_death="restart", timeout=5)  # gets over a restart of the service
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                image = np.frombuffer(self.rfile.read(int(self.headers["Content-Length"])), np.float32)
-                (scores,) = session.run(None, {"image": image[None]})
-                self.send_response(200)
-                self.send_header("X-Worker", str(os.getpid()))
-                self.end_headers()
-                self.wfile.write(scores.tobytes())
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        server = HTTPServer(listener.getsockname(), Handler, bind_and_activate=False)
-        server.socket = listener
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # the session is closed; before it is open it just ends
-        server.serve_forever()
+@contextlib.contextmanager
+def running(*command: str, **options: object) -> Iterator[subprocess.Popen[str]]:
+    """Run Python with a command, and end it."""
+    with subprocess.Popen([sys.executable, *command], text=True, **options) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
 
 
-def fork_worker(listener: socket.socket, address: str) -> int:
-    pid = os.fork()
-    if pid:
-        return pid
+@contextlib.contextmanager
+def serving() -> Iterator[subprocess.Popen[str]]:
+    with running(*"-m nnburst serve --name vision --model detector=detector.onnx".split(), stdout=-1) as service:
+        assert service.stdout is not None
+        service.stdout.readline()  # it is ready
+        yield service
+
+
+@contextlib.contextmanager
+def working(app: str) -> Iterator[tuple[subprocess.Popen[str], Callable[[np.ndarray], list[float]]]]:
+    """Run the workers, and give what asks them."""
+    if app == "celery_app":
+        Path("with_files.py").write_text(textwrap.dedent(FILES_AS_BROKER.format(here=os.getcwd())))
+        sys.path.insert(0, os.getcwd())
+        scores = importlib.import_module("celery_app").scores
+        importlib.import_module("with_files")
+        command = f"-m celery -q --app with_files worker --without-gossip --without-mingle --concurrency {WORKERS}"
+        with running(*command.split()) as server:
+            yield server, lambda image: scores.delay(image.tolist()).get(60, interval=0.01)
+        return
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        uvicorn, gunicorn = "uvicorn --timeout-worker-healthcheck 60 --fd ", "gunicorn --bind fd://"
+        server = f"{uvicorn if app == 'fastapi_app' else gunicorn}{listener.fileno()} --log-level warning"
+        command = f"-m {server} --workers {WORKERS} {app}:app"
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/scores"
+
+        def ask(image: np.ndarray) -> list[float]:
+            body = json.dumps(image.tolist()).encode()
+            request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return json.load(answer)
+
+        with running(*command.split(), pass_fds=[listener.fileno()]) as server:
+            yield server, ask
+
+
+def processes(pid: int) -> set[int]:
+    """Return a process and all below it."""
     try:
-        worker(listener, address)
-    except Exception:
-        traceback.print_exc()
-    finally:
-        os._exit(0)  # what `main` has opened, the directory and the service, is not the worker's to close
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:  # it has just ended
+        return set()
+    return {pid}.union(*(processes(int(child)) for child in children))
 
 
-def stop(worker: int) -> None:
-    os.kill(worker, signal.SIGTERM)
-    os.waitpid(worker, 0)
+def connected(server: int, service: int) -> int:
+    """Count the workers of a server that are clients of a service."""
+    pages = [page for pid in processes(service) for page in find_services(pid)]
+    clients = [row.client_pid for page in pages for row in look(page).of(RowKind.CLIENT)]
+    return len(processes(server).intersection(clients))
+
+
+def answers(ask: Callable[[np.ndarray], list[float]]) -> bool:
+    pictures = images(REQUESTS)
+    with ThreadPoolExecutor(2 * WORKERS) as pool:
+        return all(right(*pair) for pair in zip(pictures, map(np.array, pool.map(ask, pictures)), strict=True))
+
+
+def mebibytes(*roots: int) -> int:
+    """Return what processes hold: a page that several share counts once."""
+    files = [Path(f"/proc/{pid}/smaps_rollup") for root in roots for pid in processes(root)]
+    return sum(int(file.read_text().split("\nPss:")[1].split()[0]) for file in files) >> 10
 
 
 def main() -> int:
-    with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
-        save(f"{directory}/detector.onnx")
-        command = [sys.executable, "-P", "-m", "nnburst", "serve", "--socket", f"{directory}/s"]
-        service = stack.enter_context(
-            subprocess.Popen([*command, "--model", f"detector={directory}/detector.onnx"], stdout=subprocess.PIPE)
-        )
-        stack.callback(service.terminate)
-        assert service.stdout is not None
-        service.stdout.readline()  # it is ready
-        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        workers = [fork_worker(listener, f"unix:{directory}/s") for _ in range(WORKERS)]
-        stack.callback(lambda: [stop(worker) for worker in workers])
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        seen, answers = set(), []
-        for count, image in enumerate(images(REQUESTS)):
-            if count % (REQUESTS // WORKERS) == REQUESTS // WORKERS - 1:  # each is replaced once, and the others go on
-                stop(workers.pop(0))
-                workers.append(fork_worker(listener, f"unix:{directory}/s"))
-            with urllib.request.urlopen(url, image.tobytes(), timeout=30) as answer:
-                answers.append(right(image, np.frombuffer(answer.read(), np.float32)))
-                seen.add(answer.headers["X-Worker"])
-    print(f"{REQUESTS} requests, answered by {len(seen)} workers")
-    print("every answer is right" if all(answers) else "there are WRONG answers")
-    return 0 if all(answers) else 1
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("app", nargs="?", default="gunicorn_app", choices=PACKAGES)
+    parser.add_argument("--memory", type=int, default=0, metavar="MIB")
+    options = parser.parse_args()
+    os.environ["PYTHONPATH"] = os.pathsep.join([".", str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    with tempfile.TemporaryDirectory() as directory, contextlib.chdir(directory):
+        os.environ["NNBURST_RUNTIME_DIR"] = directory  # where services have their names
+        save("detector.onnx", options.memory)
+        if not all(map(importlib.util.find_spec, PACKAGES[options.app])):
+            sys.exit(f"this example needs: pip install {' '.join(PACKAGES[options.app])}")
+        with contextlib.ExitStack() as stack:
+            with serving():
+                server, ask = stack.enter_context(working(options.app))
+                is_right = answers(ask)
+            with serving() as service:  # another one of that name: the workers go on
+                while (workers := connected(server.pid, service.pid)) < WORKERS:
+                    is_right &= answers(ask)
+                    time.sleep(0.01)
+                shared = mebibytes(service.pid, server.pid)
+        print(f"{workers} workers of {options.app} on one service: {shared} MiB")
+        if options.memory:
+            Path("each.py").write_text(textwrap.dedent(MODEL_EACH))
+            with working("each") as (server, ask):
+                while len(list(Path().glob("*.opened"))) < WORKERS:
+                    time.sleep(0.01)
+                is_right &= answers(ask)
+                print(f"{WORKERS} workers with a model each: {mebibytes(server.pid)} MiB")
+    print("every answer is right" if is_right else "there are WRONG answers")
+    return 0 if is_right else 1
 
 
 if __name__ == "__main__":

@@ -1,0 +1,29 @@
+"""gunicorn: each worker connects to one service with its first request, which is after the fork, also with --preload.
+
+nnburst serve --name vision --model detector=detector.onnx
+gunicorn --workers 4 gunicorn_app:app
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+import nnburst
+
+
+@functools.cache
+def session() -> nnburst.Session:
+    return nnburst.connect("vision").session("detector", on_death="restart", retry=1, timeout=5)
+
+
+def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+    """Answer as WSGI has it; Flask and Django call `session()` in a view likewise."""
+    image = json.loads(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])))
+    (found,) = session().run(None, {"image": np.array([image], np.float32)})
+    start_response("200 OK", [("Content-Type", "application/json")])
+    return [json.dumps(found[0].tolist()).encode()]
