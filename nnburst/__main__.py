@@ -1,4 +1,4 @@
-"""`python -P -m nnburst` is the `nnburst` command, also where no script is installed.
+"""The `nnburst` command as `python -P -m nnburst`, also where no script is installed.
 
 Without ``-P``, Python takes modules from the working directory first, as for any program.
 """

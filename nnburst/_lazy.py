@@ -1,8 +1,8 @@
-"""Names of a room whose modules are read when a name is first used (PEP 562).
+"""Lazy names of a package: a module is imported when one of its names is first used (PEP 562).
 
-A client needs a part of most rooms: the sessions of `nnburst.runtime` name the devices' interface, and none of the
-kernels behind it. So the stub of a room, `__init__.pyi`, says where its public names are, a line for each: type
-checkers read it as it is, and `attach` reads the same lines when the room is imported.
+A client needs only a part of most packages: the sessions of `nnburst.runtime` need the devices' interface, but not the
+kernels behind it. So a package's stub, `__init__.pyi`, has a line for each public name: type checkers read it directly,
+and `attach` reads the same lines when the package is imported.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LINE = re.compile(r"^from (\S+) import (\w+) as \2$", re.MULTILINE)
 
 
 def attach(room: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
-    """Return `__getattr__`, `__dir__` and `__all__` of the package `room`; modules themselves are not in the last."""
+    """Return `__getattr__`, `__dir__` and `__all__` of the package `room`; `__all__` has no modules."""
     package = sys.modules[room]
     path = os.path.join(package.__path__[0], "__init__.pyi")
     try:
@@ -34,7 +34,7 @@ def attach(room: str) -> tuple[Callable[[str], object], Callable[[], list[str]],
         if owners[name] == ".":
             return import_module("." + name, room)
         folder = owners[name].rpartition(".")[0]
-        if folder.strip("."):  # a folder comes before what is in it, or two threads may wait for each other
+        if folder.strip("."):  # import the folder first, or two threads may wait for each other
             import_module(folder, room)
         value = getattr(import_module(owners[name], room), name)
         setattr(package, name, value)

@@ -49,7 +49,7 @@ class ErrorStatus(enum.IntEnum):
     RESOURCE_EXHAUSTED_TRANSIENT = 7
     RESOURCE_EXHAUSTED_PERSISTENT = 8
     DEAD_OBJECT = 10000
-    """The peer process ended. Never sent: only the surviving side can say it."""
+    """The peer process ended. Never sent: only the surviving side can report it."""
     BAD_STATE = 10001
     """The object cannot do this now (closed, busy, not finished). Never sent."""
 
@@ -86,11 +86,11 @@ class GeneralFailure(NNBurstError, RuntimeError):
 
 
 class OutputShape(Struct, frozen=True):
-    """True (or so far known) dimensions of an output and whether its buffer was large enough.
+    """Dimensions of an output, as far as known, and the fit of its buffer.
 
     Attributes:
-        dimensions: 0 for unknown ones.
-        is_sufficient: Whether the buffer was large enough.
+        dimensions: Sizes, 0 where unknown.
+        is_sufficient: True if the buffer was large enough.
 
     Example:
         >>> nnburst.errors.OutputShape((0, 6), is_sufficient=False).dimensions
@@ -105,7 +105,7 @@ class OutputInsufficientSize(NNBurstError, ValueError):
     """An output buffer is too small.
 
     Attributes:
-        output_shapes: One `OutputShape` per output, with the dimensions that are known to be needed.
+        output_shapes: One `OutputShape` per output, with the needed dimensions as far as known.
     """
 
     status = ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
@@ -125,8 +125,8 @@ class DeadObject(NNBurstError, ConnectionError):
     """The process on the other side has ended or closed its connection.
 
     Attributes:
-        signal: Number of the signal that killed it; None if none did, or it was no child of this process.
-        exit_status: Its exit status; None likewise.
+        signal: Number of the signal that killed it; None without a signal, or if it was no child of this process.
+        exit_status: Its exit status; None if it has none, or was no child of this process.
     """
 
     status = ErrorStatus.DEAD_OBJECT
@@ -138,12 +138,12 @@ class DeadObject(NNBurstError, ConnectionError):
 
 
 class Ending(Struct, frozen=True):
-    """How a process, or the connection to it, ended.
+    """The end of a process, or of the connection to it.
 
     Attributes:
-        reason: In words; empty while it lives.
+        reason: The reason in words; empty while the process lives.
         signal: As in `DeadObject`.
-        exit_status: Likewise.
+        exit_status: As in `DeadObject`.
     """
 
     reason: str = ""
@@ -151,7 +151,7 @@ class Ending(Struct, frozen=True):
     exit_status: int | None = None
 
     def error(self, message: str) -> DeadObject:
-        """Return (not raise) the exception of a call that this has ended."""
+        """Return (not raise) the exception for a call that failed by this end."""
         return DeadObject(message, signal=self.signal, exit_status=self.exit_status)
 
 
@@ -191,7 +191,7 @@ def error_for(status: ErrorStatus, message: str, output_shapes: Sequence[OutputS
 
     Args:
         status: Any status but ``NONE``.
-        message: What happened, to what, and which knob helps.
+        message: A sentence with the event, its object, and the option that helps.
         output_shapes: Needed shapes, used only for ``OUTPUT_INSUFFICIENT_SIZE``.
 
     Example:

@@ -1,6 +1,6 @@
-"""The words that options take, as types: for annotations of functions that hand an option on.
+"""Types of the words that options accept, to annotate functions that pass an option on.
 
-Where an option also takes a member of an enumeration, or a number, its own annotation says so.
+Where an option also accepts a member of an enumeration, or a number, its own annotation says so.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from .model import ExecutionPreference, Priority
 
 OnDeath = Literal["raise", "restart"]
-"""What the death of the service is to the calls after it: `nnburst.Session`."""
+"""Behaviour of calls after the death of the service: `nnburst.Session`."""
 OnError = Literal["raise", "return"]
-"""What becomes of the exception of one input: `nnburst.Session.run_many`."""
+"""Treatment of one input's exception: `nnburst.Session.run_many`."""
 SandboxMode = Literal["strict", "on", "off"]
-"""How a service process is kept from what it does not need: `nnburst.launch`."""
+"""Sandbox of a service process: `nnburst.launch`."""
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
-"""What is logged, at least: `nnburst.launch`."""
+"""Lowest level that is logged: `nnburst.launch`."""
 RealTimePolicy = Literal["fifo", "rr"]
 """The policy of a ``scheduler``: `nnburst.launch`."""
 PreferenceName = Literal["low_power", "fast_single_answer", "sustained_speed"]
-"""What a device optimises for: `nnburst.Session`."""
+"""Goal that a device optimises for: `nnburst.Session`."""
 PriorityName = Literal["low", "medium", "high"]
-"""Whose waiting runs a shared service takes first: `nnburst.Session`."""
+"""Rank of a session's waiting runs in a shared service: `nnburst.Session`."""
 ActivationName = Literal["relu", "relu1", "relu6"]
 """The function that is fused with an operation: `nnburst.ModelBuilder`."""
 TensorLayout = Literal["NHWC", "NCHW"]
@@ -48,15 +48,15 @@ ImageFormat = Literal[
     "I420",
     "YV12",
 ]
-"""What a pixel is made of: `nnburst.Memory.hardware_buffer`."""
+"""Pixel format of an image: `nnburst.Memory.hardware_buffer`."""
 FlavourName = Literal["synchronized", "unsynchronized"]
-"""How many readers, and what becomes of a write that does not fit: `nnburst.fmq.MessageQueue`."""
+"""Number of readers, and outcome of a write that does not fit: `nnburst.fmq.MessageQueue`."""
 QueueLayout = Literal["lines", "stamped", "compat"]
-"""Where a queue's counters lie: `nnburst.fmq.MessageQueue`."""
+"""Placement of a queue's counters: `nnburst.fmq.MessageQueue`."""
 
 
 class SessionKeywords(TypedDict, total=False):
-    """Options of a session, as a type: for functions that hand them on to `nnburst.Session`, which explains each."""
+    """Options of a session, as a type for functions that pass them on to `nnburst.Session`, which explains each."""
 
     device: str | None
     preference: PreferenceName | ExecutionPreference

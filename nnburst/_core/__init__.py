@@ -1,4 +1,4 @@
-"""The C core: cffi's ``ffi`` and ``lib``; beside them deadlines, how things end, how an errno becomes an exception."""
+"""The C core: cffi's ``ffi`` and ``lib``; also deadlines, closing, and exceptions for errnos."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ except ModuleNotFoundError as error:
 
 __all__ = ["ffi", "lib"]
 
-# Steps in C that nothing may come between count on the lock (`_module.h`).
+# Atomic steps in C rely on the interpreter lock (`_module.h`).
 if not getattr(sys, "_is_gil_enabled", lambda: True)():
     raise ImportError("nnburst needs the interpreter lock: set PYTHON_GIL=1 in the environment of this Python")

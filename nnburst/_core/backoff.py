@@ -1,11 +1,11 @@
-"""How long to wait before something is started again that has ended."""
+"""Pauses before a process that has ended is started again."""
 
 from __future__ import annotations
 
 import time
 
 LONGEST = 5.0
-"""Seconds: of a pause, and of a life that says that all is well."""
+"""Longest pause in seconds; a process that lived longer is healthy."""
 _FIRST = 0.1
 
 
@@ -16,11 +16,11 @@ class Backoff:
         self._pause = self._not_before = 0.0
 
     def ended(self, lived: float) -> None:
-        """Begin a pause: one that lived so many seconds has ended."""
+        """Begin a pause after a process that lived that many seconds."""
         self._pause = _FIRST if lived > LONGEST or not self._pause else min(2 * self._pause, LONGEST)
         self._not_before = time.monotonic() + self._pause
 
     @property
     def left(self) -> float:
-        """Seconds until another one may be started."""
+        """Seconds until the next start."""
         return max(0.0, self._not_before - time.monotonic())

@@ -1,4 +1,4 @@
-"""Until when something may last."""
+"""Deadlines, and limits in seconds."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 OPENING = 60.0
-"""Seconds for opening what has no limit of its own, but runs that have one, or a death to get over."""
+"""Seconds for opening without a limit of its own, where runs have one or a service has to be restarted."""
 _FOREVER_NS = 1 << 62
 
 
 class Deadline(Struct, frozen=True):
-    """A moment by which something has to be over.
+    """A moment by which a call has to end.
 
-    `call` gives a function a deadline, and with it all that the function waits for, however deep: `after` never returns
-    a later one.
+    `call` limits a function and everything that it calls: `after` never returns a later deadline there.
 
     Attributes:
-        at_ns: Nanoseconds of CLOCK_MONOTONIC, as the C core and messages have them; 0: never.
+        at_ns: Nanoseconds of CLOCK_MONOTONIC, as in the C core and in messages; 0: never.
     """
 
     at_ns: int
@@ -40,19 +39,19 @@ class Deadline(Struct, frozen=True):
         return cls(time.monotonic_ns() + limit if seconds else limit).sooner(ambient) if limit else ambient
 
     def sooner(self, other: Deadline) -> Deadline:
-        """Return the one of the two that comes first."""
+        """Return the earlier of two deadlines."""
         return other if not self.at_ns or 0 < other.at_ns < self.at_ns else self
 
     def left(self) -> float | None:
-        """Seconds that are left, 0 if it has passed; None for never."""
+        """Return the seconds left, 0 if it has passed; None for never."""
         return max(0, self.at_ns - time.monotonic_ns()) / 1e9 if self.at_ns else None
 
     def postponed(self, since_ns: int) -> Deadline:
-        """Return it as if no time had passed since a moment of CLOCK_MONOTONIC."""
+        """Return the deadline, later by the time since a moment of CLOCK_MONOTONIC."""
         return Deadline(self.at_ns + time.monotonic_ns() - since_ns) if self.at_ns else self
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function that waits no longer than this; an outer deadline stays in force.
+        """Call a function whose waits end by this deadline; an outer one stays in force.
 
         The deadline ends with the call, also if that is interrupted.
         """
@@ -65,7 +64,7 @@ class Deadline(Struct, frozen=True):
             _ambient.set(deadline)
             return function(*args, **kwargs)
 
-        return contextvars.copy_context().run(limited)  # which puts the old one back whatever happens
+        return contextvars.copy_context().run(limited)  # the copy restores the old deadline in any case
 
 
 Deadline.never = Deadline(0)
@@ -73,14 +72,14 @@ _ambient: contextvars.ContextVar[Deadline] = contextvars.ContextVar("nnburst_dea
 
 
 def checked_timeout(seconds: float | None) -> float | None:
-    """Return `seconds` if it can limit a wait. Timeouts mean the same everywhere.
+    """Return `seconds` if it is a valid timeout. Timeouts mean the same everywhere.
 
-    None is no limit; 0 is "only what is ready now", without waiting; other numbers are seconds.
+    None is no limit, 0 is no waiting, other numbers are seconds.
 
     Raises:
         InvalidArgument: It is not a number, or negative.
     """
-    if seconds is None or (is_real(seconds) and seconds >= 0):  # which no NaN is
+    if seconds is None or (is_real(seconds) and seconds >= 0):  # NaN fails
         return None if seconds is None else float(seconds)
     if isinstance(seconds, Mapping) or hasattr(seconds, "__array__"):
         raise InvalidArgument(
@@ -93,6 +92,6 @@ def checked_timeout(seconds: float | None) -> float | None:
 
 
 def limit_ns(timeout: float | None) -> int:
-    """Turn seconds into nanoseconds, 0 for no limit; 0 seconds are 1."""
+    """Return a timeout in nanoseconds: 0 for no limit, 1 for 0 seconds."""
     seconds = checked_timeout(timeout)
     return 0 if seconds is None or seconds * 1e9 >= _FOREVER_NS else max(int(seconds * 1e9), 1)

@@ -1,4 +1,4 @@
-"""From C's conventions to Python's: negative errno → exception, timeout → deadline."""
+"""Exceptions for negative errnos, and checks of simple arguments."""
 
 from __future__ import annotations
 
@@ -61,16 +61,16 @@ _MEANINGS: dict[int, str] = {
 }
 
 this_process = SimpleNamespace(name="this process", refusals="")
-"""How errors that others read, too, call this process; what `refusal` says of what the system refuses to it."""
+"""Name of this process in errors that peers read, too, and hint of `refusal` for actions that the system refuses."""
 
 
 def refusal(error: BaseException) -> str:
-    """Say what is to be done about an exception, if this process has given up rights and it may be for want of them."""
+    """Return a remedy for an exception that this process's own sandbox may have caused."""
     return f": {this_process.refusals}" if this_process.refusals and isinstance(error, PermissionError) else ""
 
 
 def meaning(number: int) -> str:
-    """Say what an errno means. It may be read at the other side, so a limit says whose it is."""
+    """Return the meaning of an errno. The peer may read it, so it names the process whose limit was reached."""
     if number == errno.EMFILE:
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return (
@@ -93,9 +93,9 @@ def check(rc: int, what: str = "", special: Mapping[int, NNBurstError] | None = 
     """Raise the exception that stands for a negative errno; return anything else.
 
     Args:
-        rc: What a function of the C core returned.
+        rc: Return value of a function of the C core.
         what: The beginning of the message: the attempt and its object.
-        special: The exceptions for errnos that have a meaning of their own in this call.
+        special: Exceptions for errnos with a special meaning in this call.
 
     Raises:
         NNBurstError: `rc` is negative; `GeneralFailure` unless the errno has a better match.
@@ -109,7 +109,7 @@ def check(rc: int, what: str = "", special: Mapping[int, NNBurstError] | None = 
 
 
 def system(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Make a system call of `os` or `socket`; `ResourceExhausted` for want of room, `GeneralFailure` if refused."""
+    """Make a system call of `os` or `socket`; `ResourceExhausted` at a limit, `GeneralFailure` if it is refused."""
     try:
         return call(*args, **kwargs)
     except OSError as error:
@@ -122,12 +122,12 @@ def system(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 def is_real(value: object) -> bool:
-    """Whether it is a real number, also one of NumPy's."""
+    """True for a real number, also one of NumPy's."""
     return isinstance(value, numbers.Real)
 
 
 def whole(value: object, what: str, unit: str = "") -> int:
-    """Return a whole number, which may be one of NumPy's; `InvalidArgument` says what for if it is none."""
+    """Return a whole number, which may be NumPy's; `InvalidArgument` with its name if it is none."""
     try:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -135,14 +135,14 @@ def whole(value: object, what: str, unit: str = "") -> int:
 
 
 def flag(value: object, what: str) -> bool:
-    """Return a truth value, which may be one of NumPy's or a number; `InvalidArgument` if it is none."""
+    """Return a truth value given as a bool, NumPy's or a number; `InvalidArgument` for anything else."""
     if not isinstance(value, int | np.bool_):
         raise InvalidArgument(f"{what} is True or False, not {type(value).__name__}")
     return bool(value)
 
 
 def member(kind: type[E], value: object, what: str) -> E:
-    """Return a member of an enumeration, given as such, by its number, or by its name in any case."""
+    """Return a member of an enumeration, given as a member, number, or name in any case."""
     try:
         return kind[value.upper()] if isinstance(value, str) else kind(value)  # type: ignore[arg-type]
     except (KeyError, ValueError):

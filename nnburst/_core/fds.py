@@ -1,11 +1,11 @@
 """Owned file descriptors: closed once, duplicated when shared, carried into ``multiprocessing`` children.
 
-Each has a destructor in C. A finaliser in Python could be interrupted half-way, and the interpreter drops what is
-raised in one: that descriptor would be lost.
+Each has a destructor in C. A Python finaliser could be interrupted half-way, and the interpreter drops its exceptions:
+the descriptor would be lost.
 
-To close a file on FUSE or NFS is to ask its server, and the server of another user's files may not answer. To close a
-socket may take as long as its maker likes. Such a descriptor is closed by a thread of its own, whoever lets go of it: a
-worker, the owner of a connection, a finaliser.
+Closing a file on FUSE or NFS asks its server, and the server of another user's files may not answer. Closing a socket
+may take as long as its maker likes. Such a descriptor is always closed by a thread of its own, also when a worker, the
+owner of a connection or a finaliser drops it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _cast = partial(ffi.cast, ffi.typeof("void *"))
 
 
 def _owned(flags: Iterable[int], fds: Iterable[int]) -> Iterator[Any]:
-    """Pair each descriptor with the C function that closes it when it is dropped. No step of this is Python."""
+    """Pair each descriptor with the C function that closes it when it is dropped, without a step in Python."""
     return map(ffi.gc, map(_cast, map(operator.or_, flags, fds)), repeat(lib.nnb_fd_drop))
 
 
@@ -44,17 +44,17 @@ def _number(owned: Any) -> int:
 
 
 def close_fds(fds: list[int]) -> None:
-    """Close descriptors, whatever state they are in, and empty the list.
+    """Close descriptors in any state, and empty the list.
 
-    All are taken from the list in one step, so that an interrupt loses none and none is closed twice. One that may
-    block is closed by a thread.
+    All are taken from the list in one step, so that an interrupt neither loses a descriptor nor closes one twice. A
+    thread closes a descriptor that may block.
     """
     with contextlib.suppress(IndexError):  # another thread was faster
         list(_owned(_flags(fds), iter(partial(fds.pop, 0), None)))
 
 
 class FdSet:
-    """A few descriptors with one owner. Closes them when told to, or when it is collected.
+    """A few descriptors with one owner, which closes them by `close` or when it is collected.
 
     Args:
         fds: Descriptors that this object owns from now on.
@@ -78,9 +78,9 @@ class FdSet:
 
     @classmethod
     def duplicate(cls, fds: Iterable[int]) -> Self:
-        """Own copies of descriptors that stay with the caller."""
+        """Return a set of copies; the descriptors stay with the caller."""
         copies, given = cls(), tuple(fds)
-        for fd in given:  # all of them first: a copy could get the number of one that is closed
+        for fd in given:  # checked first: a copy could get the number of a closed one
             if not isinstance(fd, int) or fd < 0:
                 raise InvalidArgument(f"{fd!r} is not a file descriptor")
             try:
@@ -104,7 +104,7 @@ class FdSet:
         return tuple(map(_number, self._owned))
 
     def add(self, fd: int) -> int:
-        """Own one more; returns it."""
+        """Own one more descriptor; return it."""
         self._adopt([fd])
         return fd
 
@@ -124,7 +124,7 @@ class FdSet:
         return len(self.fds)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from multiprocessing import reduction  # whoever pickles this has it
+        from multiprocessing import reduction  # imported already where objects are pickled
 
         return _receive, ([reduction.DupFd(fd) for fd in self.fds],)
 
@@ -134,15 +134,15 @@ def _receive(parcels: list[Any]) -> FdSet:
 
 
 def ready(fds: Iterable[int], seconds: float | None = None, events: int = select.POLLIN) -> set[int]:
-    """Wait for something to read at one of several descriptors, or for the end of its other side or of a process.
+    """Wait until one of several descriptors is readable, its other side has closed, or its process has ended.
 
     Args:
         fds: Descriptors.
         seconds: How long; None for no limit.
-        events: Of poll; 0 waits for an end alone.
+        events: Events of poll; 0 waits for an end only.
 
     Returns:
-        Where there is something; empty if the time is over.
+        The ready descriptors; empty if the time is over.
     """
     poll = select.poll()
     for fd in fds:

@@ -1,16 +1,16 @@
-"""Which file systems a descriptor may be on: those whose accesses end, whatever another process does.
+"""Check of file systems: an access to a descriptor must end, whatever another process does.
 
 A file on FUSE, NFS or the like belongs to a server that may never answer, and no thread that waits for it can be
 stopped. So nothing is asked of a file before its file system is known, not even its size:
 
-* Memory and ``/dev/shm`` say what they are by having seals; the kernel asks no file system for those.
+* Memory and ``/dev/shm`` are known by their seals; the kernel asks no file system for those.
 * Other files are found by the id of their mount in this process's own list of mounts, again without asking.
 * Only what another mount namespace or the kernel itself mounted is asked for its magic number. For a client of
   another user the kernel answers that by itself, also for FUSE.
 
-An overlay tells nothing of what lies below it, and any user can mount one on FUSE in a namespace of his own. One in
-our own list of mounts was made by the administrator of this process, as in a container, and is as good as his disks.
-Others are refused.
+An overlay does not show the file systems below it, and any user can mount one on FUSE in a namespace of their own. The
+administrator of this process has made the overlays in its own list of mounts, as in a container: they are trusted like
+disks. Other overlays are refused.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _LOCAL = {
 }
 """File systems that this machine serves, by their names among the mounts, with their magic numbers.
 
-The last three hold no files, which the caller that needs one says.
+The last three contain no regular files; a caller that needs one reports that.
 """
 _OVERLAY = 0x794C7630
 
@@ -66,7 +66,7 @@ def check_file_system(fd: int) -> None:
     """Refuse a descriptor on a file system that could block this process for ever.
 
     Raises:
-        GeneralFailure: It is on such a one, and ``NNBURST_REMOTE_FILES`` is not 1.
+        GeneralFailure: It is on such a file system, and ``NNBURST_REMOTE_FILES`` is not 1.
         OSError: It is not open.
     """
     if _in_memory(fd) or os.environ.get(REMOTE_FILES) == "1":
@@ -80,10 +80,10 @@ def check_file_system(fd: int) -> None:
 
 
 def may_block(fd: int) -> bool:
-    """Whether closing a descriptor may wait for another process.
+    """True if closing a descriptor may wait for another process.
 
-    Closing a file is an access, too, which its server may not answer and no signal ends. A socket of the network
-    lingers if its maker says so (SO_LINGER), and so does one that waits in the queue of a local socket.
+    Closing a file is an access, too: its server may not answer, and no signal ends it. A network socket lingers if its
+    maker set SO_LINGER, also while it waits in the queue of a local socket.
     """
     try:
         if _in_memory(fd):
@@ -94,7 +94,7 @@ def may_block(fd: int) -> bool:
         if not os.readlink(f"/proc/self/fd/{fd}").startswith("/"):  # "pipe:[123]" and the like
             return False
         return _remote_file_system(fd) is not None
-    except OSError as error:  # not open, or no descriptor is left to look with
+    except OSError as error:  # not open, or no descriptor is free to look with
         return error.errno != errno.EBADF
 
 
@@ -126,7 +126,7 @@ def _mount_of(fd: int) -> bytes:
 
 
 def _mounted_as(mount: bytes) -> str | None:
-    """Return the type of a file system in this process's list of mounts; None: it is not there."""
+    """Return the type of a file system in this process's list of mounts; None if it is not listed."""
     with open("/proc/self/mountinfo", "rb") as file:
         for line in file:
             if line.split(None, 1)[0] == mount:

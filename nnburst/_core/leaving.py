@@ -1,26 +1,26 @@
-"""How things end, and how long that may take.
+"""Closing: its four verbs, its time limit, and its safety against interrupts.
 
 Four verbs, which mean the same everywhere:
 
-* ``close`` waits and gives everything back, on both sides. Idempotent. What an interrupted one left, the next one does.
-* ``hang_up`` ends it at once and waits for nothing: from any thread, a signal handler, a finaliser.
-* ``forget`` lets go of one thing and does not wait until the service has done so, too.
-* ``abandon`` is for objects that a forked child inherits: its copies go, the originals stay with the parent.
+* ``close`` waits and frees everything on both sides. Idempotent. After an interrupt the next call does the rest.
+* ``hang_up`` ends an object at once without waiting: from any thread, a signal handler, a finaliser.
+* ``forget`` drops one thing without waiting for the service.
+* ``abandon`` is for objects that a forked child inherits: its copies are dropped, the originals stay with the parent.
 
-**Time.** `Deadline.call` gives one deadline to all that a function waits for, however deep. To leave takes `LEAVING`
-seconds at most: each release may take them, and after one that did not get its answer in time a connection waits for
-no other until that answer comes, so that a service that does not answer is waited for once, however many things of it
-are closed. A deadline that has passed is never followed by a wait for the same peer: `forget`.
+**Time.** `Deadline.call` gives one deadline to all that a function waits for, however deep. Leaving takes `LEAVING`
+seconds at most. Each release may take them; after a release without an answer in time, a connection does not wait for
+others until that answer comes. So closing many objects waits only once for a service that does not answer. After a
+deadline has passed, the same peer is never waited for: `forget`.
 
 **Interrupts.** A signal handler may run, and raise, between any two steps of a thread; a finaliser may run in any
 thread between any two steps, too, also below a lock. Four rules follow.
 
-* What several threads change belongs to one thread. The others post jobs to it, which is one step of a deque, and wait
-  for an answer of their own (`nnburst.service.connection.mailbox`). A handler that interrupts them may post and
-  wait, too.
+* An object that several threads change belongs to one thread. The others post jobs to it, which is one step of a
+  deque, and wait for an answer of their own (`nnburst.service.connection.mailbox`). A handler that interrupts them may
+  post and wait, too.
 * A finaliser only posts.
-* A ``close`` that has steps of its own keeps them in a `Leaving`: an interrupt ends the waiting, not the leaving.
-* A lock is a `process_lock`, and nothing is waited for below it.
+* A ``close`` of several steps keeps them in a `Leaving`: an interrupt ends the waiting, not the leaving.
+* A lock is a `process_lock`, and no thread waits while it has one.
 """
 
 from __future__ import annotations
@@ -37,19 +37,18 @@ from ..errors import InvalidArgument, NNBurstError
 from .deadline import Deadline
 
 LEAVING = 2.0
-"""Seconds that leaving waits for a service that does not answer, in all. A child that is not gone then is killed."""
+"""Total seconds that leaving waits for a silent service. A child process that still runs then is killed."""
 
 
 class Leaving:
     """The remaining steps of a ``close``: call it to take them.
 
-    Each step is done at least once, in order, though another one failed. An `NNBurstError` of a step is dropped: the
-    other side is gone or does not answer, and what it held goes with it. Another exception is raised when all is done.
-    If a signal handler raises, the rest is done without waiting for anything; if another one does even then, what is
-    left is done by the next call.
+    Each step is done at least once, in order, even if another failed. An `NNBurstError` of a step is dropped: the other
+    side has ended or does not answer. Any other exception is raised after the last step. If a signal handler raises,
+    the rest is done without waiting; if another one raises even then, the next call does the remaining steps.
 
     Args:
-        steps: Functions that may be called again after they were interrupted or have returned, each given once.
+        steps: Different functions that may be called again after an interrupt or a return.
     """
 
     __slots__ = ("_steps",)
@@ -60,7 +59,7 @@ class Leaving:
     def __call__(self) -> None:
         try:
             self._go()
-        except Exception:  # of a step; all have been done
+        except Exception:  # raised by a step; all steps are done
             raise
         except BaseException:
             Deadline.after(0).call(self._go)
@@ -74,11 +73,11 @@ class Leaving:
                 step()
             except NNBurstError:
                 pass
-            except Exception as error:  # perhaps of a signal handler, in the middle of the step
+            except Exception as error:  # perhaps from a signal handler in the middle of the step
                 failure = failure or error
                 with contextlib.suppress(Exception):
                     Deadline.after(0).call(step)
-            with contextlib.suppress(ValueError):  # another thread has done it as well
+            with contextlib.suppress(ValueError):  # another thread has done the step, too
                 self._steps.remove(step)
         if failure is not None:
             raise failure
@@ -90,7 +89,7 @@ class Closing:
     __slots__ = ()
 
     def close(self) -> None:
-        """Give everything back. Idempotent."""
+        """Release everything. Idempotent."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -101,13 +100,13 @@ class Closing:
 
 
 class OneProcess:
-    """An object that cannot leave the process that made it: pickling or copying it says what to do instead."""
+    """An object of one process: pickling or copying it raises an error with the alternative."""
 
     __slots__ = ()
     _instead = "make one in each process"
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
-        """Refuse.
+        """Refuse to pickle.
 
         Raises:
             InvalidArgument: Always.
@@ -123,17 +122,17 @@ _locks: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def abandon_when_forked(thing: Any) -> None:
-    """Have ``thing.abandon()`` called in each forked child, where only the thread that forked goes on.
+    """Call ``thing.abandon()`` in each forked child, where only the forking thread continues.
 
-    It must not wait. What another thread was about to change may be half changed.
+    It must not wait, and may find data that another thread had half changed.
     """
     _inherited.add(thing)
 
 
 def process_lock() -> threading.RLock:
-    """Return a lock of the whole process, which is free in a forked child: there the thread that holds it may not be.
+    """Return a lock of one process: it is free in a forked child, where the thread that holds it does not exist.
 
-    It is re-entrant, as a signal handler, or what the collector finds meanwhile, may need it in the same thread.
+    It is re-entrant, as a signal handler or a finaliser may need it in the same thread.
     """
     lock = threading.RLock()
     _locks.add(lock)
@@ -145,7 +144,7 @@ def _after_fork_in_child() -> None:
     for step in (*(lock._at_fork_reinit for lock in _locks), *(thing.abandon for thing in _inherited)):
         try:
             step()
-        except BaseException as error:  # what is not abandoned would use what is the parent's
+        except BaseException as error:  # an object not abandoned would use the parent's resources
             failure = error
     if failure is not None:
         raise failure

@@ -1,4 +1,4 @@
-"""Warnings of clients: `logging` is read for the first one, as most have none."""
+"""Warnings of clients; `logging` is imported for the first one, as most clients have none."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ except ImportError:
 
 
 def shm_open(path: str, flags: int, mode: int = 0o600) -> int:
-    """Return a descriptor.
+    """Open shared memory and return its descriptor.
 
     Args:
         path: A slash and a name without any.

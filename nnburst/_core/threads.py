@@ -1,4 +1,4 @@
-"""Where threads are started, and a thread for jobs that may block."""
+"""Starting threads, and a thread for jobs that may block."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _PATCHED = (
     ("os", "fork"),
     ("subprocess", "Popen"),
 )
-"""What gevent and eventlet replace, one function of each module."""
+"""A function of each module that gevent and eventlet replace."""
 
 
 def start(thread: threading.Thread, what: str) -> None:
-    """Start a thread; `what` is the subject of the sentence in which an error says what needs it.
+    """Start a thread; `what` is the subject of an error's sentence about it.
 
     Raises:
-        BadState: It would be a greenlet, which stands still while another thread waits in C.
+        BadState: It would be a greenlet, which does not run while another thread waits in C.
         ResourceExhausted: The system has no thread for it.
     """
     for module, name in _PATCHED:
@@ -54,7 +54,7 @@ def start_daemon(target: Callable[..., object], *args: object, name: str, what: 
 
 
 class JobThread:
-    """Runs jobs that may block one after the other, each not before its time. It goes a second after the last."""
+    """A thread that runs blocking jobs in turn, each when it is due. It ends a second after the last job."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition(process_lock())
@@ -62,14 +62,14 @@ class JobThread:
         self._thread: threading.Thread | None = None
 
     def do(self, job: Callable[[], None], due: Deadline = Deadline.never) -> Callable[[], object]:
-        """Have a job done, here and now if the system has no thread for it and it is not for later.
+        """Have a job done; if no thread can be started and the job is due, do it in the calling thread.
 
         Args:
-            job: Raises nothing.
-            due: When; never: as soon as may be.
+            job: A function that raises nothing.
+            due: Time to begin; a deadline of never is at once.
 
         Returns:
-            What takes it back if it has not begun.
+            A function that cancels the job if it has not begun.
         """
         key = object()
         take_back = partial(self._jobs.pop, key, None)
@@ -92,17 +92,17 @@ class JobThread:
     def _run(self) -> None:
         while (job := self._next()) is not None:
             job()
-            del job  # what it holds must not stay until the next one
+            del job  # its references must not live until the next job
 
     def _next(self) -> Callable[[], None] | None:
-        """Wait for a job that is due; None if there has been none for long."""
+        """Wait for a job that is due; None if the thread has been idle for long."""
         end = Deadline.after(_LINGER)
         with self._changed:
             while True:
                 first = min(self._jobs.copy().items(), key=lambda item: item[1][0], default=None)
                 left = end.left() if first is None else Deadline(first[1][0]).left()
                 if left:
-                    self._changed.wait(min(left, _LINGER))  # what is taken back wakes nobody
+                    self._changed.wait(min(left, _LINGER))  # a cancelled job sends no wake-up
                 elif first is None:
                     self._thread = None
                     return None

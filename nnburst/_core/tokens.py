@@ -1,4 +1,4 @@
-"""Tokens that clients of the network show: ``Authorization: Bearer TOKEN``."""
+"""Tokens of network clients: ``Authorization: Bearer TOKEN``."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import stat
 from ..errors import InvalidArgument
 
 _LEAST = 16
-"""Characters: a shorter one can be guessed."""
+"""Least length in characters: a shorter token can be guessed."""
 
 
 class Tokens:
-    """The tokens of a file, a ``NAME:TOKEN`` on each line; lines that begin with ``#`` do not count.
+    """The tokens of a file, a ``NAME:TOKEN`` on each line; lines that begin with ``#`` are ignored.
 
     Args:
-        file: Nobody but its owner may read or write it. None: everyone is admitted.
+        file: Path of a file that only its owner may read or write. None: every client is admitted.
 
     Raises:
-        InvalidArgument: It cannot be read, others may read it, or a line is none.
+        InvalidArgument: It cannot be read, other users may read it, or a line is malformed.
     """
 
     def __init__(self, file: str | None) -> None:
@@ -28,7 +28,7 @@ class Tokens:
         self.renew()
 
     def renew(self) -> None:
-        """Read the file again; raises as the constructor, and keeps what there was."""
+        """Read the file again; on an error, which the constructor lists, keep the old tokens."""
         if self._file is None:
             return
         try:
@@ -52,7 +52,7 @@ class Tokens:
         self._tokens = found
 
     def admit(self, header: str | None) -> bool:
-        """Whether the value of an Authorization header is that of a token. Takes as long for each that is none."""
+        """True if the value of an Authorization header has a valid token. Takes equally long for all invalid ones."""
         if self._tokens is None:
             return True
         scheme, _, token = (header or "").partition(" ")
@@ -62,4 +62,4 @@ class Tokens:
 
 
 EVERYONE = Tokens(None)
-"""Nobody is asked for a token."""
+"""Admits every client without a token."""

@@ -94,7 +94,7 @@ class WorkingMemory:
     """Working memory of a bound request and its runs, beside the request's own memory; counted for its client.
 
     Made while a request is bound, and kept with the arrays that it counts: bytes not given back count until this object
-        is garbage. One thread at a time.
+    is garbage. One thread at a time.
     """
 
     __slots__ = ("_account", "_charged", "_releases", "_taken")

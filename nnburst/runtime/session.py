@@ -504,7 +504,7 @@ class Session(OneProcess, Closing):
         """Return the latency of this session's runs: p50, p99 and max in seconds, and its parts.
 
         Always counted, at negligible cost: in a fast loop one run in 256 is timed and stands for the others; runs that
-            are not answered at once are all timed. Runs without a burst are not counted.
+        are not answered at once are all timed. Runs without a burst are not counted.
         """
         return self._pool.latency()
 

@@ -1,7 +1,7 @@
 """Sources of cache files: a cache directory, or files that are open already.
 
 A source makes one offer after the other: entries to be restored, then room for a new one. It continues only while
-    offers fail, and closes the files of an offer when it continues or is closed.
+offers fail, and closes the files of an offer when it continues or is closed.
 """
 
 from __future__ import annotations

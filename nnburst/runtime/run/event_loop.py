@@ -5,7 +5,7 @@ window is over. All runs together may poll for a limited time in one turn, so th
 window. Then the task is suspended until the bell rings.
 
 A cancelled run is taken back if the service has not seen it. Otherwise its answer comes later, and its arrays are in
-    use until then. A thread waits for that answer, as the loop may end first: one thread for each open burst.
+use until then. A thread waits for that answer, as the loop may end first: one thread for each open burst.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class Ring:
         false token starts nothing: it is yielded when all before it have ended.
 
         An error that ends the ring comes last: a `MissedDeadline`, whose run may still use its arrays, a `DeadObject`
-            or a `BadState`. Closing the generator abandons the runs in flight.
+        or a `BadState`. Closing the generator abandons the runs in flight.
         """
         flying: deque[T] = deque()
         try:
