@@ -33,7 +33,6 @@ from nnburst.errors import (
 )
 from nnburst.model import Model, ModelBuilder, OperandType
 from nnburst.nnapi import Compilation
-from nnburst.runtime.compile import caching
 from support.samples import SAMPLES
 
 TOKEN = bytes(32)
@@ -133,11 +132,11 @@ def test_REQ_CACHE_022_023_025_cache_that_does_not_exist_and_then_does(
 
 
 @pytest.mark.parametrize("counts", COUNTS)
-def test_REQ_CACHE_024_no_token(tmp_path: Path, counts: tuple[int, int]) -> None:
+def test_REQ_CACHE_024_027_033_no_token(tmp_path: Path, counts: tuple[int, int]) -> None:
     finish(Recorder(counts), tmp_path)
     device = Recorder(counts)
     assert finish(device, tmp_path, token=None).reason is CacheReason.NO_INFO
-    assert device.calls == ["compile"]
+    assert (device.calls, device.tokens) == (["compile"], [])
 
 
 def test_REQ_CACHE_026_long_directory_name(tmp_path: Path) -> None:
@@ -233,12 +232,6 @@ def test_token_is_what_it_is() -> None:
         digest.update(struct.pack("<HQ", len(name), len(value)) + name + value)
     assert device_token(TOKEN, **BASE) == digest.digest()
     assert device_token(TOKEN, **{**BASE, "relaxed": True}) != digest.digest()
-
-
-def test_REQ_CACHE_027_033_no_token_of_the_application_no_token_for_the_device(tmp_path: Path) -> None:
-    device = Recorder()
-    finish(device, tmp_path, token=None)
-    assert device.tokens == []
 
 
 @pytest.mark.parametrize("how", ["default", "explicit"])
@@ -470,8 +463,3 @@ def test_THR_12_token_that_is_used_for_two_models(start: Any, tmp_path: Path) ->
             compilation.finish()
             outcomes.append((compilation.cache_report.outcome, compilation.cache_report.rejected))
     assert outcomes == [("SAVED", None), ("SAVED", CacheReason.TOKEN_COLLISION)]
-
-
-def test_report_is_a_plain_value() -> None:
-    report = caching.NO_CACHE
-    assert (report.outcome, report.rejected, report.nbytes) == ("DISABLED", None, 0)

@@ -212,12 +212,6 @@ def test_THR_14_15_links_and_strange_files_are_not_touched(tmp_path: Path, what:
     assert victim.read_text() == "precious"
 
 
-def test_directory_of_others_is_not_used(tmp_path: Path) -> None:
-    (tmp_path / "c").mkdir(mode=0o777)
-    (tmp_path / "c").chmod(0o777)
-    assert compile_once(Cache(tmp_path / "c"), build()) == "NOT_SAVED/UNSAFE_PATH/-"
-
-
 def test_THR_23_everything_is_private(tmp_path: Path) -> None:
     previous = os.umask(0)
     try:

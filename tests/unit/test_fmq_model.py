@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from nnburst.errors import InvalidArgument, MissedDeadline
 from nnburst.fmq import Flavour, MessageQueue
@@ -45,7 +45,7 @@ class _Machine(RuleBasedStateMachine):
             self.reader = MessageQueue.attach(descriptor, exclusive=exclusive)
         self.capacity = capacity
         self.model: deque[bytes] = deque()
-        self.written = 0
+        self.written = self.overruns = 0
 
     def teardown(self) -> None:
         if hasattr(self, "writer"):
@@ -81,12 +81,16 @@ class _Machine(RuleBasedStateMachine):
     @rule(count=COUNTS, keep=COUNTS)
     def write_in_place(self, count: int, keep: int) -> None:
         if count > self.capacity:
+            with pytest.raises(InvalidArgument):
+                self.writer.begin_write(count)
             return
         tx = self.writer.begin_write(count)
         assert (tx is not None) == self.fits(count)
         if tx is not None:
             data = self.fresh(count)
-            tx.copy_to(data[:1])
+            assert len(tx.first) + len(tx.second) == len(tx) == count
+            if count:
+                tx[0] = data[0]
             tx.copy_to(data[1:], min(1, count))
             if self.flavour is Flavour.UNSYNCHRONIZED:
                 keep = count  # what was overwritten but not published is lost to readers all the same
@@ -97,6 +101,7 @@ class _Machine(RuleBasedStateMachine):
         """What a read of `count` must give; None if it must fail."""
         if len(self.model) > self.capacity:  # overtaken: half a ring is left
             self.pop(len(self.model) - self.capacity // 2)
+            self.overruns += 1
             return None
         return self.pop(count) if count <= len(self.model) else None
 
@@ -112,6 +117,8 @@ class _Machine(RuleBasedStateMachine):
     @rule(count=COUNTS, keep=COUNTS)
     def read_in_place(self, count: int, keep: int) -> None:
         if count > self.capacity:
+            with pytest.raises(InvalidArgument):
+                self.reader.begin_read(count)
             return
         ahead = list(self.model)[:count]
         overtaken = len(self.model) > self.capacity
@@ -122,6 +129,8 @@ class _Machine(RuleBasedStateMachine):
             return
         assert [e.tobytes() for e in tx.copy_from()] == ahead
         assert [np.asarray(tx[i]).tobytes() for i in range(count)] == ahead
+        with pytest.raises(IndexError):
+            tx[count]
         assert tx.commit(min(keep, count))
         self.pop(min(keep, count))
 
@@ -130,6 +139,8 @@ class _Machine(RuleBasedStateMachine):
         if not hasattr(self, "writer"):
             return
         assert self.reader.available_to_read == len(self.model)
+        assert self.reader.overruns == self.overruns
+        assert self.reader.available_to_write == max(0, self.capacity - len(self.model))
         if self.flavour is Flavour.SYNCHRONIZED:
             assert self.writer.available_to_write == self.capacity - len(self.model)
 
@@ -163,7 +174,10 @@ class _Unsynchronized(_Machine):
 
 _SETTINGS = settings(max_examples=75, stateful_step_count=40, deadline=None)
 
-TestSynchronizedQueueIsADeque = _Synchronized.TestCase
-TestSynchronizedQueueIsADeque.settings = _SETTINGS
-TestUnsynchronizedQueueIsADequeThatForgets = _Unsynchronized.TestCase
-TestUnsynchronizedQueueIsADequeThatForgets.settings = _SETTINGS
+
+def test_REQ_FMQ_020_to_034_synchronized_queue_is_a_deque() -> None:
+    run_state_machine_as_test(_Synchronized, settings=_SETTINGS)
+
+
+def test_REQ_FMQ_040_to_052_054_unsynchronized_queue_is_a_deque_that_forgets() -> None:
+    run_state_machine_as_test(_Unsynchronized, settings=_SETTINGS)

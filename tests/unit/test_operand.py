@@ -34,20 +34,6 @@ def result_of(make: Callable[..., Operand], *arrays: np.ndarray[Any, Any]) -> np
     return found
 
 
-def test_sum_of_two_operands_is_their_sum() -> None:
-    b, (x, h) = inputs(F32, F32)
-    b.output("y", b.relu(x + h))
-    _, (found,), _ = run_model(b.build(), [X, X * 3])
-    np.testing.assert_array_equal(found, np.maximum(X * 4, 0))
-
-
-def test_add_is_an_operation_like_the_others() -> None:
-    b, (x,) = inputs(F32)
-    b.output("y", b.add(x, x, activation="relu6"))
-    _, (found,), _ = run_model(b.build(), [X])
-    np.testing.assert_array_equal(found, np.clip(2 * X, 0, 6))
-
-
 @pytest.mark.parametrize("function", [operator.add, operator.sub, operator.mul, operator.truediv])
 @pytest.mark.parametrize(
     "other", [2, 2.5, ROW, ROW.tolist(), np.float32(4)], ids=["int", "float", "array", "list", "np"]
