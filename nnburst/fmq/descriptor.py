@@ -1,4 +1,4 @@
-"""The description of a queue that a peer attaches by: its parts, and the files that they are in."""
+"""Descriptors of queues, with which peers attach: the regions of a queue and their files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Flavour(enum.IntEnum):
-    """How many readers a queue has, and whether a full queue refuses or overwrites."""
+    """Flavour of a queue: its number of readers, and refusal or overwriting when full."""
 
     SYNCHRONIZED = lib.NNB_SYNCHRONIZED
     """One writer, one reader; a write that does not fit fails."""
@@ -32,7 +32,7 @@ class Flavour(enum.IntEnum):
 
 
 class Layout(enum.IntEnum):
-    """Where a new queue puts its counters. Attaching accepts any layout."""
+    """Placement of a new queue's counters. Attaching accepts any layout."""
 
     LINES = lib.NNB_LAYOUT_LINES
     """Each counter and the event word on 128 bytes of its own: no false sharing."""
@@ -47,9 +47,9 @@ class Grantor(NamedTuple):
 
     Attributes:
         flags: Always 0.
-        fd_index: Which descriptor of the queue.
+        fd_index: Index among the queue's descriptors.
         offset: Bytes from the beginning of the file.
-        extent: Bytes.
+        extent: Length in bytes.
 
     Example:
         >>> from nnburst.fmq import Grantor
@@ -72,7 +72,7 @@ class Dialect(enum.Enum):
     """Signed fdIndex, offset and extent, no flags; 16 bytes."""
 
 
-_F_SEAL_FUTURE_WRITE = 0x10  # the module has it since Python 3.13
+_F_SEAL_FUTURE_WRITE = 0x10  # in the module since Python 3.13
 _LIMITS = (0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)
 
 
@@ -89,8 +89,8 @@ def unpack_grantors(data: bytes, dialect: Dialect) -> tuple[Grantor, ...]:
     """Return grantors from their binary form, the reverse of `MQDescriptor.pack_grantors`.
 
     Args:
-        data: One after the other.
-        dialect: Their form.
+        data: Grantors, one after the other.
+        dialect: Their binary form.
 
     Raises:
         InvalidArgument: The length is not a multiple of a grantor's, or a field is negative.
@@ -108,17 +108,17 @@ def unpack_grantors(data: bytes, dialect: Dialect) -> tuple[Grantor, ...]:
 
 
 class MQDescriptor(Closing):
-    """All that a peer needs to attach to a queue. Owns its file descriptors.
+    """A description of a queue with which a peer attaches. It owns its file descriptors.
 
     Pickles into ``multiprocessing`` children under every start method; made from plain parts it travels over any
     channel that carries descriptors (SCM_RIGHTS).
 
     Args:
         grantors: At least three `Grantor` or (flags, fd_index, offset, extent).
-        fds: File descriptors; this object owns them from now on, also if the arguments are refused.
+        fds: File descriptors, owned by this object from now on, even if the arguments are refused.
         quantum: Size of an element in bytes.
-        flags: The `Flavour`.
-        dtype: Type of the elements, as far as the maker knows; a hint that never crosses a trust boundary.
+        flags: `Flavour` of the queue.
+        dtype: Type of the elements, if known; a hint that never crosses a trust boundary.
 
     Raises:
         InvalidArgument: A number is negative or too large for the format.
@@ -171,9 +171,9 @@ class MQDescriptor(Closing):
     def without_write_access(self) -> MQDescriptor:
         """Return a copy for readers of an unsynchronized queue: the kernel grants them read-only mappings.
 
-        The memory of the queue is sealed: mappings that exist go on writing, and no new one can be made for writing.
-        Memory that cannot be sealed (``ring_fd=`` may be such) is opened for reading only; then a reader of the same
-        user could reopen it, and a libfmq reader cannot attach.
+        The memory of the queue is sealed: existing mappings stay writable, and no new writable mapping can be made.
+        Memory that cannot be sealed (perhaps that of ``ring_fd=``) is opened for reading only; then a reader of the
+        same user could reopen it for writing, and a libfmq reader cannot attach.
         """
         copies = FdSet(_without_write_access(fd) for fd in self.fds)
         return MQDescriptor(self.grantors, copies, self.quantum, self.flags, dtype=self.dtype)
@@ -182,7 +182,7 @@ class MQDescriptor(Closing):
         """Return the grantors in a binary form that libfmq understands.
 
         Args:
-            dialect: That of HIDL or of AIDL.
+            dialect: HIDL or AIDL.
 
         Raises:
             InvalidArgument: A number does not fit the dialect (AIDL is signed: offsets end at 2**31 - 1).
@@ -203,7 +203,8 @@ class MQDescriptor(Closing):
 
 
 def _without_write_access(fd: int) -> int:
-    """A new descriptor of the same file. Mapping it for writing fails with EPERM, which libfmq's readers look for."""
+    """Return a new descriptor of the same file. Mapping it for writing fails with EPERM, which libfmq's readers
+    expect."""
     try:
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
     except OSError:

@@ -1,4 +1,4 @@
-"""A word of sticky notification bits that processes wake each other with."""
+"""Event flags: sticky notification bits with which processes wake each other."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .._core.leaving import Closing
 from ..errors import BadState, InvalidArgument
 
 NOT_FULL: int = lib.NNB_EVENT_NOT_FULL
-"""Bit that the blocking calls of a queue use for "room was made"."""
+"""Bit for "room was made" in the blocking calls of a queue."""
 NOT_EMPTY: int = lib.NNB_EVENT_NOT_EMPTY
-"""Bit that the blocking calls of a queue use for "data has come"."""
+"""Bit for "data has come" in the blocking calls of a queue."""
 
 _ALL_BITS = 0xFFFFFFFF
 
@@ -23,11 +23,11 @@ class EventFlag(Closing):
     """32 sticky bits in shared memory. A bit stays set until a wait for it consumes it.
 
     Safe to use from several threads and processes at once; with two waiters on one bit, one consumes it and the other
-    goes on waiting.
+    continues to wait.
 
     Args:
         source: A `MessageQueue` (its own event word), or a writable buffer in shared memory.
-        offset: Where the word is in the buffer, in bytes; a multiple of 4.
+        offset: Position of the word in the buffer in bytes; a multiple of 4.
 
     Raises:
         InvalidArgument: The queue has no event word, or the buffer is read-only, too small or misaligned.
@@ -52,7 +52,7 @@ class EventFlag(Closing):
             mask: Bits; 0 does nothing.
 
         Raises:
-            InvalidArgument: It is no mask of 32 bits.
+            InvalidArgument: `mask` has more than 32 bits.
             BadState: The flag is closed.
         """
         check(lib.nnb_event_wake(self._live(), _bits(mask)), "EventFlag.wake")
@@ -65,7 +65,7 @@ class EventFlag(Closing):
         Args:
             mask: Bits, at least one.
             timeout: Seconds; None waits without end.
-            retry: With False, one round only: give up (return 0) when any bit of the word changed or a signal came.
+            retry: False to return 0 as soon as another bit of the word changes or a signal comes.
 
         Returns:
             The bits of `mask` that were set, now cleared. 0 only with ``retry=False``: look again.
@@ -94,7 +94,7 @@ class EventFlag(Closing):
             check(rc, f"EventFlag.wait for bits {bits:#x}")
 
     def close(self) -> None:
-        """Forget the word; a wait in another thread ends with BadState. Idempotent."""
+        """Drop the word; a wait in another thread ends with `BadState`. Idempotent."""
         self._word = self._owner = None
 
     def _live(self) -> Any:
@@ -114,7 +114,7 @@ def _bits(mask: int) -> int:
 
 
 def _find_word(source: Any, offset: int) -> tuple[Any, object]:
-    """The word as ``uint32_t *`` and what keeps it mapped."""
+    """Return the word as ``uint32_t *`` and the object that keeps it mapped."""
     own = getattr(source, "_event_word", None)
     if own is not None:
         return own()  # type: ignore[no-any-return]

@@ -30,7 +30,7 @@ MAX_COUNT = (1 << 64) - 1
 
 
 class QueueError(enum.IntEnum):
-    """Why an error handler is called."""
+    """Reasons for a call of the error handler."""
 
     NONE = 0
     POINTER_CORRUPTION = 1
@@ -45,14 +45,14 @@ def _not_here(_: object) -> Any:
 
 
 class Handle:
-    """An ``nnb_mq *`` that is closed when nothing refers to it any more.
+    """An ``nnb_mq *`` that is closed with the last reference to it.
 
     A queue, the NumPy views on its ring and a call that waits in another thread each hold one reference, so closing
     the queue never unmaps memory that a view still shows.
 
     Attributes:
-        read: Fills an array, or a new one of so many elements. Returns it; None if there are not enough; False if this
-            reader was overtaken; NotImplemented for what only a call with `pointer` can do or explain.
+        read: Fills an array, or a new one of that many elements. Returns it; None if there are not enough elements;
+            False if this reader was overtaken; NotImplemented for cases that need a call with `pointer`.
         write: Appends an array or bytes. Returns True; False if there is no room; NotImplemented likewise.
     """
 
@@ -71,12 +71,12 @@ class Handle:
         abandon_when_forked(self)
 
     def abandon(self) -> None:
-        """In a forked child."""
+        """Mark the queue as inherited in a forked child."""
         if self.pointer is not None:
             lib.nnb_mq_inherit(self.pointer)
 
     def live(self) -> Any:
-        """The pointer; `BadState` if the queue is closed."""
+        """Return the pointer; `BadState` if the queue is closed."""
         if self.pointer is None:
             raise BadState("the queue is closed")
         return self.pointer
@@ -107,24 +107,24 @@ class MessageQueue(Closing):
     """A lock-free FIFO in shared memory: one writer, and one reader (or many, if unsynchronized).
 
     Making one creates the shared memory; `attach` joins an existing one. With its first write (read) an object becomes
-    the writer (reader), and stays it: another object that writes as well is found out as a corrupt counter. An object
-    that a forked child inherits becomes one in the child anew. One thread at a time may use an end.
+    the writer (reader) for good: a second writer is detected as a corrupt counter. After a fork the child's copy may
+    become one anew. One thread at a time may use an end.
 
     Args:
         dtype: Element type: any NumPy dtype without object fields, also structured.
         count: Capacity in elements; all of it is usable.
         flavour: ``"synchronized"`` or ``"unsynchronized"``, or a `Flavour`.
-        event_flag: Whether the queue has an event word; blocking calls need one.
+        event_flag: True for a queue with an event word, which blocking calls need.
         layout: ``"lines"``, ``"stamped"`` or ``"compat"``, or a `Layout`.
-        ring_fd: Put the ring into this memory object (from its beginning); it is duplicated. The counters stay in
-            memory of the queue's own.
+        ring_fd: Descriptor of a memory object to put the ring into, from its beginning; duplicated. The counters stay
+            in the queue's own memory.
         exclusive: False lets several objects, of several threads or processes, take turns as the writer (reader). Each
             call then reads the counters again, which takes C about twice as long.
 
     Attributes:
         dtype: Element type.
         flavour: Synchronized or not.
-        overruns: How often this reader of an unsynchronized queue was overtaken by the writer.
+        overruns: Number of times that the writer overtook this reader of an unsynchronized queue.
 
     Raises:
         InvalidArgument: The element type, the count or the memory object cannot be used.
@@ -175,15 +175,14 @@ class MessageQueue(Closing):
         """Return another end of a queue that another object or process made.
 
         Args:
-            descriptor: Its descriptor; stays with the caller.
+            descriptor: The queue's descriptor, which stays with the caller.
             dtype: Element type; None for the descriptor's own, or raw bytes of the quantum's size.
-            reset: Set the counters to zero, which throws away what waits in the queue.
+            reset: True to set the counters to zero and discard the elements in the queue.
             exclusive: See the class.
-            sealed: Refuse memory that its maker could truncate.
+            sealed: True to refuse memory that its maker could truncate.
 
         Raises:
-            InvalidArgument: The descriptor makes no sense, is of another element size, or does not fit its
-                memory objects.
+            InvalidArgument: The descriptor is malformed, has another element size, or does not fit its memory objects.
             BadState: The descriptor is closed.
         """
         hint = descriptor.dtype if dtype is None else dtype
@@ -223,7 +222,7 @@ class MessageQueue(Closing):
 
     @property
     def event_flag(self) -> EventFlag:
-        """The queue's own event flag.
+        """The event flag of the queue.
 
         Raises:
             InvalidArgument: The queue was made without one.
@@ -236,7 +235,7 @@ class MessageQueue(Closing):
         """Append elements, all or none. Wakes no waiter.
 
         Args:
-            data: An array of the element type, a bytes-like object, or what NumPy can turn into elements.
+            data: An array of the element type, a bytes-like object, or values that NumPy can convert to elements.
 
         Returns:
             False if there is not enough room.
@@ -256,7 +255,7 @@ class MessageQueue(Closing):
         """Take elements from the front, all or none. Wakes no waiter.
 
         Args:
-            count: How many; ignored if `out` is given.
+            count: Number of elements; ignored if `out` is given.
             out: Fill this contiguous array of the element type instead of a new one.
 
         Returns:
@@ -281,7 +280,7 @@ class MessageQueue(Closing):
         return array if rc == 0 or self._explain(rc, f"read of {array.size} elements") else None
 
     def begin_write(self, count: int) -> MemTransaction | None:
-        """Lend free elements of the ring, to be filled in place; nothing is published before `commit`.
+        """Lend free elements of the ring to be filled in place; `commit` publishes them.
 
         Args:
             count: Elements.
@@ -299,7 +298,7 @@ class MessageQueue(Closing):
         return MemTransaction(*self._views(writable=True), self._commit_write)
 
     def begin_read(self, count: int) -> MemTransaction | None:
-        """Lend the next elements for reading in place; they stay in the ring until `commit`.
+        """Lend the next elements for reading in place; `commit` removes them from the ring.
 
         Args:
             count: Elements.
@@ -340,7 +339,7 @@ class MessageQueue(Closing):
         Args:
             data: As for `write`.
             timeout: Seconds; None waits without end, 0 tries once.
-            read_notification: Bits that the reader sets when it has made room; waited for.
+            read_notification: Bits to wait for: the reader sets them when it has made room.
             write_notification: Bits to set afterwards; 0 sets none.
             event_flag: Use this flag instead of the queue's own; both ends must use the same word.
 
@@ -368,11 +367,11 @@ class MessageQueue(Closing):
         """Take elements as soon as all of them are there, and wake the writer.
 
         Args:
-            count: How many; ignored if `out` is given.
+            count: Number of elements; ignored if `out` is given.
             timeout: Seconds; None waits without end, 0 tries once.
             out: As for `read`.
             read_notification: Bits to set afterwards; 0 sets none.
-            write_notification: Bits that the writer sets when data has come; waited for.
+            write_notification: Bits to wait for: the writer sets them when data has come.
             event_flag: Use this flag instead of the queue's own; both ends must use the same word.
 
         Returns:
@@ -417,7 +416,7 @@ class MessageQueue(Closing):
         return _attach, (self._own, self._exclusive)
 
     def _source(self, data: Any) -> Elements:
-        if isinstance(data, np.ndarray) and data.size > self.capacity:  # before it is copied
+        if isinstance(data, np.ndarray) and data.size > self.capacity:  # checked before the copy
             self._explain(-errno.EMSGSIZE, f"write of {data.size} elements")
         return as_elements(data, self.dtype)
 
@@ -432,7 +431,7 @@ class MessageQueue(Closing):
         return out
 
     def _views(self, *, writable: bool) -> tuple[Elements, Elements]:
-        """The region that C has just filled in, as slices of one array over the ring."""
+        """Return the region that C has just filled in, as slices of one array over the ring."""
         region = self._region
         ring = self._ring
         if ring is None:
@@ -449,7 +448,7 @@ class MessageQueue(Closing):
 
     @property
     def capacity(self) -> int:
-        """Elements."""
+        """Capacity in elements."""
         return int(lib.nnb_mq_capacity(self.handle))
 
     @property
@@ -459,12 +458,12 @@ class MessageQueue(Closing):
 
     @property
     def read_only(self) -> bool:
-        """Whether the memory could only be mapped for reading (unsynchronized readers)."""
+        """True if the memory could only be mapped for reading (unsynchronized readers)."""
         return bool(lib.nnb_mq_is_read_only(self.handle))
 
     @property
     def closed(self) -> bool:
-        """Whether the queue can no longer be used."""
+        """True if the queue can no longer be used."""
         return self._handle.pointer is None
 
     @property
@@ -485,14 +484,14 @@ class MessageQueue(Closing):
 
     @property
     def available_to_read(self) -> int:
-        """Elements that can be read now; 0 if the counters are corrupt (the error handler is told)."""
+        """Return the elements that can be read now; 0 if the counters are corrupt (the error handler is called)."""
         return self._available(lib.nnb_mq_available_to_read(self.handle))
 
     @property
     def available_to_write(self) -> int:
-        """Elements that fit now; 0 if the counters are corrupt (the error handler is told).
+        """Return the elements that fit now; 0 if the counters are corrupt (the error handler is called).
 
-        Means nothing on the writer of an unsynchronized queue: a write that is not larger than the capacity succeeds.
+        The number is meaningless for the writer of an unsynchronized queue: a write up to the capacity always succeeds.
         """
         return self._available(lib.nnb_mq_available_to_write(self.handle))
 
@@ -503,7 +502,7 @@ class MessageQueue(Closing):
         return check(rc, "MessageQueue")
 
     def set_error_handler(self, handler: ErrorHandler | None) -> None:
-        """Have a function called whenever the shared counters are found corrupt.
+        """Set a function to be called whenever the shared counters are found corrupt.
 
         Args:
             handler: Called with the `QueueError` and a message; None removes it.
@@ -511,7 +510,7 @@ class MessageQueue(Closing):
         self._on_error = handler
 
     def close(self) -> None:
-        """Let go of the memory; NumPy views on the ring stay valid. Ends waits in other threads. Idempotent."""
+        """Release the memory; NumPy views on the ring stay valid. Ends waits in other threads. Idempotent."""
         if self._handle is not _CLOSED:
             self._handle = _CLOSED
             self._ring = None
@@ -523,7 +522,7 @@ class MessageQueue(Closing):
         return f"MessageQueue({self.dtype}, {self.capacity}, flavour={self.flavour.name.lower()!r})"
 
     def _explain(self, rc: int, what: str, special: dict[int, NNBurstError] | None = None) -> bool:
-        """Return False for failures that a caller must expect, raise for the others."""
+        """Return False for expected failures, raise for the others."""
         if rc == -errno.EAGAIN:
             return False
         if rc == -errno.EOVERFLOW:
@@ -553,9 +552,9 @@ def _attach(descriptor: MQDescriptor, exclusive: bool) -> MessageQueue:
 def _create_memory(
     count: int, quantum: int, flavour: Flavour, layout: Layout, event_flag: bool, ring_fd: int | None
 ) -> tuple[tuple[Grantor, ...], FdSet]:
-    """Draw the layout of a new queue and make the memory for it."""
+    """Lay out a new queue and make its memory."""
     regions, size = ffi.new("nnb_grantor[5]"), ffi.new("uint64_t *")
-    # A ring elsewhere needs no room beside the counters.
+    # A ring in other memory needs no room beside the counters.
     inner = 1 if ring_fd is not None else count
     n = lib.nnb_mq_layout(inner, quantum, flavour, layout, event_flag, regions, size)
     too_large = InvalidArgument(f"{count} elements of {quantum} bytes are more than a queue can hold (2 GiB)")
@@ -616,7 +615,7 @@ class MemTransaction:
         return (self.first, index) if index < split else (self.second, index - split)
 
     def __getitem__(self, index: int) -> Any:
-        """Element `index`, as NumPy gives it (a view for structured types)."""
+        """Return element `index` as NumPy does (a view for structured types)."""
         region, i = self._place(index)
         return region[i]
 
@@ -628,11 +627,11 @@ class MemTransaction:
         """Copy elements into the transaction.
 
         Args:
-            data: Elements; flattened, cast like an assignment of NumPy.
+            data: Elements; flattened and cast like a NumPy assignment.
             start: First slot.
 
         Raises:
-            InvalidArgument: They do not fit.
+            InvalidArgument: The elements do not fit.
         """
         values = np.asarray(data, self.first.dtype).reshape(-1)
         first, second = self._range(start, values.size)
@@ -643,7 +642,7 @@ class MemTransaction:
 
         Args:
             start: First slot.
-            count: How many; None for all from `start`.
+            count: Number of elements; None for all from `start`.
 
         Returns:
             A new array of `count` elements.
@@ -654,7 +653,7 @@ class MemTransaction:
         return np.concatenate(self._range(start, len(self) - start if count is None else count))
 
     def _range(self, start: int, count: int) -> tuple[Elements, Elements]:
-        """Return views of `count` elements in both parts; `InvalidArgument` if they are not all there."""
+        """Return views of `count` elements in both parts; `InvalidArgument` if the transaction has fewer."""
         if start < 0 or count < 0 or start + count > len(self):
             raise InvalidArgument(f"{count} elements at slot {start} exceed a transaction of {len(self)}")
         split, end = len(self.first), start + count
@@ -664,14 +663,14 @@ class MemTransaction:
         """Publish the written elements, or give back the read ones.
 
         Args:
-            count: Only the first `count` elements; None for all.
+            count: Number of elements from the first; None for all.
 
         Returns:
             False if the writer of an unsynchronized queue overtook this reader meanwhile: the elements read are void.
 
         Raises:
             InvalidArgument: `count` is larger than the transaction.
-            BadState: Committed before, or the queue is closed.
+            BadState: The transaction was committed before, or the queue is closed.
         """
         wanted = len(self) if count is None else count
         self._range(0, wanted)
@@ -692,7 +691,7 @@ class MemTransaction:
 
 
 def element_type(dtype: npt.DTypeLike) -> np.dtype[Any]:
-    """The dtype that `dtype` describes, if a queue can carry it."""
+    """Return the dtype that `dtype` describes, if a queue can carry it."""
     try:
         element = np.dtype(dtype)
     except TypeError as error:
@@ -705,7 +704,7 @@ def element_type(dtype: npt.DTypeLike) -> np.dtype[Any]:
 
 
 def element_count(count: int) -> int:
-    """`count` as a non-negative 64-bit number."""
+    """Return `count` as a non-negative 64-bit number."""
     number = operator.index(count)
     if not 0 <= number <= MAX_COUNT:
         raise InvalidArgument(f"count is {count}; a number of elements is not negative")
@@ -713,7 +712,7 @@ def element_count(count: int) -> int:
 
 
 def as_elements(data: Any, dtype: np.dtype[Any]) -> Elements:
-    """`data` as a contiguous array of elements, without a copy where possible."""
+    """Return `data` as a contiguous array of elements, without a copy where possible."""
     if isinstance(data, np.ndarray):
         if data.dtype != dtype:
             raise InvalidArgument(f"the queue holds {dtype}, not {data.dtype}; convert with astype()")
@@ -734,10 +733,10 @@ def _exportable(array: Elements) -> Elements:
 
 
 def readable(array: Elements) -> Any:
-    """The memory of an array as a C pointer that keeps it alive."""
+    """Return a C pointer to an array's memory, which it keeps alive."""
     return ffi.from_buffer("char[]", _exportable(array))
 
 
 def writable(array: Elements) -> Any:
-    """Likewise, for C to fill."""
+    """Return such a pointer to memory that C fills."""
     return ffi.from_buffer("char[]", _exportable(array), True)

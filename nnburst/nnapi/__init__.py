@@ -1,4 +1,4 @@
-"""NNAPI, step by step: compilations, executions whose arguments are set one by one, events, memory domains."""
+"""NNAPI step by step: compilations, executions with arguments set one by one, events, memory domains."""
 
 from .._lazy import attach
 

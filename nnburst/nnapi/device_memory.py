@@ -1,4 +1,4 @@
-"""Memory described by what it will be used for: the NNAPI way to a memory domain."""
+"""Device memory, described by its uses: NNAPI's memory domains."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _UINT32 = 2**32 - 1
 _CHUNK = 4 << 20
-"""Bytes that are on their way at a time where neither memory is mapped."""
+"""Bytes to copy at a time if neither memory is mapped."""
 
 
 class _Role(Struct, frozen=True):
@@ -50,10 +50,10 @@ class _Role(Struct, frozen=True):
 
 
 class MemoryDesc:
-    """Says what a memory will be used for, so that the device can choose where it lives.
+    """The uses of a memory, from which the device chooses its place.
 
-    Add roles and perhaps dimensions, `finish`, then `create_memory` as often as you like. Not for several threads at
-    once while it is being built.
+    Add roles and perhaps dimensions, call `finish`, then `create_memory` as often as you like. Only one thread at a
+    time may build it.
 
     Example:
         >>> with nnburst.launch() as service, nnburst.nnapi.Compilation(model, service) as compilation:
@@ -73,22 +73,22 @@ class MemoryDesc:
         self._finished = False
 
     def add_input_role(self, compilation: Compilation, index: int, frequency: float = 1.0) -> None:
-        """The memory may be an input of executions of a compilation.
+        """Allow the memory as an input of executions of a compilation.
 
         Args:
-            compilation: Finished.
+            compilation: A finished compilation.
             index: Position among the model's inputs.
-            frequency: How likely it is used so, in (0, 1]; a hint.
+            frequency: Likelihood of this use, in (0, 1]; a hint.
 
         Raises:
             BadState: The description is finished.
-            InvalidArgument: The compilation is not finished or has failed; index or frequency is wrong; the role is
-                there already; type, quantisation or dimensions contradict the other roles. Nothing changes then.
+            InvalidArgument: The compilation is not finished or has failed; index or frequency is wrong; the role exists
+                already; type, quantisation or dimensions contradict the other roles. Nothing changes then.
         """
         self._add("input", compilation, index, frequency)
 
     def add_output_role(self, compilation: Compilation, index: int, frequency: float = 1.0) -> None:
-        """The memory may be an output of executions of a compilation; arguments as for `add_input_role`."""
+        """Allow the memory as an output of executions of a compilation; arguments as for `add_input_role`."""
         self._add("output", compilation, index, frequency)
 
     def _add(self, kind: str, compilation: Compilation, index: int, frequency: float) -> None:
@@ -111,14 +111,14 @@ class MemoryDesc:
         self._dimensions = dimensions
 
     def set_dimensions(self, dimensions: Sequence[int]) -> None:
-        """Say dimensions that the roles leave open. May be called again for others.
+        """Set dimensions that the roles leave open. It may be called again for others.
 
         Args:
-            dimensions: One leaves open where it is 0.
+            dimensions: All dimensions, 0 where still open.
 
         Raises:
             BadState: The description is finished.
-            InvalidArgument: They contradict the roles or earlier dimensions, or the roles are scalars.
+            InvalidArgument: The dimensions contradict the roles or earlier dimensions, or the roles are scalars.
         """
         try:
             given = tuple(operator.index(size) for size in dimensions)
@@ -135,7 +135,7 @@ class MemoryDesc:
         """End the description.
 
         Raises:
-            InvalidArgument: It has no role; add one.
+            InvalidArgument: The description has no role; add one.
             BadState: It is finished already.
         """
         self._check_open()
@@ -146,13 +146,14 @@ class MemoryDesc:
     def create_memory(self) -> DeviceMemory:
         """Return a new memory for these roles.
 
-        A device allocates it if all compilations are for that device. If it refuses, or there are several, shared
-        memory takes its place, provided that no compilation names its devices and all dimensions are known.
+        A device allocates it if all compilations are for that device. If the device refuses, or there are several
+        devices, shared memory takes its place, provided that no compilation names its devices and all dimensions are
+        known.
 
         Raises:
             BadState: The description is not finished, or a compilation is closed.
             DeadObject: The service has ended.
-            NNBurstError: No device allocated it and shared memory may not stand in; the status is the device's.
+            NNBurstError: No device allocated it and shared memory cannot replace it; the status is the device's.
         """
         if not self._finished:
             raise BadState("the description is not finished; call finish()")
@@ -180,7 +181,7 @@ class MemoryDesc:
         }
         prepared = [compilation.prepared_model for compilation in compilations]
         buffer = device.allocate(BufferDesc(self._dimensions), prepared, roles["input"], roles["output"])
-        if buffer is None or buffer.token <= 0:  # a device from elsewhere may answer so
+        if buffer is None or buffer.token <= 0:  # a third party's device may answer so
             raise GeneralFailure(f"{device.name} gave no usable buffer")
         return buffer
 
@@ -196,16 +197,16 @@ class MemoryDesc:
 
 
 class DeviceMemory(OneProcess, Closing):
-    """Made by `MemoryDesc.create_memory`: a buffer of a device, or shared memory in its place. Context manager.
+    """A buffer of a device, or shared memory in its place, made by `MemoryDesc.create_memory`. Context manager.
 
     It is used whole, and only in the roles that it was described for. Its contents are undefined until `copy_memory`
     or an execution has filled it.
 
     Attributes:
-        buffer: The buffer in the device; None where shared memory stands in.
-        memory: The shared memory that stands in, or None.
-        initialised: Whether the contents are defined.
-        dimensions: Of the contents; 0 or () where they are not known.
+        buffer: The buffer in the device; None if shared memory takes its place.
+        memory: The shared memory in its place, or None.
+        initialised: True if the contents are defined.
+        dimensions: Dimensions of the contents; 0 or () where unknown.
 
     Example:
         >>> with nnburst.launch() as service, nnburst.nnapi.Compilation(model, service) as compilation:
@@ -247,14 +248,14 @@ class DeviceMemory(OneProcess, Closing):
 
     @property
     def _place(self) -> Buffer | Memory:
-        """The buffer, or the memory that stands in."""
+        """The buffer, or the shared memory in its place."""
         found = self.buffer or self.memory
         assert found is not None
         return found
 
     @property
     def pool(self) -> Memory | BufferToken:
-        """What stands for it in a request.
+        """The pool that represents it in a request.
 
         Raises:
             BadState: It is closed.
@@ -300,10 +301,10 @@ class DeviceMemory(OneProcess, Closing):
             raise GeneralFailure(f"input {index}: the memory's contents have other dimensions: {error}") from None
 
     def _written(self, dimensions: tuple[int, ...] | None) -> None:
-        """An execution or a copy that wrote it has ended, with these dimensions or (None) in vain.
+        """Note the end of an execution or copy that wrote it, with these dimensions, or None if it failed.
 
         Raises:
-            GeneralFailure: The dimensions contradict those that it was described with; it has no contents then.
+            GeneralFailure: The dimensions contradict its description; it has no contents then.
         """
         self.initialised = False
         if dimensions is None:
@@ -318,18 +319,18 @@ class DeviceMemory(OneProcess, Closing):
         """Check that another memory's contents may be copied here.
 
         Raises:
-            InvalidArgument: They differ in type, quantisation or dimensions.
+            InvalidArgument: The memories differ in type, quantisation or dimensions.
         """
         if other.operand.meaning != self.operand.meaning:
             raise InvalidArgument("the memories differ in type, scale, zero point or parameters")
         combine_dimensions(self._initial, other.dimensions)
 
     def _nbytes_of(self, dimensions: tuple[int, ...]) -> int:
-        """Bytes that contents of these dimensions, which may be () for the described ones, would take; 0 if unknown."""
+        """Return the bytes of contents of these dimensions, () for the described ones; 0 if unknown."""
         return _nbytes(self.operand, combine_dimensions(self._initial, dimensions))
 
     def _seen_by(self, burst: ExecutionBurstController) -> None:
-        """The burst remembers the memory from now on, until one of the two is closed."""
+        """Note that a burst remembers the memory until one of the two is closed."""
         self._bursts.add(burst)
 
     # ---- life ------------------------------------------------------------------------------------------------
@@ -339,7 +340,7 @@ class DeviceMemory(OneProcess, Closing):
             raise BadState("the memory is closed")
 
     def close(self) -> None:
-        """Give the memory back, also in the bursts that know it. Idempotent."""
+        """Free the memory, also in the bursts that know it. Idempotent."""
         if not self._closed:
             known = [partial(burst.free_memory, self.pool) for burst in list(self._bursts)]
             self._leaving = Leaving(*known, self._place.close)
@@ -378,15 +379,15 @@ def _nbytes(operand: OperandDesc | None, dimensions: tuple[int, ...]) -> int:
 def copy_memory(source: Memory | DeviceMemory, target: Memory | DeviceMemory) -> None:
     """Copy the whole contents of one memory to another. Copying a memory to itself does nothing.
 
-    Whatever fails leaves a target that a `MemoryDesc` describes without contents. Between two buffers of one device the
-    bytes are copied there.
+    After a failure, a target made by a `MemoryDesc` has no contents. The bytes are copied within the device if both
+    buffers belong to it.
 
     Args:
-        source, target: Of the same size, dimensions, type and quantisation.
+        source, target: Memories of the same size, dimensions, type and quantisation.
 
     Raises:
         InvalidArgument: An argument is no memory; the source has no contents; sizes, dimensions, types or
-            quantisations do not fit; the target may not be written.
+            quantisations do not fit; the target is read-only.
         GeneralFailure: The contents cannot be reached.
         ResourceExhausted: A buffer is in use.
         BadState: A memory is closed.
@@ -449,7 +450,7 @@ def _transfer(source: Memory | DeviceMemory, target: Memory | DeviceMemory, dime
     elif isinstance(taken, Memory):
         given.copy_from(taken, dimensions)
     else:
-        try:  # within one device, else around it: only the device knows which buffers are its own
+        try:  # within one device if possible: only the device knows its own buffers
             given.copy_buffer(taken)
         except (InvalidArgument, GeneralFailure):
             with Memory.hardware_buffer_blob(source.size) as between:
@@ -459,7 +460,7 @@ def _transfer(source: Memory | DeviceMemory, target: Memory | DeviceMemory, dime
 
 def _copy(source: Memory, target: Memory) -> None:
     size, chunk = source._contents_size, _CHUNK
-    if source.image is not None or target.image is not None:  # whose gaps a piece does not know
+    if source.image is not None or target.image is not None:  # pieces do not know an image's gaps
         chunk = size
     buffer = np.empty(min(size, chunk), np.uint8)
     for start in range(0, size, max(chunk, 1)):

@@ -1,4 +1,4 @@
-"""The end of an execution that was started, as something to wait for and to poll."""
+"""Events: the end of a started execution, to wait for or poll."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from ..errors import GeneralFailure, InvalidArgument, MissedDeadline
 
 
 class Event:
-    """The end of an execution that was started; `Execution.start_compute` and its like return one.
+    """The end of a started execution; `Execution.start_compute` and its like return one.
 
     It has a file descriptor that becomes readable at the end, so it can be awaited with ``select``, with
     ``loop.add_reader``, or in another process; other executions can wait for it without this process
-    (`Execution.start_compute_with_dependencies`). Only `wait` copies outputs to the caller's arrays and tells how it
-    ended.
+    (`Execution.start_compute_with_dependencies`). Only `wait` copies outputs to the caller's arrays and raises the
+    execution's error.
 
     Args:
-        fence: Signalled at the end, in error if it failed. The event's from now on, and its attribute.
-        settle: Called once after the end, by the first `wait`; raises what the execution raised.
+        fence: Fence that is signalled at the end, in error if the execution failed. It belongs to the event from now
+            on, as an attribute.
+        settle: Called once after the end, by the first `wait`; raises the execution's error.
     """
 
     def __init__(self, fence: Fence, settle: Callable[[], None]) -> None:
@@ -32,7 +33,8 @@ class Event:
 
     @classmethod
     def start(cls, work: Callable[[], None]) -> Event:
-        """Do something in a thread of its own, and return its end; `ResourceExhausted` if there is no thread for it."""
+        """Call a function in a thread of its own and return its event; `ResourceExhausted` if no thread can be
+        started."""
         signal = FenceSignal()
         failures: list[BaseException] = []
 
@@ -54,13 +56,13 @@ class Event:
 
     @classmethod
     def from_fd(cls, fd: int) -> Event:
-        """Make one of another library's descriptor that becomes readable when something is over.
+        """Make an event of another library's descriptor, which becomes readable at the end.
 
         Args:
-            fd: A socket, a pipe, an eventfd, a timerfd, a pidfd or a ``sync_file``; stays the caller's.
+            fd: A socket, pipe, eventfd, timerfd, pidfd or ``sync_file``; it stays the caller's.
 
         Raises:
-            InvalidArgument: It is none of these, or not open.
+            InvalidArgument: The descriptor is of another kind, or not open.
         """
         if not isinstance(fd, int) or isinstance(fd, bool) or fd <= 0:
             raise InvalidArgument(f"{fd!r} is not the descriptor of a fence")
@@ -68,32 +70,32 @@ class Event:
         return cls(fence, lambda: fence.wait(0))
 
     def fileno(self) -> int:
-        """The descriptor, which becomes readable at the end; still the event's. Poll it, do not read from it."""
+        """Return the event's descriptor, which becomes readable at the end. Poll it, do not read from it."""
         return self.fence.fileno()
 
     def get_sync_fence_fd(self) -> int:
-        """Return a duplicate of the descriptor that is the caller's own."""
+        """Return a duplicate of the descriptor, for the caller to close."""
         return self.fence.detach_copy()
 
     @property
     def done(self) -> bool:
-        """Whether `wait` would return or raise at once."""
+        """Return True if `wait` would return or raise at once."""
         return self._settled or self.fence.state is not FenceState.ACTIVE
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait for the end.
 
         Args:
-            timeout: Seconds; None for no limit, 0 to ask only. When it passes, the execution goes on.
+            timeout: Seconds; None for no limit, 0 to only ask. The execution continues after a timeout.
 
         Raises:
             MissedDeadline: It has not ended in time.
-            NNBurstError: The execution failed; the status says how.
+            NNBurstError: The execution failed, with this status.
         """
         if not self._settled:
             try:
                 self.fence.wait(timeout)
-            except GeneralFailure:  # the outcome says more
+            except GeneralFailure:  # the outcome is more precise
                 pass
             except MissedDeadline:
                 raise MissedDeadline("the execution has not ended in time; wait longer, it goes on") from None

@@ -1,4 +1,4 @@
-"""NNAPI's execution: arguments that are set one by one, and the ways to run them."""
+"""NNAPI's execution: arguments set one by one, and the ways to run."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 class Duration(enum.IntEnum):
-    """Which duration `Execution.get_duration` tells. The fenced ones count from the last fence that was waited for."""
+    """Durations for `Execution.get_duration`. The fenced ones count from the last fence that was waited for."""
 
     ON_HARDWARE = 0
     IN_DRIVER = 1
@@ -58,11 +58,11 @@ class Duration(enum.IntEnum):
 
 
 class _Given(Argument, frozen=True):
-    """An argument as it was set.
+    """An argument as set by the caller.
 
     Attributes:
-        array: Copied to the room before a run (input), or from it afterwards (output).
-        device_memory: Where it lies, if that is memory of a device.
+        array: Caller's array, copied before a run (input) or after it (output).
+        device_memory: Device memory that contains it, if any.
     """
 
     array: Array | None = None
@@ -70,7 +70,7 @@ class _Given(Argument, frozen=True):
 
     @property
     def placed(self) -> Argument:
-        """The argument with the memory that it lies in now; `BadState` if that is closed."""
+        """The argument with its present memory; `BadState` if that is closed."""
         if self.device_memory is None:
             return self
         pool = self.device_memory.pool
@@ -78,18 +78,18 @@ class _Given(Argument, frozen=True):
 
 
 class Execution(OneProcess, Closing):
-    """Arguments for a compiled model, each given with a ``set_`` method. Context manager.
+    """Arguments for a compiled model, each set by a ``set_`` method. Context manager.
 
-    `compute`, `start_compute`, `start_compute_with_dependencies` and `burst_compute` run it once, or again and again if
-    it is reusable: each run lays its arguments out in memory of its own, and copies the arrays there and back.
+    `compute`, `start_compute`, `start_compute_with_dependencies` and `burst_compute` run it once, or repeatedly if it
+    is reusable: each run puts its arguments into memory of its own, and copies the arrays there and back.
 
     Args:
-        compilation: Finished.
-        reusable: Whether it may run again after it has ended.
+        compilation: A finished compilation.
+        reusable: True if it may run again after it has ended.
 
     Raises:
         BadState: The compilation is not finished or has failed.
-        InvalidArgument: It is no `Compilation`.
+        InvalidArgument: `compilation` is no `Compilation`.
 
     Example:
         >>> with nnburst.launch() as service, nnburst.nnapi.Compilation(model, service) as compilation:
@@ -125,12 +125,12 @@ class Execution(OneProcess, Closing):
     # ---- arguments, one by one -------------------------------------------------------------------------------
 
     def set_input(self, index: int, array: Array | None, *, dimensions: Sequence[int] | None = None) -> None:
-        """Give an input as an array, which is copied when the execution runs; None omits it.
+        """Set an input to an array, which is copied when the execution runs; None omits the input.
 
         Args:
             index: Position among the model's inputs.
-            array: Of the operand's dtype; C-contiguous data is not required.
-            dimensions: Given where the model leaves some open; default: the array's shape.
+            array: Array of the operand's dtype; it need not be C-contiguous.
+            dimensions: Dimensions, if the model leaves some open; default: the array's shape.
 
         Raises:
             InvalidArgument: The index, dtype, size or dimensions are wrong.
@@ -139,9 +139,10 @@ class Execution(OneProcess, Closing):
         self._set_array("input", index, array, dimensions)
 
     def set_output(self, index: int, array: Array | None, *, dimensions: Sequence[int] | None = None) -> None:
-        """Give the array that an output is copied to (C-contiguous, writable); arguments as for `set_input`.
+        """Set the array that an output is copied to (C-contiguous, writable); arguments as for `set_input`.
 
-        Where the model leaves dimensions open the array is only room: `get_output_dimensions` tells the shape.
+        Where the model leaves dimensions open, the array need only be large enough: `get_output_dimensions` tells the
+        shape.
         """
         self._set_array("output", index, array, dimensions)
 
@@ -154,14 +155,14 @@ class Execution(OneProcess, Closing):
         *,
         dimensions: Sequence[int] = (),
     ) -> None:
-        """Let an input lie in a pool.
+        """Place an input in a memory pool.
 
         Raises as `set_input`.
 
         Args:
-            index: Of the input.
+            index: Position among the model's inputs.
             memory: The pool, or memory of the device.
-            offset, length: Bytes; both 0 for an image or a `DeviceMemory`, used whole.
+            offset, length: Region in bytes; both 0 for an image or a `DeviceMemory`, used whole.
             dimensions: As for `set_input`.
         """
         self._set_memory("input", index, memory, (offset, length), dimensions)
@@ -175,14 +176,14 @@ class Execution(OneProcess, Closing):
         *,
         dimensions: Sequence[int] = (),
     ) -> None:
-        """Let an output lie in a pool; arguments as for `set_input_from_memory`."""
+        """Place an output in a memory pool; arguments as for `set_input_from_memory`."""
         self._set_memory("output", index, memory, (offset, length), dimensions)
 
     def set_measure_timing(self, measure: bool) -> None:
-        """Say whether to measure durations, for `get_duration`.
+        """Turn the measuring of durations, for `get_duration`, on or off.
 
         Args:
-            measure: Whether.
+            measure: True to measure.
 
         Raises:
             InvalidArgument: The compilation is not for exactly one device.
@@ -205,14 +206,13 @@ class Execution(OneProcess, Closing):
     def set_loop_timeout(self, seconds: float | None) -> None:
         """Limit the time that each WHILE of a run may take.
 
-        A loop that takes longer ends the run with `MissedDeadline`. The requests of a burst do not carry it: there
-        ``Burst(loop_timeout=)`` applies.
+        A longer loop ends the run with `MissedDeadline`. It does not apply to bursts: see ``Burst(loop_timeout=)``.
 
         Args:
             seconds: None for the default of 2 s; more than 15 s is cut to 15.
 
         Raises:
-            InvalidArgument: It is no number above 0.
+            InvalidArgument: `seconds` is not above 0.
             BadState: The execution was started.
         """
         longest = loop_timeout_ns(seconds)
@@ -294,7 +294,7 @@ class Execution(OneProcess, Closing):
         """Run without a burst and wait for the end.
 
         Args:
-            timeout: Seconds that this run may take; None for no limit. By default those of `set_timeout`.
+            timeout: Seconds that this run may take; None for no limit. Default: the one of `set_timeout`.
 
         Raises:
             InvalidArgument: An argument is not set, or the device refuses the request; a timeout without a compilation
@@ -305,13 +305,13 @@ class Execution(OneProcess, Closing):
         self._compute(self._begin(timeout))
 
     def start_compute(self, timeout: Timeout = ...) -> Event:
-        """Run without a burst, in the background. Raises as `compute`, the outcome comes with `Event.wait`.
+        """Run without a burst, in the background. Raises as `compute`; `Event.wait` raises the run's errors.
 
         Args:
             timeout: As for `compute`.
 
         Returns:
-            What the run signals when it has ended.
+            The event of the run's end.
         """
         limit = self._begin(timeout)
         try:
@@ -325,22 +325,22 @@ class Execution(OneProcess, Closing):
     ) -> Event:
         """Have the service run this once everything in `wait_for` is over, and return at once.
 
-        The service waits, not this process: the event of one execution may be given to another one, of another model
-        or service, before either has run. An output that the next one reads lies in a `Memory` or `DeviceMemory`; what
-        was set as an array is copied now (inputs) and by `Event.wait` (outputs).
+        The service waits, not this process: an execution may wait for the event of another one, on any model or
+        service, before either has run. Pass data between them in a `Memory` or `DeviceMemory`; arrays are copied now
+        (inputs) and by `Event.wait` (outputs).
 
         Args:
-            wait_for: What must be over first. If something of it fails, so does this.
-            duration: Seconds that the run may take once all of it is over; None for no limit.
-            timeout: As for `compute`; it counts from now, the waiting included.
+            wait_for: Events to wait for. If one fails, so does this execution.
+            duration: Seconds that the run may take after the last event; None for no limit.
+            timeout: As for `compute`; it counts from now, including the wait.
 
         Returns:
-            The end. `Event.wait` has to be called before this execution can be used again or asked for results.
+            The event of the end. Call its `Event.wait` before you use this execution again or ask for results.
 
         Raises:
             InvalidArgument: An argument is not set; an output has open dimensions; something in `wait_for` is no event,
-                or has failed; a duration without a compilation for exactly one device; or the device refuses the
-                request.
+                or has failed; a duration is given without a compilation for exactly one device; or the device refuses
+                the request.
             BadState: As `compute`.
             ResourceExhausted: The service has no thread for it, or its quota is used up.
             MissedDeadline: The timeout is 0.
@@ -361,7 +361,7 @@ class Execution(OneProcess, Closing):
         with contextlib.ExitStack() as running:
             request, _ = running.enter_context(self._running())
             run = self._prepared.execute_fenced(request, fences, self._options(limit), duration_ns)
-            self._note_outputs(())  # what depends on them may be launched
+            self._note_outputs(())  # dependent executions may be started
             ending = running.pop_all()
         return Event(run.fence, lambda: self._settle(run, ending, limit))
 
@@ -369,11 +369,11 @@ class Execution(OneProcess, Closing):
         """Run through a burst and wait for the end.
 
         Args:
-            burst: Of this compilation.
+            burst: A burst of this compilation.
             timeout: As for `compute`.
 
         Raises:
-            InvalidArgument: No burst, or one of another compilation; an argument is not set.
+            InvalidArgument: `burst` is no burst of this compilation; an argument is not set.
             BadState: The burst is in use, or as `compute`.
             NNBurstError: The execution failed; the status says how.
         """
@@ -395,7 +395,7 @@ class Execution(OneProcess, Closing):
                     controller.forget(own)
 
     def _begin(self, timeout: Timeout) -> float | None:
-        """Claim the execution for one run; return the seconds that it may take."""
+        """Claim the execution for one run; return the run's timeout in seconds."""
         limit = self._timeout
         if timeout is not ...:
             limit = checked_timeout(timeout)
@@ -417,7 +417,7 @@ class Execution(OneProcess, Closing):
 
     @contextlib.contextmanager
     def _running(self) -> Iterator[tuple[Request, Memory | None]]:
-        """Lay the arguments out and copy the inputs, run what is inside, copy the outputs.
+        """Lay the arguments out and copy the inputs; after the ``with`` block copy the outputs.
 
         Yields:
             The request, and the memory that was made for it.
@@ -445,7 +445,7 @@ class Execution(OneProcess, Closing):
             has_run = self._has_run
             raise
         except BaseException as error:
-            if layout is not None and not isinstance(error, InvalidArgument):  # that is refused before anything begins
+            if layout is not None and not isinstance(error, InvalidArgument):  # refused before the run begins
                 self._note_outputs(None)
             raise
         finally:
@@ -467,12 +467,12 @@ class Execution(OneProcess, Closing):
                 self._take(Failure(info.status, info.reason), limit)
 
     def _options(self, limit: float | None) -> RunOptions:
-        """Return those of a run without a burst, which ends by a deadline; None: it begins now."""
+        """Return the options of a run without a burst that ends by a deadline; None: the timeout begins now."""
         measure = MeasureTiming.YES if self._measure else MeasureTiming.NO
         return RunOptions(measure, Deadline.after(limit).at_ns, self._loop_timeout_ns)
 
     def _take(self, result: ExecutionResult, limit: float | None, fenced: Timing | None = None) -> None:
-        """Keep how a run has ended, and raise how it failed."""
+        """Keep the result of a run, and raise its error."""
         result = consistent_result(*result, reason_of(result))
         if result[1]:
             check_shapes(self.compilation.outputs, self._in_order("output"), result[1])
@@ -487,13 +487,13 @@ class Execution(OneProcess, Closing):
         return {i: memory for i, memory in found if memory is not None}
 
     def _note_outputs(self, shapes: Sequence[OutputShape] | None) -> None:
-        """Tell the device memories among the outputs their contents now; None: none."""
+        """Update the contents of device memories among the outputs; None: no contents."""
         for index, memory in self._device_memories("output").items():
             known = shapes and shapes[index].dimensions
             memory._written(None if shapes is None else known or self._known_dimensions("output", index))
 
     def _known_dimensions(self, kind: str, index: int) -> tuple[int, ...]:
-        """Return what the model and the caller say of the dimensions of an argument."""
+        """Return the dimensions of an argument as far as the model and the caller give them."""
         return combine_dimensions(self._operand(kind, index).dimensions, self._given[kind][index].dimensions)
 
     # ---- results ---------------------------------------------------------------------------------------------
@@ -510,10 +510,10 @@ class Execution(OneProcess, Closing):
         """Return the dimensions of an output after a run.
 
         Args:
-            index: Of the output.
+            index: Position among the model's outputs.
 
         Raises:
-            BadState: No run has ended, or it failed otherwise than for lack of room.
+            BadState: No run has ended, or it failed for another reason than lack of room.
             InvalidArgument: No such output, or it is a scalar.
             OutputInsufficientSize: Its region was too small; ``output_shapes`` has the needed dimensions.
         """
@@ -532,19 +532,19 @@ class Execution(OneProcess, Closing):
         """Return the number of dimensions of an output after a run; raises as `get_output_dimensions`.
 
         Args:
-            index: Of the output.
+            index: Position among the model's outputs.
         """
         return len(self.get_output_dimensions(index))
 
     def get_duration(self, code: Duration) -> int | None:
-        """Return a duration of the last run in nanoseconds, None if the device does not know it.
+        """Return a duration of the last run in nanoseconds; None if the device does not know it.
 
         Args:
-            code: Which: on the device, in the driver, and from when.
+            code: The duration: on the device or in the driver, and its beginning.
 
         Raises:
             InvalidArgument: Unknown code.
-            BadState: No run has ended well, or timing was not asked for.
+            BadState: No run has succeeded, or timing was not requested.
         """
         which = member(Duration, code, "duration")
         status, _, timing = self._completed()
@@ -567,7 +567,7 @@ class Execution(OneProcess, Closing):
             raise BadState("the execution is closed; make another one")
 
     def close(self) -> None:
-        """Run it no more. Idempotent."""
+        """Refuse further runs. Idempotent."""
         self._closed = True
 
     def __repr__(self) -> str:
