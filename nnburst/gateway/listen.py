@@ -43,6 +43,7 @@ def note_request(client: str, call: str, status: object, seconds: float, name: s
     """Log an answered request, if the log takes such lines."""
     if not access.isEnabledFor(logging.INFO):
         return
+    call = "".join(c if c.isprintable() else " " for c in call)  # gRPC takes paths of any characters
     fields = {"client": client, "call": call, "status": str(status), "ms": round(seconds * 1e3, 3), "request_id": name}
     access.info(
         "%(client)s %(call)s: %(status)s in %(ms)s ms, request %(request_id)s", fields, extra={"fields": fields}

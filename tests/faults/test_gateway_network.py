@@ -26,6 +26,7 @@ from tritonclient.grpc import service_pb2_grpc as stubs
 
 from nnburst.errors import InvalidArgument
 from nnburst.gateway.certificate import Certificate
+from nnburst.gateway.listen import note_request
 from support.gateways import MARKS, SlowModels, both_protocols, ports, raw
 
 pytestmark = MARKS
@@ -65,6 +66,12 @@ def test_each_request_has_a_name_and_a_line_in_the_log(caplog: pytest.LogCapture
         ("GET /v2/none", "404", names[3]),
         (infer, "INVALID_ARGUMENT", "bad"),
     }
+
+
+def test_line_of_a_request_is_one_that_a_terminal_may_show(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "nnburst.access"):
+        note_request("ipv4:127.0.0.1:1", "/x\nforged \x1b[31m\x9b/y", "UNAUTHENTICATED", 0.001, "id")
+    assert caplog.messages == ["ipv4:127.0.0.1:1 /x forged  [31m /y: UNAUTHENTICATED in 1.0 ms, request id"]
 
 
 @pytest.fixture
