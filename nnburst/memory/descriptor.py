@@ -1,4 +1,4 @@
-"""The kind of file behind a descriptor, and hence how its bytes may be reached: by copying, or by a mapping."""
+"""The kind of file behind a descriptor, which decides between copying and mapping its bytes."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ _UNUSABLE = {
     stat.S_IFBLK: "a block device",
 }
 _ANONYMOUS = 0
-"""File type of objects that lie in no directory: dma-bufs, but also eventfds, epolls and the like."""
+"""File type of objects outside any directory: dma-bufs, but also eventfds, epolls and the like."""
 
 _DMA_BUF_SYNC = 0x40086200
 _SYNC_END = 4
 
 
 class MemoryMapping:
-    """Maps a range of a memory object; NumPy views on it hold a reference, the last one unmaps.
+    """A mapping of a range of a memory object, unmapped with the last NumPy view on it.
 
     Args:
-        fd: The object; not needed any more afterwards.
+        fd: Descriptor of the object; not needed afterwards.
         offset: First byte; need not be page-aligned.
         prot: PROT_READ and/or PROT_WRITE.
-        guarded: Survive a peer that truncates the object. The caller looks at `faults` after each use.
+        guarded: Survive a peer that truncates the object. The caller checks `faults` after each use.
 
     Raises:
-        GeneralFailure: The object cannot be mapped like this.
-        ResourceExhausted: The process has no room for it, or the machine no memory.
+        GeneralFailure: The object cannot be mapped with these arguments.
+        ResourceExhausted: The process has no address space for it, or the machine no memory.
     """
 
     __slots__ = ("__array_interface__", "__weakref__", "_mapping", "address", "size", "writable")
@@ -67,16 +67,16 @@ class MemoryMapping:
 
     @property
     def faults(self) -> int:
-        """Accesses that found a page gone and were given a zero page instead; 0 for good if it is not guarded."""
+        """Number of accesses that found a lost page and got a zero page instead; always 0 if not guarded."""
         return lib.nnb_map_faults(self._mapping)
 
     def bytes(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """All of it as uint8; the array keeps the mapping alive."""
+        """The whole mapping as uint8; the array keeps it alive."""
         return np.asarray(self)
 
 
 def private_bytes(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return so many zeroed bytes of this process alone; `ResourceExhausted` if there is no memory for them."""
+    """Return zeroed bytes of this process alone; `ResourceExhausted` without memory for them."""
     try:
         return np.zeros(nbytes, np.uint8)
     except (MemoryError, ValueError, OverflowError) as error:
@@ -84,15 +84,15 @@ def private_bytes(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 class MemoryObject(Struct, frozen=True):
-    """An object that holds bytes.
+    """A file or memory object with bytes.
 
     Attributes:
-        size: Bytes, when it was looked at.
-        fixed: The size cannot change: it may be mapped.
-        can_fail: An access may fault all the same; huge pages can run out.
-        dma_buf: CPU access must be bracketed, see `sync_dma_buf`.
-        writable: The descriptor allows a shared writable mapping.
-        appends: Every write goes to the end.
+        size: Bytes at the time of the look.
+        fixed: True if the size cannot change: it may be mapped.
+        can_fail: True if an access may fault even so; huge pages can run out.
+        dma_buf: True if CPU access must be bracketed, see `sync_dma_buf`.
+        writable: True if the descriptor allows a shared writable mapping.
+        appends: True if every write goes to the end.
     """
 
     size: int
@@ -104,7 +104,7 @@ class MemoryObject(Struct, frozen=True):
 
 
 def examine(fd: int) -> MemoryObject:
-    """Tell the kind of file behind a descriptor, without touching its bytes. Its file system is known to answer."""
+    """Return the kind of object behind a descriptor, without touching its bytes; its file system is checked before."""
     try:
         status, flags = os.fstat(fd), fcntl.fcntl(fd, fcntl.F_GETFL)
         filesystem = check(lib.nnb_fd_filesystem(fd))
@@ -136,7 +136,8 @@ def examine(fd: int) -> MemoryObject:
 
 
 def read_into(fd: int, offset: int, target: Array) -> None:
-    """Fill a dense array of bytes from a file, by copying: never a fault. `GeneralFailure` if that ends before."""
+    """Fill a dense array of bytes from a file by copying, which never faults; `GeneralFailure` if the file is too
+    short."""
     view = target.data.cast("B") if target.nbytes else memoryview(b"")
     while view:
         count = _retry(os.preadv, fd, [view], offset)
@@ -146,7 +147,7 @@ def read_into(fd: int, offset: int, target: Array) -> None:
 
 
 def write_from(fd: int, offset: int, source: Array) -> None:
-    """Write a dense array of bytes to a file. The caller has looked that it is long enough."""
+    """Write a dense array of bytes to a file. The caller has checked its length."""
     if not source.nbytes:
         return
     view = source.data.cast("B")
@@ -157,7 +158,7 @@ def write_from(fd: int, offset: int, source: Array) -> None:
 
 def _retry(call: Any, *args: Any) -> int:
     try:
-        return int(call(*args))  # Python itself repeats what a signal interrupted
+        return int(call(*args))  # Python repeats interrupted calls itself
     except OSError as error:
         name = errno.errorcode.get(error.errno or 0, "?")
         kind = ResourceExhausted if error.errno in (errno.ENOSPC, errno.EDQUOT) else GeneralFailure

@@ -23,20 +23,20 @@ def fourcc(code: str) -> int:
 
 
 class PlaneFormat(Struct, frozen=True):
-    """One plane: `channels` elements per sample, and how many pixels of each direction share a sample."""
+    """One plane: `channels` elements per sample, and the pixels in each direction that share a sample."""
 
     channels: int
     subsampling: int = 1
 
 
 class PixelFormat(Struct, frozen=True):
-    """How a DRM fourcc stores pixels.
+    """The storage of pixels under a DRM fourcc.
 
     Attributes:
-        name: What people call it.
+        name: Common name.
         fourcc: The DRM code; it names the channels from the highest bits down, hence seemingly backwards.
         dtype: Name of the type of one channel.
-        order: For each channel of the tensor, its position in memory; empty if they lie as in the tensor.
+        order: For each channel of the tensor, its position in memory; empty if the orders are equal.
     """
 
     name: str
@@ -73,17 +73,17 @@ FORMATS: dict[str, PixelFormat] = {row.name: row for row in _ROWS}
 """The formats that can be read and written, by name."""
 _BY_FOURCC = {row.fourcc: row for row in _ROWS}
 _OF_ONE_PLANE = {(1, 1): "GRAY8", (1, 2): "R8G8", (2, 1): "GRAY16", (2, 2): "R16G16"}
-"""What one plane of an image with several is, by bytes and number of its channels."""
+"""Format of one plane of an image with several, by bytes and number of its channels."""
 
 
 class ImageLayout(Struct, frozen=True):
-    """Where the pixels of a strided image lie.
+    """The layout of a strided image's pixels.
 
     Attributes:
         width: Pixels.
         height: Pixels.
         layers: Images of equal layout, one behind the other; the N of the tensor.
-        fourcc: DRM code; docs/memory.md lists those that can be read, linear images all of them.
+        fourcc: DRM code; docs/memory.md lists the supported ones, all for linear images.
         planes: (first byte in the object, bytes from row to row) of each plane of the first layer.
         layer_stride: Bytes from layer to layer; 0 if there is one.
     """
@@ -102,7 +102,7 @@ class ImageLayout(Struct, frozen=True):
 
     @property
     def span(self) -> int:
-        """Bytes from there to the end of the last pixel."""
+        """Bytes from `start` to the end of the last pixel."""
         sizes = zip(self.planes, _plane_sizes(self, format_of(self)), strict=True)
         end = max(offset + (rows - 1) * pitch + row_bytes for (offset, pitch), (rows, row_bytes) in sizes)
         return (self.layers - 1) * self.layer_stride + end - self.start
@@ -111,8 +111,8 @@ class ImageLayout(Struct, frozen=True):
     def shape(self) -> tuple[int, int, int, int]:
         """Dimensions of the NHWC tensor.
 
-        Several planes are one channel: the rows of Y, then those of the other planes, `width` elements in a row. Where
-        `width` is odd the rows of colour are longer than those of Y, and all elements are one row.
+        Several planes become one channel: the rows of Y, then those of the other planes, `width` elements in a row. If
+        `width` is odd, the rows of colour are longer than those of Y, and all elements become one row.
         """
         form = format_of(self)
         if len(form.planes) == 1:
@@ -133,7 +133,7 @@ class ImageLayout(Struct, frozen=True):
 
     @property
     def is_tensor(self) -> bool:
-        """Whether the bytes from `start` on are the tensor as they lie: no gaps, and nothing in another order."""
+        """True if the bytes from `start` on are the tensor: no gaps, and the same order."""
         form = format_of(self)
         offsets = [offset for offset, _ in self.planes]
         return not form.order and offsets == sorted(offsets) and self.span == self.tight_size
@@ -150,7 +150,7 @@ def format_of(layout: ImageLayout) -> PixelFormat:
 
 
 def _plane_sizes(layout: ImageLayout, form: PixelFormat) -> list[tuple[int, int]]:
-    """Return (rows, bytes of the pixels of a row) of each plane. Pixels at an edge have a sample of their own."""
+    """Return (rows, bytes of a row's pixels) of each plane. Pixels at an edge have a sample of their own."""
     return [
         (
             -(-layout.height // plane.subsampling),
@@ -189,7 +189,7 @@ def check_layout(layout: ImageLayout) -> None:
 
 
 def new_layout(width: int, height: int, name: str, layers: int = 1, pitch: int = 0) -> ImageLayout:
-    """Lay out an image; `check_layout` says whether there is one of these sizes.
+    """Return the layout of a new image, unchecked: see `check_layout`.
 
     Args:
         name: A key of `FORMATS`.
@@ -197,7 +197,7 @@ def new_layout(width: int, height: int, name: str, layers: int = 1, pitch: int =
             I420); 0 for rows on 64-byte boundaries.
 
     Raises:
-        InvalidArgument: The format is unknown, or a number is none or negative.
+        InvalidArgument: The format is unknown, or a number is malformed or negative.
     """
     form = FORMATS.get(name) if isinstance(name, str) else None
     if form is None:
@@ -219,7 +219,7 @@ def new_layout(width: int, height: int, name: str, layers: int = 1, pitch: int =
 
 
 def plane_layout(layout: ImageLayout, index: int) -> ImageLayout:
-    """Return the layout of one plane alone: an image of GRAY8, R8G8, GRAY16 or R16G16, whatever its colours mean.
+    """Return the layout of one plane alone: an image of GRAY8, R8G8, GRAY16 or R16G16, whatever its colours.
 
     Raises:
         InvalidArgument: There is no such plane.
@@ -237,7 +237,7 @@ def plane_layout(layout: ImageLayout, index: int) -> ImageLayout:
 
 
 def plane_views(layout: ImageLayout, raw: Array) -> tuple[Array, ...]:
-    """View the planes of an image in the bytes that hold it, from `ImageLayout.start` on.
+    """Return views of an image's planes in its bytes, from `ImageLayout.start` on.
 
     Returns:
         For each plane a strided view (layers, rows, samples, channels), channels as they are in memory.
@@ -260,7 +260,7 @@ def gather(layout: ImageLayout, planes: tuple[Array, ...], tensor: Array) -> Non
 
 
 def scatter(layout: ImageLayout, planes: tuple[Array, ...], tensor: Array) -> None:
-    """Copy a dense tensor into an image; what lies between the rows is left alone."""
+    """Copy a dense tensor into an image; the bytes between the rows stay unchanged."""
     for target, source in _pairs(layout, planes, tensor):
         np.copyto(target, source)
 
@@ -273,5 +273,5 @@ def _pairs(layout: ImageLayout, planes: tuple[Array, ...], tensor: Array) -> lis
     flat, pairs, end = tensor.reshape(layout.layers, -1), [], 0
     for plane in planes:
         start, end = end, end + plane[0].size
-        pairs.append((plane, flat[:, start:end].reshape(plane.shape)))  # a view: the tensor is dense
+        pairs.append((plane, flat[:, start:end].reshape(plane.shape)))  # a view, as the tensor is dense
     return pairs

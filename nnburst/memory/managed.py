@@ -1,4 +1,4 @@
-"""Driver-managed buffers: state, storage, and users at the moment, of which ``csrc/buffer_admission.c`` keeps count."""
+"""Driver-managed buffers: state, storage, and current users, which ``csrc/buffer_admission.c`` counts."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from .descriptor import private_bytes
 from .memory import Memory
 
 _PATIENCE = 1.0
-"""Seconds that a copy or an execution waits for another that uses the buffer in a way that excludes it."""
+"""Seconds that a copy or an execution waits for a conflicting use of the buffer."""
 _SLICE_NS = 100_000_000
-"""Between two looks for signals."""
+"""Nanoseconds between two checks for signals."""
 
 
 class Gate:
-    """The state of all buffers of the process, and a lock for what Python knows of their bytes."""
+    """The state of all buffers of the process, and a lock for Python's references to their bytes."""
 
     def __init__(self) -> None:
         self.lock = process_lock()
@@ -38,11 +38,11 @@ class Gate:
 
     @property
     def moves(self) -> int:
-        """Changes when any buffer grows, is closed, or gets contents of other dimensions."""
+        """A count that changes when any buffer grows, is closed, or gets contents of other dimensions."""
         return int(lib.nnb_gate_moves(0))
 
     def moved(self) -> None:
-        """Views of buffers that exist are to be looked at again."""
+        """Note that existing views of buffers must be checked again."""
         lib.nnb_gate_moves(1)
 
 
@@ -50,7 +50,7 @@ gate = Gate()
 
 
 class Uses:
-    """The buffers of one request or copy, which are taken and given back together; none is both read and written."""
+    """The buffers of one request or copy, taken and released together; no buffer is both read and written."""
 
     __slots__ = ("handle",)
 
@@ -62,7 +62,7 @@ class Uses:
         self.handle = ffi.gc(out[0], lib.nnb_uses_destroy)
 
     def enter(self) -> None:
-        """Keep writers out of those that are read and everybody out of those that are written."""
+        """Lock the buffers: shared for those that are read, exclusive for those that are written."""
         rc = lib.nnb_uses_enter(self.handle, 0)
         if rc == -errno.EAGAIN:
             end = time.monotonic_ns() + int(_PATIENCE * 1e9)
@@ -74,19 +74,19 @@ class Uses:
             check(rc, "cannot use the buffer", {errno.ESHUTDOWN: closed, errno.EAGAIN: in_use})
 
     def leave(self, outcome: int) -> None:
-        """Give them back; those that were written are NNB_UNCHANGED, NNB_COMMITTED or NNB_LOST."""
+        """Release the buffers; those that were written are NNB_UNCHANGED, NNB_COMMITTED or NNB_LOST."""
         if lib.nnb_uses_leave(self.handle, outcome):
             free_closed_buffers()
 
 
 def free_closed_buffers() -> None:
-    """Free the buffers that were closed while in use and are not used any more."""
+    """Free closed buffers whose last use has ended."""
     with gate.lock:
         gate.closed = [buffer for buffer in gate.closed if not buffer.drop()]
 
 
 class RoleKey(NamedTuple):
-    """The roles in which a buffer may be used. Prepared models are numbered and numbers are never used again."""
+    """The roles in which a buffer may be used. Prepared models have numbers that are never used again."""
 
     model: int
     is_input: bool
@@ -94,7 +94,7 @@ class RoleKey(NamedTuple):
 
 
 class ManagedBuffer:
-    """One buffer. Its contents are undefined until it was copied to or written by an execution that succeeded.
+    """One buffer. Its contents are undefined until a copy or a successful execution has written them.
 
     Args:
         operand: Type, quantisation and extra parameters of the operands it may stand for.
@@ -108,11 +108,11 @@ class ManagedBuffer:
         self.dtype = info.dtype
         self.is_scalar = info.is_scalar
         self.meaning = operand.meaning
-        """What two buffers must have in common for one to take the other's contents."""
+        """Equal for two buffers if one can take the other's contents."""
         self.initial_dimensions = dimensions
         self.dimensions = dimensions
         self.is_fixed = info.is_scalar or is_fully_specified(dimensions)
-        """Whether all dimensions were known from the beginning."""
+        """True if all dimensions were known from the beginning."""
         self.roles = roles
         out = ffi.new("nnb_buffer **")
         check(lib.nnb_buffer_create(out), "cannot make a buffer")
@@ -124,14 +124,14 @@ class ManagedBuffer:
         self._account: Callable[[int], None] | None = None
         self._accounted = 0
         self.sets: weakref.WeakSet[BufferSet] = weakref.WeakSet()
-        """What has views over the bytes, to forget when they are given back. Under the gate's lock."""
+        """Buffer sets with views over the bytes, which drop them when the bytes are freed. Under the gate's lock."""
 
     def nbytes(self, dimensions: tuple[int, ...]) -> int:
         return math.prod(dimensions) * self.dtype.itemsize
 
     @contextmanager
     def used(self, *, write: bool) -> Iterator[None]:
-        """Keep writers out, or everybody, inside a with block that changes nothing. Raises as `Uses.enter`."""
+        """Lock the buffer, shared or exclusive, in a ``with`` block that changes nothing. Raises as `Uses.enter`."""
         uses = self._writing if write else self._reading
         uses.enter()
         try:
@@ -146,12 +146,12 @@ class ManagedBuffer:
 
     @property
     def initialised(self) -> bool:
-        """Whether the contents are defined."""
+        """True if the contents are defined."""
         return bool(self._look().is_initialised)
 
     @property
     def generation(self) -> int:
-        """Counts changes of the contents."""
+        """Number of changes of the contents."""
         return int(self._look().generation)
 
     @property
@@ -161,7 +161,7 @@ class ManagedBuffer:
     # -- storage ----------------------------------------------------------------------------------------------
 
     def account_to(self, account: Callable[[int], None]) -> None:
-        """Have a function told of bytes that the buffer is going to take more; what it raises keeps it from growing."""
+        """Set a function that is called with the bytes by which the buffer will grow; its error prevents the growth."""
         self._account = account
         self._reserve(self.storage.nbytes)
 
@@ -171,12 +171,12 @@ class ManagedBuffer:
             self._accounted = nbytes
 
     def room(self, nbytes: int) -> Array:
-        """Return storage of at least that size to be overwritten as a whole. Only while writing."""
+        """Return storage of at least that size, to be overwritten as a whole. Call it only while writing."""
         if self.storage.nbytes < nbytes:
-            size = max(nbytes, 2 * self.storage.nbytes)  # what grows in each run is to move rarely
+            size = max(nbytes, 2 * self.storage.nbytes)  # a buffer that grows in each run should move rarely
             try:
                 self._reserve(size)
-            except ResourceExhausted:  # so much is not to be had
+            except ResourceExhausted:  # there is no memory for twice as much
                 size = nbytes
                 self._reserve(size)
             larger = private_bytes(size)
@@ -186,7 +186,7 @@ class ManagedBuffer:
         return self.storage
 
     def close(self) -> None:
-        """Admit no more requests, and give the storage back as soon as it is no longer used. Idempotent."""
+        """Admit no more requests, and free the storage as soon as it is unused. Idempotent."""
         with gate.lock:
             if not self.closed:
                 lib.nnb_buffer_close(self.handle)
@@ -194,7 +194,7 @@ class ManagedBuffer:
                     gate.closed.append(self)
 
     def drop(self) -> bool:
-        """Give the storage of a closed buffer back, unless it is in use. Under the gate's lock."""
+        """Free the storage of a closed buffer, unless it is in use. Under the gate's lock."""
         if not self._look().is_idle:
             return False
         self.storage = private_bytes(0)
@@ -206,14 +206,14 @@ class ManagedBuffer:
     # -- contents ---------------------------------------------------------------------------------------------
 
     def settle(self, dimensions: tuple[int, ...]) -> None:
-        """The contents that are being written have these dimensions."""
+        """Set the dimensions of the contents that are being written."""
         if dimensions != self.dimensions:
             self.dimensions = dimensions
             gate.moved()
 
     @contextmanager
     def _replacing(self, uses: Uses) -> Iterator[None]:
-        """Whatever fails in the with block leaves the contents undefined."""
+        """Leave the contents undefined if the ``with`` block fails."""
         uses.enter()
         outcome = lib.NNB_LOST
         try:
@@ -223,11 +223,11 @@ class ManagedBuffer:
             uses.leave(outcome)
 
     def copy_from(self, memory: Memory, dimensions: tuple[int, ...]) -> None:
-        """Take new contents. Whatever fails leaves the buffer undefined.
+        """Copy new contents in. After a failure the contents are undefined.
 
         Args:
-            memory: Exactly as large as the contents.
-            dimensions: Of the contents; may be empty if the buffer's own are complete.
+            memory: Memory exactly as large as the contents.
+            dimensions: Dimensions of the contents; may be empty if the buffer's own are complete.
 
         Raises:
             InvalidArgument: Size or dimensions do not fit.
@@ -278,11 +278,11 @@ class ManagedBuffer:
             return int(state.generation)
 
     def copy_buffer(self, source: ManagedBuffer) -> None:
-        """Take the contents of another buffer.
+        """Copy the contents of another buffer in.
 
         Raises:
-            InvalidArgument: The source has no contents, or other ones than this buffer takes. As after every copy that
-                fails, this buffer's contents are undefined then; only a copy onto itself changes nothing.
+            InvalidArgument: The source has no contents, or does not fit. As after every failed copy, this buffer's
+                contents are undefined then; only a copy onto itself changes nothing.
             ResourceExhausted: A buffer is in use; both stay as they are.
         """
         if source is self:
@@ -303,13 +303,13 @@ _numbers = itertools.count()
 
 
 class BufferTracker:
-    """The buffers of one device by token, which is how clients name them."""
+    """The buffers of one device by token, the name that clients use."""
 
     def __init__(self) -> None:
         self._buffers: dict[int, ManagedBuffer] = {}
 
     def add(self, buffer: ManagedBuffer) -> int:
-        """Register a buffer and return its token: a number of 31 bits, never 0, that comes again after all others."""
+        """Register a buffer and return its token: a number of 31 bits, never 0, reused after all others."""
         while (token := next(_numbers) % _MOST_TOKENS + 1) in self._buffers:
             pass
         self._buffers[token] = buffer
@@ -345,11 +345,11 @@ class BufferUse(Struct, frozen=True):
     buffer: ManagedBuffer
     role: RoleKey
     dimensions: tuple[int, ...]
-    """As the request gives them."""
+    """Dimensions in the request."""
 
 
 class BufferView:
-    """A buffer as the pool that kernels see, while its execution is admitted."""
+    """A buffer in the role of a memory pool for kernels, while its execution is admitted."""
 
     kind = "buffer"
     is_private = True
@@ -360,12 +360,12 @@ class BufferView:
 
     @property
     def size(self) -> int:
-        """Bytes; a buffer that is written grows as needed."""
+        """Size in bytes; a buffer that is written grows as needed."""
         return (1 << 62) if self._writing else self._buffer.storage.nbytes
 
     @property
     def identity(self) -> tuple[int, int, int, int]:
-        """Unlike any other pool."""
+        """An identity unlike that of any other pool."""
         return -1, id(self._buffer), 0, self.size
 
     def array(self, dtype: Any, shape: tuple[int, ...], offset: int = 0) -> Array:
@@ -382,10 +382,10 @@ class BufferSet:
     """The buffers of one request: one admit, then one commit or fail, for every way to execute.
 
     Args:
-        uses: In the order of the arguments, inputs first; omitted arguments have none.
+        uses: Uses in the order of the arguments, inputs first; omitted arguments have none.
 
     Raises:
-        InvalidArgument: A use is not among the buffer's roles, or an output shares its buffer.
+        InvalidArgument: A use is not among the buffer's roles, or an output shares its buffer with another argument.
     """
 
     def __init__(self, uses: Sequence[BufferUse]) -> None:
@@ -406,10 +406,10 @@ class BufferSet:
         self._open = tuple(buffer for buffer in self._reading if not buffer.is_fixed)
         self._dimensioned = tuple(use for use in self.inputs if use.dimensions)
         self.fixed = all(buffer.is_fixed for buffer in self._writing)
-        """Whether the outputs always have the shapes that their buffers were allocated for."""
+        """True if the outputs always have the shapes that their buffers were allocated for."""
         self._uses = Uses([buffer.handle for buffer in self._reading], [buffer.handle for buffer in self._writing])
         self.handle = self._uses.handle
-        """For the code that admits the request in C, if the set is `fixed`."""
+        """Handle for admitting the request in C, if the set is `fixed`."""
         self._moves = 0
         self._also_forget: Callable[[], None] = _nothing
         self.forget()
@@ -418,14 +418,14 @@ class BufferSet:
                 buffer.sets.add(self)
 
     def forget(self) -> None:
-        """Let go of the views over the buffers' bytes, as a buffer was closed and its bytes are to be freed."""
+        """Drop the views over the buffers' bytes, since the bytes of a closed buffer are to be freed."""
         self.current: Any = None
-        """What the next execution will use if nothing moves until then, or None."""
+        """The object from `keep` for the next execution if nothing moves until then, or None."""
         self._made_for: Hashable = None
         self._also_forget()
 
     def admit(self) -> Any:
-        """Keep the buffers for one execution; it must end with `commit` or `fail`.
+        """Lock the buffers for one execution, which must end with `commit` or `fail`.
 
         Returns:
             The object given to `keep` while the buffers' bytes were where they are now, or None.
@@ -435,12 +435,12 @@ class BufferSet:
             GeneralFailure: An input has no contents.
             ResourceExhausted: A buffer is in use.
         """
-        if lib.nnb_uses_admit(self.handle):  # the usual case: all is free and where it was
+        if lib.nnb_uses_admit(self.handle):  # the usual case: all buffers are free and unmoved
             return self.current
         return self._admit_with_care()
 
     def _admit_with_care(self) -> Any:
-        """All checks, all waiting, and whatever moved."""
+        """Admit with all checks and waits, and for buffers that have moved."""
         self._uses.enter()
         try:
             if not all(buffer.initialised for buffer in self._reading):
@@ -458,22 +458,22 @@ class BufferSet:
             raise
 
     def keep(self, made: Any) -> None:
-        """Remember views made over the buffers' bytes. Only while admitted."""
+        """Remember views over the buffers' bytes. Call it only while admitted."""
         self._made_for, self.current = self._layout(), made
         lib.nnb_uses_settle(self.handle, self._moves)
 
     def when_freed(self, forget: Callable[[], None]) -> None:
-        """Have a function called, from any thread, when a buffer is freed: then views over it must not be held."""
+        """Set a function that drops views over a buffer when it is freed; any thread may call it."""
         self._also_forget = forget
 
     def _layout(self) -> Hashable:
         return *[buffer.storage.nbytes for buffer in self._all], *[buffer.dimensions for buffer in self._open]
 
     def commit(self, shapes: Sequence[tuple[int, ...]]) -> None:
-        """The execution succeeded.
+        """Commit the outputs of a successful execution.
 
         Args:
-            shapes: Of the outputs in the set, in order; not needed if the set is `fixed`.
+            shapes: Shapes of the outputs in the set, in order; not needed if the set is `fixed`.
 
         Raises:
             GeneralFailure: A shape contradicts its buffer; then no output has contents.
@@ -490,7 +490,7 @@ class BufferSet:
         self._uses.leave(lib.NNB_COMMITTED)
 
     def fail(self) -> None:
-        """The execution failed: its outputs have no contents."""
+        """Leave the outputs of a failed execution without contents."""
         self._uses.leave(lib.NNB_LOST)
 
 

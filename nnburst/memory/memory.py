@@ -1,4 +1,4 @@
-"""Memory pools: how they are made, and how their maker looks at them."""
+"""Memory pools: making them, and the views of their maker."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ PAGES_GONE = "a memory object was truncated, or its file system is too full to h
 
 
 class Memory(Closing):
-    """A pool of shared memory. It is mapped when it is first looked at; views keep the mapping alive.
+    """A pool of shared memory. It is mapped at its first use; views keep the mapping alive.
 
     Made by `ashmem`, `mmap_fd`, `posix_shm`, `hardware_buffer_blob`, `hardware_buffer`, `from_image` or `from_handle`.
     Usable in forked children.
 
-    The maker of a pool may look at it with `array`, `buffer` and the like. A device uses `read`, `write` and what
-    `nnburst.memory.open_request` gives: they map what cannot be truncated, and copy the rest (`docs/memory.md`).
+    The maker of a pool may use `array`, `buffer` and the like. A device uses `read`, `write` and
+    `nnburst.memory.open_request`, which map memory that cannot be truncated, and copy other memory (`docs/memory.md`).
 
     Example:
         >>> with nnburst.Memory.ashmem(16) as memory:
@@ -69,7 +69,7 @@ class Memory(Closing):
 
         Args:
             size: Bytes, at least 1.
-            name: For debugging; seen in ``/proc/<pid>/maps``.
+            name: Name for debugging, as in ``/proc/<pid>/maps``.
 
         Raises:
             InvalidArgument: `size` is not positive, or `name` is no text.
@@ -84,15 +84,15 @@ class Memory(Closing):
     def mmap_fd(
         cls, fd: int, size: int, *, prot: int = PROT_READ | PROT_WRITE, offset: int = 0, direct: bool = False
     ) -> Memory:
-        """Return a range of an existing file or other object. Whether it can be mapped turns out at the first look.
+        """Return a range of an existing file or other object. A failure to map it shows at its first use.
 
         Args:
             fd: The object; duplicated.
             size: Bytes, at least 1.
             prot: PROT_READ and/or PROT_WRITE; without PROT_WRITE all views are read-only.
             offset: First byte; need not be page-aligned.
-            direct: Ask devices to map the object even if it could be truncated, instead of copying. Followed by
-                services of the same user. A run during which it is truncated fails.
+            direct: Ask devices to map the object instead of copying it, even if it could be truncated. Services of the
+                same user do so. A run during which it is truncated fails.
 
         Raises:
             InvalidArgument: A number is out of range, or `fd` is not open.
@@ -104,8 +104,8 @@ class Memory(Closing):
     def posix_shm(cls, name: str, size: int | None = None, *, direct: bool = False) -> Memory:
         """Return new or existing shared memory that other programs find by its name.
 
-        It cannot be sealed: devices copy it, or map it behind a guard if `direct` is set and they run as the same user.
-        New memory has its pages from the beginning, and exists until `unlink_posix_shm`.
+        It cannot be sealed: devices copy it, or map it with a guard against truncation if `direct` is set and they run
+        as the same user. The pages of new memory are allocated at once; it exists until `unlink_posix_shm`.
 
         Args:
             name: Without slashes, except at the beginning.
@@ -170,11 +170,11 @@ class Memory(Closing):
 
     @classmethod
     def from_image(cls, fd: int, layout: ImageLayout, *, prot: int = PROT_READ | PROT_WRITE) -> Memory:
-        """Return an image that something else made, e.g. a camera's dma-buf.
+        """Return an image from elsewhere, e.g. a camera's dma-buf.
 
         Args:
             fd: The object; duplicated.
-            layout: Where its pixels lie.
+            layout: Layout of its pixels.
             prot: PROT_READ for a descriptor that was exported for reading: the image is no output.
 
         Raises:
@@ -187,15 +187,15 @@ class Memory(Closing):
     def from_handle(
         cls, handle: MemoryHandle, fds: Iterable[int], *, prot: int | None = None, allow_direct: bool = False
     ) -> Memory:
-        """Return a pool that a peer sent, which is taken over, trusting nothing that it says.
+        """Return a pool that a peer sent, without trusting the peer.
 
         The file behind the descriptor is checked when the pool is used.
 
         Args:
             handle: The handle that the peer sent.
-            fds: What came with it; owned by the pool from now on, closed if it is refused.
-            prot: Use with these rights only; None for those of the handle.
-            allow_direct: Follow the handle's wish to be mapped although the peer could truncate the object.
+            fds: Descriptors that came with it; owned by the pool from now on, closed if it is refused.
+            prot: Rights to use it with; None for those of the handle.
+            allow_direct: True to map it if the handle says `direct`, although the peer could truncate the object.
 
         Raises:
             InvalidArgument: The handle contradicts itself, its descriptors or `prot`.
@@ -225,17 +225,17 @@ class Memory(Closing):
 
     @property
     def size(self) -> int:
-        """Bytes that can be addressed; 0 for an image, which is used as a whole."""
+        """Size in bytes; 0 for an image, which is used as a whole."""
         return self._handle.size
 
     @property
     def prot(self) -> int:
-        """What the pool allows: PROT_READ and/or PROT_WRITE."""
+        """Rights of the pool: PROT_READ and/or PROT_WRITE."""
         return self._handle.prot
 
     @property
     def offset(self) -> int:
-        """First byte in the object."""
+        """First byte of the pool in the object."""
         return self._handle.offset if self._handle.image is None else self._handle.image.start
 
     @property
@@ -245,7 +245,7 @@ class Memory(Closing):
 
     @property
     def _contents_size(self) -> int:
-        """Bytes of the contents; of an image, without what lies between its rows."""
+        """Bytes of the contents; of an image, without gaps between rows."""
         return self.size if self.image is None else self.image.tight_size
 
     @property
@@ -255,7 +255,7 @@ class Memory(Closing):
 
     @property
     def handle(self) -> MemoryHandle:
-        """The plain value that a peer makes the same pool from, together with `fds`."""
+        """The plain value from which a peer makes the same pool, together with `fds`."""
         return self._handle
 
     @property
@@ -271,36 +271,38 @@ class Memory(Closing):
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """True after `close`."""
         return self._fds.closed
 
     @property
     def identity(self) -> tuple[int, int, int, int]:
-        """Device, inode, offset and span, equal for pools over the same bytes. Known after `close` if asked before."""
+        """Device, inode, offset and span, equal for pools over the same bytes. Known after `close` if read before."""
         if self._identity is None:
-            status = system(os.fstat, self._file if self._foreign else self.fds[0])  # or another thread closes it
+            status = system(
+                os.fstat, self._file if self._foreign else self.fds[0]
+            )  # otherwise another thread may close it
             self._identity = status.st_dev, status.st_ino, self.offset, self.span
         return self._identity
 
     @property
     def mappable(self) -> bool:
-        """Whether a device maps the pool; otherwise it copies what a run needs.
+        """True if a device maps the pool; otherwise it copies the bytes that a run needs.
 
         Raises:
-            GeneralFailure: Neither is possible.
+            GeneralFailure: The pool can be neither mapped nor copied.
             BadState: The pool is closed.
         """
         return self._examined().fixed or (self._handle.direct and not self._foreign)
 
     @property
     def faults(self) -> int:
-        """How many accesses of a device found that the object had lost pages. They saw zeros; their result is void."""
+        """Number of device accesses to pages that the object had lost. They read zeros; their results are void."""
         return 0 if self._guarded is None else self._guarded.faults
 
     # -- for its maker -------------------------------------------------------------------------------------------------
 
     def array(self, dtype: npt.DTypeLike, shape: tuple[int, ...], offset: int = 0) -> Array:
-        """View part of the pool as an array, without a copy.
+        """Return a view of part of the pool as an array, without a copy.
 
         Args:
             dtype: Element type without object fields.
@@ -328,14 +330,14 @@ class Memory(Closing):
         return plane_views(self._layout(), self._all(image=True))
 
     def plane_memory(self, index: int) -> Memory:
-        """Use one plane of an image as an input or output of its own, without a copy where its rows have no gaps.
+        """Return one plane of an image as an input or output, without a copy if its rows have no gaps.
 
         Args:
             index: 0 is Y; 1 is U and V, or one of them.
 
         Returns:
-            An image of one plane over the same bytes, to be closed like any memory. Its channels are in the order that
-            they have in memory: V comes first in NV21.
+            An image of one plane over the same bytes, to be closed like any memory. Its channels are in memory order: V
+            comes first in NV21.
 
         Raises:
             InvalidArgument: The pool is no image, or has no such plane.
@@ -353,7 +355,7 @@ class Memory(Closing):
         """
         return self._all().data
 
-    def __buffer__(self, flags: int) -> memoryview:  # CPython >= 3.12 asks; before, there is `buffer`
+    def __buffer__(self, flags: int) -> memoryview:  # called by CPython >= 3.12; older versions have `buffer`
         view = self.buffer
         if flags & 1 and view.readonly:
             raise BufferError("the memory pool is read-only")
@@ -371,7 +373,7 @@ class Memory(Closing):
             raise GeneralFailure("the sender of this memory could truncate it; use read() and write(), which copy")
         writable = bool(self._map_prot & PROT_WRITE)
         if self._mapping is None or self._mapping.writable != writable:
-            # What can be written must be readable too: NumPy has no write-only arrays.
+            # Writable memory must be readable, too: NumPy has no write-only arrays.
             rights = self._map_prot | PROT_READ
             self._mapping = MemoryMapping(self.fds[0], self.offset, self.span, rights, guarded=False)
         return self._mapping.bytes()
@@ -379,11 +381,11 @@ class Memory(Closing):
     # -- doors for devices ---------------------------------------------------------------------------------------------
 
     def _check_usable(self) -> None:
-        """Look whether a device can use the pool, by mapping or copying. Touches none of its bytes.
+        """Check that a device can map or copy the pool, without touching its bytes.
 
         Raises:
-            GeneralFailure: The descriptor names nothing that can be mapped, the object is shorter than the pool, or it
-                is on a file system that could block for ever.
+            GeneralFailure: The object can be neither mapped nor copied, is shorter than the pool, or is on a file
+                system that could block for ever.
             BadState: The pool is closed.
         """
         found = self._examined()
@@ -391,7 +393,7 @@ class Memory(Closing):
             raise GeneralFailure(f"{self.span} bytes at {self.offset} exceed the object of {found.size} bytes")
 
     def _check_writable(self) -> None:
-        """As `_check_usable`, and look whether the descriptor allows to write. Raises as it does."""
+        """Check the pool as `_check_usable`, and that its descriptor allows writing."""
         self._check_usable()
         found = self._examined()
         if not found.writable:
@@ -408,7 +410,7 @@ class Memory(Closing):
             offset: First byte in the pool.
 
         Raises:
-            InvalidArgument: The part exceeds the pool, or the pool does not allow to read it.
+            InvalidArgument: The part exceeds the pool, or the pool is not readable.
             GeneralFailure: The object cannot be read, or was truncated.
             BadState: The pool is closed.
         """
@@ -421,8 +423,8 @@ class Memory(Closing):
         """Copy an array into the pool, whatever its kind. An image is written whole, from an NHWC tensor.
 
         Args:
-            values: Of any dtype that the pool's bytes are to be.
-            offset: Where in the pool, in bytes.
+            values: Array whose bytes to write, of any dtype.
+            offset: First byte in the pool.
 
         Raises:
             As `read`.
@@ -457,7 +459,7 @@ class Memory(Closing):
         elif self.image is None:
             write_from(self.fds[0], self.offset + offset, source)
         else:
-            raw = private_bytes(self.span)  # with what lies between the rows
+            raw = private_bytes(self.span)  # includes the gaps between rows
             read_into(self.fds[0], self.offset, raw)
             scatter(self.image, plane_views(self.image, raw), self._tensor(source))
             write_from(self.fds[0], self.offset, raw)
@@ -466,7 +468,7 @@ class Memory(Closing):
         """Map the pool for a device, with no more rights than the uses so far need.
 
         Raises:
-            GeneralFailure: It cannot be mapped, or must not: see `mappable`.
+            GeneralFailure: It cannot or must not be mapped: see `mappable`.
         """
         if not self.mappable:
             raise GeneralFailure("a peer could truncate this memory; a device copies it (read, write)")
@@ -482,37 +484,37 @@ class Memory(Closing):
         return mapping
 
     def _evict(self, mapping: MemoryMapping) -> None:
-        """Let go of a guarded mapping that has lost pages. The next use maps the object anew."""
+        """Drop a guarded mapping that has lost pages. The next use maps the object anew."""
         if self._guarded is mapping:
             self._guarded = self._object = None
 
     @property
     def _fallible(self) -> bool:
-        """Whether accesses to a mapping can fault. A device then has a guarded one of its own, and its `faults` decide
-        about a run. In the views that the pool's maker takes, a fault is the SIGBUS of any program.
+        """True if accesses to a mapping can fault. A device then has its own guarded mapping, whose `faults` decide
+        about a run. In views of the pool's maker, a fault is a SIGBUS as in any program.
         """
         found = self._examined()
         return not found.fixed or found.can_fail
 
     @property
     def dma_buf(self) -> bool:
-        """Whether the CPU must say when it uses the mapping: see `begin_access`."""
+        """True if CPU access to the mapping must be bracketed: see `begin_access`."""
         return self._examined().dma_buf
 
     def begin_access(self, *, write: bool) -> None:
-        """Say that the CPU will use the mapping of a dma-buf; nothing for other objects.
+        """Begin CPU access to the mapping of a dma-buf; do nothing for other objects.
 
         Args:
-            write: Whether it will write, too.
+            write: True if the CPU will write, too.
         """
         if self.dma_buf:
             sync_dma_buf(self.fds[0], write=write, end=False)
 
     def end_access(self, *, write: bool) -> None:
-        """Say that the CPU has used the mapping of a dma-buf.
+        """End CPU access to the mapping of a dma-buf.
 
         Args:
-            write: As at its beginning.
+            write: As for `begin_access`.
         """
         if self.dma_buf:
             sync_dma_buf(self.fds[0], write=write, end=True)
@@ -520,7 +522,7 @@ class Memory(Closing):
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close the file descriptors and let go of the mapping; views stay valid. Idempotent."""
+        """Close the file descriptors and drop the mapping; views stay valid. Idempotent."""
         self._fds.close()
         self._mapping = self._guarded = None
 
@@ -565,7 +567,7 @@ class Memory(Closing):
 
     @property
     def _file(self) -> int:
-        """The descriptor, once its file system is known to answer."""
+        """The descriptor, after a check of its file system."""
         fd = self.fds[0]
         if not self._answers:
             try:
@@ -576,7 +578,7 @@ class Memory(Closing):
         return fd
 
     def _copy_mapped(self, offset: int, private: Array, *, writing: bool) -> None:
-        """Copy between the mapping and a private array of bytes, and find out whether a fault spoilt it."""
+        """Copy between the mapping and a private array of bytes; detect a fault."""
         mapping = self._map_for(writable=writing)
         self.begin_access(write=writing)
         try:
@@ -603,13 +605,14 @@ class Memory(Closing):
 
 
 def _sealed(name: str, size: int) -> FdSet:
-    """Make memory of a size that cannot change."""
+    """Return new memory of a size that cannot change."""
     fd = lib.nnb_memfd_create(name.encode(errors="replace")[:200], size, lib.NNB_SEALS_FIXED_SIZE)
     return FdSet([check(fd, f"shared memory of {size} bytes")])
 
 
 def locate_view(array: Array) -> tuple[Memory, int]:
-    """Find the open `Memory` that a dense array lies in, and where in it; `InvalidArgument` if in none."""
+    """Return the open `Memory` that contains a dense array, and its offset there; `InvalidArgument` if there is
+    none."""
     start = array.__array_interface__["data"][0]
     for memory in filter(None, (ref() for ref in _pools.valuerefs())):
         mapping = memory._mapping

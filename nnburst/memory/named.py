@@ -1,4 +1,4 @@
-"""POSIX shared memory: found by name, never sealed."""
+"""POSIX shared memory, found by name and never sealed."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def _slashed(name: str) -> str:
 
 
 def _reserve(fd: int, path: str, size: int) -> None:
-    """Have the pages of new memory now: one that cannot be had later is a SIGBUS for whoever writes to it."""
+    """Allocate the pages of new memory now: a page missing later is a SIGBUS for its writer."""
     place = os.fstatvfs(fd)
     free = place.f_bavail * place.f_frsize
     try:
-        if place.f_blocks and size > free:  # do not fill for a moment what other programs need
+        if place.f_blocks and size > free:  # do not take even briefly the room that other programs need
             raise OSError(errno.ENOSPC, "")
-        for start in range(0, size, _PIECE):  # a signal makes the kernel begin its piece anew
+        for start in range(0, size, _PIECE):  # after a signal the kernel begins the piece anew
             os.posix_fallocate(fd, start, min(_PIECE, size - start))
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.ENOMEM):
@@ -43,7 +43,7 @@ def open_shared(name: str, size: int | None) -> tuple[int, int]:
     """Create shared memory of `size` bytes, readable by this user alone, or attach to it (None). Return (fd, size).
 
     Raises:
-        InvalidArgument: The name is impossible, taken, or not there.
+        InvalidArgument: The name is impossible, taken, or does not exist.
         ResourceExhausted: There is no room for it; nothing is left behind.
         GeneralFailure: It cannot be opened.
     """

@@ -1,4 +1,4 @@
-"""The regions of a request as a device may touch them: mapped with the least rights, or copied."""
+"""The memory of a request opened for a device: mapped with the least rights, or copied."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 def undecodable_pools(pools: Iterable[MemoryLike | Named]) -> dict[int, GeneralFailure]:
-    """Return the pools (by index) that a device can neither map nor copy, with the reason."""
+    """Return the reason, by index, for each pool that a device can neither map nor copy."""
     failures: dict[int, GeneralFailure] = {}
     for index, pool in enumerate(pools):
         if isinstance(pool, Memory):
             try:
                 pool._check_usable()
             except GeneralFailure as error:
-                failures[index] = error.with_traceback(None)  # whose frames would keep the pools until a collection
+                failures[index] = error.with_traceback(None)  # frames would keep the pools until a collection
     return failures
 
 
@@ -53,11 +53,11 @@ def read_constant(pool: MemoryLike, dtype: npt.DTypeLike, dims: tuple[int, ...],
 
 
 class Region:
-    """One argument's bytes, as a pool of its own: what the plan of a device is bound to.
+    """One argument's bytes as a pool of its own, to which a device binds its plan.
 
     Args:
-        is_private: Whether no client can change them while a kernel runs.
-        room: Bytes from its first one on that no other argument of the request has.
+        is_private: True if no client can change them while a kernel runs.
+        room: Bytes from its first one on that no other argument of the request uses.
         origin: The index of its pool in the request, and its offset there.
     """
 
@@ -84,8 +84,8 @@ class OpenRequest:
     """A request whose memory is open for one device. Made by `open_request`.
 
     Attributes:
-        request: The same request on pools that a device may use as they are; pools that are no `Memory` are untouched.
-        is_direct: Nothing needs to be done before or after a run: all of it is mapped and cannot fail.
+        request: The same request on pools that a device may use directly; pools that are no `Memory` are unchanged.
+        is_direct: True if runs need no copying: all memory is mapped and cannot fail.
     """
 
     def __init__(self, take: Callable[[int], None]) -> None:
@@ -108,18 +108,18 @@ class OpenRequest:
             memory._copy_out(offset, private)
 
     def after_run(self, succeeded: bool) -> None:
-        """Deliver staged outputs, and find out whether anything mapped was truncated.
+        """Copy staged outputs to the client, and detect truncated mappings.
 
         Args:
-            succeeded: Whether there are outputs to deliver.
+            succeeded: True if there are outputs to copy.
 
         Raises:
-            GeneralFailure: An output cannot be delivered, or a mapped object was truncated: the run counts as failed,
+            GeneralFailure: An output cannot be copied, or a mapped object was truncated: the run counts as failed,
                 and the pool is mapped anew before its next use.
         """
         for memory, write in self._bracketed.values():
             memory.end_access(write=write)
-        # The page that holds the new end of a truncated object does not fault: its size tells.
+        # The last page of a truncated object does not fault: compare its size.
         used = self._fallible.values()
         victims = [(memory, mapping) for memory, mapping in used if mapping.faults or undecodable_pools([memory])]
         for memory, mapping in victims:
@@ -133,7 +133,7 @@ class OpenRequest:
     def open_argument(
         self, memory: Memory, location: DataLocation, *, write: bool, rights: bool, room: int = 0
     ) -> Region:
-        """Open one argument; `rights` tells whether the request writes to the pool anywhere."""
+        """Open one argument; `rights` include writing if the request writes anywhere in the pool."""
         offset, length, image = location.offset, location.length, memory.image
         if image is not None:
             length = image.tight_size
@@ -148,7 +148,7 @@ class OpenRequest:
                 raw = raw[:]
                 raw.flags.writeable = False
             return Region(raw, room=room, origin=(location.pool_index, offset))
-        private = self._private(length)  # a short result must not carry what lay here before
+        private = self._private(length)  # a short result must not expose older bytes
         (self._outputs if write else self._inputs).append((memory, offset, private))
         return Region(private, is_private=True)
 
@@ -160,8 +160,8 @@ class OpenRequest:
 def open_request(request: Request, take: Callable[[int], None] = lambda nbytes: None) -> OpenRequest:
     """Open the memory of a request that `validate_request` accepted.
 
-    What cannot be truncated is mapped, read-only if the request only reads it. The rest gets private memory of the size
-    of the argument, which `OpenRequest.before_run` and `OpenRequest.after_run` exchange with the object.
+    Memory that cannot be truncated is mapped, read-only if the request only reads it. Other arguments get private
+    memory of their size, which `OpenRequest.before_run` and `OpenRequest.after_run` copy from and to the object.
 
     Raises:
         GeneralFailure: A pool can neither be mapped nor copied. Every listed pool is looked at.
@@ -174,7 +174,7 @@ def open_request(request: Request, take: Callable[[int], None] = lambda nbytes: 
         if isinstance(pool, Memory):
             pool._check_writable()
     pools: list[Any] = list(request.pools)
-    starts: dict[tuple[int, int], list[int]] = {}  # in each file: two pools may be parts of one
+    starts: dict[tuple[int, int], list[int]] = {}  # by file: two pools may be parts of one file
     for argument in (*request.inputs, *request.outputs):
         where = argument.location
         if not argument.has_no_value and isinstance(memory := request.pools[where.pool_index], Memory):
