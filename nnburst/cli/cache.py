@@ -62,7 +62,7 @@ def _readable() -> Iterator[None]:
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @click.pass_obj
 def ls(directory: Cache, as_json: bool) -> None:
-    """List the entries, the one that was not used for longest first. Needs no service."""
+    """List the entries, the least recently used first. Needs no service."""
     with _readable():
         infos = sorted(directory.entries(), key=lambda info: info.used)
     total = sum(info.nbytes for info in infos)
@@ -81,9 +81,9 @@ def ls(directory: Cache, as_json: bool) -> None:
 @click.option("--all", "everything", is_flag=True, help="Everything.")
 @click.pass_obj
 def prune_command(directory: Cache, max_bytes: int | None, everything: bool) -> None:
-    """Remove entries, the one that was not used for longest first.
+    """Remove entries, the least recently used first.
 
-    Without options: as a save would, to keep within the limits.
+    Without options: as a save does, to keep within the limits.
     """
     with _readable():
         done = directory.prune(0 if everything else max_bytes)
@@ -96,7 +96,7 @@ def prune_command(directory: Cache, max_bytes: int | None, everything: bool) -> 
 @cache.command()
 @click.pass_obj
 def path(directory: Cache) -> None:
-    """Say where compilations are kept, and where a service of this user keeps its key and trust store."""
+    """Print the directory of compilations, and that of a service's key and trust store for this user."""
     from ..cache import default_state_directory
 
     with _readable():

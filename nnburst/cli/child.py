@@ -1,4 +1,4 @@
-"""A function in a process of its own, as Python alone has it: asked with pickles, through a `multiprocessing.Pipe`."""
+"""A function in a process of its own, by Python's means alone: asked with pickles, through a `multiprocessing.Pipe`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..errors import GeneralFailure
 
 @contextmanager
 def answering(make: Callable[..., Callable[[Any], Any]], *arguments: Any) -> Iterator[tuple[Callable[[Any], Any], int]]:
-    """Spawn a process, call ``make(*arguments)`` there, and give what asks the function that it returns, and the id."""
+    """Spawn a process, call ``make(*arguments)`` there, and yield a function that asks it, and the process id."""
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     process = spawn.Process(target=_serve, args=(theirs, make, *arguments), daemon=True)

@@ -1,4 +1,4 @@
-"""How far a command is, on a terminal."""
+"""The progress of a command, on a terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def progress(items: Iterable[T], total: int, words: str, *, draws_between: bool 
     """Yield items and show how many there have been.
 
     Args:
-        draws_between: Draw between two items only, so that no thread disturbs what is measured.
+        draws_between: True to draw between two items only, so that no thread disturbs a measurement.
     """
     from rich.console import Console
     from rich.progress import track

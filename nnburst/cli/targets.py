@@ -1,4 +1,4 @@
-"""What people give to commands and read: whole numbers, pairs, sizes, users."""
+"""Values that people write and read in commands: whole numbers, pairs, sizes, users."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _DIGITS = 18
 
 
 def whole_number(text: str) -> int | None:
-    """Return the number that a text is, None if it is none or has more digits than anything here is counted with."""
+    """Return the whole number that a text is; None if it is none or has too many digits."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS else None
 
 

@@ -1,4 +1,4 @@
-"""Values for the inputs of a model, from files or made up, and what outputs look like in words, JSON and files."""
+"""Values for the inputs of a model, from files or made up, and forms of outputs in words, JSON and files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def describe(argument: NodeArg) -> str:
 
 
 def as_row(argument: NodeArg) -> dict[str, Any]:
-    """An argument as JSON has it; the shape is null where any rank will do."""
+    """Describe an argument for JSON; the shape is null where any rank will do."""
     shape = None if argument.shape is None else list(argument.shape)
     return {"name": argument.name, "dtype": argument.holds or argument.dtype.name, "shape": shape}
 
@@ -38,27 +38,27 @@ def _is_array(argument: NodeArg) -> bool:
 
 
 def as_result(argument: NodeArg, value: Any) -> dict[str, Any]:
-    """A value of an output as JSON has it, but for what is in it; a list has its length as its shape, a dict none."""
+    """Describe an output's value for JSON, without its content; a list's shape is its length, a dict has none."""
     shape = [len(value)] if isinstance(value, list) else list(value.shape) if isinstance(value, np.ndarray) else None
     return {"name": argument.name, "dtype": argument.holds or value.dtype.name, "shape": shape}
 
 
 def plain(value: Any) -> Any:
-    """Return a value of an output as JSON has it: lists for arrays."""
+    """Return an output's value for JSON: lists for arrays."""
     if isinstance(value, list):
         return list(map(plain, value))
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
 def shortened(value: Any) -> str:
-    """Return a value as people read it: of long ones a part."""
+    """Return a value as text for people, long ones shortened."""
     return np.array2string(value, threshold=40, precision=6) if isinstance(value, np.ndarray) else reprlib.repr(value)
 
 
 def as_saved(value: Any) -> Array:
-    """Return a value as an array that any NumPy reads without pickle: strings of one width, what is none as JSON.
+    """Return a value as an array that any NumPy reads without pickle: strings of one width, other values as JSON.
 
-    Strings of which one ends with NUL are JSON, too: an array of one width would lose it.
+    Strings become JSON if one ends with NUL: an array of one width would lose it.
     """
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in ("O", "T"):
@@ -115,7 +115,7 @@ def load_array(file: str | os.PathLike[str]) -> Array | dict[str, Array]:
 def made_up(arguments: Sequence[NodeArg], shapes: Mapping[str, Sequence[int]], seed: int = 0) -> dict[str, Any]:
     """Return reproducible values for arguments: numbers in [0, 1) for floats, zeros for the others, "0" for strings.
 
-    What is no array is empty.
+    Values that are no arrays are empty.
 
     Args:
         arguments: Open dimensions become 1.
@@ -145,6 +145,6 @@ def made_up(arguments: Sequence[NodeArg], shapes: Mapping[str, Sequence[int]], s
         try:
             array = rng.random(tuple(shape)) if argument.dtype.kind == "f" else np.zeros(tuple(shape), np.int8)
             out[argument.name] = array.astype("U1" if argument.dtype.kind in ("O", "T") else argument.dtype)
-        except (MemoryError, ValueError) as error:  # the latter for more dimensions than NumPy has
+        except (MemoryError, ValueError) as error:  # ValueError: more dimensions than NumPy has
             raise InvalidArgument(f"{argument.name!r} of shape {tuple(shape)} cannot be made up: {error}") from None
     return out

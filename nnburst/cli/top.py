@@ -1,4 +1,4 @@
-"""`nnburst top`: what services do now, read from their pages without a request."""
+"""`nnburst top`: the present work of services, read from their pages without a request."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _UNLIMITED = 100_000
 )  # fmt: skip
 @click.option("--every-user", is_flag=True, help="Also those of other users, which root may watch.")
 def top(services: tuple[str, ...], once: bool, as_json: bool, interval: float, every_user: bool) -> None:
-    """Show services that run, child services too, with their models and bursts, and what they take and may take.
+    """Show running services, child services too, with their models and bursts, their use of resources and their limits.
 
-    Nothing is asked of a service and nothing waits for it: it writes its numbers into memory that this command reads.
-    Without arguments: all services of this user. Those that are named are looked for among every user's.
+    No request is sent, and no service is disturbed: it writes its numbers into memory that this command reads.
+    Without arguments: all services of this user. Named services are looked for among every user's.
     """
     watched = _Watched(services, every_user=every_user)
     looks = watched.look(rates=not once)
@@ -81,10 +81,10 @@ class _Watched:
         self._viewers: dict[str, Viewer] = {}
         self._last: dict[str, ServiceStats] = {}
         self._used: dict[int, tuple[float, int]] = {}
-        """By process: when it was looked at, and the processor time that it had had."""
+        """By process: the time of the last look, and the processor time used until then."""
 
     def look(self, *, rates: bool = True) -> list[dict[str, Any]]:
-        """Return a report of each service; with `rates` of the time since the last look."""
+        """Return a report of each service; with `rates`, for the time since the last look."""
         from ..errors import DeviceUnavailable
         from ..watch import OF_USER, RowKind, Viewer, find_services, report
 
@@ -102,7 +102,7 @@ class _Watched:
             except DeviceUnavailable as error:
                 if page.pid in self._pids:
                     raise click.ClickException(f"{page.pid}: {error}") from error
-                continue  # gone meanwhile, or of another version, or it lies
+                continue  # gone meanwhile, of another version, or dishonest
             self._viewers[key] = viewer
             if workers := stats.of(RowKind.PROCESS):  # the broker's page
                 limits.update((row.client_pid, row.counters) for row in workers)
@@ -116,7 +116,7 @@ class _Watched:
         return reports
 
     def _process(self, service: dict[str, Any], limits: Mapping[str, int], *, rates: bool) -> dict[str, Any]:
-        """Return what the process takes, as the kernel counts it, and what it may, as the page of its broker says."""
+        """Return the process's use of resources, from the kernel, and its limits, from the page of its broker."""
         from ..watch import ACCOUNT, Usage, usage_of
 
         pid, now = service["pid"], time.monotonic()
@@ -144,7 +144,7 @@ def _table(reports: Sequence[dict[str, Any]]) -> RenderableType:
         who = f"{service['name'] or 'child'} ({service['pid']})"
         table.add_row(Text(who), "", _count(len(service["models"])), *_cells(service), style="bold")
         for model in service["models"]:
-            label = Text(model["label"])  # not markup: it comes from elsewhere
+            label = Text(model["label"])  # no markup: another process wrote it
             for burst in model["bursts"]:
                 table.add_row("", _client(burst), label, *_cells(burst))
             if not model["bursts"]:

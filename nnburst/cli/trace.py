@@ -1,4 +1,4 @@
-"""`nnburst trace`: runs a program and records its executions."""
+"""`nnburst trace`: run a program and record its executions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["trace"]
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND...")
 def trace(output: Path, command: tuple[str, ...]) -> None:
-    """Run COMMAND and record the executions of it and of its children.
+    """Run COMMAND and record its executions and those of its children.
 
     \b
     nnburst trace -o trace.json python program.py

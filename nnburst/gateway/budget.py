@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from ..errors import DeviceUnavailable, ResourceExhausted
 
 RETRY_S = 1
-"""After which a client may try again what is refused for the moment."""
+"""Seconds after which a client may repeat a request that was refused for the moment."""
 FAREWELL_S = 0.5
-"""That sending the last answers may take when the gateway is stopped."""
+"""Seconds that the last answers may take when the gateway is stopped."""
 
 
 class Budget:

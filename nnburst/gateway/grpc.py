@@ -34,11 +34,11 @@ from .regions import Regions
 from .tensors import PIECE, as_sent, converted, text_size
 
 _MOST_BYTES = 256 << 20
-"""Of one message."""
+"""Most bytes of one message."""
 _LEAST_PING_MS = 10_000
-"""Between two pings of a client that keeps its connection alive."""
+"""Least time between two pings of a client that keeps its connection alive."""
 _MOST_STREAMS = 64
-"""Requests under way on one connection. One client alone cannot have all that the gateway takes."""
+"""Requests under way on one connection. One client alone cannot use up the gateway's limit."""
 
 (_DESCRIPTION,) = FileDescriptorSet.FromString(Path(__file__).with_name("open_inference.binpb").read_bytes()).file
 _POOL = DescriptorPool()  # a private pool, so that a program may also load a client's messages of the same names

@@ -131,7 +131,7 @@ class Terms(NamedTuple):
 
 _USUAL = Terms()
 _PRIORITIES = {0: Priority.MEDIUM, 1: Priority.HIGH, 2: Priority.MEDIUM}
-"""1 is the highest one; those that are missing are low ones."""
+"""Protocol's priorities; 1 is the highest, and numbers not listed are low."""
 
 
 class Inference(NamedTuple):
@@ -158,7 +158,7 @@ def extensions(models: Models, regions: Regions) -> list[str]:
 
 
 Answers = list[tuple[OutputTensor, str, tuple[int, ...], Array]]
-"""For each output what was asked, its datatype, its shape, and its elements: with a place, what was written there."""
+"""For each output: the request, the datatype, the shape, and the elements, also if they were written to a place."""
 
 
 def _size(given: InputTensor) -> int:

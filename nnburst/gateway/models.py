@@ -30,7 +30,7 @@ from .tensors import ModelTensor
 T = TypeVar("T")
 
 _ONLY = "1"
-"""The version of a model that has none of its own."""
+"""The version of a model without versions."""
 
 
 class NoSuchModel(InvalidArgument):
@@ -164,11 +164,11 @@ class Models:
         self._versions: dict[str, dict[str, tuple[str, str]]] = {}
         """By name, by version, the newest last: its name in the service, and the digest of its files."""
         self._gone = {(name, "") for name in unloaded}
-        """Versions that were served and are no more; no version: all that there were."""
+        """Versions that are no longer served; an empty version means all."""
         self._counts: dict[tuple[str, str], ModelCounts] = {}
         self._opened: dict[tuple[str, str, Priority], OpenedModel] = {}
         self._under_way: dict[object, asyncio.Future[Any]] = {}
-        """What is being opened: a model, by its key, or by none the service. All who ask wait for one thread."""
+        """Openings under way: of a model, by its key, or of the service, by None. All requests wait for one thread."""
         self._looking, self._changing = asyncio.Lock(), asyncio.Lock()
 
     def _once(self, key: object, make: Callable[[], Awaitable[Any]]) -> asyncio.Future[Any]:

@@ -27,14 +27,14 @@ from .tensors import as_sent, bytes_of, converted, text_size
 
 _MOST_BYTES = 256 << 20
 _MOST_JSON = 16 << 20
-"""Bytes of JSON in a request: the interpreter does nothing else while it is read, in whatever thread."""
+"""Most bytes of JSON in a request: decoding holds the interpreter, in whatever thread."""
 _MOST_INFLATED = 16 << 20
-"""Bytes of a compressed body, once it is inflated: a thousand times what was sent, perhaps."""
+"""Most bytes of a compressed body once it is inflated, perhaps to a thousand times its size."""
 _ZLIB_OR_GZIP = zlib.MAX_WBITS | 32
 _PATIENCE_S, _LEAST_RATE = 30.0, 1 << 16
-"""A body has so many seconds, and one more for each so many bytes: it counts as under way while it comes."""
+"""Seconds for a body, and bytes that add one more: it counts as under way while it arrives."""
 _MOST_NUMBERS = 1 << 20
-"""In the JSON of an answer, for the same reason."""
+"""Most numbers in the JSON of an answer, for the same reason."""
 _T = TypeVar("_T")
 _HEADER = "Inference-Header-Content-Length"
 _MOST_DIGITS = 20

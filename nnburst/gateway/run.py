@@ -29,7 +29,7 @@ from .regions import Regions
 
 _log = logging.getLogger(__name__)
 _THREADS = 32
-"""Runs of models that may wait at once; what one run needs is short beside what it waits for."""
+"""Threads that may wait for runs at once; a run mostly waits."""
 
 
 class Served(msgspec.Struct):

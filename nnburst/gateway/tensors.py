@@ -20,9 +20,9 @@ T = TypeVar("T")
 
 _MOST_DIMENSIONS = 32
 _MOST_ELEMENTS = 1 << 32
-"""In one dimension. Checked before any arithmetic: a product of what clients send could take hours."""
+"""Most elements in one dimension. Checked before any arithmetic: a product of clients' numbers could take hours."""
 _MOST_BYTES = 2 << 30
-"""Of an input: what a sparse region of shared memory announces costs its client nothing, and the gateway memory."""
+"""Most bytes of an input: a sparse region of shared memory costs its client nothing, but the gateway memory."""
 _MOST_STRINGS, _MOST_TEXT = 1 << 20, 256 << 20
 """Elements and bytes of an input of strings, each of which becomes an object."""
 _BRISK = 1 << 20
@@ -30,7 +30,7 @@ _BRISK = 1 << 20
 PIECE = 1 << 14
 """Elements that are converted before another thread may have the interpreter."""
 _LENGTH = struct.Struct("<I")
-"""What stands before each string."""
+"""The length before each string."""
 
 _NUMBERS = {
     "BOOL": np.dtype(np.bool_),
@@ -40,9 +40,9 @@ _NUMBERS = {
 }
 _NAMES = {dtype: name for name, dtype in _NUMBERS.items()}
 _DTYPES = _NUMBERS | {"BF16": np.dtype(np.uint16), "BYTES": np.dtype(object)}
-"""Of arrays for each datatype: BF16 are bits, BYTES are objects, each a string."""
+"""Dtype of arrays for each datatype: BF16 are bits, BYTES are objects, each a string."""
 _KINDS: dict[str, set[type]] = {"b": {bool}, "u": {int}, "i": {int}, "f": {int, float}, "O": {str}}
-"""Of Python's values, as JSON gives them, for each kind of dtype."""
+"""Types of Python's values from JSON, for each kind of dtype."""
 
 
 async def converted(size: int, convert: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

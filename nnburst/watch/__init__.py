@@ -1,4 +1,4 @@
-"""Watching without disturbing: what a service writes about itself while it works, and looking at it from elsewhere.
+"""Statistics that a service writes about itself while it works, and their readers, which do not disturb it.
 
 A service has a `Page` of shared memory with a row for each burst, each model and itself. Its threads count there with
 plain stores; `find_services` and `look` read it from any process of the same user, without a request.

@@ -33,7 +33,7 @@ def report(now: ServiceStats, before: ServiceStats | None = None) -> dict[str, A
         bursts, former = below[model.number], old_by_number.get(model.number, [])
         models.append(
             {
-                # A burst that has ended meanwhile is in the sums of its model.
+                # A burst that has ended meanwhile counts in the sums of its model.
                 **part(model, [model, *bursts], [*former, *old_below[model.number]]),
                 "bursts": [part(row, [row], old_by_number.get(row.number, [])) for row in bursts],
             }
@@ -51,7 +51,7 @@ def report(now: ServiceStats, before: ServiceStats | None = None) -> dict[str, A
 
 
 def _clients(now: ServiceStats, models: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the connections of each process hold, and how busy its bursts are."""
+    """Return the resources of each process's connections, and how busy its bursts are."""
     clients: dict[int, dict[str, Any]] = {}
     for row in now.of(RowKind.CLIENT):
         new = {"client_pid": row.client_pid, "client_uid": row.client_uid, "client_has_left": True, "connections": 0}
@@ -74,7 +74,7 @@ def _by_parent(rows: Iterable[RowStats]) -> Mapping[int, list[RowStats]]:
 
 
 def _numbers(rows: Sequence[RowStats], former: Sequence[RowStats], ns: int) -> dict[str, Any]:
-    """What `rows` have more than `former`, in a time of `ns`."""
+    """Return the growth of numbers from `former` to `rows`, in `ns` nanoseconds."""
     counters = {
         # Not below 0: a row that ends between two looks at its neighbours may be missed by one.
         name: max(0, sum(row.counters[name] for row in rows) - sum(row.counters[name] for row in former))

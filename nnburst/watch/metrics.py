@@ -49,7 +49,7 @@ class Collector:
     too many.
 
     Args:
-        pid: Of the service.
+        pid: Process id of the service.
     """
 
     def __init__(self, pid: int) -> None:
@@ -74,7 +74,7 @@ class Collector:
         for viewer in self._workers.values():
             try:
                 rows = viewer.look().rows
-            except NNBurstError:  # of a user's worker, say, which a model has taken over
+            except NNBurstError:  # perhaps a user's worker that a model has taken over
                 unreadable += 1
                 continue
             labels = {row.number: row.label for row in rows if row.kind is RowKind.MODEL}

@@ -1,4 +1,4 @@
-"""The page of a service: its memory, and who has which row."""
+"""The page of a service: its memory, and the owners of its rows."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ MAGIC = b"nnbwatch"
 _F_SEAL_FUTURE_WRITE = 0x10  # the module has it since Python 3.13
 _F_SEAL_SEAL = 0x1
 MOST_ROWS = 2048
-"""Of a page; as many bursts and models as two users may have."""
+"""Rows of a page; as many bursts and models as two users may have."""
 _MOST_BUCKETS = 1 << 18
-"""That are filled in one page: a row has 2112, of which those of a real service fill a few dozen."""
+"""Filled buckets of a page: a row has 2112, of which a real service fills a few dozen."""
 
 
 _PLACES = {**COUNTERS, **ACCOUNT}
@@ -54,7 +54,7 @@ class Row:
         self._parent = parent
 
     def count(self, name: str, n: int = 1) -> None:
-        """Add to a counter, from any thread of the service but one that serves a burst; also less than nothing."""
+        """Add to a counter, from any thread of the service but one that serves a burst. The amount may be negative."""
         page = self._page
         if page is not None:
             with page.lock:
@@ -62,28 +62,28 @@ class Row:
                     lib.nnb_row_count(self.pointer, _PLACES[name], n % (1 << 64))
 
     def time_execution(self, ns: int) -> None:
-        """Note an execution that did not come through a burst."""
+        """Count an execution that did not come through a burst."""
         page = self._page
         if page is not None:
             with page.lock:
                 lib.nnb_histogram_add(ffi.addressof(self.pointer.histograms, lib.NNB_EXECUTION), ns, 1)
 
     def leave(self) -> None:
-        """Its client awaits nothing of it any more: what keeps it from being closed is a run that has not ended."""
+        """Note that its client awaits no more answers, and only a run that has not ended keeps the row open."""
         page = self._page
         if page is not None:
             with page.lock:
                 self.pointer.has_left = self._page is not None
 
     def close(self) -> None:
-        """Free the row; its numbers go to the one above. Nothing may write it any more. Idempotent."""
+        """Free the row; its numbers go to the one above. No thread may write it from now on. Idempotent."""
         page, self._page = self._page, None
         if page is not None:
             page.free(self, self._parent)
 
 
 def private_row() -> Row:
-    """Return a row of this process alone, for an end of a burst that no page is about."""
+    """Return a row of this process alone, for an end of a burst without a page."""
     pointer = ffi.new("nnb_row *")
     pointer.number = 1
     pointer.kind = RowKind.BURST
@@ -93,11 +93,11 @@ def private_row() -> Row:
 class Page:
     """Rows in shared memory that only this process can write: others find it by its name in ``/proc/PID/fd``.
 
-    A row that is closed is used again. All are given out by one lock and written by one thread at a time each.
+    A row that is closed is used again. One lock guards their allocation, and one thread at a time writes each.
 
     Args:
-        name: Of a shared service; empty for a child.
-        rows: How many there are, at most `MOST_ROWS`; memory is taken for those that are used.
+        name: Name of a shared service; empty for a child.
+        rows: Number of rows, at most `MOST_ROWS`; only used rows take memory.
 
     Raises:
         ResourceExhausted: There is no descriptor or memory for it.
@@ -129,7 +129,7 @@ class Page:
 
     @property
     def fd(self) -> int:
-        """Of its memory, which processes that inherit it can only read."""
+        """The descriptor of its memory, which processes that inherit it can only read."""
         return self._fd
 
     def open(
@@ -139,7 +139,7 @@ class Page:
 
         Args:
             label: For people; cut to 71 bytes.
-            parent: The row that it is added to when it is closed.
+            parent: The row that its numbers are added to when it is closed.
             client: Process and user that it belongs to.
         """
         with self.lock:
@@ -159,12 +159,12 @@ class Page:
             return Row(row, self, parent)
 
     def free(self, row: Row, parent: Row | None) -> None:
-        """Called by `Row.close`."""
+        """Free a row, for `Row.close`."""
         pointer = row.pointer
         with self.lock:
             above = ffi.NULL
             if parent is not None and pointer.number:
-                above = (self.service if parent._page is None else parent).pointer  # whose end was not waited for
+                above = (self.service if parent._page is None else parent).pointer  # the parent may have ended first
             lib.nnb_row_close(pointer, above)
             place = int(ffi.cast("uintptr_t", pointer)) - int(ffi.cast("uintptr_t", self._memory))
             self._free.append((place - lib.NNB_PAGE_HEADER) // stride())
@@ -174,7 +174,7 @@ class Page:
         return look_at_rows(self.memory)
 
     def close(self) -> None:
-        """Be found no more. The memory stays until the last row is dropped. Idempotent."""
+        """Hide the page from readers. The memory stays until the last row is dropped. Idempotent."""
         with self.lock:
             fd, self._fd = self._fd, -1
         if fd >= 0:
@@ -185,7 +185,7 @@ def look_at_rows(mapping: CData) -> tuple[RowStats, ...]:
     """Take one look at each row in use of a mapped page, by number. The writer of the page need not be honest.
 
     Raises:
-        DeviceUnavailable: There is more in it than a service writes.
+        DeviceUnavailable: It contains more than a service writes.
     """
     used = min(ffi.cast("nnb_page *", mapping.addr).n_used, (mapping.size - lib.NNB_PAGE_HEADER) // stride())
     found: dict[int, RowStats] = {}

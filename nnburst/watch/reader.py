@@ -14,12 +14,12 @@ from .page import MAGIC, MEMORY_NAME, MOST_ROWS, look_at_rows, mapped, stride
 from .stats import RowKind, ServiceStats, text_of
 
 OF_USER = " of user "
-"""Between the name of a service and a user, in the name of that user's worker."""
+"""The text between the service's name and the user, in the name of a user's worker."""
 _LINK = f"/memfd:{MEMORY_NAME} (deleted)"
 
 
 def name_of_worker(service: str, uid: int) -> str:
-    """Return the name in the page of a user's worker, which fits in there with its end."""
+    """Return the name in the page of a user's worker, cut so that its end fits."""
     end = f"{OF_USER}{uid}".encode()
     return (service.encode(errors="replace")[: lib.NNB_LABEL - 1 - len(end)] + end).decode(errors="replace")
 
@@ -28,8 +28,8 @@ class FoundPage(Struct, frozen=True):
     """A service that can be watched.
 
     Attributes:
-        pid: Of its process.
-        path: Of its page, as long as that process lives.
+        pid: Process id of the service.
+        path: Path of its page, as long as that process lives.
     """
 
     pid: int
@@ -37,7 +37,7 @@ class FoundPage(Struct, frozen=True):
 
 
 def find_services(pid: int | None = None, *, every_user: bool = False) -> Iterator[FoundPage]:
-    """Yield the services of this user. None is disturbed.
+    """Yield the services of this user, without disturbing them.
 
     Args:
         pid: Look at this process only, of whatever user.
@@ -48,24 +48,24 @@ def find_services(pid: int | None = None, *, every_user: bool = False) -> Iterat
         directory = f"/proc/{number}/fd"
         try:
             names = os.listdir(directory)
-        except OSError:  # another user's, or gone
+        except OSError:  # another user's process, or gone
             continue
         for name in names:
             try:
                 path = f"{directory}/{name}"
                 if os.readlink(path) == _LINK and (is_asked or os.stat(path).st_uid == os.geteuid()):
                     yield FoundPage(number, path)
-                    break  # a service has one
+                    break  # a service has one page
             except OSError:
                 continue
 
 
 class Viewer:
-    """A page that is looked at again and again.
+    """A page that is read again and again.
 
     Attributes:
-        pid: Of the process that has it.
-        name: Of a shared service, as the page has it; empty for a child.
+        pid: Process id of its owner.
+        name: Name of a shared service, as in the page; empty for a child.
 
     Raises:
         DeviceUnavailable: It is gone, or of another version of this package; or there is more in it than a service
@@ -105,7 +105,7 @@ class Viewer:
 
     @property
     def user(self) -> str:
-        """Of a worker that runs models of one user alone: the user's number."""
+        """The user id, for a worker that runs models of one user alone."""
         _, _, user = self.name.partition(OF_USER)
         return user if user.isdecimal() else ""
 

@@ -1,4 +1,4 @@
-"""What one look at a row or a page gives."""
+"""The results of one look at a row or a page."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ACCOUNT: Mapping[str, int] = {
          "most_processors")
     )
 }  # fmt: skip
-"""What the rows of processes and clients have in place of counters: what they hold, and the most that they may."""
+"""Numbers in rows of processes and clients, in place of counters: their resources and limits."""
 
 HISTOGRAMS: Mapping[str, int] = {
     name: getattr(lib, f"NNB_{name.upper()}") for name in ("queue_wait", "execution", "spin", "round_trip")
@@ -42,7 +42,7 @@ HISTOGRAMS: Mapping[str, int] = {
 
 
 class RowKind(enum.IntEnum):
-    """What a row is about. What ends is added to the row above it, so that nothing is lost of the sums."""
+    """The subject of a row. A row that ends is added to the row above it, so that sums stay complete."""
 
     SERVICE = 1
     """The service itself; also the sum of the models that are closed."""
@@ -50,7 +50,7 @@ class RowKind(enum.IntEnum):
     """A prepared model; also the sum of its bursts that have ended."""
     BURST = 3
     PROCESS = 4
-    """A worker, in the page of its broker: `ACCOUNT`, of which it has the limits and the lines of the log."""
+    """A worker, in the page of its broker: the limits and the lines of the log in `ACCOUNT`."""
     CLIENT = 5
     """A connection: `ACCOUNT`. A thread stands for an execution without a burst."""
 
@@ -64,9 +64,9 @@ class Histogram(Struct, frozen=True):
     """Durations in nanoseconds, each known to a sixteenth.
 
     Attributes:
-        count: Events. Not each is timed: one stands for others.
-        sum_ns: Of all.
-        max_ns: The longest that was timed.
+        count: Number of events. Not each is timed: one stands for others.
+        sum_ns: Sum of all durations.
+        max_ns: The longest duration that was timed.
         buckets: (start of a bucket in ns, events in it) for those that have any, ascending.
     """
 
@@ -88,7 +88,7 @@ class Histogram(Struct, frozen=True):
         return 0.0
 
     def since(self, before: Histogram) -> Histogram:
-        """Return what was added after another look. The longest is that of all time."""
+        """Return the events after an earlier look. `max_ns` is that of all time."""
         old = dict(before.buckets)
         grown = ((start, n - old.get(start, 0)) for start, n in self.buckets)
         return Histogram(
@@ -121,12 +121,12 @@ class Histogram(Struct, frozen=True):
 
 
 class Latency(Struct, frozen=True):
-    """How long the runs of a session took. Not each is timed: in a fast loop one of many, all that were slow.
+    """Durations of a session's runs. Not each run is timed: in a fast loop one of many, and all slow ones.
 
     Attributes:
         round_trip: From sending a request until its answer was here.
         queue_wait: The part of it until a thread of the service had the request.
-        execution: The part of it that the service worked.
+        execution: The part of it in which the service worked.
     """
 
     round_trip: Histogram
@@ -135,7 +135,7 @@ class Latency(Struct, frozen=True):
 
     @property
     def count(self) -> int:
-        """Runs that the numbers are about."""
+        """Number of runs that these durations stand for."""
         return self.round_trip.count
 
     @property
@@ -194,14 +194,14 @@ class RowStats(Struct, frozen=True):
     """One row, as it was found.
 
     Attributes:
-        number: Of the row, never used again in its service.
+        number: The row's number, never used again in its service.
         parent: Number of the row above it; 0 for a service's.
-        kind: What it is about.
-        label: Name of the model, or what tells it apart.
+        kind: Its subject.
+        label: Name of the model, or another distinguishing text.
         client_pid: Process that the burst or model belongs to; 0 if none or not known.
         client_uid: Its user.
-        has_left: Whether the client has gone or dropped it: what still runs, nobody awaits.
-        since_ns: When it began, on CLOCK_MONOTONIC.
+        has_left: True if the client has gone or dropped it, and awaits no run of it.
+        since_ns: Time of its beginning, on CLOCK_MONOTONIC.
         counters: By name of `COUNTERS`, or of `ACCOUNT`.
         queue_wait: From the client's send until a thread of the service took the request.
         execution: From there until the answer.
@@ -228,14 +228,14 @@ class ServiceStats(Struct, frozen=True):
     """One look at a service.
 
     Attributes:
-        name: That of a shared service; empty for a child.
+        name: Name of a shared service; empty for a child.
         pid: Of its process.
-        uid: Of its user.
-        since_ns: When it began, on CLOCK_MONOTONIC.
-        taken_ns: When this look was taken, likewise.
-        unwatched: Bursts and models for which there was no row: they are in no number here.
+        uid: Its user's id.
+        since_ns: Time of its beginning, on CLOCK_MONOTONIC.
+        taken_ns: Time of this look, likewise.
+        unwatched: Bursts and models without a row: no number here counts them.
         rows: The service first.
-        accounts: Those of processes and clients.
+        accounts: Rows of processes and clients.
     """
 
     name: str
@@ -259,7 +259,7 @@ def row_stats(row: CData) -> RowStats | None:
         return None
     try:
         kind = RowKind(copy.kind)
-    except ValueError:  # of another version
+    except ValueError:  # a kind of another version
         return None
     values: Any = ffi.unpack(copy.counters, lib.NNB_COUNTERS)
     histograms = {name: _histogram(copy.histograms[i]) for name, i in HISTOGRAMS.items()}

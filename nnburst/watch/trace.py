@@ -32,7 +32,7 @@ _KEPT = 65536
 """Runs of a burst that are kept: the last ones."""
 _HEAD, _TAIL = b'{"displayTimeUnit":"ns","traceEvents":[\n', b"\n]}\n"
 _TRACKS = 512
-"""Tracks of one process, also among those of its service: thread numbers are made of both numbers."""
+"""Most tracks of one process, also among those of its service: a thread number combines both."""
 _ENTRY = np.dtype(
     [
         *((name, np.uint64) for name in ("sent", "taken", "answered", "received", "run", "thread")),
@@ -44,18 +44,18 @@ _log = logging.getLogger("nnburst.watch")
 
 
 def begin(path: str) -> None:
-    """Make an empty trace; whatever was in the file is gone."""
+    """Make an empty trace, in place of the file's old content."""
     with open(path, "wb") as file:
         file.write(_HEAD + _TAIL)
 
 
 def adopt(env: MutableMapping[str, str]) -> None:
-    """Have processes of this environment add to the trace that it names, which was begun for them."""
+    """Have processes of this environment add to the trace that it names, which was begun before."""
     env[_BEGUN] = env[FILE_VARIABLE]
 
 
 def append(path: str, events: list[dict[str, Any]]) -> None:
-    """Add events to a trace, between those of other processes; `InvalidArgument` if it is none."""
+    """Add events to a trace, between those of other processes. Raises `InvalidArgument` if it is none."""
     text = b",\n".join(json.dumps(event, separators=(",", ":")).encode() for event in events)
     with open(path, "r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -63,7 +63,7 @@ def append(path: str, events: list[dict[str, Any]]) -> None:
         file.seek(max(end, 0))
         if end < len(_HEAD) or file.read() != _TAIL:
             raise InvalidArgument(f"{path!r} is not a trace that nnburst began")
-        file.seek(end)  # what is cut off if this process is killed now is found out by the next one
+        file.seek(end)  # the next process finds an end that a kill cut off
         file.write((b",\n" if end > len(_HEAD) else b"") + text + _TAIL)
 
 
@@ -79,11 +79,11 @@ class Recording:
         self.pointer: CData = ffi.new("nnb_trace *", {"room": _KEPT, "entries": self._entries})
 
     def finish(self) -> None:
-        """Write what was recorded. Idempotent; a file that cannot be written is logged."""
+        """Write the recorded runs. Idempotent; a file that cannot be written is logged."""
         self._recorder.finish(self)
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Yield what the file says of the runs."""
+        """Yield the file's events for the runs."""
         noted = self.pointer.noted
         entries = np.frombuffer(ffi.buffer(self._entries), _ENTRY)[: min(noted, _KEPT)]
         entries = entries[np.argsort(entries["sent"], kind="stable")]
@@ -207,7 +207,7 @@ _recorder: Recorder | None = None
 
 
 def recorder() -> Recorder:
-    """Return the one of this process, for the file that `NNBURST_TRACE` names."""
+    """Return this process's recorder, for the file that `NNBURST_TRACE` names."""
     global _recorder
     path = os.path.abspath(os.environ.get(FILE_VARIABLE, ""))
     if _recorder is None or (_recorder.pid, _recorder.path) != (os.getpid(), path):

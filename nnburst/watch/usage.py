@@ -1,4 +1,4 @@
-"""What a process takes, as the kernel counts it."""
+"""The resources of a process, as the kernel counts them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _DATA = 5  # field of statm
 
 
 class Usage(Struct, frozen=True):
-    """What a process takes now.
+    """The present resources of a process.
 
     Attributes:
-        bytes: Memory that is its alone, as RLIMIT_DATA counts it.
-        threads, fds: Numbers of them.
-        processor_ns: Time that its threads have computed.
+        bytes: Private memory, as RLIMIT_DATA counts it.
+        threads, fds: Numbers of threads and descriptors.
+        processor_ns: Processor time of its threads.
     """
 
     bytes: int
@@ -27,7 +27,7 @@ class Usage(Struct, frozen=True):
 
 
 def usage_of(pid: int) -> Usage | None:
-    """Look at a process; None if it has gone, or may not be looked at."""
+    """Return a process's usage; None if it has gone, or may not be looked at."""
     directory = f"/proc/{pid}"
     try:
         with open(f"{directory}/statm", "rb") as statm:

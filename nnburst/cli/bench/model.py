@@ -61,7 +61,7 @@ class Contest:
             raise AssertionError("the outputs differ from those of InferenceSession.run")
 
     def _subject(self, call: Callable[[], object], pid: int) -> Subject:
-        return Subject(partial(time_calls, call), pid if self._threads == 1 else None)  # several threads take any CPU
+        return Subject(partial(time_calls, call), pid if self._threads == 1 else None)  # several threads use any CPU
 
     @contextmanager
     def _run(self) -> Iterator[Subject]:

@@ -1,4 +1,4 @@
-"""What a run says: the table on screen, the JSON file."""
+"""The report of a run: the table on screen, the JSON file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def number(value: float) -> str:
 
 
 def finite(value: float) -> float | None:
-    """JSON has no other numbers."""
+    """Return a finite number, else None: JSON has no other numbers."""
     return value if math.isfinite(value) else None
 
 
@@ -40,7 +40,7 @@ class Report:
 
     Attributes:
         conditions: Lines that say where, how and how much was measured.
-        title: Of the table.
+        title: Title of the table.
         base: Row that the ratios refer to; None for L.
     """
 
@@ -87,7 +87,7 @@ class Report:
 
 
 def machine() -> str:
-    """Say where it is measured."""
+    """Describe this machine."""
     text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     named = re.search(r"^(?:model name|Processor|cpu model)\s*: (.*)", text, re.MULTILINE)
     cpu = named.group(1) if named else platform.machine()

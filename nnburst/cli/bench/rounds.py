@@ -21,11 +21,11 @@ from ..progress import progress
 from .sampling import Result, Round, Samples, from_c
 
 POLLING_WINDOW = 50e-6
-"""Seconds that a burst looks before it sleeps, in rows that poll."""
+"""Seconds that a burst polls before it sleeps, in rows that poll."""
 _LINE_COUNT = 400
 _CALIBRATION_CALLS = 5
 _MOST_SAMPLES = 1000
-"""Of a turn."""
+"""Samples of a turn."""
 
 
 class Cpus(NamedTuple):
@@ -58,7 +58,7 @@ class Subject:
 
     Attributes:
         sample: Takes a number of samples.
-        server_pid: Process to pin to the server's CPU, or None if nothing is pinned, or by the row itself.
+        server_pid: Process to pin to the server's CPU; None if nothing is pinned, or the row pins it.
     """
 
     sample: Callable[[int], Samples]

@@ -68,7 +68,7 @@ class Round:
 
     @property
     def settled(self) -> bool:
-        """Whether it can be compared: there are samples, and L stayed within a factor of 1.5 while they were taken.
+        """True if the round can be compared: it has samples, and L stayed within a factor of 1.5 meanwhile.
 
         A host may move the CPUs of a guest. Without a second CPU there is no L, and nothing that could move.
         """
@@ -78,7 +78,7 @@ class Round:
 
 @dataclass(slots=True)
 class Result:
-    """Everything that is known about one row.
+    """All measurements of one row.
 
     Attributes:
         rounds: Measurements; empty if the row did not run.

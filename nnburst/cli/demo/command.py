@@ -91,7 +91,7 @@ def _save(file: Path) -> None:
 
 
 def asking(session: Session) -> Ask:
-    """Return what runs a session on arrays that it shares with the service."""
+    """Return a function that runs a session on arrays shared with the service."""
     bound = session.bind()
     image, probabilities, run = bound.inputs[INPUT], bound.outputs[OUTPUT], bound.run
 

@@ -66,7 +66,7 @@ def _digit() -> npt.NDArray[Any]:
 
 
 def _frame() -> npt.NDArray[Any]:
-    """Return three bright squares and two dark ones on noise: [120, 160, 3]."""
+    """Return an image of three bright squares and two dark ones on noise: [120, 160, 3]."""
     image = np.random.default_rng(0).normal(128, 8, (120, 160, 3))
     for left, top, value in ((20, 12, 230), (120, 24, 250), (64, 80, 240), (92, 48, 20), (8, 88, 10)):
         image[top + 2 : top + 14, left + 2 : left + 14] = value
@@ -74,4 +74,4 @@ def _frame() -> npt.NDArray[Any]:
 
 
 EXAMPLES: dict[str, Callable[[], npt.NDArray[Any]]] = {"digits.onnx": _digit, "detector.onnx": _frame}
-"""Files of `DATA` (made by `examples/digits/models.py`), and what makes an input for each."""
+"""Files of `DATA` (made by `examples/digits/models.py`), each with a function that makes its input."""

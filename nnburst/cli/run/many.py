@@ -61,10 +61,10 @@ def targets(files: Sequence[Path], directory: Path | None) -> dict[Path, Path]:
 
 
 def run_files(session: Session, files: Iterable[Path], batch: int) -> Iterator[Outcome]:
-    """Yield each file with its outputs, or with what was wrong with it, in order.
+    """Yield each file with its outputs, or with its error, in order.
 
     Args:
-        session: Gets over a death of its service, so that one input costs no more than itself.
+        session: Restarts a service that dies, so that a fatal input costs no other.
         files: Read while the service runs those before.
         batch: As for `Session.run_many`.
 
@@ -87,13 +87,13 @@ def run_files(session: Session, files: Iterable[Path], batch: int) -> Iterator[O
         died = False
         try:
             for outcome in session.run_many(inputs(), batch=batch, on_error="return"):
-                while isinstance(flying[0][1], NNBurstError):  # it was not among the inputs
+                while isinstance(flying[0][1], NNBurstError):  # unreadable, so not among the inputs
                     yield _alone(session, flying.popleft())
                 loaded = flying.popleft()
                 yield _alone(session, loaded) if isinstance(outcome, Exception) else (loaded[0], outcome)
         except DeadObject:
             died = True
-        while flying:  # which of them it was shows when each runs alone
+        while flying:  # a run of each alone shows the fatal one
             yield _alone(session, flying.popleft())
 
 
@@ -125,7 +125,7 @@ def _alone(session: Session, loaded: Loaded) -> Outcome:
 def run_directory(
     session: Session, files: Sequence[Path], places: Mapping[Path, Path], batch: int, as_json: bool
 ) -> bool:
-    """Run all files, save what comes and say how it went. Returns whether all went well."""
+    """Run all files, save the outputs and report. Return True if all went well."""
     nodes = session.get_outputs()
     rows: list[dict[str, Any]] = []
     failed: list[dict[str, Any]] = []

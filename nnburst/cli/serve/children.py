@@ -1,4 +1,4 @@
-"""Processes beside a service, which end with it: the gateway, and the one that serves metrics."""
+"""Processes beside a service, which end with it: the gateway, and the server of metrics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STARTING_S = 60.0
 _ENDING_S = 5.0
 _PAUSE_S = 1.0
 _WINDOW_US = 300
-"""For which the gateway looks for an answer before it sleeps: a service that slept has run a small model by then."""
+"""Microseconds that the gateway polls for an answer: by then a service that slept has run a small model."""
 
 
 class Child:
@@ -35,11 +35,11 @@ class Child:
     ready (or an ``error``), and ends when its standard input does.
 
     Args:
-        what: It is, for people: ``the gateway``.
-        option: Of `nnburst serve` that asked for it.
+        what: Its name for people: ``the gateway``.
+        option: The option of `nnburst serve` that asked for it.
         options: Those of `nnburst.gateway.run.Served` that are no defaults; the addresses have the ports that it took
             the first time.
-        patience: Seconds that it may take to end what it does, when it is told to end.
+        patience: Seconds that it may take to finish, when it is told to end.
         environment: Variables that are set unless they are already.
 
     Attributes:
@@ -65,18 +65,18 @@ class Child:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self.ports: dict[str, int | str] = self._start()
-        for protocol, port in self.ports.items():  # where clients look for the next one
+        for protocol, port in self.ports.items():  # clients look for its successor there
             if not isinstance(port, str):
                 options[protocol] = f"{options[protocol].rpartition(':')[0]}:{port}"
         self._watcher = threading.Thread(target=self._watch, name=f"nnburst-{option.lstrip('-')}", daemon=True)
         self._watcher.start()
 
     def renew(self) -> None:
-        """Tell it that what it reads is new."""
+        """Tell the process to read its files again."""
         self._process.send_signal(signal.SIGHUP)
 
     def close(self) -> None:
-        """Tell it to end, start no other one, and wait. Idempotent."""
+        """Tell the process to end, wait, and start no other one. Idempotent."""
         with self._lock:
             self._closing.set()
         self._end(self._process)
@@ -112,7 +112,7 @@ class Child:
             if "error" in said:
                 raise DeviceUnavailable(f"{self._option}: {said['error']}")
             return said
-        except (ValueError, TypeError) as error:  # it is no such line, or `close` came first
+        except (ValueError, TypeError) as error:  # no such line, or `close` came first
             self._end(process)
             raise DeviceUnavailable(f"{self._option}: {self._what} did not say its ports: {error}") from error
         except BaseException:
@@ -148,7 +148,7 @@ class Child:
 
 
 def _check_address(option: str, address: str, *, asks_for_tokens: bool) -> None:
-    """Check that an address is ``HOST:PORT``, or ``unix:/PATH`` where nobody listens; warn of one that all may reach.
+    """Check that an address is ``HOST:PORT``, or a free ``unix:/PATH``; warn of an address that any user can reach.
 
     Raises:
         BadState: Another process listens at the path.
@@ -171,12 +171,12 @@ def gateway(has_models: bool, options: dict[str, Any]) -> Child | None:
     """Start the gateway, if a protocol is wanted.
 
     Args:
-        has_models: Whether there is a model to serve.
+        has_models: True if there is a model to serve.
         options: Of `nnburst.gateway.run.Served`, as they were given.
 
     Raises:
         BadState: Another process listens at the path.
-        DeviceUnavailable: The extra is not installed, or an address cannot be had.
+        DeviceUnavailable: The extra is not installed, or an address cannot be used.
         InvalidArgument: An address is none; or there are no models to serve.
     """
     wanted = {"--oip": options["grpc"], "--oip-rest": options["rest"]}
@@ -208,7 +208,7 @@ def start_metrics(where: str | None, options: Mapping[str, Any]) -> Child | None
 
     Raises:
         BadState: Another process listens at the path.
-        DeviceUnavailable: The extra is not installed, or the address cannot be had; or the file of tokens is none.
+        DeviceUnavailable: The extra is not installed, or the address cannot be used; or the file of tokens is none.
         InvalidArgument: It is no address.
     """
     if where is None:

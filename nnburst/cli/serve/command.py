@@ -29,9 +29,9 @@ _MOST_FDS = 1 << 18
 
 @contextlib.contextmanager
 def _signals_of_the_start() -> Iterator[None]:
-    """While the service starts, SIGTERM and SIGINT end it in order, and a SIGHUP waits until the service handles it.
+    """Have SIGTERM and SIGINT end the start in order, and a SIGHUP wait until the service handles it.
 
-    The start is left by `SystemExit`, so that what it has taken is given back. A second signal changes nothing.
+    `SystemExit` ends the start, so that all its resources are released. A second signal changes nothing.
     """
     hangup, ends = {signal.SIGHUP}, (signal.SIGTERM, signal.SIGINT)
 
@@ -52,7 +52,7 @@ def _signals_of_the_start() -> Iterator[None]:
 
 
 def _read_config(context: click.Context, parameter: click.Parameter, file: Path | None) -> None:
-    """Have the options of a file be the defaults: under their names, a list or a table for one that may be repeated."""
+    """Take defaults of options from a file: by name, with a list or a table for an option that may be repeated."""
     import tomllib
 
     if file is None:
@@ -282,7 +282,7 @@ def serve(
                 repository.change(broker.workers.shared, name, unload)
             finally:
                 for child in filter(None, (watched, running)):
-                    child.options["unloaded"] = repository.unloaded  # of one that is started later
+                    child.options["unloaded"] = repository.unloaded  # for a gateway that is started later
                     child.renew()
 
         def announce() -> None:
@@ -295,7 +295,7 @@ def serve(
 
 
 def _settle_environment() -> None:
-    """Begin again with the environment of a service: NumPy's libraries start no threads, which would get signals."""
+    """Restart with the environment of a service: NumPy's libraries start no threads, which would get signals."""
     from ...service import interpreter, service_environment
 
     env = service_environment(os.environ)
@@ -315,7 +315,7 @@ def _ready_line(ready: dict[str, Any]) -> str:
 
 
 def _quotas(texts: Sequence[str]) -> tuple[dict[str, int], dict[str, int]]:
-    """Return those of a connection and those of a user, whose keys begin with ``user.``."""
+    """Return the quotas of a connection, and those of a user, whose keys begin with ``user.``."""
     from ...service import PER_USER, Quotas
 
     pairs = parse_pairs(texts, "--quota")
@@ -328,7 +328,7 @@ def _quotas(texts: Sequence[str]) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def _functions(devices: Sequence[str], targets: Sequence[str]) -> list[str]:
-    """Return the device that runs the functions which are named, if any are."""
+    """Return the device that runs the named functions, if there are any."""
     if targets and any(device.partition(":")[0] == "nnburst-function" for device in devices):
         raise InvalidArgument(f"--device nnburst-function and {targets[0]}: give all functions as FILE.py:FUNCTION")
     return [f"nnburst-function:call={'+'.join(targets)}"] if targets else []
@@ -341,7 +341,7 @@ def _policy(text: str) -> tuple[str, int]:
     number = whole_number(priority)
     if number is None:
         raise InvalidArgument(f"--scheduler {text}: write it as POLICY:PRIORITY, such as fifo:20")
-    Scheduling.of((policy, number), None)  # which says what is wrong with it
+    Scheduling.of((policy, number), None)  # raises an error that tells what is wrong
     return policy, number
 
 
@@ -353,7 +353,7 @@ def _gid(group: str) -> int:
 
 
 def _raise_descriptor_limit() -> None:
-    """Each pool of a client takes a descriptor in a worker, which has a quarter of this limit."""
+    """Raise the limit of descriptors: each pool of a client takes one in a worker, which has a quarter of it."""
     import resource
 
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -368,14 +368,14 @@ def _raise_descriptor_limit() -> None:
 def _batching(
     files: Mapping[str, str], directory: str | None, batches: Sequence[str], waits: Sequence[str]
 ) -> dict[str, Batching]:
-    """Return what ``--batch`` and ``--batch-wait`` say of each model, and under "" of all others."""
+    """Return the batching of each model by ``--batch`` and ``--batch-wait``, and under "" that of all others."""
     from ..._core import lib
     from .repository import Batching
 
     most: int = lib.NNB_MOST_BATCHED
     chosen = {"": Batching()}
     for option, texts in (("--batch", batches), ("--batch-wait", waits)):
-        for text in sorted(texts, key=lambda text: "=" in text):  # what is said of all comes first
+        for text in sorted(texts, key=lambda text: "=" in text):  # values for all models first
             name, equals, value = text.rpartition("=")
             if not files and directory is None:
                 raise InvalidArgument(f"{option} {text}: there is no model; give --model NAME=FILE or --models DIR")

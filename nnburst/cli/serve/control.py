@@ -1,4 +1,4 @@
-"""Looks at the shared services of this machine, and ends one, or a client of one."""
+"""Commands that list the shared services of this machine, and end one, or a client of one."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def ls(as_json: bool) -> None:
 )  # fmt: skip
 @click.option("--trust-uid", type=click.IntRange(0), multiple=True, metavar="UID", help="Also a service of this user.")
 def kick(address: str, pid: int | None, user: str | None, timeout: float, trust_uid: tuple[int, ...]) -> None:
-    """End the connections of one process, or of one user, to a service; `nnburst top` shows who has some.
+    """End the connections of one process, or of one user, to a service; `nnburst top` shows them.
 
-    What runs for them ends as if the processes had been killed; so does the process that runs a user's own models. The
-    processes go on, are told why (DeadObject), and may connect again. For the user who runs the service, and root.
+    Their runs end as if the processes had been killed; so does the process that runs a user's own models. The processes
+    continue, learn the reason (DeadObject), and may connect again. Only the service's user and root may do this.
     """
     from ...service import order
     from ...service.wire.protocol import EndClients

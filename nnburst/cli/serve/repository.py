@@ -1,4 +1,4 @@
-"""The files of the named models of a shared service: which there are, and which are served."""
+"""The files of a shared service's named models: those present, and those served."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PIECE = 4 << 20
 
 
 class Batching(NamedTuple):
-    """How many rows of a model run as one, and how long a request waits for others, in seconds."""
+    """The most rows of a model that run as one, and how long a request waits for others, in seconds."""
 
     rows: int = 1
     wait: float = 0.0
@@ -30,9 +30,9 @@ class Repository:
 
     Args:
         files: Paths, by the names that models get.
-        directory: Of ``NAME/VERSION/FILE``, where a version is a whole number; such a model is served as
-            ``NAME:VERSION``. What is there is looked up whenever models are loaded. None: no such models.
-        batching: By the names of models, without versions; "" for all others.
+        directory: Contains ``NAME/VERSION/FILE``, where a version is a whole number; such a model is served as
+            ``NAME:VERSION``. It is read whenever models are loaded. None: no such models.
+        batching: By names of models, without versions; "" for all others.
 
     Raises:
         InvalidArgument: The directory is none, or a version has not just one file that a device reads.
@@ -55,10 +55,10 @@ class Repository:
         return not self._files and self._directory is None
 
     def prepare(self, worker: ServiceConnection) -> None:
-        """Publish what is there to a worker that has just started.
+        """Publish the present models to a worker that has just started.
 
         Raises:
-            NNBurstError: A model cannot be loaded. Only for the first worker: others serve what they can.
+            NNBurstError: A model cannot be loaded. Only for the first worker: later ones serve what they can.
         """
         if both := sorted(self._files.keys() & worker.list_models().keys()):
             raise InvalidArgument(f"--model {both[0]}: a function has that name, too")
@@ -74,7 +74,7 @@ class Repository:
 
         Raises:
             InvalidArgument: There is no such model.
-            NNBurstError: A model cannot be loaded; it is served as before. With a name, else this is logged.
+            NNBurstError: A model cannot be loaded; it is served as before. Raised only with a name, else logged.
         """
         found, served = self._found(), worker.list_models()
         if name is not None:
@@ -99,7 +99,7 @@ class Repository:
             _log.info("the models were loaded again")
 
     def _has_gone(self, name: str, found: Mapping[str, str]) -> bool:
-        """Whether it came from a version that is there no more."""
+        """Return True if it came from a version that no longer exists."""
         return name not in found and ":" in name
 
     def _found(self) -> dict[str, str]:

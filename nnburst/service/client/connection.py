@@ -126,9 +126,9 @@ class ServiceConnection(OneProcess, Closing):
     pid: int
     """Process id of the service."""
     sandbox: Sandbox | None
-    """What keeps the service in; None if it does not say."""
+    """The service's sandbox; None if it reports none."""
     faults: socket.socket | None
-    """Where a service with fault points takes orders."""
+    """Takes orders for a service with fault points."""
 
     def __init__(
         self,

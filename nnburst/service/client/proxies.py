@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 _GRACE = 0.025
 """Seconds by which this side waits longer than the deadline that the device was given."""
 _SHORT = 10.0
-"""Seconds that a call may take which does no work worth speaking of."""
+"""Seconds that a call with hardly any work may take."""
 
 
 class Place(NamedTuple):

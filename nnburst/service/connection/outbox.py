@@ -17,10 +17,10 @@ from ..wire.packets import Kind, Outgoing, unread_bytes
 
 _log = logging.getLogger(__name__)
 _FIRST_LOOK = 0.001
-"""Seconds until it is looked whether an answer was received; then after twice as long each time."""
+"""Seconds until the first look whether an answer was received; each later wait is twice as long."""
 _LAST_LOOK = 0.5
 _RETRY = 0.05
-"""Seconds until the kernel is asked again for room."""
+"""Seconds between two requests to the kernel for room."""
 
 
 class Outbox:
@@ -49,7 +49,7 @@ class Outbox:
         self._messages: deque[Outgoing] = deque()
         self._sent = 0
         self._unread: tuple[Outgoing, int, float] | None = None
-        """The last answer with descriptors: what had been sent before it, and when it was sent."""
+        """The last answer with descriptors, the bytes sent before it, and the time of its sending."""
         self.is_full = False
         self._full_since = self._refused_since = math.inf
         self._sending = threading.Lock()

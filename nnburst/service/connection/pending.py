@@ -19,7 +19,7 @@ from ..wire.protocol import CALL_BY_REQUEST, MAX_INLINE, Message
 MAX_PENDING = 128
 """Calls that one side may have under way; the other side tolerates twice as many, then drops the connection."""
 _MOST_UNATTENDED = 64
-"""Calls under way when one is added whose answer is not waited for: callers are to find room."""
+"""Most calls under way when an unattended one is added, so that callers find room."""
 
 
 class PendingCall:

@@ -24,7 +24,7 @@ from .pending import MAX_PENDING
 _log = logging.getLogger(__name__)
 _MAX_QUEUED_FDS = 2048
 _END = -1
-"""What is to be done after all jobs."""
+"""The rank of a thread's end, after all jobs."""
 
 
 class Workers:

@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 SEND_TIMEOUT = 10.0
 """Seconds after which a peer that does not read its answers is given up."""
 TOLD = "the service ended: "
-"""Before a reason that the other side has told; its exit status says less."""
+"""The text before a reason that the other side gave; its exit status tells less."""
 WORKER_PATIENCE = 1.0
 """Seconds that the end of a connection waits for handlers which are still busy."""
 
@@ -100,11 +100,11 @@ class Connection:
         self._calls = PendingCalls()
         self._child, self._on_end, self._peer = child, on_end, peer
         self._launched: Future[None] = Future()
-        """When the peer is, or what kept it from that."""
+        """Done once the peer is launched, or with the error of the launch."""
         self._closed = self._ended = self._abandoned = False
-        """Whether this side has closed the connection; whether it has ended; whether this is a forked child."""
+        """True once this side has closed the connection; once it has ended; in a forked child."""
         self._leave_by = math.inf
-        """When leaving has taken long enough; over once a release was not answered in time, until it is."""
+        """The time when leaving has taken long enough; past while a release is late for its answer."""
         self._farewell: PendingCall | None = None
         self._listeners: dict[object, Callable[[], None]] = {}
         self._stop_reason = ""

@@ -312,7 +312,7 @@ _SLOTS_PER_CALL = 200
 """Each slot's memory has at least one descriptor, and 253 fit into a message."""
 _GET_MEMORIES_TIMEOUT = 10.0
 _MOST_SLOTS = 16384
-"""Of one burst, also those that name buffers, which no quota counts."""
+"""Slots of one burst, also those that name buffers, which no quota counts."""
 _LONGEST_WINDOW = 0.01
 
 

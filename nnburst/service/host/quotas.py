@@ -25,7 +25,7 @@ _SHOWN = {
     "fds": "fds",
     "requests": "threads",
 }
-"""Where the row of a connection counts what it is charged."""
+"""The place of each charge in a connection's row."""
 
 
 class Quotas(Struct, frozen=True):
@@ -89,11 +89,11 @@ PER_USER = Quotas(
     256, 512, 1024, 8192, 8 << 30, 32 << 30, 16384, 512, 8 << 30,
     process_fds=65536, process_threads=8192, new_connections=5000, log_lines=100,
 )  # fmt: skip
-"""Of a service that programs share, unless it was started with others."""
+"""Default quotas of a user of a shared service."""
 
 
 UNLIMITED = Quotas(*[NO_LIMIT] * len(fields(Quotas)))
-"""Of a broker, which acts for the operator."""
+"""Quotas of a broker, which acts for the operator."""
 
 
 class Charge(Closing):

@@ -33,15 +33,15 @@ from .workers import AcceptedClient, WorkerPool
 _log = logging.getLogger(__name__)
 _FIRST_ACTIVATED_FD = 3
 _MOST_REFUSALS = 16
-"""Peers at a time that are told why they are refused; others are only disconnected."""
+"""Most peers at a time that learn why they are refused; others are only disconnected."""
 _HELLO_PATIENCE = 10.0
-"""Seconds that a peer that is served has to say hello. How many a user may have, its quota of connections says."""
+"""Seconds that an accepted peer has to say hello. A user's quota of connections limits how many wait."""
 _NEW = 10.0
 """Seconds for which a connection counts as a new one of its user's."""
 _UNREAD = 1.0
-"""Seconds until it is looked again whether a client that was told of its end has read all, or gone."""
+"""Seconds until the next look whether a client that was told of its end has read all, or gone."""
 _STARVED = 0.1
-"""Seconds until it is tried again to take connections for which there are no descriptors."""
+"""Seconds until the next try to accept connections after descriptors ran out."""
 
 
 class AccessPolicy(Struct, frozen=True):
@@ -102,9 +102,9 @@ class Broker:
         self._numbers = itertools.count(1)
         self._users: weakref.WeakValueDictionary[int, Ledger] = weakref.WeakValueDictionary()
         self._awaited: dict[int, AcceptedClient] = {}
-        """Those that have not said hello, or not gone, by descriptor."""
+        """Clients that have not said hello, or not gone, by descriptor."""
         self._new: deque[tuple[float, Charge]] = deque()
-        """Connections of the last seconds: when each came, and what it counts for so long."""
+        """Connections of the last seconds: the time of each, and its charge."""
         self._jobs: deque[Callable[[], None]] = deque()
         self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._stop_reason = ""

@@ -15,11 +15,11 @@ _log = logging.getLogger(__name__)
 _OWN = Path("/proc/self")
 _CONTROLLERS = "cpu", "memory", "pids"
 _PERIOD = 100_000
-"""Microseconds, of cpu.max."""
+"""Period of cpu.max, in microseconds."""
 _MOST_TASKS = 1 << 22
 _BROKER = "broker"
 NICENESS = 5
-"""Of a user's group, beside that of the operator's models."""
+"""Niceness of a user's group, relative to that of the operator's models."""
 
 
 class Group:

@@ -27,9 +27,9 @@ from .sandbox import close_door, find_code, log_sandbox
 
 _MOST_FDS = 65536
 _NAMED_PART, _OWN_PART = 2, 4
-"""Of its broker's limits a worker has a half, or a quarter."""
+"""Divisors: a worker has a half, or a quarter, of its broker's limits."""
 _OWN_FIRST, _NAMED_NEXT = 500, 200
-"""Of a thousand: how much more a worker seems to take than it does, to the kernel that is short of memory."""
+"""Thousandths of memory that a worker seems to take beyond its own, to a kernel that is short of it."""
 
 
 def pidfd_of_parent(parent: int) -> int:

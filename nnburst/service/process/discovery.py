@@ -31,7 +31,7 @@ from ...errors import BadState, DeviceUnavailable, InvalidArgument, MissedDeadli
 
 RUNTIME_VARIABLE = "NNBURST_RUNTIME_DIR"
 SYSTEM_DIRECTORY = Path("/run/nnburst")
-"""Where a service of the system puts its socket; looked into after the user's own directory."""
+"""The directory of sockets of the system's services; searched after the user's own."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PREFIX = "unix:"
@@ -41,7 +41,7 @@ _RETRY = 0.005
 _LONGEST_LOCK = 4096
 _SO_PEERGROUPS = 59
 _LONGEST_OPTION = 1024
-"""Bytes that Python reads."""
+"""Most bytes of an option that Python reads."""
 _SO_PEERPIDFD = 77  # Linux 6.5
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock where off_t has 64 bits
 _WHOLE_FILE = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)

@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from .options import ServiceOptions
 
 FUNCTIONS = "nnburst-function"
-"""The device of functions; as it is, of those that a client has sent, which a service reads later."""
+"""The device of functions; without a further name, of functions that a client sends, which a service reads later."""
 _DEVICES = {"nnburst-reference", "nnburst-onnxruntime", "nnburst-noop"}
-"""Those whose modules the zygote may import: they are known to start no thread."""
+"""Devices whose modules the zygote may import: they start no thread."""
 _OWN = "NNBURST_"
-"""Beginning of variables that are sent with each request: they are read when they are needed."""
+"""The beginning of variables that go with each request: they are read when they are needed."""
 _STATUS = ("Umask", "Uid", "Gid", "Groups", "SigIgn", "Cap", "NoNewPrivs", "Seccomp", "Mems_allowed:")
-"""Beginnings of lines."""
+"""Beginnings of compared lines."""
 _FILES = ("limits", "cgroup", "oom_score_adj", "attr/current")
 SEQPACKET = socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC
 

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from .workers import Worker
 
 _Started: TypeAlias = tuple[FdSet, Callable[[FdSet], int | None]]
-"""A pidfd, perhaps with more, and what tells from these how the process has ended."""
+"""A pidfd, perhaps with more, and a function that tells from these how the process has ended."""
 _END_OF_A_WORKER = 4 * LEAVING
-"""Seconds: it lets what runs finish, and tells its clients."""
+"""Seconds: it lets runs finish, and tells its clients."""
 _EXIT_PATIENCE = 0.2
 """Seconds between the end of a child's socket, which the system closes first, and that of the child."""
 

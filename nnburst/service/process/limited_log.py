@@ -17,12 +17,12 @@ import msgspec
 from ..._core.fds import FdSet, ready
 
 LINES = 10
-"""Of one place in the code that are written in a `PERIOD`; the others are counted."""
+"""Lines of one place in the code that are written in a `PERIOD`; the others are counted."""
 PERIOD = 10.0
 LONGEST = 4000
-"""Characters of a line, with its traceback; what is beyond them is cut off."""
+"""Most characters of a line with its traceback; the rest is cut off."""
 _BYTES = 4 * LONGEST
-"""Of a line, in as many characters at least."""
+"""Most bytes of a line: enough for that many characters."""
 _LAST_WORDS = 1 << 16
 """Bytes that a pipe holds."""
 _OWN_LINE = re.compile(r"nnburst service \d+: (DEBUG|INFO|WARNING|ERROR|CRITICAL): (.*)")

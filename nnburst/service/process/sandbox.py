@@ -27,7 +27,7 @@ from ..wire.protocol import Sandbox
 
 _log = logging.getLogger(__name__)
 _BROUGHT = {1: "files", 2: "renaming", 3: "truncating files", 4: "TCP", 5: "devices", 6: "abstract sockets and signals"}
-"""What each version of Landlock keeps a service from; later ones add to what is logged, and close all threads."""
+"""The rights that each version of Landlock takes away; later ones add to the log, and hold for all threads."""
 _LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache")
 _MACHINE = (
     "/proc/cpuinfo",
@@ -40,7 +40,7 @@ _MACHINE = (
     "/dev/urandom",
     "/dev/zero",
 )
-"""What libraries look at to find out how many processors there are, and the like."""
+"""Files that tell libraries the number of processors, and the like."""
 _RESOLVER = ("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/host.conf", "/etc/gai.conf", "/etc/ssl")
 _HINT = (
     "the sandbox of this service does not allow it: have the device say what it needs (Device.needs, or "

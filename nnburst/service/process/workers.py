@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _LOOK = 1.0
-"""Seconds from one look at what workers take to the next."""
+"""Seconds between two looks at the workers' use of resources."""
 _ENDING = 0.1
-"""Seconds until it is looked again whether a process has ended."""
+"""Seconds until the next look whether a process has ended."""
 _IDLE = 10.0
 """Seconds that the worker of a user without connections waits for the next one."""
 
@@ -56,9 +56,9 @@ class AcceptedClient:
     charge: Charge
     worker: Worker | None = None
     is_told: bool = False
-    """Whether it knows of its end."""
+    """True once the client was told of its end."""
     until: float = 0.0
-    """When it must have said hello, to be handed to a worker; or have gone."""
+    """The time when it must have said hello, or have gone."""
 
     @property
     def has_gone(self) -> bool:
@@ -81,7 +81,7 @@ class AcceptedClient:
 
 
 Key = int | AcceptedClient | None
-"""Whose models a worker runs: those of a user, of a connection, or the named ones and functions, for all."""
+"""The owner of a worker's models: a user, a connection, or None: named models and functions, for all."""
 
 
 class Worker:

@@ -36,7 +36,7 @@ def _serve(control: socket.socket, client: int) -> ServiceOptions:
     children: dict[int, tuple[int, socket.socket]] = {}
     """By pidfd: the process id, and the socket for its exit status."""
     later = dict[str, bool]()
-    """Devices, and whether they are warm, of which the rest is loaded as soon as nobody waits."""
+    """Devices, True if warm, whose remaining modules are loaded once no client waits."""
     while True:
         found = ready((control.fileno(), client, *children), _QUIET if later else None)
         while later and not found:

@@ -92,7 +92,7 @@ class Packet(Struct, frozen=True):
     body: bytes
     fds: FdBundle
     is_long: bool = False
-    """Whether the body did not fit into the datagram."""
+    """True if the body did not fit into the datagram."""
 
 
 def _spill(body: bytes) -> int:
