@@ -2,12 +2,12 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * Not an eventfd: whether a write to one waits is a flag of the open file, which the client shares and may change, so it
- * could keep a thread of the service for ever. How a stream is sent is the sender's own choice.
+ * An eventfd will not do: the client shares the open file, and may make writes to it block, so it could keep a thread
+ * of the service for ever. On a stream socket each sender chooses for itself.
  *
- * Only one end of a connected pair of local sockets is taken. To close a socket of the network may take as long as its
- * owner likes (SO_LINGER), and so may to close what was sent to a local one and not received. So nothing may have been
- * sent to it, and nothing can be from then on.
+ * Only one end of a connected pair of local sockets is taken. Closing a network socket may take as long as its owner
+ * likes (SO_LINGER), and closing a local one also closes sockets in its unread messages. So the bell must have received
+ * nothing, and from then on can receive nothing.
  */
 #define _GNU_SOURCE
 #include <sys/ioctl.h>
@@ -29,7 +29,7 @@ int nnb_bell_check(int fd)
 
 void nnb_bell_ring(int fd)
 {
-    /* Full: it is readable already. Gone, or no socket at all: its owner's loss. */
+    /* A full bell is readable already. A bell that is gone is its owner's loss. */
     (void)!send(fd, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 

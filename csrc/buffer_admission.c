@@ -1,4 +1,4 @@
-/* Who uses which driver-managed buffer at the moment, and which of them have contents.
+/* The present users of driver-managed buffers, and which buffers have contents.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
@@ -6,8 +6,8 @@
  * request takes all its buffers or none, so no two requests wait for each other in a circle. It is held for a few
  * loads and stores, never while bytes are copied or kernels run.
  *
- * `use` of a buffer is how many read it, or WRITTEN; closing adds CLOSED on top, so that its users go on and no
- * more are admitted. A closed buffer without users has exactly CLOSED.
+ * `use` of a buffer is how many read it, or WRITTEN; closing adds CLOSED on top, so that its users continue and no more
+ * are admitted. A closed buffer without users has exactly CLOSED.
  */
 #define _GNU_SOURCE
 #include <stdlib.h>
@@ -18,7 +18,7 @@
 #define WRITTEN (-1)
 #define CLOSED (-(1ll << 40))
 
-/* Of all buffers that may meet in a request. */
+/* One gate for all buffers that may meet in a request. */
 static struct {
     pthread_mutex_t lock;
     pthread_cond_t left; /* a user left, or a buffer was closed */
@@ -138,7 +138,7 @@ void nnb_buffer_close(nnb_buffer *b)
     enter();
     if (b->use > CLOSED / 2)
         b->use += CLOSED;
-    pthread_cond_broadcast(&gate.left); /* those that wait will never get it */
+    pthread_cond_broadcast(&gate.left); /* waiting requests will never get it */
     leave();
 }
 

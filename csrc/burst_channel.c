@@ -13,7 +13,7 @@
 #include "nnb_channel.h"
 
 #define CLOCK_EVERY 32      /* polls between two looks at the clock */
-#define MOST_VAIN 8         /* windows in vain that count */
+#define MOST_VAIN 8         /* most windows in vain that are counted */
 #define FRUITLESS_ROUNDS 64 /* a peer that keeps setting bits must not keep us from the interpreter */
 
 int nnb_channel_init(nnb_channel *ch, nnb_mq *mq, int size_at, uint64_t window_ns, uint64_t *counters)
@@ -47,8 +47,8 @@ void nnb_channel_fini(nnb_channel *ch)
 
 /* ---- sending -------------------------------------------------------------------------------------------------- */
 
-/* The receiver sleeps, or is about to: in the kernel, or in an event loop that watches the bell. AWAITED says which: it is
- * changed before NOT_EMPTY is cleared, in the same word. */
+/* The receiver sleeps, or is about to: in the kernel or, if AWAITED is set, in an event loop that watches the bell.
+ * AWAITED changes before NOT_EMPTY is cleared, in the same word. */
 static void rouse(nnb_channel *ch)
 {
     int rc = nnb_event_wake_unless(ch->mq->event, NNB_EVENT_NOT_EMPTY, ch->bell < 0 ? 0 : NNB_EVENT_AWAITED);
@@ -93,7 +93,7 @@ static uint32_t announced(const nnb_channel *ch, const uint8_t *datum, uint64_t 
     return datum[0] == 0 && size >= 2 && size <= left ? size : 0;
 }
 
-/* Whether what follows the first packet is a sequence of whole packets. Packets are published whole, so anything else
+/* 1 if whole packets follow the first one. Packets are published whole, so anything else
  * means that the first one lied about its size too. The peer may change the bytes later: each packet is
  * checked again, on its private copy, when its turn comes. Packets that were walked over once are not walked over again: however
  * many packets wait, each costs one look. */

@@ -33,18 +33,18 @@
 #include "nnb_channel.h"
 
 #define MAGIC 0x6e6e6263u
-#define FARTHEST_NS (24ull * 3600 * 1000000000u) /* a deadline that is further away is not told to the service */
+#define FARTHEST_NS (24ull * 3600 * 1000000000u) /* a later deadline is not sent to the service */
 #define MOST_SENT 256u                           /* requests without an answer; a power of two */
 
-/* `busy`: who is inside: an execution, by address, or nothing but BRIEF. A holder is worth waiting for while it is BRIEF.
- * One that waits for the service is not: it is told that it is WANTED, and rings the bell when it leaves. */
+/* `busy` names the holder: an execution, by address, or BRIEF alone. Others wait for a holder while it is BRIEF. A
+ * holder that waits for the service gets WANTED instead, and rings the bell when it leaves. */
 #define BRIEF 1u
 #define WANTED 2u
 #define HOLDER(busy) ((busy) & ~(uint64_t)(BRIEF | WANTED))
 
 typedef struct record {
     nnb_execution *e;  /* NULL: given up */
-    uint32_t room;     /* datums that its answer may take */
+    uint32_t room;     /* most datums of its answer */
     int sampled;       /* see nnb_sample_due */
     uint64_t timed_ns; /* when it was sent, 0: it is not timed */
     uint64_t end;      /* W after the request */
@@ -68,7 +68,7 @@ struct nnb_client {
     nnb_row *row; /* or NULL: nothing is timed */
     nnb_sampling sampling;
     uint64_t quick;    /* runs answered within the first looks since the last of those that was timed */
-    uint64_t looks_ns; /* what the first looks of a run took that was timed and got no answer from them */
+    uint64_t looks_ns; /* time of a timed run's first looks without an answer */
     uint64_t late_ns;  /* when the request that flies alone was sent, if it is not timed, as far as it can be told */
     int slow;          /* the first looks have brought no answer to it */
     nnb_trace *trace;  /* or NULL */
@@ -84,7 +84,7 @@ enum { IDLE, QUEUED, SENT, LANDED };
 struct nnb_execution {
     nnb_client *client;
     uint64_t timeout_ns, deadline_ns; /* the latter with what was skipped until it was set */
-    nnb_a32 left;                     /* it runs elsewhere from now on */
+    nnb_a32 left;                     /* it has moved elsewhere */
     nnb_a32 flies;                    /* it was started, is not waited for, and its end was not told */
     int late;                         /* a run of it was given up and may still go on */
     int stage;
@@ -104,11 +104,11 @@ static uint64_t self(void) { return (uint64_t)(uintptr_t)pthread_self(); }
 
 static int is_closed(const nnb_client *c) { return nnb_load32_relaxed(&c->closed) != 0; }
 
-/* ---- who is inside -------------------------------------------------------------------------------------------- */
+/* ---- the holder ----------------------------------------------------------------------------------------------- */
 
 static int holds(const nnb_execution *e) { return HOLDER(nnb_load_relaxed(&e->client->busy)) == (uintptr_t)e; }
 
-/* -EBUSY: it is another one's for long. `wants`: the bell is to ring when that is over. */
+/* -EBUSY: another holder has it for long. `wants`: ring the bell when that ends. */
 static int may_wait(nnb_client *c, int wants)
 {
     uint64_t by = nnb_load_relaxed(&c->busy);
@@ -119,7 +119,7 @@ static int may_wait(nnb_client *c, int wants)
     return 0;
 }
 
-/* `e`: whose caller is going to wait, or NULL. */
+/* `e`: the execution whose caller is going to wait, or NULL. */
 static int enter(nnb_client *c, const nnb_execution *e, int wants)
 {
     if (c->magic != MAGIC)
@@ -147,7 +147,7 @@ static int claim(nnb_execution *e, int wants)
     return nnb_load32_seq_cst(&e->left) ? leave(c, -ESTALE) : 0; /* SYNC POINT enter <-> leave */
 }
 
-/* The holder is about to wait. Release: who finds it there sees what those before it left, as if it had left, too. */
+/* The holder is about to wait. Release: a thread that finds it waiting sees all writes of earlier holders. */
 static void stay(nnb_client *c)
 {
     if (c->is_long)
@@ -372,7 +372,7 @@ int nnb_client_is_sound(nnb_client *c)
     return leave(c, !is_closed(c) && !c->request.mq->corrupt && !c->result.mq->corrupt);
 }
 
-/* How much later it is for the runs of this process than the clock says: tests let time pass that no one waits for. */
+/* Time that tests add to the clock for the runs of this process, so that deadlines pass without waiting. */
 static nnb_a64 skipped_ns;
 
 void nnb_skip_time(uint64_t ns) { nnb_add_relaxed(&skipped_ns, ns); }
@@ -409,9 +409,8 @@ uint32_t nnb_execution_spins(const nnb_execution *e) { return nnb_channel_polls(
 
 /* ---- from request to answer ------------------------------------------------------------------------------------- */
 
-/* -EAGAIN: not now, but when some of what is in flight has landed. Answers must find room, or the server ends the
- * burst. Beside another request nothing is put in the ring for a server of another make, which takes all that it finds
- * there for one packet. */
+/* -EAGAIN: not before some requests in flight have landed. Answers must find room, or the server ends the burst. A
+ * server of another make takes all that is in the ring for one packet, so it gets one request at a time. */
 static int send_request(nnb_execution *e)
 {
     nnb_client *c = e->client;
@@ -504,7 +503,7 @@ static void give_up(nnb_execution *e)
     }
 }
 
-/* After anything was taken out of the result ring: a server of another make may wait for room. */
+/* Called after a read from the result ring: a server of another make may wait for room. */
 static void tell_room(nnb_client *c)
 {
     nnb_fence_seq_cst(); /* SYNC POINT: publish <-> sleep */
@@ -523,7 +522,7 @@ static int begin(nnb_execution *e)
         return -ENOTCONN;
     if (!c->late)
         e->late = 0;
-    if (c->sent == c->answered) { /* nothing is outstanding, so whatever is there answers nothing */
+    if (c->sent == c->answered) { /* nothing is outstanding, so these bytes answer nothing */
         int stray = nnb_channel_drain(&c->result);
         if (stray < 0)
             return stray;
@@ -566,7 +565,7 @@ static int grow(void **array, uint32_t *room, uint32_t need, size_t each)
     return 0;
 }
 
-/* What stands for an answer that cannot be read. */
+/* The result in place of an answer that cannot be read. */
 static int fail(nnb_execution *e)
 {
     memset(&e->result, 0, offsetof(nnb_result, shapes));
@@ -603,7 +602,7 @@ static void note_slow(nnb_client *c)
         c->late_ns = now - c->looks_ns;
 }
 
-/* The answer is here. All slow runs are timed that fly alone, of the others one stands for many. */
+/* Times a run whose answer is here: every slow run that flies alone; of the others one stands for many. */
 static void note_answer(nnb_execution *e, int sampled, uint64_t timed, int status)
 {
     nnb_client *c = e->client;
@@ -682,7 +681,7 @@ static void fly(nnb_execution *e)
     nnb_store32_relaxed(&e->client->flights, nnb_load32_relaxed(&e->client->flights) + 1);
 }
 
-/* Its end is known to its owner, or will not be. */
+/* The owner knows its end, or never will. */
 static void told(nnb_execution *e)
 {
     e->stage = IDLE;
@@ -700,7 +699,7 @@ static int end(nnb_execution *e, int rc)
     return leave(e->client, rc);
 }
 
-/* What was waited for has landed, or -EAGAIN. */
+/* 0 if the awaited execution has landed, else -EAGAIN. */
 static int outcome(nnb_execution *e)
 {
     if (e->stage != LANDED)
@@ -731,7 +730,7 @@ int nnb_execution_start(nnb_execution *e)
     return rc;
 }
 
-/* What an error means for a request that has not gone out. */
+/* Translates an error for a request that was not sent. */
 static int unsent(const nnb_execution *e, int rc)
 {
     return e->stage != QUEUED ? rc : rc == -ETIMEDOUT ? -ECANCELED : rc == -EPIPE ? -ENOTCONN : rc;
@@ -751,7 +750,7 @@ int nnb_execution_try(nnb_execution *e, uint32_t spins)
     return (rc = settle(c, got)) < 0 ? end(e, unsent(e, rc)) : outcome(e);
 }
 
-/* As long as an interpreter lock may be kept; then the caller stays. */
+/* Looks for as long as an interpreter lock may be kept; if nothing came, the caller stays inside. */
 static int glance(nnb_execution *e)
 {
     uint32_t spins = nnb_execution_spins(e);
@@ -767,7 +766,7 @@ int nnb_execution_begin(nnb_execution *e)
     return rc < 0 ? rc : glance(e);
 }
 
-/* Sleeps, or looks until that moment. */
+/* Sleeps, or polls until that moment. */
 static int receive(nnb_execution *e, int sleeps, uint64_t until_ns)
 {
     nnb_client *c = e->client;

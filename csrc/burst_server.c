@@ -58,7 +58,7 @@ struct nnb_server {
     int is_decoded;
     uint8_t *answer;       /* room for the whole result ring */
     uint32_t answer_n;     /* 0: the default answer */
-    int failed;            /* what the executor said, whatever could be sent */
+    int failed;            /* the executor's status, even if its answer did not fit */
     int keeps_failures;    /* they are not sent any more */
     nnb_uses *admitted;    /* buffers of the request at hand, taken here */
     plan *running;         /* whose kernel runs the request at hand, or ran the last one */
@@ -71,7 +71,7 @@ struct nnb_server {
     uint64_t weight;       /* requests since the last timed one */
     uint64_t idle_ns;      /* when the last answer went out, if that was timed */
     uint64_t idle_weight;
-    int shares_thread; /* what passes until the next request is not spent on it alone */
+    int shares_thread; /* the time until the next request is not spent on it alone */
     uint64_t own_counters[NNB_COUNTERS];
 
     uint32_t n_plans, last, victim;
@@ -175,7 +175,7 @@ nnb_channel *nnb_server_outbox(nnb_server *s) { return &s->result; }
 
 void nnb_server_share_thread(nnb_server *s) { s->shares_thread = 1; }
 
-/* Whether the last request was for a kernel: the next one is likely to be, too. */
+/* 1 if the last request was for a kernel: the next one is likely to be, too. */
 static int runs_kernels(const nnb_server *s) { return s->last < s->n_plans && s->plans[s->last].kernel; }
 
 int nnb_server_joins(const nnb_server *s) { return runs_kernels(s) && s->plans[s->last].joins; }
@@ -309,7 +309,7 @@ static int matches(const nnb_server *s, const plan *p)
            !memcmp(p->packet, s->packet, (size_t)s->n * NNB_DATUM_SIZE);
 }
 
-/* The id of a plan for a packet seen for the first time: a dead one, or the next in turn. */
+/* Returns a plan id for a packet seen for the first time: a dead plan's, or the next in turn. */
 static uint32_t choose_victim(nnb_server *s)
 {
     for (uint32_t i = 0; i < s->n_plans; i++)
@@ -521,7 +521,7 @@ static int settle(nnb_server *s, int got)
     return id;
 }
 
-/* The requests that are still in the ring have no taker for their answers. */
+/* No client takes answers to requests that are still in the ring. */
 static int is_hung_up(nnb_server *s) { return nnb_load32_acquire(&s->request.hung_up) != 0; }
 
 int nnb_server_try(nnb_server *s, uint32_t spins)
@@ -584,7 +584,7 @@ int nnb_server_next(nnb_server *s)
             got = nnb_channel_try(&s->request, s->packet, NNB_SPINS);
         if (got == -EAGAIN)
             got = nnb_channel_wait(&s->request, s->packet, 0);
-        if (got == -ERESTART && is_kernels) /* an interpreter has nothing to do, and others may have it */
+        if (got == -ERESTART && is_kernels) /* the interpreter has nothing to do here: let other threads run it */
             continue;
         int id = nnb_server_run(s, settle(s, got));
         if (id != -EAGAIN)

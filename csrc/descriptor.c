@@ -1,4 +1,4 @@
-/* Letting go of a descriptor, where nothing of the interpreter may run: its finalisers can be interrupted half-way.
+/* Closing descriptors without the interpreter, whose finalisers can be interrupted half-way.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -91,7 +91,7 @@ static void prepare(void)
         sigaction(SIGURG, &none, NULL);
 }
 
-/* Whatever a signal finds lingering lets go, and so do all that end with it, e.g. in the queue of a local socket. The
+/* A signal ends the lingering of a close, and of all closes inside it, e.g. of sockets in a local socket's queue. The
  * signal comes again and again: the first may come before close() waits. */
 static void close_in_time(int fd, timer_t *alarm)
 {

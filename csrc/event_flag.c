@@ -27,9 +27,9 @@ static long futex(uint32_t *word, int op, uint32_t value, const struct timespec 
     return syscall(SYS_futex, word, op, value, timeout, NULL, bitset);
 }
 
-/* Takes the pending bits of `mask`. What the caller looks at next must be looked at after the bits are gone, else the
- * sender may still find the bit set while the sleeper finds no packet. A read-modify-write, even a seq_cst one, does
- * not order what follows it (ARMv8.3 code lets a later load pass it). Hence the fence. */
+/* Takes the pending bits of `mask`. The caller's next look must come after the bits are gone, else the sender may still
+ * find the bit set while the sleeper finds no packet. A read-modify-write, even a seq_cst one, does not order what
+ * follows it (ARMv8.3 code lets a later load pass it). Hence the fence. */
 static uint32_t consume(uint32_t *word, uint32_t mask)
 {
     uint32_t old = nnb_take32((nnb_a32 *)word, ~mask); /* SYNC POINTS: wake <-> consume, publish <-> sleep */

@@ -1,4 +1,4 @@
-/* Who is in a group: bursts, their clients and workers; see nnb_group.h.
+/* The members of a group: bursts, their clients and workers; see nnb_group.h.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -83,7 +83,7 @@ static nnb_member *find_member(nnb_group *g, uint64_t number)
     return m;
 }
 
-/* Under lock: found or made. */
+/* Under lock: finds or makes a client's record. */
 static nnb_member *member(nnb_group *g, uint64_t number)
 {
     nnb_member *m = find_member(g, number);
@@ -96,7 +96,7 @@ static nnb_member *member(nnb_group *g, uint64_t number)
     return m;
 }
 
-/* Under lock: one of its users is gone. */
+/* Under lock: drops one of a record's users. */
 static void drop_member(nnb_group *g, nnb_member *m)
 {
     if (--m->n_users)
@@ -126,7 +126,7 @@ void nnb_group_leave(nnb_group *g, uint64_t client)
 
 /* ---- bursts ----------------------------------------------------------------------------------------------------- */
 
-/* Under lock: a number that no burst has, with room for it; or why not. */
+/* Under lock: returns a free number for a burst, with room for it; or an error. */
 static int free_number(nnb_group *g)
 {
     uint32_t i = 0;
@@ -148,7 +148,7 @@ static int free_number(nnb_group *g)
     return (int)i;
 }
 
-/* Under lock: serves it from now on. */
+/* Under lock: has the group serve a burst from now on. */
 static int join_group(nnb_group *g, nnb_burst *b, uint64_t client, uint32_t priority)
 {
     int number = free_number(g);
@@ -207,7 +207,7 @@ void nnb_group_bury(nnb_group *g, nnb_burst *b)
 
 /* ---- workers ---------------------------------------------------------------------------------------------------- */
 
-/* Under lock: a number that no other worker has, for the word `lead`. */
+/* Under lock: returns a free number for a worker, for the word `lead`. */
 static uint32_t next_number(nnb_group *g)
 {
     const nnb_worker *w;

@@ -1,15 +1,15 @@
-/* Who leads a group: the word `lead`, its hand-over, workers that are parked, and the monitor; see nnb_group.h.
+/* The lead of a group: the word `lead`, its hand-over, parked workers, and the monitor; see nnb_group.h.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
 
 #include "nnb_group.h"
 
-#define IDLE_TICKS 8        /* so many without a run, and the monitor rests */
-#define GROW_NS 1000000000u /* a worker that was asked for and has not come by then is asked for again */
+#define IDLE_TICKS 8        /* ticks without a run after which the monitor rests */
+#define GROW_NS 1000000000u /* time after which a worker that has not come is asked for again */
 #define MOST_WORKERS 1024u
-#define SPARE 4u             /* parked workers that stay for ever */
-#define KEEP_NS 10000000000u /* ... and others when they have not been needed for so long */
+#define SPARE 4u             /* number of parked workers that stay for ever */
+#define KEEP_NS 10000000000u /* others end when they were not needed for so long */
 
 /* ---- how many runs there are ------------------------------------------------------------------------------------ */
 
@@ -44,8 +44,8 @@ int nnb_group_wants_worker(nnb_group *g)
     return -EUSERS;
 }
 
-/* Under lock, by the leader: a run is not the leader's any more, and so its queue is not in service. It began at that time;
- * 0: it was not measured, and is not stuck before it was watched. */
+/* Under lock, by the leader: detaches a run, so its queue is not in service. It began at that time; 0: it was not
+ * measured, and is not stuck before it was watched. */
 static void mark_detached(nnb_group *g, nnb_worker *w, uint64_t began_ns)
 {
     nnb_queue *q = &w->burst->queue;
@@ -58,7 +58,7 @@ static void mark_detached(nnb_group *g, nnb_worker *w, uint64_t began_ns)
     nnb_count_up(&g->n_runs[q->priority]);
 }
 
-/* Under lock: a detached run is over, for the leader to charge. */
+/* Under lock: leaves a detached run that is over to the leader, who charges it. */
 static void mark_done(nnb_group *g, nnb_worker *w)
 {
     nnb_member *m = nnb_member_of(w->burst);
@@ -152,7 +152,7 @@ static void take_lead(nnb_group *g, const nnb_worker *w)
     nnb_store_relaxed(&g->lead, nnb_lead_word(w, NNB_LEAD_LOOKING));
 }
 
-/* Under lock, by a worker that is parked no more. */
+/* Under lock, by a worker that leaves the parked ones. */
 static void unpark(nnb_group *g, nnb_worker *w)
 {
     for (nnb_worker **link = &g->parked; *link; link = &(*link)->next_parked)
@@ -247,7 +247,7 @@ void nnb_worker_give_back(nnb_worker *w)
 
 /* ---- parked workers --------------------------------------------------------------------------------------------- */
 
-/* The monitor looks, under lock. 1: it leads now. */
+/* Under lock: lets the monitor look. 1: it leads now. */
 static int tick(nnb_worker *w)
 {
     nnb_group *g = w->group;
@@ -286,14 +286,14 @@ static int tick(nnb_worker *w)
     return 0;
 }
 
-/* Under lock, by one that is parked. Those that park last are called first. So one that is here for long is one of those
- * that were not needed, however much the need goes up and down meanwhile. */
+/* Under lock, by a parked worker. The last one to park is called first, so a worker that stays parked for long is not
+ * needed, even if the need goes up and down. */
 static int has_too_many(const nnb_group *g)
 {
     return nnb_load32_relaxed(&g->n_parked) > SPARE && g->n_workers > g->cpus + 1 + nnb_load32_relaxed(&g->n_stuck);
 }
 
-/* Under lock. 0: it leads; 1: it is to wait; -EPIPE. */
+/* Under lock. 0: the worker leads; 1: it has to wait; -EPIPE. */
 static int line_up(nnb_group *g, nnb_worker *w)
 {
     uint32_t state = NNB_LEAD_STATE(nnb_load_relaxed(&g->lead));

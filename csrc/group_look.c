@@ -1,4 +1,4 @@
-/* Which queues the leader of a group looks at, and when: see nnb_group.h.
+/* The leader's looks at the queues of a group: see nnb_group.h.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
@@ -9,8 +9,8 @@
 
 #include "nnb_group.h"
 
-#define COLD_NS 2000000u /* a queue without packets for so long is looked at now and then only */
-#define HOT_LOOKS 8u     /* at hot queues for each request that is served */
+#define COLD_NS 2000000u /* a queue without packets for so long gets a look only now and then */
+#define HOT_LOOKS 8u     /* looks at hot queues for each served request */
 #define COLD_LOOKS 2u    /* at all queues, likewise */
 #define MOST_DOUBTS 16u  /* so that a window of milliseconds ends, too */
 
@@ -109,7 +109,7 @@ static int look_at(nnb_group *g, nnb_burst *b)
     return 1;
 }
 
-/* Whether one of those in service is ready now. */
+/* 1 if a queue in service is ready now. */
 int nnb_look_at_slots(nnb_group *g)
 {
     int found = 0;
@@ -133,7 +133,7 @@ void nnb_look_at_all(nnb_group *g)
     }
 }
 
-/* What is due before the next pick. */
+/* Does the work that is due before the next pick. */
 void nnb_look_around(nnb_group *g)
 {
     if (g->is_slow || g->picks_all * COLD_LOOKS >= g->n_mine) {

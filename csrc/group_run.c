@@ -1,4 +1,4 @@
-/* What a worker of a group does: looks for a request, takes it, runs it inline or detached, answers; see nnb_group.h.
+/* The work of a group's worker: it looks for a request, takes it, runs it inline or detached, answers; see nnb_group.h.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -14,7 +14,7 @@ static int has_kernel(int id) { return id >= 0 && id & NNB_PLAN_KERNEL; }
 
 /* ---- taking a request ------------------------------------------------------------------------------------------- */
 
-/* A request of a burst is the one at hand, or the burst is over. What the loop's steps return. */
+/* Makes a burst's request, or its end, the one at hand. Returns as the loop's steps do. */
 static int take_up(nnb_worker *w, const nnb_burst *b, int id, int is_first)
 {
     w->ended = id < 0 ? id : 0;
@@ -24,7 +24,7 @@ static int take_up(nnb_worker *w, const nnb_burst *b, int id, int is_first)
     return (int)(b->number * NNB_BURST_PLANS) + (w->ended ? NNB_BURST_ENDED : id);
 }
 
-/* Takes the request of a burst that the leader or its own worker has. >= 0: run it; -EAGAIN: there was none. */
+/* Takes the request of a burst that the leader or this worker has. >= 0: run it; -EAGAIN: there was none. */
 static int take(nnb_worker *w, nnb_burst *b)
 {
     int id = nnb_server_try(b->server, 1);
@@ -36,8 +36,8 @@ static int take(nnb_worker *w, nnb_burst *b)
     return take_up(w, b, id, nnb_queue_begin(&b->queue));
 }
 
-/* The leader takes what waits for the same batcher as the request that it has just taken. A request that has to be bound first
- * may wait for its client: it is the last one that is run, and there is one at most, so that no other client waits for it. */
+/* The leader takes the requests that wait for the same batcher as the one that it has just taken. A request that has to
+ * be bound first may wait for its client: it runs last, and is the only one, so that no other client waits for it. */
 static void gather(nnb_worker *w, nnb_burst *b)
 {
     nnb_group *g = w->group;
@@ -98,7 +98,7 @@ static void run_together(nnb_worker *w)
     }
 }
 
-/* Goes on with the next burst that was taken with the last one; as `take`. */
+/* Continues with the next burst that was taken with the last one; returns as `take`. */
 static int next_rider(nnb_worker *w)
 {
     nnb_rider r = w->riders[--w->n_riders];
@@ -119,7 +119,7 @@ static int next_rider(nnb_worker *w)
 /* While one client is served, and no flow has to be fair, few runs are measured. */
 static int must_measure(const nnb_worker *w) { return nnb_load_relaxed(&w->runs) % NNB_LOOKS_PER_CLOCK == 0; }
 
-/* Whether its client sleeps, and has to be woken for the answer. */
+/* 1 if its client sleeps, and has to be woken for the answer. */
 static int is_asleep(const nnb_burst *b)
 {
     return !(nnb_load32_relaxed((nnb_a32 *)(void *)nnb_server_outbox(b->server)->mq->event) & NNB_EVENT_NOT_EMPTY);
@@ -149,7 +149,7 @@ static int begin(nnb_worker *w)
         if (rc)
             return rc;
     }
-    /* A few rounds old; these count as time of the client that is waited for, anyway. */
+    /* The time is a few rounds old; these count as time of the awaited client, anyway. */
     int knows_time = g->schedule.awaited != NULL;
     nnb_burst *b = pick(g);
     if (!b)
@@ -185,7 +185,7 @@ static int begin(nnb_worker *w)
 
 /* ---- answering -------------------------------------------------------------------------------------------------- */
 
-/* A run is over. What it took is charged by the leader: now, or once its worker has given the burst back. `ended_ns`: before
+/* Ends a run. The leader charges its time: now, or once the run's worker has given the burst back. `ended_ns`: before
  * the answer went out, if that woke a client, which may take this processor. */
 static void account(nnb_worker *w, nnb_burst *b, uint64_t ended_ns)
 {
@@ -238,7 +238,7 @@ static int conclude(nnb_worker *w)
 
 /* ---- looking for a request -------------------------------------------------------------------------------------- */
 
-/* Leads until a request is to be run. -EAGAIN: after `limit` rounds (0: never), or the lead is gone. */
+/* Leads until a request has to be run. -EAGAIN: after `limit` rounds (0: never), or the lead is gone. */
 static int lead(nnb_worker *w, uint32_t limit)
 {
     nnb_group *g = w->group;
@@ -344,7 +344,7 @@ int nnb_group_next(nnb_worker *w)
         if (w->role == NNB_NO_ROLE && !w->n_riders && (rc = nnb_worker_park(w)) < 0)
             return rc;
         uint32_t spins = nnb_group_spins(w);
-        int id = spins ? nnb_group_try(w, spins) : -EAGAIN; /* without a look at what is idle */
+        int id = spins ? nnb_group_try(w, spins) : -EAGAIN; /* without a look at idle queues */
         id = nnb_group_run(w, id == -EAGAIN ? nnb_group_try(w, 0) : id);
         if (id != -EAGAIN)
             return id;

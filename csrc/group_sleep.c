@@ -2,9 +2,9 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * The kernel waits for 128 words at a time (futex_waitv). What is beyond that, and has not been used for long, is left to
- * threads that do nothing but sleep on such queues, 127 each, and hand a burst back with its first packet. A kernel
- * without futex_waitv is used the same way, with one queue for each of those threads.
+ * The kernel waits for 128 words at a time (futex_waitv). Queues beyond these that were not used for long are left to
+ * threads that only sleep on such queues, 127 each, and hand a burst back with its first packet. A kernel without
+ * futex_waitv is used the same way, with one queue for each of those threads.
  */
 #define _GNU_SOURCE
 #include <limits.h>
@@ -20,7 +20,7 @@
 #define SYS_futex_waitv 449
 #endif
 
-#define FUTILE_WAKES 1024u /* a client that wakes us so often without a packet is not served any more */
+#define FUTILE_WAKES 1024u /* most wakes without a packet before a client is not served any more */
 #define SLEEPING_BITS (NNB_EVENT_NOT_EMPTY | NNB_EVENT_HANG_UP)
 
 struct nnb_sleeper_thread {
@@ -70,7 +70,7 @@ static void clear_bits(nnb_burst *b)
         nnb_take32(event_of(b), ~SLEEPING_BITS);         /* SYNC POINTS: wake <-> consume, publish <-> sleep */
 }
 
-/* After the fence. Whether the burst may be slept on. */
+/* After the fence: 1 if the leader may sleep on the burst. */
 static int is_quiet(nnb_burst *b)
 {
     b->expected = nnb_load32_relaxed(event_of(b));
@@ -163,7 +163,7 @@ static int by_use(const void *a, const void *b)
     return x < y ? 1 : x > y ? -1 : 0; /* the latest first */
 }
 
-/* Leaves what cannot be waited for to sleeper threads. */
+/* Leaves bursts beyond the limit to sleeper threads. */
 static void leave_some(nnb_group *g)
 {
     if (g->n_mine <= g->words)

@@ -6,7 +6,7 @@
 
 #include "nnburst.h"
 
-#define MOST_DOUBLED 10u /* one batch in a thousand is tried of those that always fail */
+#define MOST_DOUBLED 10u /* a batch that always fails is still tried once in a thousand */
 
 int nnb_kernel_run(nnb_kernel *k, uint64_t deadline_ns) { return k->run(k, deadline_ns); }
 

@@ -141,7 +141,7 @@ static void chain(int sig, siginfo_t *info, void *context)
     }
 }
 
-/* What the handler knows of an entry, all of it of one owner; 0: there is none. */
+/* Copies an entry for the handler, consistently from one owner; 0: there is none. */
 typedef struct guarded {
     uint64_t base, end, granule;
     int prot;
@@ -182,7 +182,7 @@ static int absorb(uint64_t address)
     return 0;
 }
 
-/* Whether a load from there would fault. The kernel reads the set of signals before it finds that `how` is none. */
+/* 1 if a load from there would fault. The kernel reads the set of signals before it finds that `how` is none. */
 static int is_gone(uint64_t address)
 {
     return syscall(SYS_rt_sigprocmask, ~0, address, NULL, sizeof(uint64_t)) < 0 && errno == EFAULT;
@@ -201,7 +201,7 @@ static int absorb_all(void)
             address -= m.granule;
             if (is_gone(address))
                 found |= lay_zeros(&guards[i], &m, address);
-            /* A file loses its end. What follows may be there again where zeros were laid before. */
+            /* A file loses its end: pages behind may exist again where zeros were laid before. */
             else if (!nnb_load_relaxed(&guards[i].faults))
                 break;
         }

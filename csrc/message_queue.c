@@ -6,7 +6,7 @@
  * W - R == ring size; the whole ring is usable. Elements never straddle the end, because the size is a multiple of the
  * quantum.
  *
- * Where things are is told by grantors (offset + extent in a file), so any layout can be attached. The one we draw:
+ * Grantors (offset + extent in a file) give all places, so any layout can be attached. Our own layout:
  *
  *    offset   bytes        what                                              written by
  *         0   8            R, read counter   (unsynchronized: unused)        reader
@@ -141,9 +141,9 @@ static void unmap_fds(nnb_mq *q)
         nnb_unmap(&q->maps[f]);
 }
 
-/* As it is in shared memory now, as if nothing had been seen of the peer: each takes a look at the peer's counter
- * before it touches what that gives it. The fields of the writer and of the reader are apart, since one handle may
- * write in one thread and read in another. */
+/* Starts from shared memory, without knowledge of the peer: each side looks at the peer's counter before it touches the
+ * bytes that it grants. The fields of the writer and of the reader are apart, since one handle may write in one thread
+ * and read in another. */
 static void adopt_w(nnb_mq *q)
 {
     q->own_w = nnb_load_relaxed(q->w);
@@ -184,7 +184,7 @@ int nnb_mq_open(nnb_mq **out, const nnb_grantor *grantors, uint32_t n_grantors, 
     *out = NULL;
     if (flavour != NNB_SYNCHRONIZED && flavour != NNB_UNSYNCHRONIZED)
         return -EINVAL;
-    uint32_t n = n_grantors > 5 ? 5 : n_grantors; /* more are none of our business */
+    uint32_t n = n_grantors > 5 ? 5 : n_grantors; /* further grantors are ignored */
     if (flavour == NNB_SYNCHRONIZED && n > 4 && !is_stamp(&grantors[NNB_GRANTOR_STAMP], &grantors[NNB_GRANTOR_WRITE]))
         n = 4;
     int rc = check_grantors(grantors, n, n_fds, quantum);

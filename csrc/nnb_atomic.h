@@ -107,7 +107,7 @@ static inline uint32_t nnb_load32_relaxed(const nnb_a32 *p) { return atomic_load
 static inline void nnb_store32_release(nnb_a32 *p, uint32_t v) { atomic_store_explicit(p, v, memory_order_release); }
 static inline void nnb_store32_relaxed(nnb_a32 *p, uint32_t v) { atomic_store_explicit(p, v, memory_order_relaxed); }
 
-/* These return what was there before. */
+/* These return the old value. */
 #define NNB_CHANGE(name, bits, operation, order)                        \
     static inline uint##bits##_t name(nnb_a##bits *p, uint##bits##_t v) \
     {                                                                   \
@@ -131,7 +131,7 @@ static nnb_a32 nnb_tsan_fence_word;
 static inline void nnb_fence_seq_cst(void) { NNB_FENCE(memory_order_seq_cst); }
 static inline void nnb_fence_acquire(void) { NNB_FENCE(memory_order_acquire); }
 static inline void nnb_fence_release(void) { NNB_FENCE(memory_order_release); }
-/* For what comes before a seq_cst fence: that makes it an acquire. */
+/* For loads before a seq_cst fence, which makes them an acquire. */
 NNB_CHANGE(nnb_take32, 32, fetch_and, NNB_BEFORE_FENCE)
 
 /* Tells the core that this is a spin loop: saves power and leaves the loop without a pipeline flush. */

@@ -8,20 +8,20 @@
 #include "nnb_internal.h"
 
 #define NNB_EVENT_AWAITED 0x4u        /* the reader sleeps in an event loop, not here: ring its bell */
-#define NNB_EVENT_HANG_UP 0x80000000u /* wakes our own waiters; the private flag says whether it is true */
+#define NNB_EVENT_HANG_UP 0x80000000u /* wakes our own waiters; a private flag tells if it is true */
 
-/* Whether a wait polls before it sleeps. It does while packets are found so. A window that was polled in vain is followed by
- * waits that sleep at once, until 2^n of them were over within the window all the same, where n windows in a row were in
- * vain: so an end whose peer comes rarely, computes for long or wants the same processor sleeps, as a socket does. */
+/* Decides if a wait polls before it sleeps. It does while polling finds packets. After n windows in a row in vain,
+ * waits sleep at once, until 2^n of them ended within the window all the same: so an end whose peer comes rarely,
+ * computes for long or wants the same processor sleeps, as a socket does. */
 typedef struct nnb_channel {
     nnb_mq *mq;
     uint64_t window_ns;  /* polling window of the receiver */
-    uint64_t windows;    /* how many of them the packet that is awaited is worth */
+    uint64_t windows;    /* windows to poll for the awaited packet */
     uint64_t poll_until; /* end of the window that is running, 0: none began since the last packet */
     uint32_t vain;       /* windows in a row that ended without a packet */
     uint32_t left;       /* waits that are to be short before the next window */
-    uint64_t slept_ns;   /* since when the wait sleeps that has not polled; 0: none */
-    int peer_sleeps;     /* what was sent last found the receiver asleep: it needs a processor before it answers */
+    uint64_t slept_ns;   /* when a wait that has not polled began to sleep; 0: none */
+    int peer_sleeps;     /* the last packet found the receiver asleep: it needs a processor before it answers */
     int waiting;         /* the window is over: the packet that comes was not found by polling */
     int armed;           /* AWAITED is set */
     uint64_t verified;   /* datums after the head that were found to be whole packets */
@@ -32,7 +32,7 @@ typedef struct nnb_channel {
     nnb_a32 hung_up;
     uint64_t poll_ended; /* when polling ended in vain in the wait that is over; 0 if it did not, 1 if there was none */
     uint64_t *counters;  /* of its end: a row's, or private ones */
-    uint32_t packets;    /* which of them counts its packets */
+    uint32_t packets;    /* index of the counter of its packets */
 } nnb_channel;
 
 /* Checks that the queue can carry a burst and takes it over (also on failure). size_at: 4 for requests, 8 for results.
@@ -53,17 +53,17 @@ void nnb_channel_notify_not_full(nnb_channel *ch);
 int nnb_channel_try(nnb_channel *ch, uint8_t *packet, uint32_t spins);
 int nnb_channel_wait(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns);
 
-/* The polling of nnb_channel_wait alone; -EAGAIN: the window is over, or it is not worth it; -ERESTART: it goes on, but
- * that moment has come (0: the end of a slice). */
+/* The polling of nnb_channel_wait alone; -EAGAIN: the window is over, or it is not worth it; -ERESTART: the wait
+ * continues, but that moment has come (0: the end of a slice). */
 int nnb_channel_look(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns, uint64_t until_ns);
 
-/* Lets the sender ring the bell for the next packet. 1: do not wait for that, there is something to see already. It stays
- * so, and is of no account while packets are found by polling, until it is disarmed, as it must be before
- * nnb_channel_wait. That returns whether it was armed. */
+/* Lets the sender ring the bell for the next packet. 1: do not wait for it, a packet is there already. It stays armed,
+ * without effect while polling finds packets, until it is disarmed, as it must be before nnb_channel_wait. Disarming
+ * returns 1 if it was armed. */
 int nnb_channel_arm(nnb_channel *ch);
 int nnb_channel_disarm(nnb_channel *ch);
 
-/* Throws away whatever is in the ring. Returns datums or -EBADMSG. */
+/* Throws away all bytes in the ring. Returns datums or -EBADMSG. */
 int nnb_channel_drain(nnb_channel *ch);
 
 void nnb_channel_hang_up(nnb_channel *ch);
@@ -71,7 +71,7 @@ void nnb_channel_hang_up(nnb_channel *ch);
 /* watch.c. Puts times beside W for the packet of n datums that is sent next, and how many requests ran as one. */
 void nnb_channel_stamp(nnb_channel *ch, uint32_t n, uint64_t time_ns, uint64_t lasted_ns, uint32_t together);
 
-/* Whether the packet that was taken last carries times. Its line was loaded to see that the packet is there. */
+/* 1 if the packet that was taken last carries times. Its line was loaded to see that the packet is there. */
 static inline int nnb_channel_is_stamped(const nnb_channel *ch)
 {
     const nnb_mq *q = ch->mq;
@@ -84,21 +84,20 @@ static inline int nnb_channel_is_stamped(const nnb_channel *ch)
 int nnb_channel_stamp_of(const nnb_channel *ch, uint64_t now_ns, uint64_t *time_ns, uint64_t *lasted_ns,
                          uint32_t *together);
 
-/* By when the packet of n datums that is sent next has to be answered; 0: no time. Has to be called for each packet once
- * it was called for one. */
+/* Sets the deadline of the answer to the next packet, of n datums; 0: none. After a first call each packet needs one. */
 void nnb_channel_set_deadline(nnb_channel *ch, uint32_t n, uint64_t deadline_ns);
 void nnb_channel_unset_deadline(nnb_channel *ch); /* that packet could not be sent */
-/* Has the packet that ends at that value of W be one whose deadline has passed. */
+/* Marks the packet that ends at that value of W as past its deadline. */
 void nnb_channel_revoke(nnb_channel *ch, uint64_t position);
 uint64_t nnb_channel_find_deadline(const nnb_channel *ch);
-/* By when the packet that was taken last has to be answered; 0: no time. */
+/* Returns the deadline of the packet that was taken last; 0: none. */
 static inline uint64_t nnb_channel_deadline(const nnb_channel *ch)
 {
     const nnb_mq *q = ch->mq;
     return q->stamp && nnb_load_relaxed(&q->stamp[2]) ? nnb_channel_find_deadline(ch) : 0;
 }
 
-/* Which runs of a client are timed. */
+/* The choice of runs of a client to be timed. */
 typedef struct nnb_sampling {
     uint32_t every;     /* each n-th, 0: one in 256 on average */
     uint32_t countdown; /* to the next of these */
@@ -118,7 +117,7 @@ static inline int nnb_sample_due(nnb_sampling *s)
     return NNB_TIMED | NNB_ITS_TURN;
 }
 
-/* Whether the next wait will poll. */
+/* 1 if the next wait will poll. */
 static inline int nnb_channel_polls(const nnb_channel *ch) { return ch->window_ns && !ch->left && !ch->peer_sleeps; }
 
 #endif

@@ -1,14 +1,14 @@
-/* Several threads serve the bursts of many clients; private to group*.c. Who is served next is in schedule.h.
+/* Several threads serve the bursts of many clients; private to group*.c. schedule.h chooses the next request.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
  * docs/internals/scheduler.md says what workers do: leading, inline, detached, saturated, held, stuck, together.
  *
- * The word `lead` says who leads: FREE, LOOKING, or BUSY with which run of which worker. What is "the leader's" below is
- * touched by the leader alone; `lead` itself, or `lock`, hands it on.
+ * The word `lead` tells the state of the lead: FREE, LOOKING, or BUSY with a run of a worker. The leader alone touches
+ * fields that are "leader only" below; `lead` itself, or `lock`, hands them on.
  *
  *   SYNC POINT hand_over <-> take_over   (lead)
- *     The leader stores BUSY with release; who takes the lead from it swaps it with acquire, and so sees what the last
+ *     The leader stores BUSY with release; the worker that takes over swaps it with acquire, and so sees what the last
  *     leader did. All other changes, from and to FREE and to another worker, are made under `lock`.
  *   SYNC POINT give_back <-> take_up   (burst.taken)
  *     A worker stores 0 with release when it is done with a burst; the leader loads it with acquire before it looks.
@@ -26,8 +26,8 @@
 
 #define NNB_GROUP_MAGIC 0x6e6e6267u
 #define NNB_LOOKS_PER_CLOCK 32u /* looks at queues between two looks at the clock */
-#define NNB_TICK_NS 1000000u    /* of the monitor */
-#define NNB_WAITV_WORDS 127u    /* and a bell: what the kernel waits for at a time */
+#define NNB_TICK_NS 1000000u    /* period of the monitor */
+#define NNB_WAITV_WORDS 127u    /* words that the kernel waits for at a time, beside a bell */
 
 enum { NNB_LEAD_FREE, NNB_LEAD_LOOKING, NNB_LEAD_BUSY };
 #define NNB_LEAD_STATE(x) ((x) & 3u)
@@ -42,8 +42,8 @@ typedef struct nnb_member {
     uint64_t number;
     /* under lock */
     uint32_t n_users; /* its bursts, and the client itself until it leaves */
-    uint32_t n_ended; /* detached runs that are over and are not charged yet, */
-    nnb_usage usage;  /* what they come to, */
+    uint32_t n_ended; /* detached runs that are over and not charged yet, */
+    nnb_usage usage;  /* their usage, */
     int is_charged;   /* and whether there are any */
     struct nnb_member *next, *next_charged;
 } nnb_member;
@@ -55,18 +55,18 @@ typedef struct nnb_burst {
     nnb_channel *inbox;
     uint32_t number;
     uint64_t window_ns;
-    nnb_a32 taken; /* a worker has it, and nobody else may touch the server */
+    nnb_a32 taken; /* a worker has it, and alone may touch the server */
     nnb_a32 away;  /* a sleeper thread has it, likewise */
     /* leader only */
     int is_hot;
     uint64_t used_ns;
     uint32_t expected; /* the event word as it was when we slept on it */
     uint32_t futile;   /* times that it has woken us for nothing, in a row */
-    uint64_t share_ns; /* of a run together with others, by whoever has taken it; 0: it has not run so */
+    uint64_t share_ns; /* its share of a run together with others, set by the taker; 0: none */
     struct nnb_burst *next_dead;
 } nnb_burst;
 
-/* A burst that a worker has taken with another one, for their requests to run together: answered after it. */
+/* A burst that a worker has taken with another one, to run both requests together: answered after it. */
 typedef struct nnb_rider {
     nnb_burst *burst;
     int id;       /* what nnb_server_try returned */
@@ -81,10 +81,10 @@ struct nnb_worker {
     enum nnb_role role;  /* under lock while it is parked */
     nnb_burst *burst;    /* of the request at hand */
     int is_new;          /* the request at hand has to be bound first */
-    int ended;           /* what ended the burst, 0: it goes on */
-    int is_first;        /* of its client's first */
+    int ended;           /* the error that ended the burst, 0: none */
+    int is_first;        /* one of its client's first runs */
     uint64_t started_ns; /* 0: not measured */
-    nnb_usage usage;     /* of runs that are over and have not been given back */
+    nnb_usage usage;     /* of runs that are over, of bursts not given back */
     nnb_a64 runs;        /* those that have begun; | STUCK: the last one is under way, and stuck */
     uint64_t busy_word;
     uint32_t n_together; /* requests that it took at once, the last time; */
@@ -122,8 +122,8 @@ struct nnb_group {
     nnb_burst *dead; /* the leader may still know them */
     nnb_worker *workers, *parked, *monitor;
     uint32_t n_workers, next_worker;
-    nnb_batcher *freed; /* of no worker any more, for the leader */
-    uint64_t asked_ns;  /* when the worker was asked for that has not come yet; 0: none is due */
+    nnb_batcher *freed; /* left by a worker, for the leader */
+    uint64_t asked_ns;  /* when a missing worker was asked for; 0: none is due */
     nnb_sleeper_thread *sleepers;
 
     /* leader only */
@@ -133,8 +133,8 @@ struct nnb_group {
     uint64_t now_ns, idle_since;
     uint32_t picks_hot, picks_all, rounds;
     int is_slow;
-    uint64_t slept_ns; /* since when nothing has come to a leader who has slept meanwhile; 0: he has not */
-    uint32_t doubts;   /* waits in a row that were longer than the window: each halves what is polled */
+    uint64_t slept_ns; /* since when a leader that has slept got nothing; 0: it has not slept */
+    uint32_t doubts;   /* waits in a row that were longer than the window: each halves the polling */
 };
 
 static inline nnb_member *nnb_member_of(const nnb_burst *b) { return (nnb_member *)b->queue.flow; }

@@ -32,12 +32,12 @@ static inline void nnb_count(uint64_t *counters, uint32_t which, uint64_t n)
     nnb_a64 *word = (nnb_a64 *)&counters[which];
     nnb_store_relaxed(word, nnb_load_relaxed(word) + n);
 }
-/* event_flag.c: the first half of a wait that goes on elsewhere. Sets a mark for the side that wakes, and takes the pending
- * bits; what is looked at next was published before, or its sender finds both. */
+/* event_flag.c: the first half of a wait that another place continues. Sets a mark for the side that wakes, and takes
+ * the pending bits. A later look finds a packet, or the packet's sender finds mark and cleared bits. */
 void nnb_event_expect(uint32_t *word, uint32_t mask, uint32_t mark);
 void nnb_event_mark(uint32_t *word, uint32_t mark, int on); /* on: 1 or 0 */
 #define NNB_MARKED 2
-/* As nnb_event_wake, but if the mark is set it wakes none and returns NNB_MARKED. */
+/* As nnb_event_wake, but if the mark is set it wakes no waiter and returns NNB_MARKED. */
 int nnb_event_wake_unless(uint32_t *word, uint32_t mask, uint32_t mark);
 
 /* bell.c: makes a socket readable; never waits, whatever the other end has done to it. */
@@ -83,8 +83,8 @@ static inline int64_t nnb_mq_poll(struct nnb_mq *q)
     return (int64_t)used;
 }
 
-/* Whether R still has the value that this handle left there. If not, then the peer has forged it or another handle moves
- * it, too; either way what the ring holds is lost. */
+/* 1 if R still has the value that this handle left there. Else the peer has forged it or another handle moves it, too;
+ * either way the ring's content is lost. */
 static inline int nnb_mq_owns_r(struct nnb_mq *q)
 {
     if (__builtin_expect(nnb_load_relaxed(q->r) != q->own_r, 0))

@@ -6,7 +6,7 @@
  *   - Functions return 0 or a count on success and a negative errno on failure.
  *   - Deadlines are absolute CLOCK_MONOTONIC nanoseconds; 0 means none.
  *   - A call that waits returns -ERESTART about every 100 ms, and at once when a signal arrives, so that an
- *     interpreter can run its signal handlers. Call it (or the function that its comment names) again to go on.
+ *     interpreter can run its signal handlers. Call it (or the function that its comment names) again to continue.
  *   - Sizes are bytes, counts are elements.
  *   - Handles are not thread-safe unless the comment says so.
  */
@@ -79,7 +79,7 @@ int nnb_event_wake(uint32_t *word, uint32_t mask);
  * -ERESTART: 100 ms passed; -EINVAL: null or mask 0. */
 int nnb_event_wait(uint32_t *word, uint32_t mask, uint32_t *state, uint64_t deadline_ns);
 
-/* As nnb_event_wait, but goes on after -EAGAIN and spurious wakes. 0, -ETIMEDOUT, -ERESTART (also for a signal)
+/* As nnb_event_wait, but continues after -EAGAIN and spurious wakes. 0, -ETIMEDOUT, -ERESTART (also for a signal)
  * or -EINVAL. A bit that is already pending wins over a deadline that has passed. */
 int nnb_event_wait_retry(uint32_t *word, uint32_t mask, uint32_t *state, uint64_t deadline_ns);
 
@@ -118,8 +118,8 @@ int nnb_mq_layout(uint64_t count, uint32_t quantum, uint32_t flavour, uint32_t l
 typedef struct nnb_mq nnb_mq;
 
 #define NNB_MQ_RESET 1u /* set the counters to zero (sync: both; unsync: write counter) */
-/* From its first write (or read) on this handle alone writes (or reads): it keeps its own counter in private memory,
- * and a peer or another handle that changes the shared one is found out. Without it, several handles may take turns. */
+/* This handle is the only writer (or reader) from its first write (or read) on: it keeps its own counter in private
+ * memory, and detects a peer or another handle that changes the shared one. Without it, handles may take turns. */
 #define NNB_MQ_EXCLUSIVE 2u
 #define NNB_MQ_SEALED 4u /* refuse files that could be truncated (-EPERM) */
 
@@ -131,7 +131,7 @@ typedef struct nnb_mq nnb_mq;
 int nnb_mq_open(nnb_mq **out, const nnb_grantor *grantors, uint32_t n_grantors, const int *fds, uint32_t n_fds,
                 uint32_t quantum, uint32_t flavour, uint32_t options);
 void nnb_mq_close(nnb_mq *q); /* NULL is fine */
-/* For a handle that a forked child has inherited: a role that it takes up, it takes up where the parent has left it. */
+/* For a handle that a forked child has inherited: it takes up a role where the parent has left it. */
 void nnb_mq_inherit(nnb_mq *q);
 
 uint64_t nnb_mq_capacity(const nnb_mq *q); /* elements */
@@ -220,7 +220,7 @@ int nnb_wire_encode_result(const nnb_result *result, uint8_t *out, uint32_t room
 int nnb_wire_decode_request(const uint8_t *packet, uint32_t n, nnb_request *out);
 int nnb_wire_decode_result(const uint8_t *packet, uint32_t n, nnb_result *out);
 
-/* ---- watch.c: what a process says about itself ------------------------------------------------------------------- */
+/* ---- watch.c: statistics that a process writes about itself ------------------------------------------------------ */
 
 enum {
     NNB_REQUESTS,    /* request packets: sent by a client, received by a server */
@@ -251,7 +251,7 @@ enum { NNB_QUEUE_WAIT, NNB_EXECUTION, NNB_SPIN, NNB_ROUND_TRIP };
 #define NNB_LABEL 72
 #endif
 
-/* Nanoseconds. Bucket i holds what is at least nnb_bucket_start(i) and less than the start of the next. */
+/* Nanoseconds. Bucket i counts durations from nnb_bucket_start(i) to below the start of the next. */
 typedef struct nnb_histogram {
     uint64_t count, sum, max;
     uint64_t buckets[NNB_BUCKETS];
@@ -265,7 +265,7 @@ typedef struct nnb_row {
     uint32_t kind;
     uint32_t client_pid;
     uint32_t client_uid;
-    uint32_t has_left; /* not 0: the client awaits nothing of it any more; it stays while something runs */
+    uint32_t has_left; /* not 0: the client awaits no more answers; the row stays until the last run ends */
     char label[NNB_LABEL];
     uint64_t counters[NNB_COUNTERS];
     nnb_histogram histograms[NNB_HISTOGRAMS];
@@ -291,12 +291,12 @@ uint32_t nnb_bucket_of(uint64_t ns);
 uint64_t nnb_bucket_start(uint32_t bucket);
 void nnb_histogram_add(nnb_histogram *h, uint64_t ns, uint64_t weight); /* weight: how many events it stands for */
 void nnb_row_count(nnb_row *row, uint32_t which, uint64_t n);
-void nnb_row_fold(nnb_row *into, const nnb_row *other); /* adds the numbers of a row that nobody writes any more */
-/* A row that is free gets what is above the counters of `head`, then its number. */
+void nnb_row_fold(nnb_row *into, const nnb_row *other); /* adds the numbers of a row that has no writer any more */
+/* Copies the fields of `head` above the counters into a free row, then its number. */
 void nnb_row_open(nnb_row *row, const nnb_row *head, uint64_t number);
-/* Frees a row that nobody writes any more; its numbers go to `above`, if there is one. */
+/* Frees a row that has no writer any more; its numbers go to `above`, if there is one. */
 void nnb_row_close(nnb_row *row, nnb_row *above);
-/* One look. 0: the row is free, or changed hands meanwhile. `out` is zero before. */
+/* Takes one look at a row. 0: it is free, or changed hands meanwhile. `out` is zero before. */
 int nnb_row_look(nnb_row *out, const nnb_row *row);
 
 /* One run of a client, as both ends saw it. Nanoseconds of CLOCK_MONOTONIC; 0: not known. */
@@ -334,7 +334,7 @@ void nnb_client_hang_up(nnb_client *c);
  * -EDEADLK if it is this thread's own, below a signal handler: nnb_client_destroy will unmap them. */
 int nnb_client_close(nnb_client *c);
 void nnb_client_destroy(nnb_client *c); /* close + free; NULL is fine; harmless in a forked child */
-/* Whether nothing runs on it now. A hint: it may be otherwise a moment later. */
+/* 1 if nothing runs on it now. A hint: this may change at once. */
 int nnb_client_is_free(const nnb_client *c);
 /* 0: it is closed or corrupt. A hint: 1 while another thread waits in it. */
 int nnb_client_is_sound(nnb_client *c);
@@ -348,32 +348,32 @@ void nnb_client_trace(nnb_client *c, nnb_trace *trace, uint32_t every);
 typedef struct nnb_execution nnb_execution;
 int nnb_execution_create(nnb_execution **out, nnb_client *c, const nnb_request *request);
 void nnb_execution_destroy(nnb_execution *e);
-/* A second request, of as many datums: from now on the two take turns, passed on by each run that ends with NONE. */
+/* Adds a second request, of as many datums: the two take turns, and each run that ends with NONE passes the turn on. */
 int nnb_execution_alternate(nnb_execution *e, const nnb_request *other);
-/* Gives the arguments other lengths and dimensions, as many as they have: of each its length, then its dimensions.
+/* Gives the arguments other lengths and dimensions, as many as before: for each its length, then its dimensions.
  * -EALREADY: it is running. */
 int nnb_execution_resize(nnb_execution *e, const uint32_t *sizes, uint32_t n);
 uint32_t nnb_execution_turn(const nnb_execution *e); /* 1: the second request is sent next */
-/* A run of this execution ended, with that status, but not through the channel. */
+/* Notes that a run of this execution ended with that status, but not through the channel. */
 void nnb_execution_ran_elsewhere(nnb_execution *e, int status);
 void nnb_execution_set_timeout(nnb_execution *e, uint64_t timeout_ns); /* per run; 0: none */
 
-/* From now on it runs elsewhere: each run here ends with -ESTALE before anything is sent. Or it stays: -EALREADY: it is
- * running; -EAGAIN: a run of it was given up, and may still write where the next one would. One caller at a time. */
+/* From now on it runs elsewhere: each run here ends with -ESTALE before anything is sent. On an error it stays: -EALREADY:
+ * it runs; -EAGAIN: a run was given up, and may still write where the next one would. One caller at a time. */
 int nnb_execution_leave(nnb_execution *e);
 void nnb_execution_return(nnb_execution *e); /* undoes nnb_execution_leave */
-/* When the run that was started last has to end, on CLOCK_MONOTONIC; 0: it need not. */
+/* Returns the deadline of the last run that was started, on CLOCK_MONOTONIC; 0: none. */
 uint64_t nnb_execution_deadline(const nnb_execution *e);
 
-/* Brings the deadlines of all runs of this process nearer, also of those that are waited for: these notice it when they
- * come back to their callers next, after a slice at most. For tests. */
+/* Brings the deadlines of all runs of this process nearer. Waiting runs notice it when they next return to their
+ * callers, after a slice at most. For tests. */
 void nnb_skip_time(uint64_t ns);
 
 /* Runs once: send, wait, decode. Returns the status of the result (>= 0) or
  * -EALREADY: it is running; -EBUSY: another one is; -ESTALE: it has left;
  * -ETIMEDOUT: given up, a late result will be dropped; -ECANCELED: the time was over before it could be sent;
  * -ENOBUFS: no room in the request channel, nothing was sent;
- * -ERESTART: call nnb_execution_resume to go on waiting or nnb_execution_abandon to give up; or as above. */
+ * -ERESTART: call nnb_execution_resume to continue waiting or nnb_execution_abandon to give up; or as above. */
 int nnb_execution_run(nnb_execution *e);
 int nnb_execution_resume(nnb_execution *e);
 /* Does nothing unless this thread's run is in flight. */
@@ -382,16 +382,16 @@ void nnb_execution_abandon(nnb_execution *e);
  * times (-EAGAIN if nothing came). */
 int nnb_execution_start(nnb_execution *e);
 int nnb_execution_try(nnb_execution *e, uint32_t spins);
-/* Start, and look for as long as an interpreter lock may be kept. -EAGAIN: go on with nnb_execution_resume. */
+/* Starts, and looks for as long as an interpreter lock may be kept. -EAGAIN: continue with nnb_execution_resume. */
 int nnb_execution_begin(nnb_execution *e);
-/* Several in flight. What does not fit beside the others waits in this end, in order.
+/* Allows several executions in flight. One that does not fit beside the others waits in this end, in order.
  *
  * `n` is how many datums the answer may have (default: as many as the channel, so that nothing else is in flight). */
 void nnb_execution_set_answer(nnb_execution *e, uint32_t n);
-/* For how many polling windows nnb_execution_run, nnb_execution_resume poll before they sleep (default 1). */
+/* Sets how many polling windows nnb_execution_run and nnb_execution_resume poll before they sleep (default 1). */
 void nnb_execution_set_windows(nnb_execution *e, uint32_t n);
 /* Starts the one (NULL: none) and waits for the other, which was started so before; 0 at once if it was not.
- * -EALREADY: `started` is in flight; -EAGAIN: go on with nnb_execution_resume(awaited); or as nnb_execution_run. */
+ * -EALREADY: `started` is in flight; -EAGAIN: continue with nnb_execution_resume(awaited); or as nnb_execution_run. */
 int nnb_execution_advance(nnb_execution *started, nnb_execution *awaited);
 /* Gives up one that was started so, without waiting. -EBUSY: another thread waits in the burst. */
 int nnb_execution_drop(nnb_execution *e);
@@ -400,12 +400,12 @@ int nnb_execution_drop(nnb_execution *e);
  * moment has come before the window was over; -EBUSY: not started, another thread waits for an answer: the bell will ring
  * when that is over; -EALREADY: it is in flight already; or as nnb_execution_run. */
 int nnb_execution_launch(nnb_execution *e, uint64_t tag, uint64_t until_ns);
-/* Goes on polling for one that is in flight. -EINVAL: it is not, with this tag, or has landed; or as launch. */
+/* Continues polling for one that is in flight. -EINVAL: it is not, with this tag, or has landed; or as launch. */
 int nnb_execution_watch(nnb_execution *e, uint64_t tag, uint64_t until_ns);
 /* Their steps: begin, or regain, which looks as that does; then, if that said -EAGAIN, look. */
 int nnb_execution_regain(nnb_execution *e, uint64_t tag);
 int nnb_execution_look(nnb_execution *e, uint64_t tag, uint64_t until_ns);
-/* Whether it was started, and its end was not told. */
+/* 1 if it was started, and its end was not reported. */
 int nnb_execution_flies(const nnb_execution *e);
 /* Takes back a launched one that was not sent yet, or any if the burst is over: it will not land. -EALREADY: it will, as
  * soon as the service finds that it is not awaited; -EBUSY: as launch. */
@@ -416,21 +416,21 @@ int64_t nnb_client_land(nnb_client *c);
 int nnb_client_arm(nnb_client *c);
 /* Takes all rings out of a bell's other end; never waits. */
 void nnb_bell_hush(int fd);
-/* How the last run ended: the status of its result, or a negative errno if it could not be sent. */
+/* Returns the status of the last run's result, or a negative errno if it could not be sent. */
 int nnb_execution_status(const nnb_execution *e);
-/* The result of the last run, valid until the next; status -1 if none came through the channel. */
+/* Returns the result of the last run, valid until the next; status -1 if none came through the channel. */
 const nnb_result *nnb_execution_result(const nnb_execution *e);
 
-/* ---- buffer_admission.c: who uses which driver-managed buffer ---------------------------------------------------------
+/* ---- buffer_admission.c: users of driver-managed buffers --------------------------------------------------------------
  *
- * The state of the buffers of a process and of the requests that use them; their bytes are the caller's. Any thread. In a
- * forked child nothing is half done, and what other threads used is free, since they are not there: contents that were being
+ * The state of the buffers of a process and of the requests that use them; their bytes are the caller's. Any thread. A
+ * forked child finds no operation half done, and buffers that other threads used are free; contents that were being
  * written are lost. */
 
 typedef struct nnb_buffer nnb_buffer;
 typedef struct nnb_uses nnb_uses;
 
-/* Counts what makes views of buffers stale: bytes that moved, other dimensions, closing. Returns how many, with `more`. */
+/* Counts `more` events that make views of buffers stale: moved bytes, new dimensions, closing. Returns their number. */
 uint64_t nnb_gate_moves(uint64_t more);
 
 typedef struct nnb_buffer_state {
@@ -444,7 +444,7 @@ typedef struct nnb_buffer_state {
 int nnb_buffer_create(nnb_buffer **out);
 void nnb_buffer_destroy(nnb_buffer *b); /* requests that use it keep it */
 void nnb_buffer_look(nnb_buffer *b, nnb_buffer_state *out);
-/* No more users are admitted; those at work go on. Idempotent. */
+/* Admits no more users; those at work continue. Idempotent. */
 void nnb_buffer_close(nnb_buffer *b);
 
 /* The buffers of one request, each at most once. -ENOMEM. */
@@ -468,16 +468,16 @@ int nnb_uses_leave(nnb_uses *u, int outcome);
 
 /* ---- kernels -----------------------------------------------------------------------------------------------------
  *
- * What runs a bound request without an interpreter, again and again: its maker's struct begins with this. What it needs lives
- * as long as it. One run at a time, each on any thread. */
+ * A kernel runs a bound request without an interpreter, again and again: its maker's struct begins with this. Its
+ * resources live as long as it. One run at a time, each on any thread. */
 typedef struct nnb_kernel nnb_kernel;
 struct nnb_kernel {
     int (*run)(nnb_kernel *k, uint64_t deadline_ns); /* 0 or a positive status; a time of CLOCK_MONOTONIC, 0: none */
     const char *(*sentence)(nnb_kernel *k); /* why the last run failed, valid until the next one; NULL: not known */
-    void (*destroy)(nnb_kernel *k);         /* by whoever owns it, once it runs no more */
-    struct nnb_batch *batch;                /* what it may run in, with others; NULL: it runs alone */
-    void *const *arguments;                 /* for that: where its inputs lie, then its outputs */
-    /* NULL, or what the last run told of its outputs, which ended with 0 or NNB_OUTPUT_INSUFFICIENT_SIZE. */
+    void (*destroy)(nnb_kernel *k);         /* called by the owner, once it runs no more */
+    struct nnb_batch *batch;                /* the batch that it may run in; NULL: it runs alone */
+    void *const *arguments;                 /* for the batch: places of its inputs, then outputs */
+    /* NULL, or returns the outputs of the last run, which ended with 0 or NNB_OUTPUT_INSUFFICIENT_SIZE. */
     const struct nnb_result *(*result)(nnb_kernel *k);
     /* NULL, or binds it to another request with the same pools. -EINVAL: it does not look like the one before, or is none for
      * the model; -ENOSPC: an argument needs more room; nothing has changed then. -EIO: it must not run any more. */
@@ -498,12 +498,12 @@ typedef struct nnb_batch {
  * thread at a time. */
 int nnb_batch_run(nnb_kernel *const *kernels, uint32_t n, uint64_t deadline_ns);
 
-/* Where the requests of one model wait for each other. Made with zeros; outlives the group that is told of it. */
+/* The place where requests of one model wait for each other. Zero at first; outlives its group. */
 #define NNB_MOST_BATCHED 128
 typedef struct nnb_batcher {
     uint32_t most;    /* requests that run as one, at most NNB_MOST_BATCHED */
-    uint64_t wait_ns; /* that those which wait do so at most */
-    /* the leader's */
+    uint64_t wait_ns; /* the longest wait of a request */
+    /* used by the leader alone */
     struct nnb_queue *queues;               /* that have it, */
     uint32_t n_queues, n_ready, n_expected; /* ... with a request, ... or perhaps before the wait is over */
     uint64_t since_ns, began_ns;            /* the first has been ready; the last ones that ran together were taken */
@@ -513,7 +513,7 @@ typedef struct nnb_batcher {
 
 /* Runs one. */
 int nnb_kernel_run(nnb_kernel *k, uint64_t deadline_ns);
-nnb_kernel *nnb_kernel_noop(void); /* one that does nothing; nobody's */
+nnb_kernel *nnb_kernel_noop(void); /* does nothing; has no owner */
 
 /* ---- ort.c: a graph of ONNX Runtime, bound to its arguments -------------------------------------------------------- */
 
@@ -528,7 +528,7 @@ typedef struct nnb_copy {
  * of functions. What is given has to outlive the kernel. -ENOMEM. */
 int nnb_ort_create(nnb_kernel **out, void *const *api, void *session, void *binding, const nnb_copy *copies,
                    uint32_t n_before, uint32_t n_after);
-/* Its run ends between two nodes, and every other one before the first. Any thread; never waits. */
+/* Ends its present run between two nodes, and every later one before the first. Any thread; never waits. */
 void nnb_ort_cancel(nnb_kernel *k);
 
 #define NNB_MAX_RANK 64
@@ -549,9 +549,9 @@ typedef struct nnb_ort_argument {
     int64_t dims[NNB_MAX_RANK];   /* of the request, or the last run */
 } nnb_ort_argument;
 
-/* Says what the kernel's arguments are, those of the request in their order: it tells the dimensions of its outputs if those
- * of one are not known, and adapts to other requests if `adapts`. They are the kernel's from now on, which changes them.
- * `memory` and `allocator` are the library's, for the processor. -ENOMEM. */
+/* Tells the kernel its arguments, in the request's order: it then reports the dimensions of its outputs if one's are
+ * not known, and adapts to other requests if `adapts`. The kernel owns and changes them from now on. `memory` and
+ * `allocator` are the library's, for the processor. -ENOMEM. */
 int nnb_ort_tell(nnb_kernel *k, nnb_ort_argument *arguments, uint32_t n_inputs, uint32_t n_outputs, void *memory,
                  void *allocator, int adapts);
 
@@ -581,30 +581,30 @@ int nnb_server_next(nnb_server *s);
 int nnb_server_reply(nnb_server *s);
 int nnb_server_try(nnb_server *s, uint32_t spins);
 int nnb_server_run(nnb_server *s, int id);
-/* What came of the request at hand, of an id with NNB_PLAN_KERNEL: its status, and why, in the kernel's words (NULL: not
- * known). Once for each. Returns 1 if its plan was dropped meanwhile: the kernel may end now. */
+/* Gives the outcome of the request at hand, for an id with NNB_PLAN_KERNEL: its status, and the kernel's sentence
+ * (NULL: none). Call it once for each. Returns 1 if its plan was dropped meanwhile: the kernel may end now. */
 int nnb_server_outcome(nnb_server *s, int32_t *status, const char **sentence);
 /* The request at hand; valid until nnb_server_next. */
 const nnb_request *nnb_server_request(nnb_server *s);
-/* When the request at hand has to be answered, on CLOCK_MONOTONIC; 0: no time. One that comes to its turn later is
+/* Returns the deadline of the request at hand, on CLOCK_MONOTONIC; 0: none. One that comes to its turn later is
  * answered MISSED_DEADLINE_TRANSIENT here. */
 uint64_t nnb_server_deadline(const nnb_server *s);
-/* From now on each request has a deadline, so long after it was taken at the latest. 0: none of the server's own. */
+/* From now on each request has to be answered within that time after it was taken. 0: none of the server's own. */
 void nnb_server_limit_runs(nnb_server *s, uint64_t longest_ns);
-/* Whether the client has given the request at hand up: it has to be answered all the same. */
+/* 1 if the client has given up the request at hand, which has to be answered all the same. */
 int nnb_server_is_revoked(const nnb_server *s);
 /* Replaces the default answer. Times in microseconds; those of the driver are filled in here. Too many shapes for the
  * channel become GENERAL_FAILURE. */
 int nnb_server_set_result(nnb_server *s, const nnb_result *result);
-/* From now on what fails is not answered: the client hears of the end of the service, which made it fail. */
+/* From now on a failure is not answered: the client learns of the service's end, which caused it. */
 void nnb_server_keep_failures(nnb_server *s);
 /* From now on an identical packet has this plan id. */
 int nnb_server_keep_plan(nnb_server *s, uint32_t id);
 /* From now on the plan is admitted to its buffers before nnb_server_next returns it, and leaves them when it is answered:
  * committed if the status is NONE, else lost. */
 int nnb_server_guard_plan(nnb_server *s, uint32_t id, nnb_uses *uses);
-/* From now on the plan is run by a kernel, which is not called any more once another plan has the id, or nnb_server_free_slot
- * has dropped it. The request at hand is not run. */
+/* From now on a kernel runs the plan, until another plan has the id, or nnb_server_free_slot has dropped it. The
+ * request at hand is not run. */
 int nnb_server_set_kernel(nnb_server *s, uint32_t id, nnb_kernel *kernel);
 /* Leaves the buffers of the request at hand as they are; its runner has to enter them. */
 void nnb_server_forgo(nnb_server *s);
@@ -615,8 +615,8 @@ int nnb_server_free_slot(nnb_server *s, int32_t slot, uint32_t *ids);
 /* Rings at an answer that the client awaits in an event loop. The server owns the socket from now on; before the first
  * call of nnb_server_next. */
 void nnb_server_set_bell(nnb_server *s, int bell);
-/* Whether a socket that a client has sent can be a bell: -EINVAL unless it is an end of a connected pair of local stream
- * sockets and nothing waits in it. From then on nothing can be sent to it. */
+/* Checks that a client's socket can be a bell: -EINVAL unless it is an end of a connected pair of local stream
+ * sockets and nothing waits in it. After that nothing can be sent to it. */
 int nnb_bell_check(int fd);
 /* The client is gone or the burst is to end: nnb_server_next ends with -EPIPE. Any thread before destroy. */
 void nnb_server_hang_up(nnb_server *s);
@@ -624,13 +624,13 @@ void nnb_server_destroy(nnb_server *s); /* after nnb_server_next has ended for g
 /* Before the first request: what is counted and timed goes into this row, which outlives the thread that serves. */
 void nnb_server_watch(nnb_server *s, nnb_row *row);
 
-/* How often try is worth calling before releasing an interpreter lock; 0 if this end never polls. */
+/* Returns how often try is worth calling before releasing an interpreter lock; 0 if this end never polls. */
 uint32_t nnb_execution_spins(const nnb_execution *e);
 uint32_t nnb_server_spins(const nnb_server *s);
 
 /* ---- group.c: several threads serve the bursts of many clients ---------------------------------------------------
  *
- * A worker is what one thread has of a group; the functions on it are for that thread. The rest: any thread. */
+ * A worker is one thread's part of a group; only that thread calls the functions on it. The rest: any thread. */
 typedef struct nnb_group nnb_group;
 typedef struct nnb_worker nnb_worker;
 
@@ -642,7 +642,7 @@ typedef struct nnb_worker nnb_worker;
 /* cpus: runs that may be under way at a time. most_words: queues that a thread sleeps on at a time, as far as the kernel
  * allows (127). -ENOMEM. */
 int nnb_group_create(nnb_group **out, uint32_t cpus, uint32_t most_words);
-/* Every worker's nnb_group_next ends with -EPIPE, once its present run is over. */
+/* Has every worker's nnb_group_next end with -EPIPE, once its present run is over. */
 void nnb_group_close(nnb_group *g);
 /* After all workers are destroyed. Harmless in a forked child. */
 void nnb_group_destroy(nnb_group *g);
@@ -652,16 +652,16 @@ void nnb_group_destroy(nnb_group *g);
  * them (0: neither for these nor for those that run so); outlives the group. -ENOMEM, -EMFILE: too many, -ESHUTDOWN: closed. */
 int nnb_group_add(nnb_group *g, nnb_server *s, uint64_t client, uint32_t priority, nnb_batcher *batcher,
                   uint64_t batch_wait_ns);
-/* The client opens no other burst. What it has had is forgotten with its last one. */
+/* The client opens no other burst. Its account is forgotten with its last one. */
 void nnb_group_leave(nnb_group *g, uint64_t client);
 /* After nnb_server_hang_up: has the workers look. */
 void nnb_group_wake_all(nnb_group *g);
 uint32_t nnb_group_workers(nnb_group *g); /* that have not been told to end */
 
 int nnb_worker_create(nnb_worker **out, nnb_group *g);
-/* A request that it has not answered fails, and if it leads, another one does. */
+/* A request that it has not answered fails; if it leads, another worker takes the lead. */
 void nnb_worker_destroy(nnb_worker *w);
-/* As nnb_server_next, of whichever burst comes next. Also NNB_BURST_ENDED | id: then nnb_worker_ending says why;
+/* As nnb_server_next, for the burst that is served next. Also NNB_BURST_ENDED | id: then nnb_worker_ending says why;
  * -EUSERS: start one more worker, then call again; -ESHUTDOWN: this worker is not needed any more; -EPIPE: closed. */
 int nnb_group_next(nnb_worker *w);
 int nnb_worker_ending(const nnb_worker *w);

@@ -3,12 +3,12 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * The library is loaded by the caller, who also makes the session and the binding. Here are the run and what surrounds it:
- * copies of arguments that the library may not share with a client, a deadline, and why a run failed. What is called of the
- * library is found by its position in the table that the library gives out, which has never changed.
+ * copies of arguments that the library may not share with a client, a deadline, and why a run failed. The library's
+ * functions are found by their positions in its table, which have never changed.
  *
- * A run ends before its last node only where its options say so, at the next node. At a deadline a thread says it; it starts
- * with the first one, and sleeps without a timer while there is none. A deadline later than the one it waits for does not
- * wake it. What it says is taken back with the lock held, so that it ends no later run.
+ * A run ends before its last node only if its options say so, at the next node. At a deadline a thread sets them; it
+ * starts with the first deadline, and sleeps without a timer while there is none. A deadline later than the awaited one
+ * does not wake it. What it says is taken back with the lock held, so that it ends no later run.
  */
 #define _GNU_SOURCE
 #include <stdio.h>
@@ -41,7 +41,7 @@ enum {
     GET_BOUND_OUTPUTS = 140,
     HAS_VALUE = 192,
 };
-#define FATAL 4 /* the severity of messages that nothing here writes: a failure is told by its status alone */
+#define FATAL 4 /* a severity of messages that is not used here: the status alone reports a failure */
 
 typedef void *(*of_options)(void *options);
 typedef void *(*of_two)(const void *, void *);
@@ -73,7 +73,7 @@ static ort_run *timed; /* runs with a deadline */
 static uint64_t sleeps_until;
 static int has_thread;
 
-/* At first, and in a forked child: it has neither the thread nor the runs of others, and the lock may be taken. */
+/* At first, and in a forked child: the thread and the runs of others are missing there, and the lock may be taken. */
 static void begin_anew(void)
 {
     pthread_condattr_t attr;
@@ -220,7 +220,7 @@ static void *take_value(const ort_run *r, nnb_ort_argument *a, void *value)
     return status;
 }
 
-/* What the client is told; returns its status. */
+/* Reports the outputs to the client; returns its status. */
 static int tell(ort_run *r)
 {
     nnb_result *told = &r->told;
@@ -266,7 +266,7 @@ static int take_outputs(ort_run *r, uint64_t deadline_ns)
     return rc ? rc : tell(r);
 }
 
-/* Or what it has allocated stays, and is used again, whatever its size. */
+/* Frees the library's allocation, which it would else use again, whatever its size. */
 static void let_go_of_outputs(const ort_run *r)
 {
     for (uint32_t i = 0; i < r->n_outputs; i++) {
@@ -287,7 +287,7 @@ static int64_t dimension(const nnb_ort_argument *a, const nnb_argument *row, con
     return row->rank ? dims[row->first_dim + i] : a->declared[i];
 }
 
-/* What `adapt` says of one argument. */
+/* Checks one argument for `adapt`. */
 static int look_at(const nnb_ort_argument *a, const nnb_argument *row, const uint32_t *dims)
 {
     if (row->rank != a->n_given || row->has_no_value != !a->name || row->pool_index != a->pool_index ||

@@ -25,7 +25,7 @@ static void *watch_thread(void *fds)
     for (;;) {
         int n = poll(fds, 2, -1);
         if (n < 0 && errno != EINTR && errno != EAGAIN)
-            _exit(1); /* cannot watch any longer: better gone than orphaned */
+            _exit(1); /* it cannot watch any longer, and must not be orphaned */
         if (n > 0)
             _exit(0);
     }

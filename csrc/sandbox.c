@@ -2,13 +2,12 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * A wall is closed once and for ever. What is let through is decided by the caller (Landlock's rules) and by the table
- * below: a call that is not in it fails with EPERM. It says of each call why a service makes it.
+ * A wall is closed once and for ever. The caller (Landlock's rules) and the table below decide what passes: a call that
+ * is not in the table fails with EPERM. The table tells why a service makes each call.
  *
- * What seccomp cannot see is what a pointer leads to: names of files and addresses of sockets. So a name is Landlock's
- * affair, and sockets are not made at all: a datagram socket could be sent through to any address. A few calls look
- * dangerous and are not, because of what is missing beside them: a pidfd without a call that takes one, ftruncate where no
- * file can be opened for writing.
+ * Seccomp cannot see behind pointers: names of files and addresses of sockets. So Landlock checks names, and no sockets
+ * are made at all: a datagram socket could send to any address. A few calls look dangerous and are not, because of what
+ * is missing beside them: a pidfd without a call that takes one, ftruncate where no file can be opened for writing.
  *
  * Why here and not by a library: what stands before the wall should be short enough to be read.
  */
@@ -58,7 +57,7 @@ int nnb_landlock_version(void)
     return n < 0 ? 0 : (int)n;
 }
 
-/* The rights on files that a version knows: each has brought some. */
+/* The rights on files that a version knows: each has added some. */
 static uint64_t rights_of(int version)
 {
     int bits = version >= 5 ? 16 : version >= 3 ? 15 : version >= 2 ? 14 : 13;
@@ -269,7 +268,7 @@ static const struct row table[] = {
     CALL_FOR(NNB_MAY_CONNECT, accept), CALL_FOR(NNB_MAY_CONNECT, accept4), CALL_FOR(NNB_MAY_CONNECT, sendmmsg),
     SOCKET(SOCK_STREAM, 0), SOCKET(SOCK_STREAM, IPPROTO_TCP), SOCKET(SOCK_DGRAM, 0), SOCKET(SOCK_DGRAM, IPPROTO_UDP),
 
-    /* No library tries these: whoever does is not asked twice. */
+    /* No library tries these, so the process ends at once. */
     NOT(SECCOMP_RET_KILL_PROCESS, init_module), NOT(SECCOMP_RET_KILL_PROCESS, finit_module),
     NOT(SECCOMP_RET_KILL_PROCESS, delete_module), NOT(SECCOMP_RET_KILL_PROCESS, kexec_load),
     NOT(SECCOMP_RET_KILL_PROCESS, reboot),

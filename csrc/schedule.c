@@ -1,4 +1,4 @@
-/* Who is served next: see schedule.h.
+/* The choice of the next request: see schedule.h.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
@@ -91,9 +91,9 @@ void nnb_schedule_charge(nnb_schedule *s, nnb_flow *f, nnb_usage *usage, uint32_
         s->rival = NULL; /* it may run again */
 }
 
-/* ---- who is ready ----------------------------------------------------------------------------------------------- */
+/* ---- ready queues ----------------------------------------------------------------------------------------------- */
 
-/* The ready queue behind another one of its flow, or with NULL the first one, of the highest priority. */
+/* Returns the ready queue behind another one of its flow, or with NULL the first one, of the highest priority. */
 static nnb_queue *behind(const nnb_flow *f, const nnb_queue *q)
 {
     nnb_queue *next = q ? q->next : f->first[0];
@@ -102,7 +102,7 @@ static nnb_queue *behind(const nnb_flow *f, const nnb_queue *q)
     return next;
 }
 
-/* Who had an answer within such a wait may come back within this one. Others are not waited for. */
+/* A client that had an answer within such a wait may come back within this one. Others are not waited for. */
 static int is_expected(const nnb_batcher *b, const nnb_queue *q)
 {
     return q->is_ready || q->left_ns + b->wait_ns >= b->since_ns;
@@ -139,7 +139,7 @@ void nnb_batcher_free(nnb_batcher *b, uint64_t now)
 {
     uint64_t took_ns = now - b->began_ns, again_ns = took_ns < b->wait_ns ? took_ns : b->wait_ns;
     b->held = 0;
-    /* Who has waited meanwhile does as long again at most, for those that now have their answers. */
+    /* Requests that have waited meanwhile wait as long again at most, for clients that now have their answers. */
     b->since_ns = now - (b->wait_ns - again_ns);
     for (nnb_queue *q = b->queues; q; q = q->next_peer)
         if (q->left_ns >= b->began_ns)
@@ -147,15 +147,15 @@ void nnb_batcher_free(nnb_batcher *b, uint64_t now)
     count_expected(b);
 }
 
-/* Whether there are two, if as many are expected, and more than a third of these. The others gather while those run, so that
- * neither who runs batches nor their clients wait for each other. */
+/* 1 if two are ready, when two are expected, and more than a third of the expected. The others gather while these run,
+ * so that workers and clients do not wait for each other. */
 static int has_enough(const nnb_batcher *b)
 {
     return b->n_ready >= b->most || (3 * b->n_ready > b->n_expected && (b->n_ready > 1 || b->n_expected < 2));
 }
 
-/* Until when a request waits for others: not once there are enough. It also waits while others run together, unless it wants
- * a fast answer or goes before these: then it runs by itself, beside them. */
+/* Returns until when a request waits for others: not once there are enough. It also waits while others run together,
+ * unless it wants a fast answer or has a higher priority: then it runs alone, beside them. */
 static uint64_t waits_until(const nnb_queue *q)
 {
     const nnb_batcher *b = q->batcher;
@@ -166,7 +166,7 @@ static uint64_t waits_until(const nnb_queue *q)
     return has_enough(b) ? 0 : b->since_ns + q->batch_wait_ns;
 }
 
-/* What a flow runs next: the first that does not wait for others. */
+/* Returns a flow's next queue: the first that does not wait for others. */
 static nnb_queue *first_of(const nnb_schedule *s, const nnb_flow *f)
 {
     nnb_queue *q = behind(f, NULL);
@@ -232,13 +232,13 @@ uint64_t nnb_schedule_wait_ns(const nnb_schedule *s, uint64_t now)
     return least;
 }
 
-/* One that runs together with others waits for them, and is not waited for. */
+/* A client whose requests run together with others' waits for these, and is not waited for. */
 static int needs_slot(const nnb_queue *q)
 {
     return q->polls && q->think_ns <= SHORT_THINK_NS && !(q->batcher && q->batcher->n_queues > 1);
 }
 
-/* Keeps the neediest of those that wait beside the ones in service. */
+/* Keeps the neediest flow that waits beside those in service. */
 static void note_rival(nnb_schedule *s, nnb_flow *f)
 {
     const nnb_queue *q = first_of(s, f);
@@ -268,7 +268,7 @@ void nnb_schedule_enqueue(nnb_schedule *s, nnb_queue *q, uint64_t now)
     }
     uint64_t thought = now - q->thinks_since;
     if (q->thinks_since && !q->was_woken && (thought <= SHORT_THINK_NS || q->answered_at == s->n_served))
-        note_think(q, thought); /* else the leader was busy, and did not look */
+        note_think(q, thought); /* else the leader was busy, and looked late */
     else if (q->thinks_since && q->was_woken && thought <= IDLE_NS)
         note_think(q, q->think_ns - q->think_ns / 8); /* perhaps it did not think: it may try a slot again some time */
     q->thinks_since = 0;
@@ -282,7 +282,7 @@ void nnb_schedule_enqueue(nnb_schedule *s, nnb_queue *q, uint64_t now)
     if (!f->n_ready++) {
         f->ready_at = s->n_ready;
         s->ready[s->n_ready++] = f;
-        if (f->spent + LAG_NS < s->floor_ns) /* it did not save what it left unused */
+        if (f->spent + LAG_NS < s->floor_ns) /* it does not save unused time */
             f->spent = s->floor_ns - LAG_NS;
     }
     if (s->rival == f)
@@ -318,7 +318,7 @@ static nnb_queue *dequeue(nnb_schedule *s, nnb_queue *q)
     return q;
 }
 
-/* ---- who is in service ------------------------------------------------------------------------------------------ */
+/* ---- queues in service ------------------------------------------------------------------------------------------ */
 
 void nnb_schedule_leave(nnb_schedule *s, nnb_queue *q)
 {
@@ -345,8 +345,8 @@ static void enter(nnb_schedule *s, nnb_queue *q)
     s->slots[s->n_slots++] = q;
 }
 
-/* Whether the leader waits for the next request of a client in service, rather than serve `next` in its place. If not, it is
- * in service no more. */
+/* 1 if the leader waits for the next request of a client in service, rather than serve `next` in its place. If not, the
+ * client leaves service. */
 static int is_awaited(nnb_schedule *s, nnb_queue *q, const nnb_queue *next, uint64_t now)
 {
     int is_ahead = q->flow->spent > next->flow->spent + LAG_NS;
@@ -358,7 +358,7 @@ static int is_awaited(nnb_schedule *s, nnb_queue *q, const nnb_queue *next, uint
     return 0;
 }
 
-/* Waiting counts as time of the client that is waited for; not longer than it lasts if the leader is not interrupted. */
+/* Waiting counts as time of the awaited client, but no longer than it lasts if the leader is not interrupted. */
 static void end_waiting(nnb_schedule *s, uint64_t now)
 {
     uint64_t waited = now - s->awaited_since;
@@ -374,7 +374,7 @@ nnb_queue *nnb_schedule_next(nnb_schedule *s, const nnb_load *load, uint64_t now
     end_waiting(s, now);
     note_load(s, load);
     if (s->n_batched)
-        s->rival = NULL; /* who waits for others changes by itself */
+        s->rival = NULL; /* waits for others end by themselves */
     for (uint32_t i = 0, n = s->rival ? 0 : s->n_ready; i < n; i++)
         note_rival(s, s->ready[i]);
     const nnb_flow *rival = s->rival;

@@ -27,7 +27,7 @@ void nnb_ask_for_short_slices(void)
     if (syscall(SYS_sched_getattr, 0, &a, sizeof(a), 0) < 0 || a.policy != SCHED_OTHER)
         return;
     a.runtime = SHORT_NS;
-    if (a.nice >= 0)                      /* a better one would be lost, too */
+    if (a.nice >= 0)                      /* a reset would undo a negative one, too */
         a.flags |= RESET_ON_FORK;         /* threads that it starts compute */
     syscall(SYS_sched_setattr, 0, &a, 0); /* not allowed: it runs as others do */
 }

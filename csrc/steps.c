@@ -1,5 +1,5 @@
-/* Between two steps of one request: outputs go to their places, the next inputs are fetched; and whether there is to be
- * a next one.
+/* The turn between two steps of one request: outputs go to their places, and the next inputs are fetched, if there is a
+ * next step.
  *
  * SPDX-License-Identifier: Apache-2.0
  */

@@ -1,11 +1,11 @@
-/* What a process says about itself to those that look: rows of counters and histograms in memory that others map
- * read-only, and the stamps that tell both ends of a burst when the other had a packet.
+/* Statistics of a process: rows of counters and histograms in memory that others map read-only, and the stamps that
+ * tell both ends of a burst when the other had a packet.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
  * A row has one writer at a time. Each number is one word, written with one relaxed store and read with one relaxed
- * load: a look at a row costs the writer nothing but the cache lines that it has to fetch again, and whoever dies
- * leaves nothing half written. Numbers of one look need not be of one moment.
+ * load: a look at a row costs the writer nothing but the cache lines that it has to fetch again, and a writer that dies
+ * leaves no number half written. Numbers of one look need not belong to one moment.
  *
  * Histograms are log-linear: 16 buckets to an octave, so that a value is known to 1/16, from 1 ns to 68 s. A sample
  * stands for as many events as its weight says.
