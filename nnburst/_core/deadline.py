@@ -77,7 +77,7 @@ def checked_timeout(seconds: float | None) -> float | None:
     None is no limit, 0 is no waiting, other numbers are seconds.
 
     Raises:
-        InvalidArgument: It is not a number, or negative.
+        InvalidArgument: `seconds` is not a number, or is negative.
     """
     if seconds is None or (is_real(seconds) and seconds >= 0):  # NaN fails
         return None if seconds is None else float(seconds)

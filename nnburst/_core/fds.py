@@ -138,7 +138,7 @@ def ready(fds: Iterable[int], seconds: float | None = None, events: int = select
 
     Args:
         fds: Descriptors.
-        seconds: How long; None for no limit.
+        seconds: Time limit; None for no limit.
         events: Events of poll; 0 waits for an end only.
 
     Returns:

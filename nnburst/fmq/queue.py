@@ -53,7 +53,7 @@ class Handle:
     Attributes:
         read: Fills an array, or a new one of that many elements. Returns it; None if there are not enough elements;
             False if this reader was overtaken; NotImplemented for cases that need a call with `pointer`.
-        write: Appends an array or bytes. Returns True; False if there is no room; NotImplemented likewise.
+        write: Appends an array or bytes. Returns True; False if there is no room; NotImplemented as for `read`.
     """
 
     __slots__ = ("__weakref__", "pointer", "read", "write")
@@ -660,7 +660,7 @@ class MemTransaction:
         return self.first[start:end], self.second[max(start - split, 0) : max(end - split, 0)]
 
     def commit(self, count: int | None = None) -> bool:
-        """Publish the written elements, or give back the read ones.
+        """Publish the written elements, or free the room of the read ones.
 
         Args:
             count: Number of elements from the first; None for all.

@@ -208,7 +208,7 @@ class Service(OneProcess, Closing):
             on_death: Called without arguments.
 
         Raises:
-            InvalidArgument: It cannot be called.
+            InvalidArgument: `on_death` is not callable.
         """
         if not callable(on_death):
             raise InvalidArgument(f"on_death is {type(on_death).__name__}; give a function without arguments")

@@ -122,7 +122,7 @@ class Session(OneProcess, Closing):
             if the export fails; `device` can force one of the two.
         example_inputs: For a torch module: a tensor, several in a tuple, or by name in a dict. Runs take the same
             shapes.
-        service: Where to run; None starts a service process for this session alone, which ends with it.
+        service: Service to run on; None starts one for this session alone, which ends with it.
         device: Name of the device, with options after a colon if the service is the session's own; None takes the
             first that supports every operation.
         preference: ``"fast_single_answer"``, ``"sustained_speed"`` or ``"low_power"``;
@@ -269,7 +269,7 @@ class Session(OneProcess, Closing):
             BadState: The session is closed, or ``concurrency`` runs are interrupted by this signal handler or belong to
                 tasks of this thread's event loop.
             DeadObject: The service has ended.
-            MissedDeadline: It, or setting up for it (`open_timeout`), took too long.
+            MissedDeadline: The run, or setting up for it (`open_timeout`), took too long.
         """
         if self._spans is not None and self._spans.wanted:
             with self._spans.of_run(self):

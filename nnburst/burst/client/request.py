@@ -77,7 +77,7 @@ class BoundRequest(Runnable, OneProcess):
     Args:
         controller: The burst.
         requests: One, or two of the same form that alternate.
-        measure: Whether results carry `Timing`.
+        measure: True if results carry `Timing`.
         answer_length: Datums of the longest result, so that other runs may be in flight beside it; None if unknown.
 
     Raises:

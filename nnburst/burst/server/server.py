@@ -325,7 +325,7 @@ class ExecutionBurstServer(BurstContext):
             callback: The client: it gives the memory of each slot.
             request_channel: Synchronized queue of 24-byte datums with an event word, in sealed memory. The descriptors
                 stay with the caller. Data in the queues is discarded.
-            result_channel: Likewise.
+            result_channel: As `request_channel`.
             executor: Binds the requests; or a prepared model, with which only memories are kept between requests. Kept
                 alive until the burst ends.
             polling_window: Seconds to poll before sleeping; None for the default of the two ends' CPUs, 0 to never

@@ -63,7 +63,7 @@ class Compilation(OneProcess, Closing):
     """The compilation of a model. Set the options that you need, then `finish` once. Context manager.
 
     Args:
-        model: From `ModelBuilder`, or as a device imported it.
+        model: A model from `ModelBuilder`, or imported by a device.
         devices: Devices in order of preference. The model is compiled for the first that supports every operation; if
             that fails, for the next; if no device supports all, it is cut into parts for several (`report`). A
             `Service` stands for all its devices and leaves the choice to the runtime, which measures equally capable

@@ -45,7 +45,7 @@ class Argument(Struct, frozen=True):
         memories: Memory outside the execution's own that contains it: one, or two that alternate run by run.
         offset: First byte of its region in that memory.
         length: Bytes in use, there or in its room; 0 for a device buffer used whole.
-        dimensions: As in a request: empty means "as in the model".
+        dimensions: Its dimensions; empty means "as in the model".
     """
 
     room: int = 0
@@ -440,7 +440,7 @@ class Arguments:
     # ---- results ---------------------------------------------------------------------------------------------
 
     def check_shapes(self, shapes: Sequence[OutputShape]) -> None:
-        """Raise `GeneralFailure` if what a service told of its outputs contradicts the model or the request."""
+        """Raise `GeneralFailure` if output shapes from a service contradict the model or the request."""
         check_shapes(self.compilation.outputs, self._all[self._inputs :], shapes, self._unverified)
 
     def copied(self, shapes: Sequence[OutputShape]) -> list[Array]:
@@ -505,7 +505,7 @@ def check_shapes(
     shapes: Sequence[OutputShape],
     unverified: Set[str] = frozenset(),
 ) -> None:
-    """Raise `GeneralFailure` if what a service told of its outputs contradicts the model or the request.
+    """Raise `GeneralFailure` if output shapes from a service contradict the model or the request.
 
     Args:
         outputs: The requested outputs.

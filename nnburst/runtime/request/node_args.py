@@ -362,7 +362,7 @@ class Sizes(Struct, frozen=True):
     """Shapes of all arguments, as far as they are known before a run.
 
     Attributes:
-        inputs: One shape per input; None for an optional one that is left out.
+        inputs: One shape per input; None for an omitted optional input.
         outputs: One shape per output; None where only a run tells it.
     """
 

@@ -24,7 +24,7 @@ _ALIKE = ("holds", "dtype", "bits_of", "type", "scale", "zero_point")
 
 
 class State(Struct, frozen=True):
-    """One state. A run reads one buffer and writes the other; the next run has them the other way round.
+    """One state. A run reads one buffer and writes the other; the next run swaps them.
 
     Attributes:
         source: The output.

@@ -234,7 +234,7 @@ class _Batches:
         """Copy an input behind the filled rows, if it fits there.
 
         Returns:
-            Its number of rows; None if it is of another kind.
+            Its number of rows; None for another kind of input.
 
         Raises:
             InvalidArgument: The input does not fit the model.
