@@ -306,10 +306,11 @@ class Session(OneProcess, Closing):
         inputs: Mapping[str, npt.ArrayLike],
         timeout: float | EllipsisType | None = ...,
     ) -> list[np.ndarray[Any, np.dtype[Any]]]:
-        """Await a `run` in asyncio or Trio. Runs need no thread; one opens bursts while more are needed.
+        """Await a run in asyncio or Trio; arguments as for `run`.
 
-        Any number of tasks may await it; ``concurrency`` of their runs are under way at once. Cancelling a task
-        abandons its run, whose arrays are used again once it has ended.
+        Runs need no thread; one opens bursts while more are needed. Any number of tasks may await it; ``concurrency``
+        of their runs are under way at once. Cancelling a task abandons its run, whose arrays are used again once it has
+        ended.
 
         Raises:
             BadState: There is no event loop, or as for `run`.
@@ -351,8 +352,8 @@ class Session(OneProcess, Closing):
         One thread at a time may run it; a second one gets `BadState`. Executions do not wait for each other: if its
         burst is busy, an execution moves to a free one, or opens another.
 
-        Arguments and errors are those of `nnapi.Burst.bind`; the default timeout of runs is the session's. Binding
-        itself takes `open_timeout` seconds at most.
+        Its arguments are those of `nnapi.Burst.bind`, and so are its errors; the default timeout of runs is the
+        session's. Binding itself takes `open_timeout` seconds at most.
         """
 
         def bound() -> Execution:
