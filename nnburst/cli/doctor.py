@@ -31,7 +31,7 @@ ENOUGH_FDS = 1024
 
 
 class Level(enum.IntEnum):
-    """How good a finding is; the process exits with 1 if any is FAIL."""
+    """The grade of a finding; the process exits with 1 if any is FAIL."""
 
     OK = 0
     WARN = 1
@@ -39,7 +39,7 @@ class Level(enum.IntEnum):
 
 
 class Finding(NamedTuple):
-    """What a check found, and the remedy if it is not as good as it could be."""
+    """The finding of a check, with a remedy unless all is well."""
 
     level: Level
     found: str

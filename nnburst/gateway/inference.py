@@ -1,4 +1,4 @@
-"""One request, whichever protocol it came in by: checked, run, and answered."""
+"""The check, run and answer of one request, for both protocols."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class ModelCounts:
         self.run_ns += ran - given
         self.output_ns += ended - ran
 
-    def told(self, name: str, version: str) -> dict[str, Any]:
+    def as_statistics(self, name: str, version: str) -> dict[str, Any]:
         """Return the counts as Triton's ModelStatistics."""
         parts = {
             "success": (self.inferences, self.success_ns),
@@ -360,7 +360,7 @@ class Models:
 
     async def statistics(self, name: str = "", version: str = "") -> dict[str, list[dict[str, Any]]]:
         """Return statistics of requests for a model, or for each if the name is empty; raises as `counts`."""
-        return {"model_stats": [counts.told(*key) for *key, counts in await self.counts(name, version)]}
+        return {"model_stats": [counts.as_statistics(*key) for *key, counts in await self.counts(name, version)]}
 
     async def renew(self) -> None:
         """List the service's models again: new ones are opened at the next request, and runs finish on the old ones."""

@@ -36,7 +36,7 @@ class Served(msgspec.Struct):
     """The options of the process.
 
     Attributes:
-        grpc, rest, metrics: Where to listen, ``HOST:PORT`` or ``unix:PATH``; None: not at all.
+        grpc, rest, metrics: Addresses to listen at, ``HOST:PORT`` or ``unix:PATH``; None: not at all.
         address: Address of the service.
         shared_memory: True if clients may register memory.
         control: True if they may load and unload models.

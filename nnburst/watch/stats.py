@@ -205,7 +205,7 @@ class RowStats(Struct, frozen=True):
         counters: By name of `COUNTERS`, or of `ACCOUNT`.
         queue_wait: From the client's send until a thread of the service took the request.
         execution: From there until the answer.
-        spin: How long the thread polled before the next request, or before it slept.
+        spin: Time that the thread polled before the next request, or before it slept.
         round_trip: As the client sees it; only in rows of clients.
     """
 
@@ -229,7 +229,7 @@ class ServiceStats(Struct, frozen=True):
 
     Attributes:
         name: Name of a shared service; empty for a child.
-        pid: Of its process.
+        pid: Process id of the service.
         uid: Its user's id.
         since_ns: Time of its beginning, on CLOCK_MONOTONIC.
         taken_ns: Time of this look, likewise.

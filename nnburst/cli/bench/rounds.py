@@ -74,7 +74,7 @@ class Case:
         group: Paragraph of the table: the letters of ``docs/benchmarks.md``.
         title: Name in the table.
         wait: ``poll`` (looks until there is something) or ``block`` (sleeps in the kernel).
-        payload_bytes: What the caller hands over per round trip.
+        payload_bytes: Bytes that the caller hands over per round trip.
         open: Sets the row up for as long as the context lasts.
         one_core: Client and server share the client's CPU; else each has its own.
     """

@@ -172,7 +172,7 @@ def gateway(has_models: bool, options: dict[str, Any]) -> Child | None:
 
     Args:
         has_models: True if there is a model to serve.
-        options: Of `nnburst.gateway.run.Served`, as they were given.
+        options: Options of `nnburst.gateway.run.Served`, as they were given.
 
     Raises:
         BadState: Another process listens at the path.

@@ -93,7 +93,7 @@ class _Remote(Closing):
 
     @property
     def number(self) -> int:
-        """Its number on the connection.
+        """The object's number on the connection.
 
         Raises:
             BadState: Closed, or inherited by a forked child.

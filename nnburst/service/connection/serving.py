@@ -109,7 +109,7 @@ class ServedCalls:
 
         Args:
             n_fds: Descriptors that came with it.
-            is_long: Whether it did not fit into a datagram.
+            is_long: True if it did not fit into a datagram.
             waiting: Answers that wait to be sent.
 
         Raises:

@@ -119,7 +119,7 @@ class Connection:
 
         Raises:
             ResourceExhausted: The system has no thread for it; the connection is to be closed.
-            Exception: What `launch` raised; likewise.
+            Exception: The peer's launch failed; likewise.
         """
         start(self._thread, "a connection")
         self._launched.result()
@@ -233,7 +233,7 @@ class Connection:
             The reply and its descriptors.
 
         Raises:
-            NNBurstError: What the other side answered.
+            NNBurstError: The other side answered with this error.
             MissedDeadline: No answer in time.
             DeadObject: The other side is gone.
             BadState: This side has closed, or is a forked child.

@@ -55,9 +55,9 @@ class ServiceHost:
     """Serves devices to any number of connections.
 
     Args:
-        devices: What clients see, in this order. The host closes them.
-        quotas: What one connection may own.
-        user_quotas: What all connections of one user may own.
+        devices: Devices that clients see, in this order. The host closes them.
+        quotas: Limits of one connection.
+        user_quotas: Limits of all connections of one user.
         page: Statistics, closed by the host; None for none.
         workers: Most computing calls of one connection that are served at the same time, and most others.
         listeners: Threads for the bursts of all connections, closed by the host; None for a thread for each burst.
@@ -112,7 +112,7 @@ class ServiceHost:
             sock: A connected SOCK_SEQPACKET socket; the host owns it.
             peer_pidfd: pidfd of the client's process, to notice its death for sure; the host owns it.
             on_end: Called when it has gone and all that it owned is released.
-            is_broker: Whether it hands over the other clients, and has no quotas.
+            is_broker: True if it hands over the other clients, and has no quotas.
 
         Raises:
             BadState: The host is closed.
@@ -201,7 +201,7 @@ class ServiceHost:
 
 
 class Client:
-    """One client: its connection, what it may use and what it owns.
+    """One client: its connection, its rights and its objects.
 
     A worker thread serves each call by its ``on_*``, the function of its subject.
 

@@ -93,7 +93,7 @@ class Sandbox(Value, frozen=True, omit_defaults=True):
         mode: ``"strict"``, ``"on"`` or ``"off"``.
         landlock: Version of the kernel's Landlock that is in force: which files, ports and processes it may reach; 0:
             not in force.
-        seccomp: Whether it may make only the system calls of a list.
+        seccomp: True if it may make only the system calls of a list.
         granted: Needs that its devices have declared, a sentence each.
         missing: Walls that this kernel, or this container, lacks.
     """
@@ -206,7 +206,7 @@ class Done(Message, tag="done", frozen=True):
 
 
 class ErrorReply(Message, tag="error", frozen=True, omit_defaults=True):
-    """Any call may be answered with this instead; it comes back as the exception of `errors.py`.
+    """The reply of a call that failed; it comes back as the exception of `errors.py`.
 
     `cache`: why cache files were not accepted.
     """
