@@ -381,7 +381,7 @@ class Cache:
             _log.warning("%s: the limits of the cache were not enforced: %s", self._root, error)
 
     def prune(self, max_bytes: int | None = None) -> Pruned:
-        """Remove what saves left behind, and the entries that were not used for longest, if there are too many.
+        """Remove what saves left behind, and the least recently used entries, if there are too many.
 
         Args:
             max_bytes: Instead of the limit. 0: all that are not in use.

@@ -79,12 +79,14 @@ def _read_config(context: click.Context, parameter: click.Parameter, file: Path 
 @click.option("--socket", metavar="PATH", help="Listen at this path instead of under a name.")
 @click.option("--device", multiple=True, metavar="NAME", help="A device that is offered; may be repeated.")
 @click.option("--model", multiple=True, metavar="NAME=FILE", help="A model that is compiled once for all.")
-@click.option("--models", metavar="DIR", help="Of NAME/VERSION/FILE: models with versions, served so.")
+@click.option("--models", metavar="DIR", help="Directory with models as NAME/VERSION/FILE.")
 @click.option("--batch", multiple=True, metavar="[NAME=]N", help="Run up to N waiting rows of a model as one.")
-@click.option("--batch-wait", multiple=True, metavar="[NAME=]TIME", help="What a request may wait for others, as 1ms.")
+@click.option(
+    "--batch-wait", multiple=True, metavar="[NAME=]TIME", help="Longest wait of a request for others, as 1ms."
+)
 @click.option("--allow-uid", multiple=True, metavar="USER", help="Serve this user, too (name or number).")
 @click.option("--allow-gid", multiple=True, metavar="GROUP", help="Serve this group, too (name or number).")
-@click.option("--quota", multiple=True, metavar="KEY=N", help="What a connection (KEY) or a user (user.KEY) may own.")
+@click.option("--quota", multiple=True, metavar="KEY=N", help="Limit of a connection (KEY) or of a user (user.KEY).")
 @click.option(
     "--max-run", type=click.FloatRange(0, 1e6, min_open=True), metavar="S",
     help="End a run that takes longer than S seconds [default: none].",
@@ -108,9 +110,7 @@ def _read_config(context: click.Context, parameter: click.Parameter, file: Path 
     help="Serve the named models by the Open Inference Protocol over gRPC; needs nnburst[oip].",
 )  # fmt: skip
 @click.option("--oip-rest", metavar="HOST:PORT|unix:PATH", help="The same over HTTP.")
-@click.option(
-    "--token-file", metavar="FILE", help="Of NAME:TOKEN lines: who asks for metrics or the protocol shows one."
-)
+@click.option("--token-file", metavar="FILE", help="File of NAME:TOKEN lines; network clients show a token.")
 @click.option("--oip-cert", type=click.Path(), metavar="FILE.pem", help="Certificate and chain: the protocol by TLS.")
 @click.option("--oip-key", type=click.Path(), metavar="FILE.pem", help="The key of --oip-cert, without a password.")
 @click.option(
@@ -130,7 +130,7 @@ def _read_config(context: click.Context, parameter: click.Parameter, file: Path 
 )  # fmt: skip
 @click.option(
     "--isolate", type=click.Choice(("user", "connection", "none")), default="user", show_default=True,
-    help="Who shares a process for the models that clients bring; none: all, with the named models, too.",
+    help="The users that share a process for models that clients bring; none: all of them, with the named models.",
 )  # fmt: skip
 @click.option(
     "--log-level", type=click.Choice(("debug", "info", "warning", "error")), default="warning", show_default=True
