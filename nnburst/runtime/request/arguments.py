@@ -249,7 +249,7 @@ class Arguments:
         self._buffers, self._rooms = buffers, rooms
         self._nodes = (*compilation.inputs, *compilation.outputs)
         self._inputs = len(compilation.inputs)
-        self.sizes, self._known = sizes, self._told(sizes)
+        self.sizes, self._known = sizes, self._known_shapes(sizes)
         told = zip(compilation.outputs, sizes.outputs, strict=True)
         self._unverified = {node.name for node, shape in told if shape is not None} & rooms.keys()
         rows = enumerate(zip(self._nodes, self._known, strict=True))
@@ -267,11 +267,11 @@ class Arguments:
         if held:
             self.shown = SharedValues(self.inputs, held), SharedValues(self.outputs, held)
         for i in range(len(self._all)):
-            self._show(i)
+            self._make_array(i)
         named = {size for node in compilation.inputs for size in node.shape or () if isinstance(size, str)}
         self._follow = any(not named.isdisjoint(node.shape or ()) for node in compilation.outputs)
 
-    def _told(self, sizes: Sizes) -> list[tuple[int, ...] | None]:
+    def _known_shapes(self, sizes: Sizes) -> list[tuple[int, ...] | None]:
         """Return the shapes that are known before a run."""
         shapes, rooms = [*sizes.inputs, *sizes.outputs], self._rooms
         if not rooms:
@@ -326,7 +326,7 @@ class Arguments:
                 f"the arguments of a run have less than 4 GiB together{fewer}"
             )
 
-    def _show(self, index: int) -> None:
+    def _make_array(self, index: int) -> None:
         """Make the array of an argument whose shape is known."""
         node, array = self._nodes[index], self._array(index)
         if array is None:
@@ -390,7 +390,7 @@ class Arguments:
 
     def resized(self, sizes: Sizes) -> dict[int, tuple[tuple[int, ...], Argument]]:
         """Return the arguments that other shapes change, by index; `InvalidArgument` if they do not fit."""
-        rows = enumerate(zip(self._told(sizes), self._known, strict=True))
+        rows = enumerate(zip(self._known_shapes(sizes), self._known, strict=True))
         return {i: self._resized(i, shape) for i, (shape, before) in rows if shape != before}
 
     def _resized(self, index: int, shape: tuple[int, ...] | None) -> tuple[tuple[int, ...], Argument]:
@@ -426,7 +426,7 @@ class Arguments:
         """Give the arguments other shapes; `resized` has returned the changes."""
         for i, (shape, argument) in changed.items():
             self._known[i], self._all[i] = shape, argument
-            self._show(i)
+            self._make_array(i)
         self.sizes = sizes
 
     def enough_for(self, sizes: Sizes) -> dict[str, int]:

@@ -81,11 +81,11 @@ class Ring:
                     if len(flying) == len(self._pointers):
                         yield flying.popleft(), self._executions[self._at], error
                 else:  # a false token, a failed start, or a run elsewhere
-                    yield from self._landed(flying)
+                    yield from self._finish(flying)
                     yield token, execution, error
                 if error is not None and isinstance(error, LASTING):
                     break
-            yield from self._landed(flying)
+            yield from self._finish(flying)
         finally:
             _give_up(self._pointers)
             self._at = 0
@@ -104,7 +104,7 @@ class Ring:
             self._at = following
         return bool(flies), _error(self._executions[following if flies else at], status) if status else None
 
-    def _landed(self, flying: deque[T]) -> Iterator[tuple[T, Execution, NNBurstError | None]]:
+    def _finish(self, flying: deque[T]) -> Iterator[tuple[T, Execution, NNBurstError | None]]:
         while flying:
             execution = self._executions[self._at - len(flying)]
             error = _error(execution, lib.nnb_execution_advance(ffi.NULL, execution.pointer))
