@@ -203,7 +203,7 @@ class DeviceCache:
 
         Args:
             fingerprint: What the client believes the entry is for, or empty.
-            encrypted: Whether the entry has to be encrypted; else it must not be.
+            encrypted: True if the entry has to be encrypted; else it must not be.
 
         Raises:
             CacheRejected: The entry is not exactly what this build of this device saved last under this token.

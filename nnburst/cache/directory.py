@@ -129,7 +129,7 @@ class StagedEntry:
     """An entry that is being written: empty files that others do not see yet.
 
     Attributes:
-        waited: Whether another process was writing before.
+        waited: True if another process was writing before.
     """
 
     entry: str

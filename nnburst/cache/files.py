@@ -144,7 +144,7 @@ def lock(parent: int, name: str, *, shared: bool, patience: float = 0.0) -> File
 
     Args:
         name: Of the file; it is made if need be.
-        shared: Whether others may share it.
+        shared: True if others may share it.
         patience: Seconds to wait.
     """
     fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent)

@@ -97,7 +97,7 @@ class SaveResult(Struct, frozen=True):
     """The outcome of a save; never an error of the compilation.
 
     Attributes:
-        saved: Whether the files are complete.
+        saved: True if the files are complete.
         reason: SAVED, or why not.
         generation: Of the files, 16 bytes.
         nbytes: Of all files together.

@@ -84,7 +84,7 @@ def model_fingerprint(
     finds out with `copies` which contents it has really compiled.
 
     Args:
-        constants: Whether the values of constants count. Without them two models that differ only in weights are alike.
+        constants: True if the values of constants count. Without them, models that differ only in weights are alike.
         copies: Values by operand of the main subgraph, used in place of what a constant refers to.
 
     Raises:

@@ -51,7 +51,7 @@ class LocalBuffer(Buffer):
 
     @property
     def generation(self) -> int:
-        """Counts changes of the contents."""
+        """Number of changes of the contents so far."""
         return self._managed.generation
 
     def _open(self) -> ManagedBuffer:
@@ -85,7 +85,7 @@ def allocate_buffer(
     input_roles: Sequence[BufferRole],
     output_roles: Sequence[BufferRole],
 ) -> LocalBuffer:
-    """Check a request for a buffer and make it.
+    """Check a request for a buffer and create it.
 
     Args:
         desc, prepared_models, input_roles, output_roles: As `Device.allocate`.
@@ -124,7 +124,7 @@ def allocate_buffer(
 def with_role(
     place: str, operand: OperandDesc, first: OperandDesc | None, dimensions: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Return the dimensions of a buffer with one role more, after a first one; `InvalidArgument` if it does not fit."""
+    """Merge a buffer's dimensions with those of one more role; `InvalidArgument` if they contradict each other."""
     if first is not None and operand.meaning != first.meaning:
         raise InvalidArgument(f"{place} differs from the roles before it in type, scale, zero point or parameters")
     if dimensions and operand.is_scalar:
@@ -191,7 +191,7 @@ class BoundBuffers:
         return Request(tuple(inputs), tuple(outputs), tuple(pools))
 
     def written(self, result: ExecutionResult | None) -> list[tuple[int, ...]]:
-        """Return the dimensions of the outputs in buffers after a run: those that it told, or that were known."""
+        """Return the dimensions of the outputs in buffers after a run: reported by it, or known before."""
         if result is not None and result[1]:
             return [result[1][use.role.position].dimensions for use in self.set.outputs]
         known = []
@@ -203,7 +203,7 @@ class BoundBuffers:
 
 
 def bind_buffers(prepared: LocalModel, request: Request) -> BoundBuffers | None:
-    """Find the buffers of a valid request; None if it names none."""
+    """Find the buffers of a valid request; None if it names no buffer."""
     if not any(isinstance(pool, BufferToken) for pool in request.pools):
         return None
     return BoundBuffers(prepared, request)

@@ -1,4 +1,4 @@
-"""Common parts of devices that cache: files to save to, and numbers that tell their builds apart."""
+"""Common parts of caching devices: their cache files, and digests that tell their builds apart."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _log = logging.getLogger("nnburst.cache")
 
 @cache
 def _library_digest() -> bytes:
-    """Digest of the native library of this package: two builds of one version differ in it."""
+    """Return the digest of this package's native library: it differs between two builds of one version."""
     digest = hashlib.sha256()
     for path in sorted(Path(_core.__file__).parent.glob("_nnburst*.so")):
         digest.update(path.read_bytes())
@@ -52,7 +52,7 @@ def build_epoch(name: str, version: str, *parts: str) -> bytes:
     """Return 32 bytes that change with the device, its version, this package's library and the machine's instructions.
 
     Args:
-        parts: Whatever else decides whether its files can be read: format versions, options.
+        parts: Anything else that its files depend on: format versions, options.
     """
     digest = hashlib.sha256(b"nnburst-epoch-v1" + _library_digest())
     for text in (name, version, cpu_features(), *parts):

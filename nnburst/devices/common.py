@@ -46,7 +46,7 @@ would not be the same. The importer parses once, drops what it does not know, an
 
 @cache
 def build_version() -> str:
-    """Return what tells one build of the built-in devices from another; results depend on NumPy's too."""
+    """Return the version of the built-in devices. It includes NumPy's: results depend on it."""
     return f"{VERSION}+numpy{np.__version__}"
 
 
@@ -121,7 +121,7 @@ def device_of(devices: Iterable[Device], name: str) -> Device:
 def call_by_name(
     name: str, prefix: int, inputs: Sequence[OperandDesc], outputs: Sequence[OperandDesc], **rest: Any
 ) -> Model:
-    """Return a model that calls what an extension has under a name: operation 0, whose first operand has type 0."""
+    """Return a model that calls an extension's function by name: operation 0, whose first operand has type 0."""
     code, encoded = extension_code(prefix, 0), name.encode()
     named = OperandDesc(code, lifetime=Lifetime.CONSTANT_COPY, location=DataLocation(0, 0, len(encoded)))
     return one_operation(code, [named], inputs, outputs, operand_values=encoded, **rest)
@@ -133,7 +133,7 @@ def extension_of_names(name: str, *types: ExtensionOperandType) -> Extension:
 
 
 def named_in(table: Mapping[str, T], source: str, device: str, what: str) -> T:
-    """Return what a device has under a name that `Device.import_model` is asked for."""
+    """Return a device's entry for a name that `Device.import_model` is asked for."""
     kind, _, name = source.partition(":")
     if kind != "name":
         raise GeneralFailure(f"{device} has {what} by name; it does not import {source!r}")

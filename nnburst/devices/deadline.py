@@ -1,4 +1,4 @@
-"""Deadlines of what a device is asked for: absolute nanoseconds of CLOCK_MONOTONIC, 0 for none."""
+"""Deadlines of calls to a device: absolute nanoseconds of CLOCK_MONOTONIC, 0 for none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NEVER = 2**63 - 1
 
 
 def is_limit(deadline_ns: int) -> bool:
-    """Return whether a deadline limits anything: 0 does not, nor does one at the end of time."""
+    """Return True if a deadline limits anything: 0 and the largest time do not."""
     return 0 < deadline_ns < _NEVER
 
 
@@ -23,7 +23,7 @@ def deadline_passed(deadline_ns: int) -> bool:
 
 
 def require_time(deadline_ns: int) -> None:
-    """Raise `MissedDeadline` if a deadline is over."""
+    """Raise `MissedDeadline` if a deadline has passed."""
     if deadline_passed(deadline_ns):
         raise MissedDeadline("the deadline has passed; give it more time")
 

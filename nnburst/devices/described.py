@@ -29,7 +29,7 @@ class DeviceInfo(Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, device: Device) -> DeviceInfo:
-        """Ask a device."""
+        """Collect the facts about a device."""
         return cls(
             name=device.name,
             version_string=device.version_string,
@@ -42,7 +42,7 @@ class DeviceInfo(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DescribedDevice(Device):
-    """A device that stands for one that was asked what it is; what it does is left to the classes below."""
+    """A device that reports the facts of a `DeviceInfo`; subclasses define its behaviour."""
 
     name = version_string = ""
     type, capabilities, cache_epoch = DeviceType.OTHER, Capabilities(), b""

@@ -22,7 +22,7 @@ _FIRST_OF_BITS = 16
 
 
 class ElementType(Struct, frozen=True):
-    """One row: an ONNX element type.
+    """An ONNX element type and its equivalents in NNAPI and NumPy.
 
     Attributes:
         number: ``TensorProto.DataType``, which is also its number in the extension.
@@ -138,7 +138,7 @@ def operand_code(row: ElementType, rank: int | None, prefix: int) -> tuple[int, 
 
 
 def is_scalar(operand: OperandDesc) -> bool:
-    """Return whether an operand of a graph has rank 0, as opposed to an unknown rank."""
+    """Return True if an operand of a graph has rank 0, as opposed to an unknown rank."""
     if operand.type > 0xFFFF:
         return bool(operand.type & _SCALAR)
     return operand.type in (_T.FLOAT32, _T.FLOAT16, _T.INT32, _T.UINT32)

@@ -1,4 +1,4 @@
-"""Values that are no arrays of numbers, as bytes that say themselves what they are: the way they cross to a service.
+"""Encoding of values that are not numeric arrays as self-describing bytes, to pass them to a service.
 
 Strings, elements of less than a byte, sequences, maps, and optionals that are empty. In a pool such a value is an array
 of bytes like any other: a word of eight bytes, little-endian, says how many bytes it has (those behind them are not
@@ -52,14 +52,14 @@ class EncodedTensor(Struct, frozen=True, array_like=True, tag=1):
 
 
 class EncodedMap(Struct, frozen=True, array_like=True, tag=2):
-    """Keys, of one dimension, and values, in the same order; rows of values are a map each."""
+    """One-dimensional keys, and values in the same order; each row of the values is one map."""
 
     keys: EncodedTensor
     values: EncodedTensor
 
 
 class EncodedSequence(Struct, frozen=True, array_like=True, tag=3):
-    """Tensors, or maps; `element` is that of the tensors."""
+    """A sequence of tensors or maps; `element` is the element type of its tensors."""
 
     element: int
     items: Annotated[tuple[EncodedTensor | EncodedMap, ...], Meta(max_length=_MOST_ITEMS)]
@@ -83,7 +83,7 @@ def write(value: Value) -> Bytes:
 
 
 def copied(region: Bytes, place: str) -> Bytes:
-    """Return a private copy of what a value takes of memory that is shared; `InvalidArgument` if it takes more."""
+    """Return a private copy of a value in shared memory; `InvalidArgument` if it is longer than its region."""
     nbytes = int(region[:_WORD].copy().view("<i8")[0]) if region.size >= _WORD else 0
     if not nbytes:
         raise InvalidArgument(f"{place} has no value yet")
@@ -100,7 +100,7 @@ def read(data: Bytes, place: str, count: Callable[[], object] = lambda: None) ->
             all.
 
     Raises:
-        InvalidArgument: They are none.
+        InvalidArgument: The bytes are not an encoded value.
     """
     try:
         value: Value = msgspec.msgpack.decode(data[_WORD:].data, type=Value)
@@ -148,7 +148,7 @@ def _checked_tensor(tensor: EncodedTensor, place: str) -> EncodedTensor:
 
 
 def string_type() -> np.dtype[Any]:
-    """NumPy's type of strings: its own from NumPy 2 on, else objects."""
+    """Return NumPy's type for strings: ``StringDType`` from NumPy 2 on, else objects."""
     own = getattr(getattr(np, "dtypes", None), "StringDType", None)
     return np.dtype(object) if own is None else own()
 

@@ -11,11 +11,11 @@ error                 the signal closes without having taken its byte     ``POLL
 ====================  ==================================================  =========================================
 
 Closing a stream socket with unread data is an error at the other end, so a process that ends in any way has put its
-fences in error: nothing has to be left to tell. An eventfd has no such state, a pipe can be opened again by its reader,
+fences in error: no code has to run for it. An eventfd has no such state, a pipe can be opened again by its reader,
 who could keep it from ever hanging up, and a page of shared memory cannot be polled.
 
 A waiter that reads from a fence takes the byte away from the others; a fence that hung up without one is in error. So
-nobody but the owner of the signal can make a fence say that something has succeeded.
+only the owner of the signal can make a fence say that something has succeeded.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class FenceState(enum.Enum):
 
 
 class Fence(Closing):
-    """Something that will be over: a descriptor that becomes readable. Context manager; picklable as descriptors are.
+    """A descriptor that becomes readable when an event has happened. Context manager; picklable as descriptors are.
 
     Args:
         fd: A socket, a pipe, an eventfd, a timerfd, a pidfd or a ``sync_file``, which stays the caller's. Asking
@@ -97,24 +97,24 @@ class Fence(Closing):
 
     @property
     def state(self) -> FenceState:
-        """The state now."""
+        """The current state."""
         return self._state_within(0)
 
     def _state_within(self, milliseconds: int | None) -> FenceState:
-        """Return what it says once that is not ``ACTIVE``, or at the end of a time; None for no limit."""
+        """Return the state once it is not ``ACTIVE``, or after a time limit; None for no limit."""
         poll = select.poll()
         poll.register(self.fileno(), select.POLLIN)
         found = poll.poll(milliseconds)
         return state_of_events(self.fileno(), found[0][1]) if found else FenceState.ACTIVE
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until it is signalled.
+        """Wait until the fence is signalled.
 
         Args:
             timeout: Seconds; None for no limit, 0 to ask only.
 
         Raises:
-            GeneralFailure: What it stands for has failed, or the process that would have signalled it is gone.
+            GeneralFailure: The fence is in error: its event failed, or the signalling process is gone.
             MissedDeadline: It is still active.
         """
         limit = Deadline.after(timeout).left()

@@ -58,15 +58,15 @@ class FencedExecution(abc.ABC):
 
     @abc.abstractmethod
     def info(self) -> FencedInfo:
-        """Say how it ended; `GeneralFailure` if it has not, `DeadObject` if the process that ran it is gone."""
+        """Return how it ended; `GeneralFailure` if it has not, `DeadObject` if the process that ran it is gone."""
 
     @abc.abstractmethod
     def cancel(self) -> None:
-        """End it unless it runs already: its fence goes into error. Does not wait. Idempotent."""
+        """Cancel it unless it is running: its fence goes into error. Does not wait. Idempotent."""
 
 
 def checked_fences(wait_for: Sequence[Fence], duration_ns: int = 0) -> tuple[Fence, ...]:
-    """Check what an execution is to wait for, and how long it may take then."""
+    """Check the fences that an execution waits for, and its time limit after them."""
     if duration_ns < 0:
         raise InvalidArgument(f"a duration of {duration_ns} ns: give nanoseconds, 0 for no limit")
     for position, fence in enumerate(wait_for):
@@ -78,7 +78,7 @@ def checked_fences(wait_for: Sequence[Fence], duration_ns: int = 0) -> tuple[Fen
 
 
 class LocalFenced(FencedExecution):
-    """A fenced execution in this process. `start` it.
+    """A fenced execution in this process; `start` launches it.
 
     Args:
         execute: Runs it, with these options.
@@ -157,7 +157,7 @@ class LocalFenced(FencedExecution):
         return FencedInfo(status, launched, Timing(timing.time_on_device, (ended - fenced) // 1000))
 
     def _wait(self) -> None:
-        """Wait for all fences; `GeneralFailure` if one fails or nobody awaits the end, `MissedDeadline` if too late."""
+        """Wait for all fences; `GeneralFailure` if one fails or the run is cancelled, `MissedDeadline` if too late."""
         (cancelled,) = self._cancelled.fds
         poll, left = select.poll(), dict(zip(self._fences.fds, range(len(self._fences)), strict=True))
         for fd in (*left, cancelled):
@@ -179,7 +179,7 @@ class LocalFenced(FencedExecution):
                 raise MissedDeadline(f"the deadline passed before {waited} was signalled; give it more time")
 
     def _milliseconds(self) -> int | None:
-        """Until the deadline, rounded up."""
+        """Return the milliseconds until the deadline, rounded up."""
         deadline = self._options.deadline_ns
         if not is_limit(deadline):
             return None

@@ -112,7 +112,7 @@ class Tensor(Struct, frozen=True):
 
     @property
     def element(self) -> np.dtype[Any]:
-        """NumPy type."""
+        """The NumPy type."""
         return np.dtype(self.dtype or "none")  # None would be float64
 
 
@@ -137,7 +137,7 @@ def declare(
         inputs: In the order of its parameters.
         outputs: At least one.
         name: What clients call it; None for the function's name.
-        needs: What it needs of the machine while it runs: it is refused all else but reading code.
+        needs: Rights that it needs while it runs, beside reading code; the sandbox refuses all others.
 
     Returns:
         A decorator, which leaves the function as it is.
@@ -194,7 +194,7 @@ class SentFunction(Struct, frozen=True):
 
     @classmethod
     def of(cls, function: object) -> SentFunction:
-        """Return a declared function as it is sent.
+        """Pickle a declared function.
 
         Raises:
             InvalidArgument: It is not declared, or cannot be pickled.
@@ -245,12 +245,12 @@ class SentFunction(Struct, frozen=True):
 
 
 def encode_functions(functions: Iterable[object]) -> bytes:
-    """Return declared functions as a service takes them; raises as `SentFunction.of`."""
+    """Encode declared functions for a service; raises as `SentFunction.of`."""
     return msgspec.msgpack.encode([SentFunction.of(function) for function in functions])
 
 
 def decode_functions(data: bytes) -> list[SentFunction]:
-    """Return what `encode_functions` has made, of which nothing is read yet."""
+    """Decode the output of `encode_functions`; no function is unpickled yet."""
     return msgspec.msgpack.decode(data, type=list[SentFunction])
 
 
@@ -274,7 +274,7 @@ class FunctionDevice(LocalDevice):
             self.offer(_load(target), target)
 
     def offer(self, function: Callable[..., Any] | SentFunction, target: str = "functions=[…]") -> None:
-        """Have one function more, which `target` names to people."""
+        """Add a function; messages call it `target`."""
         name = declaration_of(function).name
         if self._functions.setdefault(name, function) is not function:
             raise InvalidArgument(f"{target}: there is a function {name!r} already; give one @declare(name=…)")
@@ -286,14 +286,14 @@ class FunctionDevice(LocalDevice):
 
     @property
     def needs(self) -> Needs:
-        """The sum of what its functions need."""
+        """The combined needs of its functions."""
         return Needs.sum(declaration_of(function).needs for function in self._functions.values())
 
     def get_supported_extensions(self) -> tuple[Extension, ...]:
         return (_EXTENSION,)
 
     def why_not(self, model: Model, operation: Operation) -> str:
-        """A model of one CALL of a function that is there."""
+        """Accept only a model of one CALL of a known function."""
         return "" if self._find(model) else f"models are one CALL of {sorted(self._functions)}, as imported"
 
     def import_model(self, source: str, pools: Sequence[Memory] = ()) -> ImportedModel:
@@ -311,7 +311,7 @@ class FunctionDevice(LocalDevice):
         return FunctionModel(model, function.load() if isinstance(function, SentFunction) else function, self._tracker)
 
     def _find(self, model: Model) -> Callable[..., Any] | SentFunction | None:
-        """The function of a model, if the model is just what `import_model` gives for it."""
+        """Return the function of a model that `import_model` returned; any other model has none."""
         if extension_prefix(model, EXTENSION_NAME) != _PREFIX:
             return None
         function = self._functions.get(model.operand_values.decode(errors="replace"))
@@ -356,7 +356,7 @@ class FunctionModel(LocalModel):
 
 
 def _failed(name: str, function: Callable[..., Any], error: Exception) -> NNBurstError:
-    """Return what a client is told of an exception: with the line of the function's file that it comes from."""
+    """Return the error that a client gets for an exception, with the line of the function's file that raised it."""
     file = getattr(sys.modules.get(function.__module__), "__file__", None)
     lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)][1:]
     at = ([place for place in lines if place[0] == file] or lines)[-1:]
@@ -366,7 +366,7 @@ def _failed(name: str, function: Callable[..., Any], error: Exception) -> NNBurs
 
 
 class _Target:
-    """The place that a result is copied to."""
+    """The destination of a result."""
 
     def __init__(self, tensor: Tensor, argument: RequestArgument, request: Request) -> None:
         self._tensor, self._argument, self._request = tensor, argument, request
@@ -389,7 +389,7 @@ class _Target:
         return array
 
     def store(self, array: Array) -> bool:
-        """Copy a result; False if there is not the room."""
+        """Copy a result; return False if the destination is too small."""
         if self._argument.has_no_value or array.size == 0:
             return True
         if self.is_open and array.nbytes > (self._argument.location.length or math.inf):
@@ -405,7 +405,7 @@ class _Target:
 
 
 def _region(kind: str, tensor: Tensor, shape: tuple[int, ...], argument: RequestArgument, request: Request) -> Array:
-    """Return the array of an argument; `InvalidArgument` if that has not its bytes."""
+    """Return the array of an argument; `InvalidArgument` if the region has another size."""
     nbytes = math.prod(shape) * tensor.element.itemsize
     if argument.location.length < nbytes:
         raise InvalidArgument(f"{kind} {tensor.name!r} has {argument.location.length} bytes; it needs {nbytes}")
@@ -469,7 +469,7 @@ def _file(target: str, path: str) -> ModuleType:
 
 
 def declaration_of(function: Callable[..., Any] | SentFunction) -> Declaration:
-    """Return what `declare` said of a function; `AttributeError` if it did not."""
+    """Return a function's declaration; `AttributeError` if it has none."""
     declaration = function.__nnburst__  # type: ignore[union-attr]
     assert isinstance(declaration, Declaration)
     return declaration

@@ -1,4 +1,4 @@
-"""The waist of the system: what every device and prepared model can do.
+"""The interface of every device and prepared model, local or in another process.
 
 A local device and the proxy of a device in another process implement the same two classes, so everything above
 works in one process or across two.
@@ -56,10 +56,10 @@ class CacheFiles(Struct, frozen=True):
             their places among its descriptors.
         data_fds: Likewise.
         token: 32 bytes that name the entry.
-        fingerprint: Of the model, 32 bytes, to find out that a token was used for two; or empty.
+        fingerprint: 32 bytes of the model, to detect a token that was used for two models; or empty.
         staged: The files become visible later: the device is told with `Device.confirm_cache`.
         place_fds: The directory where the entry is kept: a save replaces what was saved there under the token.
-        priority: Of the executions of the model that is restored; `CompileJob` says that of one that is compiled.
+        priority: Priority of a restored model's executions; `CompileJob` has that of a compiled one.
         encrypt: Write encrypted files, and believe no others.
     """
 
@@ -77,7 +77,7 @@ class CacheFiles(Struct, frozen=True):
         return *self.model_fds, *self.data_fds, *self.place_fds
 
     def with_fds(self, fds: Sequence[int]) -> CacheFiles:
-        """The same with other descriptors, in the order of `fds`."""
+        """Return the same with other descriptors, in the order of `fds`."""
         models = len(self.model_fds)
         files = models + len(self.data_fds)
         return replace(
@@ -114,10 +114,10 @@ class PreparedModel(abc.ABC):
     """The place where requests of its bursts wait for others, to run as one; None if each runs alone."""
 
     def run_together(self, most: int) -> None:
-        """Let requests whose arguments have the same shape run as one, so many rows at most.
+        """Let requests whose arguments have the same shape run as one batch, with a limit of rows.
 
         Raises:
-            InvalidArgument: The model has no rows, or it cannot be told.
+            InvalidArgument: The model has no batch dimension, or it is not known.
         """
         raise InvalidArgument("its device runs each request by itself")
 
@@ -134,9 +134,9 @@ class PreparedModel(abc.ABC):
         """
 
     def bind_fenced(self, request: Request, options: RunOptions) -> Callable[[RunOptions], ExecutionResult]:
-        """Do for a fenced execution what can be done before its fences are signalled, and return the rest.
+        """Prepare a fenced execution before its fences are signalled; return a callable that runs it.
 
-        The default does nothing: all is left to `execute_synchronously`. What is returned gets the options with the
+        The default leaves everything to `execute_synchronously`. The callable receives the options with the
         deadline that holds then.
 
         Raises:
@@ -165,7 +165,7 @@ class PreparedModel(abc.ABC):
             on_end: Called in some thread after the end, also after a failure, but not if this method raises.
 
         Returns:
-            What has the fence that it signals, and tells afterwards how it ended.
+            The execution: its fence, and its outcome once it has ended.
 
         Raises:
             InvalidArgument: The request or an argument breaks a rule; a fence is in error already.
@@ -267,14 +267,14 @@ class Buffer(Closing, abc.ABC):
         """Take the contents of another buffer of the same device, inside it.
 
         Raises:
-            InvalidArgument: The source is another device's, has no contents, or other type or dimensions.
+            InvalidArgument: The source belongs to another device, has no contents, or differs in type or dimensions.
         """
 
     def account_to(self, account: Callable[[int], None]) -> None:
-        """Have a function told of the bytes that the buffer takes, now and each time that it grows.
+        """Report the buffer's size in bytes to a function, now and each time that it grows.
 
         Args:
-            account: Gets the number of bytes that come on top; an exception of it keeps the buffer from growing.
+            account: Receives the number of added bytes; if it raises, the buffer does not grow.
         """
 
     @abc.abstractmethod
@@ -291,8 +291,8 @@ class Needs(Struct, frozen=True):
     Attributes:
         read: Files, and directories with all that is in them.
         write: Likewise; there it may also make and remove files.
-        programs: Files that it starts. They have the rights of the service and no more.
-        network: Whether it uses TCP or UDP.
+        programs: Programs that it starts. They get the rights of the service and no more.
+        network: True if it uses TCP or UDP.
 
     Example:
         >>> from nnburst.devices.function import Needs
@@ -312,7 +312,7 @@ class Needs(Struct, frozen=True):
 
     @classmethod
     def sum(cls, needs: Iterable[Needs]) -> Needs:
-        """Return what some needs are together.
+        """Combine several needs.
 
         Args:
             needs: Of several devices or functions.
@@ -330,7 +330,7 @@ class Needs(Struct, frozen=True):
 
 
 class Device(abc.ABC):
-    """Something that compiles and runs models."""
+    """A device that compiles and runs models."""
 
     @property
     @abc.abstractmethod
@@ -340,7 +340,7 @@ class Device(abc.ABC):
     @property
     @abc.abstractmethod
     def version_string(self) -> str:
-        """Not empty, and different for each build of the device."""
+        """A non-empty text that differs between builds of the device."""
 
     @property
     def needs(self) -> Needs:
@@ -349,7 +349,7 @@ class Device(abc.ABC):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the models that it opens by name: ``import_model("name:NAME")``."""
+        """Names of the models that the device opens by name: ``import_model("name:NAME")``."""
         return ()
 
     @property
@@ -359,7 +359,7 @@ class Device(abc.ABC):
 
     @property
     def status(self) -> DeviceStatus:
-        """The status: whether the device can take work now."""
+        """The readiness of the device for work now."""
         return DeviceStatus.AVAILABLE
 
     @property
@@ -369,7 +369,7 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
-        """Say for each operation of the main subgraph whether the device can run it.
+        """Return for each operation of the main subgraph True if the device can run it.
 
         Raises:
             InvalidArgument: The model breaks a rule of `validate_model`.
@@ -380,7 +380,7 @@ class Device(abc.ABC):
         return ()
 
     def import_model(self, source: str, pools: Sequence[Memory] = ()) -> ImportedModel:
-        """Read a model that is no `Model` yet, so that the caller need not understand its format.
+        """Convert a model file or a named model to a `Model`, so that the caller need not know its format.
 
         Args:
             source: The format of a file (``"onnx"``), or ``"name:"`` and the name of a model that the device has.
@@ -436,7 +436,7 @@ class Device(abc.ABC):
         raise CacheRejected(CacheReason.UNSUPPORTED, f"{self.name} does not cache")
 
     def confirm_cache(self, token: bytes, generation: bytes) -> bool:
-        """Files that were `staged` are visible now: from now on they alone count. False if they are not known.
+        """Make staged files, now visible, the only valid ones of their entry. Return False if they are unknown.
 
         The default is for devices that do not tell generations apart.
         """
@@ -453,9 +453,9 @@ class Device(abc.ABC):
 
         Args:
             desc: Dimensions beyond those of the roles.
-            prepared_models: What the roles refer to; of this device.
-            input_roles: Inputs that the buffer may be.
-            output_roles: Outputs that it may be.
+            prepared_models: Prepared models of this device that the roles refer to.
+            input_roles: Inputs for which the buffer may be used.
+            output_roles: Outputs for which it may be used.
 
         Raises:
             InvalidArgument: The models, the roles or the dimensions break a rule.

@@ -40,7 +40,7 @@ _numbers = itertools.count(1)
 
 
 class LocalDevice(Device):
-    """A device in this process, which keeps compilations if it has a cache. It says what it can run and compiles."""
+    """A device in this process, which keeps compilations if it has a cache."""
 
     has_buffers = True
     cache_format = 0
@@ -54,21 +54,21 @@ class LocalDevice(Device):
 
     @abc.abstractmethod
     def why_not(self, model: Model, operation: Operation) -> str:
-        """Say why an operation of a valid model cannot be run; empty if it can."""
+        """Return why an operation of a valid model cannot be run; empty if it can."""
 
     @abc.abstractmethod
     def compile(self, model: Model) -> LocalModel:
         """Compile a valid model of which every operation can be run; it may raise nevertheless."""
 
     def load_libraries(self, rest: bool = False) -> None:
-        """Load what would otherwise be loaded for the first model; with `rest`, also what some models need."""
+        """Load the libraries that every model needs; with `rest`, also those that only some models need."""
 
     def save(self, prepared: LocalModel, files: CacheFiles) -> SaveResult | None:
-        """Save what `compile` made; nothing is raised."""
+        """Save a compilation; never raises."""
         return None
 
     def restore(self, token: bytes, entry: VerifiedEntry) -> LocalModel:
-        """Make a prepared model of what `save` wrote; raises as `Device.prepare_model_from_cache`."""
+        """Make a prepared model from the files of `save`; raises as `Device.prepare_model_from_cache`."""
         raise NotImplementedError
 
     # ---- the rest --------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ class LocalDevice(Device):
 
     @property
     def cache_epoch(self) -> bytes:
-        """Changes with the device, its version, the package's library, the machine's instructions, the format."""
+        """A digest of the device, its version, the package's library, the machine's instructions and the format."""
         return build_epoch(self.name, self.version_string, f"format {self.cache_format}")
 
     def prepare_model_from_cache(self, cache: CacheFiles, deadline_ns: int = 0) -> PreparedModel:
@@ -142,7 +142,7 @@ class LocalDevice(Device):
         input_roles: Sequence[BufferRole],
         output_roles: Sequence[BufferRole],
     ) -> Buffer:
-        """Any NNAPI type, also with open dimensions; see `Device.allocate`."""
+        """Allocate a buffer of any NNAPI type, also with open dimensions; see `Device.allocate`."""
         if not self.has_buffers:
             return super().allocate(desc, prepared_models, input_roles, output_roles)
         return allocate_buffer(self._tracker, desc, prepared_models, input_roles, output_roles)
@@ -152,7 +152,7 @@ class LocalModel(PreparedModel):
     """A prepared model of a device of this process: makes plans of requests. A device implements `bind`.
 
     Attributes:
-        number: Of this prepared model, never used again; the roles of buffers refer to it.
+        number: Identifies this prepared model, never reused; the roles of buffers refer to it.
     """
 
     takes_steps = True  # whatever `bind` makes can be called again and again
@@ -202,7 +202,7 @@ class LocalModel(PreparedModel):
         return _run(plan, options)
 
     def bind_fenced(self, request: Request, options: RunOptions) -> Callable[[RunOptions], ExecutionResult]:
-        """Plan; see `PreparedModel.bind_fenced`. Contents of buffers are looked at when it runs."""
+        """Plan a fenced request; see `PreparedModel.bind_fenced`. Buffer contents are checked when it runs."""
         plan, token = self.plan(request, options, fenced=True), present_token()
 
         def run(final: RunOptions) -> ExecutionResult:
@@ -222,7 +222,7 @@ class LocalModel(PreparedModel):
         return BurstExecutorWithCache(bind)
 
     def forget_source(self) -> None:
-        """Called by the device once it needs no more of the model than a prepared one does."""
+        """Release the source of the model; the device calls this once it needs the prepared model alone."""
 
     def close(self) -> None:
         """Take no more requests; plans that are bound stay usable."""

@@ -39,7 +39,7 @@ _EXTENSION = extension_of_names(EXTENSION_NAME)
 
 @dataclass(eq=False)
 class _Published:
-    """One model under its name. Its prepared model is closed once nothing refers to it: neither a name nor a client."""
+    """A published model. Its prepared model is closed once no name and no client refers to it."""
 
     imported: ImportedModel
     device: Device
@@ -79,7 +79,7 @@ class NamedDevice(Device):
         batch: int = 1,
         batch_wait: float = 0.0,
     ) -> None:
-        """Compile a model and serve it under a name from now on. Sessions on one that had the name keep that.
+        """Compile a model and serve it under a name. Sessions on an earlier model of that name keep it.
 
         Args:
             name: Not empty.
@@ -89,7 +89,7 @@ class NamedDevice(Device):
 
         Raises:
             InvalidArgument: Its requests cannot run as one.
-            NNBurstError: As `Device.prepare_model`; what had the name keeps it.
+            NNBurstError: As `Device.prepare_model`; an earlier model keeps the name.
         """
         prepared = device.prepare_model(imported.model)
         if batch > 1:
@@ -103,7 +103,7 @@ class NamedDevice(Device):
         self._models[name] = _Published(handle, device, prepared, name, digest, batcher)
 
     def withdraw(self, name: str) -> None:
-        """Serve a model no more, if it is served. Sessions that have it open keep it."""
+        """Stop serving a model, if it is served. Sessions that have it open keep it."""
         self._models.pop(name, None)
 
     @property
@@ -156,14 +156,14 @@ class NamedDevice(Device):
         return next(iter(homes.values())).allocate(desc, inner, input_roles, output_roles)
 
     def _find(self, model: Model) -> _Published | None:
-        """The model of a name, if `model` is just what `import_model` gives for it."""
+        """Return the published model for a `model` that `import_model` returned."""
         if not extension_prefix(model, EXTENSION_NAME):
             return None
         published = self._models.get(model.operand_values.decode(errors="replace"))
         return published if published is not None and published.imported.model.main == model.main else None
 
     def close(self) -> None:
-        """Close what nobody uses any more, and the rest when it is released. Idempotent."""
+        """Close unused models now, and the others when their last client releases them. Idempotent."""
         self._models = {}
 
 
@@ -171,7 +171,7 @@ class SharedModel(WrappedModel):
     """A published model, as one client has it open.
 
     Attributes:
-        device: What runs it.
+        device: The device that runs it.
     """
 
     def __init__(self, published: _Published, preference: ExecutionPreference) -> None:
@@ -186,7 +186,7 @@ class SharedModel(WrappedModel):
 
 
 def _handle(name: str, model: Model) -> Model:
-    """A model of one CALL of a name, with the arguments of `model`."""
+    """Return a model of one CALL of a name, with the arguments of `model`."""
     main, prefix = model.main, max(model.extension_name_to_prefix.values(), default=0) + 1
     return call_by_name(
         name,

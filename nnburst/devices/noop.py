@@ -1,4 +1,4 @@
-"""A device whose executions do nothing: what remains of a call is the transport."""
+"""A device whose executions do nothing: a call costs its transport alone."""
 
 from __future__ import annotations
 

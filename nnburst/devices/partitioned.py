@@ -1,7 +1,7 @@
 """A model on several devices: parts that run one after the other, behind the interface of one prepared model.
 
-What one part hands to the next lies in one pool of shared memory, where values that are not needed any more give way
-to others. Through a burst, every part runs through a burst of its own.
+Values between parts lie in one pool of shared memory, in which later values replace those no longer needed. Through
+a burst, every part runs through a burst of its own.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Step(Struct, frozen=True):
 
 
 class PartitionedDevice(Device):
-    """Several devices, in order of preference, each of which runs what it can of a model. They stay the caller's."""
+    """Several devices in order of preference, each running its part of a model. They stay the caller's."""
 
     name = "nnburst-partitioned"
 
@@ -80,7 +80,7 @@ class PartitionedDevice(Device):
 
     @property
     def version_string(self) -> str:
-        """Name and version of every device."""
+        """The name and version of every device."""
         return ", ".join(f"{device.name} {device.version_string}" for device in self.devices)
 
     @property
@@ -92,7 +92,7 @@ class PartitionedDevice(Device):
         return all_extensions(self.devices)
 
     def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
-        """An operation is supported if one of the devices supports it."""
+        """Return for each operation True if at least one of the devices supports it."""
         answers = [device.get_supported_operations(model) for device in self.devices]
         return tuple(any(said) for said in zip(*answers, strict=True))
 
@@ -105,8 +105,8 @@ class PartitionedDevice(Device):
         """Cut a model: each operation goes to the first device that supports it.
 
         Args:
-            supported: What each device has answered, if it was asked already.
-            capabilities: Of each device: the fastest gets an operation then, the first of those that are equal.
+            supported: Answers of the devices, if they were asked already.
+            capabilities: Capabilities of each device: the fastest gets an operation, the first among equals.
 
         Raises:
             InvalidArgument: The model breaks a rule.
@@ -128,7 +128,7 @@ class PartitionedDevice(Device):
         return tuple(Step(self.devices[part.device], part) for part in cut(model, chosen))
 
     def cost(self, model: Model, steps: Sequence[Step], capabilities: Sequence[Capabilities]) -> float:
-        """Return the time of all parts; that a part is one of several costs as much as some small operations."""
+        """Return the cost of all parts; each of several parts costs some small operations more."""
         total = 0.0
         for step in steps:
             speed = capabilities[self.devices.index(step.device)]
@@ -179,7 +179,7 @@ class PartitionedModel(PreparedModel):
     # ---- requests --------------------------------------------------------------------------------------------
 
     def scratch(self) -> Memory:
-        """Return a pool for what parts hand to each other."""
+        """Return a pool for the values between parts."""
         return Memory.ashmem(max(1, self.scratch_size), "nnburst-parts")
 
     def requests(self, request: Request, scratch: Memory) -> list[Request]:
@@ -204,7 +204,7 @@ class PartitionedModel(PreparedModel):
         return made
 
     def combined(self, request: Request, results: Sequence[ExecutionResult], measured: bool) -> ExecutionResult:
-        """Return what the results of the parts, of which the last may have failed, are together."""
+        """Combine the results of the parts, of which the last may have failed."""
         main, shapes = self.model.main, dict[int, OutputShape]()
         for part, (_, told, _) in zip(self.parts, results, strict=False):
             shapes |= dict(zip(part.outputs, told, strict=False))
@@ -246,7 +246,7 @@ class PartitionedModel(PreparedModel):
         result_channel: MQDescriptor,
         polling_window: float | None = None,
     ) -> BurstContext:
-        """Serve it through a burst for every part, whose loops may take what those of this one may."""
+        """Serve a burst through one burst for each part, with the same loop timeout."""
         executor = _PartsExecutor(self, callback.loop_timeout_ns)
         return ExecutionBurstServer.create(
             callback, request_channel, result_channel, executor, polling_window=polling_window
@@ -259,12 +259,12 @@ class PartitionedModel(PreparedModel):
 
     @property
     def ending(self) -> Ending:
-        """The end of the first process with a part that has ended."""
+        """The end of the first process of a part to end."""
         endings = [prepared.ending for prepared in self.prepared]
         return next((ending for ending in endings if ending.reason), Ending())
 
     def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
-        """Call `on_death` once when the first process dies that holds a part."""
+        """Call `on_death` once, when the first process that holds a part dies."""
         once = threading.Lock()  # the first to acquire it has it for good
         unlink = [
             prepared.link_to_death(lambda: on_death() if once.acquire(blocking=False) else None)
@@ -308,7 +308,7 @@ class _ThroughBurst:
 
 
 class _PartsKernel:
-    """Runs the parts of a request, one after the other; `tells` whether a result is more than a status."""
+    """Runs the parts of a request, one after the other; `tells`: True if a result is more than a status."""
 
     def __init__(
         self, model: PartitionedModel, request: Request, kernels: Sequence[Kernel], measured: bool, *, tells: bool
@@ -320,7 +320,7 @@ class _PartsKernel:
         return self.until(0)
 
     def until(self, deadline_ns: int) -> ExecutionResult | None:
-        """Run, and end by a deadline, 0 for none: each part gets what is left."""
+        """Run, and end by a deadline, 0 for none: each part gets the time that is left."""
         results: list[ExecutionResult] = []
         for run in self._kernels:
             require_time(deadline_ns)
@@ -335,7 +335,7 @@ class _PartsKernel:
 
 
 class _PartsExecutor(BurstExecutorWithCache):
-    """Runs the parts of a request: those in this process where they are, others through bursts of their own."""
+    """Runs the parts of a request: parts of this process directly, others through bursts of their own."""
 
     def __init__(self, model: PartitionedModel, loop_timeout_ns: int = 0) -> None:
         super().__init__(self._bound)

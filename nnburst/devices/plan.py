@@ -22,7 +22,7 @@ are. A kernel returns None, or the shapes of its outputs if some were open; what
 
 
 class Plan:
-    """One request, to be run again and again; one run at a time.
+    """A request that can be run repeatedly, one run at a time.
 
     Args:
         buffers: The request's driver-managed buffers; None if it has none.
@@ -60,12 +60,12 @@ class Plan:
 
     @property
     def call(self) -> Kernel:
-        """The shortest way to run: the kernel alone, where nothing has to be done before or after it."""
+        """The shortest way to run: the kernel alone, if no step has to come before or after it."""
         direct = self._opened is not None and self._opened.is_direct and not self._measures
         return self._kernel if direct else self
 
     def __call__(self) -> ExecutionResult | None:
-        """Run once; None stands for NONE without shapes and timing. Raises whatever a kernel meets."""
+        """Run once; None stands for NONE without shapes and timing. Raises the kernel's errors."""
         return self.until(0)
 
     def until(self, deadline_ns: int) -> ExecutionResult | None:

@@ -45,7 +45,7 @@ def _parse(spec: str) -> tuple[str, dict[str, str]]:
 
 
 def checked_names(devices: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the devices that a service shall have; a single one may be given as it is."""
+    """Return the names of a service's devices as a tuple; a single name may be given as a string."""
     names = (devices,) if isinstance(devices, str) else tuple(devices) if isinstance(devices, Iterable) else ()
     if not names or not all(isinstance(name, str) and name.isprintable() for name in names):
         raise InvalidArgument(f"devices={devices!r}: give at least one device by its name, such as 'nnburst-reference'")

@@ -1,4 +1,4 @@
-"""A device whose process may die: it is connected again, once, and only if it is still the same device.
+"""A device whose process may die: it is connected again, once, if it is still the same device.
 
 The rule: after a reconnection name, version, type, extensions,
 capabilities and cache files are compared with what they were. A device that changed is invalid for its holder,
@@ -36,14 +36,14 @@ def check_device(device: Device) -> None:
 
 
 def checked_model(device: Device, prepared: PreparedModel | None) -> PreparedModel:
-    """Return what a device has prepared; `GeneralFailure` if that is nothing, and the device gave no error."""
+    """Return a device's prepared model; `GeneralFailure` if the device returned None without an error."""
     if prepared is None:
         raise GeneralFailure(f"{device.name} gave no prepared model")
     return prepared
 
 
 class ResilientDevice(DescribedDevice):
-    """Connects again when the device's process has died, and repeats the call that found out, once.
+    """Connects again when the device's process has died, and repeats the call that detected it, once.
 
     Prepared models and buffers of the dead process stay dead: only the device recovers. Thread safe.
 
@@ -52,7 +52,7 @@ class ResilientDevice(DescribedDevice):
 
     Raises:
         GeneralFailure: The device is not usable: see `check_device`.
-        NNBurstError: It cannot be connected.
+        NNBurstError: The device cannot be connected.
     """
 
     def __init__(self, connect: Callable[[], Device]) -> None:
@@ -66,7 +66,7 @@ class ResilientDevice(DescribedDevice):
     # ---- recovery ------------------------------------------------------------------------------------------------
 
     def _connected(self) -> tuple[Device, DeviceInfo]:
-        """Connect, and ask what the device is; one that cannot say is closed."""
+        """Connect, and ask for the device's facts; close a device that cannot answer."""
         device = self._connect()
         try:
             check_device(device)
@@ -77,7 +77,7 @@ class ResilientDevice(DescribedDevice):
 
     @property
     def current(self) -> Device:
-        """The device that answers now; `GeneralFailure` if it came back as another one, `BadState` after `close`."""
+        """The connected device; `GeneralFailure` if it came back as another one, `BadState` after `close`."""
         if self._closed:
             raise BadState("the device is closed")
         device = self._device
@@ -86,7 +86,7 @@ class ResilientDevice(DescribedDevice):
         return device
 
     def recover(self, failed: Device) -> Device:
-        """Replace a device whose process has died, unless that was done already; the new one must be the same."""
+        """Replace a device whose process has died, unless another thread has; the new one must be the same."""
         replaced: list[Device] = []
         try:
             with self._lock:
@@ -119,7 +119,7 @@ class ResilientDevice(DescribedDevice):
 
     @property
     def status(self) -> DeviceStatus:
-        """OFFLINE until a call finds out that the process is gone."""
+        """The device's status; OFFLINE if its process is gone, until another call connects again."""
         return self.current.status
 
     def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
@@ -147,7 +147,7 @@ class ResilientDevice(DescribedDevice):
         input_roles: Sequence[BufferRole],
         output_roles: Sequence[BufferRole],
     ) -> Buffer:
-        """Not repeated after a death: the prepared models died, too."""
+        """Allocate a buffer. Not repeated after a death: the prepared models died, too."""
         return self.current.allocate(desc, prepared_models, input_roles, output_roles)
 
     def close(self) -> None:
@@ -159,7 +159,7 @@ class ResilientDevice(DescribedDevice):
 
 
 def _close(device: Device) -> None:
-    """Close a device that is no longer used; that may fail, since the device is broken."""
+    """Close a replaced device; errors are ignored, since the device is broken."""
     try:
         device.close()
     except Exception as error:

@@ -40,7 +40,7 @@ from .deadline import is_limit
 
 
 def _ended() -> dict[int, NNBurstError]:
-    """Why no further step runs."""
+    """Return why no further step runs."""
     return {
         errno.EPIPE: GeneralFailure("ended before it, for its client has gone, closed the burst, or given the run up"),
         errno.ETIMEDOUT: MissedDeadline("the deadline has passed; give it more time"),
@@ -52,7 +52,7 @@ class SteppedKernel:
 
     Args:
         bind: Makes the kernel of one step.
-        token: Cancelled once nobody awaits the answer; None: it never is.
+        token: Cancelled once the answer is no longer awaited; None: never.
 
     Raises:
         InvalidArgument: An output lies in memory that cannot be written.
@@ -125,10 +125,10 @@ class SteppedKernel:
     def until(self, deadline_ns: int) -> None:
         """Run all steps, and end between two of them, or sooner if the device can, once a deadline has passed.
 
-        A step that is short is not told of the deadline, for that would take longer than the step.
+        Short steps do not get the deadline: to pass it would take longer than the step.
 
         Raises:
-            MissedDeadline: It was ended.
+            MissedDeadline: The run was ended.
         """
         turn, steps, kernel = lib.nnb_steps_turn, self._steps, self._kernel
         steps.deadline_ns = deadline_ns if is_limit(deadline_ns) else 0
@@ -150,7 +150,7 @@ class SteppedKernel:
             buffer[...] = private
 
     def _check(self, result: ExecutionResult) -> None:
-        """Refuse shapes that are not those for which there is room: the client is not told any."""
+        """Refuse shapes other than those that the outputs have room for: the client gets none."""
         shapes: tuple[OutputShape, ...] = result[1]
         for position, (shape, dims) in enumerate(zip(shapes, self._dimensions, strict=False)):
             if dims and shape.dimensions != dims:

@@ -14,7 +14,7 @@ from .interfaces import PreparedModel
 
 
 class WrappedModel(PreparedModel):
-    """Does what another model does."""
+    """Forwards every call to another model."""
 
     def __init__(self, inner: PreparedModel) -> None:
         self.inner = inner

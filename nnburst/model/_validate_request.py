@@ -23,7 +23,7 @@ def validate_request(model: Model, request: Request, allow_unspecified_output: b
     used as a whole: offset and length are 0.
 
     Args:
-        allow_unspecified_output: Whether outputs may leave dimensions open; a fenced execution may not, nor may one of
+        allow_unspecified_output: True if outputs may leave dimensions open; a fenced execution may not, nor may one of
             several steps.
 
     Raises:

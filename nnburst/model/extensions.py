@@ -22,7 +22,7 @@ class ExtensionOperandType(Struct, frozen=True):
 
     Attributes:
         type: Number within the extension, 0 … 65535.
-        is_tensor: Whether operands have dimensions.
+        is_tensor: True if operands have dimensions.
         byte_size: Bytes per element, 0 if values are opaque.
         dtype: NumPy type of an element (``"<i8"``), empty if values are opaque.
         bits_of: What these are the bits of, where NumPy itself has no such type: its name in ``ml_dtypes``

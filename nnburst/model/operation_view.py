@@ -54,8 +54,8 @@ class Signature(Struct, frozen=True):
         output_quantisation: Of the first output: the name of an input that it shares it with, a mapping type →
             (scale, zero point), or None for any.
         check: Further rules on the operands of a model, or None.
-        zero_sized: Whether inputs may have a dimension that really is 0.
-        measured: Whether the sizes of the outputs depend on the values of the inputs, so that a device finds them by
+        zero_sized: True if inputs may have a dimension that really is 0.
+        measured: True if the sizes of the outputs depend on the values of the inputs, so that a device finds them by
             computing.
     """
 
@@ -83,7 +83,7 @@ class OperationView:
 
     Attributes:
         match: How the inputs fill the signature.
-        partial: Whether 0 in `dims` is a dimension that is not known yet, rather than a real zero size.
+        partial: True if 0 in `dims` is a dimension that is not known yet, rather than a real zero size.
     """
 
     partial = True

@@ -21,7 +21,7 @@ class RunOptions(Struct, frozen=True):
     """Options of an execution. They travel to the service as they are.
 
     Attributes:
-        measure: Whether `Timing` is filled.
+        measure: True if `Timing` is filled.
         deadline_ns: Absolute CLOCK_MONOTONIC nanoseconds, 0 for none.
         loop_timeout_ns: Longest duration of a WHILE loop, 0 for the default of 2 s.
     """

@@ -163,7 +163,7 @@ def match_signature(
     """Find the form that an operation's inputs fill, and check count and types of its outputs.
 
     Args:
-        with_outputs: Whether the outputs are there already (they are not while a builder infers them).
+        with_outputs: True if the outputs are there already (they are not while a builder infers them).
 
     Raises:
         InvalidArgument: No form fits; the message names the nearest form.

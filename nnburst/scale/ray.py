@@ -39,7 +39,7 @@ class Replica:
             has.
         service: Name or address of a service that the programs of a node share, as for `nnburst.connect`; None starts
             one for the session.
-        retry: Whether a request that met the death of its service is repeated once, for models that give the same
+        retry: True if a request that met the death of its service is repeated once, for models that give the same
             answer twice. Without it such a request gets `DeadObject`.
         trust_uid: Whose `service` is used beside that of the replica's user and of root, as for `nnburst.connect`.
         options: Of `Session`: ``device``, ``timeout``, ``cache_dir``, ``concurrency``.

@@ -25,7 +25,7 @@ _MOST_SHAPES = 8
 
 
 class Batch:
-    """Runs some of at most so many requests of one shape at a time, on arrays of its own."""
+    """Runs up to a number of requests of one shape together, on arrays of its own."""
 
     def __init__(
         self, graph: Graph, inputs: Sequence[BoundArgument], outputs: Sequence[BoundArgument], most: int
@@ -77,7 +77,7 @@ class Batches:
         """Let the ``nnb_kernel *`` of a request run together with others of its shapes, if it has rows and is small.
 
         Returns:
-            What has to live as long as the kernel.
+            An object that has to live as long as the kernel.
         """
         bound = (*inputs, *outputs)
         shapes = tuple(dims for _, dims, _ in bound)

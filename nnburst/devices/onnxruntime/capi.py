@@ -1,4 +1,4 @@
-"""ONNX Runtime's C API: the shared library in its package, with as much of its Python interface as this device uses.
+"""ONNX Runtime's C API, loaded from its package, behind the part of its Python interface that this device uses.
 
 The functions of the library are found by their positions in its table, which only ever grows. A run is a kernel in C
 (``csrc/ort.c``); what happens once for a session or a request is called from here.
@@ -85,7 +85,7 @@ _ERRORS_ONLY = 3
 
 
 class OrtError(Exception):
-    """A failure that ONNX Runtime tells."""
+    """A failure that ONNX Runtime reports."""
 
 
 def _function(kind: str, address: object) -> Any:
@@ -121,7 +121,7 @@ class _Api:
         raise OrtError(text)
 
     def get(self, name: str, *arguments: Any, kind: str = "void *") -> Any:
-        """Return what a function writes to where its last argument points."""
+        """Call a function and return the value that it writes through its last argument."""
         out = ffi.new(f"{kind} *")
         self.call(name, *arguments, out)
         return out[0]
@@ -152,7 +152,7 @@ def _package() -> Path:
 
 @cache
 def package_version() -> str:
-    """Return what the package says of itself: it is installed by several names, onnxruntime-gpu is one."""
+    """Return the package's version: it is installed under several names, onnxruntime-gpu is one."""
     try:
         said = re.search(r'^__version__ = "(.+)"$', (_package() / "__init__.py").read_text(), re.MULTILINE)
     except FileNotFoundError:  # in a frozen program, where only importing it tells
@@ -161,7 +161,7 @@ def package_version() -> str:
 
 
 def load() -> bool:
-    """Load the library, unless it is loaded; whether it is there, of the package's version."""
+    """Load the library once; return True if it exists and has the package's version."""
     global _api
     try:
         (path,) = _package().glob("capi/libonnxruntime.so.*")
@@ -193,15 +193,15 @@ class SessionOptions:
     )
 
     def add_session_config_entry(self, key: str, value: str) -> None:
-        """Set what has no function of its own."""
+        """Set an option that has no function of its own."""
         _api.call("AddSessionConfigEntry", self.handle, key.encode(), os.fsencode(value))
 
     def add_initializer(self, name: str, value: OrtValue) -> None:
-        """Have a value used where it lies, instead of what the graph says; it outlives the session."""
+        """Use a value in place, instead of the graph's own; it must outlive the session."""
         _api.call("AddInitializer", self.handle, name.encode(), value.handle)
 
     def add_external_initializers(self, names: Sequence[str], values: Sequence[OrtValue]) -> None:
-        """Give the tensors that the graph says to be in files; they outlive the making of the session."""
+        """Supply the tensors that the graph expects in files; they must outlive the making of the session."""
         texts = [ffi.new("char[]", name.encode()) for name in names]
         handles = ffi.new("void *[]", [value.handle for value in values])
         _api.call("AddExternalInitializers", self.handle, ffi.new("const char *[]", texts), handles, len(names))
@@ -226,7 +226,7 @@ class OrtValue:
         return cls(_api.tensor(element, array.shape, array.ctypes.data), array)
 
     def has_value(self) -> bool:
-        """Return whether it was computed."""
+        """Return True if the value was computed."""
         return bool(_api.get("HasValue", self.handle, kind="int"))
 
     def shape(self) -> list[int]:
@@ -238,7 +238,7 @@ class OrtValue:
 
     @classmethod
     def of(cls, value: Value) -> OrtValue:
-        """Return a value of any kind but nothing; numbers in it lie where `value` has them, which has to outlive it."""
+        """Wrap a value of any kind but None; its numbers stay in the memory of `value`, which has to outlive it."""
         if isinstance(value, EncodedTensor):
             if value.offsets is None:
                 return cls(_api.tensor(value.element, value.shape, value.data.ctypes.data))
@@ -254,7 +254,7 @@ class OrtValue:
         return cls(_api.own("Value", _api.get("CreateValue", handles, len(parts), kind)))
 
     def value(self) -> Value:
-        """Return a copy of it; `GeneralFailure` if it is of a kind that cannot be passed on."""
+        """Return a copy of the value; `GeneralFailure` if a value of its kind cannot be passed on."""
         if not self.has_value():
             return None
         kind = _api.get("GetValueType", self.handle, kind="int")
@@ -286,7 +286,7 @@ class OrtValue:
 
 
 def _strings(offsets: np.ndarray[Any, np.dtype[np.int64]], tensor: EncodedTensor) -> Any:
-    """Return a tensor of strings. The library takes all at once up to a NUL, and then those anew that go on behind."""
+    """Return a tensor of strings. The library first takes each up to a NUL; strings with a NUL are then set again."""
     data = tensor.data
     shape = ffi.new("int64_t[]", tensor.shape)
     made = _api.own("Value", _api.get("CreateTensorAsOrtValue", _api.allocator, shape, len(tensor.shape), STRING))
@@ -302,7 +302,7 @@ def _strings(offsets: np.ndarray[Any, np.dtype[np.int64]], tensor: EncodedTensor
 
 @cache
 def _no_tensors(element: int) -> OrtValue:
-    """Return a sequence without tensors, which only a model makes: one of a SequenceEmpty."""
+    """Return an empty sequence of tensors: only a model can make one, by SequenceEmpty."""
     element_within(element, "a sequence")
     helper, options = import_module("onnx.helper"), SessionOptions()
     kind = helper.make_sequence_type_proto(helper.make_tensor_type_proto(element, None))
@@ -327,7 +327,7 @@ def _dimensions(info: Any) -> list[int]:
 
 
 class InferenceSession:
-    """A session on the processor, for any number of threads; `OrtError` if it is no model or one that cannot run."""
+    """A session on the processor, for any number of threads; `OrtError` if the model is malformed or cannot run."""
 
     def __init__(self, data: bytes, options: SessionOptions, **others: object) -> None:
         made = _api.get("CreateSessionFromArray", _api.env, data, len(data), options.handle)
@@ -353,7 +353,7 @@ class IOBinding:
         _api.call("BindInput", self.handle, name.encode(), value.handle)
 
     def clear_inputs(self) -> None:
-        """Bind no input any more."""
+        """Remove the bindings of all inputs."""
         _api.release("BoundInputs", self.handle)
 
     def bind_output(
@@ -384,13 +384,13 @@ _FAILURES: dict[int, type[NNBurstError]] = {
 
 
 class BoundRun:
-    """Copies, a run of a binding, copies: a kernel in C.
+    """A kernel in C: it copies inputs, runs a binding and copies outputs.
 
     Args:
-        binding: What to run.
+        binding: The binding to run.
 
     Attributes:
-        kernel: An ``nnb_kernel *``, for as long as this object is there.
+        kernel: An ``nnb_kernel *``, valid as long as this object.
         run: Runs it until a deadline, 0 for none; returns 0, or the status of the failure. The interpreter's lock is
             free meanwhile.
     """
@@ -409,7 +409,7 @@ class BoundRun:
         self.run = partial(lib.nnb_kernel_run, self.kernel)
 
     def tell(self, rows: Any, n_inputs: int, *, adapts: bool) -> None:
-        """Say what the arguments are, which have ``nnb_ort_argument`` rows; see ``nnb_ort_tell``."""
+        """Describe the arguments by ``nnb_ort_argument`` rows; see ``nnb_ort_tell``."""
         self._kept.append(rows)
         n_outputs = len(rows) - n_inputs
         check(lib.nnb_ort_tell(self.kernel, rows, n_inputs, n_outputs, _api.memory, _api.allocator, adapts))
@@ -423,7 +423,7 @@ class BoundRun:
             self.kernel.result = result
 
     def result(self) -> ExecutionResult | None:
-        """Return what the last run told of its outputs; None if all their dimensions are known."""
+        """Return what the last run reported of its outputs; None if all their dimensions are known."""
         return python_result(self.kernel.result(self.kernel)) if self.kernel.result else None
 
     def failure(self, status: int) -> NNBurstError:
@@ -433,5 +433,5 @@ class BoundRun:
         return _FAILURES.get(status, GeneralFailure)(text)
 
     def cancel(self) -> None:
-        """Have the run end between two of its nodes, and any other one before its first."""
+        """End the run between two of its nodes, and any later run before its first."""
         lib.nnb_ort_cancel(self.kernel)

@@ -45,19 +45,19 @@ _LARGEST_PROTO = 2**31 - 1
 
 
 class OnnxRuntimeDevice(LocalDevice):
-    """Runs graphs with ONNX Runtime, on the CPU unless it is told otherwise.
+    """Runs graphs with ONNX Runtime, on the CPU by default.
 
     A model is one operation GRAPH of the extension ``org.nnburst.onnx``, or of operations of NNAPI, which are lowered.
 
     Args:
         threads: Number of threads that work on one operation, as text; "0" for one per processor.
         spinning: "1" to have idle threads spin for work instead of sleeping.
-        providers: ONNX Runtime's names of what runs the nodes, with "+" between them, the first that can: such as
+        providers: ONNX Runtime's execution providers, joined by "+"; the first that can runs a node: such as
             "CUDAExecutionProvider", or "cuda". Without it, the CPU.
 
     Raises:
         DeviceUnavailable: The extra ``onnx`` is not installed, or ONNX Runtime has no such provider.
-        InvalidArgument: An option is no such number.
+        InvalidArgument: An option is not a number in range.
     """
 
     name = "nnburst-onnxruntime"
@@ -79,16 +79,16 @@ class OnnxRuntimeDevice(LocalDevice):
 
     @property
     def type(self) -> DeviceType:
-        """The CPU, or something else."""
+        """The CPU, or OTHER with other providers."""
         return DeviceType.OTHER if self._settings.providers else DeviceType.CPU
 
     @property
     def version_string(self) -> str:
-        """Versions of the package and of ONNX Runtime, and its providers, but for the CPU alone."""
+        """Versions of the package and of ONNX Runtime, and the providers unless the CPU is the only one."""
         return "+".join([_version(), *self._settings.providers])
 
     def load_libraries(self, rest: bool = False) -> None:
-        """ONNX Runtime, and what reads its models; then what changes models."""
+        """Load ONNX Runtime and the reader of its models; with `rest`, also the libraries that change models."""
         _ = self._settings.runtime
         _ = onnx() if rest else messages()
 
@@ -96,12 +96,12 @@ class OnnxRuntimeDevice(LocalDevice):
         return (EXTENSION,)
 
     def why_not(self, model: Model, operation: Operation) -> str:
-        """Return why an operation cannot run: it has to be a GRAPH, and the whole model."""
+        """Return why an operation cannot run: it has to be a GRAPH that is the whole model."""
         alone = len(model.main.operations) == 1 and not model.referenced
         return "" if alone and _is_graph(model, operation) else f"models of {EXTENSION_NAME} are one GRAPH"
 
     def reasons(self, model: Model) -> Sequence[str]:
-        """NNAPI's own operations are lowered to ONNX, as far as they can be; other providers' rounding is not known."""
+        """Return why operations of NNAPI cannot be lowered to ONNX; other providers than the CPU run none of them."""
         if extension_prefix(model, EXTENSION_NAME):
             return super().reasons(model)
         if self._settings.providers:
@@ -158,7 +158,7 @@ class OnnxRuntimeDevice(LocalDevice):
         return result
 
     def restore(self, token: bytes, entry: VerifiedEntry) -> OnnxPreparedModel:
-        """Neither parse the model nor optimise it; see `LocalDevice.restore`."""
+        """Restore a compilation without parsing or optimising the model; see `LocalDevice.restore`."""
         (text,), (weights,) = entry.model, entry.data
         contents = read_contents(text)
 
@@ -186,7 +186,7 @@ def _is_graph(model: Model, operation: Operation) -> bool:
 
 
 def _read_file(pool: MemoryLike, offset: int, length: int) -> bytes:
-    """Copy a model file: nothing that a client can change any more is ever parsed."""
+    """Copy a model file, so that only bytes that no client can change are parsed."""
     if length > _LARGEST_PROTO:
         raise InvalidArgument(f"a model file has at most {_LARGEST_PROTO} bytes, not {length}; use external data")
     return read_constant(pool, np.uint8, (length,), offset).tobytes()
@@ -218,7 +218,7 @@ def _read_files(model: Model) -> Source:
 
 
 def _source_of(model: Model) -> Source:
-    """Return a model's files, or NNAPI's operations as one."""
+    """Return a model's files; NNAPI's operations are lowered to a file."""
     if extension_prefix(model, EXTENSION_NAME):
         return _read_files(model)
     lowering = Lowering(model, LOWERED)

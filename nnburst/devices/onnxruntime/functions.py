@@ -1,4 +1,4 @@
-"""The size to which a graph grows that calls functions: each call is replaced by the nodes of the function.
+"""A limit on graphs that call functions: each call is replaced by the nodes of the function.
 
 A function that calls another one twice, which calls another one twice, and so on, makes a graph of 2 ** n nodes of a
 file of n functions. So the nodes are counted before anything reads the model; each function is looked at once.
@@ -20,7 +20,7 @@ _Name = tuple[str, str, str]
 
 
 def check_functions(proto: Any) -> None:
-    """Check that a ``ModelProto`` whose functions are replaced by what they consist of is no larger than may be."""
+    """Check that a ``ModelProto`` stays within the limit of nodes once its function calls are expanded."""
     if not proto.functions:
         return
     bodies = {_name_of(function.domain, function.name, function): function.node for function in proto.functions}
@@ -47,7 +47,7 @@ def _size(nodes: Any, sizes: dict[_Name, int]) -> int:
 
 
 def _called(nodes: Any) -> Iterator[_Name]:
-    """Yield what each node calls, also those of the graphs in it."""
+    """Yield the function that each node calls, also nodes of inner graphs."""
     todo = [nodes]
     while todo:
         for node in todo.pop():

@@ -40,9 +40,9 @@ class SessionSettings(Struct, frozen=True):
     """Settings of sessions.
 
     Attributes:
-        threads: That work on one operation; 0 for one per processor.
-        spinning: Whether idle ones spin for work.
-        providers: What runs the nodes, the first that can; none for the processor.
+        threads: Threads that work on one operation; 0 for one per processor.
+        spinning: True if idle ones spin for work.
+        providers: Execution providers in order of preference; empty for the processor.
     """
 
     threads: int = 0
@@ -51,7 +51,7 @@ class SessionSettings(Struct, frozen=True):
 
     @property
     def runtime(self) -> Any:
-        """The maker of sessions."""
+        """The module that makes the session: see `library.onnxruntime`."""
         return onnxruntime(self.providers)
 
     def options(self) -> Any:
@@ -76,12 +76,12 @@ class About(Struct, frozen=True):
 
 
 class Graph:
-    """A session, and what about it does not depend on requests. Safe for concurrent use.
+    """A session with its facts that do not depend on requests. Safe for concurrent use.
 
     Attributes:
         session: The `InferenceSession`, or the Python module's.
-        inputs: Those without a default.
-        optional: Those with one, by name.
+        inputs: Inputs without a default.
+        optional: Inputs with a default, by name.
         exposed: Names of inputs and outputs that need a copy around each run, see `exposed_arguments`.
         keys: By name of an output, which is scores, those of the maps to be made of them; see `take_out`.
     """
@@ -111,7 +111,7 @@ class Graph:
 
 
 def content_digest(data: bytes, files: Mapping[str, Bytes]) -> bytes:
-    """Return what identifies the contents of a model's files: 32 bytes."""
+    """Return a digest of the contents of a model's files: 32 bytes."""
     whole = hashlib.sha256(hashlib.sha256(data).digest())
     for name, content in sorted(files.items()):
         whole.update(hashlib.sha256(name.encode()).digest())
@@ -128,7 +128,7 @@ class GraphStore:
         self._making: weakref.WeakValueDictionary[bytes, threading.Lock] = weakref.WeakValueDictionary()
 
     def get(self, key: bytes, make: Callable[[], Graph]) -> Graph:
-        """Return the graph of a key; callers that come while it is being made wait for it."""
+        """Return the graph of a key; later callers wait while it is being made."""
         with self._lock:
             turn = self._making.setdefault(key, threading.Lock())
         with turn:
@@ -139,7 +139,7 @@ class GraphStore:
         return graph
 
     def put(self, key: bytes, graph: Graph) -> None:
-        """Let a graph be found under one more key."""
+        """Store a graph under one more key."""
         with self._lock:
             self._graphs[key] = graph
 
@@ -193,7 +193,7 @@ def open_session(data: OwnBytes, settings: SessionSettings, options: Any) -> Any
 
 
 def _computed(proto: Any, outputs: Sequence[GraphArgument]) -> tuple[GraphArgument, ...]:
-    """Have an output that is an input computed, under another name; returns the outputs.
+    """Copy each output that is also an input by a node, under another name; return the outputs.
 
     ONNX Runtime would leave the memory that is bound to it as it is.
     """
@@ -248,7 +248,7 @@ def _external_bytes(tensor: Any, location: str, files: Mapping[str, Bytes]) -> B
 
 
 def _as_ort_value(tensor: Any, raw: Bytes, make: Any) -> Any:
-    """Wrap a tensor's bytes; None for types that this cannot be done for."""
+    """Wrap a tensor's bytes; None for types that cannot be wrapped."""
     try:
         row = element_type(int(tensor.data_type), "")
     except GeneralFailure:

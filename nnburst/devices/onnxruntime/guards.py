@@ -79,7 +79,7 @@ def guard(proto: Any) -> None:
 
 
 def _inferred(proto: Any, fixed: set[str]) -> dict[str, _Shape]:
-    """Return the shapes that follow from what is sure, by name; nothing if that fails."""
+    """Return the shapes that follow from trusted facts, by name; empty if that fails."""
     functions = {function.name for function in proto.functions}  # whatever their domain
     skeleton = messages().ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import)
     graph = skeleton.graph
@@ -114,14 +114,14 @@ def _title(node: Any) -> str:
 
 
 class _Guarding:
-    """One graph, or function, whose nodes get guards, with the graphs inside it."""
+    """Adds guards to the nodes of one graph or function, with the graphs inside it."""
 
     def __init__(self, graph: Any, shape: Callable[[str], _Shape | None], names: Iterator[str], opset: int) -> None:
         self._graph, self._shape, self._names, self._opset = graph, shape, names, opset
         self._nodes: list[Any] = []
 
     def run(self) -> bool:
-        """Add the guards; returns whether there are any."""
+        """Add the guards; return True if there are any."""
         has_inner = False
         for node in self._graph.node:
             for inner in inner_graphs(node):
@@ -137,7 +137,7 @@ class _Guarding:
         return has_own or has_inner
 
     def _unless(self, own: set[str], name: str) -> _Shape | None:
-        """Return the shape of a value, if it is not an inner graph's own."""
+        """Return the shape of a value, unless it belongs to an inner graph."""
         return None if name in own else self._shape(name)
 
     def _put(self, node: Any) -> None:
@@ -160,7 +160,7 @@ class _Guarding:
             self._nodes.append(node)
 
     def _is_filled(self, name: str, axis: int | None = None) -> bool:
-        """Return whether all sizes of a value, except perhaps that of an axis, are known and not 0."""
+        """Return True if all sizes of a value, optionally except one axis, are known and not 0."""
         shape = self._shape(name)
         if shape is None or (axis is not None and not -len(shape) <= axis < len(shape)):
             return False
@@ -196,7 +196,7 @@ class _Guarding:
         node.input[0] = self._pass_on(name, next(self._names), missing, f"{_title(node)} of what is not square")
 
     def _elements_of_parts(self, node: Any, kind: tuple[str, str]) -> str:
-        """Return the sum of the sizes of what a node joins; nothing if the parts certainly fit, or if it joins none."""
+        """Return the sum of the sizes that a node joins; empty if the parts certainly fit, or it joins nothing."""
         if kind == ("", "ConcatFromSequence"):
             return self._elements_of_sequence(node.input[0])
         first, step = _JOINS.get(kind, (len(node.input), 1))
@@ -238,7 +238,7 @@ class _Guarding:
         return self._add("Gather", self._add("Shape", name), self._number(axis))
 
     def _pass_on(self, value: str, to: str, missing: str, why: str) -> str:
-        """Hand a value on, where it lies, if a number is 0; else the run fails, with a node's label for an error."""
+        """Pass a value on in place if a number is 0; else the run fails with a node's label as its error."""
         less = self._add("Mul", missing, self._number(_MUCH))
         shape = self._add("Sub", self._add("Shape", value), less)
         return self._add("Reshape", value, shape, into=to, label=f"{why}:{next(self._names)}")

@@ -46,7 +46,7 @@ _DEFAULTS_OF_INPUTS = 4
 
 
 class GraphArgument(Struct, frozen=True):
-    """An input or output of a graph. One that `holds` something else than an array of numbers is an `ENCODED` one."""
+    """An input or output of a graph. If it `holds` anything but a numeric array, it is `ENCODED`."""
 
     name: str
     element: ElementType
@@ -68,7 +68,7 @@ class GraphArgument(Struct, frozen=True):
 
 
 def is_bool(node: GraphArgument) -> bool:
-    """Return whether ONNX Runtime counts on bytes that are 0 or 1: it adds them up to find how many are true."""
+    """Return True for booleans: ONNX Runtime relies on bytes of 0 or 1 and adds them up to count true ones."""
     return node.element.dtype == "|b1"
 
 
@@ -105,10 +105,10 @@ def _initializers(graph: Any) -> set[str]:
 
 
 def constants(proto: Any) -> set[str]:
-    """Return the names of the initializers of which no run has another value.
+    """Return the names of the initializers that no run can override.
 
-    One that is an input, too, is the default of that input, but for files before version 4 of the format, which list
-    all of them.
+    An initializer that is also an input is the default of that input, except in files before version 4 of the
+    format, which list all of them.
     """
     inputs = {value.name for value in proto.graph.input} if proto.ir_version >= _DEFAULTS_OF_INPUTS else set()
     return _initializers(proto.graph) - inputs
@@ -140,7 +140,7 @@ def _infer_shapes(proto: Any) -> Any:
 
 
 def _text(value: Any) -> str:
-    """Return a string of a model, which protobuf gives as bytes where it is no UTF-8."""
+    """Return a string of a model; protobuf gives bytes where it is not UTF-8."""
     if not isinstance(value, str):
         raise InvalidArgument(f"this is no ONNX model: {value[:100]!r} is no UTF-8")
     return value
@@ -198,7 +198,7 @@ def _shape(tensor: Any) -> OpenShape:
 
 
 def all_tensors(proto: Any) -> Iterator[tuple[Any, bool]]:
-    """Yield every tensor that is anywhere in a model, and whether it is an initializer of the outermost graph.
+    """Yield each tensor of a model, with True for an initializer of the outermost graph.
 
     All messages are looked into, so that no place is forgotten: attributes, sparse tensors, inner graphs, functions,
     training information.
@@ -238,7 +238,7 @@ def external_location(tensor: Any) -> str:
 
 
 def import_graph(data: bytes) -> ImportedModel:
-    """Read a model; `InvalidArgument` if it is none, `GeneralFailure` if its arguments cannot be passed."""
+    """Read a model; `InvalidArgument` if it is malformed, `GeneralFailure` if its arguments cannot be passed."""
     proto = parse(data)
     required, optional, outputs = describe(proto)
     if not outputs:

@@ -68,12 +68,12 @@ class BoundGraph:
 
     Args:
         request: A request that `validate_request` accepted, its memory open.
-        leave_open: Told the positions of outputs that have other dimensions than the model or the request says.
-        batches: Of the model, if requests of bursts may run together.
+        leave_open: Called with the positions of outputs whose dimensions differ from those declared.
+        batches: The model's batches, if requests of bursts may run together.
 
     Raises:
-        InvalidArgument: An argument has not the bytes that its type and dimensions need, or cannot be written.
-        GeneralFailure: An argument is omitted that has to be there.
+        InvalidArgument: An argument's bytes do not fit its type and dimensions, or cannot be written.
+        GeneralFailure: A required argument is omitted.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class BoundGraph:
         self._bind(self._binding.bind_input, node, dims, place)
 
     def _private(self, nbytes: int, room: int, operand: OperandDesc) -> tuple[Bytes, int]:
-        """Return memory for a copy of an argument, and how many bytes it has if the next one is larger."""
+        """Return memory for a copy of an argument, and the bytes to which that may grow."""
         is_fixed = is_scalar(operand) or is_fully_specified(operand.dimensions)
         room = nbytes if is_fixed else max(nbytes, min(room, max(2 * nbytes, _LEAST_ROOM)))
         self._memory.take(room)
@@ -187,7 +187,7 @@ class BoundGraph:
         place: Bytes,
         room: int,
     ) -> None:
-        """Say in an ``nnb_ort_argument`` where an argument is and what others may come in its place."""
+        """Describe in an ``nnb_ort_argument`` an argument's place and the arguments that may replace it."""
         name, declared = ffi.new("char[]", node.name.encode()), ffi.new("uint32_t[]", operand.dimensions)
         self._texts += name, declared
         row.name, row.declared, row.place, row.room = name, declared, ffi.cast("uint8_t *", place.ctypes.data), room
@@ -203,7 +203,7 @@ class BoundGraph:
             self._adapts = False
 
     def _needs_copy(self, node: GraphArgument, pool: MemoryLike, region: Bytes) -> bool:
-        """Return whether an argument has to be copied, because ONNX Runtime must not work where the client put it."""
+        """Return True if an argument has to be copied, because ONNX Runtime must not use the client's memory."""
         if region.ctypes.data % node.element.itemsize:
             return True
         if getattr(pool, "is_private", False):
@@ -252,7 +252,7 @@ class BoundGraph:
         return self.until(0)
 
     def until(self, deadline_ns: int) -> ExecutionResult | None:
-        """Run once; between two of its nodes, ONNX Runtime ends what has not ended by the deadline.
+        """Run once; after the deadline ONNX Runtime ends the run between two of its nodes.
 
         Raises:
             MissedDeadline: The run was ended.
@@ -263,13 +263,13 @@ class BoundGraph:
         return None if self._telling is None else self._telling.result()
 
     def cancel(self) -> None:
-        """End between two nodes, and before any other run; see `Kernel`."""
+        """End the run between two nodes, and any later run at once; see `Kernel`."""
         self._bound.cancel()
 
     # -- running -------------------------------------------------------------------------------------------------------
 
     def _run_closed(self, deadline_ns: int) -> None:
-        """Run, with nothing to tell afterwards."""
+        """Run a request whose output shapes are all known."""
         if self._encoded:
             self._feed(deadline_ns)
         status = self._bound.run(deadline_ns)
@@ -304,7 +304,7 @@ class BoundGraph:
         self._values = list(values.values())  # ONNX Runtime gets addresses only
 
     def _run_open(self, deadline_ns: int) -> ExecutionResult:
-        """Run, and tell the shapes that came out."""
+        """Run, and return the shapes that came out."""
         try:
             self._run_closed(deadline_ns)
             self._fetch()
@@ -315,14 +315,14 @@ class BoundGraph:
         return ErrorStatus.NONE, tuple(self._shapes), NO_TIMING
 
     def _leave_to_library(self, outputs: Iterable[_Output]) -> None:
-        """Have ONNX Runtime write outputs to memory of its own."""
+        """Let ONNX Runtime write outputs to memory of its own."""
         for output in outputs:
             self._binding.bind_output(output.node.name, _CPU)
 
     def failed(self, status: int, deadline_ns: int) -> NNBurstError:
-        """Return what a failure of ONNX Runtime is for the client: too little room, if a shape was said wrongly.
+        """Convert a failure of ONNX Runtime for the client: too little room, if a declared shape was wrong.
 
-        That is so where a file has one name for two sizes, or a wrong number. ONNX Runtime refuses to write to a region
+        A file may use one name for two sizes, or a wrong number. ONNX Runtime refuses to write to a region
         of another shape than the one that comes out; a graph has no effects, so it may run again with regions of ONNX
         Runtime's own.
         """
@@ -362,7 +362,7 @@ class BoundGraph:
         return tuple(row.dims[0 : row.rank])
 
     def _computed(self) -> Iterator[tuple[_Output, OrtValue]]:
-        """Yield what ONNX Runtime has for each output. It has one for those of one name."""
+        """Yield ONNX Runtime's value for each output. Outputs of one name share one."""
         values = dict(
             zip(dict.fromkeys(each.node.name for each in self._written), self._binding.get_outputs(), strict=True)
         )
@@ -404,7 +404,7 @@ def _writable(pool: MemoryLike, node: GraphArgument, nbytes: int, offset: int) -
 
 
 def _needed(node: GraphArgument, operand: OperandDesc, dims: tuple[int, ...]) -> int | None:
-    """Bytes of an argument; None if not all dimensions are known."""
+    """Return the bytes of an argument; None if not all dimensions are known."""
     if is_scalar(operand):
         return node.element.itemsize
     return math.prod(dims) * node.element.itemsize if is_fully_specified(dims) else None

@@ -28,7 +28,7 @@ def require_extra() -> None:
 
 
 def give_memory_back(nbytes: int) -> None:
-    """Return what the allocator holds to the system, after something of that size was taken apart and dropped."""
+    """Return the allocator's free memory to the system, after an object of that size was dropped."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
     if nbytes >= _MUCH and trim is not None:
         trim(0)
@@ -36,16 +36,16 @@ def give_memory_back(nbytes: int) -> None:
 
 @cache
 def onnxruntime(providers: tuple[str, ...] = ()) -> Any:
-    """Return what makes sessions: `capi`, or `python_module`, which alone has other providers than the processor."""
+    """Return the module that makes sessions: `capi`, or `python_module` for other providers than the processor."""
     require_extra()
     return capi if not providers and capi.load() else python_module()
 
 
 def checked_providers(text: str) -> tuple[str, ...]:
-    """Return the providers that ``A+B`` means, by their full names; none if the processor is the only one.
+    """Return the providers that ``A+B`` names, by their full names; empty if the processor is the only one.
 
     Raises:
-        DeviceUnavailable: As `require_extra`, or this package of ONNX Runtime has not all of them.
+        DeviceUnavailable: As `require_extra`, or this package of ONNX Runtime lacks one of them.
     """
     require_extra()
     offered = python_module().get_available_providers()
@@ -76,7 +76,7 @@ def onnx() -> Any:
 
 @cache
 def messages() -> Any:
-    """Return the module of ONNX's messages, without its package: most models need no more, and that takes much longer.
+    """Return the module of ONNX's messages without the rest of its package, whose import takes much longer.
 
     The package has the same module when it is imported later.
     """

@@ -63,7 +63,7 @@ class Lowering:
     """A model on its way to a graph. Weights are read when the graph is written.
 
     Attributes:
-        reasons: Why an operation of the main subgraph cannot be lowered, for each; empty if it can.
+        reasons: For each operation of the main subgraph, why it cannot be lowered; empty if it can.
         copies: Private copies of the constants that have been read, by operand.
     """
 
@@ -110,7 +110,7 @@ class Lowering:
         return outputs
 
     def weight(self, name: str, make: Callable[[], Array]) -> str:
-        """Add a weight, unless there is one of the name."""
+        """Add a weight, unless its name exists."""
         self._weights.setdefault(name, make)
         return name
 
@@ -137,11 +137,11 @@ class Lowering:
         return (found ^ np.int8(-128)).view(np.uint8) if self.is_signed(index) else found
 
     def is_signed(self, index: int) -> bool:
-        """Return whether the elements of an operand have 128 added to them in the graph."""
+        """Return True if the elements of an operand have 128 added to them in the graph."""
         return self._model.main.operands[index].type in _SIGNED
 
     def keep(self, index: int, value: str, dims: tuple[int, ...]) -> None:
-        """Say where the stored elements of a result are, and its dimensions, which the model may leave open."""
+        """Record the value with a result's stored elements, and its dimensions, which the model may leave open."""
         self.values[index], self._written[index] = value, dims
 
     def dims(self, index: int) -> tuple[int, ...]:
@@ -149,14 +149,14 @@ class Lowering:
         return self._written.get(index, self.operands[index].dimensions)
 
     def _flipped(self, name: str, source: Any, target: Any) -> str:
-        """Elements of either 8-bit type as those of its twin."""
+        """Convert elements of either 8-bit type to those of its twin."""
         (bits,) = self.nodes(1, "BitwiseXor", name, self.array(-128 if source is np.int8 else 128, source))
         return self.nodes(1, "Cast", bits, to=_number(target))[0]
 
     # -- the graph -------------------------------------------------------------------------------------------------
 
     def graph(self) -> tuple[bytes, dict[str, Bytes]]:
-        """Return the file of the graph, and its external file; `GeneralFailure` if an operation cannot be lowered."""
+        """Return the graph's file and its external file; `GeneralFailure` if an operation cannot be lowered."""
         main, helper = self._model.main, onnx().helper
         if any(self.reasons):
             raise GeneralFailure(next(filter(None, self.reasons)))
@@ -250,7 +250,7 @@ class LoweredCall(OperationView):
         return value if tuple(axes) == tuple(range(len(axes))) else self.node("Transpose", value, perm=list(axes))
 
     def clipped(self, value: str, low: float | None, high: float | None, dtype: Any = np.float32) -> str:
-        """Append limits, None for none."""
+        """Append a node that clips to limits, None for no limit."""
         if (low, high) == (0, None) and dtype is np.float32:
             return self.node("Relu", value)
         limits = ["" if limit is None else self.array(limit, dtype) for limit in (low, high)]
@@ -268,7 +268,7 @@ class LoweredCall(OperationView):
         return self._lowering.stored(self.index(name, which))
 
     def truth(self, name: str) -> str:
-        """Return the elements of a tensor of truth values."""
+        """Return the elements of a boolean tensor."""
         return self.cast(self.stored(name), np.bool_)
 
     def real(self, name: str, which: int = 0, axes: Sequence[int] = ()) -> str:
@@ -297,7 +297,7 @@ class LoweredCall(OperationView):
     # -- values out ------------------------------------------------------------------------------------------------
 
     def keep(self, value: str, which: int = 0) -> None:
-        """Say where the stored elements of a result are."""
+        """Record the value with a result's stored elements."""
         self._lowering.keep(self.operation.outputs[which], value, self.outputs[which])
 
     def give(self, value: str, which: int = 0, axes: Sequence[int] = (), *, halves: bool = True) -> None:
@@ -320,7 +320,7 @@ class LoweredCall(OperationView):
 
 @cache
 def _multiplies_signed() -> bool:
-    """Return whether ONNX Runtime multiplies bytes by signed ones without a loss."""
+    """Return True if ONNX Runtime multiplies bytes by signed bytes without a loss."""
     return not {"avx_vnni", "avx512_vnni"}.isdisjoint(cpu_features().split())
 
 

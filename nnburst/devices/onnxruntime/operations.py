@@ -1,7 +1,7 @@
 """NNAPI's operations in those of ONNX: a function each, which appends nodes.
 
-What is not here is left to the reference device: what ONNX has no exact words for (ties, misses, random numbers,
-16-bit fixed point, data-dependent sizes), and products of many factors, whose rounding exceeds what is allowed.
+The reference device runs the others: those that ONNX cannot express exactly (ties, misses, random numbers,
+16-bit fixed point, data-dependent sizes), and products of many factors, whose rounding error is too large.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _prelu(c: LoweredCall) -> None:
 
 
 def _comparison(kind: str, c: LoweredCall, *, negated: bool = False) -> None:
-    """Real values of quantised ones come from tables: they are compared as they round from float64."""
+    """Compare real values; those of quantised operands come from tables and are rounded from float64."""
 
     def compared(c: LoweredCall, name: str) -> str:
         operand = c.operand(name)
@@ -116,7 +116,7 @@ def _select(c: LoweredCall) -> None:
 
 
 def _cast(c: LoweredCall) -> None:
-    """Integers are cut to their range, fractions dropped; no number is 0."""
+    """Cast: integers are cut to their range, fractions dropped; NaN becomes 0."""
     x, source, target = c.stored("x"), operand_info(c.operand("x").type), operand_info(c.output().type)
     if source.dtype == target.dtype:
         c.keep(x)
@@ -135,7 +135,7 @@ def _convert(c: LoweredCall) -> None:
 
 
 def _quantize(c: LoweredCall) -> None:
-    """Halves are rounded away from zero."""
+    """Quantise; halves are rounded away from zero."""
     operand = c.output()
     steps = c.node("Mul", c.cast(c.real("x"), np.float64), c.array(1 / operand.scale, np.float64))
     half = c.node("Mul", c.node("Sign", steps), c.array(0.5, np.float64))
@@ -207,7 +207,7 @@ def _pad(c: LoweredCall) -> None:
 
 
 def _checked(c: LoweredCall, name: str, size: int) -> str:
-    """Return indices of which one that is negative makes the run fail, as one that is too large does."""
+    """Return indices, checked in the run: a negative one fails like one that is too large."""
     indices = c.stored(name)
     negative = c.node("Less", indices, c.array(0, np.int32))
     return c.node("Where", negative, c.array(size, np.int32), indices)
@@ -266,7 +266,7 @@ def _resize_nearest(c: LoweredCall) -> None:
 
 
 def _resize_bilinear(c: LoweredCall) -> None:
-    """Along one axis and then the other, each a mean of two neighbours."""
+    """Resize along one axis, then the other; each element is a mean of two neighbours."""
     value, dims, out = c.real("x"), c.dims("x"), c.outputs[0]
     down, across = axes = (2, 3) if c.integer("nchw", 0) else (1, 2)
     for axis in axes if rows_first((dims[down], dims[across]), (out[down], out[across])) else axes[::-1]:
@@ -358,7 +358,7 @@ def _l2_pool(c: LoweredCall) -> None:
 
 
 def _reduced(c: LoweredCall, kind: str, value: str, axes: Sequence[int]) -> str:
-    """Without axes nothing is reduced."""
+    """Reduce over axes; without axes nothing is reduced."""
     return c.node(kind, value, c.array(axes), keepdims=1) if axes else value
 
 
@@ -381,7 +381,7 @@ def _all_or_any(kind: str, c: LoweredCall) -> None:
 
 
 def _numbers(c: LoweredCall) -> str:
-    """Elements in a type that can be ordered, whatever the storage."""
+    """Return elements in a type that can be ordered, whatever the storage."""
     if c.info.is_quantised:
         return c.cast(c.stored("x"), np.int32)
     return c.stored("x") if c.data_type is _I32 else c.real("x")
@@ -394,7 +394,7 @@ def _argument(kind: str, c: LoweredCall) -> None:
 
 
 def _topk(c: LoweredCall) -> None:
-    """ONNX takes the first of equal elements first, so it gets them from back to front."""
+    """Reverse the elements around ONNX's TopK: it prefers the first of equal elements, NNAPI the last."""
     size = c.dims("x")[-1]
     last, end, axis, step = c.array([size - 1]), c.array([-(1 << 31)]), c.array([-1]), c.array([-1])
     turned = c.node("Slice", _numbers(c), last, end, axis, step)

@@ -2,7 +2,7 @@
 
 The model blob is MessagePack: the operands of the model, the graph as ONNX Runtime optimised it, and a table of its
 large tensors. The data blob is the bytes of those tensors, each at a multiple of 64 bytes; a graph that is loaded uses
-them where they lie. Of a tensor that has one number throughout it is that number. ONNX Runtime makes rearranged copies
+them where they lie. A tensor of equal elements is stored as one number. ONNX Runtime makes rearranged copies
 of large matrices at each opening; it says which when the graph is written, and the memory of these is given back as
 soon as the graph is open.
 """
@@ -48,9 +48,9 @@ _TELL_REARRANGED = "session.save_external_prepacked_constant_initializers"
 
 
 class _Tensor(Struct, frozen=True, array_like=True):
-    """A large tensor of the graph: `length` bytes at `offset` of the data blob, or the only number that is in it.
+    """A large tensor of the graph: `length` bytes at `offset` of the data blob, or its only number.
 
-    `rearranged`: ONNX Runtime opens the graph with a copy in another order, and lets go of the tensor.
+    `rearranged`: ONNX Runtime opens the graph with a copy in another order, and releases the tensor.
     """
 
     name: str
@@ -65,9 +65,9 @@ class Contents(Struct, frozen=True):
     """The model blob.
 
     Attributes:
-        model: As it was prepared, without its files.
-        graph: As ONNX Runtime wrote it.
-        file_size: Of the file that the graph believes its large tensors to be in.
+        model: The model as prepared, without its files.
+        graph: The graph as ONNX Runtime wrote it.
+        file_size: Bytes of the file in which the graph expects its large tensors.
     """
 
     model: Model
@@ -78,12 +78,12 @@ class Contents(Struct, frozen=True):
 
     @property
     def gives_back(self) -> bool:
-        """True if the memory of some weights is given back when the graph is open."""
+        """True if the memory of some weights is given back once the graph is open."""
         return any(tensor.rearranged for tensor in self.tensors)
 
 
 def _require_room(nbytes: int) -> None:
-    """Raise `CacheRejected` if this machine has not so much memory now."""
+    """Raise `CacheRejected` if this machine lacks so much memory now."""
     left = _memory_left()
     if left < nbytes:
         raise CacheRejected(CacheReason.IO_ERROR, f"there is no room for {nbytes} bytes in memory: {left} are left")
@@ -96,7 +96,7 @@ def _memory_left() -> int:
 
 @contextlib.contextmanager
 def _file_in_memory() -> Iterator[Path]:
-    """Have a file that no other process can reach, and that is never on a disk."""
+    """Make a file that no other process can reach, and that is never on a disk."""
     fd = os.memfd_create("nnburst-pack", os.MFD_CLOEXEC)
     try:
         yield Path(f"/proc/self/fd/{fd}")
@@ -124,7 +124,7 @@ def pack(model: Model, data: bytes, files: Mapping[str, Bytes], settings: Sessio
 def _optimised(
     model: Model, data: bytes, files: Mapping[str, Bytes], settings: SessionSettings
 ) -> tuple[Contents, Bytes]:
-    """Have ONNX Runtime write the graph that it made of a model, and take its large tensors out."""
+    """Let ONNX Runtime write its optimised graph of a model, and take the large tensors out."""
     with _file_in_memory() as graph, _file_in_memory() as weights:  # in one directory, as it wants them
         options = settings.options()
         options.optimized_model_filepath = str(graph)
@@ -197,7 +197,7 @@ def load_graph(contents: Contents, data: memoryview, settings: SessionSettings, 
 
     Args:
         data: The weights; kept and used where they are.
-        own: Whether parts of the memory of the weights may be given back: nobody else uses it.
+        own: True if parts of the weights' memory may be given back, because there is no other user.
 
     Raises:
         GeneralFailure: ONNX Runtime refuses the graph.
@@ -231,7 +231,7 @@ def _array(tensor: _Tensor, raw: Bytes) -> np.ndarray[Any, Any]:
 
 @contextlib.contextmanager
 def _directory_of_holes(size: int) -> Iterator[str]:
-    """Have the file where the graph says that its tensors are: it has to be as large, and is not read."""
+    """Make the file in which the graph expects its tensors: only its size counts, it is not read."""
     import tempfile  # slow to import, and not needed before something is cached
 
     with contextlib.ExitStack() as stack:
@@ -246,7 +246,7 @@ def _directory_of_holes(size: int) -> Iterator[str]:
 
 
 def _give_back(array: np.ndarray[Any, Any]) -> None:
-    """Return the memory of an array that nobody looks at any more: its whole pages."""
+    """Return the whole pages of an unused array's memory to the system."""
     start = array.ctypes.data + -array.ctypes.data % mmap.PAGESIZE
     length = (array.ctypes.data + array.nbytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
     if length > 0:

@@ -39,7 +39,7 @@ class OnnxPreparedModel(LocalModel):
     """A model that is a graph, or was lowered to one.
 
     Attributes:
-        source: What it was compiled from, until the device needs it no more.
+        source: The files it was compiled from, until the device needs them no more.
     """
 
     def __init__(self, model: Model, graph: Graph, tracker: BufferTracker, source: Source | None = None) -> None:
@@ -61,13 +61,13 @@ class OnnxPreparedModel(LocalModel):
         return BoundGraph(self.graph, self.model, request, self._leave_open, self._batches)
 
     def run_together(self, most: int) -> None:
-        """See `PreparedModel.run_together`: rows of arguments whose first dimension is open, on the processor."""
+        """Batch arguments whose first dimension is open, on the processor; see `PreparedModel.run_together`."""
         if not isinstance(self.graph.session, InferenceSession):
             super().run_together(most)
         self._batches = Batches(self.graph, most)
 
     def _leave_open(self, outputs: Collection[int]) -> None:
-        """The file declares outputs with dimensions that they do not have: from now on, only runs tell."""
+        """Ignore the declared dimensions of outputs from now on: the file is wrong, and only runs know them."""
         main = self.model.main
         wrong = {main.output_indexes[position] for position in outputs}
         prefix = extension_prefix(self.model, EXTENSION_NAME)
@@ -77,7 +77,7 @@ class OnnxPreparedModel(LocalModel):
         self.model = replace(self.model, main=replace(main, operands=operands))
 
     def forget_source(self) -> None:
-        """Let go of the copies of the files."""
+        """Release the copies of the files."""
         self.source = None
         give_memory_back(sum(pool.size for pool in self.model.pools))
 

@@ -84,14 +84,14 @@ class PythonRun:
         return self._failure
 
     def cancel(self) -> None:
-        """Have the run end between two of its nodes, and any other one before its first."""
+        """End the run between two of its nodes, and any later run before its first."""
         self._is_cancelled = True
         for options in (self._usual, self._options):
             options.terminate = True
 
 
 def _run_options() -> Any:
-    """Options of runs whose failures are told by their exceptions alone: no line on stderr for each."""
+    """Return run options under which failures are exceptions only, without lines on stderr."""
     options = python_module().RunOptions()
     options.log_severity_level = 4
     return options

@@ -36,7 +36,7 @@ def _joined(c: LoweredCall, names: Sequence[str]) -> str:
 
 
 def _product(c: LoweredCall, x: str, weights: str, *sums: str) -> str:
-    """x weights^T + sums."""
+    """Return x weights^T + sums."""
     return c.node("Gemm", x, weights, *sums, transB=1)
 
 
@@ -52,7 +52,7 @@ def rnn(c: LoweredCall) -> None:
 
 
 def _normalised(c: LoweredCall, x: str) -> str:
-    """Rows with mean 0 and variance 1."""
+    """Normalise rows to mean 0 and variance 1."""
     wide, axes = c.cast(x, np.float64), c.array([-1])
     centred = c.node("Sub", wide, c.node("ReduceMean", wide, axes))
     variance = c.node("ReduceMean", c.node("Mul", centred, centred), axes)
@@ -128,7 +128,7 @@ def _state(c: LoweredCall, name: str) -> str:
 
 
 def _whole(c: LoweredCall, names: Sequence[str]) -> str:
-    """Inputs one after the other, for one direction."""
+    """Concatenate the inputs of one direction."""
     return c.node("Unsqueeze", _joined(c, names), c.array([0]))
 
 
@@ -173,7 +173,7 @@ def _lstm_fed(c: LoweredCall, suffix: str, x: str, *, backward: bool) -> tuple[s
 
 
 def _in_time(c: LoweredCall, value: str) -> str:
-    """Put the steps first, or back."""
+    """Move the axis of steps to the front, or back."""
     return value if c.integer("time_major") else c.transposed(value, (1, 0, 2))
 
 
@@ -188,7 +188,7 @@ def _one_way(fed: Callable[..., Any], c: LoweredCall) -> None:
 
 
 def _both_ways(fed: Callable[..., Any], c: LoweredCall) -> None:
-    """A second sequence goes to the second cell instead of x; with weights of its own it is not lowered."""
+    """Run two directions. A second sequence replaces x in the second cell; one with its own weights is not lowered."""
     if any(name.startswith("aux_w") and c.given(name) for name in c.match.positions):
         raise GeneralFailure("cells that are fed two sequences are not lowered")
     x = _in_time(c, c.real("x"))

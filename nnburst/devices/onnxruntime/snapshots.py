@@ -47,12 +47,12 @@ _FLOATS = frozenset((1, 10, 11, 16, 17, 18, 19, 20))
 
 
 def copied_always(element: ElementType) -> bool:
-    """Return whether elements of a type may be indices, sizes or conditions."""
+    """Return True if elements of a type may be indices, sizes or conditions."""
     return element.name in _INDEX_TYPES
 
 
 def exposed_arguments(proto: Any) -> frozenset[str]:
-    """Return the inputs and outputs of a model that are copied although their type alone does not ask for it."""
+    """Return the inputs and outputs of a model that are copied although their type alone does not require it."""
     functions = {function.name for function in proto.functions}  # whatever their domain
     fixed = constants(proto) | {""}.union(*(node.output for node in proto.graph.node if node.op_type == "Constant"))
 

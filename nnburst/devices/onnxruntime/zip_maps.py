@@ -18,9 +18,9 @@ from .library import messages
 
 
 def take_out(proto: Any) -> dict[str, bytes]:
-    """Have scores where a model gives maps of them; returns the labels by output, as `encoded` writes them.
+    """Replace output maps of scores by the scores; return the labels by output, as `encoded` writes them.
 
-    What ONNX Runtime may refuse stays as it is. No operator reads such maps.
+    A map that ONNX Runtime may refuse stays as it is. No operator reads such maps.
     """
     labels: dict[str, bytes] = {}
     makers = {name: node for node in proto.graph.node if _is_zip_map(node) for name in node.output}
@@ -40,7 +40,7 @@ def _is_zip_map(node: Any) -> bool:
 
 
 def _labels(node: Any, key: int) -> bytes:
-    """Return the labels of a ZipMap, nothing if they are not of the type of its keys, 0 if the file does not say it."""
+    """Return a ZipMap's labels; empty if their type is not that of its keys, 0 if the file does not say it."""
     types, (attribute,) = messages().TensorProto, node.attribute
     if attribute.name == "classlabels_int64s" and attribute.ints and key in (0, types.INT64):
         return write(from_python(np.array(attribute.ints, np.int64), "tensor(int64)", "")).tobytes()

@@ -43,7 +43,7 @@ def quantised(steps: Array, operand: OperandDesc, code: int = FusedActivation.NO
 
 
 def encode_table(source: OperandDesc, target: OperandDesc, function: Callable[[Array], Array]) -> Array:
-    """Return what a function of one real number makes of each of the 256 bit patterns, as stored values."""
+    """Return a function's stored result for each of the 256 bit patterns of a stored value."""
     codes = np.arange(256, dtype=np.uint8).view(operand_info(source.type).dtype or np.uint8)
     with np.errstate(all="ignore"):
         real = function(_decode_into(codes, source, np.empty(256)))
@@ -51,16 +51,16 @@ def encode_table(source: OperandDesc, target: OperandDesc, function: Callable[[A
 
 
 class KernelCall(OperationView):
-    """An operation that is being bound.
+    """An operation during binding.
 
     A kernel asks for arrays and appends steps; nothing is computed before the steps run, except for constants.
 
     * `array` and `out` are the stored values; `out` is dense.
     * `real` and `real_out` are real values in float32, or float64 if quantised; conversions are steps of their own.
-      What the kernel leaves in `real_out` is clamped by the fused activation and stored after its last step.
+      The contents of `real_out` are clamped by the fused activation and stored after its last step.
     * `centred` is stored value minus zero point, for exact integer arithmetic in float64.
 
-    What `centred` and `real` make of a constant is kept with the prepared model.
+    Results of `centred` and `real` for a constant are kept with the prepared model.
     """
 
     partial = False
@@ -83,7 +83,7 @@ class KernelCall(OperationView):
         return tuple(self._arrays[index].shape)
 
     def _value_of(self, index: int) -> Array | None:
-        """Return a parameter's value, copied once: a client may change it between two looks."""
+        """Return a parameter's value, copied once: a client may change it between two reads."""
         if not (self._eager or self._is_constant(index)):
             return None
         if index not in self._snapshots:
@@ -123,7 +123,7 @@ class KernelCall(OperationView):
         self.do(_assign, self.out(), function, arrays)
 
     def finished_steps(self) -> list[KernelStep]:
-        """Hand over the steps, with those that store the results last. Once: kept here too, they would form a cycle."""
+        """Hand over the steps, those that store results last. Call it once: steps kept here would form a cycle."""
         steps = self._steps + self._tail
         self._steps, self._tail = [], []
         return steps
@@ -138,7 +138,7 @@ class KernelCall(OperationView):
         return self._arrays[self.operation.outputs[which]]
 
     def place(self, which: int, dims: tuple[int, ...]) -> None:
-        """Give an output its array, once a measured operation knows how large it is."""
+        """Give an output its array, once a measured operation knows its size."""
         self._binding.place(self.operation.outputs[which], dims)
 
     # -- real values ------------------------------------------------------------------------------------------

@@ -17,13 +17,13 @@ RUNS = frozenset((*KERNELS, *CONTROL_FLOW))
 
 
 class ReferenceDevice(LocalDevice):
-    """NNAPI operations in NumPy. Nothing is faster on purpose than it is right."""
+    """NNAPI operations in NumPy. Correctness comes before speed."""
 
     name = "nnburst-reference"
     cache_format = 5
 
     def why_not(self, model: Model, operation: Operation) -> str:
-        """Return why an operation cannot run. Control flow runs if everything that it refers to does."""
+        """Return why an operation cannot run. Control flow runs if all operations of its subgraphs do."""
         if is_extension(operation.type):
             names = {prefix: name for name, prefix in model.extension_name_to_prefix.items()}
             return f"the device does not have the extension {names.get(operation.type >> 16)}"
@@ -41,7 +41,7 @@ class ReferenceDevice(LocalDevice):
         return self._cache.save(files, prepared.packed, compiled=prepared.fingerprint)
 
     def restore(self, token: bytes, entry: VerifiedEntry) -> ReferencePreparedModel:
-        """Without validation; see `LocalDevice.restore`."""
+        """Restore without validation; see `LocalDevice.restore`."""
         return ReferencePreparedModel.restore(entry.model[0], entry.data[0], self._tracker)
 
 

@@ -1,6 +1,6 @@
 """Binding the operations of one subgraph to arrays.
 
-A `PreparedSubgraph` is what preparation knows of a subgraph; a `Binding` is one use of it: every operand has an array,
+A `PreparedSubgraph` has the facts from preparation; a `Binding` is one use of it: every operand has an array,
 given by a request or by the operation around it, or made when the operation that writes it is bound.
 """
 
@@ -61,8 +61,8 @@ class Binding:
     """A subgraph whose operands have arrays, as far as it is bound. Not for concurrent use.
 
     Attributes:
-        regions: Where results go that do not get an array of their own.
-        expected: What model and request say of each operand's dimensions.
+        regions: Destinations of results that do not get an array of their own.
+        expected: Dimensions of each operand, as model and request declare them.
         insufficient: Results that are larger than their regions, with their dimensions.
     """
 
@@ -86,21 +86,21 @@ class Binding:
             self.budget.drop_scratch(scratch)
 
     def forget(self, operands: Iterable[int]) -> None:
-        """Let go of the arrays that were made for results."""
+        """Release the arrays that were made for results."""
         for index in operands:
             if index in self._taken:
                 del self.arrays[index]
                 self.budget.drop_results(self._taken.pop(index))
 
     def hand_over(self, operands: Iterable[int]) -> int:
-        """Let go of all arrays but for some results, which are the caller's from now on; return what these count."""
+        """Release all arrays but some results, which the caller now owns; return the bytes of these."""
         handed = sum(self._taken.pop(index, 0) for index in set(operands))
         self.forget(tuple(self._taken))
         return handed
 
     @contextmanager
     def for_a_run(self) -> Iterator[None]:
-        """Results that get their arrays in the with block lose them at its end."""
+        """Release arrays that results get in the with block at its end."""
         bound = frozenset(self._taken)
         try:
             with self.budget.for_a_run():
@@ -120,7 +120,7 @@ class Binding:
             raise self.failure(position, error) from error
 
     def failure(self, position: int, error: Exception) -> GeneralFailure:
-        """Return what an execution fails with when one of its operations does."""
+        """Return the error of an execution for that of one of its operations."""
         name = operation_name(self.graph.subgraph.operations[position].type)
         reason = str(error) if isinstance(error, NNBurstError) else f"{type(error).__name__}: {error}"
         return GeneralFailure(f"operation {position} ({name}): {reason}")
@@ -132,7 +132,7 @@ class Binding:
             limits: None while only constants have values; else all inputs have theirs, and control flow is run.
 
         Raises:
-            UnknownYet: It needs a value that is not known.
+            UnknownYet: The operation needs a value that is not known.
             GeneralFailure: The operation does not fit its inputs.
         """
         operation, eager = self.graph.subgraph.operations[position], limits is not None
@@ -207,7 +207,7 @@ def map_argument(pool: MemoryLike, operand: OperandDesc, dims: tuple[int, ...], 
 
 
 def _run_if(outer: Binding, operation: Operation, limits: RunLimits) -> None:
-    """Run one of two subgraphs on the values after them."""
+    """Run one of two subgraphs on the values that follow in the inputs."""
     condition, then, otherwise, *values = operation.inputs
     chosen = then if _is_true(outer.arrays[condition]) else otherwise
     results, nbytes = _run_subgraph(outer, chosen, [_value(outer, index) for index in values], limits)
@@ -247,7 +247,7 @@ def _value(outer: Binding, index: int) -> _Value:
 def _run_subgraph(
     outer: Binding, reference: int, values: Sequence[_Value], limits: RunLimits
 ) -> tuple[list[Array], int]:
-    """Run the subgraph that an operand refers to; return its outputs, and what they count in the budget."""
+    """Run the subgraph that an operand refers to; return its outputs, and their bytes in the budget."""
     referenced = outer.graph.referenced
     graph = referenced[outer.graph.subgraph.operands[reference].location.offset]
     inner = Binding(graph, outer.budget)

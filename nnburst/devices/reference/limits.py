@@ -27,7 +27,7 @@ class RunLimits(Struct):
     Attributes:
         deadline_ns: Absolute CLOCK_MONOTONIC nanoseconds; 0 is none.
         loop_ns: Nanoseconds that one WHILE may take.
-        is_cancelled: Nobody awaits the results: there is no time left, whatever the deadline. Any thread may set it.
+        is_cancelled: True if the results are no longer awaited: the run ends at once. Any thread may set it.
     """
 
     deadline_ns: int = 0
@@ -35,7 +35,7 @@ class RunLimits(Struct):
     is_cancelled: bool = False
 
     def require_time(self) -> None:
-        """Raise `MissedDeadline` once the deadline has passed, or nobody awaits the results."""
+        """Raise `MissedDeadline` once the deadline has passed or the run was cancelled."""
         if self.is_cancelled:
             raise MissedDeadline("the execution was ended, for its client has gone or closed the burst")
         if deadline_passed(self.deadline_ns):
@@ -43,10 +43,10 @@ class RunLimits(Struct):
 
 
 class MemoryBudget(WorkingMemory):
-    """The memory that one execution may take, with all subgraphs that it runs inside each other.
+    """The memory that one execution may take, nested subgraphs included.
 
     Attributes:
-        results: Bytes of the results of operations that there are now; they are limited.
+        results: Bytes of the present results of operations; they are limited.
         scratch: Bytes of the kernels' own arrays.
     """
 
@@ -77,7 +77,7 @@ class MemoryBudget(WorkingMemory):
         self.scratch += nbytes
 
     def drop_scratch(self, to: int) -> None:
-        """Arrays of kernels are free, but for so many bytes."""
+        """Count the kernels' arrays as free, except so many bytes."""
         self.give_back(self.scratch - to)
         self.scratch = to
 

@@ -35,7 +35,7 @@ _decoder = msgspec.msgpack.Decoder(Model)
 class ReferencePreparedModel(LocalModel):
     """Everything about a model that does not depend on a request.
 
-    Constants are copied: the client may release or overwrite its pools once preparation returned. What kernels derive
+    Constants are copied: the client may release or overwrite its pools once preparation returned. Arrays derived
     from constants (transposed filters, tables) is made with the first request, kept, and shared by all plans.
 
     Attributes:
@@ -83,7 +83,7 @@ class ReferencePreparedModel(LocalModel):
         return (msgspec.msgpack.encode(model),), (bytes(data),)
 
     def fingerprint(self) -> bytes:
-        """Return the fingerprint of the compiled contents; not of a restored model, which has no pools any more."""
+        """Return the fingerprint of the compiled contents; not for a restored model, which has no pools."""
         return model_fingerprint(self.model, copies=self.graph.constants)
 
     def bind(self, request: Request, options: RunOptions) -> Kernel:

@@ -77,7 +77,7 @@ class Program(Binding):
         return (ErrorStatus.NONE, self._shapes(), NO_TIMING) if self._reports_shapes else None
 
     def until(self, deadline_ns: int) -> ExecutionResult | None:
-        """Run once; between two operations, also those of a loop, a deadline that has passed ends it."""
+        """Run once; a passed deadline ends the run between two operations, also those of a loop."""
         limits, usual_ns = self._limits, self._limits.deadline_ns
         limits.deadline_ns = deadline_ns
         try:
@@ -86,7 +86,7 @@ class Program(Binding):
             limits.deadline_ns = usual_ns
 
     def cancel(self) -> None:
-        """End between two operations, also those of a branch or a loop, and before any other run; see `Kernel`."""
+        """End the run between two operations, also of a branch or loop, and any later run at once; see `Kernel`."""
         self._limits.is_cancelled = True
 
     # -- binding ----------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ class Program(Binding):
                 raise InvalidArgument(f"output {position} lies in read-only memory; share it for writing")
 
     def _bind_operations(self) -> None:
-        """Bind from the front as far as everything needed is known."""
+        """Bind operations in order, until one needs a value that is not known."""
         for position, operation in enumerate(self.graph.subgraph.operations):
             scratch = self.budget.scratch
             try:

@@ -50,7 +50,7 @@ def clamp(low: float, high: float | None) -> Callable[[KernelCall], None]:
 
 
 def logistic(x: Array, out: Array) -> None:
-    """1 / (1 + exp(-x)); an exp that overflows gives the right limit, 0."""
+    """LOGISTIC: 1 / (1 + exp(-x)); an exp that overflows gives the right limit, 0."""
     np.negative(x, out=out)
     np.exp(out, out=out)
     np.add(out, 1, out=out)
@@ -58,18 +58,18 @@ def logistic(x: Array, out: Array) -> None:
 
 
 def reciprocal_root(x: Array, out: Array) -> None:
-    """1 / sqrt(x)."""
+    """RSQRT: 1 / sqrt(x)."""
     np.sqrt(x, out=out)
     np.reciprocal(out, out=out)
 
 
 def hard_swish(x: Array, out: Array) -> None:
-    """x clamp(x + 3, 0, 6) / 6."""
+    """HARD_SWISH: x clamp(x + 3, 0, 6) / 6."""
     np.multiply(x, np.clip(x + x.dtype.type(3), 0, 6) / x.dtype.type(6), out=out)
 
 
 def elu(call: KernelCall) -> None:
-    """x, or alpha (exp(x) - 1) below 0."""
+    """ELU: x, or alpha (exp(x) - 1) below 0."""
     alpha = call.real_dtype(call.number("alpha"))
     call.compute(lambda x: np.where(x >= 0, x, alpha * np.expm1(x)), call.real("x"))
 

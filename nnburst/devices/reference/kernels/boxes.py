@@ -27,7 +27,7 @@ def _suppressed(
     """Take the best box again and again; scores of the others decay with their overlap, and go below `least`.
 
     Returns:
-        (index, score) in the order in which they are taken, at most `most` (none: all).
+        (index, score) in the order in which they are taken, at most `most` (None: all).
     """
     left, now = np.arange(len(scores)), scores.astype(np.float64)
     taken: list[tuple[int, float]] = []
@@ -93,7 +93,7 @@ def _place_measured(call: KernelCall, results: list[Array]) -> None:
 
 
 def box_with_nms_limit(call: KernelCall) -> None:
-    """BOX_WITH_NMS_LIMIT: each class by itself, without class 0; of all classes of an image the best are kept."""
+    """BOX_WITH_NMS_LIMIT: suppress in each class but class 0; keep the best of all classes of an image."""
     scores, boxes, batch = _real(call, "scores"), _real(call, "boxes"), call.array("batch").copy()
     threshold, least, sigma = (call.number(name) for name in ("score_threshold", "nms_threshold", "sigma"))
     kernel, iou, most = call.integer("kernel"), call.number("iou_threshold"), call.integer("max_boxes")

@@ -111,7 +111,7 @@ def transpose_conv_2d(call: KernelCall) -> None:
 
 
 def _reached(axis: Axis, tap: int) -> tuple[slice, slice]:
-    """Return the elements of an image whose product with a tap of the filter stays in the result, and where it goes."""
+    """Return the image elements whose product with a filter tap stays in the result, and their destinations."""
     shift = tap - axis.head
     first = max(0, -(shift // axis.stride))
     end = min(axis.size, (axis.out - 1 - shift) // axis.stride + 1)

@@ -35,7 +35,7 @@ def divide(call: KernelCall) -> None:
 def comparison(function: np.ufunc) -> Callable[[KernelCall], None]:
     """Return the kernel of a comparison: of real values if quantised, of truth values if boolean.
 
-    Real values are rounded to float32: 3 x 0.1 is equal to 1 x 0.3, whatever digits the scales have left.
+    Real values are rounded to float32: 3 x 0.1 is equal to 1 x 0.3, despite the rounding of the scales.
     """
 
     def kernel(call: KernelCall) -> None:
@@ -65,12 +65,12 @@ def logical_not(call: KernelCall) -> None:
 
 
 def prelu(call: KernelCall) -> None:
-    """x, or alpha x below 0."""
+    """PRELU: x, or alpha x below 0."""
     call.compute(lambda x, alpha: np.where(x >= 0, x, alpha * x), call.real("x"), call.real("alpha"))
 
 
 def select(call: KernelCall) -> None:
-    """Elements of a where the condition is true, else of b."""
+    """SELECT: elements of a if the condition is true, else of b."""
 
     def function(condition: Array, a: Array, b: Array) -> Array:
         return np.where(condition != 0, a, b)

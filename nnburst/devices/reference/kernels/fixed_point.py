@@ -1,6 +1,6 @@
 """Arithmetic of 16-bit cells: products by 32-bit multipliers, and functions of numbers with 15 digits after the point.
 
-A gate has 3 binary digits before the point and 12 after it; what sigmoid and tanh make of it has 15 after it. One step
+A gate has 3 binary digits before the point and 12 after it; results of sigmoid and tanh have 15 after it. One step
 of a gate is up to eight of the state of a cell, so states agree with those of other devices only if everything is
 rounded where it is there: this is what 16-bit vector instructions compute, digit for digit. Arrays are int64.
 """
@@ -51,7 +51,7 @@ def normalised(gates: Array, weights: Array, bias: Array, scale: float) -> Array
         gates: int16 numbers [rows, units] of any scale.
         weights: int16 [units], in units of `scale`.
         bias: int32 [units], in units of `scale` / 1024.
-        scale: Of the weights.
+        scale: Scale of the weights.
 
     Returns:
         Gates with 12 digits after the point.
@@ -69,7 +69,7 @@ def normalised(gates: Array, weights: Array, bias: Array, scale: float) -> Array
 
 
 def _inverse_root(variance: int) -> tuple[int, int]:
-    """Return multiplier and exponent of 1 / sqrt(variance), the multiplier with the digits that decide what rounds."""
+    """Return multiplier and exponent of 1 / sqrt(variance), with the multiplier digits that decide the rounding."""
     if variance == 1:
         return 2**31 - 1, 0
     shift = 12 - (31 - variance.bit_length()) // 2
@@ -117,7 +117,7 @@ def _inverse(x: Array) -> Array:
 
 @cache
 def _table(name: str, whole: int) -> Array:
-    """Return what a function makes of each number of 16 bits with `whole` digits before the point."""
+    """Return a function's result for each 16-bit number with `whole` digits before the point."""
     a = np.arange(-(2**15), 2**15)
     if name == "sigmoid":
         above = np.minimum(_inverse(_exp(-np.abs(a), whole)) << 1, _ONE)
@@ -130,7 +130,7 @@ def _table(name: str, whole: int) -> Array:
 
 
 def sigmoid(a: Array) -> Array:
-    """1 / (1 + exp(-a)) of numbers with 3 digits before the point; 15 digits after the point."""
+    """Return 1 / (1 + exp(-a)) of numbers with 3 digits before the point; 15 digits after the point."""
     return np.asarray(_table("sigmoid", 3)[a + 2**15])
 
 

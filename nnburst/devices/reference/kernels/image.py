@@ -23,7 +23,7 @@ def _move_image(call: KernelCall, function: Callable[[Array], Array]) -> None:
 
 
 def move_blocks(call: KernelCall) -> None:
-    """Blocks move between depth, batch and space; around a padded image is the zero of its type."""
+    """Move blocks between depth, batch and space; the padding of an image is the zero of its type."""
     dims = as_nhwc(call.array("x"), bool(call.integer("nchw", 0))).shape
     pads = [(0, 0), *pad_widths(call, 2), (0, 0)] if call.count("pads") else []
     zero = call.operand("x").zero_point
@@ -38,7 +38,7 @@ def move_blocks(call: KernelCall) -> None:
 
 
 def resize_bilinear(call: KernelCall) -> None:
-    """Each element is the mean of its four neighbours, weighted by distance."""
+    """RESIZE_BILINEAR: each element is the mean of its four neighbours, weighted by distance."""
     nchw = bool(call.integer("nchw", 0))
     out = as_nhwc(call.real_out(), nchw)
     _, height, width, _ = as_nhwc(call.array("x"), nchw).shape

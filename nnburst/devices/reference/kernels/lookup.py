@@ -15,7 +15,7 @@ _SPARSE_WITH_OFFSET, _DENSE = 3, 2
 
 
 def embedding_lookup(call: KernelCall) -> None:
-    """Rows of a table by index."""
+    """EMBEDDING_LOOKUP: rows of a table by index."""
 
     def function(lookups: Array, values: Array) -> Array:
         return np.take(values, require_indexes(lookups, len(values)), 0)
@@ -24,7 +24,7 @@ def embedding_lookup(call: KernelCall) -> None:
 
 
 def hashtable_lookup(call: KernelCall) -> None:
-    """Rows of a table by key; a key that is not there gives zero bytes and no hit."""
+    """HASHTABLE_LOOKUP: rows of a table by key; a missing key gives zero bytes and no hit."""
     out, hits = call.out(0), call.out(1)
 
     def function(lookups: Array, keys: Array, values: Array) -> None:
@@ -38,7 +38,7 @@ def hashtable_lookup(call: KernelCall) -> None:
 
 
 def lsh_projection(call: KernelCall) -> None:
-    """Each bit is the sign of the sum of hashes of all slices, weighted; the seed of a bit precedes each slice."""
+    """LSH_PROJECTION: each bit is the sign of a weighted sum of hashes, each of the bit's seed and a slice."""
     kind = call.integer("kind")
     count, bits = call.dims("hash")
     powers = 1 << np.arange(bits - 1, -1, -1, dtype=np.int64)
@@ -63,7 +63,7 @@ def lsh_projection(call: KernelCall) -> None:
 
 
 def random_multinomial(call: KernelCall) -> None:
-    """Draws from the distributions whose logarithms are given; seeds of zero leave the choice to the machine."""
+    """RANDOM_MULTINOMIAL: draws from distributions given by logarithms; zero seeds mean random ones."""
     samples = call.integer("samples")
 
     def function(logits: Array, seeds: Array) -> Array:

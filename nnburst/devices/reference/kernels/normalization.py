@@ -9,7 +9,7 @@ from ..call import KernelCall
 
 
 def softmax(call: KernelCall) -> None:
-    """exp(beta (x - max)) / sum, along an axis."""
+    """SOFTMAX: exp(beta (x - max)) / sum, along an axis."""
     axis, beta = call.axis("axis", call.array("x").ndim), call.real_dtype(call.number("beta"))
 
     def function(x: Array) -> Array:
@@ -20,7 +20,7 @@ def softmax(call: KernelCall) -> None:
 
 
 def log_softmax(call: KernelCall) -> None:
-    """beta x - log sum exp(beta x), along an axis."""
+    """LOG_SOFTMAX: beta x - log sum exp(beta x), along an axis."""
     axis, beta = call.axis("axis", call.array("x").ndim), call.number("beta")
 
     def function(x: Array) -> Array:
@@ -31,7 +31,7 @@ def log_softmax(call: KernelCall) -> None:
 
 
 def l2_normalization(call: KernelCall) -> None:
-    """x / sqrt(sum of squares), along an axis; zeros stay zeros."""
+    """L2_NORMALIZATION: x / sqrt(sum of squares), along an axis; zeros stay zeros."""
     axis = call.axis("axis", call.array("x").ndim)
 
     def function(x: Array) -> Array:
@@ -59,7 +59,7 @@ def local_response_normalization(call: KernelCall) -> None:
 
 
 def instance_normalization(call: KernelCall) -> None:
-    """gamma (x - mean) / sqrt(variance + epsilon) + beta, over height and width."""
+    """INSTANCE_NORMALIZATION: gamma (x - mean) / sqrt(variance + epsilon) + beta, over height and width."""
     over = (2, 3) if call.integer("nchw") else (1, 2)
     gamma, beta, epsilon = (call.number(name) for name in ("gamma", "beta", "epsilon"))
 

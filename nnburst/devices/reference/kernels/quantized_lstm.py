@@ -29,7 +29,7 @@ def quantized_16bit_lstm(call: KernelCall) -> None:
     """QUANTIZED_16BIT_LSTM: the state of the cell has 11 digits after the point, the output is in 1/128.
 
     A gate is the row (input, previous output) times the columns (recurrent weights, weights of the input), in these two
-    orders: that is what devices compute. The first columns of the recurrent weights multiply the input.
+    orders, as devices compute it. The first columns of the recurrent weights multiply the input.
     """
     names = [f"{kind}_{gate}" for kind in "wrb" for gate in _GATES]
     read = _readers(call, ["x", "prev_out", "prev_cell", *names])
@@ -119,6 +119,6 @@ def _digits(scale: float) -> int:
 
 
 def _clip(call: KernelCall, name: str, scale: float, most: int) -> tuple[int, int]:
-    """Return the least and the greatest stored value that a clip leaves; 0 clips nothing."""
+    """Return the least and the greatest stored value within a clip; 0 is no clip."""
     clip = call.number(name) / scale if call.given(name) else 0.0
     return (-int(min(clip, most)), int(min(clip, most))) if clip > 0 else (-most - 1, most)

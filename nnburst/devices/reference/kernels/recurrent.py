@@ -19,7 +19,7 @@ _LAYER_NORM_EPSILON = 1e-8
 
 
 def sigmoid(x: Array) -> Array:
-    """1 / (1 + exp(-x))."""
+    """Return 1 / (1 + exp(-x))."""
     return np.asarray(1 / (1 + np.exp(-x)))
 
 
@@ -67,7 +67,7 @@ def _append(call: KernelCall, inputs: Inputs, function: Callable[[Inputs], Itera
 
 
 class _Cell(NamedTuple):
-    """A cell: the names of its inputs, of which the last are its states, and what it does with them.
+    """A recurrent cell: the names of its inputs, states last, and its step function.
 
     `step` makes the next states of the inputs, an element of the sequence, the states and perhaps one of a second
     sequence. The first state is the output.
@@ -91,7 +91,7 @@ class _Cell(NamedTuple):
 
 
 def _rnn_cell(call: KernelCall, suffix: str = "") -> _Cell:
-    """act(w x + r state + b)."""
+    """Return the cell act(w x + r state + b)."""
     activation = _activation(call)
     w, r, b, aux_w, prev = names = tuple(name + suffix for name in ("w", "r", "b", "aux_w", "prev"))
 
@@ -103,7 +103,7 @@ def _rnn_cell(call: KernelCall, suffix: str = "") -> _Cell:
 
 
 def _lstm_cell(call: KernelCall, suffix: str = "") -> _Cell:
-    """Gates, a state of its own, perhaps a projection."""
+    """Return the cell of an LSTM: gates, a state of its own, an optional projection."""
     activation, cell_clip, proj_clip = _activation(call), abs(call.number("cell_clip")), abs(call.number("proj_clip"))
     kinds = [f"{kind}_{gate}{suffix}" for kind in ("w", "r", "p", "b", "n", "aux_w") for gate in _GATES]
     states = (f"prev_out{suffix}", f"prev_cell{suffix}")
@@ -176,7 +176,7 @@ def svdf(call: KernelCall) -> None:
 
 
 def _in_time(array: Array, time_major: bool) -> Array:
-    """Return a view with the steps first, or back."""
+    """Return a view with the axis of steps in front, or moved back."""
     return array if time_major else array.swapaxes(0, 1)
 
 
@@ -196,7 +196,7 @@ def _one_way(cell_of: Callable[..., _Cell]) -> Callable[[KernelCall], None]:
 
 
 def _both_ways(cell_of: Callable[..., _Cell]) -> Callable[[KernelCall], None]:
-    """Return the kernel of two cells, of which one begins at the end.
+    """Return the kernel of two cells, one of which runs backwards.
 
     A second sequence goes to both with its weights, or instead of x to the second.
     """

@@ -13,7 +13,7 @@ from ..call import KernelCall
 def _reduction(
     function: Callable[[Array, tuple[int, ...]], Array], *, of_real: bool = False
 ) -> Callable[[KernelCall], None]:
-    """Return the kernel of a function of an array and of the axes that go; of real values, or of stored ones."""
+    """Return the kernel of a function of an array and the reduced axes; of real values or stored ones."""
 
     def kernel(call: KernelCall) -> None:
         axes, shape = call.axes("axes", call.array("x").ndim), call.out().shape
@@ -52,7 +52,7 @@ def argument(function: Callable[[Array, int], Array]) -> Callable[[KernelCall], 
 
 
 def topk(call: KernelCall) -> None:
-    """The k largest of the last axis, descending; of equal ones the last comes first."""
+    """TOPK_V2: the k largest of the last axis, descending; the last of equal elements comes first."""
     k, values, indices = call.integer("k"), call.out(0), call.out(1)
 
     def function(x: Array) -> None:

@@ -59,10 +59,10 @@ def roi_align(call: KernelCall) -> None:
 
 
 def _bin(start: float, end: float, bins: int, which: int, count: int, size: int) -> tuple[slice, Array]:
-    """Return the pixels that a bin touches along one axis, and how much each of them counts in its mean.
+    """Return the pixels that a bin touches along one axis, and their weights in its mean.
 
     Args:
-        end: Of the region; it is at least one pixel long.
+        end: End of the region, which is at least one pixel long.
         count: Samples in a bin; 0 for one a pixel.
     """
     length = max(end - start, 1.0) / bins
@@ -122,11 +122,11 @@ def heatmap_max_keypoint(call: KernelCall) -> None:
 
 
 def _top(picture: Array, row: int, column: int) -> tuple[float, float, float]:
-    """Return where, from a cell, a parabola through it and its neighbours is highest, and how high."""
+    """Return the offset from a cell, and the height, of the top of a parabola through it and its neighbours."""
     last = len(picture) - 1
 
     def around(centre: int) -> list[int]:
-        """Beyond the border the neighbour on the other side is taken."""
+        """Return neighbours; beyond the border, the neighbour on the other side."""
         return [centre - 1 if centre else 1, centre, centre + 1 if centre < last else last - 1]
 
     g = picture[np.ix_(around(row), around(column))]

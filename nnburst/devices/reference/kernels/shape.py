@@ -30,7 +30,7 @@ def slice_(call: KernelCall) -> None:
 
 
 def strided_slice(call: KernelCall) -> None:
-    """STRIDED_SLICE: every so many elements of each axis."""
+    """STRIDED_SLICE: every n-th element of each axis."""
     x, out = call.array("x"), call.out()
     ranges, _ = strided_slices(call, x.shape)
     box = tuple(slice(r.start, r.stop if r.stop >= 0 else None, r.step) for r in ranges)
@@ -60,7 +60,7 @@ def split(call: KernelCall) -> None:
 
 
 def tile(call: KernelCall) -> None:
-    """TILE: x again and again."""
+    """TILE: repeat x along each axis."""
     multiples = call.integers("multiples")
     call.move(lambda x: np.tile(x, multiples), call.array("x"))
 
@@ -86,7 +86,7 @@ def require_indexes(indexes: Array, size: int) -> Array:
 
 
 def gather(call: KernelCall) -> None:
-    """GATHER: an axis replaced by the elements that indices name."""
+    """GATHER: the elements of an axis at the given indices."""
     x = call.array("x")
     axis = call.axis("axis", x.ndim)
 
@@ -111,5 +111,5 @@ def fill(call: KernelCall) -> None:
 
 
 def rank(call: KernelCall) -> None:
-    """RANK: how many axes x has."""
+    """RANK: the number of axes of x."""
     call.do(call.out().fill, call.array("x").ndim)
