@@ -49,7 +49,7 @@ def validate_request(model: Model, request: Request, allow_unspecified_output: b
                 place, written, model, main.operands[index], argument, request.pools, steps, position in state, closed
             )
             case.check()
-            if not argument.has_no_value and not isinstance(case.pool, BufferToken):  # whose rules are their device's
+            if not argument.has_no_value and not isinstance(case.pool, BufferToken):  # its device checks those
                 regions.append(_region(case.pool, argument.location, place, written))
     if request.outputs:
         regions += _constant_regions(model)
@@ -80,7 +80,7 @@ def _check_steps(model: Model, request: Request, steps: Steps) -> None:
 
 @dataclass
 class _Case:
-    """One argument that is being checked. `dims` is what model and request say together, once `_dimensions` ran."""
+    """An argument during its check. `dims` combines model and request, once `_dimensions` ran."""
 
     place: str
     written: bool
@@ -97,7 +97,7 @@ class _Case:
 
     @property
     def info(self) -> OperandInfo | None:
-        """None for an extension's type: the device knows its size."""
+        """The row of the operand type; None for an extension's type, whose size the device knows."""
         return OPERANDS.get(self.operand.type)
 
     @property
@@ -115,12 +115,12 @@ class _Case:
 
     @property
     def may_be_empty(self) -> bool:
-        """True if dimensions may say that it has no elements. To NNAPI's operations a 0 is always an unknown size."""
+        """True if a dimension may really be 0. To NNAPI's operations a 0 is always an unknown size."""
         return not self.written and all(is_extension(operation.type) for operation in self.model.main.operations)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the argument, 0 if unknown."""
+        """Bytes of the argument; 0 if unknown."""
         return operand_nbytes(self.operand.type, self.dims)
 
     def refuse(self, why: str) -> InvalidArgument:
@@ -172,7 +172,7 @@ class _Case:
             raise self.refuse("has no bytes; give its size, or at least 1 for an output of unknown size")
 
     def _with_the_rights(self) -> None:
-        """Upstream would take a fault inside the service."""
+        """Check access rights: without this check the service itself would fault."""
         given, needed = getattr(self.pool, "prot", _READ | _WRITE), _READ | _WRITE if self.written else _READ
         if needed & ~given:
             raise self.refuse(f"needs rights {needed} (1 read, 2 write), but its memory was shared with {given}")
@@ -199,7 +199,7 @@ class _Case:
             return
         if self.closed:
             raise self.refuse(f"has dimensions {list(self.dims)}; this execution needs all of them known")
-        if not self.written and not isinstance(self.pool, BufferToken):  # which knows the dimensions of its contents
+        if not self.written and not isinstance(self.pool, BufferToken):  # a buffer knows its dimensions
             raise self.refuse(f"has dimensions {list(self.dims)}, which are not all known; give them in the request")
 
     def _length(self) -> None:
@@ -258,7 +258,7 @@ def _constant_regions(model: Model) -> Iterator[_Region]:
 
 
 def _check_overlap(regions: list[_Region]) -> None:
-    """Outputs overlap nothing; inputs and constants may overlap each other.
+    """Check that outputs overlap nothing; inputs and constants may overlap each other.
 
     In the order of their first bytes, a region overlaps an earlier one if and only if it starts before the furthest
     end so far: of all regions for an output, of outputs for the others.

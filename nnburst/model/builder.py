@@ -84,7 +84,7 @@ Padding = PaddingName | tuple[tuple[int, int], tuple[int, int]]
 
 
 class Quantisation(TypedDict, total=False):
-    """Scale and zero point of a constant of a quantised type; the scale has to be given."""
+    """Scale and zero point of a constant of a quantised type; the scale is required."""
 
     scale: float | None
     zero_point: int
@@ -286,7 +286,7 @@ class ModelBuilder(OperationMethods):
             type: Default BOOL, INT32 or FLOAT32 after the Python type.
 
         Raises:
-            InvalidArgument: The type is none of a scalar, or the value does not fit it.
+            InvalidArgument: The type is not a scalar's, or the value does not fit it.
         """
         if type is None:
             kind = bool if isinstance(value, bool | np.bool_) else int if isinstance(value, int | np.integer) else float
@@ -309,7 +309,7 @@ class ModelBuilder(OperationMethods):
         """Return a new operand for an optional input that has no value.
 
         Args:
-            type: What it would be.
+            type: The type of the missing value.
         """
         index = self.add_operand(type, scale=1.0 if operand_info(type).is_quantised else 0.0)
         self.set_operand_value(index, None)
@@ -319,7 +319,7 @@ class ModelBuilder(OperationMethods):
         """Return the operand at an index.
 
         Args:
-            index: As `add_operand` returns them.
+            index: An index that `add_operand` returned.
         """
         return Operand(self, self._index_of(index))
 
@@ -342,7 +342,7 @@ class ModelBuilder(OperationMethods):
         Args:
             operation: A member of `OperationType`, or the name of an extension.
             inputs: Operands (scalars through `scalar`) or arrays, in the order of the signature.
-            number: Of the operation within its extension.
+            number: Number of the operation within its extension.
             outputs: For each output the values that are not inferred: type, dimensions, scale, zero_point.
                 Default: the fewest that the operation has. Types of extensions are made by `extension_code`.
 
@@ -401,9 +401,9 @@ class ModelBuilder(OperationMethods):
         """Add a WHILE and return its results.
 
         Args:
-            condition: Says from the values, by a TENSOR_BOOL8 of one element, whether the body runs once more.
-            body: Makes the first of the next values from the values.
-            values: At the beginning, as many as both models have inputs.
+            condition: Computes from the values a TENSOR_BOOL8 of one element: true runs the body once more.
+            body: Computes from the values the first ones of the next values.
+            values: Initial values, as many as both models have inputs.
             outputs: How many of the body's outputs are results; default: all.
         """
         inputs = [self._subgraph(condition), self._subgraph(body), *_listed(values, "operands")]
@@ -433,7 +433,7 @@ class ModelBuilder(OperationMethods):
             stride, dilation: Steps as (vertical, horizontal) or one number.
             activation: None, "relu", "relu1" or "relu6".
             layout: "NHWC" or "NCHW", of x and of the result.
-            scale, zero_point: Of a quantised result.
+            scale, zero_point: Quantisation of a quantised result.
         """
         x, filter = self._operand(x), self._operand(filter)
         inputs = [x, filter, self._bias(x, filter, bias, 0), *self._window(padding, stride)]
@@ -516,7 +516,7 @@ class ModelBuilder(OperationMethods):
             weights: [units, inputs].
             bias: [units]; None for zeros. A float array is quantised when x is.
             activation: None, "relu", "relu1" or "relu6".
-            scale, zero_point: Of a quantised result.
+            scale, zero_point: Quantisation of a quantised result.
         """
         x, weights = self._operand(x), self._operand(weights)
         inputs = [x, weights, self._bias(x, weights, bias, 0), self.scalar(activation_code(activation))]
@@ -527,8 +527,8 @@ class ModelBuilder(OperationMethods):
 
         Args:
             x: Rank 1 to 4.
-            beta: What `x` is multiplied by.
-            axis: Whose elements add up to 1; None for the last.
+            beta: Factor of `x`.
+            axis: Axis along which results add up to 1; None for the last.
         """
         x = self._operand(x)
         half = x.type == OperandType.TENSOR_FLOAT16
@@ -564,7 +564,7 @@ class ModelBuilder(OperationMethods):
         Args:
             type: An `OperandType`.
             dimensions: Sizes; 0 for a dimension, ``()`` for a rank that only an execution knows.
-            scale: Of a quantised type: real value = (stored - zero point) x scale.
+            scale: Scale of a quantised type: real value = (stored - zero point) x scale.
             zero_point: See `scale`.
             extra_params: Channel scales of TENSOR_QUANT8_SYMM_PER_CHANNEL.
 
@@ -587,10 +587,10 @@ class ModelBuilder(OperationMethods):
         return len(self._operands) - 1
 
     def describe(self, index: int) -> OperandDesc:
-        """Return what is known of an operand: type, dimensions, quantisation.
+        """Return the known facts of an operand: type, dimensions, quantisation.
 
         Args:
-            index: Of the operand.
+            index: Index of the operand.
         """
         return self._operands[self._index_of(index)]
 
@@ -598,7 +598,7 @@ class ModelBuilder(OperationMethods):
         """Make an operand a constant, or mark it as omitted.
 
         Args:
-            operand: Which, by its index.
+            operand: Index of the operand.
             value: Array (or scalar) with the operand's dimensions and dtype, or None for an optional input without
                 a value. Up to `INLINE_LIMIT` it is copied now; a larger array must keep its contents until `finish`.
                 For an operand of type SUBGRAPH a model, whose main subgraph it then refers to.
@@ -632,7 +632,7 @@ class ModelBuilder(OperationMethods):
         """Make an operand a constant that lives in a memory pool; nothing is copied.
 
         Args:
-            operand: Which, by its index.
+            operand: Index of the operand.
             memory: The pool; it must outlive the model.
             offset: First byte.
             length: Bytes; exactly what type and dimensions need.
@@ -696,7 +696,7 @@ class ModelBuilder(OperationMethods):
         self._operations.append(operation)
 
     def identify_inputs_and_outputs(self, inputs: Sequence[int | Operand], outputs: Sequence[int | Operand]) -> None:
-        """Say which operands the caller supplies, and which it receives, in order.
+        """Set the operands that the caller supplies, and those that it receives, in order.
 
         Args:
             inputs: Operands that the caller supplies.
@@ -721,7 +721,7 @@ class ModelBuilder(OperationMethods):
         """Sort the operations into execution order, gather the constants and validate; return the model.
 
         Raises:
-            InvalidArgument: The operations form a cycle or a rule is violated; the builder is then of no more use.
+            InvalidArgument: The operations form a cycle or a rule is violated; the builder cannot be used any more.
         """
         self._require_open()
         self._finished = True
@@ -766,7 +766,7 @@ class ModelBuilder(OperationMethods):
         return ordered
 
     def _placed_constants(self) -> tuple[list[OperandDesc], bytes, tuple[MemoryLike, ...]]:
-        """Return the operands with the places of their constants, the small constants, and the pools of the others."""
+        """Return the operands with the places of their constants, the small constants, and the pools of large ones."""
         operands, inline, large_end = list(self._operands), bytearray(), 0
         large: list[tuple[int, Array]] = []
         for index, value in sorted(self._arrays.items()):
@@ -793,8 +793,8 @@ class ModelBuilder(OperationMethods):
         """Return the code under which the model names a type or an operation of an extension.
 
         Args:
-            name: Of the extension, such as ``"com.example.fibonacci"``.
-            number: Of the type or operation within it, 0 … 65535.
+            name: Name of the extension, such as ``"com.example.fibonacci"``.
+            number: Number of the type or operation within it, 0 … 65535.
 
         Raises:
             InvalidArgument: No extension has such a name or number.
@@ -840,7 +840,7 @@ class ModelBuilder(OperationMethods):
         return self.operation(operation, *self._arguments(operation, values), outputs=outputs)
 
     def _arguments(self, operation: OperationType, values: Sequence[Any]) -> list[Any]:
-        """Return operands or arrays for the arguments of a method; trailing options of their default are left out."""
+        """Return operands or arrays for the arguments of a method, without trailing options of default value."""
         row = OPERATIONS[operation]
         first = row.forms[0]
         form = max((form for form in row.forms if form[: len(first)] == first), key=len)
@@ -883,7 +883,7 @@ class ModelBuilder(OperationMethods):
         return self.constant([value] if np.ndim(value) == 0 else value, None if info is None else info.type)
 
     def _inferred(self, operation: Operation, said: tuple[Output, ...]) -> list[OutputSpec]:
-        """Return what comes out: as the row says, and as it was given."""
+        """Return the outputs, from the row of the operation and the given descriptions."""
         view = view_operation(operation, self._operands, value_of=self._constant_value, with_outputs=False)
         shapes = [output["dimensions"] for output in said if output.get("dimensions") is not None]
         all_shapes = bool(said) and len(shapes) == len(said)
@@ -916,7 +916,7 @@ class ModelBuilder(OperationMethods):
         return Operand(self, index)
 
     def _bias(self, x: Operand, filter: Operand, bias: Value | None, channel_dim: int) -> Operand:
-        """Return a bias of the type and scale that x and the filter ask for."""
+        """Return a bias of the type and scale that x and the filter require."""
         if isinstance(bias, Operand):
             return bias
         x_info, weights = OPERANDS[x.type], self.describe(filter.index)
@@ -1007,13 +1007,13 @@ def _padding_numbers(padding: Padding) -> list[int]:
 
 
 def _fewest_outputs(view: OperationView) -> int | None:
-    """Return how many outputs an operation has at least, None if that depends on its inputs."""
+    """Return the least number of an operation's outputs; None if it depends on the inputs."""
     forms = view.row.outputs
     return None if any(param.variadic for param in forms[0]) else min(len(form) for form in forms)
 
 
 def _checked_outputs(outputs: Any) -> tuple[Output, ...]:
-    """Return how outputs are described, after looking at it."""
+    """Check and return descriptions of outputs."""
     checked: list[Output] = []
     for output in () if outputs is None else _listed(outputs, "outputs"):
         unknown = set(output) - set(Output.__annotations__) if isinstance(output, Mapping) else {repr(output)}
@@ -1064,10 +1064,10 @@ def _pair(value: Pair) -> tuple[int, int]:
 
 
 def _as_array(value: npt.ArrayLike, what: str) -> Array:
-    """Return an array of what may be nested lists.
+    """Convert a value, such as nested lists, to an array.
 
     Raises:
-        InvalidArgument: The lists have different lengths; `what` says what the value was for.
+        InvalidArgument: The lists have different lengths; `what` names the value's purpose.
     """
     try:
         return np.asarray(value)
@@ -1092,13 +1092,13 @@ def _type_of_input(name: str, type: npt.DTypeLike) -> OperandType:
         dtype = np.dtype(type)
     except TypeError:
         raise InvalidArgument(f"input {name!r} has type {type!r}; give an OperandType, or a dtype: 'float32'") from None
-    if dtype.name in ("float64", "int64"):  # which constants are narrowed from
+    if dtype.name in ("float64", "int64"):  # constants are narrowed from these
         raise InvalidArgument(f"input {name!r}: no operand type holds {dtype}; give {dtype.name.replace('64', '32')!r}")
     return _type_of(dtype, None)
 
 
 def _narrowed(array: Array, dtype: np.dtype[Any] | None) -> Array:
-    """Convert float64 and int64 to what operands hold; other mismatches are left for the check that reports them."""
+    """Convert float64 and int64 to the types of operands; a later check reports other mismatches."""
     if dtype is not None and array.dtype.name in ("float64", "int64") and dtype.kind == array.dtype.kind:
         with np.errstate(over="ignore"):
             narrow = array.astype(dtype)

@@ -18,7 +18,7 @@ _MOST_ELEMENTS = sys.maxsize // 16
 def check_dimensions(dimensions: Sequence[int]) -> None:
     """Check the rank and each size before anything is computed from them.
 
-    The product of a hundred thousand sizes takes minutes, during which the interpreter does nothing else.
+    The product of a hundred thousand sizes would block the interpreter for minutes.
 
     Raises:
         InvalidArgument: There are more than 64 dimensions, a size does not fit in 32 bits, or no array has the shape.
@@ -45,7 +45,7 @@ def combine_dimensions(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...
         b: Likewise.
 
     Returns:
-        The dimensions that both allow, as specific as the two together are. Commutative.
+        The dimensions that both allow, as specific as both together. Commutative.
 
     Raises:
         InvalidArgument: The ranks differ or are too high, or a dimension that both know differs.

@@ -25,7 +25,7 @@ class ExtensionOperandType(Struct, frozen=True):
         is_tensor: True if operands have dimensions.
         byte_size: Bytes per element, 0 if values are opaque.
         dtype: NumPy type of an element (``"<i8"``), empty if values are opaque.
-        bits_of: What these are the bits of, where NumPy itself has no such type: its name in ``ml_dtypes``
+        bits_of: Name in ``ml_dtypes`` of the type whose bits the elements are, if NumPy itself lacks it
             (``"bfloat16"``).
     """
 
@@ -65,10 +65,10 @@ class ImportedModel(Struct, frozen=True):
 
     Attributes:
         model: Without pools, unless the importer attached them.
-        files: What each pool must be: the empty name is the file that was imported, the others are beside it.
+        files: Name of the file for each pool: the empty name is the imported file, the others lie beside it.
         input_shapes: One per input, with symbolic dimensions.
         output_shapes: One per output.
-        optional_inputs: How many of the inputs, the last ones, a request may omit: the model has a default for them.
+        optional_inputs: Number of last inputs that a request may omit: the model has a default for them.
     """
 
     model: Model
@@ -92,9 +92,9 @@ def extension_operand_type(model: Model, code: int, extensions: Iterable[Extensi
     """Find the description of an extension type of a model.
 
     Args:
-        model: Says which extension a prefix stands for.
+        model: Maps prefixes to extensions.
         code: Operand type above 0xFFFF.
-        extensions: Those of the device.
+        extensions: Extensions of the device.
 
     Raises:
         InvalidArgument: No extension has such a type.

@@ -1,4 +1,4 @@
-"""Operands, which methods of `ModelBuilder` return and take: tensors and scalars of the model that is being built."""
+"""Operands of `ModelBuilder`: tensors and scalars of the model that is being built."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Operand:
     """A tensor or scalar of a model that is being built: an input, a constant or the result of an operation.
 
     Methods of a `ModelBuilder` return operands, and take those of the same builder. ``+ - * /`` and the unary ``-`` add
-    ADD, SUB, MUL, DIV and NEG; the other side may be an array, a list or a number, which then has the type of the
+    ADD, SUB, MUL, DIV and NEG; the other side may be an array, a list or a number, which takes the type of the
     operand. Quantised results need a scale, which only the methods take: ``b.add(x, y, scale=0.5)``.
 
     Example:
@@ -51,12 +51,12 @@ class Operand:
 
     @property
     def type(self) -> int:
-        """Its `OperandType`, or the code of an extension's type."""
+        """The `OperandType`, or the code of an extension's type."""
         return self._builder.describe(self._index).type
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its dimensions; 0 for one that only a run knows, ``()`` for a scalar or a rank that only a run knows."""
+        """The dimensions; 0 for one that only a run knows, ``()`` for a scalar or a rank that only a run knows."""
         return self._builder.describe(self._index).dimensions
 
     @property
@@ -77,14 +77,14 @@ class Operand:
 
     @property
     def index(self) -> int:
-        """Its place among the operands of the model, for calls such as `add_operation` and for `Model`."""
+        """The operand's index in the model, for calls such as `add_operation` and for `Model`."""
         return self._index
 
     def _index_in(self, builder: object) -> int:
-        """Return its index if it belongs to a builder.
+        """Return the operand's index in a builder.
 
         Raises:
-            InvalidArgument: It belongs to another one.
+            InvalidArgument: The operand belongs to another builder.
         """
         if builder is not self._builder:
             raise InvalidArgument(

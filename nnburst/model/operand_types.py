@@ -1,4 +1,4 @@
-"""Operand types and what each of them means."""
+"""Operand types and their properties."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class OperandType(enum.IntEnum):
 
 
 class OperandInfo(Struct, frozen=True):
-    """One row of the operand table.
+    """A row of the operand table.
 
     Attributes:
-        short: Its name in signatures.
+        short: Name in signatures.
         since: First HAL version that knows it.
         dtype: NumPy type of an element in memory. Booleans are ``uint8``: any byte but 0 is true, which is not a
             legal ``bool_`` array. None where the service defines the contents.
@@ -159,7 +159,7 @@ def operand_nbytes(code: int, dimensions: tuple[int, ...]) -> int:
     info = operand_info(code)
     if info.is_scalar:
         return info.element_size
-    least = info.element_size * element_count([size or 1 for size in dimensions])  # what is unknown is at least 1
+    least = info.element_size * element_count([size or 1 for size in dimensions])  # an unknown size is at least 1
     if least > _SIZE_LIMIT:
         raise InvalidArgument(f"{info.type.name} of dimensions {list(dimensions)} is larger than 2^32-1 bytes")
     return least if dimensions and 0 not in dimensions else 0

@@ -25,7 +25,7 @@ class PaddingScheme(enum.IntEnum):
 
 
 class OperationType(enum.IntEnum):
-    """Every operation; the values are those of the wire."""
+    """Code of an operation; the values are those of the wire."""
 
     ADD = 0
     AVERAGE_POOL_2D = 1

@@ -30,7 +30,7 @@ class OutputSpec(Struct, frozen=True):
 
 
 class Param(Struct, frozen=True):
-    """One input of a form."""
+    """An input of a form."""
 
     name: str
     kinds: tuple[tuple[str, HalVersion], ...]
@@ -50,8 +50,8 @@ class Signature(Struct, frozen=True):
         types: Data types that T may be, with the first version that has them.
         outputs: Every accepted output list, options expanded.
         infer: Computes the outputs from the inputs; raises `InvalidArgument` when they do not fit together.
-        ranks: Smallest and largest rank of an input, by name; checked when the rank is known.
-        output_quantisation: Of the first output: the name of an input that it shares it with, a mapping type →
+        ranks: Smallest and largest rank of an input, by name; checked once the rank is known.
+        output_quantisation: Quantisation of the first output: the name of an input with the same, a mapping type →
             (scale, zero point), or None for any.
         check: Further rules on the operands of a model, or None.
         zero_sized: True if inputs may have a dimension that really is 0.
@@ -115,7 +115,7 @@ class OperationView:
         return self.operation.inputs[self.match.positions[name][which]]
 
     def count(self, name: str) -> int:
-        """Return how many inputs have the name: 0 for an option that is not in the list."""
+        """Return the number of inputs of a name: 0 for an option that is not in the list."""
         return len(self.match.positions.get(name, ()))
 
     def operand(self, name: str, which: int = 0) -> OperandDesc:
@@ -125,7 +125,7 @@ class OperationView:
         return self._operands[self.operation.outputs[which]]
 
     def given(self, name: str) -> bool:
-        """Return whether an input is in the list and has a value."""
+        """Return True if an input is in the list and has a value."""
         return self.count(name) > 0 and self.operand(name).lifetime != Lifetime.NO_VALUE
 
     def dims(self, name: str, which: int = 0) -> tuple[int, ...]:
@@ -178,12 +178,12 @@ class OperationView:
         return axis % rank
 
     def infer(self) -> tuple[OutputSpec, ...]:
-        """Compute what the operation produces; `UnknownYet` while something that decides the shape is not known."""
+        """Compute the outputs; `UnknownYet` while a value that decides their shape is not known."""
         specs, count = self.row.infer(self), len(self.operation.outputs)
         return specs[:count] if count else specs
 
     def check_ranks(self) -> None:
-        """Check the ranks of the inputs, as far as they are known, on which `infer` relies."""
+        """Check the known ranks of the inputs, on which `infer` relies."""
         for name, (least, most) in self.row.ranks.items():
             for which in range(self.count(name)):
                 rank = len(self.operand(name, which).dimensions)

@@ -1,8 +1,8 @@
 """The operation table: one row per operation, and the view of an operation through its row.
 
-A row says everything about an operation that does not depend on a device: since when, which inputs, outputs and data
-types, and what comes out. To add an operation, add its code to `operation_types.py`, its row to the family in `rows/`
-and its kernel to the reference device.
+A row has all facts of an operation that do not depend on a device: its first version, inputs, outputs, data types and
+the inference of output shapes. To add an operation, add its code to `operation_types.py`, its row to the family in
+`rows/` and its kernel to the reference device.
 """
 
 from __future__ import annotations

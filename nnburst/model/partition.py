@@ -21,7 +21,7 @@ class Part(Struct, frozen=True):
     """Operations of a model that one device runs, one after the other, as a model of their own.
 
     Attributes:
-        device: Which, as the caller numbers them.
+        device: The device, as the caller numbers devices.
         operations: Their indexes in the main subgraph, in the order in which they run.
         model: The part. Its constants are where they are in the whole model.
         inputs: Operands of the main subgraph, one per input of `model`.
@@ -36,7 +36,7 @@ class Part(Struct, frozen=True):
 
 
 def cut(model: Model, chosen: Sequence[int]) -> tuple[Part, ...]:
-    """Cut a valid model into parts that run in order, as few as taking turns greedily gives.
+    """Cut a valid model greedily into few parts that run in order.
 
     Control flow stays whole: IF and WHILE are operations like others, with the subgraphs that they refer to.
 
@@ -44,7 +44,7 @@ def cut(model: Model, chosen: Sequence[int]) -> tuple[Part, ...]:
         chosen: The device of each operation of the main subgraph.
 
     Raises:
-        GeneralFailure: What one part hands to another has no known size.
+        GeneralFailure: A value between two parts has no known size.
     """
     main = model.main
     writer = {index: n for n, operation in enumerate(main.operations) for index in operation.outputs}
@@ -119,7 +119,7 @@ def _part(model: Model, device: int, group: Sequence[int], writer: dict[int, int
 
 
 def has_known_size(operand: OperandDesc) -> bool:
-    """Return whether the bytes of an operand are known before anything runs."""
+    """Return True if the bytes of an operand are known before a run."""
     if operand.type not in OPERANDS or operand_info(operand.type).dtype is None:
         return False
     return operand_info(operand.type).is_scalar or is_fully_specified(operand.dimensions)
@@ -129,11 +129,11 @@ def regions(sizes: Sequence[int], lives: Sequence[tuple[int, int]]) -> tuple[tup
     """Place values in one pool so that those that live at the same time do not overlap.
 
     Args:
-        sizes: Bytes of each.
-        lives: First and last step of each, in the order in which they begin.
+        sizes: Bytes of each value.
+        lives: First and last step of each value, ordered by first step.
 
     Returns:
-        Offsets, multiples of 64, and the bytes that all take.
+        Offsets, multiples of 64, and the bytes of the pool.
     """
     offsets: list[int] = []
     for k, (first, _) in enumerate(lives):

@@ -27,12 +27,12 @@ def operation_cost(
     capabilities: Capabilities,
     branches: dict[int, float] | None = None,
 ) -> float:
-    """Return the time of one operation: for its work, in the type of its first operand, and for itself.
+    """Return the cost of one operation: its work, in the type of its first operand, and its fixed overhead.
 
     An IF costs in addition the mean of its branches, a WHILE its condition and its body once.
 
     Args:
-        branches: Costs of referenced subgraphs that are known, by number; more are added. Each is looked at once,
+        branches: Known costs of referenced subgraphs, by number; more are added. Each is computed once,
             however many operations refer to it.
     """
     known_branches = {} if branches is None else branches
@@ -67,7 +67,7 @@ def operation_cost(
 
 
 def operation_work(graph: Subgraph, operation: Operation) -> int:
-    """Return about how many multiplications and additions an operation is; an unknown dimension counts as 1."""
+    """Estimate the multiplications and additions of an operation; an unknown dimension counts as 1."""
 
     def elements(index: int) -> int:
         return math.prod(size or 1 for size in graph.operands[index].dimensions)

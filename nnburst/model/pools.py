@@ -15,9 +15,9 @@ _given: list[PoolFactory] = []
 
 
 def provide_pools(factory: PoolFactory) -> None:
-    """Set what makes the pools of large constants.
+    """Set the function that makes pools of large constants.
 
-    The package does, whose memory lies above this room: describing and checking models needs neither the C core nor
+    The package calls this when it is imported: describing and checking models needs neither the C core nor
     shared memory.
     """
     _given[:] = [factory]

@@ -32,7 +32,7 @@ class RunOptions(Struct, frozen=True):
 
 
 class Failure(tuple[ErrorStatus, tuple[OutputShape, ...], Timing]):
-    """An `ExecutionResult` that says why.
+    """An `ExecutionResult` with a reason.
 
     Attributes:
         reason: A sentence, for people.
@@ -47,9 +47,9 @@ class Failure(tuple[ErrorStatus, tuple[OutputShape, ...], Timing]):
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Return what an exception is to a client: the only place where one becomes a status.
+    """Convert an exception to a client's result: the only place where one becomes a status.
 
-    The status is the error's own, if that may be sent; RESOURCE_EXHAUSTED_TRANSIENT for want of memory; else
+    The status is the error's own, if that may be sent; RESOURCE_EXHAUSTED_TRANSIENT for lack of memory; else
     GENERAL_FAILURE.
     """
     if isinstance(error, NNBurstError):
@@ -60,19 +60,19 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def took_too_long(reason: str, max_run: float) -> str:
-    """Return why a run failed that has taken as many seconds as its service lets one take."""
+    """Return the reason for a run that exceeded its service's limit of seconds."""
     return f"{reason}; this service ends a run after {max_run:g} s (nnburst serve --max-run, launch(max_run=...))"
 
 
 def _sendable(status: ErrorStatus) -> ErrorStatus:
-    """A status as a client may get it: only a surviving side can say that the other is dead."""
+    """Return a status as a client may get it: only a surviving side can report the other's death."""
     return status if status <= ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT else ErrorStatus.GENERAL_FAILURE
 
 
 def consistent_result(
     status: ErrorStatus, shapes: tuple[OutputShape, ...], timing: Timing, reason: str = ""
 ) -> ExecutionResult:
-    """Drop what a result may not carry (REQ-MODEL-077).
+    """Drop the parts that a result must not have (REQ-MODEL-077).
 
     OUTPUT_INSUFFICIENT_SIZE without shapes is a general failure, and so is NONE with an output that had too little
     room. Shapes go with other errors, times with every error and when they contradict each other.
@@ -89,5 +89,5 @@ def consistent_result(
 
 
 def reason_of(result: ExecutionResult) -> str:
-    """Return why an execution failed, as far as that is known; else empty."""
+    """Return why an execution failed; empty if that is not known."""
     return result.reason if isinstance(result, Failure) else ""

@@ -54,7 +54,7 @@ _FOLLOWS: dict[str, Mapping[OperandType, tuple[OperandType, ...]]] = {
 
 
 def _accepts(param: Param, operand_type: int, data_type: OperandType | None, version: HalVersion) -> bool:
-    """Return whether an operand of a type can stand at a parameter when the data type is `data_type`."""
+    """Return True if an operand of a type fits a parameter when the data type is `data_type`."""
     return any(operand_type in types_of(kind, data_type) and version >= since for kind, since in param.kinds)
 
 

@@ -108,7 +108,7 @@ _Indexes = Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
 
 
 class OperandDesc(Struct, frozen=True):
-    """One value of a subgraph.
+    """A value of a subgraph.
 
     ``type`` is an `OperandType` value or an extension type above 0xFFFF. ``dimensions``: 0 is an unspecified
     dimension, ``()`` on a tensor an unspecified rank. ``extra_params`` belongs to
@@ -126,18 +126,18 @@ class OperandDesc(Struct, frozen=True):
 
     @property
     def is_scalar(self) -> bool:
-        """True if its type is known to have rank 0."""
+        """True if the type is known to have rank 0."""
         info = OPERANDS.get(self.type)
         return info is not None and info.is_scalar
 
     @property
     def meaning(self) -> tuple[Any, ...]:
-        """The part that two operands share if the bytes of one mean the same as the bytes of the other."""
+        """The facts that give an operand's bytes their meaning; equal if two operands' bytes mean the same."""
         return self.type, self.scale, self.zero_point, self.extra_params
 
 
 class Operation(Struct, frozen=True):
-    """One operation; ``inputs`` and ``outputs`` index the operands of the same subgraph."""
+    """An operation; ``inputs`` and ``outputs`` index the operands of the same subgraph."""
 
     type: int
     inputs: _Indexes
@@ -145,7 +145,7 @@ class Operation(Struct, frozen=True):
 
 
 class Subgraph(Struct, frozen=True):
-    """Operands, operations in execution order, and which operands enter and leave."""
+    """Operands, operations in execution order, and the indexes of its inputs and outputs."""
 
     operands: Annotated[tuple[OperandDesc, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
     operations: Annotated[tuple[Operation, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
@@ -157,11 +157,11 @@ class Model(Struct, frozen=True):
     """A model as a device receives it (HAL 1.3 form).
 
     Attributes:
-        main: What runs.
+        main: The subgraph that runs.
         referenced: The subgraphs of IF and WHILE.
-        operand_values: Those of CONSTANT_COPY operands of all subgraphs.
-        pools: Those of CONSTANT_REFERENCE operands of all subgraphs.
-        relax_computation_float32_to_float16: Allows less precision.
+        operand_values: Values of CONSTANT_COPY operands of all subgraphs.
+        pools: Pools of CONSTANT_REFERENCE operands of all subgraphs.
+        relax_computation_float32_to_float16: Allow the precision of float16 for float32.
         extension_name_to_prefix: A number for each extension that is used.
         input_names, output_names: For people, and `Session.run`; none, or one for each input or output of `main`.
 
@@ -195,7 +195,7 @@ class BufferDesc(Struct, frozen=True):
 
 
 class BufferRole(Struct, frozen=True):
-    """One use of a driver-managed buffer: input or output ``io_index`` of a model in the list beside it.
+    """A use of a driver-managed buffer: input or output ``io_index`` of a model in the list beside it.
 
     ``frequency`` in (0, 1] is a hint for where to place the buffer.
     """
@@ -216,15 +216,15 @@ _Position = Annotated[int, msgspec.Meta(ge=0, lt=MAX_OPERANDS)]
 
 
 class Steps(Struct, frozen=True):
-    """Stands among the pools of a request that runs its model several times, one step after the other.
+    """A pool of a request that runs its model several times, one step after the other.
 
-    The region of an argument then holds those of all steps, the first one first; its dimensions are those of one step.
+    The region of an argument then contains the values of all steps in order; its dimensions are those of one step.
 
     Attributes:
-        count: How many.
+        count: Number of steps.
         state: Pairs of positions (output, input): the next step reads the output of a step as the input.
-            Both are driver-managed buffers: the first step reads the input's, the output's gets what the last step
-            leaves, once all have succeeded. No other argument is in a buffer.
+            Both are driver-managed buffers: the first step reads the input's; the output's gets the last step's
+            result, once all have succeeded. No other argument is in a buffer.
     """
 
     count: Annotated[int, msgspec.Meta(ge=1, le=MOST_STEPS)]
@@ -244,12 +244,12 @@ class Request(Struct, frozen=True):
 
     @property
     def steps(self) -> Steps | None:
-        """The steps that one of its pools names; None: the model runs once."""
+        """The `Steps` among the pools; None: the model runs once."""
         return next((pool for pool in self.pools if isinstance(pool, Steps)), None)
 
 
 class Timing(Struct, frozen=True):
-    """Durations in microseconds; None is not known (``UINT64_MAX`` in the packets of a burst)."""
+    """Durations in microseconds; None if not known (``UINT64_MAX`` in the packets of a burst)."""
 
     time_on_device: int | None = None
     time_in_driver: int | None = None
@@ -266,10 +266,10 @@ class PerformanceInfo(Struct, frozen=True):
 
 
 class Capabilities(Struct, frozen=True):
-    """Figures of its speed that a device declares. ``operand_performance`` is sorted by operand type.
+    """A device's declared speed. ``operand_performance`` is sorted by operand type.
 
     Attributes:
-        operation_time: What each operation takes beyond the baseline's, however small it is, in the unit in which a
+        operation_time: Fixed time of each operation beyond the baseline's, in the unit in which a
             type's ``exec_time`` is that of a multiplication and addition.
     """
 

@@ -40,7 +40,7 @@ _NOWHERE = DataLocation()
 
 
 def validate_model(model: Model, version: HalVersion = HalVersion.V1_3) -> None:
-    """Check a model as a device must before it says anything about it.
+    """Check a model, as each device does before it answers anything about it.
 
     Args:
         version: HAL version that the model is written for; anything newer in it is an error (REQ-MODEL-044).
@@ -70,7 +70,7 @@ def validate_model(model: Model, version: HalVersion = HalVersion.V1_3) -> None:
 
 @contextlib.contextmanager
 def _at(place: str) -> Iterator[None]:
-    """Prefix the message of an `InvalidArgument` with the place it is about."""
+    """Prefix the message of an `InvalidArgument` with its place."""
     try:
         yield
     except InvalidArgument as error:
@@ -293,7 +293,7 @@ def _check_data_flow(subgraph: Subgraph, name: str) -> None:
 
 
 def _check_references(model: Model) -> None:
-    """V15: no subgraph reaches itself."""
+    """Check that no subgraph reaches itself (rule V15)."""
     edges = {i: _referenced_by(subgraph) for i, subgraph in enumerate(model.referenced)}
     try:
         TopologicalSorter(edges).prepare()

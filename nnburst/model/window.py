@@ -1,4 +1,4 @@
-"""Geometry of images: sliding windows of convolutions and pools, moved blocks, places that a resize looks at."""
+"""Geometry of images: sliding windows of convolutions and pools, moved blocks, positions that a resize reads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .types import Array
 
 
 class Axis(Struct, frozen=True):
-    """One spatial axis: all numbers in elements; `out` 0 is "not known yet"."""
+    """A spatial axis: all numbers in elements; `out` 0 is "not known yet"."""
 
     size: int
     filter: int
@@ -80,7 +80,7 @@ def _axis(view: OperationView, size: int, filter_size: int, stride_name: str, si
 def _transposed_axis(
     view: OperationView, size: int, filter_size: int, stride_name: str, sides: tuple[str, str], given: int | None
 ) -> Axis:
-    """An axis of a transposed convolution: `size` is that of the image, `out` that of the larger result."""
+    """Return an axis of a transposed convolution: `size` of the image, `out` of the larger result."""
     stride = view.integer(stride_name, least=1)
     if filter_size < 1:
         raise InvalidArgument(f"the filter is {filter_size} wide; it must be at least 1")
@@ -146,7 +146,7 @@ def block_axes(view: OperationView, dims: tuple[int, ...]) -> tuple[tuple[int, .
 
 
 def _resize_positions(view: OperationView, size: int, out: int, *, centred: bool) -> Array:
-    """Return where each element of the result lies in the image, in float32, perhaps without the half of a pixel."""
+    """Return each result element's position in the image, in float32, with or without half a pixel's offset."""
     align, half = bool(view.integer("align_corners", 0)), bool(view.integer("half_pixel", 0))
     step = np.float32(size - 1) / np.float32(out - 1) if align and out > 1 else np.float32(size) / np.float32(out)
     offset = np.float32(0.5 if half else 0)
@@ -155,19 +155,19 @@ def _resize_positions(view: OperationView, size: int, out: int, *, centred: bool
 
 
 def nearest_places(view: OperationView, size: int, out: int) -> Array:
-    """Return the element of an axis that each of the result is: rounded with aligned corners, else rounded down."""
+    """Return the source element for each element of the result: rounded with aligned corners, else rounded down."""
     place = _resize_positions(view, size, out, centred=False)
     half = np.float32(0.5 if view.integer("align_corners", 0) else 0)
     return np.minimum(np.floor(place + half).astype(np.int64), size - 1)
 
 
 def neighbour_places(view: OperationView, size: int, out: int) -> tuple[Array, Array, Array]:
-    """Return the two elements of an axis between which each of the result lies, and the part of the second."""
+    """Return the two source elements around each element of the result, and the weight of the second."""
     place = np.clip(_resize_positions(view, size, out, centred=True), 0, size - 1)
     first = np.floor(place).astype(np.int64)
     return first, np.minimum(first + 1, size - 1), place - first
 
 
 def rows_first(size: tuple[int, ...], out: tuple[int, ...]) -> bool:
-    """Return whether a resize takes rows first: the array in between is no larger than the image or the result."""
+    """Return True if a resize takes rows first: the intermediate array is then no larger than image or result."""
     return out[0] * size[1] <= size[0] * out[1]

@@ -25,7 +25,7 @@ from .common import (
 
 
 def _infer_softmax(view: OperationView) -> Outputs:
-    """Shape of x; beta must be positive, the axis must exist."""
+    """Return the shape of x; beta must be positive, the axis must exist."""
     dims = view.dims("x")
     view.axis("axis", len(dims))
     if not view.number("beta") > 0:
@@ -34,7 +34,7 @@ def _infer_softmax(view: OperationView) -> Outputs:
 
 
 def _infer_along_axis(view: OperationView) -> Outputs:
-    """Shape of x; the axis must exist."""
+    """Return the shape of x; the axis must exist."""
     dims = view.dims("x")
     view.axis("axis", len(dims))
     return like_data(view, dims)
@@ -51,12 +51,12 @@ def _infer_image(view: OperationView) -> Outputs:
 
 
 def _infer_quantize(view: OperationView) -> Outputs:
-    """The output operand says to what."""
+    """Infer the shape; the output operand has the type and quantisation."""
     return (OutputSpec(OperandType.TENSOR_QUANT8_ASYMM, view.dims("x")),)
 
 
 def _infer_dequantize(view: OperationView) -> Outputs:
-    """Float of either precision."""
+    """Infer an output of either float type."""
     return (OutputSpec(OperandType.TENSOR_FLOAT32, view.dims("x")),)
 
 

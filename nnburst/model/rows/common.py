@@ -25,12 +25,12 @@ SIGNED_UNIT = {OperandType.TENSOR_QUANT8_ASYMM: (1 / 128, 128), OperandType.TENS
 
 
 def like_data(view: OperationView, *shapes: tuple[int, ...]) -> Outputs:
-    """Outputs of type T with the quantisation that the row prescribes."""
+    """Return outputs of type T with the quantisation that the row prescribes."""
     return tuple(OutputSpec(view.data_type, dims, *view.output_quantisation()) for dims in shapes)
 
 
 def infer_same_shape(view: OperationView) -> Outputs:
-    """The output has the shape of x."""
+    """Infer an output of the shape of x."""
     return like_data(view, view.dims("x"))
 
 

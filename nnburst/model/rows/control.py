@@ -1,4 +1,4 @@
-"""IF and WHILE: what they take and give is what their subgraphs say (rule V16)."""
+"""IF and WHILE: their subgraphs determine inputs and outputs (rule V16)."""
 
 from __future__ import annotations
 

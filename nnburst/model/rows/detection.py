@@ -14,7 +14,7 @@ _EIGHTHS = (OperandType.TENSOR_QUANT16_ASYMM, OperandType.TENSOR_QUANT16_SYMM)
 
 
 def _check_eighths(view: OperationView) -> None:
-    """Coordinates of 16 bits have the scale 1/8 and the zero point 0."""
+    """Check that coordinates of 16 bits have the scale 1/8 and the zero point 0."""
     names = [name for name in view.match.positions if view.operand(name).type in _EIGHTHS]
     found = [(name, view.operand(name)) for name in names]
     found += [
@@ -47,7 +47,7 @@ def _require_four(view: OperationView, name: str) -> tuple[int, ...]:
 
 
 def _infer_transform(view: OperationView) -> Outputs:
-    """Four coordinates for each region and class."""
+    """Infer four coordinates for each region and class."""
     regions, deltas = _require_four(view, "roi"), view.dims("delta")
     require_equal("the number of deltas", deltas[0], regions[0], view.partial)
     require_equal("the number of batch indexes", view.dims("batch")[0], regions[0], view.partial)
@@ -94,7 +94,7 @@ def _infer_keypoints(view: OperationView) -> Outputs:
 
 
 def _infer_regions(view: OperationView) -> Outputs:
-    """A small image for each region."""
+    """Infer a small image for each region."""
     *_, channels, nchw = image_dims(view)
     height, width = view.integer("out_h", least=1), view.integer("out_w", least=1)
     for name in ("ratio_h", "ratio_w"):

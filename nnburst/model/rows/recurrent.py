@@ -13,7 +13,7 @@ _GATES = ("in", "forget", "cell", "out")
 
 
 def _gates(prefix: str, kind: str, omittable: str = "", suffix: str = "", gates: tuple[str, ...] = _GATES) -> str:
-    """One input for each gate; those of the `omittable` gates may be omitted (all of them: ``*``)."""
+    """Return one input for each gate; those of the `omittable` gates may be omitted (``*``: all)."""
     return " ".join(
         f"{prefix}_{gate}{suffix}:{kind}{'?' if omittable == '*' or gate in omittable.split() else ''}"
         for gate in gates
@@ -21,12 +21,12 @@ def _gates(prefix: str, kind: str, omittable: str = "", suffix: str = "", gates:
 
 
 def _matrices(prefix: str, suffix: str) -> str:
-    """Weights of the gates; the sizes of the cell are read from those of the output gate."""
+    """Return the weights of the gates; those of the output gate give the sizes of the cell."""
     return f"{_gates(prefix, 'T', 'in', suffix, _GATES[:3])} {prefix}_out{suffix}/2:T"
 
 
 def _lstm(suffix: str = "") -> str:
-    """Weights, recurrent weights, peepholes, biases and projection of a cell: inputs 1 to 17 of LSTM."""
+    """Return weights, recurrent weights, peepholes, biases and projection of a cell: inputs 1 to 17 of LSTM."""
     return (
         f"{_matrices('w', suffix)} {_matrices('r', suffix)} {_gates('p', 'T', '*', suffix, ('in', 'forget', 'out'))} "
         f"{_gates('b', 'T', 'in', suffix)} proj{suffix}:T? proj_bias{suffix}:T?"
@@ -46,7 +46,7 @@ def _cell_sizes(view: OperationView, suffix: str = "") -> tuple[int, int]:
 
 
 def _check_gates(view: OperationView, suffix: str) -> None:
-    """The input gate is there with all its inputs, or not at all; layer normalisation has all its weights."""
+    """Check that the input gate has all its inputs or none, and layer normalisation all its weights."""
     given = {name: view.given(f"{name}_in{suffix}") for name in ("w", "r", "b")}
     if len(set(given.values())) > 1:
         raise InvalidArgument(f"the input gate has only some of its inputs: {given}")
@@ -56,7 +56,7 @@ def _check_gates(view: OperationView, suffix: str) -> None:
 
 
 def _infer_lstm(view: OperationView) -> Outputs:
-    """Scratch, state of the output, state of the cell, output."""
+    """Infer scratch, state of the output, state of the cell, output."""
     units, outputs = _cell_sizes(view)
     batch = view.dims("x")[0]
     scratch = units * (4 if view.given("w_in") else 3)
@@ -80,7 +80,7 @@ def _infer_sequence_lstm(view: OperationView) -> Outputs:
 
 
 def _both_ways(view: OperationView, forward: int, backward: int, states: list[tuple[int, int]]) -> Outputs:
-    """One sequence if merged, else two; then the last states, all or none."""
+    """Return one sequence if merged, else two; then the last states, all or none."""
     merged = bool(view.integer("merge"))
     shapes = [_sequence(view, forward + backward)] if merged else [_sequence(view, n) for n in (forward, backward)]
     count = len(view.operation.outputs)
@@ -114,7 +114,7 @@ def _infer_both_rnn(view: OperationView) -> Outputs:
 
 
 def _infer_svdf(view: OperationView) -> Outputs:
-    """Filters are units x rank; the state holds the memory of every filter."""
+    """Infer SVDF: filters are units x rank; the state has the memory of every filter."""
     (batch, _), rank = view.dims("x"), view.integer("rank", least=1)
     filters, memory = view.dims("w_time")
     if filters % rank:
@@ -130,7 +130,7 @@ _Q16S, _Q8, _Q8S = (
 
 
 def _infer_quantized_16bit_lstm(view: OperationView) -> Outputs:
-    """State of the cell with 11 binary digits after the point, output in -1 … 1."""
+    """Infer the state of the cell, with 11 binary digits after the point, and the output in -1 … 1."""
     shape = view.dims("prev_out")
     return OutputSpec(_Q16S, shape, 2.0**-11, 0), OutputSpec(_Q8, shape, 1 / 128, 128)
 

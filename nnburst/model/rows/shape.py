@@ -21,7 +21,7 @@ from .common import (
 
 
 def _infer_concatenation(view: OperationView) -> Outputs:
-    """Equal dimensions but for the axis, where sizes add up."""
+    """Require equal dimensions except on the axis, where sizes add up."""
     shapes = [view.dims("x", which) for which in range(view.count("x"))]
     first = shapes[0]
     axis = view.axis("axis", len(first))
@@ -56,7 +56,7 @@ def _infer_reshape(view: OperationView) -> Outputs:
 
 
 def _infer_transpose(view: OperationView) -> Outputs:
-    """Without a permutation the axes are reversed."""
+    """Infer permuted axes: reversed without a permutation."""
     dims = view.dims("x")
     perm = view.integers("perm") if view.given("perm") else list(range(len(dims)))[::-1]
     if sorted(perm) != list(range(len(dims))):
@@ -80,7 +80,7 @@ def slice_bounds(view: OperationView, dims: tuple[int, ...]) -> list[tuple[int, 
 
 
 def _infer_slice(view: OperationView) -> Outputs:
-    """A box out of x."""
+    """Infer a box out of x."""
     return like_data(view, tuple(length for _, length in slice_bounds(view, view.dims("x"))))
 
 
@@ -103,13 +103,13 @@ def strided_slices(view: OperationView, dims: tuple[int, ...]) -> tuple[tuple[ra
 
 
 def _infer_strided_slice(view: OperationView) -> Outputs:
-    """Dropped axes vanish; when none is left the result has the shape [1]."""
+    """Infer the shape without dropped axes; when no axis is left the result has the shape [1]."""
     ranges, dropped = strided_slices(view, view.dims("x"))
     return like_data(view, tuple(len(part) for axis, part in enumerate(ranges) if axis not in dropped) or (1,))
 
 
 def _infer_squeeze(view: OperationView) -> Outputs:
-    """Without axes every dimension of size 1 goes; nothing left becomes [1]."""
+    """Drop the axes, by default every one of size 1; an empty shape becomes [1]."""
     dims = view.dims("x")
     if view.given("axes"):
         axes: tuple[int, ...] = view.axes("axes", len(dims))
@@ -143,7 +143,7 @@ def _infer_pad(view: OperationView) -> Outputs:
 
 
 def _infer_gather(view: OperationView) -> Outputs:
-    """The axis is replaced by the axes of the indices."""
+    """Replace the axis by the axes of the indices."""
     dims = view.dims("x")
     axis = view.axis("axis", len(dims))
     return like_data(view, dims[:axis] + view.dims("indices") + dims[axis + 1 :])
