@@ -142,9 +142,19 @@ def test_REQ_IPC_006_zero_elements_need_neither_data_nor_room(queue: MessageQueu
 # -- synchronized -----------------------------------------------------------------------------------------------------
 
 
-def test_REQ_IPC_007_031_peer_writes_we_read(either: MessageQueue, peer: QueuePeer) -> None:
-    assert peer.call("write", 0, 16)
-    assert np.array_equal(either.read(16), numbers(16))
+@pytest.mark.parametrize(
+    ("count", "parts"),
+    [
+        pytest.param(16, 1, id="REQ_IPC_007_031"),
+        pytest.param(CAPACITY, 1, id="REQ_IPC_015_035"),
+        pytest.param(500, 5, id="REQ_IPC_018_038"),
+    ],
+)
+def test_REQ_IPC_007_015_018_031_035_038_peer_writes_we_read(
+    either: MessageQueue, peer: QueuePeer, count: int, parts: int
+) -> None:
+    assert peer.call("write", 0, count)
+    assert np.array_equal(np.concatenate([either.read(count // parts) for _ in range(parts)]), numbers(count))
 
 
 def test_REQ_IPC_008_peer_writes_we_read_in_place(queue: MessageQueue, peer: QueuePeer) -> None:
@@ -211,11 +221,6 @@ def test_REQ_IPC_014_017_write_when_full_fails_and_the_peer_reads_all(queue: Mes
     assert peer.call("read", CAPACITY) == list(range(CAPACITY))
 
 
-def test_REQ_IPC_015_035_peer_writes_the_whole_capacity(either: MessageQueue, peer: QueuePeer) -> None:
-    assert peer.call("write", 0, CAPACITY)
-    assert np.array_equal(either.read(CAPACITY), numbers(CAPACITY))
-
-
 def test_REQ_IPC_016_036_write_beyond_capacity_fails(either: MessageQueue, peer: QueuePeer) -> None:
     with pytest.raises(InvalidArgument):
         peer.call("write", 0, CAPACITY + 1)
@@ -224,11 +229,6 @@ def test_REQ_IPC_016_036_write_beyond_capacity_fails(either: MessageQueue, peer:
     assert either.available_to_read == 0
     assert either.read(1) is None
     assert peer.call("read", 1) is None
-
-
-def test_REQ_IPC_018_038_peer_writes_once_we_read_in_parts(either: MessageQueue, peer: QueuePeer) -> None:
-    assert peer.call("write", 0, 500)
-    assert np.array_equal(np.concatenate([either.read(100) for _ in range(5)]), numbers(500))
 
 
 def test_REQ_IPC_019_039_writes_in_parts_are_read_at_once(either: MessageQueue, peer: QueuePeer) -> None:

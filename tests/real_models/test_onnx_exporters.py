@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import io
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -157,12 +157,6 @@ RECIPES: dict[str, Recipe] = {
     "torch lstm": _torch(_lstm),
     "torch transformer": _torch(_transformer),
 }
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[nnburst.Service]:
-    with nnburst.launch(devices=["nnburst-onnxruntime:threads=1"]) as service:
-        yield service
 
 
 def equal(a: Any, b: Any) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,12 +17,6 @@ from support.onnx_models import ort
 
 LISTED = re.compile(r"do not fit together|of no elements")
 """What docs/internals/onnx.md says fails here: ONNX Runtime returns memory that it never wrote."""
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[nnburst.Service]:
-    with nnburst.launch(devices=["nnburst-onnxruntime:threads=1"]) as service:
-        yield service
 
 
 def _alike(a: Any, b: Any) -> bool:

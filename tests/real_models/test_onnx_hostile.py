@@ -79,12 +79,6 @@ def largest_of_an_output() -> tuple[Any, str]:
     return graph(nodes, [("x", FLOAT, (N,))], outputs, {"k": np.int64([N // 2])}), "h"
 
 
-@pytest.fixture(scope="module")
-def service() -> Iterator[nnburst.Service]:
-    with nnburst.launch(devices=["nnburst-onnxruntime:threads=1"]) as service:
-        yield service
-
-
 @pytest.mark.parametrize("make", [gather, gather_of_an_output, largest, largest_of_an_output])
 def test_values_that_change_during_runs_harm_nobody(
     service: nnburst.Service, make: Callable[[], tuple[Any, str]]

@@ -21,12 +21,6 @@ HUNDREDS = np.float32([100, 200])
 INT64 = TensorProto.INT64
 
 
-@pytest.fixture(scope="module")
-def service() -> Iterator[nnburst.Service]:
-    with nnburst.launch(devices=["nnburst-onnxruntime:threads=1"]) as service:
-        yield service
-
-
 def add(*, opset: int = 17, ir_version: int = 8, shape: Any = (2,), rows: Any = 1, default: Any = HUNDREDS) -> Any:
     """y = x + hidden."""
     inputs = [("hidden", FLOAT, shape), ("x", FLOAT, (rows, 2))]

@@ -19,12 +19,6 @@ STRING, INT64 = TensorProto.STRING, TensorProto.INT64
 WORDS = np.array([["a\0b", "é"], ["", "xy\0"]], object)
 
 
-@pytest.fixture(scope="module")
-def service() -> Iterator[nnburst.Service]:
-    with nnburst.launch(devices=["nnburst-onnxruntime:threads=1"]) as service:
-        yield service
-
-
 def tensor(name: str, element: int, shape: Any = None) -> Any:
     return helper.make_tensor_value_info(name, element, shape)
 

@@ -78,8 +78,8 @@ class _Machine(RuleBasedStateMachine):
         if self.fits(count):
             self.push(data)
 
-    @rule(count=COUNTS, keep=COUNTS)
-    def write_in_place(self, count: int, keep: int) -> None:
+    @rule(count=COUNTS, keep=COUNTS, start=COUNTS)
+    def write_in_place(self, count: int, keep: int, start: int) -> None:
         if count > self.capacity:
             with pytest.raises(InvalidArgument):
                 self.writer.begin_write(count)
@@ -89,9 +89,13 @@ class _Machine(RuleBasedStateMachine):
         if tx is not None:
             data = self.fresh(count)
             assert len(tx.first) + len(tx.second) == len(tx) == count
-            if count:
-                tx[0] = data[0]
-            tx.copy_to(data[1:], min(1, count))
+            start = min(start, count)
+            tx.copy_to(data[:start])
+            for i in range(start, min(start + 1, count)):
+                tx[i] = data[i]
+            tx.copy_to(data[start + 1 :], min(start + 1, count))
+            with pytest.raises(InvalidArgument):
+                tx.copy_to(data[start:], start + 1)
             if self.flavour is Flavour.UNSYNCHRONIZED:
                 keep = count  # what was overwritten but not published is lost to readers all the same
             assert tx.commit(min(keep, count))
@@ -129,6 +133,9 @@ class _Machine(RuleBasedStateMachine):
             return
         assert [e.tobytes() for e in tx.copy_from()] == ahead
         assert [np.asarray(tx[i]).tobytes() for i in range(count)] == ahead
+        start = min(keep, count)
+        assert [e.tobytes() for e in tx.copy_from(start)] == ahead[start:]
+        assert [e.tobytes() for e in tx.copy_from(count - start, start)] == ahead[count - start :]
         with pytest.raises(IndexError):
             tx[count]
         assert tx.commit(min(keep, count))

@@ -108,29 +108,6 @@ def test_transaction_commits_once_and_not_more_than_it_has() -> None:
         assert queue.available_to_read == 1
 
 
-@pytest.mark.parametrize("start", range(6))
-@pytest.mark.parametrize("count", range(6))
-def test_copies_from_any_slot_cross_the_wrap(start: int, count: int) -> None:
-    with MessageQueue("u1", 5) as queue:
-        assert queue.write([0] * 3)
-        assert queue.read(3) is not None
-        tx = queue.begin_write(5)
-        assert (len(tx.first), len(tx.second)) == (2, 3)
-        tx.copy_to([9] * 5)
-        values = list(range(10, 10 + count))
-        if start + count > 5:
-            with pytest.raises(InvalidArgument):
-                tx.copy_to(values, start)
-            return
-        tx.copy_to(values, start)
-        assert tx.commit()
-        expected = [9] * start + values + [9] * (5 - start - count)
-        back = queue.begin_read(5)
-        assert back.copy_from().tolist() == expected
-        assert back.copy_from(start, count).tolist() == values
-        assert back.copy_from(start).tolist() == expected[start:]
-
-
 def test_newer_transaction_voids_the_older() -> None:
     with MessageQueue("u1", 4) as queue:
         old = queue.begin_write(4)
@@ -380,15 +357,6 @@ def test_several_objects_take_turns_where_the_queue_is_not_exclusive() -> None:
                 assert (three if i % 3 else one).read(2).tolist() == [i, i + 1]
 
 
-def test_an_end_that_only_looks_takes_no_role() -> None:
-    with MessageQueue("u2", 8) as maker, maker.descriptor as d, MessageQueue.attach(d) as reader:
-        for i in range(40):
-            assert maker.write([i])
-            assert maker.available_to_read == reader.available_to_read == 1
-            assert reader.available_to_write == maker.available_to_write == 7
-            assert reader.read(1).tolist() == [i]
-
-
 def test_attaching_drops_nothing() -> None:
     with MessageQueue("u2", 8) as queue, queue.descriptor as d:
         queue.write([1, 2, 3])
@@ -471,11 +439,3 @@ def test_reset_forgets_what_a_writer_of_an_unsynchronized_queue_announced() -> N
             assert writer.write([1, 2])
             assert reader.read(2).tolist() == [1, 2]
             assert reader.overruns == 0
-
-
-def test_room_of_an_unsynchronized_queue_is_what_its_own_reading_has_left() -> None:
-    with MessageQueue("u1", 8, flavour="unsynchronized") as queue:
-        assert queue.write([0] * 6)
-        assert queue.available_to_write == 2
-        assert queue.read(5) is not None
-        assert queue.available_to_write == 7
