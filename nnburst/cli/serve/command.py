@@ -81,9 +81,7 @@ def _read_config(context: click.Context, parameter: click.Parameter, file: Path 
 @click.option("--model", multiple=True, metavar="NAME=FILE", help="A model that is compiled once for all.")
 @click.option("--models", metavar="DIR", help="Directory with models as NAME/VERSION/FILE.")
 @click.option("--batch", multiple=True, metavar="[NAME=]N", help="Run up to N waiting rows of a model as one.")
-@click.option(
-    "--batch-wait", multiple=True, metavar="[NAME=]TIME", help="Longest wait of a request for others (1ms)."
-)
+@click.option("--batch-wait", multiple=True, metavar="[NAME=]TIME", help="Longest wait of a request for others (1ms).")
 @click.option("--allow-uid", multiple=True, metavar="USER", help="Serve this user, too (name or number).")
 @click.option("--allow-gid", multiple=True, metavar="GROUP", help="Serve this group, too (name or number).")
 @click.option("--quota", multiple=True, metavar="KEY=N", help="Limit of a connection (KEY) or of a user (user.KEY).")
