@@ -22,7 +22,7 @@ _MOST_SECONDS = 300.0
 
 
 class NNCache:
-    """Thread safe. Before `initialize` and after `terminate`, setting does nothing and getting finds nothing.
+    """A blob cache, thread safe. Before `initialize` and after `terminate` it is empty and stores nothing.
 
     Args:
         build: Text that differs for builds of the device that do not understand each other's blobs.

@@ -199,7 +199,7 @@ class DeviceCache:
     ) -> VerifiedEntry:
         """Copy an entry and verify the copy. Nothing of it is parsed before all of it is verified.
 
-        Who loads what another still uses gets the same memory, without another copy or check.
+        A payload still in use is shared: a second load gets the same memory, without another copy or check.
 
         Args:
             fingerprint: What the client believes the entry is for, or empty.
@@ -266,7 +266,7 @@ class DeviceCache:
                 raise CacheRejected(CacheReason.BAD_DIGEST, "the files are not those that were saved")
 
     def confirm(self, token: bytes, generation: bytes) -> bool:
-        """The client has published a staged generation: from now on it alone counts. False if it is not known."""
+        """Make a generation that the client published the only valid one. Return False if it is unknown."""
         return self._store.confirm(token, self._device, generation)
 
     def _check(self, fds: tuple[Sequence[int], Sequence[int]]) -> None:

@@ -7,7 +7,7 @@
     staging/<random>/
 
 An entry is written in `staging` and becomes visible by one rename; files are never written in place. Readers hold
-the shared `pub` lock of an entry's shard, writers the `build` lock, who publishes or removes the exclusive `pub` lock.
+the shared `pub` lock of an entry's shard, writers the `build` lock, publishers and removers the exclusive `pub` lock.
 The time of change of an entry's directory is that of its last use.
 """
 
@@ -65,8 +65,8 @@ class Limits(Struct, frozen=True):
     """Limits of a cache directory.
 
     Attributes:
-        max_bytes: Of all entries; 0: nothing is cached.
-        max_entries: How many.
+        max_bytes: Bytes of all entries; 0: nothing is cached.
+        max_entries: Number of entries.
     """
 
     max_bytes: int = 2 << 30
@@ -97,7 +97,7 @@ class EntryInfo(Struct, frozen=True):
     Attributes:
         entry: 64 hex digits that name it.
         generation: 32 hex digits.
-        nbytes: Of all files.
+        nbytes: Bytes of all files.
         used: When it was restored last, or written; seconds since 1970.
     """
 
@@ -162,7 +162,7 @@ class StagedEntry:
         self._cache.hook("published")
 
     def finish(self, generation: bytes) -> None:
-        """The device knows the published generation: remove older ones, and let go."""
+        """Remove older generations, once the device knows the published one, and close."""
         self._cache.hook("confirmed")
         with suppress(CacheRejected), self._cache.place("objects", self.entry[:2]) as shard:
             for name in _generations(shard, self.entry):

@@ -67,7 +67,7 @@ def _home() -> Path:
 
 
 def reason_of(error: OSError) -> CacheReason:
-    """Classify what the file system said."""
+    """Classify an error of the file system."""
     return _REASONS.get(error.errno or 0, CacheReason.IO_ERROR)
 
 
@@ -143,7 +143,7 @@ def lock(parent: int, name: str, *, shared: bool, patience: float = 0.0) -> File
     """Take a lock, or return None if another holder has it all the time.
 
     Args:
-        name: Of the file; it is made if need be.
+        name: Name of the file, made if missing.
         shared: True if others may share it.
         patience: Seconds to wait.
     """

@@ -10,7 +10,7 @@ from ..errors import ErrorStatus, NNBurstError
 
 
 class CacheReason(enum.StrEnum):
-    """One word per outcome; counted, reported, never a reason to fail a compilation."""
+    """The outcome for an entry; counted and reported, never a reason to fail a compilation."""
 
     HIT = "HIT"
     SAVED = "SAVED"
@@ -99,9 +99,9 @@ class SaveResult(Struct, frozen=True):
     Attributes:
         saved: True if the files are complete.
         reason: SAVED, or why not.
-        generation: Of the files, 16 bytes.
-        nbytes: Of all files together.
-        seconds: That the save took.
+        generation: Generation of the files, 16 bytes.
+        nbytes: Bytes of all files together.
+        seconds: Duration of the save.
     """
 
     saved: bool

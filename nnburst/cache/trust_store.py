@@ -99,7 +99,7 @@ class TrustStore:
 
     @property
     def key(self) -> MasterKey:
-        """The key that there is now."""
+        """The current key."""
         with self._root() as (_, key):
             return key
 
@@ -158,7 +158,7 @@ class TrustStore:
                     os.unlink(name, dir_fd=place)
 
     def confirm(self, token: bytes, device: str, generation: bytes) -> bool:
-        """A client has published a generation: from now on no other counts in its place. False if it is not known."""
+        """Make a published generation the only valid one in its place. Return False if it is unknown."""
         with self._open(device, writing=True) as (place, key):
             known = _read(place, key, entry_name(token))
             found = [record for record in known if record.generation == generation]

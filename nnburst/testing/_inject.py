@@ -1,4 +1,4 @@
-"""Faults on order: what the service does at its next executions, or at another point."""
+"""Faults on order: crashes, delays and stops of a service at chosen points."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _LONGEST_POLL = 1e6
 
 
 class Fault:
-    """A fault that a service has been ordered. Context manager: at its end the fault is withdrawn.
+    """A fault ordered from a service. Context manager: at its end the fault is withdrawn.
 
     A fault that is not kept stays in force.
 
     Attributes:
-        service: Where it is.
+        service: The service that has the fault.
 
     Example:
         >>> from nnburst.testing import inject
@@ -52,7 +52,7 @@ class Fault:
         self.service = service
         self._stops = stops
         self._times = 0
-        self._lock = threading.Lock()  # what is read is counted before another thread looks
+        self._lock = threading.Lock()  # a reader counts before another thread looks
         faults = service.faults
         if faults is None or faults.fileno() < 0:
             raise BadState("the service has no fault points, or has ended; start it with launch(faults=True)")
@@ -66,7 +66,7 @@ class Fault:
 
     @property
     def times(self) -> int:
-        """The number of times that it has happened so far; also after the service has died of it."""
+        """The number of times that the fault has happened; also after the service has died of it."""
         while self._take():
             pass
         return self._times
@@ -78,7 +78,7 @@ class Fault:
             timeout: Seconds.
 
         Raises:
-            BadState: It is withdrawn.
+            BadState: The fault is withdrawn.
             TimeoutError: It has not happened within `timeout` seconds, or cannot happen any more.
         """
         if self._ours.fileno() < 0:

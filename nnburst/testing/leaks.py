@@ -20,7 +20,7 @@ class Snapshot:
     """Everything of this process that can leak, as it is when the snapshot is made.
 
     Args:
-        directories: Whose entries count, too.
+        directories: Directories whose entries count, too.
 
     Example:
         >>> from nnburst.testing import Snapshot
@@ -41,7 +41,7 @@ class Snapshot:
         """Return the names of things that are new since a snapshot.
 
         Args:
-            before: An earlier one.
+            before: An earlier snapshot.
         """
         out: list[str] = []
         if len(self.fds) > len(before.fds):  # a number that names something else than before is no leak by itself
@@ -118,7 +118,7 @@ def _children_of(pid: str) -> set[str]:
 
 
 def _mappings() -> Counter[str]:
-    """Shared memory of nnburst by name, and how often it is mapped."""
+    """Return nnburst's shared memory by name, with its number of mappings."""
     names: Counter[str] = Counter()
     with open("/proc/self/maps") as file:
         for line in file:

@@ -77,7 +77,7 @@ def nnburst_launch(nnburst_directories: Path) -> Iterator[Callable[..., Service]
 
 @pytest.fixture
 def nnburst_service(nnburst_launch: Callable[..., Service]) -> Service:
-    """A service of the test's own, with fault points."""
+    """Start a service of the test's own, with fault points."""
     return nnburst_launch()
 
 
@@ -94,6 +94,6 @@ def _fork_server() -> Iterator[None]:
 
 @pytest.fixture(params=["fork", "spawn", "forkserver"])
 def nnburst_start_method(request: pytest.FixtureRequest, _fork_server: None) -> BaseContext:
-    """A context of multiprocessing; the test runs once with each way to start a process."""
+    """Return a context of multiprocessing; the test runs once with each way to start a process."""
     context: BaseContext = multiprocessing.get_context(request.param)
     return context

@@ -125,7 +125,7 @@ class OnnxRuntimeDevice(LocalDevice):
             if is_file:
                 inputs = (*graph.inputs, *graph.optional.values())
                 imported = graph_model(len(source.data), tuple(source.files), inputs, graph.outputs).main
-                files = model.main.operands[: 1 + len(source.files)]  # of which the client knows the sizes
+                files = model.main.operands[: 1 + len(source.files)]  # the client knows their sizes
                 if model.main != replace(imported, operands=(*files, *imported.operands[len(files) :])):
                     raise InvalidArgument("the operands of GRAPH are not those that its file was imported with")
             return OnnxPreparedModel(model, graph, self._tracker, source)

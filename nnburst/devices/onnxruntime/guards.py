@@ -65,7 +65,7 @@ def guard(proto: Any) -> None:
     fixed = constants(proto)
     weights = {tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer if tensor.name in fixed}
     inferred = cache(partial(_inferred, proto, fixed))
-    names = map(f"{os.urandom(8).hex()}:{{}}".format, count())  # which no file can have foreseen
+    names = map(f"{os.urandom(8).hex()}:{{}}".format, count())  # names that no file can foresee
     for owner, graph in ((proto, proto.graph), *((each, each) for each in proto.functions)):
         versions = [entry.version for entry in owner.opset_import if entry.domain in ("", "ai.onnx")]
 
@@ -99,7 +99,7 @@ def _inferred(proto: Any, fixed: set[str]) -> dict[str, _Shape]:
         graph.output.add(name=value.name)
     try:
         graph = onnx().shape_inference.infer_shapes(skeleton, data_prop=True).graph
-    except Exception:  # of several kinds; ONNX Runtime says later what is wrong with the model
+    except Exception:  # the kinds vary; ONNX Runtime says later what is wrong with the model
         return {}
     kinds = ((value.name, value.type.tensor_type) for value in (*graph.value_info, *graph.input, *graph.output))
     return {

@@ -332,7 +332,7 @@ class BoundGraph:
         try:
             self._leave_to_library(self._said)
             run = self._bound.run if self._telling is None else self._telling.run_untold
-            if status := run(deadline_ns):  # which is not of the shapes
+            if status := run(deadline_ns):  # the failure is not of the shapes
                 return self._bound.failure(status)
             values = ((each.position, value) for each, value in self._computed() if not each.node.holds)
             shapes = {position: tuple(value.shape()) for position, value in values}

@@ -121,7 +121,7 @@ class Lowering:
     def stored(self, index: int) -> str:
         if self.operands[index].lifetime in _CONSTANT:
             return self.weight(f"c{index}", lambda: self.read(index))
-        return self.values.get(index, f"x{index}")  # of an operation that another device runs
+        return self.values.get(index, f"x{index}")  # another device runs its operation
 
     def read(self, index: int) -> Array:
         """Return a private copy of a constant; the same each time."""

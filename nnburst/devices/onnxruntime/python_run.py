@@ -61,7 +61,7 @@ class PythonRun:
         return 0
 
     def _run_until(self, deadline_ns: int) -> None:
-        options = self._options = _run_options()  # of this run alone: a call that comes late ends no other one
+        options = self._options = _run_options()  # each run has its own: a late call ends no other run
         if self._is_cancelled or deadline_passed(deadline_ns):
             options.terminate = True
         try:
