@@ -22,6 +22,7 @@ _BUILT_IN = {
     "nnburst-reference": ("nnburst.devices.reference", "ReferenceDevice"),
     "nnburst-onnxruntime": ("nnburst.devices.onnxruntime", "OnnxRuntimeDevice"),
     "nnburst-function": ("nnburst.devices.function", "FunctionDevice"),
+    "nnburst-litert": ("nnburst.devices.litert", "LitertDevice"),
     "nnburst-noop": ("nnburst.devices.noop", "NoopDevice"),
 }
 """Name to (module, class). Imported when asked for, so that a name costs nothing."""

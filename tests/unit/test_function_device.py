@@ -199,8 +199,8 @@ def test_unknown_name_says_what_there_is(service: nnburst.Service, tmp_path: Pat
         nnburst.Session(str(tmp_path / "detectr.onnx"), device="nnburst-reference", service=service)
     for no_name, says in (
         ("", "no model '': nnburst-function has the functions"),
-        ("/", "no device reads the directory '/'; give a file whose name ends with .onnx"),
-        ("models/add.tflite", "there is no file 'models/add.tflite'"),
+        ("/", "no device reads the directory '/'; give a file whose name ends with .onnx or .tflite"),
+        ("models/add.pb", "there is no file 'models/add.pb'"),
     ):
         with pytest.raises(InvalidArgument, match=f"^{says}"):
             service.session(no_name)

@@ -100,8 +100,12 @@ def test_model_of_another_type(service: nnburst.Service, model: Any) -> None:
     ("name", "says", "is_missing"),
     [
         ("saved", r"no device reads the directory '.*saved'; give a file whose name ends with \.onnx", False),
-        ("net.pt", r"no device reads '.*net\.pt'; give a file whose name ends with \.onnx: torch\.onnx\.export", False),
-        ("none.pt", r"^there is no file '.*none\.pt'; devices read files whose names end with \.onnx$", True),
+        ("net.pt", r"no device reads '.*net\.pt'; give a .* with \.onnx or \.tflite: torch\.onnx\.export", False),
+        (
+            "none.pt",
+            r"^there is no file '.*none\.pt'; devices read files whose names end with \.onnx or \.tflite$",
+            True,
+        ),
     ],
 )
 def test_path_that_no_device_reads(

@@ -233,7 +233,7 @@ def serve(
             WorkerPool,
             start=start,
             name=address,
-            devices=[*(device or DEFAULT_DEVICES), *_functions(device, functions)],
+            devices=[*(device or [*DEFAULT_DEVICES, *_more(files)]), *_functions(device, functions)],
             named=not repository.is_empty,
             prepare=repository.prepare,
             isolation=Isolation(isolate),
@@ -323,6 +323,11 @@ def _quotas(texts: Sequence[str]) -> tuple[dict[str, int], dict[str, int]]:
     Quotas().changed(own, "--quota")
     PER_USER.changed(users, "--quota user", of_user=True)
     return own, users
+
+
+def _more(files: Mapping[str, str]) -> list[str]:
+    """Return the devices that files need beyond those that each service has."""
+    return ["nnburst-litert"] if any(file.lower().endswith(".tflite") for file in files.values()) else []
 
 
 def _functions(devices: Sequence[str], targets: Sequence[str]) -> list[str]:

@@ -145,7 +145,10 @@ def _directories(path: str) -> Sequence[os.DirEntry[str]]:
 
 
 def _model_in(version: str) -> str:
-    files = sorted(str(path) for path in Path(version).iterdir() if path.suffix == ".onnx")
+    from ...runtime.compile.model_files import SUFFIXES
+
+    files = sorted(str(path) for path in Path(version).iterdir() if path.suffix in SUFFIXES)
     if len(files) != 1:
-        raise InvalidArgument(f"{version} has {len(files)} models (.onnx); a version is a directory with one")
+        kinds = ", ".join(SUFFIXES)
+        raise InvalidArgument(f"{version} has {len(files)} models ({kinds}); a version is a directory with one")
     return files[0]

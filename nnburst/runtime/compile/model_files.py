@@ -24,8 +24,12 @@ if TYPE_CHECKING:
 ModelSource = Model | str | os.PathLike[str] | bytes | Callable[..., Any]
 """A model as `nnburst.Session` accepts it."""
 FUNCTIONS = "nnburst-function"
-_SUFFIX, _READER = ".onnx", "nnburst-onnxruntime"
-"""Suffix of model files, and the device that reads them."""
+_ONNX, _TFLITE = ".onnx", ".tflite"
+SUFFIXES = {_ONNX: "nnburst-onnxruntime", _TFLITE: "nnburst-litert"}
+"""Suffixes of model files, and the devices that read them."""
+_EXTRAS = {"nnburst-onnxruntime": ("onnxruntime", "onnx"), "nnburst-litert": ("ai_edge_litert", "litert")}
+"""A module that a device needs, and the extra that has it."""
+_ANY = " or ".join(SUFFIXES)
 _WAYS_OUT = "torch.onnx.export() writes such files, tf2onnx and others convert to them"
 
 
@@ -45,23 +49,33 @@ def devices_for(model: Model | str | bytes, device: str | None) -> Sequence[str]
         return DEFAULT_DEVICES
     if is_name(model):
         raise _no_reader(model) or InvalidArgument(
-            f"no device reads {model!r} ({_SUFFIX}); a model by its name needs service=, such as nnburst.connect(…)"
+            f"no device reads {model!r} ({_ANY}); a model by its name needs service=, such as nnburst.connect(…)"
         )
-    return (device or _READER,)
+    return (device or reader_of(model),)
+
+
+def reader_of(source: str | bytes) -> str:
+    """Return the device that reads a file, by its suffix or its first bytes."""
+    return SUFFIXES[_suffix(source)]
+
+
+def _suffix(source: str | bytes) -> str:
+    is_tflite = source[4:8] == b"TFL3" if isinstance(source, bytes) else source.lower().endswith(_TFLITE)
+    return _TFLITE if is_tflite else _ONNX
 
 
 def is_name(source: str | bytes) -> TypeGuard[str]:
     """True if it names a model in a service rather than a file."""
-    return isinstance(source, str) and not source.lower().endswith(_SUFFIX)
+    return isinstance(source, str) and not source.lower().endswith(tuple(SUFFIXES))
 
 
 def _no_reader(path: str) -> InvalidArgument | None:
     """Return (not raise) the error for a path that no device reads; None if it may be the name of a model."""
     if os.path.exists(path):
         path = f"the directory {path!r}" if os.path.isdir(path) else repr(path)
-        return InvalidArgument(f"no device reads {path}; give a file whose name ends with {_SUFFIX}: {_WAYS_OUT}")
+        return InvalidArgument(f"no device reads {path}; give a file whose name ends with {_ANY}: {_WAYS_OUT}")
     if os.sep in path:
-        return NoSuchFile(f"there is no file {path!r}; devices read files whose names end with {_SUFFIX}")
+        return NoSuchFile(f"there is no file {path!r}; devices read files whose names end with {_ANY}")
     return None
 
 
@@ -96,11 +110,11 @@ def imported(
     if is_name(source):
         yield _by_name(service, name, source)
         return
-    device = _reader(service, name or _READER, "the model" if isinstance(source, bytes) else source)
+    device = _reader(service, name or reader_of(source), "the model" if isinstance(source, bytes) else source)
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(in_memory(source) if isinstance(source, bytes) else _open(source, None))
         try:
-            found = device.import_model("onnx", [file])
+            found = device.import_model(_suffix(source)[1:], [file])
         except (InvalidArgument, GeneralFailure) as error:
             what = "the bytes of the model" if isinstance(source, bytes) else f"model file {source!r}"
             raise error_for(error.status, f"{what}: {error}") from None
@@ -170,8 +184,9 @@ def _reader(service: Service | ServiceConnection, name: str, source: str) -> Dev
     try:
         return service.device(name)
     except DeviceUnavailable as error:
-        missing = name == _READER and find_spec("onnxruntime") is None
-        hint = "pip install 'nnburst[onnx]'" if missing else f"launch(devices=[{name!r}])"
+        module, extra = _EXTRAS.get(name, ("", ""))
+        missing = module and find_spec(module) is None
+        hint = f"pip install 'nnburst[{extra}]'" if missing else f"launch(devices=[{name!r}])"
         raise DeviceUnavailable(f"{source!r} needs the device {name}: {hint} ({error})") from None
 
 

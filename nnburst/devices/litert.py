@@ -1,0 +1,221 @@
+"""A device that runs ``.tflite`` files with LiteRT, of the extra ``litert``.
+
+A model is one operation of the extension ``org.nnburst.litert``: the file, then the inputs. Its interpreter keeps
+variables from run to run, so each prepared model has one of its own, and its runs follow one another. LiteRT never
+works on memory that a client can change: a run copies the inputs into the interpreter's tensors, and the results out.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+
+from ..errors import DeviceUnavailable, GeneralFailure, InvalidArgument
+from ..memory import Memory, read_constant
+from ..model import (
+    HIGHEST_RANK,
+    Array,
+    DataLocation,
+    Extension,
+    ImportedModel,
+    Lifetime,
+    Model,
+    OperandDesc,
+    Operation,
+    extension_code,
+    extension_prefix,
+    is_extension,
+    operand_info,
+)
+from .common import build_version, extension_of_names, one_operation
+from .elements import element_of, element_types, operand_code
+from .function import Declaration, FunctionModel, Tensor
+from .local import LocalDevice
+
+EXTENSION_NAME = "org.nnburst.litert"
+_PREFIX = 1
+_CODE = extension_code(_PREFIX, 0)
+"""Of the operation, and of the type of its first operand: the file."""
+_EXTENSION = extension_of_names(EXTENSION_NAME, *element_types())
+_PACKAGE = "ai_edge_litert"
+
+Details = Mapping[str, Mapping[str, Any]]
+"""LiteRT's own description of tensors, by name."""
+
+
+class LitertDevice(LocalDevice):
+    """Runs ``.tflite`` files on the CPU. It keeps no compilations: LiteRT offers nothing to keep.
+
+    Args:
+        threads: Number of threads that work on one operation, as text; "0" for LiteRT's own choice.
+        signature: Name of the signature to run, of a file with several.
+
+    Raises:
+        DeviceUnavailable: The extra ``litert`` is not installed.
+        InvalidArgument: ``threads`` is no such number.
+    """
+
+    name = "nnburst-litert"
+
+    def __init__(self, threads: str = "0", signature: str = "") -> None:
+        if find_spec(_PACKAGE) is None:
+            raise DeviceUnavailable(f"the device {self.name} needs {_PACKAGE}: pip install 'nnburst[litert]'")
+        super().__init__()
+        if not threads.isdecimal() or int(threads) > 1024:
+            raise InvalidArgument(f"threads={threads}: give 0 (LiteRT's own choice) to 1024")
+        self._options = int(threads), signature
+
+    @property
+    def version_string(self) -> str:
+        """Versions of the package and of LiteRT."""
+        return f"{build_version()}+litert{version(_PACKAGE.replace('_', '-'))}"
+
+    def load_libraries(self, rest: bool = False) -> None:
+        _interpreters()
+
+    def get_supported_extensions(self) -> tuple[Extension, ...]:
+        return (_EXTENSION,)
+
+    def why_not(self, model: Model, operation: Operation) -> str:
+        """A model of one file."""
+        is_file = extension_prefix(model, EXTENSION_NAME) == _PREFIX and operation.type == _CODE
+        is_file = is_file and len(model.main.operations) == 1 and not model.referenced
+        return "" if is_file else f"models of {EXTENSION_NAME} are one file, as imported"
+
+    def import_model(self, source: str, pools: Sequence[Memory] = ()) -> ImportedModel:
+        if source != "tflite" or len(pools) != 1:
+            raise GeneralFailure(f"{self.name} imports one 'tflite' file, not {source!r} of {len(pools)} files")
+        network = _Network(read_constant(pools[0], np.uint8, (pools[0].size,), 0).tobytes(), *self._options)
+        declared = network.__nnburst__
+        return ImportedModel(
+            network.model,
+            ("",),
+            tuple(tensor.shape for tensor in declared.inputs),
+            tuple(tensor.shape for tensor in declared.outputs),
+        )
+
+    def compile(self, model: Model) -> FunctionModel:
+        """Read the file again: nothing that a client can change any more is ever parsed."""
+        file = model.main.operands[model.main.operations[0].inputs[0]]
+        if file.type != _CODE or file.lifetime != Lifetime.CONSTANT_REFERENCE:
+            raise InvalidArgument(f"the first operand is not a file: a constant of type {_CODE:#x} in a pool")
+        place, pool = file.location, model.pools[file.location.pool_index]
+        data = read_constant(pool, np.uint8, (place.length or pool.size - place.offset,), place.offset).tobytes()
+        network = _Network(data, *self._options, for_runs=True)
+        imported = network.model.main
+        if model.main != replace(imported, operands=(model.main.operands[0], *imported.operands[1:])):
+            raise InvalidArgument("the operands are not those that the file was imported with")
+        return FunctionModel(model, network, self._tracker)
+
+
+class _Network:
+    """A file that LiteRT has read, to be called with arrays.
+
+    Args:
+        data, threads, signature: As of the device.
+        for_runs: Prepare the first run, if the file says all shapes.
+
+    Attributes:
+        model: Its model, without its pool.
+    """
+
+    def __init__(self, data: bytes, threads: int, signature: str, *, for_runs: bool = False) -> None:
+        try:
+            self._interpreter = _interpreters().Interpreter(model_content=data, num_threads=threads or None)
+            signatures = self._interpreter.get_signature_list()
+        except (ValueError, RuntimeError) as error:
+            raise InvalidArgument(f"LiteRT cannot read this as a .tflite file: {error}") from None
+        if signature and signature not in signatures:
+            raise InvalidArgument(f"the model has no signature {signature!r}; it has {sorted(signatures)}")
+        if len(signatures) > 1 and not signature:
+            raise InvalidArgument(
+                f"the model has the signatures {sorted(signatures)}; choose one: device='nnburst-litert:signature=…'"
+            )
+        self._runner = None
+        inputs, outputs = self._interpreter.get_input_details(), self._interpreter.get_output_details()
+        self._inputs: Details = {each["name"]: each for each in inputs}
+        self._outputs: Details = {each["name"]: each for each in outputs}
+        if for_runs and all(size > 0 for each in inputs for size in each["shape_signature"]):
+            try:
+                self._interpreter.allocate_tensors()  # not allowed any more once there is a runner
+            except (ValueError, RuntimeError) as error:
+                raise GeneralFailure(f"LiteRT cannot run this model: {error}") from None
+        if signatures:
+            self._runner = self._interpreter.get_signature_runner(signature or next(iter(signatures)))
+            self._inputs, self._outputs = self._runner.get_input_details(), self._runner.get_output_details()
+        elif len(self._inputs) < len(inputs) or len(self._outputs) < len(outputs):
+            raise GeneralFailure("several inputs or outputs of the model have one name")
+        if not self._outputs:
+            raise InvalidArgument("the model has no output")
+        taken, given = _tensors(self._inputs), _tensors(self._outputs)
+        self.__nnburst__ = Declaration("the model", taken, given)
+        self.model = one_operation(
+            _CODE,
+            [OperandDesc(_CODE, lifetime=Lifetime.CONSTANT_REFERENCE, location=DataLocation(0, 0, 0))],
+            [_operand(tensor, self._inputs[tensor.name]) for tensor in taken],
+            [_operand(tensor, self._outputs[tensor.name]) for tensor in given],
+            extension_name_to_prefix={EXTENSION_NAME: _PREFIX},
+            input_names=tuple(self._inputs),
+            output_names=tuple(self._outputs),
+        )
+        self._lock = threading.Lock()
+
+    def __call__(self, *arrays: Array) -> tuple[Array, ...]:
+        """Run once; returns copies of the outputs."""
+        with self._lock:
+            try:
+                if self._runner is not None:
+                    results = self._runner(**dict(zip(self._inputs, arrays, strict=True)))
+                    return tuple(results[name] for name in self._outputs)
+                return self._run_tensors(arrays)
+            except (ValueError, RuntimeError) as error:
+                raise GeneralFailure(f"LiteRT: {error}") from None
+
+    def _run_tensors(self, arrays: Sequence[Array]) -> tuple[Array, ...]:
+        """Run a file without signatures."""
+        interpreter, indexes = self._interpreter, [each["index"] for each in self._inputs.values()]
+        for index, array in zip(indexes, arrays, strict=True):
+            interpreter.resize_tensor_input(index, array.shape)  # does nothing where the shape is that of the last run
+        interpreter.allocate_tensors()
+        for index, array in zip(indexes, arrays, strict=True):
+            interpreter.set_tensor(index, array)
+        interpreter.invoke()
+        return tuple(interpreter.get_tensor(each["index"]) for each in self._outputs.values())
+
+
+def _tensors(details: Details) -> tuple[Tensor, ...]:
+    """Return tensors as functions declare them; a file that names no dimension leaves the rank open."""
+    found = []
+    for name, each in details.items():
+        place, dtype = f"tensor {name!r}", np.dtype(each["dtype"])
+        element_of(dtype, place)
+        shape = tuple(None if size < 0 else int(size) for size in each["shape_signature"])
+        if len(shape) > HIGHEST_RANK:
+            raise GeneralFailure(
+                f"{place} has {len(shape)} dimensions; at most {HIGHEST_RANK} can be passed to a model"
+            )
+        found.append(Tensor(name, dtype.name, shape or None))
+    return tuple(found)
+
+
+def _operand(tensor: Tensor, details: Mapping[str, Any]) -> OperandDesc:
+    """Return the operand of a tensor, quantised as the file says."""
+    rank = None if tensor.shape is None else len(tensor.shape)
+    code, unit = operand_code(element_of(tensor.element, tensor.name), rank, _PREFIX)
+    scale, zero_point = details["quantization"]
+    if not scale or is_extension(code) or not operand_info(code).is_quantised:
+        return OperandDesc(code, tensor.dimensions, scale=unit)
+    return OperandDesc(code, tensor.dimensions, scale=float(scale), zero_point=int(zero_point))
+
+
+@cache
+def _interpreters() -> Any:
+    return import_module(f"{_PACKAGE}.interpreter")
