@@ -20,6 +20,8 @@ from nnburst import DeviceUnavailable, GeneralFailure, InvalidArgument
 from nnburst.cli import main
 from nnburst.devices import create_device
 from nnburst.model import ModelBuilder, Operand, OperandType
+from support import ROOT
+from support.processes import run_python
 from support.services import shared_service
 
 needs_litert = pytest.mark.skipif(find_spec("ai_edge_litert") is None, reason="needs the extra litert")
@@ -179,6 +181,14 @@ def test_options_are_checked(threads: str) -> None:
         create_device(f"{DEVICE}:threads={threads}")
     with pytest.raises(GeneralFailure, match="imports one 'tflite' file"):
         create_device(DEVICE).import_model("onnx")
+
+
+@needs_litert
+@pytest.mark.check
+def test_pipeline_of_three_models_agrees_with_this_process() -> None:
+    pytest.importorskip("pyopen_wakeword")
+    done = run_python(str(ROOT / "examples" / "wake_word.py"))
+    assert "26 probabilities" in done.stdout, done.stderr
 
 
 # -- the second oracle ------------------------------------------------------------------------------------------------
