@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from functools import partial
@@ -33,6 +35,7 @@ from .models import Models, NoSuchModel
 from .regions import Regions
 from .tensors import PIECE, as_sent, converted, text_size
 
+_log = logging.getLogger(__name__)
 _MOST_BYTES = 256 << 20
 """Most bytes of one message."""
 _LEAST_PING_MS = 10_000
@@ -366,3 +369,21 @@ async def serve(
         raise DeviceUnavailable(f"cannot listen at {address}: {error}") from None
     await server.start()
     return server, address if address.startswith("unix:") else port
+
+
+async def serve_again(start: Callable[[], Awaitable[Any]]) -> None:
+    """Start another server whenever grpcio's own loop has ended: a path that is no UTF-8 raises there."""
+    lost, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        loop.default_exception_handler(context)
+        if isinstance(context.get("exception"), UnicodeDecodeError):
+            lost.set()
+
+    loop.set_exception_handler(failed)
+    while await lost.wait():
+        lost.clear()
+        try:
+            _server = await start()  # which ends with the last reference
+        except NNBurstError as error:
+            _log.error("%s", error)

@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -92,7 +93,7 @@ async def _serve(options: Served) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # blocked by the service until now
     loop.add_reader(0, end)
     async with contextlib.AsyncExitStack() as stack:
-        ports, regions = dict[str, Any](), Regions(options.shared_memory)
+        ports, regions, beside = dict[str, Any](), Regions(options.shared_memory), list[asyncio.Task[Any]]()
         if options.metrics is not None:
             from .metrics import serve_metrics
 
@@ -105,13 +106,17 @@ async def _serve(options: Served) -> None:
 
             server, ports["grpc"] = await grpc.serve(models, regions, budget, options.grpc, **how)
             stack.push_async_callback(server.stop, None)
+            host = options.grpc.rpartition(":")[0]
+            taken = options.grpc if host == "unix" else f"{host}:{ports['grpc']}"
+            again = grpc.serve_again(partial(grpc.serve, models, regions, budget, taken, **how))
+            beside.append(asyncio.create_task(again))
         if options.rest is not None:
             from . import rest
 
             runner, ports["rest"] = await rest.serve(models, regions, budget, options.rest, **how)
             stack.push_async_callback(runner.cleanup)
         print(json.dumps(ports), flush=True)
-        beside: list[asyncio.Task[Any]] = [asyncio.create_task(renew_when_told())]
+        beside.append(asyncio.create_task(renew_when_told()))
         if serves_models := bool(options.grpc or options.rest):
             beside.append(asyncio.create_task(models.is_ready()))  # opened now, so that the first request finds them so
         await ended.wait()

@@ -25,9 +25,13 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc as stubs
 
 from nnburst.errors import InvalidArgument
+from nnburst.gateway import Regions
+from nnburst.gateway import grpc as gateway_grpc
+from nnburst.gateway.budget import Budget
 from nnburst.gateway.certificate import Certificate
 from nnburst.gateway.listen import note_request
 from support.gateways import MARKS, SlowModels, both_protocols, ports, raw
+from support.waiting import PATIENCE
 
 pytestmark = MARKS
 
@@ -72,6 +76,42 @@ def test_line_of_a_request_is_one_that_a_terminal_may_show(caplog: pytest.LogCap
     with caplog.at_level(logging.INFO, "nnburst.access"):
         note_request("ipv4:127.0.0.1:1", "/x\nforged \x1b[31m\x9b/y", "UNAUTHENTICATED", 0.001, "id")
     assert caplog.messages == ["ipv4:127.0.0.1:1 /x forged  [31m /y: UNAUTHENTICATED in 1.0 ms, request id"]
+
+
+def test_path_that_is_no_text_ends_no_server() -> None:
+    def literal(name: bytes, value: bytes) -> bytes:
+        return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
+
+    def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+        return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+    fields = {b":method": b"POST", b":scheme": b"http", b":path": b"/\xff/x", b":authority": b"here"}
+    fields |= {b"content-type": b"application/grpc", b"te": b"trailers"}
+    head = b"".join(literal(*field) for field in fields.items())
+    asked = frame(4, 0, 0, b"") + frame(1, 4, 1, head) + frame(0, 1, 1, bytes(5))
+
+    async def main() -> bool:
+        started: asyncio.Future[Any] = asyncio.Future()
+        models = SlowModels()
+        first, port = await gateway_grpc.serve(models, Regions(False), Budget(), "127.0.0.1:0")
+
+        async def start() -> None:
+            second, _ = await gateway_grpc.serve(models, Regions(False), Budget(), f"127.0.0.1:{port}")
+            started.set_result(second)
+
+        again = asyncio.create_task(gateway_grpc.serve_again(start))
+        _, writer = await asyncio.open_connection("127.0.0.1", int(port))
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + asked)
+        second = await asyncio.wait_for(started, PATIENCE)
+        writer.close()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            answer: Any = await stubs.GRPCInferenceServiceStub(channel).ServerLive(pb.ServerLiveRequest())
+        again.cancel()
+        await second.stop(None)
+        await first.stop(None)
+        return bool(answer.live)
+
+    assert asyncio.run(main())
 
 
 @pytest.fixture
