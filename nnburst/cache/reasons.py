@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from ..errors import ErrorStatus, NNBurstError
 
@@ -106,6 +107,6 @@ class SaveResult(Struct, frozen=True):
 
     saved: bool
     reason: CacheReason
-    generation: bytes = b""
+    generation: Annotated[bytes, Meta(max_length=16)] = b""
     nbytes: int = 0
     seconds: float = 0.0

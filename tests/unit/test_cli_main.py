@@ -98,7 +98,7 @@ def test_options_of_serve_come_from_the_line_then_variables_then_a_file(serve_wi
     device = ["of the file"]
     max-run = 2.5
     oip-control = true
-    quota = {models = 3, "user.models" = 4}
+    quota = {models = 3, user.models = 4}
     model = {a = "a.onnx"}
     """
     got = serve_with(config, "--name", "line", NNBURST_SERVE_NAME="variable", NNBURST_SERVE_DEVICE="one two")

@@ -51,6 +51,15 @@ def _signals_of_the_start() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
 
 
+def _pairs(table: dict[str, object], before: str = "") -> Iterator[str]:
+    """Yield KEY=VALUE for each entry of a table; ``user.models = 4`` is a table in the table."""
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _pairs(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}={value}"
+
+
 def _read_config(context: click.Context, parameter: click.Parameter, file: Path | None) -> None:
     """Take defaults of options from a file: by name, with a list or a table for an option that may be repeated."""
     import tomllib
@@ -63,7 +72,7 @@ def _read_config(context: click.Context, parameter: click.Parameter, file: Path 
         raise click.BadParameter(f"{file} is no TOML: {error}") from None
     if unknown := found.keys() - {each.name for each in context.command.params if each is not parameter}:
         raise click.BadParameter(f"{file} has {', '.join(sorted(unknown))}; nnburst serve has no such option")
-    tables = {key: [f"{k}={v}" for k, v in value.items()] for key, value in found.items() if isinstance(value, dict)}
+    tables = {key: list(_pairs(value)) for key, value in found.items() if isinstance(value, dict)}
     words = {key: str(value) for key, value in found.items() if not isinstance(value, dict | list)}
     context.default_map = found | tables | words
 
