@@ -332,6 +332,9 @@ def test_every_page_of_the_site_is_in_its_contents() -> None:
     docs = ROOT / "docs"
     contents = re.findall(r"^:::\{toctree\}\n(.*?)^:::$", (docs / "index.md").read_text(), re.DOTALL | re.MULTILINE)
     listed = [line for part in contents for line in part.splitlines() if line and not line.startswith(":")]
+    maintainers = docs / "internals" / "README.md"  # links to pages that are not in the sidebar
+    linked = [maintainers.parent / target for target, _ in LINK.findall(maintainers.read_text("utf-8"))]
+    listed += [str(path.resolve().relative_to(docs).with_suffix("")) for path in linked]
     built = (docs / "_build", docs / "commands")  # the second has its own, of all
     pages = [path.relative_to(docs) for path in docs.rglob("*.md") if not {*built} & {*path.parents}]
     assert sorted(listed) == sorted(str(page.with_suffix("")) for page in pages if page.name != "index.md")
