@@ -17,7 +17,7 @@
 #   make test-asan     the core under ASan in Python: a client in C, 100,000 messages, shapes; ARGS: other tests
 #   make prove     the C core under the model checkers that are on the PATH (GenMC, Spin); ARGS: names of programs
 #   make prove-mutants  the same over a core with every memory order weakened in turn
-#   make lines     lines of source by room, without blanks, comments and docstrings
+#   make lines     lines of source by room, without blanks, comments and docstrings; words of Markdown
 #   make tables    the tables of the documentation that follow from the sources and from stored runs
 #   make docs      the site, into docs/_build/html; a warning, or a link to nowhere, is an error
 #   make wheels    sdist and one wheel for each platform, into dist/; ARGS: --only TAG

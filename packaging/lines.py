@@ -1,4 +1,7 @@
-"""Prints the lines of each room: Python without blanks, comments and docstrings; C and headers as they are."""
+"""Prints the lines of each room, and the words of Markdown.
+
+Python counts without blanks, comments and docstrings; C and headers count as they are.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,21 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+PAGES = ("*.md", ".github/*.md", "docs/**/*.md", "examples/**/*.md", "nnburst/**/*.md", "tests/**/*.md")
+GROUPS = {
+    "maintainers' pages": (
+        "ARCHITECTURE",
+        "CONTRIBUTING",
+        "docs/WIRE",
+        "docs/internals",
+        "docs/releasing",
+        "docs/requirements",
+        "tests",
+    ),
+    "users' pages": ("README", "docs", "examples"),
+    "other Markdown": ("",),
+}
+"""Beginnings of the paths of a group; the first group counts."""
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
@@ -38,8 +56,20 @@ def rooms() -> Counter[str]:
     return found
 
 
+def words() -> Counter[str]:
+    """Return the words of Markdown of users' pages, maintainers' pages and others."""
+    found: Counter[str] = Counter()
+    for path in (path for pattern in PAGES for path in ROOT.glob(pattern)):
+        name = str(path.relative_to(ROOT))
+        group = next(group for group, beginnings in GROUPS.items() if name.startswith(beginnings))
+        found[f"words, {group}"] += len(path.read_text(encoding="utf-8").split())
+    return found
+
+
 if __name__ == "__main__":
     counted = rooms()
     counted["nnburst, all Python"] = sum(counted[name] for name in counted if "nnburst" in name and ".[ch]" not in name)
+    counted |= words()
+    counted["words, all Markdown"] = words().total()
     for name, count in counted.items():
         print(f"{count:7,}  {name}")
