@@ -2,9 +2,9 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * docs/internals/scheduler.md has the rule, where it is from, and why each constant is what it is. A client that does not poll,
- * or thinks for long, needs no slot. So no client is ever behind another one by more than LAG_NS * (slots + 1) and a run of
- * each. A queue leaves its slot when a run of it is detached, or its burst is over.
+ * docs/internals/scheduler.md has the rule, and where it is from. A client that does not poll, or thinks for long, needs no
+ * slot. So no client is ever behind another one by more than LAG_NS * (slots + 1) and a run of each. A queue leaves its slot
+ * when a run of it is detached, or its burst is over.
  */
 #include <errno.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* The schedule (schedule.c) on a machine that is simulated: clients that compute, sleep or wait for a timer between two
  * requests, with priorities, long runs and interruptions, on processors that a modelled kernel divides. Nothing is random
  * but what a seed says. Each constant of schedule.c has a scenario here that fails with a tenth and with ten times its value
- * (docs/internals/scheduler.md has the table, `make constants` tries it).
+ * (`make constants` tries it).
  *
  * Invariants, of thousands of random scenarios:
  *   fair      while a request waits, no other client of its priority or a lower one gets more than the lag bound for each
