@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -18,8 +19,14 @@ from nnburst.model import Model, ModelBuilder, OperandType
 
 PATIENCE = 60.0
 """Seconds that opening a session may take."""
+_PR_SET_PDEATHSIG = 1
 _TURN = 180.0
 """Seconds after which a program that says nothing has come to harm."""
+
+
+def end_with_parent() -> None:
+    """Have the kernel kill this process when the one that started it ends, however that ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
 
 @contextlib.contextmanager
@@ -29,7 +36,7 @@ def shared_service(*options: str, **process: Any) -> Iterator[str]:
         os.chmod(directory, 0o755)  # other users may connect, if the service lets them
         path = Path(directory, "shared.sock")
         command = [sys.executable, "-m", "nnburst", "serve", "--socket", str(path), "--json", *options]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, **process) as serving:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, preexec_fn=end_with_parent, **process) as serving:
             assert serving.stdout is not None
             try:
                 if not serving.stdout.readline():

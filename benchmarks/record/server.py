@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import multiprocessing
 import os
@@ -11,13 +10,13 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
+from benchmarks.programs import end_with_parent
 from nnburst.cli.bench.rounds import Subject
 from nnburst.cli.bench.sampling import Samples, time_calls
 from nnburst.errors import DeviceUnavailable
 
 _START_SECONDS = 30.0
 _STOP_SECONDS = 3.0
-_PR_SET_PDEATHSIG = 1
 
 Serve = Callable[[Any], Generator[None, None, None]]
 
@@ -30,7 +29,7 @@ def _main(serve: Serve, end: Any, ready: Any, parent: int) -> None:
     """Body of the child: tell the parent when the server is ready, then serve until SIGTERM."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends its servers
     signal.signal(signal.SIGTERM, _leave)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    end_with_parent()
     if os.getppid() != parent:
         return
     gc.disable()

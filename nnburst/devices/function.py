@@ -244,9 +244,10 @@ class SentFunction(Struct, frozen=True):
         return function
 
 
-def encode_functions(functions: Iterable[object]) -> bytes:
-    """Encode declared functions for a service; raises as `SentFunction.of`."""
-    return msgspec.msgpack.encode([SentFunction.of(function) for function in functions])
+def encode_functions(functions: object) -> bytes:
+    """Encode a declared function, or several, for a service; raises as `SentFunction.of`."""
+    several = functions if isinstance(functions, Iterable) and not callable(functions) else (functions,)
+    return msgspec.msgpack.encode([SentFunction.of(function) for function in several])
 
 
 def decode_functions(data: bytes) -> list[SentFunction]:

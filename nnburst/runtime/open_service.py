@@ -82,7 +82,7 @@ def launch(
     if functions:
         from ..devices.function import encode_functions
 
-        sent = encode_functions((functions,) if callable(functions) else functions)
+        sent = encode_functions(functions)
         devices = (*checked_names(devices), FUNCTIONS)
         if any(name.partition(":")[0] == FUNCTIONS for name in devices[:-1]):
             raise InvalidArgument(f"devices has {FUNCTIONS!r}; name the functions there, or give functions=, not both")

@@ -96,6 +96,8 @@ def test_launched_service_has_functions_by_their_names() -> None:
 def test_two_of_one_name_and_a_device_of_functions_beside_them_are_refused() -> None:
     with pytest.raises(DeviceUnavailable, match="there is a function 'add' already"):
         nnburst.launch(functions=[plus(1), plus(2)])
+    with pytest.raises(InvalidArgument, match="function 3 does not say what it takes and gives"):
+        nnburst.launch(functions=3)
     with pytest.raises(InvalidArgument, match="name the functions there, or give functions=, not both"):
         nnburst.launch(devices=["nnburst-function:call=a.py:f"], functions=plus(1))
 

@@ -159,7 +159,7 @@ def checked_source(
         )
     from ...devices.function import declaration_of, encode_functions
 
-    sent = encode_functions([model])
+    sent = encode_functions(model)
     name = declaration_of(model).name
     if has_service:
         raise InvalidArgument(
