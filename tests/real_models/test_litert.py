@@ -193,55 +193,124 @@ def test_pipeline_of_three_models_agrees_with_this_process() -> None:
 
 # -- the second oracle ------------------------------------------------------------------------------------------------
 
-Case = Callable[[ModelBuilder, Operand, File, int, tuple[int, int]], tuple[Operand, int]]
 SCALES = {"x": (0.05, -3), "y": (0.11, 4)}
+Made = tuple[Operand, int]
 
 
-def _same(name: str, options: str) -> Case:
+class Pair:
+    """One operation on an input of 8 bits, as a model of ours and as a file."""
+
+    def __init__(self, kind: str, shape: tuple[int, ...]) -> None:
+        self.b, self.file, self.shape = ModelBuilder(), File(), shape
+        self.signed = kind == "INT8"
+        self.kind, self.type = kind, INT8 if self.signed else OperandType.TENSOR_QUANT8_ASYMM
+        self.dtype = np.int8 if self.signed else np.uint8
+        self.x = self.b.input("x", self.type, shape, scale=0.05, zero_point=self.zero(-3))
+        self.t = self.file.tensor(kind, shape, 0.05, self.zero(-3))
+
+    def zero(self, point: int) -> int:
+        return point if self.signed else point + 128
+
+    def numbers(self, shape: tuple[int, ...]) -> Any:
+        return (RNG.integers(-128, 128, shape) + self.zero(0)).astype(self.dtype)
+
+    def constant(self, shape: tuple[int, ...], scale: float, zero: int) -> Made:
+        data = self.numbers(shape)
+        return (
+            self.b.constant(data, self.type, scale=scale, zero_point=self.zero(zero)),
+            self.file.tensor(self.kind, shape, scale, self.zero(zero), data),
+        )
+
+    def bias(self, count: int, scale: float) -> Made:
+        data = RNG.integers(-500, 500, count).astype(np.int32)
+        return (
+            self.b.constant(data, OperandType.TENSOR_INT32, scale=scale, zero_point=0),
+            self.file.tensor("INT32", (count,), scale, 0, data),
+        )
+
+    def output(self, y: Operand, name: str, constants: list[int], scale: float, zero: int, **options: Any) -> None:
+        self.b.output("y", y)
+        self.out = self.file.tensor(self.kind, y.shape, scale, self.zero(zero))
+        self.file.operation(name, [self.t, *constants], self.out, **options)
+
+
+def _same(name: str) -> Callable[[str], Pair]:
     """An operation of two tensors of one shape."""
 
-    def make(b: ModelBuilder, x: Operand, file: File, t: int, shape: tuple[int, int]) -> tuple[Operand, int]:
-        data = RNG.integers(-128, 128, shape).astype(np.int8)
-        other = b.constant(data, INT8, scale=0.07, zero_point=5)
-        y = getattr(b, name)(x, other, type=INT8, dimensions=shape, scale=0.11, zero_point=4)
-        out = file.tensor("INT8", shape, *SCALES["y"])
-        file.operation(name.upper(), [t, file.tensor("INT8", shape, 0.07, 5, data)], out, options)
-        return y, out
+    def make(kind: str) -> Pair:
+        shape = int(RNG.integers(1, 9)), int(RNG.integers(1, 9))
+        pair = Pair(kind, shape)
+        other, constant = pair.constant(shape, 0.07, 5)
+        y = getattr(pair.b, name)(pair.x, other, type=pair.type, dimensions=shape, scale=0.11, zero_point=pair.zero(4))
+        pair.output(y, name.upper(), [constant], *SCALES["y"], options=f"{name.title()}Options")
+        return pair
 
     return make
 
 
-def _fully_connected(b: ModelBuilder, x: Operand, file: File, t: int, shape: tuple[int, int]) -> tuple[Operand, int]:
-    rows, depth = shape
-    weights = RNG.integers(-127, 128, (6, depth)).astype(np.int8)
-    bias = RNG.integers(-500, 500, 6).astype(np.int32)
-    w = b.constant(weights, INT8, scale=0.02, zero_point=0)
-    c = b.constant(bias, OperandType.TENSOR_INT32, scale=0.05 * 0.02, zero_point=0)
-    y = b.fully_connected(x, w, c, scale=0.11, zero_point=4)
-    out = file.tensor("INT8", (rows, 6), *SCALES["y"])
-    constants = [file.tensor("INT8", weights.shape, 0.02, 0, weights), file.tensor("INT32", (6,), 0.001, 0, bias)]
-    file.operation("FULLY_CONNECTED", [t, *constants], out, "FullyConnectedOptions")
-    return y, out
+def _fully_connected(kind: str) -> Pair:
+    rows, depth = int(RNG.integers(1, 9)), int(RNG.integers(1, 9))
+    pair = Pair(kind, (rows, depth))
+    (w, weights), (c, bias) = pair.constant((6, depth), 0.02, 0), pair.bias(6, 0.05 * 0.02)
+    y = pair.b.fully_connected(pair.x, w, c, scale=0.11, zero_point=pair.zero(4))
+    pair.output(y, "FULLY_CONNECTED", [weights, bias], *SCALES["y"], options="FullyConnectedOptions")
+    return pair
 
 
-CASES = {"add": _same("add", "AddOptions"), "mul": _same("mul", "MulOptions"), "fully_connected": _fully_connected}
+def _convolution(depthwise: bool) -> Callable[[str], Pair]:
+    name = "depthwise_conv_2d" if depthwise else "conv_2d"
+
+    def make(kind: str) -> Pair:
+        pair = Pair(kind, (1, int(RNG.integers(3, 9)), int(RNG.integers(3, 9)), 4))
+        shape = (1, 3, 3, 4) if depthwise else (5, 3, 3, 4)
+        depth = shape[3] if depthwise else shape[0]
+        (w, weights), (c, bias) = pair.constant(shape, 0.02, 0), pair.bias(depth, 0.05 * 0.02)
+        y = getattr(pair.b, name)(pair.x, w, c, padding="same", stride=2, scale=0.11, zero_point=pair.zero(4))
+        values = {"padding": 0, "strideW": 2, "strideH": 2, "dilationWFactor": 1, "dilationHFactor": 1}
+        if depthwise:
+            values["depthMultiplier"] = 1
+        options = "DepthwiseConv2DOptions" if depthwise else "Conv2DOptions"
+        pair.output(y, name.upper(), [weights, bias], *SCALES["y"], options=options, **values)
+        return pair
+
+    return make
+
+
+def _pool(name: str) -> Callable[[str], Pair]:
+    def make(kind: str) -> Pair:
+        pair = Pair(kind, (1, int(RNG.integers(3, 9)), int(RNG.integers(3, 9)), 4))
+        y = getattr(pair.b, name)(pair.x, 3, stride=1, padding="valid")  # of nine no half can come
+        values = {"padding": 1, "strideW": 1, "strideH": 1, "filterWidth": 3, "filterHeight": 3}
+        pair.output(y, name.upper(), [], *SCALES["x"], options="Pool2DOptions", **values)
+        return pair
+
+    return make
+
+
+CASES = {
+    "add": _same("add"),
+    "mul": _same("mul"),
+    "fully_connected": _fully_connected,
+    "conv_2d": _convolution(False),
+    "depthwise_conv_2d": _convolution(True),
+    "average_pool_2d": _pool("average_pool_2d"),
+    "max_pool_2d": _pool("max_pool_2d"),
+}
 
 
 @needs_litert
+@pytest.mark.parametrize("kind", ["INT8", "UINT8"])
 @pytest.mark.parametrize("name", CASES)
-def test_reference_device_agrees_with_litert(name: str) -> None:
+def test_reference_device_agrees_with_litert(name: str, kind: str) -> None:
     """They differ in exact halves alone, which LiteRT rounds to the even neighbour."""
     for _ in range(12):
-        shape = int(RNG.integers(1, 9)), int(RNG.integers(1, 9))
-        b, file = ModelBuilder(), File()
-        x, t = b.input("x", INT8, shape, scale=0.05, zero_point=-3), file.tensor("INT8", shape, *SCALES["x"])
-        y, out = CASES[name](b, x, file, t, shape)
-        b.output("y", y)
-        value = RNG.integers(-128, 128, shape).astype(np.int8)
+        pair = CASES[name](kind)
+        value = pair.numbers(pair.shape)
         results = []
-        for model, device in ((b.build(), "nnburst-reference"), (file.bytes([t], [out]), DEVICE)):
+        for model, device in ((pair.b.build(), "nnburst-reference"), (pair.file.bytes([pair.t], [pair.out]), DEVICE)):
             with nnburst.in_process(devices=[device]) as service, service.session(model) as session:
                 results.append(session.run(None, {session.get_inputs()[0].name: value})[0].astype(int))
+        assert results[0].shape == results[1].shape
         differ = results[0] != results[1]
         assert np.abs(results[0] - results[1]).max() <= 1
         assert not (results[1][differ] % 2).any()

@@ -124,7 +124,7 @@ def test_python_of_a_page_runs_as_written(page: Path, vision: dict[str, str], tm
     text = program(page)
     if page.name == "README.md":  # which takes nothing for granted
         text = text.removeprefix(GIVEN)
-    for module in ("ray", "tritonclient", "torch"):
+    for module in ("pyopen_wakeword", "ray", "tritonclient", "torch"):
         if re.search(rf"^(?:from|import) {module}\b", text, re.MULTILINE):
             pytest.importorskip(module)
     for name in SAVED:
