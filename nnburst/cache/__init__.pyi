@@ -13,8 +13,8 @@ from .reasons import CacheRejected as CacheRejected
 from .reasons import SaveResult as SaveResult
 from .sealed_copy import anonymous_memory as anonymous_memory
 from .sealed_copy import check_fd as check_fd
+from .sealed_copy import claim as claim
 from .sealed_copy import place_of as place_of
-from .sealed_copy import take as take
 from .token import PRIORITY_CODE as PRIORITY_CODE
 from .token import checked_token as checked_token
 from .token import device_token as device_token

@@ -43,12 +43,12 @@ assert _FORMAT.size == HEADER_SIZE
 
 
 def overhead() -> int:
-    """Bytes that a file has beyond its payload."""
+    """Return the number of bytes in a file besides its payload."""
     return HEADER_SIZE + CODE_SIZE
 
 
 class Header(Struct, frozen=True):
-    """The header of a file. Nothing in it is believed before the code over it was checked."""
+    """The header of a file, not to be trusted before the file's authentication code was checked."""
 
     kind: int
     index: int
@@ -65,7 +65,7 @@ class Header(Struct, frozen=True):
     state: int = COMPLETE
 
     def encode(self) -> bytes:
-        """Return the bytes that a file begins with."""
+        """Return the header as bytes."""
         stored = self.payload + overhead()
         return _FORMAT.pack(
             MAGIC, VERSION, self.state, self.kind, self.index, self.count, self.encrypted, HEADER_SIZE, self.payload,
@@ -74,7 +74,7 @@ class Header(Struct, frozen=True):
 
     @classmethod
     def decode(cls, raw: bytes, size: int) -> Header:
-        """Read a header of a file of that size; `CacheRejected` if it is none, cut off, or of another version."""
+        """Read the header of a file of `size` bytes; `CacheRejected` if it is damaged or of another version."""
         if size < overhead() or len(raw) < HEADER_SIZE:
             raise CacheRejected(CacheReason.BAD_LENGTH if size else CacheReason.DIRTY, f"a file of {size} bytes")
         (magic, version, state, kind, index, count, cipher, length, payload, stored, *rest) = _FORMAT.unpack(
@@ -90,18 +90,18 @@ class Header(Struct, frozen=True):
 
 
 def is_encrypted(fd: int) -> bool:
-    """Return whether a file claims to be an encrypted cache file."""
+    """Return True if a file claims to be an encrypted cache file."""
     raw = os.pread(fd, HEADER_SIZE, 0)
     return raw.startswith(MAGIC) and raw[18:20] == b"\x01\x00"
 
 
 def chunks_of(payload: memoryview) -> Iterator[memoryview]:
-    """Yield the parts of a payload that are sealed and opened one after the other."""
+    """Yield a payload in parts of the size that is authenticated at once."""
     return (payload[start : start + _CHUNK] for start in range(0, len(payload), _CHUNK))
 
 
-def sealed(header: Header, payload: memoryview, master: MasterKey) -> Iterator[bytes | memoryview]:
-    """Yield what follows the header in its file, in parts. The salt of the header must never have been used before."""
+def seal(header: Header, payload: memoryview, master: MasterKey) -> Iterator[bytes | memoryview]:
+    """Yield the rest of a file after its header, in parts. The header's salt must never have been used before."""
     context = _cipher(header, master).encryptor()
     context.authenticate_additional_data(header.encode())
     for chunk in chunks_of(payload):
@@ -115,7 +115,7 @@ def sealed(header: Header, payload: memoryview, master: MasterKey) -> Iterator[b
 
 
 class Opening:
-    """A payload that is being read back, with a key that is derived from a master."""
+    """The decryption and verification of one payload, part by part."""
 
     def __init__(self, header: Header, master: MasterKey) -> None:
         self._encrypted = header.encrypted
@@ -123,14 +123,14 @@ class Opening:
         self._context.authenticate_additional_data(header.encode())
 
     def add(self, chunk: memoryview) -> None:
-        """Take the next part, and decrypt it where it lies."""
+        """Add the next part, decrypting it in place."""
         if self._encrypted:
             self._context.update_into(chunk, chunk)
         else:
             self._context.authenticate_additional_data(chunk)
 
     def finish(self, code: bytes) -> None:
-        """Compare codes; before that, nothing of the payload is believed. `CacheRejected` if they differ."""
+        """Compare the authentication codes, before the payload is used; `CacheRejected` if they differ."""
         from cryptography.exceptions import InvalidTag
 
         try:

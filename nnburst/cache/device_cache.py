@@ -1,4 +1,4 @@
-"""The means of a device to write cache files and to believe them again."""
+"""Write the cache files of a device, and verify them before they are used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from .container import Header, overhead, sealed
+from .container import Header, overhead, seal
 from .reasons import CacheReason, CacheRejected, SaveResult
 from .sealed_copy import SealedCopies, check_fd, read_header
 from .trust_store import EntryRecord, MasterKey, TrustStore
@@ -21,18 +21,18 @@ _MODEL, _DATA = 1, 2
 _NO_FINGERPRINT = bytes(32)
 _MOST_BYTES = 2 << 30
 _MOST_FILES = 32
-"""Files of each kind, at most."""
+"""Most files of each kind."""
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class VerifiedEntry(Struct, frozen=True):
-    """The payloads of an entry, private to the process and sealed: they cannot change any more.
+    """The payloads of an entry in private memory that cannot change any more.
 
     Attributes:
         model: Read-only views, one per model file. They keep the memory.
-        data: Likewise for the data files.
-        generation: Of the entry.
-        fingerprint: Of the model it was made from; all zeros if the device was not told.
+        data: Read-only views, one per data file.
+        generation: Generation of the entry.
+        fingerprint: Fingerprint of the model; all zeros if the client sent none.
     """
 
     model: tuple[memoryview, ...]
@@ -45,12 +45,12 @@ class DeviceCache:
     """The cache of one device. Thread safe.
 
     Args:
-        store: Remembers the trusted generations; shared by all devices of a service.
-        epoch: 32 bytes that differ between any two builds of the device that do not read each other's files.
-        model_files: Files with the executable part, 0 … 32.
-        data_files: Files that hold constants, 0 … 32.
-        most_bytes: Bytes that an entry may have.
-        hook: Called with the name of each step of a save, for tests of what happens if it ends there.
+        store: Knows the trusted generations; shared by all devices of a service.
+        epoch: 32 bytes that differ between builds of the device that cannot read each other's files.
+        model_files: Number of files with the executable part, 0 … 32.
+        data_files: Number of files with constants, 0 … 32.
+        most_bytes: Largest size of an entry, in bytes.
+        hook: Called with the name of each step of a save; tests end the process there.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class DeviceCache:
         self._most = most_bytes
         self._hook = hook
         self._copies = SealedCopies()
-        store.set_epoch(device, epoch)  # so that it forgets entries of other builds
+        store.set_epoch(device, epoch)  # forgets entries of other builds
 
     # ---- saving ----------------------------------------------------------------------------------------------
 
@@ -92,18 +92,18 @@ class DeviceCache:
         place: bytes = b"",
         encrypt: bool = False,
     ) -> SaveResult:
-        """Write an entry into files of the client. Whatever happens is in the result, never an exception.
+        """Write an entry into files of the client. Never raises: the result says what happened.
 
-        Digests are computed and remembered before the first byte is written, from the buffers that are written, so
-        that a file that changes meanwhile is rejected later (THR-10).
+        Digests are computed and stored before the first byte is written, so that a file that another program changes
+        meanwhile is rejected later (THR-10).
 
         Args:
             token: 32 bytes that name the entry.
-            model_fds: Files, open for reading and writing; offsets are neither used nor moved.
-            data_fds: Likewise.
-            fingerprint: Of the model, 32 bytes or empty.
-            staged: The client publishes the files and calls `confirm`; until then older files count, too.
-            place: Where the client keeps the entry: see `place_of`. Older files of the place count no longer.
+            model, data: Contents of the files.
+            model_fds, data_fds: Files, open for reading and writing; offsets are neither used nor moved.
+            fingerprint: 32 bytes of the model, or empty.
+            staged: The client publishes the files and calls `confirm`; until then older files stay valid, too.
+            place: The directory where the client keeps the entry: see `place_of`. Its older files become invalid.
             encrypt: Write the payloads encrypted.
         """
         started = time.perf_counter()
@@ -168,7 +168,7 @@ class DeviceCache:
         return generation, nbytes
 
     def _write(self, fd: int, header: Header, payload: memoryview, key: MasterKey) -> None:
-        """Truncate, reserve, write; the header says that it is complete only at the very end."""
+        """Write one file. Its header is marked complete after all other bytes are on the disk."""
         size = len(payload) + overhead()
         os.ftruncate(fd, 0)
         self._hook("truncated")
@@ -177,7 +177,7 @@ class DeviceCache:
         _pwrite(fd, memoryview(dirty), 0)
         self._hook("dirty")
         end = len(dirty)
-        for part in sealed(header, payload, key):
+        for part in seal(header, payload, key):
             _pwrite(fd, memoryview(part), end)
             end += len(part)
         self._hook("payload")
@@ -197,13 +197,15 @@ class DeviceCache:
         fingerprint: bytes = b"",
         encrypted: bool = False,
     ) -> VerifiedEntry:
-        """Copy an entry and verify the copy. Nothing of it is parsed before all of it is verified.
+        """Copy an entry and verify the copy. No byte is parsed before all are verified.
 
-        A payload still in use is shared: a second load gets the same memory, without another copy or check.
+        A second load of a payload that is still in use returns the same memory, without another copy or check.
 
         Args:
-            fingerprint: What the client believes the entry is for, or empty.
-            encrypted: True if the entry has to be encrypted; else it must not be.
+            token: 32 bytes that name the entry.
+            model_fds, data_fds: Files, open for reading and writing; offsets are neither used nor moved.
+            fingerprint: 32 bytes of the model that the client asked for, or empty.
+            encrypted: True to accept encrypted files only, False to accept plain ones only.
 
         Raises:
             CacheRejected: The entry is not exactly what this build of this device saved last under this token.
@@ -217,7 +219,7 @@ class DeviceCache:
         for fd in fds:
             headers.append(read_header(fd, left))
             left -= headers[-1].payload + overhead()
-        # Headers are not authentic yet. They choose the record that says how much memory may be asked for, no more.
+        # The headers are not authenticated yet. They only choose the record, which limits the memory to allocate.
         key, first = self._store.key, headers[0]
         if first.key_id != key.id:
             raise CacheRejected(CacheReason.KEY_CHANGED, "the files were written with another key")
@@ -230,7 +232,7 @@ class DeviceCache:
         return VerifiedEntry(tuple(views[:models]), tuple(views[models:]), first.generation, first.fingerprint)
 
     def _check_headers(self, headers: Sequence[Header], token: bytes, encrypted: bool) -> None:
-        """Check what files say of themselves: honest files in places that are not their own."""
+        """Check that headers belong to this entry, build and device: an intact file may lie in another's place."""
         first = headers[0]
         places = [(kind, i) for kind in (_MODEL, _DATA) for i in range(self._counts[kind])]
         said = ("not encrypted", "encrypted")
@@ -252,7 +254,7 @@ class DeviceCache:
                     raise CacheRejected(reason, message)
 
     def _check_recorded(self, headers: Sequence[Header], known: Sequence[EntryRecord]) -> None:
-        """Check that headers are those of a generation that counts."""
+        """Check that the headers belong to one generation of the trust store."""
         record = next((record for record in known if record.generation == headers[0].generation), None)
         if record is None:
             raise CacheRejected(CacheReason.ROLLED_BACK, "the files are older than the last save")
@@ -266,7 +268,7 @@ class DeviceCache:
                 raise CacheRejected(CacheReason.BAD_DIGEST, "the files are not those that were saved")
 
     def confirm(self, token: bytes, generation: bytes) -> bool:
-        """Make a generation that the client published the only valid one. Return False if it is unknown."""
+        """Make a generation that the client has published the only valid one; return False if it is unknown."""
         return self._store.confirm(token, self._device, generation)
 
     def _check(self, fds: tuple[Sequence[int], Sequence[int]]) -> None:

@@ -149,7 +149,7 @@ class StagedEntry:
         """
         os.fsync(self._directory)
         self._cache.hook("staged")
-        held = self._cache._lock(self.entry, "pub", shared=False, patience=10.0)
+        held = self._cache._lock(self.entry, "pub", shared=False, timeout=10.0)
         if held is None:
             raise CacheRejected(CacheReason.BUSY, "the entry is in use all the time")
         self._held.callback(held.close)
@@ -232,9 +232,9 @@ class Cache:
         except OSError as error:
             raise CacheRejected(reason_of(error), f"{self._root}: {error.strerror}") from error
 
-    def _lock(self, entry: str, kind: str, *, shared: bool, patience: float = 0.0) -> FileLock | None:
+    def _lock(self, entry: str, kind: str, *, shared: bool, timeout: float = 0.0) -> FileLock | None:
         with self.place("locks", create=True) as locks:
-            return lock(locks, f"{entry[:2]}.{kind}", shared=shared, patience=patience)
+            return lock(locks, f"{entry[:2]}.{kind}", shared=shared, timeout=timeout)
 
     # ---- finding -----------------------------------------------------------------------------------------------
 
@@ -260,7 +260,7 @@ class Cache:
         return set()
 
     def _open(self, entry: str, name: str, counts: tuple[int, int]) -> OpenedEntry:
-        held = self._lock(entry, "pub", shared=True, patience=5.0)
+        held = self._lock(entry, "pub", shared=True, timeout=5.0)
         if held is None:
             raise CacheRejected(CacheReason.BUSY, "the entry is being replaced")
         with ExitStack() as stack:
@@ -312,12 +312,12 @@ class Cache:
             return [CacheReason(line[len(entry) :].strip()) for line in file if line.startswith(entry)]
         return []
 
-    def stage(self, entry: str, counts: tuple[int, int], *, patience: float = 30.0) -> StagedEntry:
+    def stage(self, entry: str, counts: tuple[int, int], *, timeout: float = 30.0) -> StagedEntry:
         """Make empty files for an entry.
 
         Args:
             counts: Of model and data files.
-            patience: Seconds to wait for another process that is writing it.
+            timeout: Seconds to wait for another process that is writing it.
 
         Raises:
             CacheRejected: BUSY, DISK_FULL, READ_ONLY, …: compile without saving.
@@ -334,7 +334,7 @@ class Cache:
         waited = held is None
         if held is None:
             self.hook("waits")
-            held = self._lock(entry, "build", shared=False, patience=patience)
+            held = self._lock(entry, "build", shared=False, timeout=timeout)
         if held is None:
             raise CacheRejected(CacheReason.BUSY, "another process is writing this entry")
         with ExitStack() as stack:

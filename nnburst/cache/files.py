@@ -31,23 +31,23 @@ _REASONS = {
 
 
 def default_cache_directory() -> Path:
-    """Return the cache directory: ``NNBURST_CACHE_DIR``, else below the user's cache home, else `CacheRejected`."""
-    return _given("NNBURST_CACHE_DIR") or _base("XDG_CACHE_HOME", ".cache") / "nnburst" / "v1"
+    """Return ``NNBURST_CACHE_DIR``, or the directory below the user's cache home; `CacheRejected` without a home."""
+    return _own_directory("NNBURST_CACHE_DIR") or _xdg_directory("XDG_CACHE_HOME", ".cache") / "nnburst" / "v1"
 
 
 def default_state_directory() -> Path:
-    """Return the state directory: ``NNBURST_STATE_DIR``, else below the user's state home, else `CacheRejected`."""
-    return _given("NNBURST_STATE_DIR") or _base("XDG_STATE_HOME", ".local/state") / "nnburst" / "v1"
+    """Return ``NNBURST_STATE_DIR``, or the directory below the user's state home; `CacheRejected` without a home."""
+    return _own_directory("NNBURST_STATE_DIR") or _xdg_directory("XDG_STATE_HOME", ".local/state") / "nnburst" / "v1"
 
 
-def _given(variable: str) -> Path | None:
-    """A variable of our own; not one that another user may have set for a privileged process."""
+def _own_directory(variable: str) -> Path | None:
+    """Return the path in a variable of nnburst; None in a privileged process, whose variables another user has set."""
     given = os.environ.get(variable)
     return Path(given) if given and os.getuid() == os.geteuid() else None
 
 
-def _base(variable: str, below_home: str) -> Path:
-    """A directory of the XDG specification; relative paths do not count there."""
+def _xdg_directory(variable: str, below_home: str) -> Path:
+    """Return a directory of the XDG specification, which ignores relative paths."""
     given = os.environ.get(variable, "")
     return Path(given) if os.path.isabs(given) else _home() / below_home
 
@@ -57,7 +57,7 @@ def _home() -> Path:
     if not os.path.isabs(home):
         try:
             home = pwd.getpwuid(os.getuid()).pw_dir
-        except KeyError:  # a container with a user id without a name
+        except KeyError:  # a container's user id without a name
             home = ""
     if not os.path.isabs(home):
         raise CacheRejected(
@@ -67,12 +67,12 @@ def _home() -> Path:
 
 
 def reason_of(error: OSError) -> CacheReason:
-    """Classify an error of the file system."""
+    """Return the reason that stands for an error of the file system."""
     return _REASONS.get(error.errno or 0, CacheReason.IO_ERROR)
 
 
 def open_directory(path: str | os.PathLike[str], *, create: bool) -> int:
-    """Open a directory of this user's own; `CacheRejected` if others may write to it."""
+    """Open a directory of this user; `CacheRejected` if others may write to it."""
     if create:
         make_directories(path)
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -80,7 +80,7 @@ def open_directory(path: str | os.PathLike[str], *, create: bool) -> int:
 
 
 def make_directories(path: str | os.PathLike[str]) -> None:
-    """Make a directory and those above it that are missing, all of them private whatever the umask is."""
+    """Make a directory and its missing parents, private whatever the umask is."""
     missing = []
     place = os.path.abspath(path)
     while not os.path.isdir(place):
@@ -102,7 +102,7 @@ def _checked(fd: int, name: str) -> int:
 
 
 def open_file(parent: int, name: str) -> int:
-    """Open an existing file for reading and writing; `CacheRejected` if it is a link, or not this user's alone."""
+    """Open an existing file for reading and writing; `CacheRejected` for a link or a file that others may write."""
     fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=parent)
     status = os.fstat(fd)
     ours = status.st_uid == os.geteuid() and not status.st_mode & 0o022
@@ -113,7 +113,7 @@ def open_file(parent: int, name: str) -> int:
 
 
 def whole_file(kind: int) -> bytes:
-    """Return a ``struct flock`` that stands for all of a file; for locks of an open file (F_OFD_SETLK).
+    """Return a ``struct flock`` for all of a file, as F_OFD_SETLK takes it.
 
     Args:
         kind: F_RDLCK, F_WRLCK or F_UNLCK.
@@ -122,33 +122,33 @@ def whole_file(kind: int) -> bytes:
 
 
 class FileLock:
-    """A lock file that is held; `close` lets go. The file itself is never removed."""
+    """A lock on a file, released by `close`. The file itself is never removed."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._pid = os.getpid()
 
     def close(self) -> None:
-        """Let go. Idempotent. A forked child only closes its copy: the lock is its parent's."""
+        """Release the lock. Idempotent. A forked child only closes its copy: the lock is its parent's."""
         fd, self._fd = self._fd, -1
         if fd < 0:
             return
         if self._pid == os.getpid():
-            with suppress(OSError):  # also for copies of children that were forked meanwhile
+            with suppress(OSError):  # releases it for forked children's copies, too
                 fcntl.fcntl(fd, fcntl.F_OFD_SETLK, whole_file(fcntl.F_UNLCK))
         os.close(fd)
 
 
-def lock(parent: int, name: str, *, shared: bool, patience: float = 0.0) -> FileLock | None:
-    """Take a lock, or return None if another holder has it all the time.
+def lock(parent: int, name: str, *, shared: bool, timeout: float = 0.0) -> FileLock | None:
+    """Take a lock; return None if another holder keeps it for longer than the timeout.
 
     Args:
         name: Name of the file, made if missing.
-        shared: True if others may share it.
-        patience: Seconds to wait.
+        shared: True to share it with other holders that share it.
+        timeout: Seconds to wait.
     """
     fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent)
-    deadline = Deadline.after(patience)
+    deadline = Deadline.after(timeout)
     while True:
         try:
             fcntl.fcntl(fd, fcntl.F_OFD_SETLK, whole_file(fcntl.F_RDLCK if shared else fcntl.F_WRLCK))
@@ -165,7 +165,7 @@ def lock(parent: int, name: str, *, shared: bool, patience: float = 0.0) -> File
 
 @contextmanager
 def opened(parent: int, name: str, *, create: bool = False) -> Iterator[int]:
-    """Open a directory below another for the duration of a with block; raises as `open_directory`, also for a link."""
+    """Open a directory below another during a with block; raises as `open_directory`, also for a link."""
     if create:
         with suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=parent)
@@ -177,7 +177,7 @@ def opened(parent: int, name: str, *, create: bool = False) -> Iterator[int]:
 
 
 def remove_tree(parent: int, name: str) -> int:
-    """Remove a directory with the plain files in it, following nothing. Returns the bytes that were in it."""
+    """Remove a directory and the files in it, without following links; return the bytes that were in it."""
     freed = 0
     try:
         fd = os.open(name, _DIRECTORY, dir_fd=parent)

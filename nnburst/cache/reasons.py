@@ -83,7 +83,7 @@ class CacheRejected(NNBurstError, RuntimeError):
     """A cache entry was not accepted. The caller compiles.
 
     Attributes:
-        reason: Why.
+        reason: The reason for the refusal.
     """
 
     def __init__(self, reason: CacheReason, message: str = "", *, status: ErrorStatus | None = None) -> None:
@@ -99,7 +99,7 @@ class SaveResult(Struct, frozen=True):
 
     Attributes:
         saved: True if the files are complete.
-        reason: SAVED, or why not.
+        reason: SAVED, or the reason for the failure.
         generation: Generation of the files, 16 bytes.
         nbytes: Bytes of all files together.
         seconds: Duration of the save.

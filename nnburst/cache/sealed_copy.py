@@ -1,6 +1,6 @@
-"""Private copies of files: read once, sealed, then verified and used; the file itself is never looked at again.
+"""Private copies of files: each is read once, sealed, verified and used; the file is not read again.
 
-A copy is memory that no other process can reach, read-only as soon as it is filled, also for this one.
+No other process can reach the memory of a copy, and no process, this one included, can write it once it is filled.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _PATH_ONLY = getattr(os, "O_PATH", 0o10000000)
 
 
 def check_fd(fd: int) -> os.stat_result:
-    """Check that a descriptor is a plain file that can be read and written anywhere (THR-16)."""
+    """Check that a descriptor is a regular file, open for reading and writing at any offset (THR-16)."""
     try:
-        check_file_system(fd)  # before anything is asked of the file, which could wait for ever for its server
+        check_file_system(fd)  # first: other calls could wait for the file's server for ever
         status, flags, seals = os.fstat(fd), fcntl.fcntl(fd, fcntl.F_GETFL), check(lib.nnb_seals(fd))
     except GeneralFailure as error:
         raise CacheRejected(CacheReason.REMOTE_FILES, str(error)) from error
@@ -43,9 +43,9 @@ def check_fd(fd: int) -> os.stat_result:
 
 
 def place_of(fd: int) -> bytes:
-    """Name the directory in which a client keeps its entries, so that each has newest entries of its own.
+    """Return the identity of a directory where a client keeps entries; each has newest generations of its own.
 
-    Asked from the file system and not from the client: a directory that it cannot open, it cannot name.
+    The file system tells the identity, so a client can only name a directory that it can open.
 
     Raises:
         CacheRejected: It is not a directory, or on a file system that could block this process for ever.
@@ -55,7 +55,7 @@ def place_of(fd: int) -> bytes:
         status = os.fstat(fd)
         if not stat.S_ISDIR(status.st_mode):
             raise CacheRejected(CacheReason.BAD_FD, "the place of a cache entry is not a directory")
-        # Device numbers may change when the machine starts anew; the id of the file system does not.
+        # Device numbers may change when the machine restarts; the id of the file system does not.
         return struct.pack("<QQ", os.fstatvfs(fd).f_fsid & (1 << 64) - 1, status.st_ino)
     except GeneralFailure as error:
         raise CacheRejected(CacheReason.REMOTE_FILES, str(error)) from error
@@ -64,24 +64,25 @@ def place_of(fd: int) -> bytes:
 
 
 class _Copy(mmap.mmap):
-    """Memory with the payload of a file. `is_taken`: see `take`."""
+    """Memory with the payload of a file."""
 
-    is_taken = False
+    is_claimed = False
+    """True after `claim`."""
 
 
-def take(payload: memoryview) -> bool:
-    """Make the memory of a verified payload the caller's, to give back parts of it; return whether it is: once only.
+def claim(payload: memoryview) -> bool:
+    """Claim the memory of a verified payload, to release parts of it; return False if it is claimed already.
 
-    Others who load the file meanwhile are handed the same memory, and get False here.
+    Later loads of the file get the same memory, and False here.
     """
     copy = payload.obj
     assert isinstance(copy, _Copy)
-    was, copy.is_taken = copy.is_taken, True
-    return not was
+    was_claimed, copy.is_claimed = copy.is_claimed, True
+    return not was_claimed
 
 
 def anonymous_memory(nbytes: int) -> _Copy:
-    """Return private memory, in huge pages where they are had: a fault for each 2 MiB instead of each 4 KiB."""
+    """Return private memory, in huge pages where possible: one page fault per 2 MiB instead of per 4 KiB."""
     memory = _Copy(-1, nbytes or 1, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -89,9 +90,9 @@ def anonymous_memory(nbytes: int) -> _Copy:
 
 
 class SealedCopies:
-    """The bytes of files at one moment, verified, in memory that cannot change. Thread safe.
+    """Verified copies of files in memory that cannot change. Thread safe.
 
-    As long as anything uses a copy, it is given out again for the same file, unless that was seen to change.
+    While a copy is in use, the same unchanged file gets it again.
     """
 
     def __init__(self) -> None:
@@ -102,23 +103,23 @@ class SealedCopies:
 
         Args:
             fd: The file; its offset is neither used nor moved.
-            header: What `read_header` has read; no more is copied than it says.
+            header: The result of `read_header`; no more bytes are copied than it says.
 
         Raises:
-            CacheRejected: The file changed meanwhile, cannot be read, or is not what was written with the key.
+            CacheRejected: The file changed meanwhile, cannot be read, or was not written with the key.
         """
         size = header.payload + overhead()
         try:
             status = os.fstat(fd)
-            if status.st_size != size:  # before memory is asked for
+            if status.st_size != size:  # before memory is allocated
                 raise CacheRejected(CacheReason.BAD_LENGTH, "a file changed its size while it was read")
             code = _read(fd, CODE_SIZE, HEADER_SIZE + header.payload)
-            # Header and code are those of the copy, so that it is what was saved. The time of change, which no client
-            # can set, is only there to notice that the file no longer is.
+            # Header and code name the contents. The change time, which no client can set, tells that the file has been
+            # written since.
             name = (status.st_dev, status.st_ino, status.st_ctime_ns, header, code)
             memory = self._used.get(name)
             if memory is None:
-                memory, opening = _copied(fd, header, key)
+                memory, opening = _copy(fd, header, key)
                 if os.fstat(fd).st_size != size:
                     raise CacheRejected(CacheReason.BAD_LENGTH, "a file changed its size while it was read")
                 opening.finish(code)
@@ -131,14 +132,14 @@ class SealedCopies:
 
 
 def read_header(fd: int, most: int) -> Header:
-    """Read what a file says of itself, nothing of it authentic, and compare it with the length of the file.
+    """Read the header of a file, not authenticated yet, and compare it with the length of the file.
 
     Args:
         fd: The file; its offset is neither used nor moved.
-        most: Bytes that it may have.
+        most: Largest length in bytes.
 
     Raises:
-        CacheRejected: It is no complete cache file, or longer than allowed.
+        CacheRejected: The file is no complete cache file, or too long.
     """
     size = check_fd(fd).st_size
     if size > most:
@@ -149,8 +150,8 @@ def read_header(fd: int, most: int) -> Header:
         raise CacheRejected(CacheReason.IO_ERROR, f"a cache file cannot be read: {error.strerror}") from error
 
 
-def _copied(fd: int, header: Header, key: MasterKey) -> tuple[_Copy, Opening]:
-    """Read a payload into memory of this process alone, each byte once; it is read-only then."""
+def _copy(fd: int, header: Header, key: MasterKey) -> tuple[_Copy, Opening]:
+    """Read a payload into private memory, each byte once, and make the memory read-only."""
     memory = anonymous_memory(header.payload)
     opening = Opening(header, key)
     end = HEADER_SIZE

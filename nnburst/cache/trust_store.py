@@ -1,11 +1,11 @@
-"""Records of the service about the files that clients keep: which generation of an entry is the right one.
+"""Records of the service about its clients' cache files: the valid generations of each entry.
 
-The authentication code of a file says that this service wrote it. Only this store says that it is the newest: without
-it an old file could be put back. It has a file for each entry of each device, which is replaced by rename::
+The authentication code of a cache file proves that this service wrote it. Only this store proves that it is the newest:
+without it an old file could be put back. The store has one file per entry of each device, replaced by rename::
 
     key   lock   trust/<device>/{epoch, lock, <entry>}
 
-Such a file has the generations that count and a code over them and its name. What it lacks or what is damaged misses.
+A file contains the valid generations, and a code over them and the file's name. A damaged file is a cache miss.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from .token import entry_name
 
 _PENDING_SECONDS = 600
 _MOST_ENTRIES = 10_000
-"""Entries of a device, at most; the oldest go."""
+"""Most entries of a device; the oldest are removed."""
 _MOST_GENERATIONS = 64
-"""Generations of an entry, in all places, at most."""
+"""Most generations of an entry, in all places together."""
 _CODE_SIZE = 32
 _LOCK, _EPOCH, _NEW, _KEY = "lock", "epoch", "new", "key"
 _KEY_SIZE = 32
 
 
 class MasterKey:
-    """32 random bytes in a file of the service's own. Everything else is derived from it."""
+    """32 random bytes in the state directory of the service. All other keys are derived from them."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
@@ -45,10 +45,10 @@ class MasterKey:
 
     @classmethod
     def open(cls, directory: int) -> MasterKey:
-        """Read the key of a state directory, or make one; `CacheRejected` if the file is not the user's alone."""
+        """Read the key of a state directory, or make one; `CacheRejected` if another user may read the file."""
         if _KEY not in os.listdir(directory):
-            with _alone(directory):
-                if _KEY not in os.listdir(directory):  # which another process has made meanwhile
+            with _locked(directory):
+                if _KEY not in os.listdir(directory):  # another process may have made it meanwhile
                     _replace(directory, _KEY, os.urandom(_KEY_SIZE))
         with open(_KEY, "rb", opener=_opener(directory)) as file:
             status = os.fstat(file.fileno())
@@ -76,10 +76,10 @@ class EntryRecord(Struct, frozen=True, array_like=True):
     files: tuple[tuple[int, bytes], ...]
     """Length and digest of each file: of the model files, then of the data files."""
     live: bool
-    """False until the client has published it; then it counts for ten minutes only."""
+    """False until the client has published it; such a record expires after ten minutes."""
     created: int
     place: bytes = b""
-    """The place where the client keeps the entry: see `place_of`. A generation replaces the others of its place."""
+    """The directory where the client keeps the entry: see `place_of`. A generation replaces others of its place."""
 
 
 class TrustStore:
@@ -89,7 +89,7 @@ class TrustStore:
         directory: Made with mode 0700 if need be; default: see `default_state_directory`.
 
     Raises:
-        CacheRejected: Reason NO_STORE, by every method: it cannot be used, and nothing can be cached.
+        CacheRejected: The directory cannot be used (NO_STORE). Every method may raise it.
     """
 
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
@@ -122,17 +122,17 @@ class TrustStore:
 
     @contextmanager
     def _open(self, device: str, *, writing: bool) -> Iterator[tuple[int, bytes]]:
-        """Open the directory of a device, with a key for its files; who writes is alone."""
+        """Open the directory of a device, with the key of its files; a writer locks others out."""
         with (
             self._root() as (root, key),
             opened(root, "trust", create=True) as devices,
             opened(devices, hashlib.sha256(device.encode()).hexdigest(), create=True) as place,
-            _alone(place) if writing else nullcontext(),
+            _locked(place) if writing else nullcontext(),
         ):
             yield place, key.derive("trust", device.encode())
 
     def set_epoch(self, device: str, epoch: bytes) -> None:
-        """Say which build of a device runs now. Another one than before: all its entries are forgotten."""
+        """Record the running build of a device. If it differs from the last one, the device's entries are forgotten."""
         with self._open(device, writing=True) as (place, _):
             if _contents(place, _EPOCH) != epoch:
                 for name in _entries(place):
@@ -140,12 +140,12 @@ class TrustStore:
                 _replace(place, _EPOCH, epoch)
 
     def records(self, token: bytes, device: str) -> list[EntryRecord]:
-        """Return the generations of an entry that count; `CacheRejected` if their file was changed from outside."""
+        """Return the valid generations of an entry; `CacheRejected` if another program has changed their file."""
         with self._open(device, writing=False) as (place, key):
             return _read(place, key, entry_name(token))
 
     def put(self, token: bytes, device: str, record: EntryRecord) -> None:
-        """Remember a generation. A live one replaces all others of its entry in its place."""
+        """Store a generation. A live one replaces all others of its entry and place."""
         with self._open(device, writing=True) as (place, key):
             known: list[EntryRecord] = []
             with suppress(CacheRejected):
@@ -158,7 +158,7 @@ class TrustStore:
                     os.unlink(name, dir_fd=place)
 
     def confirm(self, token: bytes, device: str, generation: bytes) -> bool:
-        """Make a published generation the only valid one in its place. Return False if it is unknown."""
+        """Make a published generation the only valid one of its place; return False if it is unknown."""
         with self._open(device, writing=True) as (place, key):
             known = _read(place, key, entry_name(token))
             found = [record for record in known if record.generation == generation]
@@ -177,9 +177,9 @@ class TrustStore:
 
 
 @contextmanager
-def _alone(place: int) -> Iterator[None]:
-    """Keep other writers out of a directory inside a with block."""
-    held = lock(place, _LOCK, shared=False, patience=10.0)
+def _locked(place: int) -> Iterator[None]:
+    """Lock other writers out of a directory during a with block."""
+    held = lock(place, _LOCK, shared=False, timeout=10.0)
     if held is None:
         raise CacheRejected(CacheReason.NO_STORE, "another process writes to the trust store all the time")
     try:
@@ -197,7 +197,7 @@ def _opener(place: int) -> Callable[[str, int], int]:
 
 
 def _contents(place: int, name: str) -> bytes:
-    """Return what is in a file; nothing if there is none."""
+    """Return the contents of a file; empty if it does not exist."""
     try:
         with open(name, "rb", opener=_opener(place)) as file:
             return file.read()
@@ -205,15 +205,15 @@ def _contents(place: int, name: str) -> bytes:
         return b""
 
 
-def _replace(place: int, name: str, contents: bytes, *, for_good: bool = True) -> None:
-    """Write a file anew, in one step; what is not written for good may miss after a crash of the machine."""
+def _replace(place: int, name: str, contents: bytes, *, durable: bool = True) -> None:
+    """Replace a file in one step. One that is not durable may be missing after a crash of the machine."""
     with open(_NEW, "wb", opener=_opener(place)) as file:
         file.write(contents)
         file.flush()
-        if for_good:
+        if durable:
             os.fsync(file.fileno())
     os.rename(_NEW, name, src_dir_fd=place, dst_dir_fd=place)
-    if for_good:
+    if durable:
         os.fsync(place)
 
 
@@ -230,16 +230,16 @@ def _read(place: int, key: bytes, name: str) -> list[EntryRecord]:
 
 
 def _add(place: int, key: bytes, name: str, known: list[EntryRecord], record: EntryRecord) -> None:
-    """Write what was known but for what a generation replaces, and that."""
+    """Write the known generations without those that a new one replaces, and the new one."""
     kept = [
         other
         for other in known
         if other.generation != record.generation and not (record.live and other.place == record.place)
     ]
-    kept.sort(key=lambda other: other.live)  # saves that are not published push no others out
-    _write(place, key, name, [*kept, record][-_MOST_GENERATIONS:], for_good=record.live)
+    kept.sort(key=lambda other: other.live)  # unpublished generations are dropped first
+    _write(place, key, name, [*kept, record][-_MOST_GENERATIONS:], durable=record.live)
 
 
-def _write(place: int, key: bytes, name: str, records: list[EntryRecord], *, for_good: bool = True) -> None:
+def _write(place: int, key: bytes, name: str, records: list[EntryRecord], *, durable: bool = True) -> None:
     text = msgpack.encode(records)
-    _replace(place, name, hmac.digest(key, name.encode() + text, "sha256") + text, for_good=for_good)
+    _replace(place, name, hmac.digest(key, name.encode() + text, "sha256") + text, durable=durable)

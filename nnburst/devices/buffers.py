@@ -106,7 +106,7 @@ def allocate_buffer(
     for is_input, listed in ((True, input_roles), (False, output_roles)):
         for position, role in enumerate(listed):
             place = f"{'input' if is_input else 'output'} role {position}"
-            prepared, operand, key = _looked_up(tracker, prepared_models, role, place, is_input=is_input)
+            prepared, operand, key = _find_role(tracker, prepared_models, role, place, is_input=is_input)
             if key in roles:
                 raise InvalidArgument(f"{place} is given twice")
             dimensions = with_role(place, operand, first, dimensions)
@@ -135,7 +135,7 @@ def with_role(
         raise InvalidArgument(f"{place}: {error}") from None
 
 
-def _looked_up(
+def _find_role(
     tracker: BufferTracker, prepared_models: Sequence[object], role: BufferRole, place: str, *, is_input: bool
 ) -> tuple[object, OperandDesc, RoleKey]:
     """Return the prepared model of a role, the operand that it names, and the role's key."""

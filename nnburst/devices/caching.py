@@ -1,4 +1,4 @@
-"""Common parts of caching devices: their cache files, and digests that tell their builds apart."""
+"""The cache files of a device, and a digest that differs between its builds."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _log = logging.getLogger("nnburst.cache")
 
 @cache
 def _library_digest() -> bytes:
-    """Return the digest of this package's native library: it differs between two builds of one version."""
+    """Return the digest of this package's native library, which differs between builds of one version."""
     digest = hashlib.sha256()
     for path in sorted(Path(_core.__file__).parent.glob("_nnburst*.so")):
         digest.update(path.read_bytes())
@@ -40,7 +40,7 @@ def _library_digest() -> bytes:
 
 @cache
 def cpu_features() -> str:
-    """Return the line of the processor's instructions; empty if it is not known."""
+    """Return the processor's instruction set as Linux lists it; empty if unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -52,7 +52,7 @@ def build_epoch(name: str, version: str, *parts: str) -> bytes:
     """Return 32 bytes that change with the device, its version, this package's library and the machine's instructions.
 
     Args:
-        parts: Anything else that its files depend on: format versions, options.
+        parts: Everything else that the files depend on: format versions, options.
     """
     digest = hashlib.sha256(b"nnburst-epoch-v1" + _library_digest())
     for text in (name, version, cpu_features(), *parts):
@@ -62,10 +62,10 @@ def build_epoch(name: str, version: str, *parts: str) -> bytes:
 
 
 class DeviceCacheHome:
-    """The `DeviceCache` of one device, opened when it is first needed.
+    """The `DeviceCache` of one device, opened on first use.
 
     Args:
-        epoch: See `build_epoch`; called when it is first needed.
+        epoch: Returns the digest of `build_epoch`; called on first use.
     """
 
     def __init__(self, device: str, epoch: Callable[[], bytes], model_files: int, data_files: int) -> None:
@@ -82,11 +82,11 @@ class DeviceCacheHome:
             opened = DeviceCache(
                 TrustStore(directory), device=self._device, epoch=self._epoch(), model_files=models, data_files=data
             )
-            self._caches.setdefault(directory, opened)  # another thread may have been faster
+            self._caches.setdefault(directory, opened)  # another thread may have opened one meanwhile
         return self._caches[directory]
 
     def load(self, files: CacheFiles) -> VerifiedEntry:
-        """Read an entry back; raises as `DeviceCache.load`, and `InvalidArgument` if the token has not 32 bytes."""
+        """Return a verified entry; raises as `DeviceCache.load`, and `InvalidArgument` for a bad token."""
         token = checked_token(files.token)
         return self.get().load(
             token, files.model_fds, files.data_fds, fingerprint=files.fingerprint, encrypted=files.encrypt
@@ -99,17 +99,16 @@ class DeviceCacheHome:
         *,
         compiled: Callable[[], bytes] | None = None,
     ) -> SaveResult:
-        """Save an entry; as `DeviceCache.save`, but that what to save is made only if it is needed.
+        """Save an entry as `DeviceCache.save` does. An exception on the way becomes the reason IO_ERROR.
 
-        Whatever is raised on the way becomes a reason: IO_ERROR, which does not count as a refusal of the device.
-
-        A client tells the fingerprint of the model that it meant. Its memory and files may have been written since, so
-        a device compares it with `compiled`: else results of one model would be restored for another.
+        The client sends the fingerprint of the model that it asked for. Its memory and files may have changed since, so
+        that fingerprint is compared with the one of the compiled contents: otherwise results of one model could be
+        restored for another.
 
         Args:
-            files: Where, under which token, and what the client says of them.
-            payloads: Makes the contents of the model files and of the data files; None: this model is not cached.
-            compiled: Makes the fingerprint of the compiled contents; see `nnburst.cache.model_fingerprint`.
+            files: The client's files, their token and the model's fingerprint.
+            payloads: Returns the contents of the model files and of the data files, or None to cache nothing.
+            compiled: Returns the fingerprint of the compiled contents; see `nnburst.cache.token.model_fingerprint`.
         """
         started = time.perf_counter()
         result = self._saved(files, payloads, compiled)
@@ -130,6 +129,6 @@ class DeviceCacheHome:
             )  # fmt: skip
         except CacheRejected as error:
             return SaveResult(False, error.reason)
-        except Exception as error:  # no space for what has to be made first, for example; it may go away
+        except Exception as error:  # such as a full disk below a temporary file, which may pass
             _log.warning("a compilation of %s was not kept: %s: %s", self._device, type(error).__name__, error)
             return SaveResult(False, CacheReason.IO_ERROR)

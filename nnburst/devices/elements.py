@@ -1,8 +1,8 @@
-"""Element types of extensions as operand types: NNAPI's own where they mean the same, else the extension's.
+"""Map element types of ONNX to operand types: NNAPI's where the meaning is the same, otherwise the extension's.
 
 An integer of eight or sixteen bits is an NNAPI quantised type of scale 1 and zero point 0, whose real value is the
 stored one. NNAPI has no tensors of rank 0: a scalar is an NNAPI scalar type where there is one, else the extension's
-type with the bit `_SCALAR`. The numbers are those of ONNX.
+type with the bit `_SCALAR`. Types have ONNX's numbers.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from ..model import ExtensionOperandType, OperandDesc, OperandType, extension_co
 
 _SCALAR = 0x100
 _FIRST_OF_BITS = 16
-"""Types from this number on are not NumPy's own."""
+"""Types from this number on do not exist in NumPy."""
 
 
 class ElementType(Struct, frozen=True):
     """An ONNX element type and its equivalents in NNAPI and NumPy.
 
     Attributes:
-        number: ``TensorProto.DataType``, which is also its number in the extension.
-        name: As ONNX Runtime prints it in ``tensor(…)``.
-        dtype: NumPy type of an element; types that NumPy lacks are their bits.
-        tensor: NNAPI type of tensors, None for the extension's.
-        scalar: NNAPI type of scalars.
-        scale: Of the NNAPI tensor type.
-        bits: Of an element in ONNX, where that is less than a byte.
+        number: ``TensorProto.DataType``, also the number of the type in the extension.
+        name: The word that ONNX Runtime prints in ``tensor(…)``.
+        dtype: NumPy type of an element; for types that NumPy lacks, the integer of the same bits.
+        tensor: NNAPI type of tensors; None for the extension's.
+        scalar: NNAPI type of scalars; None for the extension's.
+        scale: Scale of the NNAPI tensor type.
+        bits: Size of an element in ONNX if that is less than a byte.
         library: Name in ``ml_dtypes`` of a type that NumPy lacks.
     """
 
@@ -71,21 +71,21 @@ _ROWS = (
     ElementType(64, "encoded value", "|u1"),
 )
 ENCODED = _ROWS[-1]
-"""Self-describing bytes, as `devices.encoded` writes them, for values that are no array of such elements."""
+"""Self-describing bytes of `devices.encoded`, for values that are no array of the elements above."""
 _WITHIN = (
     ElementType(8, "string", "|u1"),
     ElementType(21, "uint4", "|u1", bits=4, library="uint4"),
     ElementType(22, "int4", "|i1", bits=4, library="int4"),
     ElementType(23, "float4e2m1", "|u1", bits=4, library="float4_e2m1fn"),
 )
-"""Elements that only encoded values have, beside all others."""
+"""Elements that occur only in encoded values."""
 
 _BY_KEY: dict[int | str, ElementType] = {key: row for row in (*_ROWS, *_WITHIN) for key in (row.number, row.name)}
 _OTHERS = {14: "complex numbers", 15: "complex numbers", 25: "2-bit integers", 26: "2-bit integers"}
 
 
 def element_types() -> tuple[ExtensionOperandType, ...]:
-    """Return the operand types that an extension with these elements has."""
+    """Return the operand types of an extension with these elements."""
     return tuple(
         ExtensionOperandType(row.number | flag, not flag, row.itemsize, row.dtype, row.library)
         for flag in (0, _SCALAR)
@@ -100,7 +100,7 @@ def element_type(key: int | str, place: str) -> ElementType:
         key: ``TensorProto.DataType``, or ONNX Runtime's name.
 
     Raises:
-        GeneralFailure: Elements have no size of their own (strings), or no whole number of bytes.
+        GeneralFailure: Elements have no fixed size (strings), or are not whole bytes.
     """
     row = element_within(key, place)
     if row in _WITHIN:
@@ -109,7 +109,7 @@ def element_type(key: int | str, place: str) -> ElementType:
 
 
 def element_within(key: int | str, place: str) -> ElementType:
-    """Return an element type as `element_type` does, also for elements that only encoded values have."""
+    """Find an element type, including those that occur only in encoded values; raises as `element_type`."""
     if key not in _BY_KEY:
         what = _OTHERS.get(key, f"elements of type {key}") if isinstance(key, int) else key
         raise GeneralFailure(f"{place} holds {what}; only strings and numbers of 4 to 64 bits can be passed")
@@ -128,7 +128,7 @@ def operand_code(row: ElementType, rank: int | None, prefix: int) -> tuple[int, 
     """Return the operand type and scale of a graph's input or output.
 
     Args:
-        rank: None if unknown.
+        rank: Rank of the value; None if unknown.
     """
     if rank == 0:
         return row.scalar if row.scalar is not None else extension_code(prefix, row.number | _SCALAR), 0.0
@@ -145,7 +145,7 @@ def is_scalar(operand: OperandDesc) -> bool:
 
 
 def open_operand(operand: OperandDesc, prefix: int) -> OperandDesc:
-    """Return an operand of the same elements, whose rank is not known."""
+    """Return an operand with the same element type and an unknown rank."""
     if not is_scalar(operand):
         return replace(operand, dimensions=())
     row = next(row for row in _ROWS if row.scalar == operand.type or row.number | _SCALAR == operand.type & 0xFFFF)

@@ -192,14 +192,14 @@ class FenceSignal:
 
     def set(self) -> None:
         """Signal the fence. Does nothing if that was done, or `fail` was called."""
-        if own := self._taken():
+        if own := self._take_socket():
             with own, contextlib.suppress(OSError):  # no waiter is left
                 own.recv(1)
                 own.send(b"\0", self._no_signal)
 
     def fail(self) -> None:
         """Put the fence in error. Does nothing if that was done, or `set` was called."""
-        if own := self._taken():
+        if own := self._take_socket():
             own.close()
 
     def __enter__(self) -> FenceSignal:
@@ -215,7 +215,7 @@ class FenceSignal:
     def __del__(self) -> None:
         self.fail()
 
-    def _taken(self) -> socket.socket | None:
+    def _take_socket(self) -> socket.socket | None:
         try:
             return self._own.pop()  # one step: also for two threads
         except IndexError:

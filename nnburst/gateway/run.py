@@ -68,7 +68,7 @@ class Served(msgspec.Struct):
 async def _serve(options: Served) -> None:
     loop, tokens = asyncio.get_running_loop(), Tokens(options.token_file)
     loop.set_default_executor(ThreadPoolExecutor(_THREADS, thread_name_prefix="nnburst-oip"))
-    ended, told, budget = asyncio.Event(), asyncio.Event(), Budget()
+    ended, hangup, budget = asyncio.Event(), asyncio.Event(), Budget()
     certificate = Certificate(options.cert, options.key) if options.cert or options.key else None
     models = Models(options.address, may_change=options.control, unloaded=options.unloaded)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -78,9 +78,9 @@ async def _serve(options: Served) -> None:
         loop.remove_reader(0)
         ended.set()
 
-    async def renew_when_told() -> None:
-        while await told.wait():
-            told.clear()
+    async def reload_on_hangup() -> None:
+        while await hangup.wait():
+            hangup.clear()
             for each in (tokens, certificate):
                 try:
                     if each is not None:
@@ -89,7 +89,7 @@ async def _serve(options: Served) -> None:
                     _log.error("%s; what there was before is still taken", error)
             await models.renew()
 
-    loop.add_signal_handler(signal.SIGHUP, told.set)
+    loop.add_signal_handler(signal.SIGHUP, hangup.set)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # blocked by the service until now
     loop.add_reader(0, end)
     async with contextlib.AsyncExitStack() as stack:
@@ -116,7 +116,7 @@ async def _serve(options: Served) -> None:
             runner, ports["rest"] = await rest.serve(models, regions, budget, options.rest, **how)
             stack.push_async_callback(runner.cleanup)
         print(json.dumps(ports), flush=True)
-        beside.append(asyncio.create_task(renew_when_told()))
+        beside.append(asyncio.create_task(reload_on_hangup()))
         if serves_models := bool(options.grpc or options.rest):
             beside.append(asyncio.create_task(models.is_ready()))  # opened now, so that the first request finds them so
         await ended.wait()

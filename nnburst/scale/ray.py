@@ -1,8 +1,8 @@
 """Sessions in Ray: an actor, and a deployment for Ray Serve. Needs the extra ``ray``.
 
-Ray places, scales, routes and restarts; each replica holds a `Session`, whose model runs in a service process beside
-it, or in a service that the programs of its node share. What kills a model costs that service only: the replica stays,
-and its next request starts the service again.
+Ray places, scales, routes and restarts. Each replica has a `Session`, whose model runs in a service process beside it,
+or in a service that the programs of its node share. A crash of the model ends that service only: the replica stays, and
+its next request starts the service again.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ except ImportError as error:
 
 Inputs = Mapping[str, Array]
 _OPENING = 60.0
-"""Seconds that a shared service which has died has to come back."""
+"""Seconds to wait for a dead shared service to come back."""
 _WINDOW = 300e-6
-"""Seconds. Who sleeps in a replica waits for a CPU, and for the interpreter, among Ray's own threads: that takes a
-tenth of a request's time. A service that sleeps is awake within this time, and a small model has run."""
+"""Polling window in seconds: long enough for a sleeping service to wake and run a small model. A sleeping replica would
+wait for a CPU and the interpreter lock among Ray's own threads, which takes a tenth of a request's time."""
 
 
 class Replica:
-    """A session, as an actor or a replica holds it.
+    """The session of an actor or a replica.
 
     Args:
         model: The path of a model file on each node, its bytes, or with `service` the name of a model that the service
             has.
         service: Name or address of a service that the programs of a node share, as for `nnburst.connect`; None starts
             one for the session.
-        retry: True if a request that met the death of its service is repeated once, for models that give the same
-            answer twice. Without it such a request gets `DeadObject`.
-        trust_uid: Whose `service` is used beside that of the replica's user and of root, as for `nnburst.connect`.
-        options: Of `Session`: ``device``, ``timeout``, ``cache_dir``, ``concurrency``.
+        retry: True to repeat a request once if its service died, for models that give the same answer twice. Without it
+            the request gets `DeadObject`.
+        trust_uid: Users whose `service` is trusted, as for `nnburst.connect`.
+        options: Options of `Session`: ``device``, ``timeout``, ``cache_dir``, ``concurrency``.
     """
 
     def __init__(
@@ -67,17 +67,17 @@ class Replica:
         return self.session.run(None, inputs)
 
     async def arun(self, inputs: Inputs) -> list[Array]:
-        """Run as `run` does, awaited."""
+        """Run the model once without blocking the event loop; raises as `Session.run`."""
         return await self.session.arun(None, inputs)
 
     def run_many(self, inputs: Sequence[Inputs], batch: int = 1) -> list[list[Array]]:
-        """Run the model for each of several inputs, in order, `batch` rows at once; raises as `Session.run_many`."""
+        """Run the model for each input, in order, `batch` rows at once; raises as `Session.run_many`."""
         return list(self.session.run_many(inputs, batch=batch))
 
     def run_together(self, inputs: Sequence[Inputs], batch: int) -> list[list[Array] | NNBurstError]:
-        """Run inputs of different callers as `run_many` does: one that cannot be run gets its error, others outputs.
+        """Run inputs of several callers as one batch; return the outputs or the error of each.
 
-        After a failure each runs by itself, but not when the time is over, nor after a death unless `retry` allows it.
+        If the batch fails, each input runs by itself, unless the time is over, or the service died and `retry` is off.
         """
         try:
             return [*self.run_many(inputs, batch)]
@@ -90,21 +90,21 @@ class Replica:
         return self._retry if isinstance(error, DeadObject) else not isinstance(error, MissedDeadline)
 
     def check_health(self) -> None:
-        """Open services that have died again, now rather than with the next request.
+        """Restart dead services now rather than with the next request.
 
         Raises:
-            NNBurstError: One cannot be opened; Ray then replaces the replica.
+            NNBurstError: A service cannot be started; Ray then replaces the replica.
         """
         self.session.reopen()
         if self._shared is not None:
             Deadline.after(_OPENING).call(self._shared._revive)
 
     def status(self) -> dict[str, Any]:
-        """Return how the replica stands: ``restarts`` of its model's service."""
+        """Return the state of the replica: ``restarts`` of its model's service."""
         return {"restarts": len(self.session.restarts)}
 
     def close(self) -> None:
-        """End the session and what belongs to it."""
+        """Close the session and the connection to a shared service."""
         self.session.close()
         if self._shared is not None:
             self._shared.close()
@@ -113,11 +113,11 @@ class Replica:
 def actor(
     model: str | os.PathLike[str] | bytes, *, actor_options: Mapping[str, Any] | None = None, **session: Any
 ) -> Any:
-    """Start an actor that holds a session; its methods are those of `Replica`.
+    """Start an actor with a session; its methods are those of `Replica`.
 
     Args:
         model: As for `Replica`.
-        actor_options: Of Ray's `.options()`: ``num_cpus``, ``name``, ``max_concurrency``, and so on.
+        actor_options: Arguments of Ray's `.options()`: ``num_cpus``, ``name``, ``max_concurrency``, and so on.
         session: The other arguments of `Replica`.
     """
     return ray.remote(Replica).options(**(actor_options or {})).remote(model, **session)
@@ -131,16 +131,16 @@ def deployment(
     batch_wait: float = 0.005,
     **session: Any,
 ) -> Any:
-    """Return an application for `ray.serve.run`, whose replicas hold a session each.
+    """Return an application for `ray.serve.run` with one session per replica.
 
-    ``handle.remote(inputs)`` gives a list of arrays, ``handle.status.remote()`` the `Replica.status` of one replica.
+    ``handle.remote(inputs)`` returns a list of arrays, ``handle.status.remote()`` the `Replica.status` of one replica.
 
     Args:
         model: As for `Replica`.
-        serve_options: Of Serve's `deployment()`: ``num_replicas``, ``max_ongoing_requests``, ``ray_actor_options``, ….
-        batch: Requests that a replica puts together and runs at once, for models whose inputs all have a symbolic first
-            dimension; 1 for each by itself.
-        batch_wait: Seconds for which the first request of a batch waits for others.
+        serve_options: Arguments of Serve's `deployment()`: ``num_replicas``, ``max_ongoing_requests`` and so on.
+        batch: Most requests that a replica runs as one, for models whose inputs all have a symbolic first dimension; 1
+            runs each request by itself.
+        batch_wait: Seconds that the first request of a batch waits for others.
         session: The other arguments of `Replica`.
     """
 

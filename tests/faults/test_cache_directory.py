@@ -119,8 +119,8 @@ def test_THR_27_wait_leaves_time_to_compile(tmp_path: Path) -> None:
     """At most half of what is left until the deadline; then the model is compiled and not saved."""
     cache, real, waits = Cache(tmp_path / "c"), Cache._lock, list[float]()
 
-    def lock(entry: str, kind: str, *, shared: bool, patience: float = 0.0) -> Any:
-        waits.append(patience)
+    def lock(entry: str, kind: str, *, shared: bool, timeout: float = 0.0) -> Any:
+        waits.append(timeout)
         return real(cache, entry, kind, shared=shared)
 
     cache._lock = lock  # type: ignore[method-assign]
@@ -291,6 +291,6 @@ def test_third_refusal_of_a_device_ends_the_attempts(tmp_path: Path) -> None:
 def test_entry_that_somebody_else_writes_is_waited_for_and_then_left(tmp_path: Path) -> None:
     cache = Cache(tmp_path / "c")
     with contextlib.closing(cache.stage(name(1), COUNTS)), pytest.raises(CacheRejected) as error:
-        cache.stage(name(1), COUNTS, patience=0.05)
+        cache.stage(name(1), COUNTS, timeout=0.05)
     assert error.value.reason is R.BUSY
     cache.stage(name(1), COUNTS).close()

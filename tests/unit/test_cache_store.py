@@ -277,13 +277,13 @@ def claim(path: Path, size: int) -> None:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Bytes that were asked for, copy by copy."""
     sizes: list[int] = []
-    real = sealed_copy._copied
+    real = sealed_copy._copy
 
     def copied(fd: int, header: Header, key: bytes) -> Any:
         sizes.append(header.payload)
         return real(fd, header, key)
 
-    monkeypatch.setattr(sealed_copy, "_copied", copied)
+    monkeypatch.setattr(sealed_copy, "_copy", copied)
     return sizes
 
 

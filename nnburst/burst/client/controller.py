@@ -254,12 +254,12 @@ class ExecutionBurstController(OneProcess, Closing):
     @property
     def is_sound(self) -> bool:
         """True if it is usable: not closed, not ended by the service, and its channels are not corrupt."""
-        return not self.told and lib.nnb_client_is_sound(self.endpoint) == 1
+        return not self.end_reason and lib.nnb_client_is_sound(self.endpoint) == 1
 
     @property
-    def told(self) -> str:
+    def end_reason(self) -> str:
         """The server's reason, if it ended the burst by itself."""
-        return self._slots.told
+        return self._slots.end_reason
 
     @property
     def ending(self) -> Ending:

@@ -266,9 +266,9 @@ class BoundRequest(Runnable, OneProcess):
         controller = self.controller
         if controller.closed:
             return BadState(meanwhile)
-        if controller.told:
+        if controller.end_reason:
             return DeadObject(
-                f"the service has ended the burst: {controller.told}; a session's next run opens another one"
+                f"the service has ended the burst: {controller.end_reason}; a session's next run opens another one"
             )
         how = controller.ending.reason or "the other process has ended"
         then = "the next run opens the session again" if self._restarts else "open another session"

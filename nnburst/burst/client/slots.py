@@ -22,7 +22,7 @@ class SlotTable(BurstCallback):
     A slot is never used twice: a server that missed a `free_memory` cannot confuse the old memory with a new one.
 
     Attributes:
-        told: The server's reason, if it ended the burst by itself.
+        end_reason: The server's reason, if it ended the burst by itself.
     """
 
     def __init__(self, bell: int | None = None, loop_timeout_ns: int = 0) -> None:
@@ -32,7 +32,7 @@ class SlotTable(BurstCallback):
         self._memories: dict[int, Memory | Named] = {}
         self._slots: dict[Memory | Named, int] = {}
         self._numbers = itertools.count()
-        self.told = ""
+        self.end_reason = ""
         self._on_end: Callable[[], None] = lambda: None
 
     def slots_for(self, memories: Sequence[Memory | Named]) -> list[int]:
@@ -66,13 +66,13 @@ class SlotTable(BurstCallback):
         return len(self._slots)
 
     def ended(self, reason: str) -> None:
-        self.told = self.told or reason or "it does not say why"  # set first: there may be no listener yet
+        self.end_reason = self.end_reason or reason or "it does not say why"  # set first: there may be no listener yet
         self._on_end()
 
     def when_ended(self, listener: Callable[[], None]) -> None:
         """Register a listener to be called, perhaps twice, when the server has ended the burst by itself."""
         self._on_end = listener
-        if self.told:
+        if self.end_reason:
             listener()
 
     def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory | Named, ...]]:

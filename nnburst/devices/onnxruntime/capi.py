@@ -408,13 +408,13 @@ class BoundRun:
         self.kernel = ffi.gc(out[0], out[0].destroy)
         self.run = partial(lib.nnb_kernel_run, self.kernel)
 
-    def tell(self, rows: Any, n_inputs: int, *, adapts: bool) -> None:
+    def describe_arguments(self, rows: Any, n_inputs: int, *, adapts: bool) -> None:
         """Describe the arguments by ``nnb_ort_argument`` rows; see ``nnb_ort_tell``."""
         self._kept.append(rows)
         n_outputs = len(rows) - n_inputs
         check(lib.nnb_ort_tell(self.kernel, rows, n_inputs, n_outputs, _api.memory, _api.allocator, adapts))
 
-    def run_untold(self, deadline_ns: int) -> int:
+    def run_into_binding(self, deadline_ns: int) -> int:
         """Run as `run` does, but leave the outputs in the binding."""
         result, self.kernel.result = self.kernel.result, ffi.NULL
         try:

@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 from msgspec.structs import replace
 
-from ...cache import CacheReason, CacheRejected, SaveResult, VerifiedEntry, model_fingerprint, take
+from ...cache import CacheReason, CacheRejected, SaveResult, VerifiedEntry, claim, model_fingerprint
 from ...errors import GeneralFailure, InvalidArgument
 from ...memory import Memory, read_constant
 from ...model import (
@@ -163,7 +163,7 @@ class OnnxRuntimeDevice(LocalDevice):
         contents = read_contents(text)
 
         def load() -> Graph:
-            if contents.gives_back and not take(weights):  # for a graph that has just been closed
+            if contents.gives_back and not claim(weights):  # for a graph that has just been closed
                 raise CacheRejected(CacheReason.BUSY, "the memory of the weights is being given back")
             return load_graph(contents, weights, self._settings, own=True)
 

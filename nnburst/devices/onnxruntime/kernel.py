@@ -125,10 +125,10 @@ class BoundGraph:
         self._open = [each for each in self._written if each.is_open]
         self._said = [each for each in self._written if not each.is_open]
         told = all(isinstance(each.pool, Region) and not each.node.holds for each in self._open)
-        self._telling: BoundRun | None = None
+        self._described: BoundRun | None = None
         if told and not self._encoded and isinstance(self._bound, BoundRun):
-            self._telling = self._bound
-            self._telling.tell(self._rows, len(request.inputs), adapts=self._adapts)
+            self._described = self._bound
+            self._described.describe_arguments(self._rows, len(request.inputs), adapts=self._adapts)
             self.c_kernel = self._bound.kernel
 
     # -- binding -------------------------------------------------------------------------------------------------------
@@ -257,10 +257,10 @@ class BoundGraph:
         Raises:
             MissedDeadline: The run was ended.
         """
-        if self._open and self._telling is None:
+        if self._open and self._described is None:
             return self._run_open(deadline_ns)
         self._run_closed(deadline_ns)
-        return None if self._telling is None else self._telling.result()
+        return None if self._described is None else self._described.result()
 
     def cancel(self) -> None:
         """End the run between two nodes, and any later run at once; see `Kernel`."""
@@ -273,8 +273,8 @@ class BoundGraph:
         if self._encoded:
             self._feed(deadline_ns)
         status = self._bound.run(deadline_ns)
-        if status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and self._telling is not None:
-            told = self._telling.result()
+        if status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and self._described is not None:
+            told = self._described.result()
             raise OutputInsufficientSize("an output needs more room", output_shapes=told[1] if told else ())
         if status:
             raise self.failed(status, deadline_ns)
@@ -331,7 +331,7 @@ class BoundGraph:
             return failure
         try:
             self._leave_to_library(self._said)
-            run = self._bound.run if self._telling is None else self._telling.run_untold
+            run = self._bound.run if self._described is None else self._described.run_into_binding
             if status := run(deadline_ns):  # the failure is not of the shapes
                 return self._bound.failure(status)
             values = ((each.position, value) for each, value in self._computed() if not each.node.holds)

@@ -254,14 +254,14 @@ def _move_blocks(c: LoweredCall) -> None:
     c.keep(c.transposed(moved, _TO_NCHW) if nchw else moved)
 
 
-def _taken(c: LoweredCall, value: str, axis: int, places: Array) -> str:
+def _pick_places(c: LoweredCall, value: str, axis: int, places: Array) -> str:
     return c.node("Gather", value, c.array(places), axis=axis)
 
 
 def _resize_nearest(c: LoweredCall) -> None:
     value, dims, out = c.stored("x"), c.dims("x"), c.outputs[0]
     for axis in (2, 3) if c.integer("nchw") else (1, 2):
-        value = _taken(c, value, axis, nearest_places(c, dims[axis], out[axis]))
+        value = _pick_places(c, value, axis, nearest_places(c, dims[axis], out[axis]))
     c.keep(value)
 
 
@@ -272,8 +272,8 @@ def _resize_bilinear(c: LoweredCall) -> None:
     for axis in axes if rows_first((dims[down], dims[across]), (out[down], out[across])) else axes[::-1]:
         first, second, part = neighbour_places(c, dims[axis], out[axis])
         part = part.astype(np.float32).reshape(-1, *[1] * (3 - axis))
-        near = c.node("Mul", _taken(c, value, axis, first), c.array(1 - part, np.float32))
-        far = c.node("Mul", _taken(c, value, axis, second), c.array(part, np.float32))
+        near = c.node("Mul", _pick_places(c, value, axis, first), c.array(1 - part, np.float32))
+        far = c.node("Mul", _pick_places(c, value, axis, second), c.array(part, np.float32))
         value = c.node("Add", near, far)
     c.give(value)
 

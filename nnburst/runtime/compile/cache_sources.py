@@ -106,13 +106,13 @@ class DirectoryCache(CacheSource):
 
     def __init__(self, cache: Cache, token: bytes | None, *, encrypt: bool = False) -> None:
         self._cache = cache
-        self._given = token
+        self._token = token
         self._encrypt = encrypt
 
     def token(self, job: Job, fingerprint: bytes) -> bytes:
         """Return the token for the device."""
         return device_token(
-            self._given if self._given is not None else fingerprint,
+            self._token if self._token is not None else fingerprint,
             device=job.device.name,
             version=job.device.version_string,
             epoch=job.device.cache_epoch,
@@ -163,7 +163,7 @@ class DirectoryCache(CacheSource):
 
     def _staged(self, entry: str, job: Job, until: Deadline) -> StagedEntry:
         try:
-            return self._cache.stage(entry, job.counts, patience=until.left() or 0.0)
+            return self._cache.stage(entry, job.counts, timeout=until.left() or 0.0)
         except CacheRejected as error:
             self._cache.warn_of(error.reason, error)
             raise
@@ -232,7 +232,7 @@ class DescriptorCache(CacheSource):
     """
 
     def __init__(self, model_fds: Sequence[int], data_fds: Sequence[int], token: bytes) -> None:
-        self._given = token
+        self._token = token
         self._fds: tuple[list[int], list[int]] = ([], [])
         try:
             for mine, given in zip(self._fds, (model_fds, data_fds), strict=True):
@@ -252,7 +252,7 @@ class DescriptorCache(CacheSource):
         models, data = map(tuple, self._fds)
         if (len(models), len(data)) != job.counts:
             raise CacheRejected(CacheReason.BAD_FD, "the device needs another number of files")
-        files = CacheFiles(models, data, self._given)
+        files = CacheFiles(models, data, self._token)
         if any(os.fstat(fd).st_size for fd in (*models, *data)):
             yield Entry(files)
         yield Room(files)

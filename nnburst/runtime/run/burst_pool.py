@@ -123,7 +123,7 @@ class BurstPool:
         ending = dead.controller.ending
         if self._refusal:
             return False
-        if dead.controller.told and not ending.reason:  # only the burst has ended
+        if dead.controller.end_reason and not ending.reason:  # only the burst has ended
             return True
         if not self.options.restarts:
             return False

@@ -392,7 +392,7 @@ class Connection:
         self._calls.end(self._failure)
         self._mailbox.end()
         for key in tuple(self._listeners):
-            self._tell(key)
+            self._call_listener(key)
         try:
             self._on_end()
         except Exception:
@@ -425,12 +425,12 @@ class Connection:
 
     def _linked(self, key: object) -> None:
         if self._ended:
-            self._tell(key)
+            self._call_listener(key)
 
     def _unlink(self, key: object) -> None:
         self._listeners.pop(key, None)
 
-    def _tell(self, key: object) -> None:
+    def _call_listener(self, key: object) -> None:
         try:
             self._listeners.pop(key, lambda: None)()
         except Exception:

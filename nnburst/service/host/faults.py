@@ -60,7 +60,7 @@ class _Armed:
         self.skip = order.skip
         self._sock = sock
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Report that the fault happens now."""
         with contextlib.suppress(OSError):  # the client no longer listens for the fault
             self._sock.send(b"!", socket.MSG_NOSIGNAL)
@@ -112,7 +112,7 @@ class FaultPoints:
             self._receive()
             due = [armed for armed in tuple(self._armed) if armed.order.point == point and self._is_due(armed)]
         for armed in due:
-            armed.tell()
+            armed.report()
             _log.warning("a fault is injected at %s: %s", point, armed.order.act)
             _ACTS[armed.order.act](armed)
 

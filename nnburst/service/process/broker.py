@@ -195,8 +195,8 @@ class Broker:
         for fd in self._listeners:
             poll.register(fd, select.POLLIN)
         for fd, client in self._awaited.items():
-            # A client that was told its end is read no more: a socket in its messages could linger.
-            poll.register(fd, 0 if client.is_told else select.POLLIN)
+            # A dismissed client is not read any more: a socket in its messages could linger.
+            poll.register(fd, 0 if client.is_dismissed else select.POLLIN)
         return [fd for fd, _ in poll.poll(None if timeout is None else int(timeout * 1000) + 1)]
 
     def _handle_signals(self, ready: list[int]) -> None:
@@ -266,28 +266,28 @@ class Broker:
 
     def end_client(self, client: AcceptedClient, reason: str) -> None:
         """Tell a client why, and disconnect it."""
-        self._tell(client, calls.EndNotice(calls.sendable(reason)))
+        self._dismiss(client, calls.EndNotice(calls.sendable(reason)))
 
-    def _tell(self, client: AcceptedClient, message: calls.Message, kind: Kind = Kind.REQUEST, number: int = 0) -> None:
-        client.tell(message, kind, number)
+    def _dismiss(self, client: AcceptedClient, last: calls.Message, kind: Kind = Kind.REQUEST, number: int = 0) -> None:
+        client.send_last(last, kind, number)
         self._await(client, LEAVING)
 
-    def _await(self, client: AcceptedClient, patience: float) -> None:
-        client.until = time.monotonic() + patience
+    def _await(self, client: AcceptedClient, timeout: float) -> None:
+        client.until = time.monotonic() + timeout
         if client.sock.fileno() >= 0:  # the client is still there
             self._awaited[client.sock.fileno()] = client
 
     def refuse(self, client: AcceptedClient, reason: str) -> None:
         """Tell a client why it is not served, unless many are being told."""
         _log.warning("%s is refused: %s", client.peer, reason)
-        if sum(other.is_told and other.worker is None for other in self._awaited.values()) >= _MOST_REFUSALS:
+        if sum(other.is_dismissed and other.worker is None for other in self._awaited.values()) >= _MOST_REFUSALS:
             client.close()
         else:
             self.end_client(client, reason)
 
     def _greeted(self, client: AcceptedClient) -> None:
         """Handle a client's hello, or its end."""
-        if client.is_told:
+        if client.is_dismissed:
             client.close()
             return
         try:
@@ -312,7 +312,7 @@ class Broker:
         uid, of_user = client.peer.uid, isinstance(order, calls.EndClients) and order.uid is not None
 
         def answer(reply: calls.Message) -> None:
-            self._tell(client, reply, Kind.ERROR if isinstance(reply, calls.ErrorReply) else Kind.REPLY, number)
+            self._dismiss(client, reply, Kind.ERROR if isinstance(reply, calls.ErrorReply) else Kind.REPLY, number)
 
         def change(name: str, unload: bool) -> None:
             reply: calls.Message = calls.Done()
@@ -333,7 +333,7 @@ class Broker:
             reason = f"for {whom} alone, by order of user {uid} (nnburst kick)"
             answer(calls.EndClientsReply(self.kick(client.peer.pid if of_user else order.pid, reason, order.uid)))
         else:
-            client.is_told = True  # that it is heard
+            client.is_dismissed = True  # its order is being carried out
             self._await(client, math.inf)
             self._changes.submit(change, order.name, order.unload)
 
@@ -345,7 +345,7 @@ class Broker:
                 client.until = now + _UNREAD  # counted until then, for its socket keeps descriptors of this user
                 continue
             del self._awaited[fd]
-            if not client.is_told:
+            if not client.is_dismissed:
                 _log.warning("%s is disconnected: it has not said hello", client.peer)
             client.close()
 

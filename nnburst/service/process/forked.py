@@ -84,7 +84,7 @@ current: Zygote | None = None
 
 
 @contextlib.contextmanager
-def streams_taken() -> Iterator[None]:
+def occupy_streams() -> Iterator[None]:
     """Occupy the numbers of standard streams that this process has closed: a child uses them for its own."""
     with contextlib.ExitStack() as opened:
         fd = -1
@@ -116,7 +116,7 @@ def find_zygote(devices: Iterable[str]) -> Zygote | None:
         kind = env, _standing()
     except OSError:  # this process is in an odd state
         return None
-    with _lock, streams_taken():
+    with _lock, occupy_streams():
         zygote = current = current or Zygote(kind)
     return zygote if zygote.kind == kind else None
 

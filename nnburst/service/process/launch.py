@@ -25,7 +25,7 @@ from ...errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDead
 from ...options import LogLevel, SandboxMode
 from ..host.quotas import Quotas
 from .command import child_environment, interpreter, safe_command
-from .forked import FUNCTIONS, SEQPACKET, find_zygote, fork, streams_taken
+from .forked import FUNCTIONS, SEQPACKET, find_zygote, fork, occupy_streams
 from .limited_log import log_lines
 from .options import Scheduling, ServiceOptions
 
@@ -113,7 +113,7 @@ def start_child(
     )
     interpreter()  # checked even if a zygote runs: the same program gets the same error
     try:
-        with streams_taken(), contextlib.ExitStack() as theirs, contextlib.ExitStack() as failing:
+        with occupy_streams(), contextlib.ExitStack() as theirs, contextlib.ExitStack() as failing:
             said = None
             if isinstance(log, logging.Logger):
                 reading, writing = system(os.pipe2, os.O_CLOEXEC)

@@ -56,7 +56,7 @@ class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record, or count it; report earlier counts first. Called with the lock of the handler."""
         now = time.monotonic()
-        self._tell(now - PERIOD)
+        self._report_left_out(now - PERIOD)
         place = self._places.setdefault((record.pathname, record.lineno), _Place(now))
         if now - place.since >= PERIOD:
             place.since, place.written = now, 0
@@ -77,12 +77,12 @@ class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]
         """Report lines that were left out and not reported."""
         self.acquire()
         try:
-            self._tell(time.monotonic())
+            self._report_left_out(time.monotonic())
         finally:
             self.release()
         super().close()
 
-    def _tell(self, ended: float) -> None:
+    def _report_left_out(self, ended: float) -> None:
         """Report lines that were left out in periods that began by a moment."""
         for (path, line), place in self._places.items():
             if place.left_out and place.since <= ended:

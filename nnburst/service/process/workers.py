@@ -55,8 +55,8 @@ class AcceptedClient:
     peer: Peer
     charge: Charge
     worker: Worker | None = None
-    is_told: bool = False
-    """True once the client was told of its end."""
+    is_dismissed: bool = False
+    """True once the client was sent its last message."""
     until: float = 0.0
     """The time when it must have said hello, or have gone."""
 
@@ -73,9 +73,9 @@ class AcceptedClient:
         if self.sock.fileno() >= 0:
             close_fds([self.sock.detach()])
 
-    def tell(self, message: calls.Message, kind: Kind = Kind.REQUEST, number: int = 0) -> None:
+    def send_last(self, message: calls.Message, kind: Kind = Kind.REQUEST, number: int = 0) -> None:
         """Send the last message, and leave the close to the client, which might otherwise see the close first."""
-        self.is_told = True
+        self.is_dismissed = True
         with contextlib.suppress(OSError, NNBurstError):
             Outgoing(kind, number, calls.encode(message)).try_send(self.sock)
 
