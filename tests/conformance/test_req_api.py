@@ -14,7 +14,7 @@ import pytest
 import nnburst
 from nnburst import BadState, InvalidArgument, MissedDeadline
 from nnburst.burst import ExecutionResult
-from nnburst.errors import ErrorStatus, GeneralFailure, NNBurstError
+from nnburst.errors import ErrorStatus, GeneralFailure
 from nnburst.memory import Memory
 from nnburst.model import Model, OutputShape, Request, Timing
 from nnburst.nnapi import Burst, Compilation, Duration, Event, Execution
@@ -58,21 +58,8 @@ def execution_for(compilation: Compilation, *, reusable: bool = False) -> tuple[
 def both_at_once(first: Callable[[], None], second: Callable[[], None]) -> list[BaseException | None]:
     """Run two calls in two threads that start together, and return what each raised."""
     gate = threading.Barrier(2)
-    raised: list[BaseException | None] = [None, None]
-
-    def run(i: int, call: Callable[[], None]) -> None:
-        gate.wait()
-        try:
-            call()
-        except NNBurstError as error:
-            raised[i] = error
-
-    threads = [threading.Thread(target=run, args=pair) for pair in enumerate((first, second))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return raised
+    calls = [Background(lambda call=call: (gate.wait(), call())[1]) for call in (first, second)]
+    return [call.result() for call in calls]
 
 
 # ---- a device that does as it is told ---------------------------------------------------------------------------

@@ -47,12 +47,15 @@ def test_REQ_CACHE_101_E12_one_value(cache: BlobCache) -> None:
     assert out == b"efgh"
 
 
-def test_REQ_CACHE_102_103_two_values(cache: BlobCache) -> None:
+def test_REQ_CACHE_102_103_106_107_121_two_values_their_sizes_and_allocators(cache: BlobCache) -> None:
     cache.set(b"ab", b"cd")
-    cache.set(b"ef", b"gh")
-    assert (value_of(cache, b"ab"), value_of(cache, b"ef")) == (b"cd", b"gh")
+    cache.set(b"ef", b"ghi")
+    assert (value_of(cache, b"ab"), value_of(cache, b"ef")) == (b"cd", b"ghi")
     assert cache.get_with(b"ab", bytearray) == (2, bytearray(b"cd"))
-    assert cache.get_with(b"ef", bytearray) == (2, bytearray(b"gh"))
+    assert cache.get_with(b"ef", bytearray) == (3, bytearray(b"ghi"))
+    assert (cache.get(b"ab"), cache.get(b"ef")) == (2, 3)
+    assert cache.get_with(b"ef", lambda size: None) == (3, None)
+    assert cache.get_with(b"no", lambda size: pytest.fail("asked")) == (0, None)
 
 
 def test_REQ_CACHE_104_105_only_inside_a_buffer_that_is_large_enough(cache: BlobCache) -> None:
@@ -63,16 +66,6 @@ def test_REQ_CACHE_104_105_only_inside_a_buffer_that_is_large_enough(cache: Blob
     small = bytearray(b"\xee" * 3)
     assert cache.get(b"abcd", small) == 4
     assert small == b"\xee" * 3
-
-
-def test_REQ_CACHE_106_allocator_that_fails(cache: BlobCache) -> None:
-    cache.set(b"abcd", b"efgh")
-    assert cache.get_with(b"abcd", lambda size: None) == (4, None)
-
-
-def test_REQ_CACHE_107_size_alone(cache: BlobCache) -> None:
-    cache.set(b"abcd", b"efgh")
-    assert cache.get(b"abcd") == 4
 
 
 def test_REQ_CACHE_108_109_later_values(cache: BlobCache) -> None:
@@ -128,10 +121,6 @@ def test_REQ_CACHE_120_large_entry_when_full(cache: BlobCache, policy: Policy) -
     else:
         assert value_of(cache, b"\x06") == b"x" * MAX_VALUE
         assert len(cache) == 3  # two of the small ones fit beside it
-
-
-def test_REQ_CACHE_121_allocator_is_not_asked_for_what_is_not_there(cache: BlobCache) -> None:
-    assert cache.get_with(b"ab", lambda size: pytest.fail("asked")) == (0, None)
 
 
 @pytest.mark.parametrize("capacity", Capacity)
@@ -290,15 +279,11 @@ def test_REQ_CACHE_131_uninitialised_cache_misses() -> None:
     assert cache.get_blob_with(b"abcd", lambda size: pytest.fail("asked")) == (0, None)
 
 
-def test_REQ_CACHE_132_initialised_cache_hits(shared: NNCache) -> None:
+def test_REQ_CACHE_132_133_initialised_cache_hits_until_it_is_terminated(shared: NNCache) -> None:
     out = bytearray(4)
     shared.set_blob(b"abcd", b"efgh")
     assert shared.get_blob(b"abcd", out) == 4
     assert out == b"efgh"
-
-
-def test_REQ_CACHE_133_terminated_cache_misses(shared: NNCache) -> None:
-    shared.set_blob(b"abcd", b"efgh")
     shared.terminate()
     assert shared.get_blob(b"abcd") == 0
     shared.set_blob(b"abcd", b"efgh")
@@ -312,11 +297,17 @@ def test_REQ_CACHE_134_policy_reaches_the_cache(shared: NNCache, policy: Policy)
     assert (shared.get_blob(b"\x06") > 0) == (policy.capacity is not Capacity.HALVE)
 
 
-def test_REQ_CACHE_135_136_values_are_back_after_a_new_start(tmp_path: Path, policy: Policy) -> None:
-    name = tmp_path / "blobs"
+def opened(name: Path | str, key: int = MAX_KEY, value: int = MAX_VALUE, total: int = 100, *policy: Policy) -> NNCache:
+    """A cache with a file, and its limits."""
     cache = NNCache()
     cache.set_cache_filename(name)
-    cache.initialize(MAX_KEY, MAX_VALUE, 100, policy)
+    cache.initialize(key, value, total, *policy)
+    return cache
+
+
+def test_REQ_CACHE_135_136_values_are_back_after_a_new_start(tmp_path: Path, policy: Policy) -> None:
+    name = tmp_path / "blobs"
+    cache = opened(name, MAX_KEY, MAX_VALUE, 100, policy)
     cache.set_blob(b"abcd", b"efgh")
     cache.set_blob(b"k" * 6, b"v" * 8)
     cache.initialize(1, 1, 2, policy)  # without terminate: the old limits stay
@@ -334,14 +325,10 @@ def test_REQ_CACHE_135_136_values_are_back_after_a_new_start(tmp_path: Path, pol
 
 def test_saved_by_itself_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nncache, "_SECONDS", 0.05)
-    cache = NNCache()
-    cache.set_cache_filename(tmp_path / "blobs")
-    cache.initialize(MAX_KEY, MAX_VALUE, 100)
+    cache = opened(tmp_path / "blobs")
     cache.set_blob(b"abcd", b"efgh")
     until(lambda: (tmp_path / "blobs").exists())
-    other = NNCache()
-    other.set_cache_filename(tmp_path / "blobs")
-    other.initialize(MAX_KEY, MAX_VALUE, 100)
+    other = opened(tmp_path / "blobs")
     assert other.get_blob(b"abcd") == 4
     other.terminate()
     cache.terminate()
@@ -350,9 +337,7 @@ def test_saved_by_itself_after_a_while(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("what", ["garbage", "cut off", "empty", "huge", "link", "directory", "fifo", "open to others"])
 def test_E6_E8_file_that_is_not_ours_is_no_error(tmp_path: Path, what: str) -> None:
     name = tmp_path / "blobs"
-    cache = NNCache()
-    cache.set_cache_filename(name)
-    cache.initialize(MAX_KEY, MAX_VALUE, 100)
+    cache = opened(name)
     cache.set_blob(b"abcd", b"efgh")
     cache.terminate()
     good = name.read_bytes()
@@ -376,9 +361,7 @@ def test_E6_E8_file_that_is_not_ours_is_no_error(tmp_path: Path, what: str) -> N
 
 def test_E7_interrupted_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = tmp_path / "blobs"
-    cache = NNCache()
-    cache.set_cache_filename(name)
-    cache.initialize(MAX_KEY, MAX_VALUE, 100)
+    cache = opened(name)
     cache.set_blob(b"abcd", b"efgh")
     assert cache.flush()
     good = name.read_bytes()
@@ -399,9 +382,7 @@ def test_E7_interrupted_save_leaves_the_old_file(tmp_path: Path, monkeypatch: py
 
 
 def test_many_threads(tmp_path: Path) -> None:
-    cache = NNCache()
-    cache.set_cache_filename(tmp_path / "blobs")
-    cache.initialize(16, 64, 2000, Policy(Select.LRU, Capacity.FIT))
+    cache = opened(tmp_path / "blobs", 16, 64, 2000, Policy(Select.LRU, Capacity.FIT))
 
     def work(n: int) -> None:
         generator = random.Random(n)
@@ -418,9 +399,7 @@ def test_many_threads(tmp_path: Path) -> None:
 
 
 def _save_often(name: str, n: int) -> None:
-    cache = NNCache()
-    cache.set_cache_filename(name)
-    cache.initialize(MAX_KEY, 64, 1000)
+    cache = opened(name, MAX_KEY, 64, 1000)
     for i in range(60):
         cache.set_blob(b"who", bytes([n]) * (1 + i % 60))
         cache.flush()
@@ -437,9 +416,7 @@ def test_two_processes_save_one_file(tmp_path: Path) -> None:
     for process in both:
         process.join(60)
         assert process.exitcode == 0
-    cache = NNCache()
-    cache.set_cache_filename(name)
-    cache.initialize(MAX_KEY, 64, 1000)
+    cache = opened(name, MAX_KEY, 64, 1000)
     size, out = cache.get_blob_with(b"who", bytearray)
     assert size > 0
     assert out in (b"\x01" * size, b"\x02" * size)

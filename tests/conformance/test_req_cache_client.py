@@ -36,9 +36,9 @@ from nnburst.model import (
     OperandType,
 )
 from nnburst.service import ServiceHost
+from support.caches import TOKEN, cache_files
 from support.services import in_process
-
-TOKEN = bytes(32)
+from support.waiting import Background
 
 
 def model() -> Model:
@@ -225,13 +225,10 @@ def test_REQ_CACHE_091_threads_that_find_out_together_connect_once() -> None:
         made.append(Dying())
         return made[-1]
 
-    resilient, found = ResilientDevice(connect), []
-    threads = [threading.Thread(target=lambda: found.append(resilient.prepare_model(model()))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (len(found), len(made)) == (4, 2)
+    resilient = ResilientDevice(connect)
+    calls = [Background(lambda: resilient.prepare_model(model())) for _ in range(4)]
+    assert all(isinstance(call.result(), PreparedModel) for call in calls)
+    assert len(made) == 2
 
 
 CHANGES: dict[str, dict[str, Any]] = {
@@ -282,10 +279,8 @@ def remote() -> Iterator[tuple[Fake, Device]]:
 
 @pytest.fixture
 def files(tmp_path: Path) -> Iterator[CacheFiles]:
-    fds = tuple(os.open(tmp_path / f"{i}", os.O_RDWR | os.O_CREAT, 0o600) for i in range(2))
-    yield CacheFiles(fds[:1], fds[1:], TOKEN)
-    for fd in fds:
-        os.close(fd)
+    with cache_files(tmp_path) as files:
+        yield files
 
 
 @every_call

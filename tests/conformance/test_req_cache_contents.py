@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,11 @@ from msgspec.structs import replace
 
 import nnburst
 from nnburst.cache import Cache, CacheReason, model_fingerprint
-from nnburst.devices import CacheFiles, CompileJob, PreparedModel
+from nnburst.devices import CompileJob
 from nnburst.devices.reference import ReferenceDevice
 from nnburst.memory import Memory
 from nnburst.model import Model, ModelBuilder, OperandType
+from support.caches import cache_files
 from support.samples import SAMPLES
 
 R = CacheReason
@@ -113,39 +113,30 @@ def test_weights_that_are_written_before_the_device_sees_them(
 def test_device_says_so_itself_when_it_is_asked_directly(tmp_path: Path, memory: Memory) -> None:
     """For a client in another process that does not look again."""
     model = build(memory)
-    fds = [os.open(tmp_path / name, os.O_RDWR | os.O_CREAT, 0o600) for name in ("model", "data")]
     with nnburst.launch(devices=["nnburst-reference"]) as service:
-        device = service.devices[0]
-
-        def prepared(fingerprint: bytes) -> PreparedModel:
-            files = CacheFiles(tuple(fds[:1]), tuple(fds[1:]), bytes(32), fingerprint)
-            return device.prepare_model(model, CompileJob(cache=files))
-
         for fingerprint, reason in ((b"x" * 32, R.CHANGED), (model_fingerprint(model), R.SAVED), (b"", R.SAVED)):
-            result = prepared(fingerprint).cache_result
+            with cache_files(tmp_path, fingerprint) as files:
+                result = service.devices[0].prepare_model(model, CompileJob(cache=files)).cache_result
             assert result is not None
             assert result.reason is reason
-    for fd in fds:
-        os.close(fd)
 
 
 def test_service_sees_the_fingerprint_that_its_client_sees(tmp_path: Path) -> None:
     """Over the wire: else a device would believe that everything had changed."""
-    fds = [os.open(tmp_path / name, os.O_RDWR | os.O_CREAT, 0o600) for name in ("model", "data")]
     reasons = {}
     with nnburst.launch(devices=["nnburst-reference"]) as service:
         device = service.devices[0]
         for name, make in SAMPLES.items():
             model = make().model
             if all(device.get_supported_operations(model)):
-                files = CacheFiles(tuple(fds[:1]), tuple(fds[1:]), bytes(32), model_fingerprint(model))
-                with contextlib.closing(device.prepare_model(model, CompileJob(cache=files))) as prepared:
+                with (
+                    cache_files(tmp_path, model_fingerprint(model)) as files,
+                    contextlib.closing(device.prepare_model(model, CompileJob(cache=files))) as prepared,
+                ):
                     assert prepared.cache_result is not None
                     reasons[name] = prepared.cache_result.reason
     assert len(reasons) > 10
     assert set(reasons.values()) == {R.SAVED}, reasons
-    for fd in fds:
-        os.close(fd)
 
 
 def test_fingerprint_does_not_depend_on_the_kind_of_a_number() -> None:

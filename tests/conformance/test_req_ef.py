@@ -15,8 +15,8 @@ from nnburst.errors import MissedDeadline
 from nnburst.fmq import NOT_EMPTY, NOT_FULL, EventFlag, MessageQueue
 from nnburst.memory import Memory
 from support.processes import wait_until_asleep
+from support.waiting import PATIENCE
 
-LONG = 5.0
 SHORT = 1e-9
 
 
@@ -37,7 +37,7 @@ def test_REQ_EF_001_reader_is_woken_by_the_writer(queue: MessageQueue, other_thr
 
     def reader() -> np.ndarray:
         while (data := queue.read(64)) is None:
-            assert flag.wait(NOT_EMPTY, LONG) == NOT_EMPTY
+            assert flag.wait(NOT_EMPTY, PATIENCE) == NOT_EMPTY
         flag.wake(NOT_FULL)
         return data
 
@@ -46,8 +46,8 @@ def test_REQ_EF_001_reader_is_woken_by_the_writer(queue: MessageQueue, other_thr
     assert not result.done()
     assert queue.write(np.arange(64, dtype=np.uint8))
     flag.wake(NOT_EMPTY)
-    assert result.result(LONG).tolist() == list(range(64))
-    assert flag.wait(NOT_FULL, LONG) == NOT_FULL
+    assert result.result(PATIENCE).tolist() == list(range(64))
+    assert flag.wait(NOT_FULL, PATIENCE) == NOT_FULL
 
 
 @pytest.mark.parametrize("with_own_word", [True, False])
@@ -56,9 +56,9 @@ def test_REQ_EF_002_blocking_calls_with_an_external_flag(
 ) -> None:
     with Memory.ashmem(64) as memory, MessageQueue(np.uint8, 2048, layout="compat", event_flag=with_own_word) as q:
         flag = EventFlag(memory.buffer, 4)
-        result = other_thread(q.read_blocking, 64, LONG, event_flag=flag)
-        q.write_blocking(np.arange(64, dtype=np.uint8), LONG, event_flag=flag)
-        assert result.result(LONG).tolist() == list(range(64))
+        result = other_thread(q.read_blocking, 64, PATIENCE, event_flag=flag)
+        q.write_blocking(np.arange(64, dtype=np.uint8), PATIENCE, event_flag=flag)
+        assert result.result(PATIENCE).tolist() == list(range(64))
         assert memory.array(np.uint32, (2,))[0] == 0, "only the word at offset 4 is used"
         if with_own_word:
             with pytest.raises(MissedDeadline):

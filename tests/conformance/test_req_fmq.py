@@ -17,6 +17,7 @@ import pytest
 
 from nnburst.errors import InvalidArgument
 from nnburst.fmq import Dialect, Flavour, Grantor, MessageQueue, MQDescriptor, unpack_grantors
+from support.waiting import PATIENCE
 
 CAPACITY = 2048
 FORMS = [(layout, fds) for layout in ("lines", "compat") for fds in (1, 2)]
@@ -236,8 +237,8 @@ def test_REQ_FMQ_018_regions_tell_their_byte_length(make: Make) -> None:
 
 def test_REQ_FMQ_035_odd_size_has_an_aligned_event_word(make: Make) -> None:
     queue = make(count=2049)
-    queue.write_blocking(pattern(2049), 5)
-    assert np.array_equal(queue.read_blocking(2049, 5), pattern(2049))
+    queue.write_blocking(pattern(2049), PATIENCE)
+    assert np.array_equal(queue.read_blocking(2049, PATIENCE), pattern(2049))
 
 
 def test_REQ_FMQ_053_overflow_between_begin_and_commit_voids_the_read(make: Make) -> None:

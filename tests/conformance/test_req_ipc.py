@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,11 +16,11 @@ from nnburst.errors import GeneralFailure, InvalidArgument
 from nnburst.fmq import MessageQueue, QueueError
 from support.processes import wait_until_asleep
 from support.queue_peer import QueuePeer
+from support.waiting import PATIENCE, Background
 
 PAGE = resource.getpagesize()
 CAPACITY = (PAGE - 16) // 4
 UNSYNC_CAPACITY = 1024
-TIMEOUT = 5.0
 
 
 @pytest.fixture(scope="module")
@@ -101,14 +100,14 @@ def numbers(count: int, start: int = 0) -> np.ndarray:
 # -- blocking ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("timeout", [(TIMEOUT,), ()], ids=["REQ_IPC_001", "REQ_IPC_002"])
+@pytest.mark.parametrize("timeout", [(PATIENCE,), ()], ids=["REQ_IPC_001", "REQ_IPC_002"])
 def test_REQ_IPC_001_002_write_reaches_a_blocked_reader_and_a_full_write_follows(
     queue: MessageQueue, peer: QueuePeer, timeout: tuple[float, ...]
 ) -> None:
-    peer.start("read_blocking", 0, 64, TIMEOUT)
+    peer.start("read_blocking", 0, 64, PATIENCE)
     wait_until_asleep(peer.pid)
     queue.write_blocking(numbers(64), *timeout)
-    queue.write_blocking(numbers(CAPACITY), TIMEOUT)
+    queue.write_blocking(numbers(CAPACITY), PATIENCE)
     assert peer.finish() == 1
 
 
@@ -124,11 +123,11 @@ def test_REQ_IPC_003_004_005_many_blocking_writes_meet_blocking_reads(
     queue: MessageQueue, peer: QueuePeer, writes: int, read_size: int
 ) -> None:
     reads = writes * 64 // read_size
-    peer.start("read_blocking", 0, read_size, TIMEOUT, reads)
+    peer.start("read_blocking", 0, read_size, PATIENCE, reads)
     for i in range(writes):
-        queue.write_blocking(numbers(64, i * 64), TIMEOUT)
+        queue.write_blocking(numbers(64, i * 64), PATIENCE)
     assert peer.finish() == reads
-    queue.write_blocking(numbers(CAPACITY), TIMEOUT)
+    queue.write_blocking(numbers(CAPACITY), PATIENCE)
 
 
 def test_REQ_IPC_006_zero_elements_need_neither_data_nor_room(queue: MessageQueue, peer: QueuePeer) -> None:
@@ -337,16 +336,12 @@ def test_REQ_IPC_043_synchronized_queue_refuses_read_only_memory(form: tuple[str
 def test_REQ_IPC_044_attached_copy_in_a_thread_reads_first(form: tuple[str, int]) -> None:
     with new_queue(form, CAPACITY, "synchronized") as q:
         assert q.write(numbers(4))
-        seen: list[Any] = []
 
-        def reader() -> None:
+        def first() -> list[int]:
             with q.descriptor as d, MessageQueue.attach(d, np.int32) as copy:
-                seen.append(copy.read(1).tolist())
+                return copy.read(1).tolist()  # type: ignore[no-any-return]
 
-        thread = threading.Thread(target=reader)
-        thread.start()
-        thread.join()
-        assert seen == [[0]]
+        assert Background(first).result() == [0]
         assert q.read(3).tolist() == [1, 2, 3]
 
 

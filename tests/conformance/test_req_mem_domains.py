@@ -7,7 +7,6 @@ import itertools
 import math
 import os
 import socket
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ from nnburst.service import Quotas, ServiceConnection, ServiceHost
 from support.connections import socket_pair
 from support.models import add_with_activation, relu
 from support.services import in_process
-from support.waiting import together, until
+from support.waiting import Background, together, until
 
 T = OperandType
 SHAPE = (1, 4, 4, 2)
@@ -603,22 +602,21 @@ def test_REQ_MEM_112_who_waits_goes_on_as_soon_as_the_buffer_is_free(
     monkeypatch.setattr(managed, "_PATIENCE", 1000)
     buffer, use = buffer_and_use()
     running, later = BufferSet([use]), BufferSet([use])
-    waiting = threading.Thread(target=lambda: (later.admit(), later.commit(())), daemon=True)
 
-    def until_it_waits() -> None:
-        waiting.start()
+    def begin() -> Background:
+        waiting = Background(lambda: (later.admit(), later.commit(())) and None)
         until(lambda: "(sleeping)" in Path(f"/proc/self/task/{waiting.native_id}/status").read_text())
+        return waiting
 
     if first == "copy":
         with buffer.used(write=False):
-            until_it_waits()
+            waiting = begin()
             assert not buffer.initialised
     else:
         running.admit()
-        until_it_waits()
+        waiting = begin()
         running.commit(())
-    waiting.join(30)
-    assert not waiting.is_alive()
+    assert waiting.result() is None
     assert buffer.initialised
 
 

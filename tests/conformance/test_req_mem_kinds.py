@@ -430,6 +430,7 @@ def test_REQ_MEM_107_lengths_that_contradict_dimensions(device: Device, way: str
             (argument(0, 0), y_ok, act_ok),
             (argument(0, 32), y_ok, act_ok),
             (argument(0, 32, dims=(0, 4)), y_ok, act_ok),
+            (argument(0, 32, dims=(2, 0)), y_ok, act_ok),
             (argument(0, 32, dims=(2, 2, 2)), y_ok, act_ok),
             (argument(0, 24, dims=(2, 3)), y_ok, act_ok),
             (x_ok, argument(64, 0), act_ok),

@@ -5,28 +5,26 @@ Fenced executions are in `test_req_model_fenced.py`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from nnburst.burst import ExecutionBurstController
-from nnburst.devices import Device, PreparedModel
+from nnburst.devices import Device
 from nnburst.errors import ErrorStatus, GeneralFailure, InvalidArgument, NNBurstError
 from nnburst.memory import PROT_READ, Memory
 from nnburst.model import (
     NO_TIMING,
-    DataLocation,
     ModelBuilder,
     Request,
-    RequestArgument,
-    operand_info,
-    operand_nbytes,
 )
 from support.memory_kinds import NBYTES, argument, sum_model, sum_request
 from support.models import add_model
 from support.mutations import MUTATIONS
 from support.raw_burst import AddRequest, RawBurst, pool_identifier, sealed_size
-from support.samples import SAMPLES, WAYS, Outcome, T, execute, with_unspecified_outputs
+from support.samples import SAMPLES, WAYS, Outcome, T, check_outputs, execute, ran, with_unspecified_outputs
 
 both_ways = pytest.mark.parametrize("way", WAYS)
 
@@ -35,79 +33,15 @@ def is_bare(outcome: Outcome, status: ErrorStatus) -> bool:
     return (outcome.status, outcome.shapes, outcome.timing) == (status, (), NO_TIMING)
 
 
-def placed(sizes: list[int], step: int) -> tuple[list[int], int]:
-    """Return offsets with a gap before each size, and the end."""
-    offsets, end = [], step
-    for size in sizes:
-        offsets.append(end)
-        end += -(-size // step) * step
-    return offsets, end
-
-
-def run_on(prepared: PreparedModel, sample, model, way, make, *, step: int = 4, short: int = 0):  # type: ignore[no-untyped-def]
-    """Inputs in pool 0, outputs in pool 1. Returns the outcome and the outputs as they lie in the pool."""
-    starts, end = placed([a.nbytes for a in sample.inputs], step)
-    codes = [model.main.operands[index].type for index in model.main.output_indexes]
-    sizes = [max(1, operand_nbytes(code, a.shape)) for code, a in zip(codes, sample.outputs, strict=True)]
-    result_starts, result_end = placed(sizes, step)
-    sizes[0] -= short
-    with make(max(end, 1)) as source, make(result_end + 64) as target:
-        arguments = []
-        for array, at, index in zip(sample.inputs, starts, model.main.input_indexes, strict=True):
-            source.write(array, at)
-            dims = model.main.operands[index].dimensions
-            given = array.shape if 0 in dims or not dims else ()
-            arguments.append(RequestArgument(location=DataLocation(0, at, array.nbytes), dimensions=given))
-        results = [argument(at, size, 1) for at, size in zip(result_starts, sizes, strict=True)]
-        outcome = execute(prepared, Request(tuple(arguments), tuple(results), (source, target)), way)
-        found = []
-        if outcome.status is ErrorStatus.NONE:
-            for wanted, at, code in zip(sample.outputs, result_starts, codes, strict=True):
-                found.append(target.read(operand_info(code).dtype, wanted.shape, at))
-        return outcome, found
-
-
-def check(sample, outcome: Outcome, found) -> None:  # type: ignore[no-untyped-def]
-    assert outcome.status is ErrorStatus.NONE
-    for got, wanted in zip(found, sample.outputs, strict=True):
-        np.testing.assert_allclose(got.astype(np.float64), wanted.astype(np.float64), atol=sample.atol, rtol=1e-5)
-
-
 @both_ways
 @pytest.mark.parametrize(
     "make", [Memory.ashmem, Memory.hardware_buffer_blob], ids=["REQ_MEM_030_ashmem", "REQ_MEM_033_blob"]
 )
 @pytest.mark.parametrize("name", SAMPLES)
-def test_generated_models_on_shared_memory(device: Device, way: str, name: str, make: object) -> None:
+def test_generated_models_on_shared_memory(device: Device, way: str, name: str, make: Callable[[int], Memory]) -> None:
     sample = SAMPLES[name]()
-    outcome, found = run_on(device.prepare_model(sample.model), sample, sample.model, way, make)
-    check(sample, outcome, found)
-
-
-@both_ways
-@pytest.mark.parametrize("name", ["conv_float", "two_outputs", "unknown_batch"])
-def test_REQ_MEM_031_unspecified_outputs_are_reported_in_full(device: Device, way: str, name: str) -> None:
-    sample = SAMPLES[name]()
-    model = with_unspecified_outputs(sample.model)
-    outcome, found = run_on(device.prepare_model(model), sample, model, way, Memory.ashmem)
-    check(sample, outcome, found)
-    assert [(s.dimensions, s.is_sufficient) for s in outcome.shapes] == [(a.shape, True) for a in sample.outputs]
-
-
-@both_ways
-@pytest.mark.parametrize("make", [Memory.ashmem, Memory.hardware_buffer_blob], ids=["ashmem", "blob"])
-@pytest.mark.parametrize("step", [4, 64])
-def test_REQ_MEM_032_038_one_byte_short_is_insufficient_though_the_pool_goes_on(
-    device: Device, way: str, make: object, step: int
-) -> None:
-    sample = SAMPLES["two_outputs"]()
-    model = with_unspecified_outputs(sample.model)
-    outcome, _ = run_on(device.prepare_model(model), sample, model, way, make, step=step, short=1)
-    assert outcome.status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
-    assert [s.is_sufficient for s in outcome.shapes] == [False, True]
-    assert [s.dimensions for s in outcome.shapes] == [a.shape for a in sample.outputs]
-    full, found = run_on(device.prepare_model(model), sample, model, way, make, step=step)
-    check(sample, full, found)
+    dims = [array.shape for array in sample.outputs]
+    check_outputs(sample, ran(device, sample.model, sample.inputs, dims, way, make=make))
 
 
 @both_ways
@@ -139,23 +73,6 @@ def test_REQ_MEM_037_input_in_a_read_only_file_mapping(device: Device, way: str,
             assert target.read(np.float32, (64,)).tolist() == [2 + i for i in range(64)]
 
 
-@both_ways
-@pytest.mark.parametrize("gone", [0, 1])
-@pytest.mark.parametrize("what", ["input", "output"])
-def test_REQ_MEM_039_040_REQ_WIRE_010_a_missing_argument(device: Device, way: str, what: str, gone: int) -> None:
-    b = ModelBuilder()
-    x, y = (b.input(name, T.TENSOR_FLOAT32, (4,)) for name in "xy")
-    b.output("sum", b.add(x, y))
-    b.output("product", b.mul(x, y))
-    prepared = device.prepare_model(b.build())
-    with Memory.ashmem(256) as memory:
-        inputs, outputs = [argument(0, 16), argument(64, 16)], [argument(128, 16), argument(192, 16)]
-        assert execute(prepared, Request(tuple(inputs), tuple(outputs), (memory,)), way).status is ErrorStatus.NONE
-        (inputs if what == "input" else outputs).pop(gone)
-        outcome = execute(prepared, Request(tuple(inputs), tuple(outputs), (memory,)), way)
-        assert is_bare(outcome, ErrorStatus.INVALID_ARGUMENT)
-
-
 def test_REQ_MEM_041_044_REQ_MODEL_051_REQ_WIRE_007_008_slots_that_do_not_exist(device: Device) -> None:
     with RawBurst(device.prepare_model(add_model())) as burst:
         request = AddRequest(burst)
@@ -173,20 +90,6 @@ def test_REQ_MEM_041_044_REQ_MODEL_051_REQ_WIRE_007_008_slots_that_do_not_exist(
         assert burst.ask(sealed_size(more)).is_bare_error
         assert request.works(burst)
         request.close()
-
-
-@both_ways
-def test_REQ_MEM_042_a_request_that_fails_at_run_time_reports_nothing_else(device: Device, way: str) -> None:
-    b = ModelBuilder()
-    x = b.input("x", T.TENSOR_FLOAT32, (4,))
-    b.output("y", b.reshape(x, b.input("shape", T.TENSOR_INT32, (1,)), dimensions=(0,)))
-    prepared = device.prepare_model(b.build())
-    with Memory.ashmem(256) as memory:
-        memory.array(np.int32, (1,), 64)[0] = 5
-        request = Request((argument(0, 16), argument(64, 4)), (argument(128, 64),), (memory,))
-        outcome = execute(prepared, request, way, measure=True)
-        assert outcome.status not in (ErrorStatus.NONE, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE)
-        assert is_bare(outcome, outcome.status)
 
 
 @both_ways

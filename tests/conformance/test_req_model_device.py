@@ -17,6 +17,7 @@ from nnburst.model import (
     DeviceType,
     Lifetime,
     Model,
+    ModelBuilder,
     OperandDesc,
     OperandType,
     Operation,
@@ -46,8 +47,11 @@ def test_REQ_MODEL_001_unknown_device() -> None:
         create_device("nnburst-nothing")
 
 
-def test_REQ_MODEL_002_status(device: Device) -> None:
+def test_REQ_MODEL_002_006_007_010_status_version_type_and_cache_files(device: Device) -> None:
     assert device.status is DeviceStatus.AVAILABLE
+    assert device.version_string
+    assert device.type in (DeviceType.OTHER, DeviceType.CPU, DeviceType.GPU, DeviceType.ACCELERATOR)
+    assert all(0 <= count <= 32 for count in device.get_number_of_cache_files_needed())
 
 
 def test_REQ_MODEL_003_004_005_capabilities(device: Device) -> None:
@@ -60,14 +64,6 @@ def test_REQ_MODEL_003_004_005_capabilities(device: Device) -> None:
     assert types == sorted(set(types))
     assert types
     assert OperandType.SUBGRAPH not in types
-
-
-def test_REQ_MODEL_006_version_string(device: Device) -> None:
-    assert device.version_string
-
-
-def test_REQ_MODEL_007_type(device: Device) -> None:
-    assert device.type in (DeviceType.OTHER, DeviceType.CPU, DeviceType.GPU, DeviceType.ACCELERATOR)
 
 
 def test_REQ_MODEL_008_name_has_one_dash_inside(device: Device) -> None:
@@ -83,11 +79,6 @@ def test_REQ_MODEL_009_names_of_extensions() -> None:
         device.close()
     assert names
     assert all(re.fullmatch(r"[a-z0-9_]+(\.[a-z0-9_]+)+", name) for name in names)
-
-
-def test_REQ_MODEL_010_cache_files(device: Device) -> None:
-    counts = device.get_number_of_cache_files_needed()
-    assert all(0 <= count <= 32 for count in counts)
 
 
 @pytest.mark.representative
@@ -160,12 +151,9 @@ def test_REQ_MODEL_073_a_deadline_that_passed_is_missed(device: Device) -> None:
 
 
 def test_REQ_MODEL_013_what_is_not_supported_is_not_prepared(device: Device) -> None:
-    from nnburst.errors import GeneralFailure
-    from nnburst.model import ModelBuilder, OperationType
-
     b = ModelBuilder()
     x = b.input("x", OperandType.TENSOR_FLOAT32, (2,))
-    b.output("y", *b.operation(OperationType.OEM_OPERATION, x, outputs=[{"type": T.TENSOR_INT32, "dimensions": (2,)}]))
+    b.output("y", *b.operation(O.OEM_OPERATION, x, outputs=[{"type": T.TENSOR_INT32, "dimensions": (2,)}]))
     model = b.build()
     assert device.get_supported_operations(model) == (False,)
     with pytest.raises(GeneralFailure, match="OEM_OPERATION"):

@@ -14,6 +14,7 @@ from nnburst.devices import CacheFiles, CompileJob, Device, PreparedModel
 from nnburst.errors import DeadObject, ErrorStatus
 from nnburst.service import start_child
 from nnburst.testing import inject
+from support.caches import cache_files
 from support.models import tiny_model
 from support.waiting import Background
 
@@ -30,10 +31,8 @@ CALLS: dict[str, tuple[str, Call]] = {
 
 @pytest.fixture
 def files(tmp_path: Path) -> Iterator[CacheFiles]:
-    fds = tuple(os.open(tmp_path / f"{i}", os.O_RDWR | os.O_CREAT, 0o600) for i in range(2))
-    yield CacheFiles(fds[:1], fds[1:], bytes(32))
-    for fd in fds:
-        os.close(fd)
+    with cache_files(tmp_path) as files:
+        yield files
 
 
 @pytest.mark.parametrize(("step", "call"), CALLS.values(), ids=CALLS.keys())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import pwd
@@ -30,6 +31,7 @@ from nnburst.cli import main
 from nnburst.errors import InvalidArgument
 from support.cache_worker import build, compile_once
 from support.caches import at_most
+from support.users import beside, in_forked_child
 from support.waiting import until
 
 R = CacheReason
@@ -256,34 +258,20 @@ def test_lock_does_not_outlive_its_holder_in_a_forked_child(tmp_path: Path) -> N
     place = os.open(tmp_path, os.O_RDONLY)
     held = lock(place, "a", shared=False)
     assert held is not None
-    read, write = os.pipe()
-    child = os.fork()
-    if not child:
-        os.close(write)
-        os.read(read, 1)  # until the parent is done
-        os._exit(0)
-    try:
+    with beside(None, contextlib.nullcontext):  # a child that was forked
         assert lock(place, "a", shared=False) is None
         held.close()
         again = lock(place, "a", shared=False)
         assert again is not None
         again.close()
-    finally:
-        os.close(write)
-        os.waitpid(child, 0)
-        os.close(read)
-        os.close(place)
+    os.close(place)
 
 
 def test_forked_child_does_not_let_go_of_the_lock_of_its_parent(tmp_path: Path) -> None:
     place = os.open(tmp_path, os.O_RDONLY)
     held = lock(place, "a", shared=False)
     assert held is not None
-    child = os.fork()
-    if not child:
-        held.close()
-        os._exit(0)
-    os.waitpid(child, 0)
+    in_forked_child(held.close)
     assert lock(place, "a", shared=False) is None
     held.close()
     os.close(place)

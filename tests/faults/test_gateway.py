@@ -25,7 +25,6 @@ import tritonclient.grpc as triton_grpc  # noqa: E402
 import tritonclient.grpc.aio as triton_aio  # noqa: E402
 import tritonclient.http as triton_http  # noqa: E402
 import tritonclient.http.aio as triton_http_aio  # noqa: E402
-from tritonclient.grpc import service_pb2 as pb  # noqa: E402
 from tritonclient.grpc import service_pb2_grpc as stubs  # noqa: E402
 from tritonclient.utils import InferenceServerException  # noqa: E402
 from tritonclient.utils import shared_memory as region  # noqa: E402
@@ -46,6 +45,8 @@ from support.gateways import (  # noqa: E402
     both_protocols,
     raw,
     refused,
+    refused_by_grpc,
+    request_of,
     tensor,
 )
 
@@ -63,15 +64,11 @@ def test_output_without_dimensions_keeps_its_shape(client: Any, protocol: str) -
         assert answer == 24
 
 
-def test_output_without_elements_is_answered(client: Any, protocol: str) -> None:
+def test_input_without_elements_is_taken_and_output_without_elements_is_answered(client: Any, protocol: str) -> None:
+    sent = [tensor(PROTOCOLS[protocol], "x", np.ones((0, 8), np.float32))]
     for _ in range(2):
-        answer = client.infer("relu", [tensor(PROTOCOLS[protocol], "x", np.ones((0, 8), np.float32))]).as_numpy("y")
-        assert answer.shape == (0, 8)
-
-
-def test_input_without_elements_is_taken(client: Any, protocol: str) -> None:
-    sent = tensor(PROTOCOLS[protocol], "x", np.ones((0, 8), np.float32))
-    assert client.infer("total", [sent]).as_numpy("y") == 0
+        assert client.infer("relu", sent).as_numpy("y").shape == (0, 8)
+    assert client.infer("total", sent).as_numpy("y") == 0
 
 
 def test_each_type_comes_back_as_it_went(client: Any, protocol: str) -> None:
@@ -106,9 +103,7 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
 """Calls of Triton's own, or that need a GPU."""
 
 
-@pytest.mark.parametrize(
-    "kind", [triton_grpc, triton_http, triton_aio, triton_http_aio], ids=lambda kind: kind.__name__
-)
+@pytest.mark.parametrize("kind", CLIENTS, ids=lambda kind: kind.__name__)
 def test_every_call_of_the_client(gateway: Gateway, memory: Any, kind: Any) -> None:
     of_http = kind in (triton_http, triton_http_aio)
 
@@ -285,17 +280,13 @@ def test_run_has_the_least_of_the_times_that_it_was_given() -> None:
 
 
 def test_input_that_comes_twice_is_refused(gateway: Gateway) -> None:
-    request = pb.ModelInferRequest(model_name="relu", raw_input_contents=[X.tobytes()])
-    request.inputs.add(name="x", datatype="FP32", shape=X.shape)
+    request = request_of()
     request.inputs[0].contents.SetInParent()  # with nothing in it
     with grpc.insecure_channel(gateway.url("grpc")) as channel:
         stub = stubs.GRPCInferenceServiceStub(channel)
         assert stub.ModelInfer(request).raw_output_contents[0] == Y.tobytes()
         request.inputs[0].contents.fp32_contents[:] = X.ravel()
-        with pytest.raises(grpc.RpcError) as info:
-            stub.ModelInfer(request)
-        assert info.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-        assert "comes twice, as elements and as bytes or in a region" in str(info.value.details())
+        assert "comes twice, as elements and as bytes or in a region" in refused_by_grpc(stub.ModelInfer, request)
     body = asked()
     body["inputs"][0]["parameters"] = {"binary_data_size": X.nbytes}
     head = json.dumps(body).encode()

@@ -33,6 +33,8 @@ from support.gateways import (  # noqa: E402
     conversions,
     placed,
     refused,
+    refused_by_grpc,
+    request_of,
     shared_memory,
     tensor,
 )
@@ -174,29 +176,20 @@ WRONG: dict[str, Callable[[Any], object]] = {
 
 @pytest.mark.parametrize("said", WRONG)
 def test_wrong_message_says_what_is_wrong_and_the_next_one_is_answered(gateway: Gateway, said: str) -> None:
-    def request() -> Any:
-        request = pb.ModelInferRequest(model_name="relu", raw_input_contents=[X.tobytes()])
-        request.inputs.add(name="x", datatype="FP32", shape=X.shape)
-        return request
-
-    wrong = request()
+    wrong = request_of()
     WRONG[said](wrong)
     with grpc.insecure_channel(gateway.url("grpc")) as channel:
         infer = stubs.GRPCInferenceServiceStub(channel).ModelInfer
-        with pytest.raises(grpc.RpcError) as info:
-            infer(wrong)
-        assert info.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-        assert said in str(info.value.details())
-        assert infer(request()).raw_output_contents[0] == Y.tobytes()
+        assert said in refused_by_grpc(infer, wrong)
+        assert infer(request_of()).raw_output_contents[0] == Y.tobytes()
 
 
 def test_output_whose_shape_the_model_chooses_is_answered(gateway: Gateway) -> None:
     with grpc.insecure_channel(gateway.url("grpc")) as channel:
         stub = stubs.GRPCInferenceServiceStub(channel)
         for chosen in (2, 2, 2, 1, 2, 0):
-            request = pb.ModelInferRequest(model_name="compress")
-            request.raw_input_contents[:] = [X.tobytes(), (np.arange(2) < chosen).tobytes()]
-            request.inputs.add(name="x", datatype="FP32", shape=X.shape)
+            request = request_of(model="compress")
+            request.raw_input_contents.append((np.arange(2) < chosen).tobytes())
             request.inputs.add(name="c", datatype="BOOL", shape=[2])
             answer = stub.ModelInfer(request)
             assert list(answer.outputs[0].shape) == [chosen, 8]
@@ -209,10 +202,7 @@ def test_requests_that_come_at_once_have_an_answer_each(gateway: Gateway) -> Non
     numbers = np.random.default_rng(7).normal(size=(400, 2, 8)).astype(np.float32)
 
     def request(i: int) -> Any:
-        rows = 1 + i // 2 % 2  # two of one shape, two of another
-        given = pb.ModelInferRequest(model_name="relu", raw_input_contents=[numbers[i, :rows].tobytes()])
-        given.inputs.add(name="x", datatype="FP32", shape=(rows, 8))
-        return given
+        return request_of(numbers[i, : 1 + i // 2 % 2])  # two of one shape, two of another
 
     async def main() -> None:
         async with grpc.aio.insecure_channel(gateway.url("grpc")) as channel:
@@ -227,8 +217,7 @@ def test_requests_that_come_at_once_have_an_answer_each(gateway: Gateway) -> Non
 
 def test_stream_answers_in_order_and_says_which_request_failed(gateway: Gateway) -> None:
     def request(number: int) -> Any:
-        request = pb.ModelInferRequest(model_name="relu", id=str(number), raw_input_contents=[X.tobytes()])
-        request.inputs.add(name="x", datatype="FP32", shape=X.shape)
+        request = request_of(id=str(number))
         if number == 4:
             request.inputs[0].name = "y"
         return request
@@ -240,10 +229,10 @@ def test_stream_answers_in_order_and_says_which_request_failed(gateway: Gateway)
 
 
 def test_contents_of_another_datatype_are_refused(gateway: Gateway) -> None:
-    def infer(name: str, datatype: str, **contents: Any) -> Any:
+    def refusal(name: str, datatype: str, **contents: Any) -> str:
         tensors = pb.InferTensorContents(**contents)
         given = pb.ModelInferRequest.InferInputTensor(name=name, datatype=datatype, shape=[3], contents=tensors)
-        return stub.ModelInfer(pb.ModelInferRequest(model_name="types", inputs=[given]), timeout=60)
+        return refused_by_grpc(stub.ModelInfer, pb.ModelInferRequest(model_name="types", inputs=[given]))
 
     with grpc.insecure_channel(gateway.url("grpc")) as channel:
         stub = stubs.GRPCInferenceServiceStub(channel)
@@ -253,7 +242,4 @@ def test_contents_of_another_datatype_are_refused(gateway: Gateway) -> None:
             ("f2", "FP16", {"fp32_contents": [1, 2, 3]}, "FP16 comes in raw_input_contents, not in fp32_contents"),
             ("f8", "FP64", {"fp32_contents": [1, 2, 3]}, "FP64 comes in fp64_contents, not in fp32_contents"),
         ):
-            with pytest.raises(grpc.RpcError) as info:
-                infer("in_" + name, datatype, **contents)
-            assert info.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-            assert info.value.details() == f"input 'in_{name}': {said}"
+            assert refusal("in_" + name, datatype, **contents) == f"input 'in_{name}': {said}"

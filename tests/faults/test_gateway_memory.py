@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +33,7 @@ from support.gateways import (  # noqa: E402
     shared_memory,
     tensor,
 )
+from support.waiting import meanwhile  # noqa: E402
 
 pytestmark = MARKS
 
@@ -121,19 +122,13 @@ def test_region_that_is_forgotten_while_requests_use_it(
     region.set_shared_memory_region(memory, [X])
     wanted = kind.InferRequestedOutput("y")
     wanted.set_shared_memory("tensors", Y.nbytes, 1024)
-    ended = threading.Event()
 
     def come_and_go() -> None:
-        other = kind.InferenceServerClient(url)
-        while not ended.is_set():
-            other.register_system_shared_memory("tensors", key, 4096)
-            other.unregister_system_shared_memory("tensors")
-        other.close()
+        other.register_system_shared_memory("tensors", key, 4096)
+        other.unregister_system_shared_memory("tensors")
 
-    goes = threading.Thread(target=come_and_go)
-    goes.start()
     answers = refusals = 0
-    try:
+    with contextlib.closing(kind.InferenceServerClient(url)) as other, meanwhile(come_and_go):
         while answers < 5 or refusals < 5:
             region.set_shared_memory_region(memory, [np.zeros_like(Y)], 1024)
             try:
@@ -144,9 +139,6 @@ def test_region_that_is_forgotten_while_requests_use_it(
             else:
                 assert region.get_contents_as_numpy(memory, np.float32, [2, 8], 1024).tobytes() == Y.tobytes()
                 answers += 1
-    finally:
-        ended.set()
-        goes.join()
 
 
 def test_memory_that_is_cut_during_the_run_fails_the_request() -> None:

@@ -23,11 +23,11 @@ from nnburst._core.deadline import Deadline
 from nnburst._core.leaving import process_lock
 from nnburst.burst.server import server as burst_server
 from nnburst.errors import Ending
-from nnburst.model import Model, ModelBuilder, OperandType
+from nnburst.model import OperandType
 from nnburst.runtime.run.burst_pool import BurstPool
 from nnburst.runtime.session import Options
 from support import ROOT
-from support.models import relu
+from support.models import counter, relu
 from support.processes import workers_of
 from support.waiting import PATIENCE, Background, until
 
@@ -71,13 +71,6 @@ def fragile(x):
 
 def full(value: float) -> dict[str, np.ndarray[Any, Any]]:
     return {"x": np.full(4, value, np.float32)}
-
-
-def counter() -> Model:
-    b = ModelBuilder()
-    t = b.input("t", F, (4,))
-    b.output("t_out", b.add(t, ONE))
-    return b.build()
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from nnburst.service.process import forked
 from nnburst.testing import inject
 from support.models import tiny_model
 from support.processes import Client, descriptors, stop, wait_gone
-from support.waiting import PATIENCE, until
+from support.waiting import PATIENCE, Background, until
 
 pytestmark = pytest.mark.check
 
@@ -393,13 +393,11 @@ def test_start_whose_zygote_is_killed_meanwhile_is_made_afresh(monkeypatch: pyte
     with child():  # the kernel has the zygote go on when the thread ends that has started it
         stop(zygote())
         monkeypatch.setattr(forked, "ready", waits)
-        started: list[ServiceConnection] = []
-        starter = threading.Thread(target=lambda: started.append(child()))
-        starter.start()
+        starting = Background(child)
         assert asked.wait(PATIENCE)
         os.kill(zygote(), signal.SIGKILL)
-        starter.join(PATIENCE)
-    with started[0] as service:
+        started = starting.result()
+    with started as service:
         assert parent(service.pid) == os.getpid()
 
 
@@ -460,12 +458,7 @@ def test_forked_client_has_a_zygote_of_its_own_and_no_descriptor_of_its_parent_s
 
 
 def test_many_starts_at_once_share_one_zygote() -> None:
-    services: list[ServiceConnection] = []
-    threads = [threading.Thread(target=lambda: services.append(child())) for _ in range(50)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    services = [start.result() for start in [Background(child) for _ in range(50)]]
     assert {parent(service.pid) for service in services} == {zygote()}
     assert len({service.pid for service in services}) == 50
     for service in services:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nnburst.cache import CacheReason, CacheRejected, DeviceCache, SaveResult, TrustStore, VerifiedEntry
+from nnburst.devices import CacheFiles
 
 TOKEN, OTHER = bytes(32), bytes([1]) * 32
 EPOCH, NEXT_EPOCH = b"e" * 32, b"f" * 32
@@ -68,6 +69,17 @@ class Rig:
 
     def snapshot(self, name: str = "a") -> dict[Path, bytes]:
         return {path: path.read_bytes() for path in self.directory.glob(f"{name}-*")}
+
+
+@contextmanager
+def cache_files(directory: Path, fingerprint: bytes = b"") -> Iterator[CacheFiles]:
+    """Open one model file and one data file."""
+    fds = tuple(os.open(directory / name, os.O_RDWR | os.O_CREAT, 0o600) for name in ("model", "data"))
+    try:
+        yield CacheFiles(fds[:1], fds[1:], TOKEN, fingerprint)
+    finally:
+        for fd in fds:
+            os.close(fd)
 
 
 def contents(entry: VerifiedEntry) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:

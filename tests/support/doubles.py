@@ -1,4 +1,4 @@
-"""Devices with hooks, and what became of runs."""
+"""Devices with hooks, threads that do not start, and what became of runs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,25 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from nnburst.burst import BurstCallback, BurstContext
 from nnburst.devices import Device, PreparedModel
 from nnburst.errors import ErrorStatus
-from nnburst.model import NO_TIMING, Capabilities, ExecutionResult, Model, Request, RunOptions
+from nnburst.model import NO_TIMING, Capabilities, ExecutionResult, Failure, Model, Request, RunOptions
 from support.waiting import PATIENCE
+
+
+def refuse_threads(patch: pytest.MonkeyPatch, name: str, error: type[Exception] = RuntimeError) -> None:
+    """Have no more threads of a name be started."""
+    start = threading.Thread.start
+
+    def failing(thread: threading.Thread) -> None:
+        if name in thread.name:
+            raise error("can't start new thread")
+        start(thread)
+
+    patch.setattr(threading.Thread, "start", failing)
 
 
 class Ended:
@@ -51,6 +65,8 @@ class ScriptedModel(PreparedModel):
 
     def execute_synchronously(self, request: Request, options: RunOptions = RunOptions()) -> ExecutionResult:
         answer = self.device.hook("execute", request)
+        if isinstance(answer, Failure):
+            return answer
         status, shapes, timing = answer if isinstance(answer, tuple) else self.device.result
         return status, shapes, timing if options.measure else NO_TIMING
 

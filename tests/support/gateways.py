@@ -140,6 +140,21 @@ def refused(url: str, body: bytes, **headers: str) -> str:
         return said
 
 
+def request_of(x: Any = X, model: str = "relu", **more: Any) -> Any:
+    """A request over gRPC with an input of floats, as bytes."""
+    request = pb.ModelInferRequest(model_name=model, raw_input_contents=[x.tobytes()], **more)
+    request.inputs.add(name="x", datatype="FP32", shape=x.shape)
+    return request
+
+
+def refused_by_grpc(call: Any, request: Any) -> str:
+    """Return the sentence with which a request over gRPC is refused."""
+    with pytest.raises(grpc.RpcError) as info:
+        call(request, timeout=60)
+    assert info.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    return str(info.value.details())
+
+
 def conversions(datatype: str) -> ModelTensor:
     return ModelTensor("x", datatype, _DTYPES[datatype], (-1,))
 

@@ -54,6 +54,13 @@ def add_model() -> Model:
     return b.build()
 
 
+def counter() -> Model:
+    """t_out = t + 1."""
+    b = ModelBuilder()
+    b.output("t_out", b.add(b.input("t", OperandType.TENSOR_FLOAT32, (4,)), np.ones(4, np.float32)))
+    return b.build()
+
+
 def add_with_activation(shape: tuple[int, ...]) -> Model:
     """y = activation(a + b), where the activation is an input, so that a run can fail."""
     b = ModelBuilder()

@@ -61,11 +61,15 @@ def make_request(
     output_dims: Sequence[tuple[int, ...]] | None = None,
     *,
     short: int = 0,
+    step: int = 64,
+    make: Callable[[int], Memory] | None = None,
 ) -> tuple[Request, Memory]:
     """Place arguments in one memory; output 0 gets `short` bytes less. Inputs that are left over are omitted.
 
     Args:
         output_dims: The true ones; default: those of the model, and 64 KiB where it leaves them open.
+        step: Bytes to which arguments are aligned and padded.
+        make: Makes a memory for the inputs and another one for the outputs.
     """
     main, spots, end = model.main, [], 0
     sizes = [max(1, array.nbytes) for array in inputs]
@@ -78,16 +82,16 @@ def make_request(
     sizes[len(inputs)] -= short
     for size in sizes:
         spots.append(DataLocation(0, end, size))
-        end += -(-size // 64) * 64
-    memory = Memory.ashmem(end)
-    arguments = []
+        end += -(-size // step) * step
+    pools = (Memory.ashmem(end),) if make is None else (make(end), make(end))
+    memory, arguments = pools[0], []
     for array, index, spot in zip(inputs, main.input_indexes, spots, strict=False):
         memory.array(array.dtype, array.shape, spot.offset)[...] = array
         dims = () if 0 not in main.operands[index].dimensions and main.operands[index].dimensions else array.shape
         arguments.append(RequestArgument(location=spot, dimensions=dims))
     arguments += [RequestArgument(True)] * (len(main.input_indexes) - len(inputs))
-    results = tuple(RequestArgument(location=spot) for spot in spots[len(inputs) :])
-    return Request(tuple(arguments), results, (memory,)), memory
+    results = tuple(RequestArgument(location=replace(spot, pool_index=len(pools) - 1)) for spot in spots[len(inputs) :])
+    return Request(tuple(arguments), results, pools), memory
 
 
 def execute(
@@ -126,11 +130,15 @@ def run(
     inputs: Sequence[Array],
     output_dims: Sequence[tuple[int, ...]] | None = None,
     way: str = "sync",
+    make: Callable[[int], Memory] | None = None,
     **options: Any,
 ) -> Outcome:
     """Run once and read the outputs, with the dimensions that were reported, else the true ones."""
-    request, memory = make_request(model, inputs, output_dims)
-    with memory:
+    request, _ = make_request(model, inputs, output_dims, make=make)
+    memory: Any = request.pools[-1]
+    with contextlib.ExitStack() as stack:
+        for pool in request.pools:
+            stack.enter_context(pool)  # type: ignore[arg-type]
         outcome = execute(prepared, request, way, **options)
         if outcome.status is ErrorStatus.NONE:
             for i, index in enumerate(model.main.output_indexes):

@@ -31,10 +31,15 @@ def become(uid: int, saved: int | None = None) -> None:
     os.setresuid(uid, uid, uid if saved is None else saved)
 
 
-def as_user(uid: int | None, function: Callable[[], str]) -> str:
-    """Run a function in a forked child of another user, or of this one; returns what it returns."""
-    with _child(uid, lambda tell, stay: tell(function())) as said:
+def as_user(uid: int | None, function: Callable[[], object]) -> str:
+    """Run a function in a forked child of another user, or of this one; returns what it returns or raises, in words."""
+    with _child(uid, lambda tell, stay: tell(str(function()))) as said:
         return said()
+
+
+def in_forked_child(check: Callable[[], object]) -> None:
+    """Run checks in a forked child of this process; fail if one of them does."""
+    assert (said := as_user(None, check)) == "None", said
 
 
 @contextlib.contextmanager

@@ -30,6 +30,19 @@ def until(holds: Callable[[], Any], what: str | Callable[[], object] = "", secon
     return found
 
 
+class Held:
+    """A function that stays in its call until the test lets it go on, and gives an answer then."""
+
+    def __init__(self, answer: object = None) -> None:
+        self.answer = answer
+        self.entered, self.go_on = threading.Event(), threading.Event()
+
+    def __call__(self, *_: object) -> Any:
+        self.entered.set()
+        assert self.go_on.wait(PATIENCE)
+        return self.answer
+
+
 class Background:
     """A call in a thread; `result` waits for what it returned or raised."""
 
@@ -43,6 +56,14 @@ class Background:
             self._outcome.append(call())
         except Exception as error:
             self._outcome.append(error)
+
+    @property
+    def native_id(self) -> int | None:
+        return self._thread.native_id
+
+    @property
+    def is_over(self) -> bool:
+        return not self._thread.is_alive()
 
     def result(self) -> Any:
         self._thread.join(PATIENCE)

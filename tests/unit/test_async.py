@@ -23,7 +23,7 @@ from nnburst.runtime import service as runtime_service
 from nnburst.runtime.run import event_loop
 from nnburst.service.client.proxies import RemoteBurstContext
 from support.processes import stop, stopped
-from support.waiting import PATIENCE, until
+from support.waiting import PATIENCE, Background, until
 
 Main = Callable[[], Awaitable[Any]]
 
@@ -217,11 +217,8 @@ def test_run_that_was_given_up_lands_without_its_loop(loop: Callable[[Main], Any
                 await cancelled_after(0.05, session.arun, None, filled(0))
 
         loop(main)
-        answers: list[Any] = []
-        thread = threading.Thread(target=lambda: answers.append(session.run(None, filled(0))), daemon=True)
-        thread.start()
-        thread.join(PATIENCE)
-        assert answers, "the run waits for one that never lands"
+        run = Background(lambda: session.run(None, filled(0))[0].tolist())
+        assert run.result() == [0] * 4, "the run waits for one that never lands"
 
 
 @contextlib.asynccontextmanager
@@ -415,24 +412,17 @@ def test_awaiting_without_an_event_loop_says_so(session: nnburst.Session) -> Non
 
 
 def test_threads_and_tasks_share_a_session(session: nnburst.Session) -> None:
-    wrong: list[int] = []
-
     def in_thread() -> None:
         for i in range(200):
-            if int(session.run(None, filled(i))[0][0]) != i:
-                wrong.append(i)
+            assert int(session.run(None, filled(i))[0][0]) == i
 
     async def main() -> None:
         for i in range(200):
             assert int((await session.arun(None, filled(1000 + i)))[0][0]) == 1000 + i
 
-    threads = [threading.Thread(target=in_thread) for _ in range(2)]
-    for thread in threads:
-        thread.start()
+    running = [Background(in_thread) for _ in range(2)]
     in_asyncio(main)
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert not wrong
+    assert [each.result() for each in running] == [None] * 2
 
 
 @pytest.mark.check
@@ -461,9 +451,7 @@ def test_session_that_is_closed_while_a_run_begins_ends_the_run(
 
         def __getattr__(self, name: str) -> Any:
             if name == "nnb_execution_launch":
-                closer = threading.Thread(target=session.close)
-                closer.start()
-                closer.join(PATIENCE)
+                assert Background(session.close).result() is None
             return getattr(lib, name)
 
     lib = in_flight.lib

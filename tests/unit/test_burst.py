@@ -36,7 +36,7 @@ from nnburst.fmq import MessageQueue
 from nnburst.memory import Memory
 from nnburst.model import MeasureTiming, OutputShape, Request, Timing
 from support.local_burst import WINDOWS, Adder, LocalModel, adder_request, bind
-from support.waiting import PATIENCE, until
+from support.waiting import PATIENCE, Held, until
 
 
 @pytest.fixture
@@ -364,16 +364,15 @@ def test_late_result_is_never_the_answer_to_the_next_request(model: LocalModel, 
 @contextlib.contextmanager
 def running(model: LocalModel, execution: BoundRequest) -> Iterator[tuple[Future[None], threading.Event]]:
     """A run by another thread, which has begun, and what it waits for."""
-    entered, go = threading.Event(), threading.Event()
     execution.run()
-    model.executor.during = lambda: (entered.set(), go.wait(PATIENCE), None)[-1]
+    held = model.executor.during = Held()
     with ThreadPoolExecutor(1) as pool:
         try:
             run = pool.submit(execution.run)
-            assert entered.wait(PATIENCE)
-            yield run, go
+            assert held.entered.wait(PATIENCE)
+            yield run, held.go_on
         finally:
-            go.set()
+            held.go_on.set()
 
 
 @WINDOWS
@@ -503,17 +502,12 @@ def test_client_that_takes_no_answers_ends_the_listener(window: float, caplog: p
 def test_burst_that_the_server_ends_by_itself_ends_the_run_that_waits(
     model: LocalModel, memory: Memory, window: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ending = threading.Event()
-
-    def serve(*_: Any) -> int:
-        ending.wait(PATIENCE)
-        return -errno.ENOBUFS
-
+    serve = Held(-errno.ENOBUFS)
     monkeypatch.setattr("nnburst.burst.server.server.serve", serve)
     with ThreadPoolExecutor() as pool, ExecutionBurstController.create(model, polling_window=window) as controller:
         answer = pool.submit(controller.bind(adder_request(memory)).run)
         until(lambda: controller.stats.sent == 1)
-        ending.set()
+        serve.go_on.set()
         with pytest.raises(DeadObject, match="has ended the burst: the client takes no results"):
             answer.result(PATIENCE)
         assert not controller.is_sound

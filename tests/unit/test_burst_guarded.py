@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
 import weakref
 from collections.abc import Iterator
@@ -27,7 +26,8 @@ from nnburst.model import (
     Request,
     RequestArgument,
 )
-from support.waiting import PATIENCE
+from support.users import in_forked_child
+from support.waiting import PATIENCE, Background, Held
 
 SHAPE = (2, 8)
 NBYTES = math.prod(SHAPE) * 4
@@ -83,20 +83,16 @@ class Rig:
             self.buffers[which].copy_to(memory)
             return memory.array(np.float32, SHAPE).copy()
 
-    def round(self) -> None:
-        for turn in self.turns:
+    def round(self, times: int = 1) -> None:
+        for turn in self.turns * times:
             turn.run()
 
-    def hold_runs(self) -> tuple[threading.Event, threading.Event]:
-        """Have runs of what is bound wait; return what they set, and what they wait for."""
-        running, go_on = threading.Event(), threading.Event()
-
-        def held(run: Any) -> Any:
-            return lambda: (running.set(), go_on.wait(PATIENCE), run())[-1]
-
+    def hold_runs(self) -> Held:
+        """Have runs of what is bound wait."""
+        held = Held()
         plans = self.server._end._plans
-        plans[:] = [held(plan) for plan in plans]
-        return running, go_on
+        plans[:] = [lambda plan=plan: (held(), plan())[-1] for plan in plans]
+        return held
 
     def close(self) -> None:
         self.burst.close()
@@ -117,8 +113,7 @@ def storage(buffer: Buffer) -> weakref.ref[Any]:
 
 
 def test_python_neither_admits_nor_commits_what_is_repeated(rig: Rig) -> None:
-    rig.round()
-    rig.round()
+    rig.round(2)
     before, generation = rig.careful, rig.buffers[0]._managed.generation  # type: ignore[attr-defined]
     for _ in range(10):
         rig.round()
@@ -128,8 +123,7 @@ def test_python_neither_admits_nor_commits_what_is_repeated(rig: Rig) -> None:
 
 
 def test_closed_buffer_is_freed_although_its_slot_is_not(rig: Rig) -> None:
-    rig.round()
-    rig.round()
+    rig.round(2)
     bytes_of_it = storage(rig.buffers[1])
     assert bytes_of_it() is not None
     rig.buffers[1].close()
@@ -141,26 +135,22 @@ def test_closed_buffer_is_freed_although_its_slot_is_not(rig: Rig) -> None:
 
 
 def test_buffer_that_is_closed_during_a_run_is_freed_after_it(rig: Rig) -> None:
-    rig.round()
-    rig.round()
-    running, closed = rig.hold_runs()
+    rig.round(2)
+    held = rig.hold_runs()
     bytes_of_it = storage(rig.buffers[1])
-    client = threading.Thread(target=rig.turns[0].run)
-    client.start()
-    assert running.wait(PATIENCE)
+    run = Background(rig.turns[0].run)
+    assert held.entered.wait(PATIENCE)
     rig.buffers[1].close()
     assert bytes_of_it() is not None
-    closed.set()
-    client.join(PATIENCE)
-    assert not client.is_alive()
+    held.go_on.set()
+    run.result()
     with pytest.raises(NNBurstError):
         rig.turns[0].run()  # answered after the listener has freed what was closed
     assert bytes_of_it() is None
 
 
 def test_plan_that_is_dropped_between_look_up_and_call_is_bound_again(rig: Rig) -> None:
-    rig.round()
-    rig.round()
+    rig.round(2)
     before = rig.careful
     server = rig.server
     listener = server._end
@@ -239,27 +229,22 @@ def test_buffer_that_is_freed_while_its_plan_is_handed_to_c_is_not_used_again(
 
 def test_forked_child_has_the_buffers_that_were_in_use(rig: Rig) -> None:
     """The thread that used them is not there."""
-    rig.round()
-    rig.round()
-    running, forked = rig.hold_runs()
-    client = threading.Thread(target=rig.turns[0].run)  # reads the first, writes the second
-    client.start()
-    assert running.wait(PATIENCE)
-    pid = os.fork()
-    if not pid:
-        code = 1
-        try:
-            assert (rig.read(0) == 4.0**2).all()
-            with pytest.raises(NNBurstError):  # what was being written is lost
-                rig.read(1)
-            rig.write(7)
-            rig.buffers[1].close()
-            assert rig.buffers[1]._managed.storage.nbytes == 0  # type: ignore[attr-defined]  # frames keep the bytes
-            code = 0
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(pid, 0)
-    forked.set()
-    client.join(PATIENCE)
-    assert status == 0
+    rig.round(2)
+    held = rig.hold_runs()
+    run = Background(rig.turns[0].run)  # reads the first, writes the second
+    assert held.entered.wait(PATIENCE)
+
+    def in_child() -> None:
+        assert (rig.read(0) == 4.0**2).all()
+        with pytest.raises(NNBurstError):  # what was being written is lost
+            rig.read(1)
+        rig.write(7)
+        rig.buffers[1].close()
+        assert rig.buffers[1]._managed.storage.nbytes == 0  # type: ignore[attr-defined]  # frames keep the bytes
+
+    try:
+        in_forked_child(in_child)
+    finally:
+        held.go_on.set()
+    assert run.result() is None
     assert (rig.read(1) == 2 * 4.0**2).all()

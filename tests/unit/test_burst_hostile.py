@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
-import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -29,7 +29,7 @@ from nnburst.errors import ErrorStatus, GeneralFailure
 from nnburst.fmq import Flavour, MessageQueue, MQDescriptor
 from nnburst.memory import Memory
 from support.local_burst import WINDOWS, Adder, LocalModel, adder_request, bind
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, Background, meanwhile
 
 
 @pytest.fixture
@@ -79,15 +79,17 @@ TIMING = struct.pack("<B7xQQ", 3, 2**64 - 1, 2**64 - 1)
 GOOD = head(2) + TIMING
 
 
-def answered_by(service: SilentService, reply: Callable[[], None], count: int = 1) -> threading.Thread:
-    def serve() -> None:
-        for _ in range(count):
-            service.requests.read_blocking(5, timeout=PATIENCE)
-            reply()
+@contextlib.contextmanager
+def answered_by(service: SilentService, reply: Callable[[], Any]) -> Iterator[None]:
+    """Have the service reply to one request."""
 
-    thread = threading.Thread(target=serve)
-    thread.start()
-    return thread
+    def serve() -> None:
+        service.requests.read_blocking(5, timeout=PATIENCE)
+        reply()
+
+    serving = Background(serve)
+    yield
+    assert serving.result() is None
 
 
 @WINDOWS
@@ -113,14 +115,13 @@ def test_malformed_result_is_a_failure_and_the_burst_lives(memory: Memory, packe
     with ExecutionBurstController.create(service, polling_window=window) as controller:
         execution = bind(controller, adder_request(memory))
         for reply, expected in ((packet, GeneralFailure), (GOOD, None)):
-            thread = answered_by(service, lambda reply=reply: service.answer(reply))
-            if expected is None:
-                execution.run()
-            else:
-                with pytest.raises(expected) as caught:
+            with answered_by(service, lambda reply=reply: service.answer(reply)):
+                if expected is None:
                     execution.run()
-                assert "corrupted" not in str(caught.value)
-            thread.join(PATIENCE)
+                else:
+                    with pytest.raises(expected) as caught:
+                        execution.run()
+                    assert "corrupted" not in str(caught.value)
         assert controller.stats.malformed == 1
 
 
@@ -133,11 +134,10 @@ def test_malformed_result_while_late_ones_are_due_ends_the_burst(memory: Memory,
         with pytest.raises(MissedDeadline):
             execution.run()
         execution.timeout = PATIENCE
-        thread = answered_by(service, lambda: service.answer(bytes(24)))
-        for _ in range(2):  # nobody can tell any more which answer is whose
-            with pytest.raises(GeneralFailure, match="corrupted"):
-                execution.run()
-        thread.join(PATIENCE)
+        with answered_by(service, lambda: service.answer(bytes(24))):
+            for _ in range(2):  # nobody can tell any more which answer is whose
+                with pytest.raises(GeneralFailure, match="corrupted"):
+                    execution.run()
 
 
 def test_unasked_result_is_dropped(memory: Memory) -> None:
@@ -145,9 +145,8 @@ def test_unasked_result_is_dropped(memory: Memory) -> None:
     with ExecutionBurstController.create(service) as controller:
         execution = bind(controller, adder_request(memory))
         service.answer(head(2, 4) + TIMING)
-        thread = answered_by(service, lambda: service.answer(GOOD))
-        execution.run()
-        thread.join(PATIENCE)
+        with answered_by(service, lambda: service.answer(GOOD)):
+            execution.run()
         assert controller.stats.dropped == 1
 
 
@@ -155,9 +154,8 @@ def test_answer_that_wakes_nobody_is_found_all_the_same(memory: Memory) -> None:
     service = SilentService()
     with ExecutionBurstController.create(service, polling_window=0) as controller:
         execution = bind(controller, adder_request(memory))
-        thread = answered_by(service, lambda: service.results.write(np.frombuffer(GOOD, DATUM)))
-        execution.run()
-        thread.join(PATIENCE)
+        with answered_by(service, lambda: service.results.write(np.frombuffer(GOOD, DATUM))):
+            execution.run()
 
 
 @pytest.mark.parametrize("status", [5, 8, 9, -1, 2**31 - 1])
@@ -165,9 +163,8 @@ def test_status_beyond_the_list_is_a_general_failure(memory: Memory, status: int
     service = SilentService()
     with ExecutionBurstController.create(service) as controller:
         execution = bind(controller, adder_request(memory))
-        thread = answered_by(service, lambda: service.answer(head(2, status) + TIMING))
-        got = execution.execute()[0]
-        thread.join(PATIENCE)
+        with answered_by(service, lambda: service.answer(head(2, status) + TIMING)):
+            got = execution.execute()[0]
         assert got == (status if status in (5, 8) else ErrorStatus.GENERAL_FAILURE)
 
 
@@ -176,18 +173,8 @@ def test_peer_that_keeps_setting_bits_does_not_block_ctrl_c(memory: Memory) -> N
     with ExecutionBurstController.create(service, polling_window=0) as controller:
         execution = bind(controller, adder_request(memory))
         execution.timeout = 0.1
-        stop = threading.Event()
-
-        def noise() -> None:
-            while not stop.is_set():
-                service.results.event_flag.wake(0x80000006)
-
-        thread = threading.Thread(target=noise)
-        thread.start()
-        with pytest.raises(MissedDeadline):
+        with meanwhile(lambda: service.results.event_flag.wake(0x80000006)), pytest.raises(MissedDeadline):
             execution.run()
-        stop.set()
-        thread.join(PATIENCE)
 
 
 # ---- channels that cannot be used -------------------------------------------------------------------------------

@@ -25,12 +25,10 @@ from nnburst import (
     NNBurstError,
     OutputInsufficientSize,
 )
-from nnburst.burst import BurstCallback, BurstContext
-from nnburst.devices import Device, PreparedModel
+from nnburst.burst import BurstContext
 from nnburst.fmq import MessageQueue
 from nnburst.memory import Memory
 from nnburst.model import (
-    Capabilities,
     DataLocation,
     Failure,
     ImportedModel,
@@ -49,9 +47,10 @@ from nnburst.runtime import Service
 from nnburst.runtime.compile.model_files import _with_pools
 from nnburst.runtime.service import LocalBackend
 from nnburst.runtime.session import Options
-from support.models import relu
+from support.doubles import ScriptedDevice, ScriptedModel
+from support.models import counter, relu
 from support.processes import stopped
-from support.waiting import PATIENCE, until
+from support.waiting import PATIENCE, Background, until
 
 F = OperandType.TENSOR_FLOAT32
 ONE = np.ones(4, np.float32)
@@ -181,13 +180,9 @@ def test_executions_of_one_session_run_at_once_and_are_never_refused(service: nn
                 if (z != n + 1).any():
                     wrong.append(z)
 
-        threads = [_Catching(partial(run_bound, execution, i)) for i, execution in enumerate(bound)]
-        threads += [_Catching(run_copying) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert [thread.error for thread in threads] == [None] * 7
+        running = [Background(partial(run_bound, execution, i)) for i, execution in enumerate(bound)]
+        running += [Background(run_copying) for _ in range(3)]
+        assert [each.result() for each in running] == [None] * 7
         assert not wrong
         assert session.stats.received == 7 * rounds
         assert 1 <= len(session._pool._bursts) <= 6
@@ -211,8 +206,7 @@ def test_run_that_waits_for_others_ends_at_its_deadline(
     session, refused = until_refused
     entered = sys.modules["waiting_function"].entered
     with session.service.session("until_refused", concurrency=1, timeout=PATIENCE) as busy:
-        first = _Catching(lambda: busy.run(None, {"x": ONE}))
-        first.start()
+        first = Background(lambda: busy.run(None, {"x": ONE})[0].tolist())
         assert entered.wait(PATIENCE)
         busy._timeout = 0.01
         for _ in range(3):
@@ -223,8 +217,7 @@ def test_run_that_waits_for_others_ends_at_its_deadline(
             busy.run(None, {"x": ONE})
         assert not busy._waiting
         refused.set()
-        first.join()
-        assert first.error is None
+        assert first.result() == [2] * 4
         busy._timeout = PATIENCE
         assert busy.run(None, {"x": ONE})[0].tolist() == [2] * 4
 
@@ -241,16 +234,14 @@ def test_those_who_wait_are_served_in_order_and_have_what_is_left_of_their_time(
             busy.run(None, {"x": ONE})
             ended.append(i)
 
-        threads = [_Catching(partial(run, i)) for i in range(5)]
-        for i, thread in enumerate(threads):
-            thread.start()
+        running = list[Background]()
+        for i in range(5):
+            running.append(Background(partial(run, i)))
             if i == 0:
                 assert entered.wait(PATIENCE)
             until(lambda i=i: len(busy._waiting) == i)
         refused.set()
-        for thread in threads:
-            thread.join()
-            assert thread.error is None
+        assert [each.result() for each in running] == [None] * 5
         assert ended == list(range(5))
         assert busy._idle[0].execution is not None
         assert busy._idle[0].execution.timeout == PATIENCE
@@ -282,27 +273,12 @@ def test_run_below_a_run_of_the_same_thread_has_a_permit_of_its_own_or_is_told(
 
 def test_permit_that_an_interrupt_loses_comes_back(service: nnburst.Service) -> None:
     with service.session(add_model(), concurrency=1) as session:
-        waiting = _Catching(lambda: session.run(None, {"x": ONE, "y": ONE}))
         permit = session._idle.pop()
-        waiting.start()
+        waiting = Background(lambda: session.run(None, {"x": ONE, "y": ONE})[0].tolist())
         until(lambda: session._waiting)
         del permit
-        waiting.join()
-        assert waiting.error is None
+        assert waiting.result() == [2] * 4
         assert len(session._idle) == 1
-
-
-class _Catching(threading.Thread):
-    def __init__(self, work: Callable[[], object]) -> None:
-        super().__init__()
-        self.work = work
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            self.work()
-        except BaseException as error:  # the test looks at it
-            self.error = error
 
 
 def _run_traced(call: Callable[[], object], refused: threading.Event, outcomes: list[str], trace: Any) -> None:
@@ -343,16 +319,14 @@ def test_refused_run_leaves_nothing_in_the_way_of_the_next(
     session, refused = until_refused
     execution = session.bind(shapes={"n": 4})
     execution.inputs["x"][:] = ONE
-    thread = threading.Thread(target=execution.run)
-    thread.start()
-    while session.stats.sent == 0:
-        pass
+    run = Background(execution.run)
+    until(lambda: session.stats.sent)
     for _ in range(20):
         with pytest.raises(BadState, match="the execution is running"):
             execution.run()
     assert len(session._pool._bursts) == 1
     refused.set()
-    thread.join()
+    assert run.result() is None
     assert execution.outputs["y"].tolist() == [2] * 4
     execution.run()
     assert execution.outputs["y"].tolist() == [2] * 4
@@ -362,37 +336,7 @@ def test_refused_run_leaves_nothing_in_the_way_of_the_next(
 # ---- a device that answers what a test says ------------------------------------------------------------------------
 
 
-class Scripted(PreparedModel):
-    def __init__(self) -> None:
-        self.result: tuple[ErrorStatus, tuple[OutputShape, ...], Timing] = (ErrorStatus.NONE, (), Timing())
-        self.answer: Callable[[Request], Any] | None = None
-        self.windows: list[float | None] = []
-
-    def execute_synchronously(self, request: Any, *args: Any, **kwargs: Any) -> Any:
-        return self.answer(request) if self.answer is not None else self.result
-
-    def configure_execution_burst(
-        self, callback: BurstCallback, request_channel: Any, result_channel: Any, polling_window: float | None = None
-    ) -> BurstContext:
-        self.windows.append(polling_window)
-        return super().configure_execution_burst(callback, request_channel, result_channel, polling_window)
-
-
-class ScriptedDevice(Device):
-    name = "test-scripted"
-    version_string = "1"
-    capabilities = Capabilities()
-
-    def __init__(self) -> None:
-        self.prepared = Scripted()
-        self.given: list[tuple[Any, ...]] = []
-
-    def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
-        return (True,) * len(model.main.operations)
-
-    def prepare_model(self, *args: Any, **kwargs: Any) -> PreparedModel:
-        return self.prepared
-
+class Scripted(ScriptedDevice):
     def import_model(self, source: str, pools: Any = ()) -> ImportedModel:
         """What RELU is with dimensions that are not known: ``n×4``, ``m``, or of open rank."""
         if source == "name:same":
@@ -405,9 +349,9 @@ class ScriptedDevice(Device):
 
 @pytest.fixture
 def scripted() -> Iterator[tuple[Service, Scripted]]:
-    device = ScriptedDevice()
+    device = Scripted()
     with Service(LocalBackend((device,)), "scripted") as service:
-        yield service, device.prepared
+        yield service, device
 
 
 FORGED = {
@@ -495,7 +439,7 @@ def test_shape_that_a_file_says_wrongly_is_that_of_the_run(
             Timing(),
         )
 
-    prepared.answer = answer
+    prepared.hooks["execute"] = answer
     with service.session(model) as session:
         for _ in range(3):
             (y,) = session.run(None, {"x": np.ones((2, 4), np.float32)})
@@ -513,9 +457,22 @@ def test_shape_that_a_file_says_wrongly_is_that_of_the_run(
     [("low_power", None, 0.0), ("low_power", 1e-5, 1e-5), ("sustained_speed", None, None)],
 )
 def test_low_power_never_polls_on_either_side(
-    scripted: tuple[Service, Scripted], way: str, preference: str, given: float | None, expected: float | None
+    scripted: tuple[Service, Scripted],
+    monkeypatch: pytest.MonkeyPatch,
+    way: str,
+    preference: str,
+    given: float | None,
+    expected: float | None,
 ) -> None:
-    service, prepared = scripted
+    service, _ = scripted
+    windows: list[float | None] = []
+    configure = ScriptedModel.configure_execution_burst
+
+    def noted(model: ScriptedModel, callback: Any, requests: Any, results: Any, window: float | None) -> BurstContext:
+        windows.append(window)
+        return configure(model, callback, requests, results, window)
+
+    monkeypatch.setattr(ScriptedModel, "configure_execution_burst", noted)
     if way == "session":
         service.session(relu(), preference=preference, polling_window=given).close()
     else:
@@ -528,7 +485,7 @@ def test_low_power_never_polls_on_either_side(
 
                 if expected == 0.0:
                     assert lib.nnb_execution_spins(execution.pointer) == 0
-    assert prepared.windows == [expected]
+    assert windows == [expected]
 
 
 def test_preference_and_priority_may_be_given_in_each_way_and_nothing_else(scripted: tuple[Service, Scripted]) -> None:
@@ -740,13 +697,6 @@ def test_no_names_of_outputs_are_all_of_them(named: nnburst.Session, names: Any)
 # ---- one noun ------------------------------------------------------------------------------------------------------
 
 
-def counter() -> Model:
-    b = ModelBuilder()
-    t = b.input("t", F, (4,))
-    b.output("t_out", b.add(t, ONE))
-    return b.build()
-
-
 def test_step_that_fails_keeps_its_turn() -> None:
     with nnburst.launch(devices=["nnburst-reference"]) as service, service.session(counter()) as session:
         with session.bind(state={"t_out": "t"}) as step:
@@ -862,17 +812,6 @@ def test_memory_of_the_device_knows_nothing_after_a_forged_answer(scripted: tupl
                 assert not memory.initialised
 
 
-def test_memory_that_is_closed_is_named() -> None:
-    with nnburst.in_process(devices=["nnburst-reference"]) as service, service.session(relu()) as session:
-        memory = Memory.ashmem(32)
-        execution = Execution(session.compilation, reusable=True)
-        execution.set_input_from_memory(0, memory, 0, 16)
-        execution.set_output(0, np.zeros(4, np.float32))
-        memory.close()
-        with pytest.raises(BadState, match="the memory of input 0 is closed"):
-            execution.burst_compute(session.burst)
-
-
 # ---- what a session asks of the cache, and why a run failed --------------------------------------------------------
 
 
@@ -902,7 +841,7 @@ def test_cached_compilation_is_for_its_preference_and_priority(
 
 def test_reason_of_a_failure_is_in_the_exception(scripted: tuple[Service, Scripted]) -> None:
     service, prepared = scripted
-    prepared.answer = lambda request: Failure(ErrorStatus.GENERAL_FAILURE, "the third weight is odd")
+    prepared.hooks["execute"] = lambda request: Failure(ErrorStatus.GENERAL_FAILURE, "the third weight is odd")
     with service.session(relu()) as session:
         step = Execution(session.compilation, reusable=True)
         step.set_input(0, ONE)
@@ -916,7 +855,7 @@ def test_output_that_needs_more_room_leaves_no_reason_for_the_next_failure(scrip
     service, prepared = scripted
     with service.session(relu()) as session:
         context = session.burst.controller._context
-        prepared.answer = lambda request: Failure(
+        prepared.hooks["execute"] = lambda request: Failure(
             ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, "an output needs more room", (OutputShape((4,), False),)
         )
         with session.bind() as execution, pytest.raises(OutputInsufficientSize):
@@ -967,10 +906,7 @@ def test_arguments_that_cannot_be_laid_out_leave_no_memory(scripted: tuple[Servi
 
 @pytest.mark.parametrize(("index", "length"), [(0, 32), (1, 0), (2, 0)])
 def test_file_of_an_imported_model_is_used_whole_where_the_device_names_one(index: int, length: int) -> None:
-    b = ModelBuilder()
-    x = b.input("x", F, (4,))
-    b.output("y", b.relu(x))
-    model = b.build()
+    model = relu()
     constant = OperandDesc(
         F, (8,), lifetime=Lifetime.CONSTANT_REFERENCE, location=DataLocation(pool_index=index, offset=0, length=0)
     )

@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 import nnburst
-from nnburst import ModelBuilder, OperandType
 from nnburst._core.deadline import Deadline
 from nnburst.memory import Memory
 from nnburst.runtime.run.burst_pool import BurstPool
@@ -26,7 +25,8 @@ from nnburst.runtime.run.ring import Ring
 from nnburst.watch import find_services, look
 from support.models import relu
 from support.processes import stopped
-from support.waiting import PATIENCE, until
+from support.users import in_forked_child
+from support.waiting import PATIENCE, Background, Held, until
 
 FUNCTIONS = """
 import os, time
@@ -162,8 +162,7 @@ def test_future_of_a_burst_in_which_a_thread_waits_moves_to_another_one_if_it_ma
 ) -> None:
     waited, stays, moves = slow.burst.bind(), slow.burst.bind(), slow.bind()
     waited.inputs["x"][:] = moves.inputs["x"][:] = 60
-    thread = threading.Thread(target=waited.run)
-    thread.start()
+    run = Background(waited.run)
     until(lambda: not slow.burst.controller.is_free)
     refused, moved = stays.submit(), moves.submit()
     assert not moved.done()
@@ -171,8 +170,7 @@ def test_future_of_a_burst_in_which_a_thread_waits_moves_to_another_one_if_it_ma
         refused.result(PATIENCE)
     go_on.touch()
     assert moved.result(PATIENCE).controller is not slow.burst.controller
-    thread.join(PATIENCE)
-    assert not thread.is_alive()
+    assert run.result() is None
 
 
 def test_future_behind_a_run_that_was_given_up_has_a_time_limit_of_its_own(slow: nnburst.Session, go_on: Path) -> None:
@@ -180,13 +178,11 @@ def test_future_behind_a_run_that_was_given_up_has_a_time_limit_of_its_own(slow:
     late.inputs["x"][:] = 60
     with pytest.raises(nnburst.MissedDeadline):
         late.run(0.05)
-    thread = threading.Thread(target=waited.run)
-    thread.start()
+    run = Background(waited.run)
     until(lambda: not slow.burst.controller.is_free)
     threading.Timer(0.1, go_on.touch).start()
     assert late.submit(PATIENCE).result(PATIENCE) is late
-    thread.join(PATIENCE)
-    assert not thread.is_alive()
+    assert run.result() is None
 
 
 def test_failure_of_one_future_has_its_reason_and_leaves_the_others_alone(slow: nnburst.Session) -> None:
@@ -291,8 +287,8 @@ def test_interrupt_gives_up_all_that_is_in_flight_at_once(slow: nnburst.Session)
         with stopped(slow.service.pid):
             outputs = slow.run_many([filled(0)] * 8)
             timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1))
-            timer.start()
             with pytest.raises(KeyboardInterrupt):
+                timer.start()
                 next(outputs)
             timer.join()
             assert not any(execution.is_in_flight for execution in ring._executions)
@@ -331,18 +327,15 @@ def test_threads_that_run_find_another_burst_than_that_of_many_runs(
 
     def ring(pool: BurstPool, *args: Any) -> Ring:
         made = make(pool, *args)
-        others.append(threading.Thread(target=slow.run, args=(None, filled(0.3))))
-        others[-1].start()  # before anything of the ring is in flight
+        others.append(Background(lambda: len(slow.run(None, filled(0.3)))))  # before anything of the ring is in flight
         controllers = slow.burst.controller, made._controller
-        until(lambda: not all(one.is_free for one in controllers) or not others[-1].is_alive())
+        until(lambda: not all(one.is_free for one in controllers) or others[-1].is_over)
         return made
 
     monkeypatch.setattr(BurstPool, "_ring", ring)
     for _ in range(2):
         assert [y.tolist() for (y,) in slow.run_many([filled(0.0)] * 3)] == [[0.0] * 4] * 3
-    for other in others:
-        other.join(PATIENCE)
-    assert len(others) == 1  # what was made is kept
+    assert [other.result() for other in others] == [1]  # what was made is kept
 
 
 @pytest.mark.check
@@ -367,9 +360,7 @@ def test_arrays_that_are_given_back_while_the_session_is_being_closed_are_not_ke
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 40, 41])
 def test_many_inputs_run_in_batches_where_the_model_takes_them(service: nnburst.Service, count: int) -> None:
-    b = ModelBuilder()
-    b.output("y", b.relu(b.input("x", OperandType.TENSOR_FLOAT32, (0, 4))))
-    with service.session(b.build()) as session:
+    with service.session(relu((0, 4))) as session:
         inputs = [{"x": np.full((1 + i % 3, 4), i, np.float32)} for i in range(count)]
         outputs = list(session.run_many(iter(inputs), batch=8))
         assert [y.shape for (y,) in outputs] == [arrays["x"].shape for arrays in inputs]
@@ -379,9 +370,7 @@ def test_many_inputs_run_in_batches_where_the_model_takes_them(service: nnburst.
 
 
 def test_many_inputs_are_copied_as_they_are_taken(service: nnburst.Service) -> None:
-    b = ModelBuilder()
-    b.output("y", b.relu(b.input("x", OperandType.TENSOR_FLOAT32, (0, 4))))
-    with service.session(b.build()) as session:
+    with service.session(relu((0, 4))) as session:
         array = np.empty((1, 4), np.float32)
 
         def refilled() -> Iterator[dict[str, np.ndarray]]:
@@ -456,16 +445,13 @@ def test_forked_child_leaves_the_inputs_of_its_parent_alone(session: nnburst.Ses
     ring = weakref.ref(ring_of(session))
     executions = [*session._runs.permits.idle[-1:], ring_of(session)._executions[0]]
     inputs = [getattr(each, "execution", each).inputs["x"] for each in executions]
-    pid = os.fork()
-    if pid == 0:
-        refused = 0
+
+    def is_refused() -> None:
         for run in (lambda: session.run(None, filled(7)), lambda: list(session.run_many([filled(7)] * 3))):
-            try:
+            with pytest.raises(nnburst.BadState, match=r"fork\(\)"):
                 run()
-            except nnburst.BadState as error:
-                refused += "fork()" in str(error)
-        os._exit(refused)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 2
+
+    in_forked_child(is_refused)
     assert [each.tolist() for each in inputs] == [[1.0] * 4] * 2
     assert session.run(None, filled(2))[0].tolist() == [2.0] * 4
     assert [y.tolist() for (y,) in session.run_many([filled(3)] * 3)] == [[3.0] * 4] * 3
@@ -480,40 +466,33 @@ def test_forked_child_waits_for_no_thread_of_its_parent(service: nnburst.Service
     ):
         executor.submit(session.run, None, filled(1)).result(PATIENCE)  # so it has a thread
         permits = [session._runs.permits.take(Deadline.after(0)) for _ in range(session._runs.permits.number)]
-        burst, held, release = session._pool.first.controller, threading.Event(), threading.Event()
-        locks = [burst._lock, execution._lock, session._pool._lock, service._reviving]
+        locks = [session._pool.first.controller._lock, execution._lock, session._pool._lock, service._reviving]
+        held = Held()
 
         def hold() -> None:
             with contextlib.ExitStack() as stack:
                 for lock in locks:
                     stack.enter_context(lock)
-                held.set()
-                release.wait()
+                held()
 
-        thread = threading.Thread(target=hold)
-        thread.start()
-        held.wait()
-        pid = os.fork()
-        if pid == 0:
-            refused = 0
-            try:
-                signal.alarm(int(PATIENCE))
-                uses = [lambda: session.run(None, filled(1)), execution.run, session.bind, service.kill]
-                for use in (*uses, lambda: executor.submit(session.run, None, filled(1)).result()):
-                    with contextlib.suppress(nnburst.BadState):
-                        use()
-                        refused -= 1
-                    refused += 1
-                assert session.stats.sent == 1
-                Memory.ashmem(64).close()
-                for thing in (execution, session, service):
-                    thing.close()
-                refused += 1
-            finally:
-                os._exit(refused)
-        release.set()
-        thread.join()
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 6
+        def in_child() -> None:
+            signal.alarm(int(PATIENCE))
+            uses = [lambda: session.run(None, filled(1)), execution.run, session.bind, service.kill]
+            for use in (*uses, lambda: executor.submit(session.run, None, filled(1)).result()):
+                with pytest.raises(nnburst.BadState):
+                    use()
+            assert session.stats.sent == 1
+            Memory.ashmem(64).close()
+            for thing in (execution, session, service):
+                thing.close()
+
+        holding = Background(hold)
+        assert held.entered.wait(PATIENCE)
+        try:
+            in_forked_child(in_child)
+        finally:
+            held.go_on.set()
+        assert holding.result() is None
         for permit in permits:
             session._runs.permits.give(permit)
         assert session.run(None, filled(2))[0].tolist() == [2.0] * 4

@@ -15,6 +15,7 @@ import pytest
 
 from nnburst.errors import BadState, GeneralFailure
 from nnburst.fmq import MessageQueue, MQDescriptor
+from support.users import in_forked_child
 from support.waiting import PATIENCE
 
 METHODS = ("fork", "spawn", "forkserver")
@@ -100,11 +101,6 @@ def fork(function: Any) -> int:
         finally:
             os._exit(code)
     return pid
-
-
-def in_forked_child(function: Any) -> None:
-    pid = fork(function)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def test_role_may_move_to_a_forked_child_and_back() -> None:

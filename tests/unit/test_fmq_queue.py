@@ -17,7 +17,7 @@ import pytest
 from nnburst._core._nnburst import lib
 from nnburst.errors import BadState, GeneralFailure, InvalidArgument, MissedDeadline
 from nnburst.fmq import Flavour, Grantor, MessageQueue, MQDescriptor
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, Background
 
 
 @pytest.fixture(params=["one call", "cffi"], autouse=True)
@@ -119,23 +119,11 @@ def test_newer_transaction_voids_the_older() -> None:
 
 def test_close_ends_a_wait_in_another_thread() -> None:
     queue = MessageQueue("u1", 4)
-    caught: list[BaseException] = []
     waiting = threading.Event()
-
-    def wait() -> None:
-        waiting.set()
-        try:
-            queue.read_blocking(1)
-        except BadState as error:
-            caught.append(error)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    waiting.wait()
+    wait = Background(lambda: (waiting.set(), queue.read_blocking(1)))
+    assert waiting.wait(PATIENCE)
     queue.close()
-    thread.join(PATIENCE)
-    assert not thread.is_alive()
-    assert len(caught) == 1
+    assert isinstance(wait.result(), BadState)
 
 
 class Interrupted(Exception):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -23,7 +22,7 @@ from nnburst.memory import Memory
 from nnburst.model import MeasureTiming, Request
 from support.local_burst import WINDOWS, Adder, LocalModel, adder_request, bind
 from support.models import tiny_model
-from support.waiting import PATIENCE, until
+from support.waiting import PATIENCE, Background, Held, until
 
 IN_C = 128
 """Where requests have their output that are run in C, from the second time on."""
@@ -219,28 +218,21 @@ def test_kernel_in_c_ends_itself_at_the_deadline_of_the_service(memory: Memory, 
 
 
 def test_kernel_stays_until_its_run_is_over_when_its_slot_is_freed(memory: Memory, served: Any) -> None:
-    model = model_of(executor := Mixed(), served)
-    inside, onward = threading.Event(), threading.Event()
-
-    def wait(deadline_ns: int) -> int:
-        inside.set()
-        return 0 if onward.wait(PATIENCE) else ErrorStatus.GENERAL_FAILURE
-
+    model, held = model_of(executor := Mixed(), served), Held(0)
     with ExecutionBurstController.create(model) as controller:
         execution = bind(controller, adder_request(memory, IN_C))
         execution.run()
-        (function := executor.kernels[0].function).during = wait
+        (function := executor.kernels[0].function).during = held
         kernel = weakref.ref(executor.kernels.pop())
-        thread = threading.Thread(target=execution.run)
-        thread.start()
-        assert inside.wait(PATIENCE)
+        run = Background(execution.run)
+        assert held.entered.wait(PATIENCE)
         assert model.server is not None
         for slot in executor.added:
             model.server.free_memory(slot)
         gc.collect()
         assert kernel() is not None
-        onward.set()
-        thread.join(PATIENCE)
+        held.go_on.set()
+        assert run.result() is None
         until(lambda: gc.collect() is not None and kernel() is None, "the kernel outlives its plan")
         assert function.runs == 1
 

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -31,7 +32,8 @@ from nnburst.service.wire.protocol import ListDevices
 from nnburst.testing import assert_nothing_left
 from support.models import relu
 from support.processes import stop, stopped
-from support.waiting import PATIENCE, until
+from support.users import as_user
+from support.waiting import PATIENCE, Background, Held, until
 
 ONE = np.ones(4, np.float32)
 PACKAGE = str(Path(nnburst.__file__).parent)
@@ -131,7 +133,7 @@ class Steps:
         self.tricks = tricks
         self.done: list[str] = []
         self.left: list[float | None] = []
-        self.leaving = Leaving(self.first, self.second, self.third)
+        self.leaving = Leaving(*(partial(self._step, name) for name in ("first", "second", "third")))
 
     def _step(self, name: str) -> None:
         self.left.append(Deadline.after().left())
@@ -139,15 +141,6 @@ class Steps:
         if error is not None:
             raise error
         self.done.append(name)
-
-    def first(self) -> None:
-        self._step("first")
-
-    def second(self) -> None:
-        self._step("second")
-
-    def third(self) -> None:
-        self._step("third")
 
 
 @pytest.mark.parametrize("name", ["first", "second", "third"])
@@ -413,23 +406,18 @@ def test_storm_of_interrupts_over_close_leaves_nothing(seed: int) -> None:
 
 
 def test_lock_of_the_process_that_another_thread_holds_is_free_in_a_forked_child() -> None:
-    lock = process_lock()
-    held, go_on = threading.Event(), threading.Event()
+    lock, held = process_lock(), Held()
 
     def hold() -> None:
         with lock:
-            held.set()
-            go_on.wait(PATIENCE)
+            held()
 
-    thread = threading.Thread(target=hold)
-    thread.start()
-    assert held.wait(PATIENCE)
-    pid = os.fork()
-    if pid == 0:
-        os._exit(not lock.acquire(timeout=PATIENCE))
-    go_on.set()
-    thread.join()
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    holding = Background(hold)
+    assert held.entered.wait(PATIENCE)
+    said = as_user(None, lambda: lock.acquire(timeout=PATIENCE))
+    held.go_on.set()
+    assert holding.result() is None
+    assert said == "True"
 
 
 # ---- what was opened on a service ----------------------------------------------------------------------------------
@@ -491,7 +479,5 @@ def test_a_child_lets_go_of_what_it_inherits_though_one_of_it_raises() -> None:
     told: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "unraisablehook", lambda raised: told.append(raised.exc_type))
-        pid = os.fork()
-        if pid == 0:
-            os._exit(not all(thing.is_abandoned for thing in things) or told != [KeyboardInterrupt])
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        said = as_user(None, lambda: [thing.is_abandoned for thing in things] + [error.__name__ for error in told])
+    assert said == "[True, True, 'KeyboardInterrupt']"

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,9 @@ from nnburst.model import Priority
 from nnburst.runtime import Service
 from nnburst.service import ServiceConnection, ServiceHost
 from support.connections import socket_pair
+from support.doubles import refuse_threads
 from support.models import tiny_model
-from support.waiting import PATIENCE, until
+from support.waiting import PATIENCE, Background, until
 
 ONES = np.ones(4, np.float32)
 
@@ -118,10 +120,10 @@ def test_runs_of_all_priorities_that_hang_delay_no_other_client(shared: Callable
     )
     for session in bad[::-1] + good:
         run(session)
-    threads = [threading.Thread(target=run, args=(session, 0.0)) for session in bad]
+    hanging = list[Background]()
     try:
-        for thread in threads:
-            thread.start()
+        for session in bad:
+            hanging.append(Background(partial(run, session, 0.0)))
             assert inside.acquire(timeout=PATIENCE)
         for _ in range(20):  # none of these returns before the others are released
             for session in good:
@@ -129,22 +131,16 @@ def test_runs_of_all_priorities_that_hang_delay_no_other_client(shared: Callable
         assert run(service.connect().session("call"))[0] == 1
     finally:
         released.set()
-        for thread in threads:
-            if thread.ident:
-                thread.join(PATIENCE)
-    assert not any(thread.is_alive() for thread in threads)
+    assert [each.result()[0] for each in hanging] == [0] * 5
 
 
 def test_runs_of_one_client_that_repeat_leave_room_for_its_others(shared: Callable[..., Shared]) -> None:
     begun: list[float] = []
-    inside, released = threading.Semaphore(0), threading.Event()
+    hangs, inside, released = hangs_on_zero()
 
     def function(x: Any) -> Any:
         begun.append(float(x[0]))
-        if x[0] == 0:
-            inside.release()
-            assert released.wait(PATIENCE)
-        return np.array(x)
+        return hangs(x)
 
     service = shared(function, runs=2)
     client = service.connect()
@@ -159,19 +155,18 @@ def test_runs_of_one_client_that_repeat_leave_room_for_its_others(shared: Callab
                 break
             run(session, 3)
 
-    threads = [threading.Thread(target=repeat, args=(session,)) for session in (first, second)]
-    threads.append(threading.Thread(target=run, args=(third, 2)))
-    for thread in threads[:2]:
-        thread.start()
+    repeating = list[Background]()
+    for session in (first, second):
+        repeating.append(Background(partial(repeat, session)))
         assert inside.acquire(timeout=PATIENCE)
-    threads[2].start()
+    waiting = Background(lambda: run(third, 2)[0])
     try:
         until(lambda: third.stats.sent >= 2)
         time.sleep(0.05)  # the leader sleeps
     finally:
         released.set()
-        for thread in threads:
-            thread.join(PATIENCE)
+    assert [each.result() for each in repeating] == [None] * 2
+    assert waiting.result() == 2
     followed = begun[: begun.index(2)].count(3)  # a turn or two of theirs may come first
     assert followed < 500, "the third waited for what followed the others"
 
@@ -182,21 +177,14 @@ def test_group_without_threads_refuses_bursts_until_there_are_some(
 ) -> None:
     service = shared()
     connection = service.connect()
-    start = threading.Thread.start
-
-    def refuse(thread: threading.Thread) -> None:
-        if thread.name == "nnburst-listener":
-            raise error("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    refuse_threads(monkeypatch, "nnburst-listener", error)
     for _ in range(2):
         with pytest.raises(ResourceExhausted, match="needs a thread"):
             connection.session("call")
     monkeypatch.undo()
     one = connection.session("call")
     assert run(one)[0] == 1
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    refuse_threads(monkeypatch, "nnburst-listener", error)
     other = connection.session("call")  # the thread that is there serves it
     assert run(other)[0] == 1
     assert run(one)[0] == 1

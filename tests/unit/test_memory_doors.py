@@ -53,6 +53,7 @@ if sys.version_info >= (3, 12):
 @pytest.mark.parametrize("door", DOORS)
 def test_REQ_MEM_116_views_share_the_bytes_and_outlive_the_pool(door: str) -> None:
     memory = Memory.ashmem(3 * PAGE, "nnburst-door")
+    assert mapped("memfd:nnburst-door") == 0, "not mapped before it is looked at"
     own = memory.array("u1", (3 * PAGE,))
     view = DOORS[door](memory)
     own[5] = 9
@@ -60,6 +61,7 @@ def test_REQ_MEM_116_views_share_the_bytes_and_outlive_the_pool(door: str) -> No
     if np.asarray(view).flags.writeable:
         np.asarray(view)[6] = 8
         assert own[6] == 8
+    memory.close()
     memory.close()
     del memory, own
     gc.collect()

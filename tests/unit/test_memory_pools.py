@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import gc
 import mmap
 import multiprocessing
 import os
@@ -59,20 +58,6 @@ def test_ashmem_starts_zeroed_and_views_share_it() -> None:
         assert memory.array("f4", (6,), 4)[5] == 1.5
         assert bytes(memory.buffer[24:28]) == np.float32(1.5).tobytes()
         assert memory.array("u1", (0, 7), 100).shape == (0, 7)
-
-
-def test_views_keep_the_mapping_alive_and_the_last_one_ends_it() -> None:
-    memory = Memory.ashmem(3 * PAGE, "lonely-pool")
-    assert maps() == 0, "not mapped before it is looked at"
-    view = memory.array("u1", (PAGE,), PAGE)[::2]
-    memory.close()
-    memory.close()
-    view[:] = 7
-    assert view.sum() == 7 * PAGE // 2
-    assert maps() == 1
-    del view, memory
-    gc.collect()
-    assert maps() == 0
 
 
 def test_closed_pool_is_bad_state() -> None:

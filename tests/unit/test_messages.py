@@ -7,7 +7,6 @@ import contextlib
 import copy
 import functools
 import inspect
-import os
 import pickle
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +30,7 @@ from nnburst.devices.function import declare
 from nnburst.options import SessionKeywords
 from nnburst.service import claim, start_child
 from support.models import relu
+from support.users import as_user
 
 PACKAGE = Path(nnburst.__file__).parent
 
@@ -267,26 +267,12 @@ def test_argument_that_is_too_large_is_named(service: nnburst.Service) -> None:
 
 def test_forked_child_is_told_what_to_open_instead(service: nnburst.Service) -> None:
     with service.session(relu((2, 3))) as session, session.bind() as execution:
-        end, start = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            said = []
-            for use in (execution.run, session.bind):
-                try:
-                    use()
-                except nnburst.BadState as error:
-                    said.append(str(error))
-            os.write(start, "\n".join(said).encode())
-            os._exit(0)
-        os.close(start)
-        with open(end, encoding="utf-8") as pipe:
-            said = pipe.read().splitlines()
-        os.waitpid(pid, 0)
-    assert len(said) == 2
-    for each in said:
-        assert "inherited through fork()" in each
-        assert "open a session" in each
-        assert "ECHILD" not in each
+        for use in (execution.run, session.bind):
+            said = as_user(None, use)
+            assert said.startswith("BadState: ")
+            assert "inherited through fork()" in said
+            assert "open a session" in said
+            assert "ECHILD" not in said
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nnburst.errors import BadState, InvalidArgument
 from nnburst.memory import Memory
@@ -18,7 +16,6 @@ from nnburst.model import (
     ModelBuilder,
     OperandType,
     OperationType,
-    combine_dimensions,
     operand_nbytes,
 )
 
@@ -37,28 +34,6 @@ def test_operand_nbytes() -> None:
     assert operand_nbytes(T.TENSOR_QUANT8_ASYMM, (2**16, 2**16 - 1)) == 2**32 - 2**16
     with pytest.raises(InvalidArgument, match=r"2\^32"):
         operand_nbytes(T.TENSOR_QUANT8_ASYMM, (2**16, 2**16))
-
-
-dimension = st.integers(0, 3)
-dims = st.lists(dimension, max_size=3).map(tuple)
-
-
-@given(dims, dims)
-def test_combine_dimensions_is_commutative_and_loses_nothing(a: tuple[int, ...], b: tuple[int, ...]) -> None:
-    def attempt(call: Callable[[], tuple[int, ...]]) -> tuple[int, ...] | None:
-        try:
-            return call()
-        except InvalidArgument:
-            return None
-
-    combined = attempt(lambda: combine_dimensions(a, b))
-    assert combined == attempt(lambda: combine_dimensions(b, a))
-    if not a or not b:
-        assert combined == (a or b)
-    elif len(a) != len(b) or any(m and n and m != n for m, n in zip(a, b, strict=True)):
-        assert combined is None
-    else:
-        assert combined == tuple(m or n for m, n in zip(a, b, strict=True))
 
 
 def test_constants_up_to_the_limit_are_inline_and_larger_ones_share_one_sealed_pool() -> None:

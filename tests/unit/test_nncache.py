@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from pathlib import Path
 
 import pytest
 
 from nnburst.blobs import NNCache, nncache
 from support.processes import run_python
-from support.waiting import until
+from support.users import in_forked_child
+from support.waiting import meanwhile, until
 
 
 def opened(path: Path) -> NNCache:
@@ -69,35 +68,21 @@ def test_nothing_is_repeated_after_terminate(tmp_path: Path, monkeypatch: pytest
 def test_forked_child_saves_what_it_stores_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The parent's timer is pending at the fork, and another of its threads uses the cache all the time."""
     monkeypatch.setattr(nncache, "_SECONDS", 600.0)
-    cache, stop = opened(tmp_path / "blobs"), threading.Event()
+    cache = opened(tmp_path / "blobs")
     cache.set_blob(b"parent", b"value")
 
-    def busy() -> None:
-        while not stop.is_set():
-            cache.set_blob(b"other", b"value")
+    def store() -> None:
+        cache.set_cache_filename(tmp_path / "child")
+        assert not cache._dirty
+        monkeypatch.setattr(nncache, "_SECONDS", 0.01)
+        cache.set_blob(b"child", b"value")
+        until((tmp_path / "child").exists)
 
-    thread = threading.Thread(target=busy)
-    thread.start()
-    try:
+    with meanwhile(lambda: cache.set_blob(b"other", b"value")):
         for _ in range(10):
-            child = os.fork()
-            if not child:
-                status = 1
-                try:
-                    cache.set_cache_filename(tmp_path / "child")
-                    dirty = cache._dirty
-                    monkeypatch.setattr(nncache, "_SECONDS", 0.01)
-                    cache.set_blob(b"child", b"value")
-                    until((tmp_path / "child").exists)
-                    status = int(dirty)
-                finally:
-                    os._exit(status)
-            assert os.waitpid(child, 0)[1] == 0
+            in_forked_child(store)
             assert stored(tmp_path / "child", b"child")
             (tmp_path / "child").unlink()
-    finally:
-        stop.set()
-        thread.join()
     cache.terminate()
     assert stored(tmp_path / "blobs", b"parent")
     assert not stored(tmp_path / "blobs", b"child")

@@ -23,7 +23,7 @@ from nnburst.errors import BadState, DeviceUnavailable, InvalidArgument, MissedD
 from nnburst.service import claim, dial, listen_at, owner_of, peer_of, peer_pidfd, running_services
 from nnburst.service.process import discovery as rendezvous
 from nnburst.service.process.discovery import Claim
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, meanwhile
 
 
 @pytest.fixture(autouse=True)
@@ -123,20 +123,9 @@ def test_many_that_claim_at_once_after_a_kill_one_wins() -> None:
 
 def test_listing_does_not_disturb_a_claim() -> None:
     """The owner of a name is asked for without taking its lock, so a start at that moment is not refused."""
-    stop = threading.Event()
-
-    def look() -> None:
-        while not stop.is_set():
-            list(running_services())
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
+    with meanwhile(lambda: list(running_services())):
         for _ in range(200):
             claim("vision").close()
-    finally:
-        stop.set()
-        thread.join(PATIENCE)
 
 
 def test_name_whose_lock_file_was_removed_is_still_the_first_owners(runtime: Path) -> None:

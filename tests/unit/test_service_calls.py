@@ -27,9 +27,11 @@ from nnburst.service.wire.packets import FdBundle, Kind, receive
 from nnburst.service.wire.protocol import Side
 from nnburst.testing import assert_nothing_left
 from support.connections import Answers, connected, raw_peer, send
+from support.doubles import refuse_threads
 from support.models import relu
 from support.processes import open_fds
-from support.waiting import PATIENCE, until
+from support.users import as_user
+from support.waiting import PATIENCE, Background, Held, until
 
 GOODBYE = protocol.encode(protocol.Goodbye())
 LONG = protocol.Execute(
@@ -37,60 +39,41 @@ LONG = protocol.Execute(
     protocol.WireRequest((RequestArgument(False, DataLocation(0, 0, 0), (1,) * 64),) * 1000, (), ()),
     RunOptions(),
 )
+EXECUTED = protocol.ExecuteReply(0, (), protocol.Timing())
 
 
 def test_too_many_calls_at_once_close_the_connection() -> None:
-    go_on = threading.Event()
-
-    def slow(message: object, fds: FdBundle) -> protocol.Done:
-        go_on.wait(PATIENCE)
-        return protocol.Done()
-
+    slow = Held(protocol.Done())
     with raw_peer(Side.SERVICE, Answers(on_goodbye=slow)) as (end, sock):
         try:
             for number in range(10_000):
                 send(sock, Kind.REQUEST, number + 1, GOODBYE, (), None)
         except ConnectionError:
             pass
-        go_on.set()
+        slow.go_on.set()
         assert end.wait_ended(PATIENCE)
         assert "too many calls" in end.ending.reason
 
 
 def test_one_side_never_has_more_calls_under_way_than_the_other_takes() -> None:
-    answers: list[str] = []
-
-    def call() -> None:
-        try:
-            end.call(protocol.Goodbye(), timeout=PATIENCE)
-        except BadState as error:
-            answers.append(type(error).__name__)
-
     with raw_peer(Side.CLIENT) as (end, sock):
-        threads = [threading.Thread(target=call) for _ in range(pending.MAX_PENDING)]
-        for thread in threads:
-            thread.start()
+        calls = list[Background]()
+        for _ in range(pending.MAX_PENDING):
+            calls.append(Background(lambda: end.call(protocol.Goodbye(), timeout=PATIENCE)))
             sock.recv(1000)
         with pytest.raises(MissedDeadline, match="under way"):
             end.call(protocol.Goodbye(), timeout=0.01)
         end.hang_up()
-        for thread in threads:
-            thread.join(PATIENCE)
-    assert answers == ["BadState"] * pending.MAX_PENDING
+        assert [type(call.result()) for call in calls] == [BadState] * pending.MAX_PENDING
 
 
 def test_second_long_call_while_one_is_served_closes_the_connection() -> None:
-    go_on = threading.Event()
-
-    def slow(message: object, fds: FdBundle) -> protocol.ExecuteReply:
-        go_on.wait(PATIENCE)
-        return protocol.ExecuteReply(0, (), protocol.Timing())
-
+    slow = Held(EXECUTED)
     with raw_peer(Side.SERVICE, Answers(on_execute=slow)) as (end, sock):
         for number in (1, 2):
             send(sock, Kind.REQUEST, number, protocol.encode(LONG), (), None)
         assert end.wait_ended(PATIENCE)
-        go_on.set()
+        slow.go_on.set()
         assert "two long calls" in end.ending.reason
 
 
@@ -108,17 +91,13 @@ def test_threads_with_long_calls_take_turns() -> None:
         assert short_done.wait(PATIENCE)
         with lock:
             at_once -= 1
-        return protocol.ExecuteReply(0, (), protocol.Timing())
+        return EXECUTED
 
     with connected(service=Answers(on_execute=serve)) as (client, service):
-        threads = [threading.Thread(target=client.call, args=(LONG,)) for _ in range(4)]
-        for thread in threads:
-            thread.start()
+        calls = [Background(lambda: client.call(LONG)[0]) for _ in range(4)]
         client.call(protocol.Goodbye(), timeout=PATIENCE)
         short_done.set()
-        for thread in threads:
-            thread.join(PATIENCE)
-            assert not thread.is_alive()
+        assert [call.result() for call in calls] == [EXECUTED] * 4
         assert client.alive
         assert service.alive
     assert most == 1
@@ -148,16 +127,9 @@ def test_error_whose_text_cannot_be_sent_is_answered(caplog: pytest.LogCaptureFi
 
 
 def test_call_for_which_there_is_no_thread_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = threading.Thread.start
-
-    def failing(self: threading.Thread) -> None:
-        if "worker" in self.name:
-            raise RuntimeError("can't start new thread")
-        start(self)
-
     with connected() as (client, _):
         with monkeypatch.context() as patched:
-            patched.setattr(threading.Thread, "start", failing)
+            refuse_threads(patched, "worker")
             with pytest.raises(ResourceExhausted, match="thread"):
                 client.call(protocol.Goodbye(), timeout=PATIENCE)
         client.call(protocol.Goodbye(), timeout=PATIENCE)
@@ -194,8 +166,7 @@ def test_call_that_is_interrupted_leaves_the_connection_usable(
     def answer(message: object, fds: FdBundle) -> protocol.Message:
         came.set()
         assert may_answer.wait(PATIENCE)
-        is_execute = isinstance(message, protocol.Execute)
-        return protocol.ExecuteReply(0, (), protocol.Timing()) if is_execute else protocol.HelloReply((1, 0), 7)
+        return EXECUTED if isinstance(message, protocol.Execute) else protocol.HelloReply((1, 0), 7)
 
     interrupts: list[type[BaseException] | None] = [KeyboardInterrupt, None]  # the second is how it gives up
     with connected(service=Answers(on_hello=answer, on_execute=answer)) as (client, _):
@@ -286,13 +257,6 @@ def test_ctrl_c_at_any_moment_leaves_a_service_and_its_sessions_usable(what: str
     "name", ["nnburst-client-reader", "nnburst-compute", "nnburst-listener", "nnburst-service-reader"]
 )
 def test_thread_that_cannot_be_started_leaves_nothing_behind(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    start = threading.Thread.start
-
-    def failing(self: threading.Thread) -> None:
-        if self.name.startswith(name):
-            raise RuntimeError("can't start new thread")
-        start(self)
-
     def attempt() -> None:
         if name == "nnburst-client-reader":
             start_child(["nnburst-reference"]).close()
@@ -326,7 +290,7 @@ def test_thread_that_cannot_be_started_leaves_nothing_behind(name: str, monkeypa
 
     attempt()
     with assert_nothing_left():  # what may block is closed by threads
-        monkeypatch.setattr(threading.Thread, "start", failing)
+        refuse_threads(monkeypatch, name)
         with pytest.raises(ResourceExhausted, match="thread"):
             attempt()
         monkeypatch.undo()
@@ -400,11 +364,9 @@ def test_any_number_of_things_may_be_dropped_at_once() -> None:
 def test_releases_leave_room_for_calls_and_keep_to_the_limit_of_the_other_side() -> None:
     """Beside many calls that wait, and not beyond what the other side takes."""
     with raw_peer(Side.CLIENT) as (end, sock):
-        threads = [threading.Thread(target=_call_quietly, args=(end,)) for _ in range(100)]
-        for thread in threads:
-            thread.start()
+        calls = [Background(lambda: end.call(protocol.Goodbye(), timeout=PATIENCE)) for _ in range(100)]
         sock.settimeout(PATIENCE)
-        for _ in threads:
+        for _ in calls:
             sock.recv(1000)
         for number in range(300):
             end.forget(protocol.Release(number))
@@ -412,24 +374,14 @@ def test_releases_leave_room_for_calls_and_keep_to_the_limit_of_the_other_side()
         with pytest.raises(TimeoutError):
             sock.recv(1000)
         end.hang_up()
-        for thread in threads:
-            thread.join(PATIENCE)
-
-
-def _call_quietly(end: Any) -> None:
-    with contextlib.suppress(BadState):
-        end.call(protocol.Goodbye(), timeout=PATIENCE)
+        assert {type(call.result()) for call in calls} == {BadState}
 
 
 def test_call_is_over_when_its_answer_is_sent_so_that_another_long_one_may_follow(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     send_now, over = outbox.Outbox.send_now, []
-
-    def answer(message: object, fds: FdBundle) -> protocol.ExecuteReply:
-        return protocol.ExecuteReply(0, (), protocol.Timing())
-
-    with connected(service=Answers(on_execute=answer)) as (client, service):
+    with connected(service=Answers(on_execute=lambda message, fds: EXECUTED)) as (client, service):
 
         def noted(self: outbox.Outbox, message: Any) -> bool:
             served = service._serving._served
@@ -513,30 +465,20 @@ def test_requests_that_a_busy_peer_does_not_read_do_not_end_the_connection() -> 
 
 
 def test_close_says_that_a_handler_is_still_busy() -> None:
-    go_on, entered = threading.Event(), threading.Event()
-
-    def stuck(message: object, fds: FdBundle) -> protocol.Done:
-        entered.set()
-        go_on.wait(PATIENCE)
-        return protocol.Done()
-
+    stuck = Held(protocol.Done())
     with connected(service=Answers(on_goodbye=stuck)) as (client, service):
-        thread = threading.Thread(target=_call_quietly, args=(client,))
-        thread.start()
-        assert entered.wait(PATIENCE)
+        call = Background(lambda: client.call(protocol.Goodbye(), timeout=PATIENCE))
+        assert stuck.entered.wait(PATIENCE)
         client.hang_up()
         assert not service.close(1.5)
-        go_on.set()
-        thread.join(PATIENCE)
+        stuck.go_on.set()
+        assert isinstance(call.result(), BadState)
 
 
 def test_forked_child_has_no_descriptor_of_a_connection() -> None:
     with connected() as (client, service):
         numbers = [client._sock.fileno(), service._sock.fileno(), client._mailbox.fileno(), service._mailbox.fileno()]
-        pid = os.fork()
-        if pid == 0:
-            os._exit(bool(set(numbers) & open_fds()))
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert as_user(None, lambda: set(numbers) & open_fds()) == "set()"
         assert set(numbers) <= open_fds()
         client.call(protocol.Goodbye(), timeout=PATIENCE)
 
@@ -568,10 +510,7 @@ def test_long_message_for_which_there_is_no_memory_is_refused(monkeypatch: pytes
     def full(fd: int, data: object) -> int:
         raise OSError(28, "No space left on device")
 
-    def answer(message: object, fds: FdBundle) -> protocol.ExecuteReply:
-        return protocol.ExecuteReply(0, (), protocol.Timing())
-
-    with connected(service=Answers(on_execute=answer)) as (client, _):
+    with connected(service=Answers(on_execute=lambda message, fds: EXECUTED)) as (client, _):
         client.call(LONG, timeout=PATIENCE)
         before = open_fds()
         with monkeypatch.context() as patched:

@@ -62,7 +62,8 @@ from support.doubles import FakeDevice
 from support.models import tiny_model
 from support.processes import open_fds
 from support.services import in_process
-from support.waiting import PATIENCE, until
+from support.users import in_forked_child
+from support.waiting import PATIENCE, Background, Held, until
 
 
 def charged(host: ServiceHost) -> dict[str, int]:
@@ -320,13 +321,14 @@ def test_a_pool_that_could_be_truncated_reaches_the_device_as_one_to_be_copied(t
 # -- bursts ------------------------------------------------------------------------------------------------------------
 
 
-def test_REQ_CLI_006_a_burst_is_configured_with_its_window_and_released() -> None:
+@pytest.mark.parametrize(("window", "most"), [(0.005, 0.005), (60.0, 0.01)], ids=["as asked", "no longer than this"])
+def test_REQ_CLI_002_006_a_burst_is_configured_once_with_its_window_and_released(window: float, most: float) -> None:
     device = FakeDevice()
     with in_process([device]) as (client, host):
         model = client.devices[0].prepare_model(tiny_model())
-        burst = configure(model, Callback(), 0.005)
+        burst = configure(model, Callback(), window)
         (context,) = device.contexts
-        assert context.polling_window == 0.005
+        assert context.polling_window == most
         burst.free_memory(3)
         assert context.freed == [3]
         burst.close()
@@ -335,13 +337,6 @@ def test_REQ_CLI_006_a_burst_is_configured_with_its_window_and_released() -> Non
         with pytest.raises(BadState, match="burst is closed"):
             burst.free_memory(1)
         assert charged(host)["bursts"] == 0
-
-
-def test_a_service_does_not_poll_for_as_long_as_a_client_likes() -> None:
-    device = FakeDevice()
-    with in_process([device]) as (client, _):
-        configure(client.devices[0].prepare_model(tiny_model()), Callback(), 60.0)
-        assert device.contexts[0].polling_window == 0.01
 
 
 def test_each_end_of_a_burst_learns_where_the_other_may_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -394,13 +389,6 @@ def test_a_bell_is_the_empty_end_of_a_connected_local_pair() -> None:
             far.send(b"x")  # what waited in a bell would have to be closed with it
         good.send(b"x")
         assert far.recv(1) == b"x"
-
-
-def test_REQ_CLI_002_the_device_is_asked_once_for_a_burst() -> None:
-    device = FakeDevice()
-    with in_process([device]) as (client, _):
-        configure(client.devices[0].prepare_model(tiny_model()), Callback())
-        assert len(device.contexts) == 1
 
 
 @pytest.mark.parametrize("error", [GeneralFailure("no bursts today"), InvalidArgument("channel")])
@@ -557,29 +545,26 @@ def test_memories_may_be_fetched_while_the_burst_is_configured() -> None:
         assert got[0][0] is ErrorStatus.NONE
 
 
-def test_an_exception_of_the_callback_is_a_status_for_the_service() -> None:
-    class Broken(BurstCallback):
-        def get_memories(self, slots: Any) -> Any:
-            raise ZeroDivisionError
+class Broken(Callback):
+    """Raises when it is asked for more than the first 200 memories."""
 
-    device = FakeDevice()
-    with in_process([device]) as (client, _):
-        burst = configure(client.devices[0].prepare_model(tiny_model()), Broken())
-        assert device.contexts[0].callback.get_memories([0]) == (ErrorStatus.GENERAL_FAILURE, ())
-        burst.close()
+    def get_memories(self, slots: Any) -> Any:
+        return super().get_memories(slots) if slots[0] < 200 else 1 // 0
 
 
-def test_a_wrong_number_of_memories_fails_the_request() -> None:
-    class Short(Callback):
-        def get_memories(self, slots: Any) -> Any:
-            return ErrorStatus.NONE, super().get_memories(slots)[1][1:]
+class Short(Callback):
+    def get_memories(self, slots: Any) -> Any:
+        return ErrorStatus.NONE, super().get_memories(slots)[1][1:]
 
+
+@pytest.mark.parametrize("callback", [Broken, Short])
+def test_callback_that_raises_or_gives_a_wrong_number_of_memories_fails_the_request(callback: Any) -> None:
     device = FakeDevice()
     with in_process([device]) as (client, host):
-        burst = configure(client.devices[0].prepare_model(tiny_model()), Short())
+        burst = configure(client.devices[0].prepare_model(tiny_model()), callback())
         (hosted,) = host.connections
         before = hosted.ledger.used
-        assert device.contexts[0].callback.get_memories([0, 1]) == (ErrorStatus.GENERAL_FAILURE, ())
+        assert device.contexts[0].callback.get_memories(range(250)) == (ErrorStatus.GENERAL_FAILURE, ())
         assert hosted.ledger.used == before
         burst.close()
 
@@ -602,22 +587,18 @@ def test_a_burst_keeps_its_model_until_it_is_closed() -> None:
 
 def test_the_end_of_a_connection_releases_all_it_owned() -> None:
     device = FakeDevice()
-    a, b = socket_pair()
-    host = ServiceHost([device])
-    hosted = host.serve(b)
-    client = ServiceConnection(a)
-    burst = configure(client.devices[0].prepare_model(tiny_model(4096)), Callback())
-    unused = client.devices[0].prepare_model(tiny_model())
-    device.contexts[0].callback.get_memories([1, 2])
-    client.connection.close()  # without goodbye, as if the client had died
-    assert hosted.connection.wait_ended(PATIENCE)
-    assert device.contexts[0].log == ["hang_up", "close"]
-    assert [model.closed for model in device.models] == [1, 1]
-    assert set(hosted.ledger.used.values()) == {0}
-    assert host.connections == ()
-    host.close()
+    with in_process([device]) as (client, host):
+        (hosted,) = host.connections
+        burst = configure(client.devices[0].prepare_model(tiny_model(4096)), Callback())
+        unused = client.devices[0].prepare_model(tiny_model())
+        device.contexts[0].callback.get_memories([1, 2])
+        client.connection.close()  # without goodbye, as if the client had died
+        assert hosted.connection.wait_ended(PATIENCE)
+        assert device.contexts[0].log == ["hang_up", "close"]
+        assert [model.closed for model in device.models] == [1, 1]
+        assert set(hosted.ledger.used.values()) == {0}
+        assert host.connections == ()
     assert device.closed
-    client.close()
     del burst, unused
 
 
@@ -636,35 +617,16 @@ def test_what_is_dropped_is_released() -> None:
 
 
 def test_a_model_that_is_prepared_after_the_client_left_is_released() -> None:
-    go_on, entered = threading.Event(), threading.Event()
-
-    def slow(_: object) -> None:
-        entered.set()
-        assert go_on.wait(PATIENCE)
-
+    slow = Held()
     device = FakeDevice(prepare=slow)
-    a, b = socket_pair()
-    host = ServiceHost([device])
-    hosted = host.serve(b)
-    client = ServiceConnection(a)
-    failures: list[Exception] = []
-
-    def prepare() -> None:
-        try:
-            client.devices[0].prepare_model(tiny_model(4096))
-        except Exception as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=prepare)
-    thread.start()
-    assert entered.wait(PATIENCE)
-    client.connection.close()
-    thread.join(PATIENCE)
-    assert isinstance(failures[0], BadState)
-    assert hosted.connection.wait_ended(PATIENCE)
-    go_on.set()
-    host.close()
-    client.close()
+    with in_process([device]) as (client, host):
+        (hosted,) = host.connections
+        preparing = Background(lambda: client.devices[0].prepare_model(tiny_model(4096)))
+        assert slow.entered.wait(PATIENCE)
+        client.connection.close()
+        assert isinstance(preparing.result(), BadState)
+        assert hosted.connection.wait_ended(PATIENCE)
+        slow.go_on.set()
     until(lambda: device.models and device.models[0].closed)
     assert device.models[0].closed == 1
     assert set(hosted.ledger.used.values()) == {0}
@@ -717,12 +679,7 @@ def no_descriptors(*_: object) -> int:
 
 @pytest.mark.check
 def test_closing_a_host_waits_for_connections_that_are_just_ending() -> None:
-    go_on, entered, released = threading.Event(), threading.Event(), threading.Event()
-
-    def stuck(_: object) -> None:
-        entered.set()
-        assert go_on.wait(PATIENCE)
-
+    stuck, released = Held(), threading.Event()
     a, b = socket_pair()
     host = ServiceHost([FakeDevice(supported=stuck)])
     hosted = host.serve(b)
@@ -732,11 +689,11 @@ def test_closing_a_host_waits_for_connections_that_are_just_ending() -> None:
         a.send(b"\0\0\0\0\1\0\0\0" + protocol.encode(protocol.Hello(protocol.VERSION, 1)))
         a.recv(1000)
         a.send(b"\0\0\0\0\2\0\0\0" + protocol.encode(protocol.GetSupportedOperations(0, wire)))
-        assert entered.wait(PATIENCE)
+        assert stuck.entered.wait(PATIENCE)
     assert released.wait(PATIENCE)  # now the connection is ending, and waits for its handler a little
     host.close()
     assert hosted.connection.wait_ended(0)
-    go_on.set()
+    stuck.go_on.set()
 
 
 def test_time_in_which_clients_are_let_finish_is_that_of_all_together() -> None:
@@ -952,47 +909,39 @@ def test_a_hostile_queue_is_an_error_reply() -> None:
 def test_forked_children_get_a_bad_state_and_disturb_nobody() -> None:
     device = FakeDevice()
     with in_process([device]) as (client, _), Memory.ashmem(64) as pool:
-        model = client.devices[0].prepare_model(tiny_model())
+        model: Any = client.devices[0].prepare_model(tiny_model())
         burst = configure(model, Callback())
-        pid = os.fork()
-        if pid == 0:
-            status = 1
-            try:
-                for use in (
-                    lambda: client.devices[0].prepare_model(tiny_model()),
-                    lambda: model.execute_synchronously(a_request(pool)),
-                    lambda: burst.free_memory(1),
-                    lambda: client.link_to_death(lambda: None),
-                ):
-                    with pytest.raises(BadState, match="fork"):
-                        use()
-                burst.close()
-                del burst, model
-                gc.collect()
-                client.close()
-                status = 0
-            finally:
-                os._exit(status)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+        def uses() -> None:
+            nonlocal burst, model
+            for use in (
+                lambda: client.devices[0].prepare_model(tiny_model()),
+                lambda: model.execute_synchronously(a_request(pool)),
+                lambda: burst.free_memory(1),
+                lambda: client.link_to_death(lambda: None),
+            ):
+                with pytest.raises(BadState, match="fork"):
+                    use()
+            burst.close()
+            burst = model = None
+            gc.collect()
+            client.close()
+
+        in_forked_child(uses)
         assert model.execute_synchronously(a_request(pool))[0] is ErrorStatus.NONE
         assert device.contexts[0].log == []
         burst.free_memory(1)
 
 
 def test_client_hears_that_the_service_has_ended_its_burst(monkeypatch: pytest.MonkeyPatch) -> None:
-    ending = threading.Event()
-
-    def serve(*_: Any) -> int:
-        ending.wait(PATIENCE)
-        return -errno.ENOBUFS
-
+    serve = Held(-errno.ENOBUFS)
     monkeypatch.setattr("nnburst.burst.server.server.serve", serve)
     with in_process([create_device("nnburst-noop")]) as (client, _), Memory.ashmem(4096) as pool:
         prepared = client.devices[0].prepare_model(tiny_model())
         with ThreadPoolExecutor() as threads, ExecutionBurstController.create(prepared) as controller:
             answer = threads.submit(controller.compute, a_request(pool))
             until(lambda: controller.stats.sent == 1)
-            ending.set()
+            serve.go_on.set()
             with pytest.raises(DeadObject, match="the client takes no results"):
                 answer.result(PATIENCE)
         assert client.alive

@@ -39,7 +39,7 @@ from nnburst.service.wire.packets import DescriptorsLost, EndOfStream, FdBundle,
 from nnburst.service.wire.protocol import Malformed, Side
 from support.connections import Answers, connected, raw_peer, send, socket_pair
 from support.processes import open_fds
-from support.waiting import PATIENCE, until
+from support.waiting import PATIENCE, Background, Held, until
 
 HELLO = protocol.Hello((1, 0), 1)
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
@@ -290,25 +290,15 @@ def test_descriptors_of_requests_and_replies_belong_to_who_takes_them() -> None:
 
 
 def test_a_long_call_delays_no_other() -> None:
-    go_on, entered = threading.Event(), threading.Event()
-
-    def slow(message: object, fds: FdBundle) -> protocol.Done:
-        entered.set()
-        assert go_on.wait(PATIENCE)
-        return protocol.Done()
-
+    slow = Held(protocol.Done())
     client = Answers(on_get_memories=lambda m, fds: protocol.GetMemoriesReply(4))
     with connected(client, Answers(on_release=slow)) as (a, b):
-        result: list[object] = []
-        thread = threading.Thread(target=lambda: result.append(a.call(protocol.Release(1))[0]))
-        thread.start()
-        assert entered.wait(PATIENCE)
+        long = Background(lambda: a.call(protocol.Release(1))[0])
+        assert slow.entered.wait(PATIENCE)
         assert b.call(protocol.GetMemories(1, (0,)), timeout=PATIENCE)[0].status == 4
         a.call(protocol.Goodbye(), timeout=PATIENCE)
-        assert result == []
-        go_on.set()
-        thread.join(PATIENCE)
-        assert result == [protocol.Done()]
+        slow.go_on.set()
+        assert long.result() == protocol.Done()
 
 
 def test_a_call_that_is_not_answered_in_time_gives_up_and_the_late_reply_is_handed_on() -> None:
@@ -389,30 +379,13 @@ def test_any_datagram_leaves_the_connection_usable_or_closed(body: bytes) -> Non
             assert end.wait_ended(PATIENCE)
 
 
-def test_a_reply_of_another_type_closes_the_connection() -> None:
-    with raw_peer(Side.CLIENT) as (end, sock):
-
-        def answer() -> None:
-            call_id = struct.unpack_from("<BBHI", sock.recv(1000))[3]
-            raw_send(sock, header(kind=1, call_id=call_id) + protocol.encode(protocol.Done()))
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        with pytest.raises(DeadObject, match="malformed"):
-            end.call(HELLO, timeout=PATIENCE)
-        thread.join(PATIENCE)
-
-
 def test_REQ_MODEL_076_second_answer_to_a_call_closes_the_connection() -> None:
     with raw_peer(Side.CLIENT) as (end, sock):
-        answers = []
-        caller = threading.Thread(target=lambda: answers.append(end.call(protocol.Goodbye(), timeout=PATIENCE)))
-        caller.start()
+        call = Background(lambda: end.call(protocol.Goodbye(), timeout=PATIENCE)[0])
         call_id = struct.unpack_from("<BBHI", sock.recv(1000))[3]
         reply = header(kind=1, call_id=call_id) + protocol.encode(protocol.Done())
         raw_send(sock, reply)
-        caller.join(PATIENCE)
-        assert [answer for answer, _ in answers] == [protocol.Done()]
+        assert call.result() == protocol.Done()
         raw_send(sock, reply)
         assert end.wait_ended(PATIENCE)
         assert end.ending.reason.startswith("malformed")
@@ -420,6 +393,7 @@ def test_REQ_MODEL_076_second_answer_to_a_call_closes_the_connection() -> None:
 
 _POOL = protocol.WireMemory("ashmem", 1, 3, 0)
 WRONG_REPLIES = {
+    "another type": lambda n: (header(1, 0, 0, n) + protocol.encode(protocol.Done()), 0),
     "fewer descriptors": lambda n: (
         header(1, 0, 1, n) + protocol.encode(protocol.GetMemoriesReply(0, (_POOL, _POOL))),
         1,
@@ -451,11 +425,10 @@ def test_wrong_reply_ends_the_connection_and_its_descriptors_are_closed(what: st
             for fd in fds:
                 os.close(fd)
 
-        thread = threading.Thread(target=answer)
-        thread.start()
+        answering = Background(answer)
         with pytest.raises(DeadObject, match="malformed"):
             end.call(protocol.GetMemories(1, (1,)), timeout=PATIENCE)
-        thread.join(PATIENCE)
+        assert answering.result() is None
         assert end.wait_ended(PATIENCE)
         until(lambda: open_fds() <= before)
 
@@ -642,27 +615,15 @@ def test_descriptors_that_the_kernel_refuses_for_too_long_are_told_and_the_conne
 @pytest.mark.parametrize("how", ["peer closes", "own close"])
 def test_REQ_MODEL_078_the_end_fails_every_pending_call(how: str) -> None:
     with raw_peer(Side.CLIENT) as (end, sock):
-        results: list[NNBurstError] = []
-
-        def call() -> None:
-            try:
-                end.call(protocol.Goodbye())
-            except NNBurstError as error:
-                results.append(error)
-
-        threads = [threading.Thread(target=call) for _ in range(5)]
-        for thread in threads:
-            thread.start()
-        for _ in threads:
+        calls = [Background(lambda: end.call(protocol.Goodbye())) for _ in range(5)]
+        for _ in calls:
             sock.recv(1000)
         if how == "peer closes":
             sock.close()
         else:
             end.close()
-        for thread in threads:
-            thread.join(PATIENCE)
         expected = DeadObject if how == "peer closes" else BadState
-        assert [type(error) for error in results] == [expected] * 5
+        assert [type(call.result()) for call in calls] == [expected] * 5
         with pytest.raises(expected):
             end.call(protocol.Goodbye())
 
@@ -692,13 +653,11 @@ def test_registering_while_the_peer_dies_calls_every_listener_once() -> None:
     for _ in range(20):
         with raw_peer(Side.CLIENT) as (end, sock):
             counts = [0] * 200
-            closer = threading.Thread(target=sock.close)
-
             for i in range(200):
                 if i == 100:
-                    closer.start()
+                    closing = Background(sock.close)
                 end.link_to_death(functools.partial(_count, counts, i))
-            closer.join(PATIENCE)
+            assert closing.result() is None
             assert end.wait_ended(PATIENCE)
             assert counts == [1] * 200
 

@@ -12,6 +12,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +28,12 @@ from nnburst.memory import Memory
 from nnburst.model import (
     DataLocation,
     DeviceStatus,
-    Model,
-    ModelBuilder,
-    OperandType,
     Request,
     RequestArgument,
 )
 from nnburst.runtime.run import permits
 from nnburst.service.wire.protocol import ListDevices
-from support.models import relu
+from support.models import counter, relu
 from support.processes import stop, stopped
 from support.waiting import PATIENCE, Background, until
 
@@ -56,13 +54,6 @@ def count(x):
 
 begun = []
 """
-
-
-def counter() -> Model:
-    b = ModelBuilder()
-    t = b.input("t", OperandType.TENSOR_FLOAT32, (4,))
-    b.output("t_out", b.add(t, np.ones(4, np.float32)))
-    return b.build()
 
 
 @pytest.fixture(params=["child", "in process"])
@@ -429,15 +420,14 @@ def test_permit_goes_to_those_that_wait_in_order() -> None:
             home.give(mine)
 
     waits = {"first": None, "hasty": 0.05, "last": None}
-    threads = [threading.Thread(target=wait, args=each) for each in waits.items()]
-    for i, thread in enumerate(threads, 1):
-        thread.start()
-        until(lambda i=i: len(home.waiting) == i or not threads[1].is_alive())  # type: ignore[misc]
-    threads[1].join(PATIENCE)
+    waiting = list[Background]()
+    for i, (name, seconds) in enumerate(waits.items(), 1):
+        waiting.append(Background(partial(wait, name, seconds)))
+        until(lambda i=i: len(home.waiting) == i or waiting[1].is_over)  # type: ignore[misc]
+    assert waiting[1].result() is None
     assert home.take(Deadline.after(0)) is None
     home.idle.append(permit)  # and whoever does so is interrupted before it wakes the first
-    for thread in threads:
-        thread.join(PATIENCE)
+    assert [each.result() for each in waiting] == [None] * 3
     assert took == ["first", "last"]
     assert home.idle == [permit]
     assert not home.waiting

@@ -6,7 +6,6 @@ import contextlib
 import os
 import random
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,8 @@ from nnburst.burst.server.server import ServerEnd
 from nnburst.memory import Memory, memory
 from nnburst.model import NO_TIMING, OutputShape
 from nnburst.runtime.request.arguments import Arguments
-from support.waiting import PATIENCE, until
+from support.users import in_forked_child
+from support.waiting import PATIENCE, together, until
 
 MODEL = """
 import threading
@@ -90,23 +90,13 @@ def test_room_doubles_so_that_growing_shapes_need_few_pools(session: nnburst.Ses
 
 
 def test_threads_run_shapes_of_their_own(session: nnburst.Session) -> None:
-    failures: list[BaseException] = []
-
     def work(seed: int) -> None:
         numbers = random.Random(seed)
-        try:
-            for i in range(150):
-                given = inputs(numbers.randint(1, 200), numbers.randint(1, 100), i)
-                check(session.run(None, given), given)
-        except BaseException as error:
-            failures.append(error)
+        for i in range(150):
+            given = inputs(numbers.randint(1, 200), numbers.randint(1, 100), i)
+            check(session.run(None, given), given)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert not failures
+    together(3, work)
 
 
 def test_reshape_lays_out_anew_in_the_same_memory(session: nnburst.Session) -> None:
@@ -231,14 +221,12 @@ def test_memory_of_the_callers_has_room_to_its_end(session: nnburst.Session) -> 
 
 def test_forked_child_changes_no_shapes(session: nnburst.Session) -> None:
     with session.bind(room={"n": 64, "m": 32}) as bound:
-        pid = os.fork()
-        if pid == 0:
-            try:
+
+        def is_refused() -> None:
+            with pytest.raises(BadState, match=r"fork\(\)"):
                 bound.reshape({"n": 1, "m": 1})
-            except BadState as error:
-                os._exit("fork()" in str(error))
-            os._exit(0)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+
+        in_forked_child(is_refused)
         bound.reshape({"n": 2, "m": 1})
         assert bound.outputs["sums"].shape == (2,)
 

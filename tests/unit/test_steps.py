@@ -7,6 +7,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from nnburst.service import ServiceConnection, ServiceHost
 from nnburst.service.host.object_table import ObjectTable
 from support.connections import socket_pair
 from support.models import relu
-from support.waiting import PATIENCE, until
+from support.waiting import PATIENCE, Background, until
 
 RNG = np.random.default_rng(7)
 STATE = {"h_out": "h_in"}
@@ -115,9 +116,7 @@ def test_steps_without_state_are_a_ring(service: Service) -> None:
 
 
 def test_open_dimensions_are_those_of_one_step(service: Service) -> None:
-    b = ModelBuilder()
-    b.output("y", b.relu(b.input("x", F32, (0, 3))))
-    with service.session(b.build()) as session:
+    with service.session(relu((0, 3))) as session:
         with pytest.raises(InvalidArgument, match="not known before"):
             session.bind(steps=3, shapes={"x": (2, 3)})
         with session.bind(steps=3, shapes={"x": (2, 3), "y": (2, 3)}) as execution:
@@ -223,14 +222,12 @@ def test_client_that_is_gone_has_no_more_steps_run(
         future = execution.submit()
         assert begun.wait(PATIENCE)
         assert device.host is not None
-        closing = threading.Thread(target=device.host.close)
-        closing.start()
+        closing = Background(device.host.close)
         until(lambda: any(token and token.cancelled[0] for token in tokens))
         go_on.set()
         with pytest.raises(NNBurstError):
             future.result(PATIENCE)
-        closing.join(PATIENCE)
-        assert not closing.is_alive()
+        assert closing.result() is None
     assert len(seen) == 1
 
 
@@ -250,13 +247,11 @@ def test_service_that_is_stopped_finishes_all_steps(
         future = execution.submit()
         assert begun.wait(PATIENCE)
         assert device.host is not None
-        closing = threading.Thread(target=device.host.close, args=["it was told to stop"])
-        closing.start()
+        closing = Background(partial(device.host.close, "it was told to stop"))
         assert told.wait(PATIENCE)
         go_on.set()
         assert future.result(PATIENCE) is execution
-        closing.join(PATIENCE)
-        assert not closing.is_alive()
+        assert closing.result() is None
     assert len(seen) == 8
 
 

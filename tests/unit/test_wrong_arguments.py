@@ -247,14 +247,6 @@ def test_token_that_no_message_can_carry_does_not_end_a_burst(connection: Servic
             assert burst.compute(one(memory), timeout=20)[0] is nnburst.ErrorStatus.NONE
 
 
-def test_closed_memory_is_refused_when_it_is_bound(connection: ServiceConnection) -> None:
-    memory = Memory.ashmem(32)
-    memory.close()
-    with connection.devices[0].prepare_model(relu()) as prepared, ExecutionBurstController.create(prepared) as burst:
-        with pytest.raises(BadState, match="closed"):
-            burst.bind(one(memory))
-
-
 def test_there_is_no_result_before_the_first_run(connection: ServiceConnection) -> None:
     with (
         connection.devices[0].prepare_model(relu()) as prepared,
