@@ -128,43 +128,62 @@ def request() -> str:
     return p.svg()
 
 
-LATENCY = (
-    ("a cache line there and back, in C", "L: one cache line, C", "poll", "apart"),
-    ("nnburst", "burst Execution.run()", "poll", "apart"),
-    ("nnburst, tensor of 16 MiB", "burst, pool, 16 MiB", "poll", "apart"),
-    ("iceoryx2", "iceoryx2 request-response", "poll", "apart"),
-    ("faster-fifo", "faster-fifo, bytes", "poll", "apart"),
-    ("multiprocessing.Pipe", "multiprocessing.Pipe, bytes", "block", "apart"),
-    ("multiprocessing.Queue", "multiprocessing.Queue", "block", "apart"),
-    ("pyzmq", "pyzmq ipc:// REQ/REP", "block", "apart"),
-    ("Pipe, 16 MiB", "Pipe.send_bytes, 16 MiB", "block", "apart"),
+POLLING = (
+    ("nnburst", "burst Execution.run()"),
+    ("a word in an mmap, by hand", "a word in an mmap, nothing checked"),
+    ("iceoryx2", "iceoryx2 request-response"),
+    ("Unix socket", "Unix SOCK_SEQPACKET, MSG_DONTWAIT"),
+    ("faster-fifo", "faster-fifo, bytes"),
 )
-"""The rows of the stored run of `make bench`: words; title, wait, placement. Ends that do not sleep poll."""
+SLEEPING = (
+    ("nnburst", "burst Execution.run()"),
+    ("Unix socket", "Unix SOCK_SEQPACKET"),
+    ("multiprocessing.Pipe", "multiprocessing.Pipe, bytes"),
+    ("pyzmq", "pyzmq ipc:// REQ/REP"),
+    ("multiprocessing.Queue", "multiprocessing.Queue"),
+)
+"""The rows of the stored run of `make bench` in the picture, its words and theirs; both ends have a core each."""
+BUSY = (("nnburst", "burst:"), ("Unix socket", "socket:"), ("multiprocessing.Pipe", "pipe:"))
+"""The columns of the stored run of benchmarks/waiting.py."""
 
 
 def latency() -> str:
-    """Return the chart of round trips, from the stored run."""
-    tables = json.loads(FIGURES.read_text("utf-8"))["round-trips"]["tables"]
-    found = {tuple(row[:3]): row for part in tables for row in part["rows"]}
-    left, top, step, decade = 290, 56, 34, 65
-    bottom = top + step * len(LATENCY)
+    """Return the chart of calls in three situations, from the stored runs."""
+    runs = json.loads(FIGURES.read_text("utf-8"))
+    called = {tuple(row[:3]): row for part in runs["round-trips"]["tables"] for row in part["rows"]}
+    (paused,) = runs["waiting"]["tables"]
+    (busy,) = (dict(zip(paused["header"], row, strict=True)) for row in paused["rows"] if row[0] == "2 programs, 33 ms")
+    panels = [
+        (title, [(words, row[4], row[6]) for words, key in rows for row in [called[key, wait, "apart"]]])
+        for title, rows, wait in (
+            ("Calls without a pause, both ends poll: median, p99", POLLING, "poll"),
+            ("Both ends sleep while they wait: median, p99", SLEEPING, "block"),
+        )
+    ]
+    beside = [(words, *busy[column].rstrip(")").split(" (")) for words, column in BUSY]
+    panels.append(("30 calls a second beside programs that take both processors: mean, p99", beside))
+    left, step, decade = 230, 28, 78
+    height = sum(54 + step * len(rows) for _, rows in panels) + 46
     p = Picture(
-        760, bottom + 46, "Round trips of a call between two processes, in microseconds, on a logarithmic scale."
+        760, height, "A call between two processes in three situations, in microseconds, on a logarithmic scale."
     )
-    p.text(380, 26, bold="µs for one call and its answer: bar to the median, line to the 99th percentile")
-    for power in range(-1, 6):
+    for power in range(-1, 5):
         x = left + (power + 1) * decade
-        p.bar(x - 0.5, top - 6, 1, bottom - top + 10, "grid")
-        p.text(x, bottom + 16, f"{10**power:g} µs" if power < 3 else f"{10 ** (power - 3):g} ms")
-    for number, (words, *key) in enumerate(LATENCY):
-        row, y = found[tuple(key)], top + number * step
-        median, high = (left + (math.log10(float(row[column].replace(",", ""))) + 1) * decade for column in (4, 6))
-        ours = words.startswith("nnburst")
-        words += " (sleeps)" * (key[1] == "block")
-        p.text(left - 12, y + 11, "" if ours else words, anchor="end", bold=words if ours else "")
-        p.bar(left, y, median - left, 22, "service" if ours else "program")
-        p.bar(median, y + 10, high - median, 2, "plain")
-        p.text(high + 8, y + 11, row[4], anchor="start")
+        p.bar(x - 0.5, 16, 1, height - 56, "grid")
+        p.text(x, height - 24, f"{10**power:g} µs" if power < 3 else f"{10 ** (power - 3):g} ms")
+    y = 16.0
+    for title, rows in panels:
+        p.text(20, y + 20, bold=title, anchor="start")
+        y += 42
+        for words, middle, tail in rows:
+            start, end = (left + (math.log10(float(figure.replace(",", ""))) + 1) * decade for figure in (middle, tail))
+            ours = words == "nnburst"
+            p.text(left - 12, y + 10, "" if ours else words, anchor="end", bold=words if ours else "")
+            p.bar(left, y, start - left, 20, "service" if ours else "program")
+            p.bar(start, y + 9, end - start, 2, "plain")
+            p.text(end + 8, y + 10, f"{middle} ({tail})", anchor="start")
+            y += step
+        y += 12
     return p.svg()
 
 

@@ -51,7 +51,6 @@ QUOTING = (
     "quotas.md",
     "scale.md",
     "sharing.md",
-    "state.md",
     "watching.md",
 )
 """Pages whose figures all come from stored runs."""
@@ -189,18 +188,34 @@ def dump(runs: dict[str, Any]) -> str:
     return STRINGS.sub(lambda match: json.dumps(json.loads(match.group()), ensure_ascii=False), text) + "\n"
 
 
-UNTOLD = {"payload", "p90:", "p99.9:", "max:", "samples:"}
-"""Columns of a run that pages leave out."""
+WAITS = {"poll": "polls", "block": "sleeps"}
+UNTOLD = ("16 KiB", "64 KiB", "256 KiB", "4 MiB")
+"""Sizes of tensors that pages leave out."""
+
+
+def row_of(row: dict[str, str], figures: Sequence[str]) -> list[str]:
+    """Return a row of `make bench` as pages have it."""
+    waits = WAITS.get(row["wait"], row["wait"]) + ", one core" * (row["placement"] == "one core")
+    return [row["µs"], waits, *(row[name] for name in figures)]
 
 
 def run_tables(name: str) -> str:
-    """All tables of a run, and its conditions."""
+    """All tables of a run, and its conditions; of the budget what is not kept."""
     run = stored()[name]
     parts = [textwrap.fill(f"`{run['command']}`. {run['machine']}.", WIDTH) + "\n"]
     for part in run["tables"]:
+        header, rows = part["header"], part["rows"]
+        if header[0] == "budget":
+            rows = [row for row in rows if row[-1] != "pass"]
+            kept = len(part["rows"]) - len(rows)
+            parts.append(
+                f"Of the {len(part['rows'])} promises of the [budget](#the-budget) {kept} are kept, these not:\n"
+            )
+        elif "placement" in header:
+            figures = ["p50:", "p99:", "p50/L:"] if part["title"] < "(f)" else ["p50:", "p99:"]
+            told = [dict(zip(header, row, strict=True)) for row in rows if not row[0].endswith(UNTOLD)]
+            header, rows = ["µs", "both ends", *figures], [row_of(row, figures) for row in told]
         parts += [f"**{part['title']}**\n"] if part["title"] else []
-        columns = [i for i, name in enumerate(part["header"]) if name not in UNTOLD]
-        header, *rows = [[row[i] for i in columns] for row in (part["header"], *part["rows"])]
         parts.append(table(header, rows) + "\n")
     if run.get("conditions"):
         parts.append("Conditions:\n")
@@ -208,35 +223,40 @@ def run_tables(name: str) -> str:
     return "\n".join(parts).rstrip()
 
 
-ROUND_TRIPS = (
-    ("L: one cache line there and back, C threads", "L: one cache line, C", "poll", "apart"),
-    ("a word in an `mmap`, by hand", "a word in an mmap, nothing checked", "poll", "apart"),
-    ("**burst `Execution.run()`**", "burst Execution.run()", "poll", "apart"),
-    ("iceoryx2 request-response", "iceoryx2 request-response", "poll", "apart"),
-    ("Unix `SOCK_SEQPACKET`, polled", "Unix SOCK_SEQPACKET, MSG_DONTWAIT", "poll", "apart"),
-    ("**burst `Execution.run()`**, a core each", "burst Execution.run()", "block", "apart"),
-    ("Unix `SOCK_SEQPACKET`, a core each", "Unix SOCK_SEQPACKET", "block", "apart"),
-    ("`multiprocessing.Pipe`, bytes", "multiprocessing.Pipe, bytes", "block", "apart"),
+WAYS = {
+    "nnburst": ("burst Execution.run()", "burst Execution.run()", "burst"),
+    "Unix socket": ("Unix SOCK_SEQPACKET, MSG_DONTWAIT", "Unix SOCK_SEQPACKET", "socket"),
+    "`Pipe`": ("", "multiprocessing.Pipe, bytes", "pipe"),
+    "`mmap` by hand": ("a word in an mmap, nothing checked", "", ""),
+}
+"""The columns of the README's table: the rows of `make bench` that poll and that sleep, the column of waiting.py."""
+CALLS_WITHOUT_PAUSE = (
+    ("no pause, both ends poll", "poll", "apart"),
+    ("no pause, both ends sleep", "block", "apart"),
+    ("… and share one core", "block", "one core"),
 )
-"""The rows of a run of `make bench` that the README shows: its words, and the row's title, wait and placement."""
+PAUSES = (
+    ("30 calls a second, idle machine", "0 programs, 33 ms"),
+    ("… one of two cores busy", "1 programs, 33 ms"),
+    ("… both cores busy", "2 programs, 33 ms"),
+)
 
 
-def round_trips(name: str) -> str:
-    """The README's table."""
-    found = {tuple(row[:3]): row for part in stored()[name]["tables"] for row in part["rows"]}
-    rows = []
-    for label, *key in ROUND_TRIPS:
-        _, wait, _, _, p50, _, p99, _, _, ratio, _ = found[tuple(key)]
-        rows.append((label, "sleep" if wait == "block" else wait, f"**{p50}**" if "**" in label else p50, p99, ratio))
-    return table(("µs", "waiting", "p50:", "p99:", "p50 / L:"), rows)
-
-
-def thinking(name: str) -> str:
-    """A client that pauses for 33 ms, of a run of benchmarks/waiting.py."""
-    (run,) = stored()[name]["tables"]
-    found = {first: rest for first, *rest in run["rows"]}
-    beside = {"idle": "0 programs, 33 ms", "beside a busy program": "1 programs, 33 ms"}
-    return table(("", *run["header"][1:]), [(said, *found[key]) for said, key in beside.items()])
+def first_page() -> str:
+    """The README's table: a call in six situations, by four ways."""
+    measured = [row for part in stored()["round-trips"]["tables"] if "wait" in part["header"] for row in part["rows"]]
+    called = {tuple(row[:3]): f"{row[4]} ({row[6]})" for row in measured}
+    (run,) = stored()["waiting"]["tables"]
+    paused = {(row[0], name): cell for row in run["rows"] for name, cell in zip(run["header"], row, strict=True)}
+    rows = [
+        (
+            words,
+            *(called.get((polls if wait == "poll" else sleeps, wait, where), "") for polls, sleeps, _ in WAYS.values()),
+        )
+        for words, wait, where in CALLS_WITHOUT_PAUSE
+    ]
+    rows += [(words, *(paused.get((key, f"{column}:"), "") for *_, column in WAYS.values())) for words, key in PAUSES]
+    return table(("µs", *(f"{way}:" for way in WAYS)), rows)
 
 
 def parse(text: str) -> dict[str, Any]:
@@ -260,19 +280,41 @@ def numbers(text: str) -> set[str]:
     return set(re.findall(r"(?<![\w.-])\d[\d,]*\.\d+(?!\d|\.\d)", plain))
 
 
+CONSTANTS = {
+    "30": "what all pending runs of an event loop may spin together in one iteration",
+    "45": "what they may delay another task",
+    "50": "the polling window",
+    "300": "the longest answer that the gateway polls for",
+}
+"""Microseconds that are set, not measured."""
+MICROSECONDS = re.compile(r"((?:\d[\d,]*(?:\.\d+)?,?\s(?:(?:to|and|or|against)\s)?)+)(?:µs|microseconds?)\b")
+
+
+def microseconds(text: str) -> set[str]:
+    """Return the numbers of microseconds in prose, without those that are set."""
+    plain = re.sub(r"`[^`]*`|^\|.*$", "", text, flags=re.MULTILINE)
+    found = re.findall(r"\d[\d,]*(?:\.\d+)?", " ".join(MICROSECONDS.findall(plain)))
+    return {number.rstrip(",") for number in found} - CONSTANTS.keys()
+
+
 def quoted(path: Path) -> Iterator[str]:
     """Yield what is wrong with the figures of a page: runs and figures that are not in the store, figures of no run."""
     text = re.sub(r"^```.*?^```$", "", MADE.sub("", path.read_text("utf-8")), flags=re.DOTALL | re.MULTILINE)
     runs = stored()
+    inner = path.parent.name in ("internals", "requirements")
     for block in re.split(r"\n\s*\n", text):
+        measured = numbers(block) if path.name in QUOTING else set()
+        measured |= set() if inner else microseconds(block)
         named = re.search(r"<!-- figures: (\S+) -->", block)
         if named is None:
-            if path.name in QUOTING and numbers(block):
-                yield f"no run is named beside {sorted(numbers(block))}: {block.strip()[:60]}"
+            if measured:
+                yield f"no run is named beside {sorted(measured)}: {block.strip()[:60]}"
         elif named.group(1) not in runs:
             yield f"no such run: {named.group(1)}"
-        elif missing := numbers(block) - numbers(json.dumps(runs[named.group(1)], ensure_ascii=False)):
-            yield f"the run {named.group(1)} has no {sorted(missing)}"
+        else:
+            known = re.findall(r"\d[\d,]*(?:\.\d+)?", json.dumps(runs[named.group(1)], ensure_ascii=False))
+            if missing := (measured | numbers(block)) - {number.rstrip(",") for number in known}:
+                yield f"the run {named.group(1)} has no {sorted(missing)}"
 
 
 # -- pages -------------------------------------------------------------------------------------------------------------
@@ -286,8 +328,7 @@ MAKERS: dict[str, Callable[..., str]] = {
     "requirements": requirements,
     "mutants": mutants,
     "run": run_tables,
-    "round-trips": round_trips,
-    "thinking": thinking,
+    "first-page": first_page,
 }
 
 

@@ -1,4 +1,4 @@
-"""The tables of docs/gateway.md that say what Triton's calls do here are what a gateway answers.
+"""The tables of docs/coming/triton.md that say what Triton's calls do here are what a gateway answers.
 
 NNBURST_TEST_WRITE=1 python -m pytest tests/faults/test_gateway_table.py    # writes them
 """
@@ -30,7 +30,7 @@ from support import ROOT
 from support.gateways import MARKS, Gateway, X, asked
 
 pytestmark = [pytest.mark.check, *MARKS]
-PAGE = ROOT / "docs" / "gateway.md"
+PAGE = ROOT / "docs" / "coming" / "triton.md"
 METHODS = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name
 OPTIONS = ("--oip-control", "--oip-shared-memory")
 
