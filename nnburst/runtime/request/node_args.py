@@ -44,7 +44,7 @@ class Encoded(np.ndarray[Any, np.dtype[np.uint8]]):
     """The bytes of a value that is encoded already."""
 
 
-class NodeArg(Struct, frozen=True):
+class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
     """One input or output of a session.
 
     Attributes:
