@@ -133,6 +133,15 @@ def answers(ask: Callable[[np.ndarray], list[float]]) -> bool:
         return all(right(*pair) for pair in zip(pictures, map(np.array, pool.map(ask, pictures)), strict=True))
 
 
+def all_answer(server: int, service: int, ask: Callable[[np.ndarray], list[float]]) -> bool:
+    """Ask until each worker is a client of a service; return True if all answers were right."""
+    is_right = answers(ask)
+    while connected(server, service) < WORKERS:
+        is_right &= answers(ask)
+        time.sleep(0.01)
+    return is_right
+
+
 def mebibytes(*roots: int) -> int:
     """Return what processes hold: a page that several share counts once."""
     files = [Path(f"/proc/{pid}/smaps_rollup") for root in roots for pid in processes(root)]
@@ -151,15 +160,13 @@ def main() -> int:
         if not all(map(importlib.util.find_spec, PACKAGES[options.app])):
             sys.exit(f"this example needs: pip install {' '.join(PACKAGES[options.app])}")
         with contextlib.ExitStack() as stack:
-            with serving():
+            with serving() as service:
                 server, ask = stack.enter_context(working(options.app))
-                is_right = answers(ask)
+                is_right = all_answer(server.pid, service.pid, ask)
             with serving() as service:  # another one of that name: the workers go on
-                while (workers := connected(server.pid, service.pid)) < WORKERS:
-                    is_right &= answers(ask)
-                    time.sleep(0.01)
+                is_right &= all_answer(server.pid, service.pid, ask)
                 shared = mebibytes(service.pid, server.pid)
-        print(f"{workers} workers of {options.app} on one service: {shared} MiB")
+        print(f"{WORKERS} workers of {options.app} on one service: {shared} MiB")
         if options.memory:
             Path("each.py").write_text(textwrap.dedent(MODEL_EACH))
             with working("each") as (server, ask):
