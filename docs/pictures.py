@@ -87,8 +87,8 @@ def architecture() -> str:
     p = Picture(760, 300, "Your program and the service share two queues and the tensors; a socket carries the rest.")
     p.frame(20, 20, 200, 215, "program", "your program")
     p.frame(540, 20, 200, 215, "service", "service: a sandbox")
-    p.box(40, 60, 160, 90, "plain", "Session", "run(), arun()", "bind(): Execution")
-    p.box(560, 60, 160, 90, "plain", "listener thread", "known packet:", "one call of the model")
+    p.box(40, 60, 160, 90, "plain", "Session", "run()", "sends a packet")
+    p.box(560, 60, 160, 90, "plain", "a waiting thread", "takes a packet,", "runs the model")
     p.box(290, 56, 180, 40, "shared", "request queue")
     p.box(290, 112, 180, 40, "shared", "result queue")
     p.arrow((200, 76), (290, 76))
@@ -97,7 +97,7 @@ def architecture() -> str:
     p.arrow((290, 132), (200, 132))
     p.box(40, 172, 680, 44, "shared", "tensors: shared memory that both processes map; nothing is copied")
     p.arrow((120, 235), (120, 264), (640, 264), (640, 235), dashed=True, both=True)
-    p.text(380, 281, "control socket: opening, memories, death, and never a run")
+    p.text(380, 281, "a socket: to open a model, and to notice the other's death; never for a run")
     return p.svg()
 
 
@@ -112,11 +112,11 @@ def request() -> str:
         p.bar(x - 0.5, 56, 1, bottom - 56, "plain")
     steps = (
         (program, memory, "program", "1  write the inputs"),
-        (program, memory, "program", "2  run(): a packet to the request queue"),
-        (memory, service, "service", "3  a packet that it knows: a bound plan"),
+        (program, memory, "program", "2  run(): put a packet into the queue"),
+        (memory, service, "service", "3  take the packet: a known request"),
         (memory, service, "service", "4  the model reads the inputs"),
         (service, memory, "service", "5  … and writes the outputs"),
-        (service, memory, "service", "6  a packet to the result queue"),
+        (service, memory, "service", "6  put a packet into the other queue"),
         (memory, program, "program", "7  run() returns"),
         (memory, program, "program", "8  read the outputs"),
     )
@@ -124,7 +124,7 @@ def request() -> str:
         y = 92 + number * 34
         p.arrow((start, y), (end, y), kind=kind)
         p.text((start + end) / 2, y - 11, words)
-    p.text(400, 376, "No system call while both sides are awake; one that sleeps is woken by a futex.")
+    p.text(400, 376, "While both sides are awake, the kernel has no part in it; a side that sleeps is woken.")
     return p.svg()
 
 
@@ -196,15 +196,15 @@ def sharing() -> str:
     for y, lines in ((138, ("with a model", "of its own")), (202, ("web worker",)), (262, ("robot",))):
         p.box(38, y, 144, 48, "plain", "", *lines)
     p.box(260, 20, 240, 56, "service", "broker", "nnburst serve --name vision")
-    p.box(560, 118, 180, 88, "service", "worker of one user", "the models that", "its programs bring")
-    p.box(560, 224, 180, 88, "service", "worker of all", "named models:", "loaded once")
+    p.box(560, 118, 180, 88, "service", "one user's process", "the models that", "its programs bring")
+    p.box(560, 224, 180, 88, "service", "one for all users", "named models:", "loaded once")
     for start, end in ((162, 162), (226, 248), (286, 286)):
         p.arrow((182, start), (560, end), kind="shared", both=True)
     p.text(380, 146, "bursts: shared memory", colour="shared")
     p.arrow((110, 100), (110, 48), (260, 48), dashed=True)
     p.text(185, 32, "connect")
     p.arrow((500, 48), (650, 48), (650, 118), dashed=True)
-    p.text(580, 32, "hands them over")
+    p.text(580, 32, "hands it over")
     p.box(20, 360, 180, 50, "plain", "other machines")
     p.box(290, 360, 180, 50, "service", "gateway", "gRPC, HTTP")
     p.arrow((200, 385), (290, 385), both=True)
@@ -216,7 +216,7 @@ def walls() -> str:
     """Return the picture of what surrounds a model in a service."""
     p = Picture(760, 400, "The walls around a model: a process, Landlock, seccomp; only a burst goes through.")
     for inset, name in enumerate(
-        ("a process of its own: a crash ends it alone", "Landlock: no file but code", "seccomp")
+        ("a process of its own: a crash ends it alone", "Landlock: no file but code", "seccomp: few system calls")
     ):
         p.frame(270 + 50 * inset, 20 + 36 * inset, 470 - 75 * inset, 360 - 54 * inset, "service", name)
     p.box(470, 130, 170, 190, "danger", "the model", "and the libraries", "that run it")
@@ -226,7 +226,7 @@ def walls() -> str:
         p.text(wall - 14, y, bold="✕", colour="danger")
     p.box(20, 280, 180, 36, "program", "your program")
     p.arrow((200, 298), (470, 298), kind="shared", both=True)
-    p.text(20, 334, "by a burst: queues and tensors", anchor="start", colour="shared")
+    p.text(20, 334, "through shared memory", anchor="start", colour="shared")
     return p.svg()
 
 
