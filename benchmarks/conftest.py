@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import nnburst
+from nnburst import ModelBuilder, OperandType
 from nnburst.cli.bench.rounds import allowed_cpus, pin_process
-from nnburst.model import ModelBuilder, OperandType
 
 POLLING_WINDOW = 50e-6
 

@@ -22,21 +22,12 @@ if __name__ == "__main__":
 
 import numpy as np
 
-from nnburst.devices import LocalModel, create_device
-from nnburst.memory import Memory
-from nnburst.model import (
-    DataLocation,
-    Model,
-    ModelBuilder,
-    Operand,
-    OperandType,
-    OperationType,
-    Request,
-    RequestArgument,
-    RunOptions,
-    operand_info,
-    operand_nbytes,
-)
+from nnburst import Memory, Model, ModelBuilder, Operand, OperandType, OperationType
+from nnburst.devices import LocalModel
+from nnburst.devices.registry import create_device
+from nnburst.model import Request, RunOptions
+from nnburst.model.operand_types import operand_info, operand_nbytes
+from nnburst.model.types import DataLocation, RequestArgument
 
 Array = np.ndarray[Any, np.dtype[Any]]
 F32, Q8 = OperandType.TENSOR_FLOAT32, OperandType.TENSOR_QUANT8_ASYMM

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper, save
 
-from nnburst.service import service_environment
+from nnburst.service.process.command import service_environment
 
 _IN_PROCESS = """
 import sys, time

@@ -21,19 +21,11 @@ import numpy as np
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from nnburst.devices import create_device
-from nnburst.memory import Memory
-from nnburst.model import (
-    DataLocation,
-    ModelBuilder,
-    Operand,
-    OperandType,
-    OperationType,
-    Output,
-    Request,
-    RequestArgument,
-    RunOptions,
-)
+from nnburst import Memory, ModelBuilder, Operand, OperandType, OperationType
+from nnburst.devices.registry import create_device
+from nnburst.model import Request, RunOptions
+from nnburst.model.operand import Output
+from nnburst.model.types import DataLocation, RequestArgument
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Q8 = OperandType.TENSOR_QUANT8_ASYMM

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from nnburst.model import Model, ModelBuilder, OperandType
+from nnburst import Model, ModelBuilder, OperandType
 
 PATIENCE = 60.0
 """Seconds that opening a session may take."""

@@ -26,8 +26,8 @@ BASELINE = 1000  # executions of the short run: start-up, warm-up and end are th
 def execute(count: int, polling_window: float) -> dict[str, Any]:
     """Run `count` executions on the no-op device and return the session's counters."""
     import nnburst
+    from nnburst import ModelBuilder, OperandType
     from nnburst.cli.bench.rounds import allowed_cpus, pin_process
-    from nnburst.model import ModelBuilder, OperandType
 
     builder = ModelBuilder()
     x = builder.input("x", OperandType.TENSOR_QUANT8_ASYMM, (1, 32), scale=1.0, zero_point=0)

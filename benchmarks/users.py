@@ -34,7 +34,7 @@ from programs import PATIENCE, Program, shared_service
 from turns import Verdicts
 
 import nnburst
-from nnburst.model import Model, ModelBuilder, OperandType
+from nnburst import Model, ModelBuilder, OperandType
 from nnburst.service.wire import protocol
 
 ONE, OTHER = 65534, 65532

@@ -33,7 +33,7 @@ import numpy as np
 from programs import PATIENCE, Program, shared_service
 
 import nnburst
-from nnburst.model import Model, ModelBuilder, OperandType
+from nnburst import Model, ModelBuilder, OperandType
 
 _TURN = 0.5
 _MESSAGE = bytes(32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -23,8 +24,9 @@ myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
 
 autodoc_member_order = "bysource"
-autodoc_typehints = "signature"
-autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+autodoc_default_options = {"members": True}
 autodoc_preserve_defaults = True
 add_module_names = False
 python_use_unqualified_type_names = True
@@ -38,4 +40,17 @@ nitpicky = False
 suppress_warnings = [
     "misc.highlighting_failure",  # a language without colours, such as HAProxy's, is no error
     "toc.not_included",  # pages for maintainers are on a page of their own, not in the sidebar: tests/unit/test_docs.py
+    "ref.python",  # an attribute that is called as a builtin, such as type
 ]
+
+_LONGEST_SIGNATURE = 240
+
+
+def setup(app: Any) -> None:
+    """Leave out signatures of values with many fields, which calls return: the fields are listed below."""
+    app.connect(
+        "autodoc-process-signature",
+        lambda app, what, name, thing, options, signature, returned: (
+            (None, None) if what == "class" and len(signature or "") > _LONGEST_SIGNATURE else None
+        ),
+    )

@@ -21,7 +21,7 @@ from msgspec.inspect import type_info
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
 from nnburst.errors import ErrorStatus
-from nnburst.model import Subgraph
+from nnburst.model.types import Subgraph
 from nnburst.service.wire.protocol import CALLS, Done, ErrorReply, Side, encode
 from support.messages import ERROR, SAMPLES, shown
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
-from nnburst.model import OPERATIONS, OperationType, Param
+from nnburst import OperationType
+from nnburst.model.operation_view import Param
+from nnburst.model.rows import OPERATIONS
 
 BY_HAND = (
     "AVERAGE_POOL_2D CONV_2D DEPTHWISE_CONV_2D FULLY_CONNECTED IF L2_POOL_2D MAX_POOL_2D OEM_OPERATION SOFTMAX WHILE"

@@ -5,9 +5,13 @@ from __future__ import annotations
 import textwrap
 from dataclasses import dataclass
 
+from nnburst import ModelBuilder, OperationType
 from nnburst.devices.onnxruntime.operations import LOWERED
-from nnburst.devices.reference import RUNS
-from nnburst.model import OPERANDS, OPERATIONS, ModelBuilder, OperationType, Param, operation_name, operation_since
+from nnburst.devices.reference.device import RUNS
+from nnburst.model.operand_types import OPERANDS
+from nnburst.model.operation_types import operation_name, operation_since
+from nnburst.model.operation_view import Param
+from nnburst.model.rows import OPERATIONS
 
 _WIDTH = 118
 

@@ -8,17 +8,17 @@ from . import _core, errors  # noqa: F401 (the core first: a source tree that is
 from ._core import leaving as _leaving  # noqa: F401 (here, so that no two threads are the first to take a part of it)
 from ._lazy import attach
 from ._version import VERSION as __version__
-from .model import provide_pools
+from .model.pools import provide_pools
 
 if TYPE_CHECKING:
-    from .memory import Memory
+    from .memory.memory import Memory
 
 __getattr__, __dir__, __all__ = attach(__name__)
 __all__ += ["__version__", "errors"]
 
 
 def _pool_of_constants(nbytes: int) -> Memory:
-    from .memory import Memory
+    from .memory.memory import Memory
 
     return Memory.ashmem(nbytes, "nnburst-constants")
 

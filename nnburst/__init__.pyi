@@ -1,5 +1,4 @@
 from . import burst as burst
-from . import cache as cache
 from . import devices as devices
 from . import errors as errors
 from . import fmq as fmq
@@ -8,9 +7,9 @@ from . import model as model
 from . import nnapi as nnapi
 from . import runtime as runtime
 from . import watch as watch
-from .devices import Needs as Needs
 from .devices.function import Tensor as Tensor
 from .devices.function import declare as declare
+from .devices.interfaces import Needs as Needs
 from .errors import BadState as BadState
 from .errors import DeadObject as DeadObject
 from .errors import DeviceUnavailable as DeviceUnavailable
@@ -21,19 +20,19 @@ from .errors import MissedDeadline as MissedDeadline
 from .errors import NNBurstError as NNBurstError
 from .errors import OutputInsufficientSize as OutputInsufficientSize
 from .errors import ResourceExhausted as ResourceExhausted
-from .memory import Memory as Memory
-from .model import Model as Model
-from .model import ModelBuilder as ModelBuilder
-from .model import Operand as Operand
-from .model import OperandType as OperandType
-from .model import OperationType as OperationType
-from .runtime import BrokenBurst as BrokenBurst
-from .runtime import BurstExecutor as BurstExecutor
-from .runtime import Execution as Execution
-from .runtime import Service as Service
-from .runtime import Session as Session
+from .memory.memory import Memory as Memory
+from .model.builder import ModelBuilder as ModelBuilder
+from .model.operand import Operand as Operand
+from .model.operand_types import OperandType as OperandType
+from .model.operation_types import OperationType as OperationType
+from .model.types import Model as Model
+from .runtime.execution import Execution as Execution
+from .runtime.executor import BrokenBurst as BrokenBurst
+from .runtime.executor import BurstExecutor as BurstExecutor
 from .runtime.open_service import connect as connect
 from .runtime.open_service import in_process as in_process
 from .runtime.open_service import launch as launch
+from .runtime.service import Service as Service
+from .runtime.session import Session as Session
 
 __version__: str

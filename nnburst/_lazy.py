@@ -1,8 +1,8 @@
-"""Lazy names of a package: a module is imported when one of its names is first used (PEP 562).
+"""Public names of a package, imported when they are first used (PEP 562).
 
-A client needs only a part of most packages: the sessions of `nnburst.runtime` need the devices' interface, but not the
-kernels behind it. So a package's stub, `__init__.pyi`, has a line for each public name: type checkers read it directly,
-and `attach` reads the same lines when the package is imported.
+A client needs only a part of most packages. So a package's stub, `__init__.pyi`, has a line for each public name: type
+checkers read it directly, and `attach` reads the same lines when the package is imported. Code of this package imports
+a name from the module that defines it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import re
 import sys
 from collections.abc import Callable
 from importlib import import_module
-
-__all__ = ["attach"]
 
 _LINE = re.compile(r"^from (\S+) import (\w+) as \2$", re.MULTILINE)
 
@@ -41,6 +39,6 @@ def attach(room: str) -> tuple[Callable[[str], object], Callable[[], list[str]],
         return value
 
     def __dir__() -> list[str]:
-        return sorted({*vars(package), *owners})
+        return sorted({*owners, *package.__all__})
 
     return __getattr__, __dir__, sorted(name for name, module in owners.items() if module != ".")

@@ -32,7 +32,6 @@ __all__ = [
     "OutputInsufficientSize",
     "OutputShape",
     "ResourceExhausted",
-    "error_for",
 ]
 
 

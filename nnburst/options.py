@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 if TYPE_CHECKING:
     import os
 
-    from .model import ExecutionPreference, Priority
+    from .model.types import ExecutionPreference, Priority
 
 OnDeath = Literal["raise", "restart"]
 """Behaviour of calls after the death of the service: `nnburst.Session`."""

@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from nnburst import launch
+from nnburst import Model, ModelBuilder, OperandType, launch
 from nnburst.cli.bench.rounds import Case, Subject
 from nnburst.cli.bench.sampling import time_calls
-from nnburst.devices import CacheFiles, CompileJob
-from nnburst.model import Model, ModelBuilder, OperandType
+from nnburst.devices.interfaces import CacheFiles, CompileJob
 
 _REFERENCE = "nnburst-reference"
 _WIDTH, _LAYERS = 1600, 2

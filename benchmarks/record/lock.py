@@ -45,7 +45,7 @@ def lock(on):
 @contextmanager
 def _open_thinking(holds: bool) -> Iterator[Subject]:
     from benchmarks.onnx_speed import mlp
-    from nnburst.runtime import launch
+    from nnburst import launch
 
     with tempfile.TemporaryDirectory(prefix="nnburst-bench-") as name:
         model, holder = Path(name, "model.onnx"), Path(name, "holder.py")

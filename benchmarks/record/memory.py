@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks.programs import step_model
-from nnburst import launch
+from nnburst import Memory, ModelBuilder, OperandType, launch
 from nnburst.burst import ExecutionBurstController
 from nnburst.cli.bench.rounds import POLLING_WINDOW, Case, Subject
 from nnburst.cli.bench.rows import bytes_in_bytes_out
 from nnburst.cli.bench.sampling import Samples, time_calls
 from nnburst.cli.targets import size
-from nnburst.memory import Memory
-from nnburst.model import DataLocation, ModelBuilder, OperandType, Request, RequestArgument
+from nnburst.model import Request
+from nnburst.model.types import DataLocation, RequestArgument
 
 from .peers import MESSAGE
 from .server import server_process

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 
 try:
-    from ._nnburst import ffi, lib
+    from ._nnburst import ffi as ffi
+    from ._nnburst import lib as lib
 except ModuleNotFoundError as error:
     if error.name != f"{__name__}._nnburst":
         raise
@@ -13,8 +14,6 @@ except ModuleNotFoundError as error:
         f"the source tree {__file__.rsplit('/', 3)[0]} is not built for this Python: run pip install --editable . "
         "there, or start Python in another directory if nnburst is installed"
     ) from None
-
-__all__ = ["ffi", "lib"]
 
 # Atomic steps in C rely on the interpreter lock (`_module.h`).
 if not getattr(sys, "_is_gil_enabled", lambda: True)():

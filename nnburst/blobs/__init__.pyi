@@ -1,6 +1,4 @@
 from .nncache import NNCache as NNCache
-from .table import BlobCache as BlobCache
-from .table import BlobFileError as BlobFileError
 from .table import Capacity as Capacity
 from .table import Policy as Policy
 from .table import Select as Select

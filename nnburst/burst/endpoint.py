@@ -6,24 +6,16 @@ from typing import TYPE_CHECKING
 
 from .._core._nnburst import ffi, lib
 from .._core.errno import check
-from ..errors import ErrorStatus, InvalidArgument
-from ..fmq import Flavour
-from ..model import (
-    UINT64_MAX,
-    DataLocation,
-    ExecutionResult,
-    OutputShape,
-    Request,
-    RequestArgument,
-    Timing,
-    consistent_result,
-)
+from ..errors import ErrorStatus, InvalidArgument, OutputShape
+from ..fmq.descriptor import Flavour
+from ..model.running import ExecutionResult, consistent_result
+from ..model.types import UINT64_MAX, DataLocation, Request, RequestArgument, Timing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .._core._nnburst import CData
-    from ..fmq import MQDescriptor
+    from ..fmq.descriptor import MQDescriptor
 
 _UINT32_MAX = 2**32 - 1
 

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from ..errors import ErrorStatus, InvalidArgument
-from ..model import MeasureTiming, Named, Request, RunOptions
+from ..model.running import RunOptions
+from ..model.types import MeasureTiming, Named, Request
 from .polling import allowed_cpus
 
 if TYPE_CHECKING:
-    from ..memory import Memory
-    from ..watch import Row
+    from ..memory.memory import Memory
+    from ..watch.page import Row
     from .cancellation import Account
     from .kernel import Kernel
     from .server.group import FlowQueue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..model import ExecutionResult
+from ..model.running import ExecutionResult
 
 Kernel = Callable[[], ExecutionResult | None]
 """Runs a request that is decoded, checked and bound to arrays; ``None`` means status NONE, no shapes, no timing.

@@ -11,7 +11,7 @@ from msgspec.structs import astuple
 from .._core._nnburst import lib
 
 if TYPE_CHECKING:
-    from ..watch import Row
+    from ..watch.page import Row
 
 
 class BurstStats(Struct, frozen=True):

@@ -204,7 +204,7 @@ class Cache:
         if "\0" in self._root:
             raise InvalidArgument(f"the cache directory {self._root!r} cannot be a path: it contains a NUL")
         if not isinstance(limits, Limits | None):
-            raise InvalidArgument(f"limits is {type(limits).__name__}; give nnburst.cache.Limits")
+            raise InvalidArgument(f"limits is {type(limits).__name__}; give nnburst.cache.directory.Limits")
         self.limits = limits or Limits.from_environment()
         self.hook = hook
 

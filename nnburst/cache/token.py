@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import InvalidArgument
-from ..memory import read_constant
-from ..model import Lifetime, Model, Priority, Subgraph, SymmPerChannelQuantParams
+from ..memory.staging import read_constant
+from ..model.types import Lifetime, Model, Priority, Subgraph, SymmPerChannelQuantParams
 
 _TOKEN_SIZE = 32
 PRIORITY_CODE = {Priority.LOW: 90, Priority.MEDIUM: 100, Priority.HIGH: 110}

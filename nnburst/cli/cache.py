@@ -15,7 +15,7 @@ from msgspec.structs import asdict
 from .targets import size
 
 if TYPE_CHECKING:
-    from ..cache import Cache
+    from ..cache.directory import Cache
 
 _IN_USE, _ROOT = 1, 3
 
@@ -42,14 +42,14 @@ def cache(context: click.Context, directory: Path | None) -> None:
     No command harms a running program: entries in use are left alone, and a removed entry is
     compiled again when it is needed.
     """
-    from ..cache import Cache
+    from ..cache.directory import Cache
 
     context.obj = Cache(directory)
 
 
 @contextlib.contextmanager
 def _readable() -> Iterator[None]:
-    from ..cache import CacheRejected
+    from ..cache.reasons import CacheRejected
 
     try:
         yield
@@ -97,7 +97,7 @@ def prune_command(directory: Cache, max_bytes: int | None, everything: bool) -> 
 @click.pass_obj
 def path(directory: Cache) -> None:
     """Print the directory of compilations, and that of a service's key and trust store for this user."""
-    from ..cache import default_state_directory
+    from ..cache.files import default_state_directory
 
     with _readable():
         click.echo(f"cache {directory.path}\nstate {default_state_directory()}")

@@ -68,7 +68,7 @@ def check_versions() -> Finding:
 def check_device(name: str) -> Finding:
     """A device opens in a service process of its own; what it asks for beyond the sandbox."""
     from nnburst.errors import DeviceUnavailable
-    from nnburst.runtime import launch
+    from nnburst.runtime.open_service import launch
 
     try:
         with launch(devices=[name]) as service:
@@ -116,7 +116,7 @@ def check_cpus() -> Finding:
 
 def check_sandbox() -> Finding:
     """The walls around a service."""
-    from nnburst.runtime import launch
+    from nnburst.runtime.open_service import launch
 
     with launch(devices=["nnburst-noop"]) as service:
         box = service.sandbox
@@ -152,7 +152,7 @@ def all_checks(more: Sequence[str] = ()) -> dict[str, Callable[[], Finding]]:
     Args:
         more: Devices with options, which are checked as well.
     """
-    from nnburst.devices import device_names
+    from nnburst.devices.registry import device_names
 
     devices = {f"device {name}": partial(check_device, name) for name in (*device_names(), *more)}
     extras = {f"extra {name}": partial(check_extra, name) for name in EXTRAS}

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..devices import encoded
 from ..errors import InvalidArgument
-from ..runtime import NodeArg
+from ..runtime.request.node_args import NodeArg
 from .targets import parse_pairs
 
 Array = np.ndarray[Any, np.dtype[Any]]

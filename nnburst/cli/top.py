@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
-    from ..watch import ServiceStats, Viewer
-
-__all__ = ["top"]
+    from ..watch.reader import Viewer
+    from ..watch.stats import ServiceStats
 
 _UNLIMITED = 100_000
 
@@ -86,7 +85,9 @@ class _Watched:
     def look(self, *, rates: bool = True) -> list[dict[str, Any]]:
         """Return a report of each service; with `rates`, for the time since the last look."""
         from ..errors import DeviceUnavailable
-        from ..watch import OF_USER, RowKind, Viewer, find_services, report
+        from ..watch._report import report
+        from ..watch.reader import OF_USER, Viewer, find_services
+        from ..watch.stats import RowKind
 
         found = {f"{page.pid} {page.path}": page for page in find_services(every_user=self._every_user)}
         reports = []
@@ -117,7 +118,8 @@ class _Watched:
 
     def _process(self, service: dict[str, Any], limits: Mapping[str, int], *, rates: bool) -> dict[str, Any]:
         """Return the process's use of resources, from the kernel, and its limits, from the page of its broker."""
-        from ..watch import ACCOUNT, Usage, usage_of
+        from ..watch.stats import ACCOUNT
+        from ..watch.usage import Usage, usage_of
 
         pid, now = service["pid"], time.monotonic()
         usage = usage_of(pid) or Usage(0, 0, 0, 0)

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import click
 
-__all__ = ["trace"]
-
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option(

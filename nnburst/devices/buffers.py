@@ -10,19 +10,12 @@ from typing import TYPE_CHECKING, cast
 from msgspec.structs import replace
 
 from ..errors import BadState, GeneralFailure, InvalidArgument
-from ..memory import BufferSet, BufferTracker, BufferUse, BufferView, ManagedBuffer, Memory, RoleKey
-from ..model import (
-    BufferDesc,
-    BufferRole,
-    BufferToken,
-    DataLocation,
-    ExecutionResult,
-    OperandDesc,
-    Request,
-    combine_dimensions,
-    is_extension,
-    operand_info,
-)
+from ..memory.managed import BufferSet, BufferTracker, BufferUse, BufferView, ManagedBuffer, RoleKey
+from ..memory.memory import Memory
+from ..model.dimensions import combine_dimensions
+from ..model.operand_types import is_extension, operand_info
+from ..model.running import ExecutionResult
+from ..model.types import BufferDesc, BufferRole, BufferToken, DataLocation, OperandDesc, Request
 from .interfaces import Buffer
 
 if TYPE_CHECKING:

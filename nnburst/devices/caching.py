@@ -12,17 +12,12 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from .. import _core
-from ..cache import (
-    CacheReason,
-    CacheRejected,
-    DeviceCache,
-    SaveResult,
-    TrustStore,
-    VerifiedEntry,
-    checked_token,
-    default_state_directory,
-    place_of,
-)
+from ..cache.device_cache import DeviceCache, VerifiedEntry
+from ..cache.files import default_state_directory
+from ..cache.reasons import CacheReason, CacheRejected, SaveResult
+from ..cache.sealed_copy import place_of
+from ..cache.token import checked_token
+from ..cache.trust_store import TrustStore
 from .interfaces import CacheFiles
 
 Payloads = Callable[[], tuple[Sequence[bytes | memoryview], Sequence[bytes | memoryview]] | None]

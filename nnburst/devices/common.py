@@ -11,26 +11,22 @@ from msgspec.structs import replace
 
 from .._version import VERSION
 from ..errors import DeviceUnavailable, GeneralFailure, InvalidArgument, MissedDeadline
-from ..memory import undecodable_pools
-from ..model import (
-    OPERANDS,
+from ..memory.staging import undecodable_pools
+from ..model.extensions import Extension, ExtensionOperandType, extension_code
+from ..model.operand_types import OPERANDS, OperandType, operand_info
+from ..model.operation_types import FusedActivation
+from ..model.types import (
     Array,
     Capabilities,
     DataLocation,
     ExecutionPreference,
-    Extension,
-    ExtensionOperandType,
-    FusedActivation,
     Lifetime,
     Model,
     OperandDesc,
-    OperandType,
     Operation,
     PerformanceInfo,
     Priority,
     Subgraph,
-    extension_code,
-    operand_info,
 )
 from .deadline import deadline_passed
 from .interfaces import CompileJob, Device

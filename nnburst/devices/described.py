@@ -6,7 +6,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from ..model import Capabilities, DeviceType, Extension
+from ..model.extensions import Extension
+from ..model.types import Capabilities, DeviceType
 from .interfaces import Device
 
 MOST_CACHE_FILES = 32

@@ -14,7 +14,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ..errors import GeneralFailure
-from ..model import ExtensionOperandType, OperandDesc, OperandType, extension_code
+from ..model.extensions import ExtensionOperandType, extension_code
+from ..model.operand_types import OperandType
+from ..model.types import OperandDesc
 
 _SCALAR = 0x100
 _FIRST_OF_BITS = 16

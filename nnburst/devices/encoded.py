@@ -21,7 +21,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from ..errors import GeneralFailure, InvalidArgument
-from ..model import element_count
+from ..model.dimensions import element_count
 from .elements import ElementType, element_within
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]

@@ -26,7 +26,8 @@ from ..errors import (
     MissedDeadline,
     ResourceExhausted,
 )
-from ..model import NO_TIMING, ExecutionResult, MeasureTiming, RunOptions, Timing, failure_of, reason_of
+from ..model.running import ExecutionResult, RunOptions, failure_of, reason_of
+from ..model.types import NO_TIMING, MeasureTiming, Timing
 from .deadline import earlier, is_limit
 from .fence import LONGEST_MS, Fence, FenceSignal, FenceState, state_of_events
 

@@ -34,7 +34,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from ..burst import Kernel
+from ..burst.kernel import Kernel
 from ..errors import (
     DeviceUnavailable,
     ErrorStatus,
@@ -42,37 +42,21 @@ from ..errors import (
     InvalidArgument,
     NNBurstError,
     OutputInsufficientSize,
+    OutputShape,
     error_for,
 )
-from ..memory import BufferTracker, Memory
-from ..model import (
-    NO_TIMING,
-    Array,
-    ExecutionResult,
-    Extension,
-    ImportedModel,
-    Model,
-    OpenShape,
-    OperandDesc,
-    OperandType,
-    Operation,
-    OutputShape,
-    Request,
-    RequestArgument,
-    RunOptions,
-    combine_dimensions,
-    extension_prefix,
-    failure_of,
-    is_fully_specified,
-    operand_info,
-)
+from ..memory.managed import BufferTracker
+from ..memory.memory import Memory
+from ..model.dimensions import combine_dimensions, is_fully_specified
+from ..model.extensions import Extension, ImportedModel, OpenShape, extension_prefix
+from ..model.operand_types import OperandType, operand_info
+from ..model.running import ExecutionResult, RunOptions, failure_of
+from ..model.types import NO_TIMING, Array, Model, OperandDesc, Operation, Request, RequestArgument
 from .common import call_by_name, extension_of_names, named_in
 from .elements import element_of, element_types, operand_code
 from .interfaces import Needs
 from .local import LocalDevice, LocalModel
 from .plan import pool_of
-
-__all__ = ["Declaration", "FunctionDevice", "FunctionModel", "Needs", "Tensor", "declare"]
 
 EXTENSION_NAME = "org.nnburst.function"
 _PREFIX = 1

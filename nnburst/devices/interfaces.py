@@ -17,30 +17,28 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from .._core.leaving import Closing
-from ..burst import BurstCallback, BurstContext, BurstExecutorWithCache
-from ..cache import CacheReason, CacheRejected, SaveResult
+from ..burst.interfaces import BurstCallback, BurstContext, BurstExecutorWithCache
+from ..cache.reasons import CacheReason, CacheRejected, SaveResult
 from ..errors import Ending, GeneralFailure, InvalidArgument
-from ..fmq import MQDescriptor
-from ..memory import Memory
-from ..model import (
+from ..fmq.descriptor import MQDescriptor
+from ..memory.memory import Memory
+from ..model.extensions import Extension, ImportedModel
+from ..model.running import ExecutionResult, RunOptions
+from ..model.types import (
     BufferDesc,
     BufferRole,
     Capabilities,
     DeviceStatus,
     DeviceType,
     ExecutionPreference,
-    ExecutionResult,
-    Extension,
-    ImportedModel,
     Model,
     Priority,
     Request,
-    RunOptions,
 )
 from .deadline import require_time
 
 if TYPE_CHECKING:
-    from ..burst import Batcher
+    from ..burst.server.group import Batcher
 from .fence import Fence
 from .fenced import FencedExecution, LocalFenced, checked_fences
 
@@ -193,7 +191,7 @@ class PreparedModel(abc.ABC):
         Raises:
             InvalidArgument: A channel is unusable.
         """
-        from ..burst import ExecutionBurstServer
+        from ..burst.server.server import ExecutionBurstServer
 
         executor = self.burst_executor()
         return ExecutionBurstServer.create(

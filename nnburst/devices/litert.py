@@ -19,22 +19,12 @@ import numpy as np
 from msgspec.structs import replace
 
 from ..errors import DeviceUnavailable, GeneralFailure, InvalidArgument
-from ..memory import Memory, read_constant
-from ..model import (
-    HIGHEST_RANK,
-    Array,
-    DataLocation,
-    Extension,
-    ImportedModel,
-    Lifetime,
-    Model,
-    OperandDesc,
-    Operation,
-    extension_code,
-    extension_prefix,
-    is_extension,
-    operand_info,
-)
+from ..memory.memory import Memory
+from ..memory.staging import read_constant
+from ..model.dimensions import HIGHEST_RANK
+from ..model.extensions import Extension, ImportedModel, extension_code, extension_prefix
+from ..model.operand_types import is_extension, operand_info
+from ..model.types import Array, DataLocation, Lifetime, Model, OperandDesc, Operation
 from .common import build_version, extension_of_names, one_operation
 from .elements import element_of, element_types, operand_code
 from .function import Declaration, FunctionModel, Tensor

@@ -9,25 +9,20 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from ..burst import BurstExecutorWithCache, CancelToken, Kernel, present_token, run_until, under_token
-from ..cache import SaveResult, VerifiedEntry, checked_token
+from ..burst.cancellation import CancelToken, present_token, under_token
+from ..burst.interfaces import BurstExecutorWithCache
+from ..burst.kernel import Kernel, run_until
+from ..cache.device_cache import VerifiedEntry
+from ..cache.reasons import SaveResult
+from ..cache.token import checked_token
 from ..errors import BadState, ErrorStatus, GeneralFailure
-from ..memory import BufferTracker, check_pools
-from ..model import (
-    NO_TIMING,
-    BufferDesc,
-    BufferRole,
-    Capabilities,
-    ExecutionResult,
-    Model,
-    Operation,
-    Request,
-    RunOptions,
-    failure_of,
-    operation_name,
-    validate_model,
-    validate_request,
-)
+from ..memory.managed import BufferTracker
+from ..memory.staging import check_pools
+from ..model._validate_request import validate_request
+from ..model.operation_types import operation_name
+from ..model.running import ExecutionResult, RunOptions, failure_of
+from ..model.types import NO_TIMING, BufferDesc, BufferRole, Capabilities, Model, Operation, Request
+from ..model.validate import validate_model
 from .buffers import allocate_buffer, bind_buffers
 from .caching import DeviceCacheHome, build_epoch
 from .common import build_version, capabilities_of, check_preparation, readable_operations

@@ -8,19 +8,12 @@ from dataclasses import dataclass, replace
 
 from msgspec import structs
 
-from ..burst import Batcher
+from ..burst.server.group import Batcher
 from ..errors import GeneralFailure, InvalidArgument
-from ..memory import Memory
-from ..model import (
-    BufferDesc,
-    BufferRole,
-    ExecutionPreference,
-    Extension,
-    ImportedModel,
-    Model,
-    extension_prefix,
-    validate_model,
-)
+from ..memory.memory import Memory
+from ..model.extensions import Extension, ImportedModel, extension_prefix
+from ..model.types import BufferDesc, BufferRole, ExecutionPreference, Model
+from ..model.validate import validate_model
 from .common import (
     all_extensions,
     build_version,

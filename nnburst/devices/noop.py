@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from .._core._nnburst import lib
-from ..burst import Kernel
-from ..errors import ErrorStatus
-from ..model import (
-    NEVER,
-    NO_TIMING,
-    Model,
-    Operation,
-    OutputShape,
-    Request,
-    RunOptions,
-    combine_dimensions,
-    is_fully_specified,
-)
+from ..burst.kernel import Kernel
+from ..errors import ErrorStatus, OutputShape
+from ..model.dimensions import combine_dimensions, is_fully_specified
+from ..model.performance import NEVER
+from ..model.running import RunOptions
+from ..model.types import NO_TIMING, Model, Operation, Request
 from .common import capabilities_of
 from .local import LocalDevice, LocalModel
 

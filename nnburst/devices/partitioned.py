@@ -13,47 +13,35 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ..burst import (
-    BoundRequest,
-    BurstCallback,
-    BurstContext,
-    BurstExecutorWithCache,
-    ExecutionBurstController,
-    ExecutionBurstServer,
-    Kernel,
-    run_until,
-)
+from ..burst.client.controller import ExecutionBurstController
+from ..burst.client.request import BoundRequest
+from ..burst.interfaces import BurstCallback, BurstContext, BurstExecutorWithCache
+from ..burst.kernel import Kernel, run_until
+from ..burst.server.server import ExecutionBurstServer
 from ..errors import Ending, ErrorStatus, GeneralFailure, NNBurstError, OutputInsufficientSize, OutputShape
-from ..fmq import MQDescriptor
-from ..memory import Memory
-from ..model import (
+from ..fmq.descriptor import MQDescriptor
+from ..memory.memory import Memory
+from ..model._validate_request import validate_request
+from ..model.dimensions import combine_dimensions
+from ..model.extensions import Extension
+from ..model.operand_types import operand_nbytes
+from ..model.operation_types import operation_name
+from ..model.partition import Part, cut, has_known_size, regions
+from ..model.performance import operation_cost
+from ..model.running import ExecutionResult, Failure, RunOptions, failure_of, reason_of
+from ..model.types import (
     NO_TIMING,
     Capabilities,
     DataLocation,
-    ExecutionResult,
-    Extension,
-    Failure,
     MeasureTiming,
     MemoryLike,
     Model,
     Named,
-    Part,
     Request,
     RequestArgument,
-    RunOptions,
     Timing,
-    combine_dimensions,
-    cut,
-    failure_of,
-    has_known_size,
-    operand_nbytes,
-    operation_cost,
-    operation_name,
-    reason_of,
-    regions,
-    validate_model,
-    validate_request,
 )
+from ..model.validate import validate_model
 from .common import all_extensions
 from .deadline import require_time
 from .interfaces import CompileJob, Device, PreparedModel

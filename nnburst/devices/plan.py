@@ -10,10 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ..burst import Kernel, WorkingMemory, present_token, run_until, under_token
+from ..burst.cancellation import WorkingMemory, present_token, under_token
+from ..burst.kernel import Kernel, run_until
 from ..errors import ErrorStatus, ResourceExhausted
-from ..memory import BufferSet, OpenRequest, open_request
-from ..model import ExecutionResult, MeasureTiming, MemoryLike, Named, Request, RequestArgument, RunOptions, Timing
+from ..memory.managed import BufferSet
+from ..memory.staging import OpenRequest, open_request
+from ..model.running import ExecutionResult, RunOptions
+from ..model.types import MeasureTiming, MemoryLike, Named, Request, RequestArgument, Timing
 from .buffers import BoundBuffers
 
 Bind = Callable[[Request, RunOptions], Kernel]

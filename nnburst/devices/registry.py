@@ -19,8 +19,8 @@ _signature = cache(inspect.signature)
 _REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 _BUILT_IN = {
-    "nnburst-reference": ("nnburst.devices.reference", "ReferenceDevice"),
-    "nnburst-onnxruntime": ("nnburst.devices.onnxruntime", "OnnxRuntimeDevice"),
+    "nnburst-reference": ("nnburst.devices.reference.device", "ReferenceDevice"),
+    "nnburst-onnxruntime": ("nnburst.devices.onnxruntime.device", "OnnxRuntimeDevice"),
     "nnburst-function": ("nnburst.devices.function", "FunctionDevice"),
     "nnburst-litert": ("nnburst.devices.litert", "LitertDevice"),
     "nnburst-noop": ("nnburst.devices.noop", "NoopDevice"),

@@ -13,8 +13,9 @@ from typing import TypeVar
 
 from .._core.log import warn
 from ..errors import BadState, DeadObject, GeneralFailure, NNBurstError
-from ..memory import Memory
-from ..model import BufferDesc, BufferRole, DeviceStatus, ImportedModel, Model
+from ..memory.memory import Memory
+from ..model.extensions import ImportedModel
+from ..model.types import BufferDesc, BufferRole, DeviceStatus, Model
 from .described import MOST_CACHE_FILES, DescribedDevice, DeviceInfo
 from .interfaces import Buffer, CacheFiles, CompileJob, Device, PreparedModel
 

@@ -14,28 +14,21 @@ from msgspec.structs import replace
 
 from .._core._nnburst import ffi, lib
 from .._core.errno import check
-from ..burst import CancelToken, Kernel, WorkingMemory, run_until
+from ..burst.cancellation import CancelToken, WorkingMemory
+from ..burst.kernel import Kernel, run_until
 from ..errors import (
     GeneralFailure,
     InvalidArgument,
     MissedDeadline,
     NNBurstError,
     OutputInsufficientSize,
+    OutputShape,
     error_for,
 )
-from ..memory import Region, private_bytes
-from ..model import (
-    Array,
-    DataLocation,
-    ExecutionResult,
-    Named,
-    OutputShape,
-    Request,
-    RequestArgument,
-    RunOptions,
-    Steps,
-    failure_of,
-)
+from ..memory.descriptor import private_bytes
+from ..memory.staging import Region
+from ..model.running import ExecutionResult, RunOptions, failure_of
+from ..model.types import Array, DataLocation, Named, Request, RequestArgument, Steps
 from .deadline import is_limit
 
 

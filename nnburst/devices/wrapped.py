@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..burst import BurstCallback, BurstContext, BurstExecutorWithCache
+from ..burst.interfaces import BurstCallback, BurstContext, BurstExecutorWithCache
 from ..errors import Ending
-from ..fmq import MQDescriptor
-from ..model import ExecutionResult, Request, RunOptions
+from ..fmq.descriptor import MQDescriptor
+from ..model.running import ExecutionResult, RunOptions
+from ..model.types import Request
 from .fence import Fence
 from .fenced import FencedExecution
 from .interfaces import PreparedModel

@@ -1,7 +1,6 @@
 from .descriptor import Dialect as Dialect
 from .descriptor import Flavour as Flavour
 from .descriptor import Grantor as Grantor
-from .descriptor import Layout as Layout
 from .descriptor import MQDescriptor as MQDescriptor
 from .descriptor import unpack_grantors as unpack_grantors
 from .event_flag import NOT_EMPTY as NOT_EMPTY

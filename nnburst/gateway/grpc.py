@@ -23,8 +23,8 @@ from grpc_health.v1 import health, health_pb2
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from .. import __version__
 from .._core.tokens import EVERYONE, Tokens
+from .._version import VERSION
 from ..errors import DeviceUnavailable, InvalidArgument, NNBurstError
 from ..runtime.spans import below
 from .budget import RETRY_S, Budget
@@ -130,7 +130,7 @@ class Servicer:
         return {"ready": True}
 
     async def ServerMetadata(self, request: Any) -> Any:
-        return {"name": "nnburst", "version": __version__, "extensions": extensions(self._models, self._regions)}
+        return {"name": "nnburst", "version": VERSION, "extensions": extensions(self._models, self._regions)}
 
     async def ModelMetadata(self, request: Any) -> Any:
         return await self._models.describe(request.name, request.version)

@@ -16,7 +16,7 @@ from ..errors import (
     NNBurstError,
     ResourceExhausted,
 )
-from ..model import Array, Priority
+from ..model.types import Array, Priority
 from .models import Models, NoSuchModel, OpenedModel
 from .regions import Regions, RegisteredRegion
 from .tensors import as_sent, bytes_of, converted, text_size

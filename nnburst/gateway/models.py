@@ -20,9 +20,11 @@ from ..errors import (
     NNBurstError,
     ResourceExhausted,
 )
-from ..model import Array, Priority
-from ..runtime import Service, Session, connect
-from ..service import ServiceConnection, connect_to, order
+from ..model.types import Array, Priority
+from ..runtime.open_service import connect
+from ..runtime.service import Service
+from ..runtime.session import Session
+from ..service.client.connection import ServiceConnection, connect_to, order
 from ..service.process.launch import is_of_functions
 from ..service.wire.protocol import LoadModel
 from .tensors import ModelTensor

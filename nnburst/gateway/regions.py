@@ -16,7 +16,7 @@ import numpy as np
 
 from .._core.shm import shm_open
 from ..errors import BadState, InvalidArgument, ResourceExhausted
-from ..memory import Memory
+from ..memory.memory import Memory
 
 _MOST_REGIONS = 1024
 _MOST_NAME = 255

@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 from aiohttp import web
 
-from .. import __version__
 from .._core.tokens import EVERYONE, Tokens
+from .._version import VERSION
 from ..errors import InvalidArgument, NNBurstError
-from ..model import Array
+from ..model.types import Array
 from ..runtime.spans import below
 from .budget import RETRY_S, Budget
 from .certificate import Certificate
@@ -144,7 +144,7 @@ class Rest:
 
     async def _server(self, request: web.Request) -> Any:
         offered = ["binary_tensor_data", *extensions(self._models, self._regions)]
-        return {"name": "nnburst", "version": __version__, "extensions": offered}
+        return {"name": "nnburst", "version": VERSION, "extensions": offered}
 
     async def _index(self, request: web.Request) -> Any:
         return await self._models.index(only_ready=(await self._asked(request, _Index)).ready)

@@ -12,8 +12,10 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from ..errors import InvalidArgument
-from ..model import Array, OperandType, element_count
-from ..runtime import NodeArg
+from ..model.dimensions import element_count
+from ..model.operand_types import OperandType
+from ..model.types import Array
+from ..runtime.request.node_args import NodeArg
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from msgspec import Struct
 from .._core._nnburst import ffi, lib
 from .._core.errno import check
 from ..errors import GeneralFailure, NNBurstError, ResourceExhausted
-from ..model import Array
+from ..model.types import Array
 
 _DMA_BUF = 0x444D4142
 _HUGETLBFS = 0x958458F6

@@ -11,7 +11,7 @@ from msgspec.structs import asdict, replace
 
 from .._core.errno import whole
 from ..errors import InvalidArgument
-from ..model import Array
+from ..model.types import Array
 
 _MAX_LENGTH = 1 << 16
 _PITCH_ALIGNMENT = 64

@@ -18,7 +18,9 @@ from .._core._nnburst import ffi, lib
 from .._core.errno import check
 from .._core.leaving import process_lock
 from ..errors import GeneralFailure, InvalidArgument, ResourceExhausted
-from ..model import Array, OperandDesc, combine_dimensions, is_fully_specified, operand_info
+from ..model.dimensions import combine_dimensions, is_fully_specified
+from ..model.operand_types import operand_info
+from ..model.types import Array, OperandDesc
 from .descriptor import private_bytes
 from .memory import Memory
 

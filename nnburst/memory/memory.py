@@ -18,7 +18,7 @@ from .._core.fds import FdSet
 from .._core.file_system import check_file_system
 from .._core.leaving import Closing
 from ..errors import BadState, GeneralFailure, InvalidArgument
-from ..model import Array
+from ..model.types import Array
 from ..options import ImageFormat
 from . import named
 from .descriptor import MemoryMapping, MemoryObject, examine, private_bytes, read_into, sync_dma_buf, write_from
@@ -220,7 +220,7 @@ class Memory(Closing):
 
     @property
     def kind(self) -> str:
-        """A key of `nnburst.memory.KINDS`."""
+        """A key of `nnburst.memory.kinds.KINDS`."""
         return self._handle.kind
 
     @property

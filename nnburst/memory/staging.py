@@ -10,7 +10,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from ..errors import BadState, GeneralFailure, InvalidArgument
-from ..model import Array, DataLocation, MemoryLike, Named, Request, RequestArgument
+from ..model.types import Array, DataLocation, MemoryLike, Named, Request, RequestArgument
 from .descriptor import MemoryMapping, private_bytes
 from .memory import PAGES_GONE, Memory
 

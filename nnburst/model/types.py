@@ -21,7 +21,7 @@ UINT64_MAX = 2**64 - 1
 
 @runtime_checkable
 class MemoryLike(Protocol):
-    """A shared memory pool. `nnburst.memory.Memory` is the implementation; size and offsets are in bytes."""
+    """A shared memory pool. `nnburst.Memory` is the implementation; size and offsets are in bytes."""
 
     @property
     def kind(self) -> str: ...

@@ -1,4 +1,4 @@
-from ..devices import Fence as Fence
+from ..devices.fence import Fence as Fence
 from ..runtime.compile.compilation import Compilation as Compilation
 from ..runtime.compile.compilation import CompilationReport as CompilationReport
 from ..runtime.compile.compilation import StepReport as StepReport

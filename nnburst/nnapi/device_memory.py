@@ -14,24 +14,17 @@ from msgspec import Struct
 
 from .._core.errno import is_real
 from .._core.leaving import Closing, Leaving, OneProcess
-from ..devices import Buffer, Device
 from ..devices.buffers import with_role
+from ..devices.interfaces import Buffer, Device
 from ..errors import BadState, DeadObject, GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError
-from ..memory import Memory
-from ..model import (
-    BufferDesc,
-    BufferRole,
-    BufferToken,
-    OperandDesc,
-    combine_dimensions,
-    is_extension,
-    is_fully_specified,
-    operand_info,
-)
+from ..memory.memory import Memory
+from ..model.dimensions import combine_dimensions, is_fully_specified
+from ..model.operand_types import is_extension, operand_info
+from ..model.types import BufferDesc, BufferRole, BufferToken, OperandDesc
 from ..runtime.compile.compilation import Compilation
 
 if TYPE_CHECKING:
-    from ..burst import ExecutionBurstController
+    from ..burst.client.controller import ExecutionBurstController
 
 _UINT32 = 2**32 - 1
 _CHUNK = 4 << 20

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from .._core.leaving import process_lock
 from .._core.threads import start_daemon
-from ..devices import Fence, FenceSignal, FenceState
+from ..devices.fence import Fence, FenceSignal, FenceState
 from ..errors import GeneralFailure, InvalidArgument, MissedDeadline
 
 

@@ -15,28 +15,17 @@ from msgspec.structs import replace
 from .._core.deadline import Deadline, checked_timeout, limit_ns
 from .._core.errno import flag, is_real, member, whole
 from .._core.leaving import Closing, OneProcess, process_lock
-from ..burst import check_result, loop_timeout_ns
-from ..devices import Fence, FencedExecution
-from ..errors import BadState, ErrorStatus, InvalidArgument, OutputInsufficientSize, ResourceExhausted
-from ..memory import Memory, check_open
-from ..model import (
-    NO_TIMING,
-    Array,
-    ExecutionResult,
-    Failure,
-    MeasureTiming,
-    OperandDesc,
-    OutputShape,
-    Request,
-    RunOptions,
-    Timing,
-    combine_dimensions,
-    consistent_result,
-    is_fully_specified,
-    operand_info,
-    operand_nbytes,
-    reason_of,
-)
+from ..burst.client.request import check_result
+from ..burst.polling import loop_timeout_ns
+from ..devices.fence import Fence
+from ..devices.fenced import FencedExecution
+from ..errors import BadState, ErrorStatus, InvalidArgument, OutputInsufficientSize, OutputShape, ResourceExhausted
+from ..memory.memory import Memory
+from ..memory.staging import check_open
+from ..model.dimensions import combine_dimensions, is_fully_specified
+from ..model.operand_types import operand_info, operand_nbytes
+from ..model.running import ExecutionResult, Failure, RunOptions, consistent_result, reason_of
+from ..model.types import NO_TIMING, Array, MeasureTiming, OperandDesc, Request, Timing
 from ..runtime.compile.compilation import Compilation
 from ..runtime.display import described
 from ..runtime.request.arguments import UINT32, Argument, check_shapes, lay_out, requests_for

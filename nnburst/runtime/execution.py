@@ -17,9 +17,11 @@ from .._core._nnburst import ffi, lib
 from .._core.deadline import Deadline
 from .._core.errno import check, flag
 from .._core.leaving import Closing, Leaving, process_lock
-from ..burst import BoundRequest, ExecutionBurstController, in_time, inherited
+from ..burst.client.controller import ExecutionBurstController
+from ..burst.client.request import BoundRequest, in_time, inherited
 from ..errors import BadState, ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline
-from ..model import Array, ExecutionResult
+from ..model.running import ExecutionResult
+from ..model.types import Array
 from .compile.compilation import Compilation
 from .display import described
 from .request.arguments import Arguments
@@ -33,8 +35,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from ..memory import Memory
-    from ..model import Named, Request
+    from ..memory.memory import Memory
+    from ..model.types import Named, Request
     from .request.node_args import Sizes
     from .run.burst import Burst
     from .run.burst_pool import BurstPool

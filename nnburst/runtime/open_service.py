@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._core.deadline import Deadline
 from .._core.errno import flag
-from ..devices import create_device
-from ..devices.registry import checked_names
+from ..devices.registry import checked_names, create_device
 from ..errors import DeviceUnavailable, InvalidArgument, MissedDeadline
 from ..options import LogLevel, RealTimePolicy, SandboxMode
 from .compile.model_files import FUNCTIONS
@@ -135,7 +134,7 @@ def connect(
         True
         >>> service.close()
     """
-    from ..service import connect_to
+    from ..service.client.connection import connect_to
 
     def again() -> Backend:
         """Retry until the caller's deadline: the service may still be starting."""

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from msgspec.structs import asdict, replace
 
 from .._core.leaving import process_lock
-from ..model import Model
+from ..model.types import Model
 from .compile.model_files import in_memory, is_name
 from .service import Service
 
 if TYPE_CHECKING:
-    from ..memory import Memory
+    from ..memory.memory import Memory
     from .session import Session
 
 T = TypeVar("T", "Service", "Session")

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     import socket
     from typing import TypeAlias, Unpack
 
-    from ..devices import Device
+    from ..devices.interfaces import Device
     from ..options import SessionKeywords
-    from ..service import Sandbox, ServiceConnection
+    from ..service.client.connection import ServiceConnection
+    from ..service.wire.protocol import Sandbox
     from .compile.compilation import Compilation
     from .compile.model_files import ModelSource
     from .run.burst import Burst
@@ -108,7 +109,7 @@ class Service(OneProcess, Closing):
         self._leaving: Leaving | None = None
         self._given: dict[int, Backend] = {}
         self._backend = backend
-        from ..devices import ResilientDevice
+        from ..devices.resilient import ResilientDevice
 
         living = (ResilientDevice(partial(self._living, i)) for i in range(len(backend.devices)) if restarts)
         self._restarting: tuple[Device, ...] = tuple(living)
@@ -175,7 +176,7 @@ class Service(OneProcess, Closing):
         Raises:
             DeviceUnavailable: The service has none.
         """
-        from ..devices import device_of
+        from ..devices.common import device_of
 
         return device_of(self.devices, name)
 
@@ -269,7 +270,7 @@ def child(
     devices: Sequence[str], *, restart: bool = False, warm: bool = False, **options: Any
 ) -> tuple[Backend, str, Callable[[], Backend], bool]:
     """Start a service process; return the arguments of `Service`. `options` are those of `start_child`."""
-    from ..service import start_child  # a program that stays in process needs no process boundary
+    from ..service.process.launch import start_child  # a program that stays in process needs no process boundary
 
     backoff, begun = Backoff(), 0.0
 

@@ -19,7 +19,7 @@ from .._core.deadline import OPENING, Deadline, checked_timeout
 from .._core.errno import flag, member
 from .._core.leaving import Closing, Leaving, OneProcess
 from ..errors import BadState, DeadObject, GeneralFailure, InvalidArgument, NNBurstError, OutputInsufficientSize
-from ..model import Array, ExecutionPreference, Priority
+from ..model.types import Array, ExecutionPreference, Priority
 from ..options import OnDeath, OnError, SandboxMode, SessionKeywords
 from .compile.model_files import FUNCTIONS, ModelSource, checked_source, devices_for, found
 from .display import described
@@ -29,10 +29,10 @@ from .spans import spans
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from ..burst import BurstStats
-    from ..devices import Device
-    from ..memory import Memory
-    from ..watch import Latency
+    from ..burst.stats import BurstStats
+    from ..devices.interfaces import Device
+    from ..memory.memory import Memory
+    from ..watch.stats import Latency
     from .compile.cache_sources import CacheSource
     from .compile.caching import CacheReport
     from .compile.compilation import Compilation
@@ -99,7 +99,8 @@ class Options(Struct, frozen=True, kw_only=True):
             return None
         if not isinstance(self.cache_dir, str | os.PathLike | None):
             raise InvalidArgument(f"cache_dir is {type(self.cache_dir).__name__}; give the path of a directory")
-        from ..cache import Cache, checked_token
+        from ..cache.directory import Cache
+        from ..cache.token import checked_token
         from .compile.cache_sources import DirectoryCache
 
         token = None if self.token is None else checked_token(self.token)

@@ -14,8 +14,10 @@ from typing import Any
 
 from .._core.deadline import Deadline
 from ..errors import DeadObject, DeviceUnavailable, MissedDeadline, NNBurstError
-from ..model import Array
-from ..runtime import Service, Session, connect
+from ..model.types import Array
+from ..runtime.open_service import connect
+from ..runtime.service import Service
+from ..runtime.session import Session
 
 try:
     import ray

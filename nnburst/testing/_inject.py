@@ -20,7 +20,7 @@ from ..service.host.faults import Point
 
 if TYPE_CHECKING:
     from ..runtime.service import Service
-    from ..service import ServiceConnection
+    from ..service.client.connection import ServiceConnection
 
 Freeze = Literal["process", "call", "interpreter"]
 

@@ -15,15 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from ..runtime import Service
-
-__all__ = [
-    "nnburst_directories",
-    "nnburst_launch",
-    "nnburst_leaves_nothing",
-    "nnburst_service",
-    "nnburst_start_method",
-]
+    from ..runtime.service import Service
 
 _VARIABLES = {"NNBURST_CACHE_DIR": "cache", "NNBURST_STATE_DIR": "state", "NNBURST_RUNTIME_DIR": "run"}
 
@@ -36,7 +28,7 @@ def nnburst_leaves_nothing(request: pytest.FixtureRequest, caplog: pytest.LogCap
     """
     from multiprocessing import resource_tracker
 
-    from . import assert_nothing_left
+    from .leaks import assert_nothing_left
 
     resource_tracker.ensure_running()  # started by the first use of multiprocessing, and meant to stay
     try:
@@ -65,12 +57,12 @@ def nnburst_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 @pytest.fixture
 def nnburst_launch(nnburst_directories: Path) -> Iterator[Callable[..., Service]]:
     """Return `nnburst.launch`, with fault points by default; its services are closed after the test."""
-    import nnburst
+    from ..runtime.open_service import launch as start
 
     with ExitStack() as stack:
 
         def launch(*, faults: bool = True, **options: Any) -> Service:
-            return stack.enter_context(nnburst.launch(faults=faults, **options))
+            return stack.enter_context(start(faults=faults, **options))
 
         yield launch
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 import nnburst
-from nnburst.devices import Device, create_device
-from nnburst.service import start_child
+from nnburst.devices import Device
+from nnburst.devices.registry import create_device
+from nnburst.service.process.launch import start_child
 
 
 @pytest.fixture(scope="module", params=["in_process", pytest.param("service", marks=pytest.mark.check)])

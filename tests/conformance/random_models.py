@@ -8,15 +8,10 @@ from typing import Any
 import numpy as np
 from msgspec.structs import fields, replace
 
-from nnburst.model import (
-    DataLocation,
-    Lifetime,
-    Model,
-    OperandDesc,
-    Operation,
-    Subgraph,
-    operand_info,
-)
+from nnburst import Model
+from nnburst.model import Operation
+from nnburst.model.operand_types import operand_info
+from nnburst.model.types import DataLocation, Lifetime, OperandDesc, Subgraph
 from support.mutations import MUTATIONS
 from support.samples import Array, O, T
 

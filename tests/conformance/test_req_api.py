@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 
 import nnburst
-from nnburst import BadState, InvalidArgument, MissedDeadline
-from nnburst.burst import ExecutionResult
-from nnburst.errors import ErrorStatus, GeneralFailure
-from nnburst.memory import Memory
-from nnburst.model import Model, OutputShape, Request, Timing
+from nnburst import BadState, InvalidArgument, Memory, MissedDeadline, Model
+from nnburst.errors import ErrorStatus, GeneralFailure, OutputShape
+from nnburst.model import Request, Timing
+from nnburst.model.running import ExecutionResult
 from nnburst.nnapi import Burst, Compilation, Duration, Event, Execution
 from nnburst.testing import FakeClock
 from support.doubles import ScriptedDevice

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nnburst.blobs import BlobCache, BlobFileError, Capacity, NNCache, Policy, Select, nncache
+from nnburst.blobs import Capacity, NNCache, Policy, Select, nncache
+from nnburst.blobs.table import BlobCache, BlobFileError
 from support.waiting import together, until
 
 MAX_KEY, MAX_VALUE, MAX_TOTAL = 6, 8, 13

@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 
 import nnburst
-from nnburst.cache import CacheReason, CacheRejected
-from nnburst.devices import CacheFiles, CompileJob, Device, PreparedModel, ResilientDevice, check_device
-from nnburst.devices.reference import ReferenceDevice
+from nnburst import Model, ModelBuilder, OperandType
+from nnburst.cache.reasons import CacheReason, CacheRejected
+from nnburst.devices import Device, PreparedModel
+from nnburst.devices.interfaces import CacheFiles, CompileJob
+from nnburst.devices.reference.device import ReferenceDevice
+from nnburst.devices.resilient import ResilientDevice, check_device
 from nnburst.errors import (
     BadState,
     DeadObject,
@@ -25,17 +28,10 @@ from nnburst.errors import (
     MissedDeadline,
     NNBurstError,
 )
-from nnburst.model import (
-    BufferDesc,
-    BufferRole,
-    Capabilities,
-    DeviceType,
-    Extension,
-    Model,
-    ModelBuilder,
-    OperandType,
-)
-from nnburst.service import ServiceHost
+from nnburst.model import Capabilities
+from nnburst.model.extensions import Extension
+from nnburst.model.types import BufferDesc, BufferRole, DeviceType
+from nnburst.service.host.host import ServiceHost
 from support.caches import TOKEN, cache_files
 from support.services import in_process
 from support.waiting import Background

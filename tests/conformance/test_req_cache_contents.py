@@ -12,11 +12,12 @@ import pytest
 from msgspec.structs import replace
 
 import nnburst
-from nnburst.cache import Cache, CacheReason, model_fingerprint
-from nnburst.devices import CompileJob
-from nnburst.devices.reference import ReferenceDevice
-from nnburst.memory import Memory
-from nnburst.model import Model, ModelBuilder, OperandType
+from nnburst import Memory, Model, ModelBuilder, OperandType
+from nnburst.cache.directory import Cache
+from nnburst.cache.reasons import CacheReason
+from nnburst.cache.token import model_fingerprint
+from nnburst.devices.interfaces import CompileJob
+from nnburst.devices.reference.device import ReferenceDevice
 from support.caches import cache_files
 from support.samples import SAMPLES
 

@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 
 import nnburst
-from nnburst.cache import CacheReason
-from nnburst.devices import CacheFiles, CompileJob, Device, DeviceCacheHome, PreparedModel, create_device
-from nnburst.devices.reference import ReferenceDevice
+from nnburst.cache.reasons import CacheReason
+from nnburst.devices import Device, PreparedModel
+from nnburst.devices.caching import DeviceCacheHome
+from nnburst.devices.interfaces import CacheFiles, CompileJob
+from nnburst.devices.reference.device import ReferenceDevice
+from nnburst.devices.registry import create_device
 from nnburst.errors import ErrorStatus, InvalidArgument, NNBurstError, ResourceExhausted
-from nnburst.service import Quotas
+from nnburst.service.host.quotas import Quotas
 from support.samples import SAMPLES, Sample, check_outputs, run
 from support.services import in_process
 from support.users import as_user

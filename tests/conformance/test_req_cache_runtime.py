@@ -14,16 +14,12 @@ import pytest
 from msgspec.structs import replace
 
 import nnburst
-from nnburst import MissedDeadline
-from nnburst.cache import (
-    CacheReason,
-    CacheRejected,
-    SaveResult,
-    device_token,
-    model_fingerprint,
-)
-from nnburst.devices import CacheFiles, CompileJob, Device, PreparedModel
-from nnburst.devices.reference import ReferenceDevice
+from nnburst import MissedDeadline, Model, ModelBuilder, OperandType
+from nnburst.cache.reasons import CacheReason, CacheRejected, SaveResult
+from nnburst.cache.token import device_token, model_fingerprint
+from nnburst.devices import Device, PreparedModel
+from nnburst.devices.interfaces import CacheFiles, CompileJob
+from nnburst.devices.reference.device import ReferenceDevice
 from nnburst.errors import (
     BadState,
     DeviceUnavailable,
@@ -31,7 +27,6 @@ from nnburst.errors import (
     InvalidArgument,
     NNBurstError,
 )
-from nnburst.model import Model, ModelBuilder, OperandType
 from nnburst.nnapi import Compilation
 from support.samples import SAMPLES
 

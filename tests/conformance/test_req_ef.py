@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nnburst import Memory
 from nnburst.errors import MissedDeadline
 from nnburst.fmq import NOT_EMPTY, NOT_FULL, EventFlag, MessageQueue
-from nnburst.memory import Memory
 from support.processes import wait_until_asleep
 from support.waiting import PATIENCE
 

@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nnburst import Memory
+from nnburst import Memory, Model, ModelBuilder, OperandType, OperationType, Service
 from nnburst.errors import BadState, GeneralFailure, InvalidArgument, NNBurstError, OutputInsufficientSize
-from nnburst.model import Model, ModelBuilder, OperandType, OperationType
 from nnburst.nnapi import Burst, Compilation, Event, Execution
-from nnburst.runtime import Service
 
 T, Op = OperandType, OperationType
 WAYS = ("compute", "start", "burst")

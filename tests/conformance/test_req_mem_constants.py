@@ -11,16 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nnburst
+from nnburst import Memory, ModelBuilder, OperandType, OperationType, Service
 from nnburst.errors import BadState, InvalidArgument
-from nnburst.memory import PROT_READ, Memory
-from nnburst.model import (
-    Lifetime,
-    ModelBuilder,
-    OperandType,
-    OperationType,
-    combine_dimensions,
-)
-from nnburst.runtime import Service
+from nnburst.memory.kinds import PROT_READ
+from nnburst.model.dimensions import combine_dimensions
+from nnburst.model.types import Lifetime
 from support.memory_kinds import KINDS
 
 T, Op = OperandType, OperationType
@@ -72,8 +67,8 @@ def test_weights_in_a_read_only_file_are_never_read_by_the_client(monkeypatch: p
         memory.close()
         with Memory.ashmem(1024) as pool:
             pool.array(np.float32, X.shape)[...] = X
-            region = nnburst.model.RequestArgument
-            place = nnburst.model.DataLocation
+            region = nnburst.model.types.RequestArgument
+            place = nnburst.model.types.DataLocation
             request = nnburst.model.Request(
                 (region(False, place(0, 0, X.nbytes)),), (region(False, place(0, 512, ROWS * 4)),), (pool,)
             )

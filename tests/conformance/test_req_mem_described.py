@@ -13,9 +13,10 @@ import pytest
 from test_req_mem_arguments import every_way, kinds, run
 
 import nnburst
-from nnburst import Memory
-from nnburst.devices import Device, create_device
-from nnburst.devices.reference import ReferenceDevice
+from nnburst import Memory, Model, ModelBuilder, OperandType, OperationType, Service
+from nnburst.devices import Device
+from nnburst.devices.reference.device import ReferenceDevice
+from nnburst.devices.registry import create_device
 from nnburst.errors import (
     BadState,
     DeadObject,
@@ -25,9 +26,9 @@ from nnburst.errors import (
     NNBurstError,
     ResourceExhausted,
 )
-from nnburst.model import BufferToken, Model, ModelBuilder, OperandType, OperationType, operand_info
+from nnburst.model.operand_types import operand_info
+from nnburst.model.types import BufferToken
 from nnburst.nnapi import Burst, Compilation, DeviceMemory, Execution, MemoryDesc, copy_memory
-from nnburst.runtime import Service
 from nnburst.runtime.service import LocalBackend
 from support.models import add_with_activation, relu
 from support.samples import SAMPLES, Sample, with_unspecified_outputs
@@ -166,7 +167,7 @@ def test_REQ_MEM_084_channel_scales_that_differ(service: Service, opened: Any) -
             b.add_operand(
                 T.TENSOR_QUANT8_SYMM_PER_CHANNEL,
                 (2, 1, 1, 1),
-                extra_params=nnburst.model.SymmPerChannelQuantParams(scales, 0),
+                extra_params=nnburst.model.types.SymmPerChannelQuantParams(scales, 0),
             )
         )
         bias = b.operand(b.add_operand(T.TENSOR_INT32, (2,)))

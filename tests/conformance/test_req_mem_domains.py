@@ -15,22 +15,21 @@ import numpy as np
 import pytest
 
 import nnburst
-from nnburst.burst import ExecutionBurstController, ExecutionResult
-from nnburst.devices import Buffer, Device, FenceSignal, PreparedModel, create_device
+from nnburst import Memory, Model, OperandType
+from nnburst.burst import ExecutionBurstController
+from nnburst.devices import Device, PreparedModel
+from nnburst.devices.fence import FenceSignal
+from nnburst.devices.interfaces import Buffer
+from nnburst.devices.registry import create_device
 from nnburst.errors import ErrorStatus, GeneralFailure, InvalidArgument, NNBurstError, ResourceExhausted
-from nnburst.memory import BufferSet, BufferTracker, BufferUse, ManagedBuffer, Memory, RoleKey, managed
-from nnburst.model import (
-    BufferDesc,
-    BufferRole,
-    BufferToken,
-    DataLocation,
-    Model,
-    OperandDesc,
-    OperandType,
-    Request,
-    RequestArgument,
-)
-from nnburst.service import Quotas, ServiceConnection, ServiceHost
+from nnburst.memory import managed
+from nnburst.memory.managed import BufferSet, BufferTracker, BufferUse, ManagedBuffer, RoleKey
+from nnburst.model import Request
+from nnburst.model.running import ExecutionResult
+from nnburst.model.types import BufferDesc, BufferRole, BufferToken, DataLocation, OperandDesc, RequestArgument
+from nnburst.service.client.connection import ServiceConnection
+from nnburst.service.host.host import ServiceHost
+from nnburst.service.host.quotas import Quotas
 from support.connections import socket_pair
 from support.models import add_with_activation, relu
 from support.services import in_process
@@ -162,7 +161,7 @@ def execute_fenced(prepared: PreparedModel, request: Request) -> ExecutionResult
         try:
             execution = prepared.execute_fenced(request, [gate.fence])
         except NNBurstError as error:
-            return error.status, (), nnburst.model.NO_TIMING
+            return error.status, (), nnburst.model.types.NO_TIMING
         gate.set()
         with execution.fence as fence, contextlib.suppress(GeneralFailure):
             fence.wait(60)
@@ -206,7 +205,7 @@ def test_REQ_MEM_023_REQ_WIRE_011_unknown_token(prepare: Prepare, run: Run, memo
     prepared = prepare(relu(SHAPE))
     pools = (memory, BufferToken(number))
     for request in (Request((whole(1),), (shared(0),), pools), Request((shared(0),), (whole(1),), pools)):
-        assert run(prepared, request) == (ErrorStatus.INVALID_ARGUMENT, (), nnburst.model.NO_TIMING)
+        assert run(prepared, request) == (ErrorStatus.INVALID_ARGUMENT, (), nnburst.model.types.NO_TIMING)
 
 
 MISUSES: dict[str, tuple[int, Roles, list[tuple[str, str]]]] = {

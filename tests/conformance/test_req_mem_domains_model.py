@@ -11,19 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 import nnburst
+from nnburst import Memory, ModelBuilder, OperandType
 from nnburst.burst import ExecutionBurstController
 from nnburst.errors import ErrorStatus, GeneralFailure, InvalidArgument
-from nnburst.memory import Memory
-from nnburst.model import (
-    BufferDesc,
-    BufferRole,
-    BufferToken,
-    DataLocation,
-    ModelBuilder,
-    OperandType,
-    Request,
-    RequestArgument,
-)
+from nnburst.model import Request
+from nnburst.model.types import BufferDesc, BufferRole, BufferToken, DataLocation, RequestArgument
 
 COLUMNS = 3
 MOST_ROWS = 4

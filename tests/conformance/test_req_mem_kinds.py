@@ -13,11 +13,14 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from nnburst import Memory, Model, ModelBuilder
 from nnburst.burst import ExecutionBurstController
 from nnburst.devices import Device
 from nnburst.errors import ErrorStatus, InvalidArgument
-from nnburst.memory import FORMATS, PROT_READ, PROT_WRITE, ImageLayout, Memory
-from nnburst.model import DataLocation, Model, ModelBuilder, Request
+from nnburst.memory import FORMATS, ImageLayout
+from nnburst.memory.kinds import PROT_READ, PROT_WRITE
+from nnburst.model import Request
+from nnburst.model.types import DataLocation
 from support import images
 from support.memory_kinds import ADDEND, COUNT, KINDS, NBYTES, argument, sum_model, sum_request
 from support.samples import WAYS, T, execute

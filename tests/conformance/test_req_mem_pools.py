@@ -11,15 +11,13 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from nnburst import Memory, ModelBuilder
 from nnburst.burst import ExecutionBurstController
 from nnburst.devices import Device
 from nnburst.errors import ErrorStatus, GeneralFailure, InvalidArgument, NNBurstError
-from nnburst.memory import PROT_READ, Memory
-from nnburst.model import (
-    NO_TIMING,
-    ModelBuilder,
-    Request,
-)
+from nnburst.memory.kinds import PROT_READ
+from nnburst.model import Request
+from nnburst.model.types import NO_TIMING
 from support.memory_kinds import NBYTES, argument, sum_model, sum_request
 from support.models import add_model
 from support.mutations import MUTATIONS

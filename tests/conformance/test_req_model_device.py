@@ -10,20 +10,13 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from nnburst.devices import CompileJob, Device, create_device, device_names
+from nnburst import Model, ModelBuilder, OperandType
+from nnburst.devices import Device, device_names
+from nnburst.devices.interfaces import CompileJob
+from nnburst.devices.registry import create_device
 from nnburst.errors import DeviceUnavailable, ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline
-from nnburst.model import (
-    DeviceStatus,
-    DeviceType,
-    Lifetime,
-    Model,
-    ModelBuilder,
-    OperandDesc,
-    OperandType,
-    Operation,
-    Priority,
-    Subgraph,
-)
+from nnburst.model import Operation, Priority
+from nnburst.model.types import DeviceStatus, DeviceType, Lifetime, OperandDesc, Subgraph
 from support import usable_devices
 from support.samples import SAMPLES, O, T, check_outputs, ran, run
 

@@ -11,18 +11,12 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from nnburst import Memory, Model, ModelBuilder
 from nnburst.burst import ExecutionBurstController
 from nnburst.devices import Device
 from nnburst.errors import ErrorStatus
-from nnburst.memory import Memory
-from nnburst.model import (
-    DataLocation,
-    Lifetime,
-    Model,
-    ModelBuilder,
-    Request,
-    RequestArgument,
-)
+from nnburst.model import Request
+from nnburst.model.types import DataLocation, Lifetime, RequestArgument
 from support.operations import with_constants_as_inputs
 from support.samples import (
     ALL_WAYS,

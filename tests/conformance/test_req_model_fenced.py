@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from nnburst.devices import Device, Fence, FenceSignal, FenceState, PreparedModel
+from nnburst import Memory, Model, ModelBuilder
+from nnburst.devices import Device, PreparedModel
+from nnburst.devices.fence import Fence, FenceSignal, FenceState
 from nnburst.errors import ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline
-from nnburst.memory import Memory
-from nnburst.model import MeasureTiming, Model, ModelBuilder, Request, RunOptions
+from nnburst.model import Request, RunOptions
+from nnburst.model.types import MeasureTiming
 from support.samples import SAMPLES, T, check_outputs, execute, make_request, placed, ran, with_unspecified_outputs
 from support.waiting import PATIENCE
 

@@ -13,10 +13,14 @@ import pytest
 from random_models import Author, changed
 
 import nnburst
-from nnburst.devices import CompileJob, Device, PartitionedDevice, ReferenceDevice, create_device
+from nnburst.devices import Device
+from nnburst.devices.interfaces import CompileJob
+from nnburst.devices.partitioned import PartitionedDevice
+from nnburst.devices.reference.device import ReferenceDevice
+from nnburst.devices.registry import create_device
 from nnburst.errors import ErrorStatus, GeneralFailure, MissedDeadline, NNBurstError
 from nnburst.nnapi import Burst, Compilation, Execution, MemoryDesc
-from nnburst.service import start_child
+from nnburst.service.process.launch import start_child
 from support.samples import ALL_WAYS, SAMPLES, WAYS, check_outputs, run, with_unspecified_outputs
 
 pytest.importorskip("onnxruntime", reason="needs the extra nnburst[onnx]")

@@ -8,20 +8,14 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from nnburst.devices import CompileJob, Device
+from nnburst import Model, ModelBuilder
+from nnburst.devices import Device
+from nnburst.devices.interfaces import CompileJob
 from nnburst.errors import ErrorStatus, GeneralFailure, InvalidArgument
-from nnburst.model import (
-    DataLocation,
-    DeviceStatus,
-    HalVersion,
-    Lifetime,
-    Model,
-    ModelBuilder,
-    OperandDesc,
-    Operation,
-    Subgraph,
-    validate_model,
-)
+from nnburst.model import Operation
+from nnburst.model.operand_types import HalVersion
+from nnburst.model.types import DataLocation, DeviceStatus, Lifetime, OperandDesc, Subgraph
+from nnburst.model.validate import validate_model
 from support.mutations import MUTATIONS, RULES, with_operand, with_operation
 from support.samples import SAMPLES, O, T, check_outputs, run
 

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 import pytest
 from random_models import Author, changed
 
-from nnburst.devices import Device, create_device
+from nnburst.devices import Device
+from nnburst.devices.registry import create_device
 from nnburst.errors import ErrorStatus, NNBurstError
-from nnburst.model import DeviceStatus
-from nnburst.service import start_child
+from nnburst.model.types import DeviceStatus
+from nnburst.service.process.launch import start_child
 from support.samples import run
 from support.waiting import until
 

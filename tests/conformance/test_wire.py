@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 import nnburst
+from nnburst import Memory, Model
 from nnburst.devices import PreparedModel
 from nnburst.errors import ErrorStatus
-from nnburst.memory import Memory
-from nnburst.model import Model
 from support.models import add_model, open_model
 from support.raw_burst import (
     UINT64_MAX,

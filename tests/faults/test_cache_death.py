@@ -10,9 +10,10 @@ from typing import Literal
 
 import pytest
 
-from nnburst.devices import CacheFiles, CompileJob, Device, PreparedModel
+from nnburst.devices import Device, PreparedModel
+from nnburst.devices.interfaces import CacheFiles, CompileJob
 from nnburst.errors import DeadObject, ErrorStatus
-from nnburst.service import start_child
+from nnburst.service.process.launch import start_child
 from nnburst.testing import inject
 from support.caches import cache_files
 from support.models import tiny_model

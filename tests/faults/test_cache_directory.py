@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 
-from nnburst.cache import Cache, CacheReason, CacheRejected, Limits, entry_name
-from nnburst.cache.directory import Pruned
-from nnburst.devices import CompileJob, create_device
+from nnburst.cache.directory import Cache, Limits, Pruned
+from nnburst.cache.reasons import CacheReason, CacheRejected
+from nnburst.cache.token import entry_name
+from nnburst.devices.interfaces import CompileJob
+from nnburst.devices.registry import create_device
 from nnburst.runtime.compile.cache_sources import DirectoryCache, Job
 from nnburst.runtime.compile.caching import compile_with_cache
 from support import ROOT

@@ -16,17 +16,11 @@ from click.testing import CliRunner
 from test_cache_directory import COUNTS, fill, name
 
 import nnburst
-from nnburst.cache import (
-    Cache,
-    CacheReason,
-    CacheRejected,
-    Limits,
-    TrustStore,
-    default_cache_directory,
-    default_state_directory,
-)
 from nnburst.cache import directory as _directory
-from nnburst.cache.files import lock
+from nnburst.cache.directory import Cache, Limits
+from nnburst.cache.files import default_cache_directory, default_state_directory, lock
+from nnburst.cache.reasons import CacheReason, CacheRejected
+from nnburst.cache.trust_store import TrustStore
 from nnburst.cli import main
 from nnburst.errors import InvalidArgument
 from support.cache_worker import build, compile_once

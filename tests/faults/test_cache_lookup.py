@@ -14,9 +14,14 @@ from typing import Any
 import pytest
 
 import nnburst
-from nnburst.cache import Cache, CacheReason, CacheRejected
-from nnburst.devices import CompileJob, Device, ResilientDevice
-from nnburst.devices.reference import ReferenceDevice, ReferencePreparedModel
+from nnburst import Model
+from nnburst.cache.directory import Cache
+from nnburst.cache.reasons import CacheReason, CacheRejected
+from nnburst.devices import Device
+from nnburst.devices.interfaces import CompileJob
+from nnburst.devices.reference.device import ReferenceDevice
+from nnburst.devices.reference.prepared import ReferencePreparedModel
+from nnburst.devices.resilient import ResilientDevice
 from nnburst.errors import (
     BadState,
     DeadObject,
@@ -26,7 +31,7 @@ from nnburst.errors import (
     MissedDeadline,
     ResourceExhausted,
 )
-from nnburst.model import DeviceStatus, Model
+from nnburst.model.types import DeviceStatus
 from nnburst.runtime.compile.cache_sources import DirectoryCache, Job
 from nnburst.runtime.compile.caching import compile_with_cache
 from support.cache_worker import build

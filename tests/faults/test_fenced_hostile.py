@@ -9,10 +9,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from nnburst.devices import Device, Fence, FenceSignal, FenceState, ReferenceDevice
+from nnburst import Memory
+from nnburst.devices import Device
+from nnburst.devices.fence import Fence, FenceSignal, FenceState
+from nnburst.devices.reference.device import ReferenceDevice
 from nnburst.errors import DeadObject, ErrorStatus, GeneralFailure, ResourceExhausted
-from nnburst.memory import Memory
-from nnburst.service import Quotas, ServiceConnection, start_child
+from nnburst.service.client.connection import ServiceConnection
+from nnburst.service.host.quotas import Quotas
+from nnburst.service.process.launch import start_child
 from support.models import request_on, tiny_model
 from support.services import in_process
 from support.waiting import PATIENCE, until

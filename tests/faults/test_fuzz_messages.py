@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import nnburst
+from nnburst import Memory
 from nnburst.errors import ErrorStatus
-from nnburst.memory import Memory
-from nnburst.model import BufferDesc, BufferRole
+from nnburst.model.types import BufferDesc, BufferRole
 from nnburst.service.connection.callbacks import CallbackRegistry
 from nnburst.service.connection.pending import PendingCall
 from nnburst.service.wire import protocol

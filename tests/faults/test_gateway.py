@@ -30,9 +30,9 @@ from tritonclient.utils import InferenceServerException  # noqa: E402
 from tritonclient.utils import shared_memory as region  # noqa: E402
 
 from nnburst.errors import InvalidArgument  # noqa: E402
-from nnburst.gateway import Regions  # noqa: E402
 from nnburst.gateway.inference import Inference, InputTensor, Terms, extensions, infer  # noqa: E402
 from nnburst.gateway.models import Models  # noqa: E402
+from nnburst.gateway.regions import Regions  # noqa: E402
 from nnburst.model import Priority  # noqa: E402
 from support.gateways import (  # noqa: E402
     MARKS,

@@ -26,10 +26,11 @@ from tritonclient.grpc import service_pb2 as pb  # noqa: E402
 from tritonclient.grpc import service_pb2_grpc as stubs  # noqa: E402
 
 from nnburst.errors import DeviceUnavailable, InvalidArgument  # noqa: E402
-from nnburst.gateway import OutputTensor, Regions  # noqa: E402
 from nnburst.gateway import grpc as gateway_grpc  # noqa: E402
 from nnburst.gateway import rest as gateway_rest  # noqa: E402
 from nnburst.gateway.budget import Budget  # noqa: E402
+from nnburst.gateway.inference import OutputTensor  # noqa: E402
+from nnburst.gateway.regions import Regions  # noqa: E402
 from support.gateways import (  # noqa: E402
     MARKS,
     Gateway,

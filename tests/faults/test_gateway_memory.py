@@ -19,9 +19,9 @@ from tritonclient.utils import InferenceServerException  # noqa: E402
 from tritonclient.utils import shared_memory as region  # noqa: E402
 
 from nnburst.errors import BadState, InvalidArgument, ResourceExhausted  # noqa: E402
-from nnburst.gateway import Regions  # noqa: E402
 from nnburst.gateway.inference import Inference, InputTensor, RegionPlace, infer  # noqa: E402
 from nnburst.gateway.models import ModelCounts  # noqa: E402
+from nnburst.gateway.regions import Regions  # noqa: E402
 from support.gateways import (  # noqa: E402
     MARKS,
     PROTOCOLS,

@@ -25,11 +25,11 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc as stubs
 
 from nnburst.errors import InvalidArgument
-from nnburst.gateway import Regions
 from nnburst.gateway import grpc as gateway_grpc
 from nnburst.gateway.budget import Budget
 from nnburst.gateway.certificate import Certificate
 from nnburst.gateway.listen import note_request
+from nnburst.gateway.regions import Regions
 from support.gateways import MARKS, SlowModels, both_protocols, ports, raw
 from support.waiting import PATIENCE
 

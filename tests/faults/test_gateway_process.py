@@ -28,9 +28,11 @@ from tritonclient.grpc import service_pb2 as pb  # noqa: E402
 
 from nnburst.cli.serve import children  # noqa: E402
 from nnburst.errors import DeviceUnavailable, InvalidArgument  # noqa: E402
-from nnburst.gateway import Models, Regions, models  # noqa: E402
 from nnburst.gateway import grpc as gateway_grpc  # noqa: E402
+from nnburst.gateway import models  # noqa: E402
 from nnburst.gateway.budget import Budget  # noqa: E402
+from nnburst.gateway.models import Models  # noqa: E402
+from nnburst.gateway.regions import Regions  # noqa: E402
 from support.gateways import (  # noqa: E402
     MARKS,
     PROTOCOLS,

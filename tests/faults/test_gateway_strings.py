@@ -28,8 +28,9 @@ from tritonclient.utils import shared_memory as region  # noqa: E402
 
 import nnburst  # noqa: E402
 from nnburst.errors import InvalidArgument  # noqa: E402
-from nnburst.gateway import Regions, inference, tensors  # noqa: E402
+from nnburst.gateway import inference, tensors  # noqa: E402
 from nnburst.gateway.inference import RegionPlace  # noqa: E402
+from nnburst.gateway.regions import Regions  # noqa: E402
 from nnburst.watch import find_services, look  # noqa: E402
 from support.gateways import MARKS, PROTOCOLS, Gateway, SlowModels, X, Y, conversions, refused, tensor  # noqa: E402
 from support.onnx_models import classifier, graph, node, save  # noqa: E402

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 import nnburst
+from nnburst import Model, ModelBuilder, OperandType
 from nnburst._core._nnburst import lib
-from nnburst.model import Model, ModelBuilder, OperandType
 from nnburst.service.wire import protocol
 from support.intruder import attack_with, hostile_service
 from support.models import relu

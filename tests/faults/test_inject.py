@@ -14,7 +14,7 @@ import pytest
 
 import nnburst
 from nnburst import BadState, DeadObject, Execution, GeneralFailure, InvalidArgument, MissedDeadline, Service, Session
-from nnburst.model import OutputShape
+from nnburst.errors import OutputShape
 from nnburst.testing import assert_nothing_left, inject
 from support.models import relu
 from support.waiting import PATIENCE, Background, until

@@ -19,8 +19,9 @@ import pytest
 
 import nnburst
 from nnburst.errors import DeadObject, DeviceUnavailable, InvalidArgument
-from nnburst.service import ServiceConnection, connect_to, dial
+from nnburst.service.client.connection import ServiceConnection, connect_to
 from nnburst.service.process import workers
+from nnburst.service.process.discovery import dial
 from nnburst.service.process.workers import Isolation, WorkerPool
 from nnburst.service.wire import protocol
 from support.intruder import attack, hostile_service

@@ -12,13 +12,18 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from nnburst import Memory, Model, ModelBuilder, OperandType, OperationType
 from nnburst._core.fds import FdSet
 from nnburst.burst import ExecutionBurstController
-from nnburst.devices import Device, create_device
+from nnburst.devices import Device
+from nnburst.devices.registry import create_device
 from nnburst.errors import BadState, ErrorStatus, NNBurstError
-from nnburst.memory import FORMATS, ImageLayout, Memory, MemoryHandle
-from nnburst.model import DataLocation, Model, ModelBuilder, OperandType, OperationType, Request, RequestArgument
-from nnburst.service import ServiceConnection, start_child
+from nnburst.memory import FORMATS, ImageLayout
+from nnburst.memory.kinds import MemoryHandle
+from nnburst.model import Request
+from nnburst.model.types import DataLocation, RequestArgument
+from nnburst.service.client.connection import ServiceConnection
+from nnburst.service.process.launch import start_child
 from support.waiting import meanwhile
 
 COUNT = 1 << 16

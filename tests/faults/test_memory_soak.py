@@ -10,21 +10,12 @@ import numpy as np
 import pytest
 
 import nnburst
+from nnburst import Memory, Model, ModelBuilder, OperandType
 from nnburst.burst import ExecutionBurstController
 from nnburst.devices import Device, PreparedModel
 from nnburst.errors import ErrorStatus
-from nnburst.memory import Memory
-from nnburst.model import (
-    BufferDesc,
-    BufferRole,
-    BufferToken,
-    DataLocation,
-    Model,
-    ModelBuilder,
-    OperandType,
-    Request,
-    RequestArgument,
-)
+from nnburst.model import Request
+from nnburst.model.types import BufferDesc, BufferRole, BufferToken, DataLocation, RequestArgument
 from support.memory_kinds import KINDS
 from support.waiting import until
 

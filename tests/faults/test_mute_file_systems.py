@@ -13,12 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from nnburst.cache import CacheReason, CacheRejected
-from nnburst.devices import CacheFiles, CompileJob, Device, create_device
+from nnburst import Memory
+from nnburst.cache.reasons import CacheReason, CacheRejected
+from nnburst.devices import Device
+from nnburst.devices.interfaces import CacheFiles, CompileJob
+from nnburst.devices.registry import create_device
 from nnburst.errors import ErrorStatus, InvalidArgument
-from nnburst.memory import PROT_READ, Memory
-from nnburst.model import DataLocation, Request, RequestArgument, RunOptions
-from nnburst.service import RemotePreparedModel, ServiceHost, start_child
+from nnburst.memory.kinds import PROT_READ
+from nnburst.model import Request, RunOptions
+from nnburst.model.types import DataLocation, RequestArgument
+from nnburst.service.client.proxies import RemotePreparedModel
+from nnburst.service.host.host import ServiceHost
+from nnburst.service.process.launch import start_child
 from nnburst.service.wire.marshal import request_to_wire
 from nnburst.service.wire.protocol import ExecuteFenced
 from support.models import request_on, tiny_model

@@ -18,12 +18,11 @@ import numpy as np
 import pytest
 
 import nnburst
-from nnburst import BadState, DeadObject, InvalidArgument, MissedDeadline
+from nnburst import BadState, DeadObject, InvalidArgument, MissedDeadline, OperandType
 from nnburst._core.deadline import Deadline
 from nnburst._core.leaving import process_lock
 from nnburst.burst.server import server as burst_server
 from nnburst.errors import Ending
-from nnburst.model import OperandType
 from nnburst.runtime.run.burst_pool import BurstPool
 from nnburst.runtime.session import Options
 from support import ROOT

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from nnburst.service import safe_command, start_child
+from nnburst.service.process.command import safe_command
+from nnburst.service.process.launch import start_child
 from support import ROOT
 from support.processes import run_python
 

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import nnburst
-from nnburst.devices import Needs
+from nnburst import Needs
 from nnburst.errors import DeadObject, DeviceUnavailable, GeneralFailure, InvalidArgument
 from nnburst.service.process import sandbox
 from support import ROOT

@@ -20,7 +20,8 @@ import pytest
 
 import nnburst
 from nnburst.errors import DeadObject, DeviceUnavailable, InvalidArgument
-from nnburst.service import dial, service_environment
+from nnburst.service.process.command import service_environment
+from nnburst.service.process.discovery import dial
 from support import ROOT
 from support.processes import line_of
 from support.services import COMMAND, let_pass, run_command, save_scaling, shared_service, told_to_pass

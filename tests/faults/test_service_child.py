@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import nnburst
+from nnburst import Memory
 from nnburst.errors import (
     BadState,
     DeviceUnavailable,
@@ -22,9 +23,9 @@ from nnburst.errors import (
     MissedDeadline,
     ResourceExhausted,
 )
-from nnburst.memory import Memory
-from nnburst.service import ServiceConnection, start_child
+from nnburst.service.client.connection import ServiceConnection
 from nnburst.service.process.command import BOOTSTRAP
+from nnburst.service.process.launch import start_child
 from nnburst.service.process.options import ServiceOptions
 from nnburst.testing import inject
 from support import ROOT
@@ -188,7 +189,7 @@ LEAVES = {
 @pytest.mark.parametrize("how", LEAVES)
 def test_a_client_that_just_ends_takes_its_service_along(how: str) -> None:
     program = (
-        "import sys\nfrom support.models import tiny_model\nfrom nnburst.service import start_child\n"
+        "import sys\nfrom support.models import tiny_model\nfrom nnburst.service.process.launch import start_child\n"
         "from nnburst.testing import inject\n"
         "service = start_child(['nnburst-noop'], faults=True)\n"
         "fault = inject(service, at='prepare', freeze='call')\n"
@@ -212,7 +213,7 @@ def test_a_child_that_is_stopped_goes_with_its_client_that_is_killed(starter: st
         ),
     }[starter]
     program = (
-        "import sys\nfrom support.models import tiny_model\nfrom nnburst.service import start_child\n"
+        "import sys\nfrom support.models import tiny_model\nfrom nnburst.service.process.launch import start_child\n"
         f"{start}\nprint(service.pid, flush=True)\n"
         "for line in sys.stdin: print(service.devices[0].status.name, flush=True)\n"
     )

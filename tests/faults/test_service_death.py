@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from nnburst.burst import BurstCallback, ExecutionBurstController
+from nnburst import Memory
+from nnburst.burst import ExecutionBurstController
+from nnburst.burst.interfaces import BurstCallback
 from nnburst.errors import DeadObject
 from nnburst.fmq import MessageQueue
-from nnburst.memory import Memory
-from nnburst.model import DeviceStatus
-from nnburst.service import ServiceConnection, start_child
+from nnburst.model.types import DeviceStatus
+from nnburst.service.client.connection import ServiceConnection
+from nnburst.service.process.launch import start_child
 from nnburst.testing import inject
 from support.models import request_on, tiny_model
 from support.processes import Client, wait_gone

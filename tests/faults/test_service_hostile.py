@@ -17,12 +17,15 @@ import numpy as np
 import pytest
 
 import nnburst
-from nnburst.devices import CompileJob, create_device
+from nnburst import Memory
+from nnburst.devices.interfaces import CompileJob
+from nnburst.devices.registry import create_device
 from nnburst.errors import DeadObject, ErrorStatus, ResourceExhausted
-from nnburst.memory import Memory
-from nnburst.model import DeviceStatus, ExecutionPreference, Priority, RunOptions
-from nnburst.service import ServiceConnection, ServiceHost, start_child
-from nnburst.service.host.host import Client
+from nnburst.model import ExecutionPreference, Priority, RunOptions
+from nnburst.model.types import DeviceStatus
+from nnburst.service.client.connection import ServiceConnection
+from nnburst.service.host.host import Client, ServiceHost
+from nnburst.service.process.launch import start_child
 from nnburst.service.wire.marshal import model_to_wire
 from nnburst.service.wire.protocol import (
     CALLS,

@@ -17,7 +17,7 @@ import pytest
 from under_systemd import settings
 
 import nnburst
-from nnburst.model import Model, ModelBuilder, OperandType
+from nnburst import Model, ModelBuilder, OperandType
 from support import ROOT
 from support.services import save_scaling, shared_service
 from support.waiting import PATIENCE

@@ -18,10 +18,11 @@ import pytest
 
 import nnburst
 from nnburst._core.leaving import LEAVING
-from nnburst.devices import CacheFiles, CompileJob
+from nnburst.devices.interfaces import CacheFiles, CompileJob
 from nnburst.errors import DeadObject, DeviceUnavailable, MissedDeadline
-from nnburst.service import ServiceConnection, start_child
+from nnburst.service.client.connection import ServiceConnection
 from nnburst.service.process import forked
+from nnburst.service.process.launch import start_child
 from nnburst.testing import inject
 from support.models import tiny_model
 from support.processes import Client, descriptors, stop, wait_gone
@@ -414,8 +415,8 @@ def test_zygote_that_stands_still_makes_a_start_miss_its_deadline() -> None:
 @pytest.mark.parametrize("stopped", [(), ("service",), ("zygote",), ("zygote", "service")])
 def test_zygote_and_children_go_with_their_client_that_is_killed(stopped: tuple[str, ...]) -> None:
     client = Client(
-        "import sys\nfrom nnburst.service import start_child\nfrom nnburst.service.process import forked\n"
-        "service = start_child(['nnburst-noop'])\n"
+        "import sys\nfrom nnburst.service.process import forked, launch\n"
+        "service = launch.start_child(['nnburst-noop'])\n"
         "print(service.pid, forked.current.process.pid, flush=True)\nsys.stdin.read()\n"
     )
     for pid, name in zip(client.pids, ("service", "zygote"), strict=True):
@@ -429,8 +430,8 @@ def test_zygote_and_children_go_with_their_client_that_is_killed(stopped: tuple[
 
 def test_zygote_goes_with_its_client_that_ends() -> None:
     client = Client(
-        "import sys\nfrom nnburst.service import start_child\nfrom nnburst.service.process import forked\n"
-        "start_child(['nnburst-noop']).close()\nprint(forked.current.process.pid, flush=True)\nsys.stdin.read()\n"
+        "import sys\nfrom nnburst.service.process import forked, launch\nlaunch.start_child(['nnburst-noop']).close()\n"
+        "print(forked.current.process.pid, flush=True)\nsys.stdin.read()\n"
     )
     assert client.process.stdin is not None
     client.process.stdin.close()
@@ -470,9 +471,9 @@ def test_many_starts_at_once_share_one_zygote() -> None:
 @pytest.mark.parametrize("closed", [(1,), (0, 1, 2)])
 def test_client_without_streams_starts_services(closed: tuple[int, ...], env: str) -> None:
     client = Client(
-        f"import os, sys\nfrom nnburst.service import start_child\nkept = [(os.dup(fd), fd) for fd in {closed}]\n"
+        f"import os, sys\nfrom nnburst.service.process import launch\nkept = [(os.dup(fd), fd) for fd in {closed}]\n"
         "for _, fd in kept: os.close(fd)\n"
-        f"service = start_child(['nnburst-noop'], env={env})\n"
+        f"service = launch.start_child(['nnburst-noop'], env={env})\n"
         "for copy, fd in kept: os.dup2(copy, fd)\n"
         "print(service.pid, flush=True)\nsys.stdin.read()\n"
     )
@@ -486,8 +487,8 @@ def test_client_without_streams_starts_services(closed: tuple[int, ...], env: st
 
 def test_stdout_of_a_client_is_not_held_by_its_zygote() -> None:
     client = Client(
-        "import os, sys\nfrom nnburst.service import start_child\nfrom nnburst.service.process import forked\n"
-        "start_child(['nnburst-noop']).close()\n"
+        "import os, sys\nfrom nnburst.service.process import forked, launch\n"
+        "launch.start_child(['nnburst-noop']).close()\n"
         "print(forked.current.process.pid, flush=True)\nos.close(1)\nsys.stdin.read()\n"
     )
     assert client.process.stdin is not None

@@ -16,10 +16,9 @@ import pytest
 from click.testing import CliRunner
 
 import nnburst
-from nnburst import DeviceUnavailable, GeneralFailure, InvalidArgument
+from nnburst import DeviceUnavailable, GeneralFailure, InvalidArgument, ModelBuilder, Operand, OperandType
 from nnburst.cli import main
-from nnburst.devices import create_device
-from nnburst.model import ModelBuilder, Operand, OperandType
+from nnburst.devices.registry import create_device
 from support import ROOT
 from support.processes import run_python
 from support.services import shared_service

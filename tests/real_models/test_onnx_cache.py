@@ -14,12 +14,14 @@ import pytest
 from msgspec.structs import replace
 
 import nnburst
-from nnburst.cache import CacheReason, CacheRejected, model_fingerprint
-from nnburst.devices import CacheFiles, CompileJob, create_device
+from nnburst import Memory
+from nnburst.cache.reasons import CacheReason, CacheRejected
+from nnburst.cache.token import model_fingerprint
+from nnburst.devices.interfaces import CacheFiles, CompileJob
 from nnburst.devices.onnxruntime import device as _device
 from nnburst.devices.onnxruntime import packed
+from nnburst.devices.registry import create_device
 from nnburst.errors import GeneralFailure
-from nnburst.memory import Memory
 from support.onnx_models import FLOAT, RNG, graph, in_process, mlp, node, onnx, run_graph
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"

@@ -11,21 +11,14 @@ import pytest
 from msgspec.structs import replace
 
 import nnburst
-from nnburst.devices import CompileJob, Device, create_device
+from nnburst import Memory, Model, OperandType
+from nnburst.devices import Device
+from nnburst.devices.interfaces import CompileJob
+from nnburst.devices.registry import create_device
 from nnburst.errors import ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline
-from nnburst.memory import Memory
-from nnburst.model import (
-    DataLocation,
-    Lifetime,
-    MeasureTiming,
-    Model,
-    OperandDesc,
-    OperandType,
-    Request,
-    RequestArgument,
-    RunOptions,
-)
-from nnburst.service import start_child
+from nnburst.model import Request, RunOptions
+from nnburst.model.types import DataLocation, Lifetime, MeasureTiming, OperandDesc, RequestArgument
+from nnburst.service.process.launch import start_child
 from support.onnx_models import FLOAT, RNG, TensorProto, graph, in_process, mlp, node, onnx
 
 
@@ -169,7 +162,7 @@ def test_mutated_files_are_refused_or_run(device: Device) -> None:
 
 
 def test_operation_that_is_not_lowered_is_not_supported(device: Device) -> None:
-    from nnburst.model import ModelBuilder
+    from nnburst import ModelBuilder
 
     builder = ModelBuilder()
     h = builder.relu(builder.input("x", OperandType.TENSOR_FLOAT32, (4,)))

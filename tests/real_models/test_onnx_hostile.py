@@ -15,17 +15,19 @@ import pytest
 from msgspec.structs import replace
 
 import nnburst
-from nnburst import GeneralFailure, InvalidArgument, MissedDeadline, ResourceExhausted
-from nnburst.burst import CancelToken, under_token
-from nnburst.devices.onnxruntime import OnnxRuntimeDevice, kernel
+from nnburst import GeneralFailure, InvalidArgument, Memory, MissedDeadline, ResourceExhausted
+from nnburst.burst.cancellation import CancelToken, under_token
+from nnburst.devices.onnxruntime import kernel
+from nnburst.devices.onnxruntime.device import OnnxRuntimeDevice
 from nnburst.devices.onnxruntime.graph import SessionSettings, compile_graph
 from nnburst.devices.onnxruntime.importer import import_graph
 from nnburst.devices.onnxruntime.kernel import BoundGraph
 from nnburst.devices.onnxruntime.library import onnxruntime
 from nnburst.devices.onnxruntime.packed import load_graph, pack, read_contents
 from nnburst.devices.onnxruntime.snapshots import exposed_arguments
-from nnburst.memory import Memory, open_request
-from nnburst.model import DataLocation, Request, RequestArgument
+from nnburst.memory.staging import open_request
+from nnburst.model import Request
+from nnburst.model.types import DataLocation, RequestArgument
 from support import raw_burst as raw
 from support.onnx_models import FLOAT, RNG, TensorProto, graph, helper, in_process, node, onnx, ort, save, save_external
 
@@ -117,7 +119,7 @@ def bound_in_place(proto: Any) -> set[str]:
         file.buffer[:] = data
         imported = device.import_model("onnx", [file]).model
         prepared = device.prepare_model(
-            nnburst.model.Model(
+            nnburst.Model(
                 imported.main,
                 pools=(file,),
                 extension_name_to_prefix=imported.extension_name_to_prefix,

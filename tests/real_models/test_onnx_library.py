@@ -12,14 +12,17 @@ import pytest
 from msgspec.structs import replace
 
 import nnburst
-from nnburst.burst import CancelToken, under_token
-from nnburst.devices.onnxruntime import OnnxRuntimeDevice, capi
+from nnburst import Memory
+from nnburst.burst.cancellation import CancelToken, under_token
+from nnburst.devices.onnxruntime import capi
+from nnburst.devices.onnxruntime.device import OnnxRuntimeDevice
 from nnburst.devices.onnxruntime.graph import SessionSettings, compile_graph
 from nnburst.devices.onnxruntime.kernel import BoundGraph
 from nnburst.devices.onnxruntime.library import onnxruntime
 from nnburst.errors import GeneralFailure, MissedDeadline, OutputInsufficientSize
-from nnburst.memory import Memory, open_request
-from nnburst.model import DataLocation, Request, RequestArgument
+from nnburst.memory.staging import open_request
+from nnburst.model import Request
+from nnburst.model.types import DataLocation, RequestArgument
 from support.onnx_models import FLOAT, RNG, TensorProto, graph, in_process, mlp, node, ort, run_graph
 
 INT64 = TensorProto.INT64

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 import nnburst
-from nnburst import InvalidArgument
+from nnburst import InvalidArgument, Memory
 from nnburst.devices.onnxruntime.guards import guard
 from nnburst.devices.onnxruntime.snapshots import exposed_arguments
-from nnburst.memory import Memory
 from support.onnx_models import FLOAT, RNG, TensorProto, graph, in_process, node, onnx, ort, save_external
 
 HUNDREDS = np.float32([100, 200])

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from nnburst.cache import CacheReason, CacheRejected, anonymous_memory
+from nnburst.cache.reasons import CacheReason, CacheRejected
+from nnburst.cache.sealed_copy import anonymous_memory
 from nnburst.devices.encoded import Bytes
 from nnburst.devices.onnxruntime.graph import SessionSettings, compile_graph
 from nnburst.devices.onnxruntime.importer import import_graph

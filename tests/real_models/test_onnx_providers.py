@@ -14,9 +14,9 @@ from test_onnx_values import ECHO
 import nnburst
 from nnburst import DeviceUnavailable, GeneralFailure, MissedDeadline, ModelBuilder, OperandType
 from nnburst.cli.doctor import check_extra
-from nnburst.devices.onnxruntime import OnnxRuntimeDevice
+from nnburst.devices.onnxruntime.device import OnnxRuntimeDevice
 from nnburst.devices.onnxruntime.library import checked_providers
-from nnburst.model import DeviceType
+from nnburst.model.types import DeviceType
 from support.onnx_models import FLOAT, RNG, TensorProto, graph, in_process, mlp, node, ort
 
 OFFERED = ort.get_available_providers()

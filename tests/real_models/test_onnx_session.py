@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 import nnburst
-from nnburst import BadState, DeviceUnavailable, GeneralFailure, InvalidArgument, OutputInsufficientSize
-from nnburst.memory import Memory
+from nnburst import BadState, DeviceUnavailable, GeneralFailure, InvalidArgument, Memory, OutputInsufficientSize
 from nnburst.watch import find_services, look
 from support import images
 from support.onnx_models import (

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 import nnburst
-from nnburst.cache import Cache
+from nnburst.cache.directory import Cache
 from nnburst.runtime.compile import cache_sources
 
 WEIGHTS = np.random.default_rng(5).normal(size=(300, 300)).astype(np.float32)

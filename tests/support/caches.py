@@ -10,8 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nnburst.cache import CacheReason, CacheRejected, DeviceCache, SaveResult, TrustStore, VerifiedEntry
-from nnburst.devices import CacheFiles
+from nnburst.cache.device_cache import DeviceCache, VerifiedEntry
+from nnburst.cache.reasons import CacheReason, CacheRejected, SaveResult
+from nnburst.cache.trust_store import TrustStore
+from nnburst.devices.interfaces import CacheFiles
 
 TOKEN, OTHER = bytes(32), bytes([1]) * 32
 EPOCH, NEXT_EPOCH = b"e" * 32, b"f" * 32

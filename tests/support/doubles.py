@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
-from nnburst.burst import BurstCallback, BurstContext
+from nnburst import Model
+from nnburst.burst.interfaces import BurstCallback, BurstContext
 from nnburst.devices import Device, PreparedModel
 from nnburst.errors import ErrorStatus
-from nnburst.model import NO_TIMING, Capabilities, ExecutionResult, Failure, Model, Request, RunOptions
+from nnburst.model import Capabilities, Request, RunOptions
+from nnburst.model.running import ExecutionResult, Failure
+from nnburst.model.types import NO_TIMING
 from support.waiting import PATIENCE
 
 

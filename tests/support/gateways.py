@@ -29,14 +29,14 @@ import tritonclient.http as triton_http
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc as stubs
 
-from nnburst.gateway import Regions
 from nnburst.gateway import grpc as gateway_grpc
 from nnburst.gateway import rest as gateway_rest
 from nnburst.gateway.budget import Budget
 from nnburst.gateway.models import ModelCounts
+from nnburst.gateway.regions import Regions
 from nnburst.gateway.tensors import _DTYPES, ModelTensor
 from nnburst.model import Priority
-from nnburst.service import service_environment
+from nnburst.service.process.command import service_environment
 from support.onnx_models import FLOAT, graph, node, save
 from support.processes import beside, open_files
 

@@ -8,20 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nnburst.burst import (
-    BoundRequest,
-    BurstCallback,
-    BurstContext,
-    BurstExecutorWithCache,
-    ExecutionBurstController,
-    ExecutionBurstServer,
-    ExecutionResult,
-    Kernel,
-)
+from nnburst import Memory
+from nnburst.burst import BurstExecutorWithCache, ExecutionBurstController, ExecutionBurstServer
+from nnburst.burst.client.request import BoundRequest
+from nnburst.burst.interfaces import BurstCallback, BurstContext
+from nnburst.burst.kernel import Kernel
 from nnburst.errors import Ending, ErrorStatus
 from nnburst.fmq import MQDescriptor
-from nnburst.memory import Memory
-from nnburst.model import DataLocation, Request, RequestArgument, RunOptions, Timing
+from nnburst.model import Request, RunOptions, Timing
+from nnburst.model.running import ExecutionResult
+from nnburst.model.types import DataLocation, RequestArgument
 from support.waiting import PATIENCE
 
 WINDOWS = pytest.mark.parametrize("window", [0.0, 50e-6, 0.5], ids=["futex", "short", "polling"])

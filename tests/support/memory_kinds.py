@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from nnburst.memory import Memory
-from nnburst.model import DataLocation, Model, ModelBuilder, OperandType, Request, RequestArgument
+from nnburst import Memory, Model, ModelBuilder, OperandType
+from nnburst.model import Request
+from nnburst.model.types import DataLocation, RequestArgument
 
 COUNT = 64
 """Elements of the tensors of `sum_model`."""

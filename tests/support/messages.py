@@ -7,26 +7,21 @@ from typing import Any
 
 import msgspec
 
-from nnburst.cache import CacheReason, SaveResult
-from nnburst.devices import CacheFiles, CompileJob
-from nnburst.model import (
+from nnburst.cache.reasons import CacheReason, SaveResult
+from nnburst.devices.interfaces import CacheFiles, CompileJob
+from nnburst.errors import OutputShape
+from nnburst.model import Capabilities, ExecutionPreference, Operation, Priority, RunOptions, Timing
+from nnburst.model.types import (
     BufferRole,
-    Capabilities,
     DataLocation,
     DeviceStatus,
     DeviceType,
-    ExecutionPreference,
     Lifetime,
     MeasureTiming,
     OperandDesc,
-    Operation,
-    OutputShape,
-    Priority,
     RequestArgument,
-    RunOptions,
     Subgraph,
     SymmPerChannelQuantParams,
-    Timing,
 )
 from nnburst.service.wire import protocol
 

@@ -7,16 +7,9 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from nnburst.memory import Memory
-from nnburst.model import (
-    DataLocation,
-    Model,
-    ModelBuilder,
-    OperandType,
-    Request,
-    RequestArgument,
-    Subgraph,
-)
+from nnburst import Memory, Model, ModelBuilder, OperandType
+from nnburst.model import Request
+from nnburst.model.types import DataLocation, RequestArgument, Subgraph
 
 
 def relu(

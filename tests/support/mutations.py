@@ -6,18 +6,10 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from nnburst.model import (
-    OPERANDS,
-    DataLocation,
-    Lifetime,
-    Model,
-    OperandDesc,
-    OperandType,
-    Operation,
-    OperationType,
-    Subgraph,
-    SymmPerChannelQuantParams,
-)
+from nnburst import Model, OperandType, OperationType
+from nnburst.model import Operation
+from nnburst.model.operand_types import OPERANDS
+from nnburst.model.types import DataLocation, Lifetime, OperandDesc, Subgraph, SymmPerChannelQuantParams
 
 T, L = OperandType, Lifetime
 Mutant = tuple[str, Model]
@@ -167,7 +159,7 @@ def mutate_022(model: Model) -> Iterator[Mutant]:
 
 
 def _nbytes(operand: OperandDesc) -> int:
-    from nnburst.model import operand_nbytes
+    from nnburst.model.operand_types import operand_nbytes
 
     return operand_nbytes(operand.type, operand.dimensions)
 

@@ -11,22 +11,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgspec.structs import replace
 
-from nnburst.devices import LocalDevice, ReferenceDevice
+from nnburst import Model, ModelBuilder, OperandType, OperationType
+from nnburst.devices import LocalDevice
+from nnburst.devices.reference.device import ReferenceDevice
 from nnburst.errors import DeviceUnavailable, ErrorStatus, NNBurstError
-from nnburst.model import (
-    DataLocation,
-    Lifetime,
-    Model,
-    ModelBuilder,
-    OperandType,
-    OperationType,
-    Output,
-    operand_info,
-)
+from nnburst.model.operand import Output
+from nnburst.model.operand_types import operand_info
+from nnburst.model.types import DataLocation, Lifetime
 from support.samples import ran, with_unspecified_outputs
 
 if TYPE_CHECKING:
-    from nnburst.devices.onnxruntime import OnnxRuntimeDevice
+    from nnburst.devices.onnxruntime.device import OnnxRuntimeDevice
 
 T, O = OperandType, OperationType  # noqa: E741
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -104,7 +99,7 @@ def run_model(
 def lowering_device() -> OnnxRuntimeDevice | None:
     """The device that lowers, if its libraries are there."""
     with contextlib.suppress(DeviceUnavailable, ImportError):
-        from nnburst.devices.onnxruntime import OnnxRuntimeDevice
+        from nnburst.devices.onnxruntime.device import OnnxRuntimeDevice
 
         return OnnxRuntimeDevice(threads="1")
     return None

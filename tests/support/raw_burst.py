@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nnburst.burst import DATUM, BurstCallback, BurstContext, SlotTable
+from nnburst import Memory
+from nnburst.burst.client.slots import SlotTable
+from nnburst.burst.interfaces import BurstCallback, BurstContext
+from nnburst.burst.polling import DATUM
 from nnburst.devices import PreparedModel
 from nnburst.errors import ErrorStatus
 from nnburst.fmq import NOT_EMPTY, MessageQueue
-from nnburst.memory import Memory
 from support.waiting import PATIENCE
 
 UINT64_MAX = 2**64 - 1

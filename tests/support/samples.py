@@ -10,25 +10,13 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
+from nnburst import Memory, Model, ModelBuilder, OperandType, OperationType
 from nnburst.burst import ExecutionBurstController
 from nnburst.devices import Device, PreparedModel
-from nnburst.errors import ErrorStatus, GeneralFailure, NNBurstError, OutputInsufficientSize
-from nnburst.memory import Memory
-from nnburst.model import (
-    DataLocation,
-    MeasureTiming,
-    Model,
-    ModelBuilder,
-    OperandType,
-    OperationType,
-    OutputShape,
-    Request,
-    RequestArgument,
-    RunOptions,
-    Timing,
-    operand_info,
-    operand_nbytes,
-)
+from nnburst.errors import ErrorStatus, GeneralFailure, NNBurstError, OutputInsufficientSize, OutputShape
+from nnburst.model import Request, RunOptions, Timing
+from nnburst.model.operand_types import operand_info, operand_nbytes
+from nnburst.model.types import DataLocation, MeasureTiming, RequestArgument
 
 T, O = OperandType, OperationType  # noqa: E741 - short, for tables
 Array = np.ndarray[Any, np.dtype[Any]]

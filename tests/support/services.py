@@ -21,7 +21,9 @@ from click.testing import CliRunner, Result
 import nnburst
 from nnburst.cli import main
 from nnburst.devices import Device
-from nnburst.service import ServiceConnection, ServiceHost, service_environment
+from nnburst.service.client.connection import ServiceConnection
+from nnburst.service.host.host import ServiceHost
+from nnburst.service.process.command import service_environment
 from nnburst.service.wire.protocol import VERSION, Hello, encode
 from support import ROOT
 from support.connections import socket_pair

@@ -16,7 +16,7 @@ from unittest.mock import Mock
 import pytest
 
 from nnburst.errors import InvalidArgument
-from nnburst.service import order
+from nnburst.service.client.connection import order
 from nnburst.service.host.quotas import PER_USER, Ledger
 from nnburst.service.process import broker as _broker
 from nnburst.service.process import workers

@@ -18,23 +18,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nnburst import BadState, DeadObject, InvalidArgument, MissedDeadline
+from nnburst import BadState, DeadObject, InvalidArgument, Memory, MissedDeadline
 from nnburst._core._nnburst import ffi, lib
-from nnburst.burst import (
-    DATUM,
-    BoundRequest,
-    BurstCallback,
-    ExecutionBurstController,
-    ExecutionBurstServer,
-    ExecutionResult,
-    Kernel,
-    SlotTable,
-)
+from nnburst.burst import ExecutionBurstController, ExecutionBurstServer
 from nnburst.burst.client import controller as _controller
-from nnburst.errors import ErrorStatus, GeneralFailure, NNBurstError, ResourceExhausted
+from nnburst.burst.client.request import BoundRequest
+from nnburst.burst.client.slots import SlotTable
+from nnburst.burst.interfaces import BurstCallback
+from nnburst.burst.kernel import Kernel
+from nnburst.burst.polling import DATUM
+from nnburst.errors import ErrorStatus, GeneralFailure, NNBurstError, OutputShape, ResourceExhausted
 from nnburst.fmq import MessageQueue
-from nnburst.memory import Memory
-from nnburst.model import MeasureTiming, OutputShape, Request, Timing
+from nnburst.model import Request, Timing
+from nnburst.model.running import ExecutionResult
+from nnburst.model.types import MeasureTiming
 from support.local_burst import WINDOWS, Adder, LocalModel, adder_request, bind
 from support.waiting import PATIENCE, Held, until
 

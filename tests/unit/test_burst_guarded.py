@@ -11,21 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nnburst import Memory, ModelBuilder, OperandType
 from nnburst.burst import ExecutionBurstController, ExecutionBurstServer
-from nnburst.devices import Buffer, Plan, ReferencePreparedModel, create_device
+from nnburst.devices.interfaces import Buffer
+from nnburst.devices.plan import Plan
+from nnburst.devices.reference.prepared import ReferencePreparedModel
+from nnburst.devices.registry import create_device
 from nnburst.errors import ErrorStatus, InvalidArgument, NNBurstError
-from nnburst.memory import BufferSet, Memory
-from nnburst.memory.managed import gate
-from nnburst.model import (
-    BufferDesc,
-    BufferRole,
-    BufferToken,
-    DataLocation,
-    ModelBuilder,
-    OperandType,
-    Request,
-    RequestArgument,
-)
+from nnburst.memory.managed import BufferSet, gate
+from nnburst.model import Request
+from nnburst.model.types import BufferDesc, BufferRole, BufferToken, DataLocation, RequestArgument
 from support.users import in_forked_child
 from support.waiting import PATIENCE, Background, Held
 

@@ -12,22 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nnburst import InvalidArgument, MissedDeadline
-from nnburst.burst import (
-    DATUM,
-    BurstCallback,
-    BurstContext,
-    ExecutionBurstController,
-    ExecutionBurstServer,
-    SlotTable,
-    default_polling_window,
-)
+from nnburst import InvalidArgument, Memory, MissedDeadline
+from nnburst.burst import ExecutionBurstController, ExecutionBurstServer
 from nnburst.burst.client import controller
-from nnburst.burst.polling import window_ns
+from nnburst.burst.client.slots import SlotTable
+from nnburst.burst.interfaces import BurstCallback, BurstContext
+from nnburst.burst.polling import DATUM, default_polling_window, window_ns
 from nnburst.burst.server import server
 from nnburst.errors import ErrorStatus, GeneralFailure
 from nnburst.fmq import Flavour, MessageQueue, MQDescriptor
-from nnburst.memory import Memory
 from support.local_burst import WINDOWS, Adder, LocalModel, adder_request, bind
 from support.waiting import PATIENCE, Background, meanwhile
 

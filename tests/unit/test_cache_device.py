@@ -21,9 +21,10 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from msgspec.structs import replace
 
-from nnburst.cache import CacheReason, CacheRejected, TrustStore, device_cache, trust_store
+from nnburst.cache import device_cache, trust_store
 from nnburst.cache.container import CODE_SIZE, HEADER_SIZE, Header
-from nnburst.cache.trust_store import MasterKey
+from nnburst.cache.reasons import CacheReason, CacheRejected
+from nnburst.cache.trust_store import MasterKey, TrustStore
 from support.caches import DATA, EPOCH, FINGERPRINT, MODEL, NEXT_EPOCH, OTHER, TOKEN, Rig, contents
 from support.processes import run_python
 from support.waiting import PATIENCE, meanwhile, together

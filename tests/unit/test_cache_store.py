@@ -17,9 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nnburst.cache import CacheReason, CacheRejected, TrustStore, device_cache, place_of, sealed_copy, trust_store
+from nnburst.cache import device_cache, sealed_copy, trust_store
 from nnburst.cache.container import HEADER_SIZE, Header, overhead
-from nnburst.cache.trust_store import EntryRecord
+from nnburst.cache.reasons import CacheReason, CacheRejected
+from nnburst.cache.sealed_copy import place_of
+from nnburst.cache.trust_store import EntryRecord, TrustStore
 from support.caches import DATA, FINGERPRINT, MODEL, OTHER, TOKEN, Rig, at_most, contents
 
 R = CacheReason

@@ -8,15 +8,11 @@ from test_control_flow import counting_model, if_model
 from test_partition import O, Only, T
 
 import nnburst
+from nnburst import Model, ModelBuilder
 from nnburst.devices.common import capabilities_of
-from nnburst.model import (
-    NEVER,
-    Capabilities,
-    Model,
-    ModelBuilder,
-    PerformanceInfo,
-    operation_cost,
-)
+from nnburst.model import Capabilities
+from nnburst.model.performance import NEVER, operation_cost
+from nnburst.model.types import PerformanceInfo
 from nnburst.nnapi import Compilation
 from support.models import doubling_model, relu
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from nnburst.cache import Cache
+from nnburst.cache.directory import Cache
 from nnburst.cli import main
 
 

@@ -12,16 +12,11 @@ import pytest
 from msgspec.structs import replace
 
 import nnburst
-from nnburst.devices import create_device
+from nnburst import Model, ModelBuilder, Operand
 from nnburst.devices.reference import graph as reference_graph
+from nnburst.devices.registry import create_device
 from nnburst.errors import ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline
-from nnburst.model import (
-    Lifetime,
-    Model,
-    ModelBuilder,
-    Operand,
-    OperandDesc,
-)
+from nnburst.model.types import Lifetime, OperandDesc
 from support.models import chained
 from support.operations import B8, F32, I32, O, run_model
 from support.samples import run

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.metadata import metadata
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -353,9 +354,19 @@ def test_every_command_has_a_page_and_no_other_has(tables: Any) -> None:
 
 
 def test_every_public_name_is_on_the_api_page() -> None:
-    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    named = {*re.findall(r"auto(?:class|exception|function):: (\w+)$", page, re.MULTILINE), *nnburst.errors.__all__}
-    assert named >= set(nnburst.__all__) - {"__version__", "errors"}
+    named, room = {f"nnburst.{name}" for name in nnburst.errors.__all__}, "nnburst"
+    for kind, name in re.findall(
+        r"^\.\. ([\w:]+):: ([\w.]+)$", (ROOT / "docs" / "api.md").read_text("utf-8"), re.MULTILINE
+    ):
+        if kind == "currentmodule":
+            room = name
+        elif kind == "automodule":
+            named |= {f"{name}.{each}" for each in getattr(import_module(name), "__all__", ())}
+        else:
+            named.add(name if "." in name else f"{room}.{name}")
+    stubs = [path.parent.relative_to(ROOT).parts for path in (ROOT / "nnburst").rglob("__init__.pyi")]
+    public = {f"{room}.{name}" for room in map(".".join, stubs) for name in import_module(room).__all__}
+    assert public - named == {"nnburst.__version__", "nnburst.errors"}
 
 
 def test_links_that_a_page_defines_by_accident_are_none() -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nnburst import Memory
 from nnburst.errors import BadState, InvalidArgument
 from nnburst.fmq import EventFlag, MessageQueue
-from nnburst.memory import Memory
 from support.waiting import PATIENCE
 
 

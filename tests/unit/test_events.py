@@ -12,11 +12,9 @@ import numpy as np
 import pytest
 
 import nnburst
-from nnburst import InvalidArgument, Memory, MissedDeadline, ModelBuilder
+from nnburst import InvalidArgument, Memory, MissedDeadline, Model, ModelBuilder, OperandType, OperationType, Service
 from nnburst.errors import BadState, DeadObject, GeneralFailure
-from nnburst.model import Model, OperandType, OperationType
 from nnburst.nnapi import Compilation, Duration, Event, Execution, MemoryDesc
-from nnburst.runtime import Service
 from support.waiting import PATIENCE
 
 T, Op = OperandType, OperationType

@@ -21,29 +21,24 @@ from nnburst import (
     ErrorStatus,
     GeneralFailure,
     InvalidArgument,
+    Memory,
     MissedDeadline,
-    NNBurstError,
-    OutputInsufficientSize,
-)
-from nnburst.burst import BurstContext
-from nnburst.fmq import MessageQueue
-from nnburst.memory import Memory
-from nnburst.model import (
-    DataLocation,
-    Failure,
-    ImportedModel,
-    Lifetime,
     Model,
     ModelBuilder,
-    OperandDesc,
+    NNBurstError,
     OperandType,
-    OutputShape,
-    Request,
-    Timing,
+    OutputInsufficientSize,
+    Service,
 )
+from nnburst.burst.interfaces import BurstContext
+from nnburst.errors import OutputShape
+from nnburst.fmq import MessageQueue
+from nnburst.model import Request, Timing
+from nnburst.model.extensions import ImportedModel
+from nnburst.model.running import Failure
+from nnburst.model.types import DataLocation, Lifetime, OperandDesc
 from nnburst.nnapi import Burst, Compilation, Execution, MemoryDesc
 from nnburst.options import SessionKeywords
-from nnburst.runtime import Service
 from nnburst.runtime.compile.model_files import _with_pools
 from nnburst.runtime.service import LocalBackend
 from nnburst.runtime.session import Options

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nnburst.devices import Fence, FenceSignal, FenceState
+from nnburst.devices.fence import Fence, FenceSignal, FenceState
 from nnburst.errors import GeneralFailure, InvalidArgument, MissedDeadline
 from support.waiting import PATIENCE
 
@@ -57,7 +57,7 @@ def test_a_process_that_ends_has_put_its_fences_in_error() -> None:
     """Also if it has forked, and the child goes on."""
     code = (
         "import os, socket, sys, time\n"
-        "from nnburst.devices import FenceSignal\n"
+        "from nnburst.devices.fence import FenceSignal\n"
         "gate = FenceSignal()\n"
         "own = socket.socket(fileno=int(sys.argv[1]))\n"
         "child = os.fork()\n"

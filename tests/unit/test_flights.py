@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 import nnburst
+from nnburst import Memory
 from nnburst._core.deadline import Deadline
-from nnburst.memory import Memory
 from nnburst.runtime.run.burst_pool import BurstPool
 from nnburst.runtime.run.ring import Ring
 from nnburst.watch import find_services, look

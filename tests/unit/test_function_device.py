@@ -15,13 +15,14 @@ import pytest
 from msgspec.structs import replace
 
 import nnburst
-from nnburst import DeviceUnavailable, GeneralFailure, InvalidArgument, OutputInsufficientSize
+from nnburst import DeviceUnavailable, GeneralFailure, InvalidArgument, Memory, OutputInsufficientSize
 from nnburst.burst import ExecutionBurstController
-from nnburst.devices import create_device
 from nnburst.devices.function import Tensor, declare
+from nnburst.devices.registry import create_device
 from nnburst.errors import ErrorStatus
-from nnburst.memory import Memory
-from nnburst.model import NO_TIMING, DataLocation, Request, RequestArgument, reason_of
+from nnburst.model import Request
+from nnburst.model.running import reason_of
+from nnburst.model.types import NO_TIMING, DataLocation, RequestArgument
 
 SOURCE = '''
 import numpy as np

@@ -16,7 +16,7 @@ import nnburst
 from nnburst._core import threads
 from nnburst.cli import main
 from nnburst.errors import BadState, DeviceUnavailable
-from nnburst.service import safe_command
+from nnburst.service.process.command import safe_command
 
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 

@@ -11,15 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nnburst import MissedDeadline
+from nnburst import Memory, MissedDeadline
 from nnburst._core._nnburst import ffi, lib
-from nnburst.burst import BurstCallback, ExecutionBurstController, FlowQueue, InFlight, Kernel, ListenerGroup
-from nnburst.devices import create_device
+from nnburst.burst import ExecutionBurstController
+from nnburst.burst.client.in_flight import InFlight
+from nnburst.burst.interfaces import BurstCallback
+from nnburst.burst.kernel import Kernel
+from nnburst.burst.server.group import FlowQueue, ListenerGroup
 from nnburst.devices.noop import _Nothing
 from nnburst.devices.plan import Plan
+from nnburst.devices.registry import create_device
 from nnburst.errors import ErrorStatus, GeneralFailure
-from nnburst.memory import Memory
-from nnburst.model import MeasureTiming, Request
+from nnburst.model import Request
+from nnburst.model.types import MeasureTiming
 from support.local_burst import WINDOWS, Adder, LocalModel, adder_request, bind
 from support.models import tiny_model
 from support.waiting import PATIENCE, Background, Held, until

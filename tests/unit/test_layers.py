@@ -128,3 +128,11 @@ def test_modules_need_only_core_dependencies_when_imported(modules: dict[str, Mo
         tops = {target.split(".")[0] for target in module.imported(set(modules), lazy=False)}
         allowed = CORE_DEPENDENCIES | set(sys.stdlib_module_names) | {"nnburst"} | EXTRAS.get(name, set())
         assert tops <= allowed, f"{name} imports {sorted(tops - allowed)} when it is imported, not when used"
+
+
+def test_modules_import_names_from_the_modules_that_define_them(modules: dict[str, Module]) -> None:
+    """A room's public names are for programs; only they are looked up in its stub."""
+    rooms = {name for name, module in modules.items() if module.names}
+    modules = {name: module for name, module in modules.items() if name != "nnburst"}
+    taken = {name: module.imported(set(modules), lazy=True) & rooms for name, module in modules.items()}
+    assert {name: found for name, found in taken.items() if found} == {}

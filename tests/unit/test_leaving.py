@@ -23,7 +23,7 @@ import nnburst
 from nnburst._core.deadline import Deadline
 from nnburst._core.leaving import Leaving, abandon_when_forked, process_lock
 from nnburst.errors import BadState, InvalidArgument, MissedDeadline, ResourceExhausted
-from nnburst.model import DeviceStatus
+from nnburst.model.types import DeviceStatus
 from nnburst.runtime import session as _session
 from nnburst.service.connection import transport
 from nnburst.service.connection.pending import PendingCall

@@ -15,14 +15,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nnburst.burst import ExecutionBurstController, FlowQueue, ListenerGroup
+from nnburst import Service
+from nnburst.burst import ExecutionBurstController
 from nnburst.burst.server import server as burst_server
-from nnburst.devices import CacheFiles, CompileJob, create_device
+from nnburst.burst.server.group import FlowQueue, ListenerGroup
 from nnburst.devices.function import FunctionDevice, Tensor, declare
+from nnburst.devices.interfaces import CacheFiles, CompileJob
+from nnburst.devices.registry import create_device
 from nnburst.errors import GeneralFailure, ResourceExhausted
 from nnburst.model import Priority
-from nnburst.runtime import Service
-from nnburst.service import ServiceConnection, ServiceHost
+from nnburst.service.client.connection import ServiceConnection
+from nnburst.service.host.host import ServiceHost
 from support.connections import socket_pair
 from support.doubles import refuse_threads
 from support.models import tiny_model

@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nnburst import GeneralFailure
-from nnburst.devices import Device, ReferenceDevice, create_device, device_of
+from nnburst import GeneralFailure, Model, ModelBuilder, OperandType, OperationType
+from nnburst.devices import Device
+from nnburst.devices.common import device_of
+from nnburst.devices.reference.device import ReferenceDevice
+from nnburst.devices.registry import create_device
 from nnburst.errors import ErrorStatus
-from nnburst.model import Model, ModelBuilder, OperandType, OperationType, Output
+from nnburst.model.operand import Output
 from support.operations import check_lowered, lowering_device, run_model, run_on
 
 pytest.importorskip("onnxruntime", reason="needs the extra nnburst[onnx]")

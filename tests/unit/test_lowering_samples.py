@@ -9,9 +9,12 @@ import pytest
 
 import nnburst
 from benchmarks.lowered_speed import mobilenet
-from nnburst.devices import ReferenceDevice
+from nnburst import Model, ModelBuilder
+from nnburst.devices.reference.device import ReferenceDevice
 from nnburst.errors import ErrorStatus
-from nnburst.model import OPERATIONS, Model, ModelBuilder, Output, operand_info
+from nnburst.model.operand import Output
+from nnburst.model.operand_types import operand_info
+from nnburst.model.rows import OPERATIONS
 from support.operations import (
     B8,
     F16,

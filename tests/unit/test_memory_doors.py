@@ -19,10 +19,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from nnburst import Memory
 from nnburst.errors import BadState, InvalidArgument
-from nnburst.memory import FORMATS, PROT_READ, ImageLayout, Memory, check_layout, open_request
+from nnburst.memory import FORMATS, ImageLayout
 from nnburst.memory.descriptor import examine
-from nnburst.model import DataLocation, Request, RequestArgument
+from nnburst.memory.image import check_layout
+from nnburst.memory.kinds import PROT_READ
+from nnburst.memory.staging import open_request
+from nnburst.model import Request
+from nnburst.model.types import DataLocation, RequestArgument
 from nnburst.testing import assert_nothing_left
 from support import images
 

@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 
 import nnburst
+from nnburst import Memory, Model, ModelBuilder, OperandType
 from nnburst.burst import ExecutionBurstController
 from nnburst.errors import BadState, GeneralFailure
-from nnburst.memory import Memory, open_request
-from nnburst.model import DataLocation, Model, ModelBuilder, OperandType, Request, RequestArgument
+from nnburst.memory.staging import open_request
+from nnburst.model import Request
+from nnburst.model.types import DataLocation, RequestArgument
 
 NBYTES = 256
 

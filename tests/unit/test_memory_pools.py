@@ -17,10 +17,12 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from nnburst import Memory
 from nnburst._core import file_system
 from nnburst._core.file_system import REMOTE_FILES, check_file_system
 from nnburst.errors import BadState, GeneralFailure, InvalidArgument, ResourceExhausted
-from nnburst.memory import FORMATS, PROT_READ, PROT_WRITE, ImageLayout, Memory, MemoryHandle
+from nnburst.memory import FORMATS, ImageLayout
+from nnburst.memory.kinds import PROT_READ, PROT_WRITE, MemoryHandle
 from support.waiting import PATIENCE
 
 F_GET_SEALS = 1034

@@ -21,14 +21,16 @@ from click.testing import CliRunner
 import nnburst
 import nnburst.fmq
 import nnburst.testing
-from nnburst import InvalidArgument, ModelBuilder, OperandType
+from nnburst import InvalidArgument, ModelBuilder, Needs, OperandType
 from nnburst.burst import ExecutionBurstController
 from nnburst.cli import main
 from nnburst.cli.serve.command import _batching
-from nnburst.devices import Needs, create_device, registry
+from nnburst.devices import registry
 from nnburst.devices.function import declare
+from nnburst.devices.registry import create_device
 from nnburst.options import SessionKeywords
-from nnburst.service import claim, start_child
+from nnburst.service.process.discovery import claim
+from nnburst.service.process.launch import start_child
 from support.models import relu
 from support.users import as_user
 

@@ -7,17 +7,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from nnburst import Memory, ModelBuilder, OperandType, OperationType
 from nnburst.errors import BadState, InvalidArgument
-from nnburst.memory import Memory
-from nnburst.model import (
-    INLINE_LIMIT,
-    OPERATIONS,
-    Lifetime,
-    ModelBuilder,
-    OperandType,
-    OperationType,
-    operand_nbytes,
-)
+from nnburst.model.builder import INLINE_LIMIT
+from nnburst.model.operand_types import operand_nbytes
+from nnburst.model.rows import OPERATIONS
+from nnburst.model.types import Lifetime
 
 T, O = OperandType, OperationType  # noqa: E741
 F32 = T.TENSOR_FLOAT32

@@ -9,25 +9,15 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from nnburst import Model, ModelBuilder, OperandType, OperationType
 from nnburst.errors import InvalidArgument
-from nnburst.model import (
-    DataLocation,
-    Lifetime,
-    Model,
-    ModelBuilder,
-    OperandDesc,
-    OperandType,
-    Operation,
-    OperationType,
-    Request,
-    RequestArgument,
-    Subgraph,
-    combine_dimensions,
-    extension_code,
-    operand_nbytes,
-    validate_model,
-    validate_request,
-)
+from nnburst.model import Operation, Request
+from nnburst.model._validate_request import validate_request
+from nnburst.model.dimensions import combine_dimensions
+from nnburst.model.extensions import extension_code
+from nnburst.model.operand_types import operand_nbytes
+from nnburst.model.types import DataLocation, Lifetime, OperandDesc, RequestArgument, Subgraph
+from nnburst.model.validate import validate_model
 
 T, O, L = OperandType, OperationType, Lifetime  # noqa: E741
 MANY = (2**32 - 1,) * 1_000_000

@@ -93,7 +93,7 @@ def test_message_queue_reads_no_room_above_its_own() -> None:
 
 def test_builder_finds_the_memory_of_its_constants_without_a_room_above_it_being_asked_for() -> None:
     read = read_by(
-        "from nnburst.model import ModelBuilder, OperandType\n"
+        "from nnburst import ModelBuilder, OperandType\n"
         "assert 'nnburst.memory' not in sys.modules\n"
         "builder = ModelBuilder()\n"
         "x = builder.input('x', OperandType.TENSOR_FLOAT32, (1000,))\n"

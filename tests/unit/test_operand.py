@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 import nnburst
-from nnburst import ErrorStatus, InvalidArgument, ModelBuilder, Operand, OperandType, OperationType
-from nnburst.devices import ReferenceDevice
-from nnburst.model import Model
+from nnburst import ErrorStatus, InvalidArgument, Model, ModelBuilder, Operand, OperandType, OperationType
+from nnburst.devices.reference.device import ReferenceDevice
 from support.operations import F16, F32, I32, Q8, run_model
 
 X = np.array([[1, -2, 4], [3, 5, -6]], np.float32)

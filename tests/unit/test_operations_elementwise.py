@@ -21,7 +21,7 @@ def test_integers_are_exact(operation: O) -> None:
 
 def test_comparison_of_different_quantisations() -> None:
     """0 … 255 in halves against bytes: 100 halves are 50."""
-    from nnburst.model import ModelBuilder
+    from nnburst import ModelBuilder
     from support.operations import Q8, run_model
 
     b = ModelBuilder()
@@ -55,7 +55,8 @@ CASTS = (F32, F16, I32, T.TENSOR_QUANT8_ASYMM)
 @pytest.mark.parametrize("source", CASTS, ids=lambda t: t.name)
 @pytest.mark.parametrize("target", CASTS, ids=lambda t: t.name)
 def test_cast_drops_fractions_and_saturates(source: T, target: T) -> None:
-    from nnburst.model import ModelBuilder, operand_info
+    from nnburst import ModelBuilder
+    from nnburst.model.operand_types import operand_info
     from support.operations import run_model
 
     values = np.array([-300.7, -1.5, 0, 2.5, 254.9, 255, 300.7, 1000])

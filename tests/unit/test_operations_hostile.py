@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 import nnburst
+from nnburst import ModelBuilder
 from nnburst.errors import ErrorStatus, GeneralFailure, InvalidArgument
-from nnburst.model import OPERANDS, OPERATIONS, ModelBuilder
+from nnburst.model.operand_types import OPERANDS
+from nnburst.model.rows import OPERATIONS
 from nnburst.model.signature import Param, types_of
 from support.operations import Array, O, T, rng, run_model
 

@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
+from nnburst import ModelBuilder
 from nnburst.errors import ErrorStatus
-from nnburst.model import ModelBuilder
 from support.operations import B8, F16, F32, FLOATS, I32, Q8, REALS, Array, Case, Fx, O, T, Typed, rng, run_model
 
 X = rng(1).uniform(-2, 2, (2, 3, 4, 5))

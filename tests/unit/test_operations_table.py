@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nnburst.devices.reference import RUNS
+from nnburst import ModelBuilder
+from nnburst.devices.reference.device import RUNS
 from nnburst.errors import ErrorStatus, InvalidArgument
-from nnburst.model import OPERATIONS, ModelBuilder
+from nnburst.model.rows import OPERATIONS
 from support.operations import F16, F32, I32, Q8, O, T, run_model
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from nnburst import ModelBuilder
 from nnburst.errors import ErrorStatus
-from nnburst.model import ModelBuilder
 from support.operations import F32, I32, REALS, Array, Box, Case, Fx, O, T, Typed, run_model
 from support.oracles import Dice, by_onnx, drawn, to_nchw, to_nhwc
 

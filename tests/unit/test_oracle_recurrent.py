@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from nnburst import Model, ModelBuilder
 from nnburst.errors import ErrorStatus
-from nnburst.model import Model, ModelBuilder
 from support.operations import FLOATS, I32, Q8, Array, Case, O, T, run_model
 from support.oracles import Dice, by_onnx, drawn
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from nnburst import ModelBuilder
 from nnburst.errors import ErrorStatus
-from nnburst.model import ModelBuilder
 from support.operations import F16, F32, FLOATS, Q8, Q8S, REALS, Array, Case, O, T, decoded, encoded, run_model
 from support.oracles import Dice, by_onnx, drawn, to_nchw, to_nhwc
 

@@ -19,9 +19,12 @@ from test_control_flow import COUNT as TIMES
 from test_control_flow import ONE, PAIR, TRUTH, built, counting_parts
 
 import nnburst
+from nnburst import Memory, Model, ModelBuilder, OperandType, OperationType
 from nnburst.burst import ExecutionBurstController
-from nnburst.devices import CompileJob, Device, PartitionedDevice, PartitionedModel, PreparedModel, ReferenceDevice
-from nnburst.devices.partitioned import _PartsKernel, _ThroughBurst
+from nnburst.devices import Device, PreparedModel
+from nnburst.devices.interfaces import CompileJob
+from nnburst.devices.partitioned import PartitionedDevice, PartitionedModel, _PartsKernel, _ThroughBurst
+from nnburst.devices.reference.device import ReferenceDevice
 from nnburst.errors import (
     BadState,
     DeadObject,
@@ -32,20 +35,10 @@ from nnburst.errors import (
     MissedDeadline,
     ResourceExhausted,
 )
-from nnburst.memory import Memory
-from nnburst.model import (
-    NO_TIMING,
-    DataLocation,
-    Model,
-    ModelBuilder,
-    OperandType,
-    OperationType,
-    Request,
-    RequestArgument,
-    cut,
-    regions,
-    validate_model,
-)
+from nnburst.model import Request
+from nnburst.model.partition import cut, regions
+from nnburst.model.types import NO_TIMING, DataLocation, RequestArgument
+from nnburst.model.validate import validate_model
 from nnburst.nnapi import Burst, Compilation, Execution, MemoryDesc
 from support.services import in_process
 from support.waiting import PATIENCE

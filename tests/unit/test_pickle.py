@@ -47,7 +47,7 @@ def session(shared: Shared) -> Iterator[nnburst.Session]:
     pickled._known.clear()
 
 
-def weighted(n: int) -> nnburst.model.Model:
+def weighted(n: int) -> nnburst.Model:
     """A model whose weights lie in a pool."""
     b = nnburst.ModelBuilder()
     x = b.input("x", nnburst.OperandType.TENSOR_FLOAT32, (1, 3))

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 import nnburst
-from nnburst import BadState, InvalidArgument, Memory
-from nnburst.memory import PROT_READ
-from nnburst.model import Model, ModelBuilder, OperandType
+from nnburst import BadState, InvalidArgument, Memory, Model, ModelBuilder, OperandType
+from nnburst.memory.kinds import PROT_READ
 from support.waiting import until
 
 F = OperandType.TENSOR_FLOAT32

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nnburst.devices import ReferenceDevice
+from nnburst import Model, ModelBuilder, OperandType
+from nnburst.devices.reference.device import ReferenceDevice
 from nnburst.errors import ErrorStatus, InvalidArgument
-from nnburst.model import Model, ModelBuilder, OperandType, operand_info
+from nnburst.model.operand_types import operand_info
 from support.operations import FLOATS, Q8, QUANTS, Array, T, encoded, rng
 from support.samples import make_request, run
 

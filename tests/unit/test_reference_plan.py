@@ -10,26 +10,16 @@ from functools import partial
 import numpy as np
 import pytest
 
-from nnburst.burst import Kernel
-from nnburst.devices import ReferenceDevice, ReferencePreparedModel
+from nnburst import Memory, Model, ModelBuilder, OperandType, OperationType
+from nnburst.burst.kernel import Kernel
 from nnburst.devices.reference.call import KernelCall
+from nnburst.devices.reference.device import ReferenceDevice
+from nnburst.devices.reference.prepared import ReferencePreparedModel
 from nnburst.errors import BadState, ErrorStatus, GeneralFailure, InvalidArgument
-from nnburst.memory import Memory
-from nnburst.model import (
-    NO_TIMING,
-    DataLocation,
-    ExecutionResult,
-    MeasureTiming,
-    Model,
-    ModelBuilder,
-    OperandType,
-    OperationType,
-    OutputSpec,
-    Request,
-    RequestArgument,
-    RunOptions,
-    failure_of,
-)
+from nnburst.model import Request, RunOptions
+from nnburst.model.operation_view import OutputSpec
+from nnburst.model.running import ExecutionResult, failure_of
+from nnburst.model.types import NO_TIMING, DataLocation, MeasureTiming, RequestArgument
 
 T, O = OperandType, OperationType  # noqa: E741
 NO, YES = MeasureTiming.NO, MeasureTiming.YES

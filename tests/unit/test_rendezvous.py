@@ -20,9 +20,17 @@ from click.testing import CliRunner
 from nnburst.cli import main
 from nnburst.cli.serve import children
 from nnburst.errors import BadState, DeviceUnavailable, InvalidArgument, MissedDeadline
-from nnburst.service import claim, dial, listen_at, owner_of, peer_of, peer_pidfd, running_services
 from nnburst.service.process import discovery as rendezvous
-from nnburst.service.process.discovery import Claim
+from nnburst.service.process.discovery import (
+    Claim,
+    claim,
+    dial,
+    listen_at,
+    owner_of,
+    peer_of,
+    peer_pidfd,
+    running_services,
+)
 from support.waiting import PATIENCE, meanwhile
 
 

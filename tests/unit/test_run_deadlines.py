@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 from test_control_flow import counting_model
 
-from nnburst.burst import ListenerGroup
-from nnburst.devices import create_device
+from nnburst import Execution, Service
+from nnburst.burst.server.group import ListenerGroup
 from nnburst.devices.deadline import calling_at
 from nnburst.devices.function import FunctionDevice, Tensor, declare
 from nnburst.devices.reference.program import Program
+from nnburst.devices.registry import create_device
 from nnburst.errors import MissedDeadline
-from nnburst.runtime import Execution, Service
-from nnburst.service import ServiceConnection, ServiceHost
+from nnburst.service.client.connection import ServiceConnection
+from nnburst.service.host.host import ServiceHost
 from support.connections import socket_pair
 from support.doubles import Ended
 from support.waiting import PATIENCE, until

@@ -18,10 +18,12 @@ import pytest
 
 import nnburst
 from nnburst.errors import BadState, DeadObject, GeneralFailure, InvalidArgument, MissedDeadline, ResourceExhausted
-from nnburst.model import DataLocation, RequestArgument, RunOptions
-from nnburst.service import ServiceHost, start_child
+from nnburst.model import RunOptions
+from nnburst.model.types import DataLocation, RequestArgument
 from nnburst.service.connection import mailbox, outbox, pending, serving
+from nnburst.service.host.host import ServiceHost
 from nnburst.service.host.object_table import ObjectTable
+from nnburst.service.process.launch import start_child
 from nnburst.service.wire import protocol
 from nnburst.service.wire.packets import FdBundle, Kind, receive
 from nnburst.service.wire.protocol import Side

@@ -18,10 +18,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nnburst import Memory
 from nnburst._core.deadline import Deadline
-from nnburst.burst import BurstCallback, ExecutionBurstController, Kernel
-from nnburst.devices import CompileJob, PreparedModel, create_device
+from nnburst.burst import ExecutionBurstController
+from nnburst.burst.interfaces import BurstCallback
+from nnburst.burst.kernel import Kernel
+from nnburst.devices import PreparedModel
+from nnburst.devices.interfaces import CompileJob
 from nnburst.devices.noop import NoopPreparedModel
+from nnburst.devices.registry import create_device
 from nnburst.errors import (
     BadState,
     DeadObject,
@@ -32,31 +37,22 @@ from nnburst.errors import (
     MissedDeadline,
     NNBurstError,
     OutputInsufficientSize,
+    OutputShape,
     ResourceExhausted,
 )
 from nnburst.fmq import MessageQueue, MQDescriptor
-from nnburst.memory import Memory
-from nnburst.model import (
-    NO_TIMING,
-    DataLocation,
-    DeviceStatus,
-    MeasureTiming,
-    OutputShape,
-    Priority,
-    Request,
-    RequestArgument,
-    RunOptions,
-    Timing,
-    reason_of,
-)
-from nnburst.service import PER_USER, Quotas, ServiceConnection, ServiceHost
+from nnburst.model import Priority, Request, RunOptions, Timing
+from nnburst.model.running import reason_of
+from nnburst.model.types import NO_TIMING, DataLocation, DeviceStatus, MeasureTiming, RequestArgument
+from nnburst.service.client.connection import ServiceConnection
 from nnburst.service.connection import transport
 from nnburst.service.connection.pending import PendingCall
-from nnburst.service.host.host import Client
+from nnburst.service.host.host import Client, ServiceHost
+from nnburst.service.host.quotas import PER_USER, Quotas
 from nnburst.service.wire import protocol
 from nnburst.service.wire.marshal import memories_from_wire, model_to_wire
 from nnburst.service.wire.packets import FdBundle
-from nnburst.testing import Snapshot
+from nnburst.testing.leaks import Snapshot
 from support.connections import socket_pair
 from support.doubles import FakeDevice
 from support.models import tiny_model
@@ -892,7 +888,7 @@ def test_pools_of_which_one_is_malformed_are_closed_at_once() -> None:
 
 
 def test_a_hostile_queue_is_an_error_reply() -> None:
-    from nnburst.devices import create_device
+    from nnburst.devices.registry import create_device
 
     with in_process([create_device("nnburst-noop")]) as (client, host):
         model = client.devices[0].prepare_model(tiny_model())

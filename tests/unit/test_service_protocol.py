@@ -13,14 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nnburst.errors import GeneralFailure, InvalidArgument
-from nnburst.model import (
-    OperandDesc,
-    RunOptions,
-    Subgraph,
-)
-from nnburst.service import ServiceHost
+from nnburst.model import RunOptions
+from nnburst.model.types import OperandDesc, Subgraph
 from nnburst.service.connection import callbacks
 from nnburst.service.host import host
+from nnburst.service.host.host import ServiceHost
 from nnburst.service.wire import protocol
 from nnburst.service.wire.marshal import model_from_wire
 from nnburst.service.wire.packets import FdBundle

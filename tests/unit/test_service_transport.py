@@ -29,10 +29,10 @@ from nnburst.errors import (
     MissedDeadline,
     NNBurstError,
     OutputInsufficientSize,
+    OutputShape,
     ResourceExhausted,
     error_for,
 )
-from nnburst.model import OutputShape
 from nnburst.service.connection.transport import Connection
 from nnburst.service.wire import packets, protocol
 from nnburst.service.wire.packets import DescriptorsLost, EndOfStream, FdBundle, Kind, receive

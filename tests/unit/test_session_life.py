@@ -20,17 +20,12 @@ import numpy as np
 import pytest
 
 import nnburst
-from nnburst import BadState, MissedDeadline
+from nnburst import BadState, Memory, MissedDeadline
 from nnburst._core.deadline import Deadline
 from nnburst.burst import ExecutionBurstController
-from nnburst.devices import create_device
-from nnburst.memory import Memory
-from nnburst.model import (
-    DataLocation,
-    DeviceStatus,
-    Request,
-    RequestArgument,
-)
+from nnburst.devices.registry import create_device
+from nnburst.model import Request
+from nnburst.model.types import DataLocation, DeviceStatus, RequestArgument
 from nnburst.runtime.run import permits
 from nnburst.service.wire.protocol import ListDevices
 from support.models import counter, relu

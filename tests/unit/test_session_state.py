@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import nnburst
-from nnburst import BadState, DeadObject, InvalidArgument
-from nnburst.model import Model, ModelBuilder, OperandType
+from nnburst import BadState, DeadObject, InvalidArgument, Model, ModelBuilder, OperandType
 
 UNITS = 5
 RNG = np.random.default_rng(5)

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 import nnburst
-from nnburst import BadState, ErrorStatus, InvalidArgument, NNBurstError
+from nnburst import BadState, ErrorStatus, InvalidArgument, Memory, NNBurstError
 from nnburst.burst.server.server import ServerEnd
-from nnburst.memory import Memory, memory
-from nnburst.model import NO_TIMING, OutputShape
+from nnburst.errors import OutputShape
+from nnburst.memory import memory
+from nnburst.model.types import NO_TIMING
 from nnburst.runtime.request.arguments import Arguments
 from support.users import in_forked_child
 from support.waiting import PATIENCE, together, until

@@ -17,21 +17,17 @@ import pytest
 from test_session_state import UNITS, cell, expected
 
 import nnburst
-from nnburst.burst import CancelToken, ListenerGroup, present_token, under_token
-from nnburst.devices import create_device, local
+from nnburst import Memory, ModelBuilder, OperandType, Service
+from nnburst.burst.cancellation import CancelToken, present_token, under_token
+from nnburst.burst.server.group import ListenerGroup
+from nnburst.devices import local
 from nnburst.devices.function import FunctionDevice, Tensor, declare
+from nnburst.devices.registry import create_device
 from nnburst.errors import GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError
-from nnburst.memory import Memory
-from nnburst.model import (
-    DataLocation,
-    ModelBuilder,
-    OperandType,
-    Request,
-    RequestArgument,
-    Steps,
-)
-from nnburst.runtime import Service
-from nnburst.service import ServiceConnection, ServiceHost
+from nnburst.model import Request
+from nnburst.model.types import DataLocation, RequestArgument, Steps
+from nnburst.service.client.connection import ServiceConnection
+from nnburst.service.host.host import ServiceHost
 from nnburst.service.host.object_table import ObjectTable
 from support.connections import socket_pair
 from support.models import relu

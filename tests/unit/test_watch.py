@@ -27,19 +27,11 @@ import nnburst
 from nnburst._core import ffi, lib
 from nnburst.cli import main
 from nnburst.errors import DeviceUnavailable
-from nnburst.watch import (
-    MOST_ROWS,
-    FoundPage,
-    Histogram,
-    Page,
-    RowKind,
-    RowStats,
-    ServiceStats,
-    Viewer,
-    find_services,
-    look,
-)
+from nnburst.watch import FoundPage, RowKind, RowStats, ServiceStats, find_services, look
 from nnburst.watch.metrics import Collector
+from nnburst.watch.page import MOST_ROWS, Page
+from nnburst.watch.reader import Viewer
+from nnburst.watch.stats import Histogram
 from support import ROOT
 from support.models import relu
 from support.processes import stop, stopped

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec.inspect import type_info
 
-from nnburst.model import Subgraph
+from nnburst.model.types import Subgraph
 from nnburst.service.wire import protocol
 from nnburst.service.wire.protocol import CALLS, Call, Done, ErrorReply, Message
 from support import wire_page

@@ -13,35 +13,23 @@ import numpy as np
 import pytest
 from test_control_flow import B8, ONE, TRUTH, built
 
-from nnburst.burst import BurstExecutorWithCache, ExecutionBurstController, Kernel
+from nnburst import Memory, Model, ModelBuilder, Operand, OperandType
+from nnburst.burst import BurstExecutorWithCache, ExecutionBurstController
+from nnburst.burst.cancellation import WorkingMemory
+from nnburst.burst.kernel import Kernel
 from nnburst.burst.server.server import MAX_PLANS
-from nnburst.devices import (
-    Device,
-    NoopDevice,
-    PreparedModel,
-    ReferenceDevice,
-    WorkingMemory,
-    WrappedModel,
-    create_device,
-)
+from nnburst.devices import Device, PreparedModel
 from nnburst.devices.function import Tensor, declare
+from nnburst.devices.noop import NoopDevice
+from nnburst.devices.reference.device import ReferenceDevice
+from nnburst.devices.registry import create_device
+from nnburst.devices.wrapped import WrappedModel
 from nnburst.errors import ErrorStatus, GeneralFailure, ResourceExhausted, error_for
-from nnburst.memory import Memory
-from nnburst.model import (
-    DataLocation,
-    ExecutionResult,
-    Model,
-    ModelBuilder,
-    Operand,
-    OperandDesc,
-    OperandType,
-    Request,
-    RequestArgument,
-    RunOptions,
-    Steps,
-    reason_of,
-)
-from nnburst.service import PER_USER, Quotas, ServiceHost
+from nnburst.model import Request, RunOptions
+from nnburst.model.running import ExecutionResult, reason_of
+from nnburst.model.types import DataLocation, OperandDesc, RequestArgument, Steps
+from nnburst.service.host.host import ServiceHost
+from nnburst.service.host.quotas import PER_USER, Quotas
 from support.models import relu
 from support.services import in_process
 from support.waiting import PATIENCE, until

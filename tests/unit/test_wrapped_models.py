@@ -7,17 +7,16 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from nnburst.devices import DeviceInfo, FenceSignal, NamedDevice, PreparedModel, ReferenceDevice
+from nnburst import Memory, ModelBuilder, OperandType
+from nnburst.devices import PreparedModel
+from nnburst.devices.described import DeviceInfo
+from nnburst.devices.fence import FenceSignal
+from nnburst.devices.named import NamedDevice
+from nnburst.devices.reference.device import ReferenceDevice
 from nnburst.errors import ErrorStatus, InvalidArgument
-from nnburst.memory import Memory
-from nnburst.model import (
-    DataLocation,
-    ImportedModel,
-    ModelBuilder,
-    OperandType,
-    Request,
-    RequestArgument,
-)
+from nnburst.model import Request
+from nnburst.model.extensions import ImportedModel
+from nnburst.model.types import DataLocation, RequestArgument
 from nnburst.service.client.proxies import RemoteDevice
 
 

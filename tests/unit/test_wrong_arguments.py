@@ -11,22 +11,14 @@ import numpy as np
 import pytest
 
 import nnburst
-from nnburst import BadState, InvalidArgument, ModelBuilder, OperandType, OperationType
+from nnburst import BadState, InvalidArgument, Memory, ModelBuilder, Operand, OperandType, OperationType
 from nnburst.burst import ExecutionBurstController
-from nnburst.devices import CompileJob
-from nnburst.memory import Memory
-from nnburst.model import (
-    BufferDesc,
-    BufferRole,
-    BufferToken,
-    DataLocation,
-    Operand,
-    Request,
-    RequestArgument,
-    RunOptions,
-)
+from nnburst.devices.interfaces import CompileJob
+from nnburst.model import Request, RunOptions
+from nnburst.model.types import BufferDesc, BufferRole, BufferToken, DataLocation, RequestArgument
 from nnburst.nnapi import Burst
-from nnburst.service import ServiceConnection, start_child
+from nnburst.service.client.connection import ServiceConnection
+from nnburst.service.process.launch import start_child
 from support.models import relu
 
 X = np.ones(4, np.float32)

@@ -17,9 +17,12 @@ from ..._core.deadline import Deadline
 from ..._core.errno import check, system
 from ..._core.leaving import Closing, Leaving, OneProcess, process_lock
 from ...errors import BadState, DeadObject, GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError
-from ...fmq import Layout, MessageQueue
-from ...model import MeasureTiming, Named, RunOptions
-from ...watch import Latency, private_row, row_stats
+from ...fmq.descriptor import Layout
+from ...fmq.queue import MessageQueue
+from ...model.running import RunOptions
+from ...model.types import MeasureTiming, Named
+from ...watch.page import private_row
+from ...watch.stats import Latency, row_stats
 from ..endpoint import open_channels
 from ..polling import CHANNEL_LENGTH, DATUM, loop_timeout_ns, window_ns
 from ..stats import BurstStats, client_stats
@@ -29,10 +32,11 @@ from .slots import SlotTable
 
 if TYPE_CHECKING:
     from ..._core._nnburst import CData
-    from ...devices import PreparedModel
+    from ...devices.interfaces import PreparedModel
     from ...errors import Ending
-    from ...memory import Memory
-    from ...model import ExecutionResult, Request
+    from ...memory.memory import Memory
+    from ...model.running import ExecutionResult
+    from ...model.types import Request
     from ..interfaces import BurstContext
 
 

@@ -13,12 +13,14 @@ from ..._core.deadline import Deadline, checked_timeout, limit_ns
 from ..._core.errno import check
 from ..._core.leaving import OneProcess
 from ...errors import BadState, DeadObject, ErrorStatus, GeneralFailure, MissedDeadline, NNBurstError, error_for
-from ...memory import check_open
-from ...model import NO_TIMING, ExecutionResult, Failure, consistent_result, reason_of
+from ...memory.staging import check_open
+from ...model.running import ExecutionResult, Failure, consistent_result, reason_of
+from ...model.types import NO_TIMING
 from ..endpoint import c_request, python_result
 
 if TYPE_CHECKING:
-    from ...model import OutputShape, Request, Timing
+    from ...errors import OutputShape
+    from ...model.types import Request, Timing
     from .controller import ExecutionBurstController
     from .in_flight import InFlight
 

@@ -10,8 +10,8 @@ from ...errors import ErrorStatus, ResourceExhausted
 from ..interfaces import BurstCallback
 
 if TYPE_CHECKING:
-    from ...memory import Memory
-    from ...model import Named
+    from ...memory.memory import Memory
+    from ...model.types import Named
 
 _LAST_SLOT = 2**31 - 1
 

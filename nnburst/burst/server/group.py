@@ -15,7 +15,7 @@ from ..._core.deadline import Deadline
 from ..._core.errno import check
 from ..._core.threads import start
 from ...errors import BadState, ResourceExhausted
-from ...model import Priority
+from ...model.types import Priority
 from ..polling import allowed_cpus
 from .loop import SERVING, serve
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from ..._core._nnburst import lib
 from ...errors import NNBurstError
-from ...memory import free_closed_buffers
-from ...model import failure_of
+from ...memory.managed import free_closed_buffers
+from ...model.running import failure_of
 
 if TYPE_CHECKING:
     from ..._core._nnburst import CData

@@ -17,9 +17,10 @@ from ..._core.deadline import Deadline
 from ..._core.errno import check, system
 from ..._core.threads import start_daemon
 from ...errors import BadState, ErrorStatus, InvalidArgument, MissedDeadline, NNBurstError, error_for
-from ...memory import BufferSet
-from ...model import ExecutionResult, MeasureTiming, Request, RunOptions, reason_of, took_too_long
-from ...watch import private_row
+from ...memory.managed import BufferSet
+from ...model.running import ExecutionResult, RunOptions, reason_of, took_too_long
+from ...model.types import MeasureTiming, Request
+from ...watch.page import private_row
 from ..cancellation import CancelToken, present_token, under_token
 from ..endpoint import c_result, open_channels, python_request
 from ..interfaces import BurstCallback, BurstContext, BurstExecutorWithCache
@@ -29,8 +30,8 @@ from .loop import SERVING, serve
 
 if TYPE_CHECKING:
     from ..._core._nnburst import CData
-    from ...devices import PreparedModel
-    from ...fmq import MQDescriptor
+    from ...devices.interfaces import PreparedModel
+    from ...fmq.descriptor import MQDescriptor
 
 _log = logging.getLogger("nnburst.burst")
 

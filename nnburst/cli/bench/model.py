@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import InvalidArgument
-from ...runtime import Session, launch
+from ...runtime.open_service import launch
+from ...runtime.session import Session
 from ..child import answering
 from ..tensors import Array, made_up
 from .report import Report, measure

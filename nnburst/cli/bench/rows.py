@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 
-from ...model import Model, ModelBuilder, OperandType
-from ...runtime import launch
+from ...model.builder import ModelBuilder
+from ...model.operand_types import OperandType
+from ...model.types import Model
+from ...runtime.open_service import launch
 from ..targets import size
 from .rounds import POLLING_WINDOW, Case, Subject, allowed_cpus, line_samples
 from .sampling import time_calls

@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ...errors import InvalidArgument
-from ...runtime import Session, in_process, launch
+from ...runtime.open_service import in_process, launch
+from ...runtime.session import Session
 from ..child import answering
 from ..progress import progress, said
 from .network import DATA, EXAMPLES, INPUT, OUTPUT, build_model, load_digits

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...model import Model, ModelBuilder, OperandType
+from ...model.builder import ModelBuilder
+from ...model.operand_types import OperandType
+from ...model.types import Model
 
 DATA = Path(__file__).with_name("data")
 INPUT, IMAGE_SHAPE = "image", (1, 8, 8, 1)

@@ -13,7 +13,7 @@ from ...errors import InvalidArgument
 from ..targets import parse_pairs
 
 if TYPE_CHECKING:
-    from ...runtime import Session
+    from ...runtime.session import Session
 
 
 @click.command()
@@ -72,7 +72,7 @@ def run(
     A file of --many is one input: a .npy file for a model with one, else a .npz file with an array for each. One that
     fails is named, the others run; then the status is 1.
     """
-    from ...runtime import Session
+    from ...runtime.session import Session
     from ..progress import said
     from ..tensors import load_arrays, parse_shapes
     from .many import input_files, run_directory, targets

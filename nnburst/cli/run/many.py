@@ -14,13 +14,12 @@ import click
 import numpy as np
 
 from ...errors import DeadObject, InvalidArgument, NNBurstError
-from ...runtime import NodeArg
-from ...runtime.request.node_args import checked_inputs
+from ...runtime.request.node_args import NodeArg, checked_inputs
 from ..progress import progress
 from ..tensors import Array, as_result, as_saved, load_array
 
 if TYPE_CHECKING:
-    from ...runtime import Session
+    from ...runtime.session import Session
 
 Loaded = tuple[Path, "dict[str, Array] | NNBurstError"]
 Outcome = tuple[Path, "list[Any] | NNBurstError"]

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from ..._core.fds import ready
-from ...burst import default_polling_window
+from ...burst.polling import default_polling_window
 from ...errors import BadState, DeviceUnavailable, InvalidArgument
-from ...service import absolute_entries, check_free, safe_command
+from ...service.process.command import absolute_entries, safe_command
+from ...service.process.discovery import check_free
 from ..targets import whole_number
 
 _log = logging.getLogger(__name__)

@@ -195,17 +195,11 @@ def serve(
     _settle_environment()
     from ..._core.errno import this_process
     from ...runtime.service import DEFAULT_DEVICES
-    from ...service import (
-        AccessPolicy,
-        Broker,
-        Isolation,
-        WorkerPool,
-        activated_sockets,
-        claim,
-        start_child,
-        tell_manager,
-    )
+    from ...service.process.broker import AccessPolicy, Broker, activated_sockets, tell_manager
+    from ...service.process.discovery import claim
+    from ...service.process.launch import start_child
     from ...service.process.limited_log import begin_log
+    from ...service.process.workers import Isolation, WorkerPool
     from .children import gateway, start_metrics
     from .repository import Repository
 
@@ -303,7 +297,7 @@ def serve(
 
 def _settle_environment() -> None:
     """Restart with the environment of a service: NumPy's libraries start no threads, which would get signals."""
-    from ...service import interpreter, service_environment
+    from ...service.process.command import interpreter, service_environment
 
     env = service_environment(os.environ)
     if env != dict(os.environ):
@@ -323,7 +317,7 @@ def _ready_line(ready: dict[str, Any]) -> str:
 
 def _quotas(texts: Sequence[str]) -> tuple[dict[str, int], dict[str, int]]:
     """Return the quotas of a connection, and those of a user, whose keys begin with ``user.``."""
-    from ...service import PER_USER, Quotas
+    from ...service.host.quotas import PER_USER, Quotas
 
     pairs = parse_pairs(texts, "--quota")
     given = {key: value if (n := whole_number(value)) is None else n for key, value in pairs.items()}

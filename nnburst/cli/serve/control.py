@@ -19,7 +19,7 @@ from ..targets import user_number
 @click.option("--json", "as_json", is_flag=True, help="One JSON list.")
 def ls(as_json: bool) -> None:
     """List the services that this user can find by name."""
-    from ...service import running_services
+    from ...service.process.discovery import running_services
 
     found = list(running_services())
     if as_json:
@@ -61,7 +61,7 @@ def kick(address: str, pid: int | None, user: str | None, timeout: float, trust_
     Their runs end as if the processes had been killed; so does the process that runs a user's own models. The processes
     continue, learn the reason (DeadObject), and may connect again. Only the service's user and root may do this.
     """
-    from ...service import order
+    from ...service.client.connection import order
     from ...service.wire.protocol import EndClients
 
     if (pid is None) is (user is None):
@@ -87,7 +87,7 @@ def stop(address: str, timeout: float, kill: bool, trust_uid: tuple[int, ...]) -
 
     Executions that run are finished, unless --kill says otherwise.
     """
-    from ...service import dial, owner_of, peer_of, peer_pidfd
+    from ...service.process.discovery import dial, owner_of, peer_of, peer_pidfd
 
     deadline = Deadline.after(timeout)
     with dial(address, timeout, trust_uid) as sock:

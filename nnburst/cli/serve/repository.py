@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...errors import InvalidArgument, NNBurstError, error_for
-from ...memory import Memory
-from ...service import ServiceConnection
+from ...memory.memory import Memory
+from ...service.client.connection import ServiceConnection
 from ..progress import said
 
 _log = logging.getLogger(__name__)

@@ -23,7 +23,8 @@ from ..._core._nnburst import ffi, lib
 from ..._core.errno import check
 from ...burst.endpoint import python_result
 from ...errors import ErrorStatus, GeneralFailure, MissedDeadline, NNBurstError, ResourceExhausted
-from ...model import ExecutionResult, element_count
+from ...model.dimensions import element_count
+from ...model.running import ExecutionResult
 from ..elements import element_within
 from ..encoded import STRING, EncodedMap, EncodedSequence, EncodedTensor, Value, tensor_nbytes
 

@@ -9,20 +9,15 @@ from functools import cache
 import numpy as np
 from msgspec.structs import replace
 
-from ...cache import CacheReason, CacheRejected, SaveResult, VerifiedEntry, claim, model_fingerprint
+from ...cache.device_cache import VerifiedEntry
+from ...cache.reasons import CacheReason, CacheRejected, SaveResult
+from ...cache.sealed_copy import claim
+from ...cache.token import model_fingerprint
 from ...errors import GeneralFailure, InvalidArgument
-from ...memory import Memory, read_constant
-from ...model import (
-    DeviceType,
-    Extension,
-    ImportedModel,
-    Lifetime,
-    MemoryLike,
-    Model,
-    Operation,
-    extension_code,
-    extension_prefix,
-)
+from ...memory.memory import Memory
+from ...memory.staging import read_constant
+from ...model.extensions import Extension, ImportedModel, extension_code, extension_prefix
+from ...model.types import DeviceType, Lifetime, MemoryLike, Model, Operation
 from ..common import build_version, capabilities_of, extension_of_names
 from ..elements import element_types
 from ..encoded import Bytes

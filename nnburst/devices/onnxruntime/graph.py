@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ...errors import GeneralFailure, InvalidArgument, ResourceExhausted
-from ...model import element_count
+from ...model.dimensions import element_count
 from ..common import OwnBytes
 from ..elements import element_type
 from ..encoded import Bytes, read

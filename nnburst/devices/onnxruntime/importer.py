@@ -11,16 +11,9 @@ from typing import Any
 from msgspec import Struct
 
 from ...errors import GeneralFailure, InvalidArgument
-from ...model import (
-    HIGHEST_RANK,
-    DataLocation,
-    ImportedModel,
-    Lifetime,
-    Model,
-    OpenShape,
-    OperandDesc,
-    extension_code,
-)
+from ...model.dimensions import HIGHEST_RANK
+from ...model.extensions import ImportedModel, OpenShape, extension_code
+from ...model.types import DataLocation, Lifetime, Model, OperandDesc
 from ..common import OwnBytes, one_operation
 from ..elements import ENCODED, ElementType, element_type, element_within, operand_code
 from .functions import check_functions

@@ -11,22 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..._core import ffi, lib
-from ...burst import WorkingMemory, present_token
-from ...errors import ErrorStatus, GeneralFailure, InvalidArgument, NNBurstError, OutputInsufficientSize
-from ...memory import BufferView, Region
-from ...model import (
-    HIGHEST_RANK,
-    NO_TIMING,
-    ExecutionResult,
-    MemoryLike,
-    Model,
-    OperandDesc,
-    OutputShape,
-    Request,
-    RequestArgument,
-    combine_dimensions,
-    is_fully_specified,
-)
+from ...burst.cancellation import WorkingMemory, present_token
+from ...errors import ErrorStatus, GeneralFailure, InvalidArgument, NNBurstError, OutputInsufficientSize, OutputShape
+from ...memory.managed import BufferView
+from ...memory.staging import Region
+from ...model.dimensions import HIGHEST_RANK, combine_dimensions, is_fully_specified
+from ...model.running import ExecutionResult
+from ...model.types import NO_TIMING, MemoryLike, Model, OperandDesc, Request, RequestArgument
 from ..deadline import require_time
 from ..elements import is_scalar
 from ..encoded import Bytes, Value, copied, read, write

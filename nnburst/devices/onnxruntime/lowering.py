@@ -21,26 +21,14 @@ import numpy as np
 from msgspec.structs import replace
 
 from ...errors import GeneralFailure, InvalidArgument, NNBurstError
-from ...memory import read_constant
-from ...model import (
-    OPERATIONS,
-    Array,
-    HalVersion,
-    Lifetime,
-    Match,
-    Model,
-    OperandDesc,
-    OperandType,
-    Operation,
-    OperationView,
-    Signature,
-    combine_dimensions,
-    is_fully_specified,
-    match_signature,
-    operand_info,
-    operand_nbytes,
-    operation_name,
-)
+from ...memory.staging import read_constant
+from ...model.dimensions import combine_dimensions, is_fully_specified
+from ...model.operand_types import HalVersion, OperandType, operand_info, operand_nbytes
+from ...model.operation_types import operation_name
+from ...model.operation_view import Match, OperationView, Signature
+from ...model.rows import OPERATIONS
+from ...model.signature import match_signature
+from ...model.types import Array, Lifetime, Model, OperandDesc, Operation
 from ..caching import cpu_features
 from ..common import activation_limits
 from ..encoded import Bytes

@@ -13,19 +13,16 @@ from typing import Any
 import numpy as np
 
 from ...errors import GeneralFailure
-from ...model import (
-    Array,
-    OperandType,
-    OperationType,
+from ...model.operand_types import OperandType, operand_info
+from ...model.operation_types import OperationType
+from ...model.rows.shape import pad_widths, slice_bounds, strided_slices
+from ...model.types import Array
+from ...model.window import (
     WindowGeometry,
     block_axes,
     nearest_places,
     neighbour_places,
-    operand_info,
-    pad_widths,
     rows_first,
-    slice_bounds,
-    strided_slices,
     transposed_axes,
     window_geometry,
 )

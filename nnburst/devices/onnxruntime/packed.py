@@ -25,9 +25,10 @@ from msgspec.structs import replace
 
 from ..._core._nnburst import ffi, lib
 from ..._core.errno import check
-from ...cache import CacheReason, CacheRejected, default_state_directory
+from ...cache.files import default_state_directory
+from ...cache.reasons import CacheReason, CacheRejected
 from ...errors import GeneralFailure
-from ...model import Model
+from ...model.types import Model
 from ..common import OwnBytes
 from ..elements import element_type
 from ..encoded import Bytes

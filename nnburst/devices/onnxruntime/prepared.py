@@ -7,10 +7,12 @@ from collections.abc import Collection, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ...burst import Kernel
+from ...burst.kernel import Kernel
 from ...errors import BadState
-from ...memory import BufferTracker
-from ...model import Array, Model, Request, RunOptions, extension_prefix
+from ...memory.managed import BufferTracker
+from ...model.extensions import extension_prefix
+from ...model.running import RunOptions
+from ...model.types import Array, Model, Request
 from ..elements import open_operand
 from ..encoded import Bytes
 from ..local import LocalModel

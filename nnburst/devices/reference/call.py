@@ -10,13 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ...model import (
-    Array,
-    FusedActivation,
-    OperandDesc,
-    OperationView,
-    operand_info,
-)
+from ...model.operand_types import operand_info
+from ...model.operation_types import FusedActivation
+from ...model.operation_view import OperationView
+from ...model.types import Array, OperandDesc
 from ..common import activation_limits, round_half_away
 
 if TYPE_CHECKING:

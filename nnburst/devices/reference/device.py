@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...cache import SaveResult, VerifiedEntry
-from ...model import Model, OperandType, Operation, is_extension, operation_name
+from ...cache.device_cache import VerifiedEntry
+from ...cache.reasons import SaveResult
+from ...model.operand_types import OperandType, is_extension
+from ...model.operation_types import operation_name
+from ...model.types import Model, Operation
 from ..interfaces import CacheFiles
 from ..local import LocalDevice, LocalModel
 from .graph import CONTROL_FLOW

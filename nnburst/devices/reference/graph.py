@@ -15,22 +15,11 @@ import numpy as np
 from msgspec import Struct
 
 from ...errors import GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError
-from ...model import (
-    Array,
-    DataLocation,
-    Lifetime,
-    Match,
-    MemoryLike,
-    OperandDesc,
-    Operation,
-    OperationType,
-    Signature,
-    Subgraph,
-    UnknownYet,
-    combine_dimensions,
-    operand_info,
-    operation_name,
-)
+from ...model.dimensions import combine_dimensions
+from ...model.operand_types import operand_info
+from ...model.operation_types import OperationType, operation_name
+from ...model.operation_view import Match, Signature, UnknownYet
+from ...model.types import Array, DataLocation, Lifetime, MemoryLike, OperandDesc, Operation, Subgraph
 from .call import KernelCall, KernelStep
 from .kernels import KERNELS
 from .limits import PASSING, MemoryBudget, RunLimits

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from msgspec import Struct
 
-from ...burst import WorkingMemory
+from ...burst.cancellation import WorkingMemory
 from ...errors import MissedDeadline, ResourceExhausted
 from ..deadline import deadline_passed
 

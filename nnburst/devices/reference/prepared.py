@@ -6,24 +6,16 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from ...burst import Kernel
-from ...cache import CacheReason, CacheRejected, model_fingerprint
-from ...memory import BufferTracker, read_constant
-from ...model import (
-    Array,
-    DataLocation,
-    HalVersion,
-    Lifetime,
-    Match,
-    Model,
-    OperandDesc,
-    Request,
-    RunOptions,
-    Signature,
-    Subgraph,
-    operand_info,
-    view_operation,
-)
+from ...burst.kernel import Kernel
+from ...cache.reasons import CacheReason, CacheRejected
+from ...cache.token import model_fingerprint
+from ...memory.managed import BufferTracker
+from ...memory.staging import read_constant
+from ...model.operand_types import HalVersion, operand_info
+from ...model.operation_view import Match, Signature
+from ...model.operations import view_operation
+from ...model.running import RunOptions
+from ...model.types import Array, DataLocation, Lifetime, Model, OperandDesc, Request, Subgraph
 from ..local import LocalModel
 from .graph import PreparedSubgraph
 from .program import Program

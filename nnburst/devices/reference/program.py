@@ -11,18 +11,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...errors import ErrorStatus, GeneralFailure, InvalidArgument, OutputInsufficientSize
-from ...memory import BufferView
-from ...model import (
-    NO_TIMING,
-    ExecutionResult,
-    OutputShape,
-    Request,
-    RunOptions,
-    UnknownYet,
-    combine_dimensions,
-    is_fully_specified,
-)
+from ...errors import ErrorStatus, GeneralFailure, InvalidArgument, OutputInsufficientSize, OutputShape
+from ...memory.managed import BufferView
+from ...model.dimensions import combine_dimensions, is_fully_specified
+from ...model.operation_view import UnknownYet
+from ...model.running import ExecutionResult, RunOptions
+from ...model.types import NO_TIMING, Request
 from ..plan import pool_of
 from .call import KernelStep
 from .graph import Binding, PreparedSubgraph, map_argument

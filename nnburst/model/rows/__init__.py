@@ -10,8 +10,6 @@ from __future__ import annotations
 from ..operation_view import Signature
 from . import activation, arithmetic, control, detection, image, lookup, recurrent, reduction, shape, window
 
-__all__ = ["OPERATIONS"]
-
 _FAMILIES = (activation, arithmetic, control, detection, image, lookup, recurrent, reduction, shape, window)
 OPERATIONS: dict[int, Signature] = {operation: row for family in _FAMILIES for operation, row in family.ROWS.items()}
 """The signature of every operation, by its code."""

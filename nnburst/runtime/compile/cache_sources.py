@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from ..._core.deadline import Deadline
-from ...cache import PRIORITY_CODE, SPOILT, CacheReason, CacheRejected, device_token, entry_name, model_fingerprint
-from ...devices import CacheFiles, CompileJob, Device, PreparedModel
+from ...cache.reasons import SPOILT, CacheReason, CacheRejected
+from ...cache.token import PRIORITY_CODE, device_token, entry_name, model_fingerprint
+from ...devices.interfaces import CacheFiles, CompileJob, Device, PreparedModel
 from ...errors import DeadObject, InvalidArgument, NNBurstError
-from ...model import Lifetime, Model
+from ...model.types import Lifetime, Model
 
 if TYPE_CHECKING:
-    from ...cache import Cache, StagedEntry
+    from ...cache.directory import Cache, StagedEntry
 
 _PATIENCE = 30.0
 """Seconds to wait for another process that compiles the same model."""
@@ -178,7 +179,7 @@ class DirectoryCache(CacheSource):
         return reason
 
     def _published(self, job: Job, staged: StagedEntry, files: CacheFiles, prepared: PreparedModel) -> CacheReason:
-        from ...cache import is_encrypted  # imported late: few clients need it
+        from ...cache.container import is_encrypted  # imported late: few clients need it
 
         result, reason = prepared.cache_result, _said(files, prepared)
         if result is None or not result.saved:

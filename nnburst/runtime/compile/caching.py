@@ -13,10 +13,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ..._core.log import warn
-from ...cache import CacheReason, CacheRejected
-from ...devices import CacheFiles, PreparedModel
+from ...cache.reasons import CacheReason, CacheRejected
+from ...devices.interfaces import CacheFiles, PreparedModel
 from ...errors import DeadObject, ErrorStatus, NNBurstError
-from ...model import DeviceStatus
+from ...model.types import DeviceStatus
 from .cache_sources import CacheSource, Entry, Job, Room
 
 _MOST_COUNT = 32

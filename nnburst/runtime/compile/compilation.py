@@ -13,10 +13,11 @@ from msgspec import Struct
 from ..._core.deadline import Deadline, checked_timeout
 from ..._core.errno import member
 from ..._core.leaving import Closing, OneProcess
-from ...cache import checked_token
-from ...devices import CompileJob, Device, PreparedModel
+from ...cache.token import checked_token
+from ...devices.interfaces import CompileJob, Device, PreparedModel
 from ...errors import BadState, GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError, error_for
-from ...model import Capabilities, ExecutionPreference, ImportedModel, Model, Priority
+from ...model.extensions import ImportedModel
+from ...model.types import Capabilities, ExecutionPreference, Model, Priority
 from ...options import PreferenceName, PriorityName
 from ..request.node_args import NodeArg, imported_arguments, model_arguments
 from ..service import Service, closes_with
@@ -24,9 +25,9 @@ from .cache_sources import CacheSource, DescriptorCache, DirectoryCache, Job
 from .caching import CacheReport, combined_report, compile_with_cache
 
 if TYPE_CHECKING:
-    from ...cache import Limits
+    from ...cache.directory import Limits
     from ...devices.partitioned import Step
-    from ...model import Part
+    from ...model.partition import Part
 
 
 _FINAL = (InvalidArgument, MissedDeadline, BadState)
@@ -220,7 +221,7 @@ class Compilation(OneProcess, Closing):
                 supported = device.get_supported_operations(self.model)
             missing = {each.type for each, known in zip(operations, supported, strict=False) if not known}
             if missing:
-                from ...model import operation_name
+                from ...model.operation_types import operation_name
 
                 self._lacks.append(f"{device.name} lacks {', '.join(sorted(map(operation_name, missing)))}")
             answers.append((device, supported))
@@ -252,7 +253,7 @@ class Compilation(OneProcess, Closing):
         if len(made) == 1:
             self._prepared, self._device = made[0], steps[0][0]
         else:
-            from ...devices import PartitionedDevice, PartitionedModel
+            from ...devices.partitioned import PartitionedDevice, PartitionedModel
 
             self._prepared = PartitionedModel(self.model, self._parts, made)
             self._device = PartitionedDevice(self._used)
@@ -288,7 +289,7 @@ class Compilation(OneProcess, Closing):
             raise InvalidArgument(f"the cache directory is {type(directory).__name__}; give a path or a descriptor")
         checked = checked_token(token)
         self._check_open()
-        from ...cache import Cache
+        from ...cache.directory import Cache
 
         self._set_cache_source(DirectoryCache(Cache(directory, limits), checked, encrypt=encrypt))
 
@@ -307,7 +308,7 @@ class Compilation(OneProcess, Closing):
             limits, encrypt: As for `set_caching`.
         """
         self._check_open()
-        from ...cache import Cache
+        from ...cache.directory import Cache
 
         self._set_cache_source(DirectoryCache(Cache(directory, limits), None, encrypt=encrypt))
 
@@ -426,7 +427,7 @@ def _alone(model: Model, able: _Able, speeds: Sequence[Capabilities] | None) -> 
     """Return the devices that can run all of a model, with their times, the fastest first if known."""
     if speeds is None:
         return [(0.0, device) for device, supported in able if all(supported)]
-    from ...model import NEVER, operation_cost
+    from ...model.performance import NEVER, operation_cost
 
     def time_on(k: int) -> float:
         found = sum(operation_cost(model, model.main, each, speeds[k]) for each in model.main.operations)
@@ -442,7 +443,7 @@ def _parts(
     """Cut a model into parts if no device can run all of it, or if several are faster together; else return nothing."""
     if alone and (speeds is None or len(alone) == len(able)):
         return ()
-    from ...devices import PartitionedDevice
+    from ...devices.partitioned import PartitionedDevice
 
     together = PartitionedDevice([device for device, _ in able])
     try:

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from msgspec.structs import replace
 
 from ...errors import DeviceUnavailable, GeneralFailure, InvalidArgument, NoSuchFile, error_for
-from ...model import DataLocation, ImportedModel, Lifetime, Model
+from ...model.extensions import ImportedModel
+from ...model.types import DataLocation, Lifetime, Model
 from ..service import DEFAULT_DEVICES
 
 if TYPE_CHECKING:
-    from ...devices import Device
-    from ...memory import Memory
-    from ...service import ServiceConnection
+    from ...devices.interfaces import Device
+    from ...memory.memory import Memory
+    from ...service.client.connection import ServiceConnection
     from ..service import Service
 
 ModelSource = Model | str | os.PathLike[str] | bytes | Callable[..., Any]
@@ -173,7 +174,7 @@ def in_memory(data: bytes) -> Memory:
     """Return shared memory with these bytes."""
     if not data:
         raise InvalidArgument("the bytes of the model are empty")
-    from ...memory import Memory
+    from ...memory.memory import Memory
 
     memory = Memory.ashmem(len(data), "nnburst-model")
     memory.buffer[:] = data
@@ -233,7 +234,8 @@ def _open(path: str, directory: str | None) -> Memory:
             place, root = os.path.realpath(os.path.dirname(full)), os.path.realpath(directory)
             if os.path.commonpath([place, root]) != root:
                 raise InvalidArgument(f"{what} lies in {place!r}, which is outside of that directory; copy it there")
-        from ...memory import PROT_READ, Memory
+        from ...memory.kinds import PROT_READ
+        from ...memory.memory import Memory
 
         return Memory.mmap_fd(fd, status.st_size, prot=PROT_READ)
     finally:

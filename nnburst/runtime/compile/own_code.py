@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..._core.log import warn
 from ...devices.function import Declaration, Tensor, declare
 from ...errors import InvalidArgument, NNBurstError
-from ...model import Array
+from ...model.types import Array
 from ..service import DEFAULT_DEVICES
 
 if TYPE_CHECKING:

@@ -12,20 +12,11 @@ import numpy as np
 from msgspec import Struct
 
 from ...devices.encoded import ROOM
-from ...errors import GeneralFailure, InvalidArgument, OutputInsufficientSize
-from ...memory import PROT_WRITE, Memory, locate_view
-from ...model import (
-    HIGHEST_RANK,
-    Array,
-    BufferToken,
-    DataLocation,
-    Named,
-    OutputShape,
-    Request,
-    RequestArgument,
-    Steps,
-    element_count,
-)
+from ...errors import GeneralFailure, InvalidArgument, OutputInsufficientSize, OutputShape
+from ...memory.kinds import PROT_WRITE
+from ...memory.memory import Memory, locate_view
+from ...model.dimensions import HIGHEST_RANK, element_count
+from ...model.types import Array, BufferToken, DataLocation, Named, Request, RequestArgument, Steps
 from ..compile.compilation import Compilation
 from .node_args import NodeArg, SharedArrays, SharedValues, Sizes, as_array, complete_shapes, solve_shapes
 from .state import States, check_states

@@ -12,20 +12,13 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ...burst import CHANNEL_LENGTH
+from ...burst.polling import CHANNEL_LENGTH
 from ...devices import encoded
 from ...errors import GeneralFailure, InvalidArgument
-from ...model import (
-    Array,
-    Extension,
-    ImportedModel,
-    Model,
-    OpenShape,
-    extension_operand_type,
-    is_extension,
-    operand_info,
-)
 from ...model.dimensions import HIGHEST_RANK
+from ...model.extensions import Extension, ImportedModel, OpenShape, extension_operand_type
+from ...model.operand_types import is_extension, operand_info
+from ...model.types import Array, Model
 
 if TYPE_CHECKING:
     pass

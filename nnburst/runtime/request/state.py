@@ -10,10 +10,10 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ...devices import Buffer
+from ...devices.interfaces import Buffer
 from ...errors import GeneralFailure, InvalidArgument
-from ...memory import Memory
-from ...model import MOST_STEPS, Array, BufferDesc, BufferRole, BufferToken, Steps
+from ...memory.memory import Memory
+from ...model.types import MOST_STEPS, Array, BufferDesc, BufferRole, BufferToken, Steps
 from .node_args import NodeArg, Sizes
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import BadState, DeadObject, GeneralFailure, InvalidArgument, NNBurstError, OutputInsufficientSize
-from ...model import Array
+from ...model.types import Array
 from ..request.node_args import Encoded, NodeArg, checked_inputs, shapes_to_say
 from .ring import LASTING
 

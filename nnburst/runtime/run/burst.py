@@ -10,10 +10,11 @@ import numpy as np
 
 from ..._core.errno import whole
 from ..._core.leaving import Closing, OneProcess
-from ...burst import BurstStats, ExecutionBurstController
+from ...burst.client.controller import ExecutionBurstController
+from ...burst.stats import BurstStats
 from ...errors import InvalidArgument
-from ...memory import Memory
-from ...model import ExecutionPreference
+from ...memory.memory import Memory
+from ...model.types import ExecutionPreference
 from ..compile.compilation import Compilation
 from ..execution import Execution
 from ..request.arguments import Arguments, find_buffers, given_shapes, nbytes_by_name, solved
@@ -24,7 +25,7 @@ from ..service import closes_with, service_of
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from ...nnapi import DeviceMemory
+    from ...nnapi.device_memory import DeviceMemory
     from ...watch.trace import Recording
     from .burst_pool import BurstPool
 

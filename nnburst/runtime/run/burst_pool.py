@@ -18,7 +18,7 @@ from ..._core.log import warn
 from ..._core.threads import start_daemon
 from ...burst.stats import BurstStats
 from ...errors import BadState, DeadObject, Ending, MissedDeadline
-from ...watch import Latency
+from ...watch.stats import Latency
 from ..compile.compilation import Compilation
 from .burst import Burst
 from .ring import Ring

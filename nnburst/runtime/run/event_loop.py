@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     import asyncio
     from typing import TypeAlias
 
-    from ...burst import BoundRequest, InFlight, InFlightRuns
+    from ...burst.client.in_flight import InFlight, InFlightRuns
+    from ...burst.client.request import BoundRequest
 
     Loop: TypeAlias = "_AsyncioLoop | _TrioLoop"
 

@@ -18,7 +18,8 @@ from ...errors import BadState, ResourceExhausted
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from ...burst import BoundRequest, InFlight, InFlightRuns
+    from ...burst.client.in_flight import InFlight, InFlightRuns
+    from ...burst.client.request import BoundRequest
 
     E = TypeVar("E", bound=BoundRequest)
 

@@ -21,7 +21,7 @@ from ...errors import (
     OutputInsufficientSize,
     ResourceExhausted,
 )
-from ...model import Array
+from ...model.types import Array
 from ..execution import Execution, setting_up
 from ..request.node_args import checked_inputs, complete_shapes
 from . import event_loop

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from ..._core.deadline import Deadline
 from ..._core.fds import ready
 from ..._core.leaving import LEAVING, Closing, OneProcess, process_lock
-from ...devices import Device, device_of
+from ...devices.common import device_of
+from ...devices.interfaces import Device
 from ...errors import BadState, DeadObject, DeviceUnavailable, MissedDeadline
-from ...model import ImportedModel
+from ...model.extensions import ImportedModel
 from ..connection.callbacks import CallbackRegistry
 from ..connection.transport import TOLD, Connection
 from ..process import forked

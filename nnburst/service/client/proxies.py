@@ -11,21 +11,14 @@ from msgspec.structs import replace
 
 from ..._core.deadline import Deadline
 from ..._core.leaving import Closing
-from ...burst import BurstCallback, BurstContext
-from ...cache import SaveResult, checked_token
-from ...devices import (
-    Buffer,
-    CacheFiles,
-    CompileJob,
-    DescribedDevice,
-    DeviceInfo,
-    Fence,
-    FencedExecution,
-    FencedInfo,
-    PreparedModel,
-    check_preparation,
-    checked_fences,
-)
+from ...burst.interfaces import BurstCallback, BurstContext
+from ...cache.reasons import SaveResult
+from ...cache.token import checked_token
+from ...devices.common import check_preparation
+from ...devices.described import DescribedDevice, DeviceInfo
+from ...devices.fence import Fence
+from ...devices.fenced import FencedExecution, FencedInfo, checked_fences
+from ...devices.interfaces import Buffer, CacheFiles, CompileJob, PreparedModel
 from ...errors import (
     BadState,
     DeadObject,
@@ -35,18 +28,9 @@ from ...errors import (
     MissedDeadline,
     NNBurstError,
 )
-from ...model import (
-    BufferDesc,
-    BufferRole,
-    DeviceStatus,
-    ExecutionResult,
-    Failure,
-    ImportedModel,
-    Model,
-    Request,
-    RunOptions,
-    failure_of,
-)
+from ...model.extensions import ImportedModel
+from ...model.running import ExecutionResult, Failure, RunOptions, failure_of
+from ...model.types import BufferDesc, BufferRole, DeviceStatus, Model, Request
 from ..connection.callbacks import CallbackRegistry
 from ..connection.transport import Connection
 from ..wire import protocol as calls
@@ -55,8 +39,8 @@ from ..wire.packets import FdBundle
 from ..wire.protocol import Message
 
 if TYPE_CHECKING:
-    from ...fmq import MQDescriptor
-    from ...memory import Memory
+    from ...fmq.descriptor import MQDescriptor
+    from ...memory.memory import Memory
 
 _GRACE = 0.025
 """Seconds by which this side waits longer than the deadline that the device was given."""

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ...burst import BurstCallback
+from ...burst.interfaces import BurstCallback
 from ...errors import ErrorStatus, InvalidArgument
 from ..wire import protocol as calls
 from ..wire.marshal import pools_to_wire

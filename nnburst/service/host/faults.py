@@ -22,8 +22,10 @@ from typing import Literal
 import msgspec
 
 from ..._core.fds import ready
-from ...devices import PreparedModel, WrappedModel
-from ...model import ExecutionResult, Request, RunOptions
+from ...devices.interfaces import PreparedModel
+from ...devices.wrapped import WrappedModel
+from ...model.running import ExecutionResult, RunOptions
+from ...model.types import Request
 from ..wire.protocol import Call, ConfigureBurst, GetSupportedOperations, Message, PrepareModel, PrepareModelFromCache
 
 _log = logging.getLogger("nnburst.faults")

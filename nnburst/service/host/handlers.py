@@ -14,14 +14,27 @@ from msgspec.structs import replace
 from ..._core._nnburst import lib
 from ..._core.deadline import Deadline, limit_ns
 from ..._core.errno import check
-from ...burst import BurstCallback, BurstContext, FlowQueue, under_token
-from ...cache import CacheRejected, check_fd, checked_token
-from ...devices import Buffer, Device, DeviceInfo, Fence, FencedExecution, NamedDevice, PreparedModel, checked_model
+from ...burst.cancellation import under_token
+from ...burst.interfaces import BurstCallback, BurstContext
+from ...burst.server.group import FlowQueue
+from ...cache.reasons import CacheRejected
+from ...cache.sealed_copy import check_fd
+from ...cache.token import checked_token
 from ...devices.deadline import earlier
+from ...devices.described import DeviceInfo
+from ...devices.fence import Fence
+from ...devices.fenced import FencedExecution
+from ...devices.interfaces import Buffer, Device, PreparedModel
+from ...devices.named import NamedDevice
+from ...devices.resilient import checked_model
 from ...errors import BadState, DeadObject, ErrorStatus, GeneralFailure, NNBurstError
-from ...memory import Memory, check_pools
-from ...model import BufferDesc, ImportedModel, Named, Priority, consistent_result, reason_of, took_too_long
-from ...watch import Row, RowKind
+from ...memory.memory import Memory
+from ...memory.staging import check_pools
+from ...model.extensions import ImportedModel
+from ...model.running import consistent_result, reason_of, took_too_long
+from ...model.types import BufferDesc, Named, Priority
+from ...watch.page import Row
+from ...watch.stats import RowKind
 from ..wire import marshal
 from ..wire import protocol as calls
 from ..wire.packets import FdBundle

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 from ..._core.deadline import Deadline
 from ..._core.fds import FdSet
 from ..._core.leaving import LEAVING
-from ...burst import ListenerGroup
-from ...devices import Device, check_device
+from ...burst.server.group import ListenerGroup
 from ...devices.deadline import calling_at
+from ...devices.interfaces import Device
+from ...devices.resilient import check_device
 from ...errors import (
     BadState,
     DeadObject,
@@ -28,9 +29,10 @@ from ...errors import (
     NNBurstError,
     ResourceExhausted,
 )
-from ...memory import check_pools
-from ...model import Model, Priority, Request
-from ...watch import Page, Row, RowKind, private_row
+from ...memory.staging import check_pools
+from ...model.types import Model, Priority, Request
+from ...watch.page import Page, Row, private_row
+from ...watch.stats import RowKind
 from ..connection.transport import Connection
 from ..process.discovery import Peer, peer_of
 from ..wire import protocol as calls
@@ -43,7 +45,7 @@ from .object_table import ObjectTable
 from .quotas import PER_USER, UNLIMITED, Charge, Ledger, Quotas
 
 if TYPE_CHECKING:
-    from ...burst import BurstContext
+    from ...burst.interfaces import BurstContext
     from .faults import FaultPoints
 
 _log = logging.getLogger(__name__)

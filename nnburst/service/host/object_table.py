@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, TypeVar
 
-from ...burst import Account, CancelToken
+from ...burst.cancellation import Account, CancelToken
 from ...errors import DeadObject, InvalidArgument
 from ..connection.serving import ConnectionEnds
 

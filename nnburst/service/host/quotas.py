@@ -13,7 +13,7 @@ from ..._core.leaving import Closing
 from ...errors import InvalidArgument, ResourceExhausted
 
 if TYPE_CHECKING:
-    from ...watch import Row
+    from ...watch.page import Row
 
 NO_LIMIT = 1 << 62
 _OF_USERS = (

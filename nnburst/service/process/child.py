@@ -14,10 +14,12 @@ from collections.abc import Callable
 
 from ..._core._nnburst import lib
 from ..._core.errno import check, this_process
-from ...burst import ListenerGroup
-from ...devices import LocalDevice, NamedDevice, create_device
+from ...burst.server.group import ListenerGroup
+from ...devices.local import LocalDevice
+from ...devices.named import NamedDevice
+from ...devices.registry import create_device
 from ...errors import NNBurstError
-from ...watch import MOST_ROWS, Page
+from ...watch.page import MOST_ROWS, Page
 from ..host.host import ServiceHost
 from ..host.quotas import PER_USER, Quotas
 from .forked import FUNCTIONS

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from ..._core._nnburst import lib
 from ..._core.errno import check, this_process
-from ...cache import CacheRejected, default_state_directory
-from ...cache.files import make_directories
-from ...devices import Device, Needs
+from ...cache.files import default_state_directory, make_directories
+from ...cache.reasons import CacheRejected
+from ...devices.interfaces import Device, Needs
 from ...errors import DeviceUnavailable
 from ..wire.protocol import Sandbox
 

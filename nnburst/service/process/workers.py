@@ -21,10 +21,13 @@ from ..._core.errno import system
 from ..._core.fds import FdSet, close_fds, ready
 from ..._core.leaving import LEAVING
 from ..._core.threads import start_daemon
-from ...cache import CacheRejected, default_state_directory
-from ...cache.files import make_directories
+from ...cache.files import default_state_directory, make_directories
+from ...cache.reasons import CacheRejected
 from ...errors import DeviceUnavailable, NNBurstError, ResourceExhausted
-from ...watch import Page, Row, RowKind, name_of_worker, usage_of
+from ...watch.page import Page, Row
+from ...watch.reader import name_of_worker
+from ...watch.stats import RowKind
+from ...watch.usage import usage_of
 from ..client.connection import ServiceConnection
 from ..host.quotas import NO_LIMIT, PER_USER, Charge
 from ..wire import protocol as calls

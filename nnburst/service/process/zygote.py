@@ -19,8 +19,11 @@ from typing import Any
 from ..._core._nnburst import lib
 from ..._core.errno import check
 from ..._core.fds import ready
-from ...burst import ExecutionBurstServer, ListenerGroup  # noqa: F401 (a room reads it with the first burst)
-from ...devices import DeviceInfo, LocalDevice, create_device
+from ...burst.server.group import ListenerGroup  # noqa: F401 (before a fork, not at the first burst)
+from ...burst.server.server import ExecutionBurstServer  # noqa: F401 (before a fork, not at the first burst)
+from ...devices.described import DeviceInfo
+from ...devices.local import LocalDevice
+from ...devices.registry import create_device
 from . import child
 from .options import ServiceOptions
 from .sandbox import find_code

@@ -7,11 +7,13 @@ from typing import cast
 
 from msgspec.structs import asdict, astuple
 
-from ...devices import CacheFiles
+from ...devices.interfaces import CacheFiles
 from ...errors import InvalidArgument
-from ...fmq import MQDescriptor
-from ...memory import Memory, MemoryHandle, check_layout
-from ...model import BufferToken, MemoryLike, Model, Named, Request, Steps
+from ...fmq.descriptor import MQDescriptor
+from ...memory.image import check_layout
+from ...memory.kinds import MemoryHandle
+from ...memory.memory import Memory
+from ...model.types import BufferToken, MemoryLike, Model, Named, Request, Steps
 from .packets import FdBundle
 from .protocol import WireGrantor, WireMemory, WireModel, WireQueue, WireRequest, referenced_from_wire
 

@@ -19,22 +19,13 @@ import numpy as np
 from msgspec import Struct
 
 from ..._core._nnburst import lib
-from ...cache import CacheReason, CacheRejected, SaveResult
-from ...devices import CacheFiles, CompileJob, DeviceInfo
-from ...errors import ErrorStatus, GeneralFailure, InvalidArgument, NNBurstError, error_for
-from ...memory import ImageLayout
-from ...model import (
-    MAX_OPERANDS,
-    BufferRole,
-    DeviceStatus,
-    OutputShape,
-    RequestArgument,
-    RunOptions,
-    Steps,
-    Subgraph,
-    Timing,
-    failure_of,
-)
+from ...cache.reasons import CacheReason, CacheRejected, SaveResult
+from ...devices.described import DeviceInfo
+from ...devices.interfaces import CacheFiles, CompileJob
+from ...errors import ErrorStatus, GeneralFailure, InvalidArgument, NNBurstError, OutputShape, error_for
+from ...memory.image import ImageLayout
+from ...model.running import RunOptions, failure_of
+from ...model.types import MAX_OPERANDS, BufferRole, DeviceStatus, RequestArgument, Steps, Subgraph, Timing
 
 VERSION = (1, 0)
 """Version of this table. Another one is refused at hello."""

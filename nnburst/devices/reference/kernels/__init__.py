@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ....model import OperationType
+from ....model.operation_types import OperationType
 from ..call import KernelCall
 from . import (
     activation,
@@ -23,8 +23,6 @@ from . import (
     regions,
     shape,
 )
-
-__all__ = ["KERNELS"]
 
 _T = OperationType
 

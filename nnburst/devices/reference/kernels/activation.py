@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ....model import Array, OperandType
+from ....model.operand_types import OperandType
+from ....model.types import Array
 from ..call import KernelCall, encode_table
 
 Function = Callable[[Array, Array], Any]

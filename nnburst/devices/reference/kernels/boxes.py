@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ....errors import GeneralFailure
-from ....model import Array
+from ....model.types import Array
 from ..call import KernelCall, quantised
 
 _HARD, _LINEAR = 0, 1

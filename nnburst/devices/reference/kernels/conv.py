@@ -12,7 +12,8 @@ from itertools import product
 
 import numpy as np
 
-from ....model import Array, Axis, WindowGeometry, transposed_axes, window_geometry
+from ....model.types import Array
+from ....model.window import Axis, WindowGeometry, transposed_axes, window_geometry
 from ..call import KernelCall, quantised
 from .windows import as_nhwc, padded, windows
 

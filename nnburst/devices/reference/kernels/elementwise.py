@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ....model import Array, OperandType
+from ....model.operand_types import OperandType
+from ....model.types import Array
 from ..call import KernelCall
 
 

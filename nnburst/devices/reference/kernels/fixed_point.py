@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ....model import Array
+from ....model.types import Array
 
 _ONE = 2**15 - 1
 """Stands for 1 with 15 digits after the point."""

@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ....model import Array, block_axes, nearest_places, neighbour_places, pad_widths, rows_first
+from ....model.rows.shape import pad_widths
+from ....model.types import Array
+from ....model.window import block_axes, nearest_places, neighbour_places, rows_first
 from ..call import KernelCall
 from .windows import as_nhwc
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ....model import Array
+from ....model.types import Array
 from ..call import KernelCall
 from .fingerprint import fingerprint64
 from .shape import require_indexes

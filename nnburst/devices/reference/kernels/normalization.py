@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ....model import Array
+from ....model.types import Array
 from ..call import KernelCall
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ....model import Array, WindowGeometry, window_geometry
+from ....model.types import Array
+from ....model.window import WindowGeometry, window_geometry
 from ...common import activation_limits
 from ..call import KernelCall, clamping
 from .windows import as_nhwc, padded, windows

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ....errors import InvalidArgument
-from ....model import Array
+from ....model.types import Array
 from ..call import KernelCall
 from .fixed_point import divided, normalised, scaled, sigmoid, tanh, times, to_16_bits
 

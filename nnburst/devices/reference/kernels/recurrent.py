@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ....errors import InvalidArgument
-from ....model import Array
+from ....model.types import Array
 from ..call import KernelCall
 
 Function = Callable[[Array], Array]

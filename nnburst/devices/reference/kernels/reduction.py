@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ....model import Array
+from ....model.types import Array
 from ..call import KernelCall
 
 

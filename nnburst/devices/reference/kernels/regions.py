@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ....errors import GeneralFailure
-from ....model import Array
+from ....model.types import Array
 from ..call import KernelCall
 from .boxes import real_values
 from .windows import as_nhwc

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from ....errors import GeneralFailure
-from ....model import Array, pad_widths, slice_bounds, strided_slices
+from ....model.rows.shape import pad_widths, slice_bounds, strided_slices
+from ....model.types import Array
 from ..call import KernelCall, encode_table
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from ....model import Array, WindowGeometry
+from ....model.types import Array
+from ....model.window import WindowGeometry
 from ..call import KernelCall
 
 
