@@ -96,12 +96,22 @@ class FdSet:
             ) from error
         return copies
 
+    def _open(self) -> tuple[Any, ...]:
+        """Return what keeps the descriptors open, even if another thread closes the set; `BadState` if it is closed."""
+        owned = tuple(self._owned)
+        if self.closed:
+            raise BadState("the file descriptors are closed; duplicate them before closing their owner")
+        return owned
+
     @property
     def fds(self) -> tuple[int, ...]:
         """The descriptors, still owned by this object; `BadState` if they are closed."""
-        if self.closed:
-            raise BadState("the file descriptors are closed; duplicate them before closing their owner")
-        return tuple(map(_number, self._owned))
+        return tuple(map(_number, self._open()))
+
+    def copy(self) -> Self:
+        """Return a set of copies; `BadState` if they are closed. Another thread may close the set meanwhile."""
+        owned = self._open()  # until this returns
+        return self.duplicate(map(_number, owned))
 
     def add(self, fd: int) -> int:
         """Own one more descriptor; return it."""

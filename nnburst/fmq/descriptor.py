@@ -165,8 +165,7 @@ class MQDescriptor(Closing):
 
     def duplicate(self) -> MQDescriptor:
         """Return a copy with file descriptors of its own."""
-        copy = FdSet.duplicate(self.fds)
-        return MQDescriptor(self.grantors, copy, self.quantum, self.flags, dtype=self.dtype)
+        return MQDescriptor(self.grantors, self._fds.copy(), self.quantum, self.flags, dtype=self.dtype)
 
     def without_write_access(self) -> MQDescriptor:
         """Return a copy for readers of an unsynchronized queue: the kernel grants them read-only mappings.

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import inspect
 import os
 import re
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import extension
 import pytest
@@ -16,7 +19,7 @@ from nnburst import errors
 from nnburst._core._nnburst import ffi, lib
 from nnburst._core.deadline import Deadline
 from nnburst._core.errno import check
-from nnburst._core.fds import close_fds
+from nnburst._core.fds import FdSet, close_fds
 from support import ROOT
 
 CORE = Path(inspect.getfile(nnburst._core)).parent
@@ -80,3 +83,20 @@ def test_descriptors_are_closed_once_whatever_state_they_are_in() -> None:
     assert given == []
     with pytest.raises(OSError, match="Bad file"):
         os.fstat(r)
+
+
+def test_descriptors_that_another_thread_closes_are_copied_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    null = os.open(os.devnull, os.O_RDONLY)
+    owner, look = FdSet([null]), fcntl.fcntl
+
+    def closes(*arguments: Any) -> Any:
+        owner.close()
+        return look(*arguments)
+
+    monkeypatch.setattr(fcntl, "fcntl", closes)
+    with closing(owner.copy()) as copy:
+        assert os.path.samestat(os.fstat(copy.fds[0]), os.stat(os.devnull))
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(null)
+    with pytest.raises(errors.BadState, match="duplicate them before closing"):
+        owner.copy()

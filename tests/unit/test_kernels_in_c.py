@@ -6,6 +6,7 @@ import ctypes
 import gc
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -171,7 +172,8 @@ def test_no_kernel_in_c_runs_with_the_interpreter_lock(memory: Memory, served: A
             started.append(in_c._start())
 
         def landed() -> bool:
-            controller.flights.attend(controller.flights.fileno())
+            with closing(controller.flights.copy_bell()) as bell:
+                controller.flights.attend(bell.fds[0])
             return started[-1].status is not None
 
         executor.during = start_in_c

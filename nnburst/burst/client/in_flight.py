@@ -89,9 +89,9 @@ class InFlightRuns:
     def closed(self) -> bool:
         return self._watched.closed
 
-    def fileno(self) -> int:
+    def copy_bell(self) -> FdSet:
         """Return a descriptor that is readable when `attend` is to be called; `BadState` if the burst is closed."""
-        return self._watched.fds[0]
+        return self._watched.copy()
 
     def start(self, request: BoundRequest, *, look_until: int = 0) -> InFlight:
         """Start an execution. If it does not land at once, call `look`, `arm` or `attend` afterwards.
@@ -161,7 +161,7 @@ class InFlightRuns:
         """Take the answers after the bell has rung, and arm it again; False if nothing is in flight.
 
         Args:
-            watched: A duplicate of the descriptor.
+            watched: The descriptor that `copy_bell` returned.
         """
         lib.nnb_bell_hush(watched)
         self._take()

@@ -201,7 +201,7 @@ class _AsyncioLoop:
         loop = self.loop()
         if loop is None or flights in self._watched or flights.closed:
             return
-        own = self._watched[flights] = FdSet.duplicate([flights.fileno()])
+        own = self._watched[flights] = flights.copy_bell()
         (fd,) = own.fds
         loop.add_reader(fd, self._rung, weakref.ref(flights), fd, own)
 
@@ -308,7 +308,7 @@ class _TrioLoop:
     def attend(self, flights: InFlightRuns) -> None:
         if flights in self._watched or flights.closed:
             return
-        own = FdSet.duplicate([flights.fileno()])  # the burst may be closed before the task begins
+        own = flights.copy_bell()  # the burst may be closed before the task begins
         self._watched.add(flights)
         self._trio.lowlevel.spawn_system_task(self._watch, flights, own)
 

@@ -10,7 +10,6 @@ import weakref
 from typing import TYPE_CHECKING, TypeVar
 
 from ..._core.deadline import Deadline
-from ..._core.fds import FdSet
 from ..._core.leaving import process_lock
 from ..._core.threads import start_daemon
 from ...errors import BadState, ResourceExhausted
@@ -83,7 +82,7 @@ def _attend(reference: weakref.ref[InFlightRuns]) -> None:
     if flights is None:
         return
     try:
-        fd = FdSet.duplicate([flights.fileno()])
+        fd = flights.copy_bell()
     except BadState:  # closed: no flight is left
         return
     poll = select.poll()
