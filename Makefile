@@ -75,7 +75,7 @@ bench: $(VENV)/.stamp-ext $(VENV)/.stamp-bench
 
 record: $(VENV)/.stamp-ext $(VENV)/.stamp-bench
 	mkdir -p build
-	$(BIN)/python -m benchmarks.record --png docs/latency.png --markdown build/record.md $(ARGS)
+	$(BIN)/python -m benchmarks.record --markdown build/record.md $(ARGS)
 	$(BIN)/python docs/tables.py --store round-trips build/record.md
 
 regress: $(VENV)/.stamp-ext $(VENV)/.stamp-bench

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -11,7 +10,6 @@ from nnburst.cli.bench.command import FILE, finish, how_much, row_options
 from nnburst.cli.bench.report import measure
 from nnburst.cli.bench.rounds import allowed_cpus
 
-from .figure import write_figure
 from .others import watch_others
 from .report import Record
 from .rows import all_cases, select
@@ -20,27 +18,19 @@ from .rows import all_cases, select
 @click.command()
 @row_options
 @click.option("--only", multiple=True, metavar="NAME", help="Rows by name (* allowed) or letter; may be repeated.")
-@click.option("--png", "png_path", type=FILE, help="Draw the distributions into this file (needs matplotlib).")
 @click.option("--markdown", "markdown_path", type=FILE, help="Write the tables as Markdown to this file.")
 def record(
     quick: bool,
     rounds: int | None,
     only: tuple[str, ...],
     json_path: Path | None,
-    png_path: Path | None,
     markdown_path: Path | None,
 ) -> None:
     """Measure every row, and compare the run with the budget of the design. See docs/benchmarks.md."""
-    if png_path and find_spec("matplotlib") is None:
-        raise click.ClickException("--png needs matplotlib: pip install '.[bench]'")
     cases, others = select(all_cases(), only), watch_others(set(allowed_cpus()))
     conditions, _, results = measure(cases, *how_much(quick, rounds))
     report = Record(conditions, cases, results, others=others())
-
-    def draw(path: Path) -> None:
-        write_figure(path, cases, results, "; ".join(conditions[:2]))
-
-    finish(report, {json_path: report.write_json, markdown_path: report.write_markdown, png_path: draw})
+    finish(report, {json_path: report.write_json, markdown_path: report.write_markdown})
 
 
 if __name__ == "__main__":

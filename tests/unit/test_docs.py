@@ -369,6 +369,14 @@ def test_every_public_name_is_on_the_api_page() -> None:
     assert public - named == {"nnburst.__version__", "nnburst.errors"}
 
 
+def test_every_environment_variable_is_on_its_page() -> None:
+    page = (ROOT / "docs" / "platforms.md").read_text(encoding="utf-8")
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "nnburst").rglob("*.py"))
+    used = set(re.findall(r'"(NNBURST_[A-Z_]+)"', sources))
+    assert used == {name.rstrip("_") for name in re.findall(r"NNBURST_[A-Z_]+", page)}
+    assert len(used) > 5
+
+
 def test_links_that_a_page_defines_by_accident_are_none() -> None:
     for page in PAGES:
         assert [line for _, line in prose(page) if re.match(r"\s*(?:[-*] +)?\[[^]]+\]: ", line)] == [], page

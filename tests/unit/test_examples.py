@@ -58,6 +58,6 @@ def test_example_without_its_extra_names_it(name: str, tmp_path: Path, monkeypat
 
 
 def test_every_example_is_listed() -> None:
-    listed = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
-    for path in (ROOT / "examples").glob("*.py"):
-        assert f"`{path.name}`" in listed
+    pages = [ROOT / "docs" / "gallery.md", ROOT / "docs" / "recipes.md", *(ROOT / "examples").rglob("README.md")]
+    listed = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    assert [path for path in (ROOT / "examples").rglob("*.py") if not re.search(rf"[/`]{path.name}`", listed)] == []
