@@ -163,7 +163,7 @@ def test_weights_that_were_given_back_are_read_again(tmp_path: Path) -> None:
         with closing(run()) as first, closing(run()) as second:
             assert first.graph is second.graph
             held = device._cache.load(files.under(token))  # type: ignore[attr-defined]
-            assert held.data[0].obj.is_taken  # the same memory, without another copy
+            assert held.data[0].obj.is_claimed  # the same memory, without another copy
         with pytest.raises(CacheRejected) as caught:  # as long as it is there
             run()
         assert caught.value.reason is CacheReason.BUSY

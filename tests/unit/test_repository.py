@@ -66,7 +66,9 @@ def test_interpreter_without_its_lock_is_refused_with_what_to_do() -> None:
     assert "ImportError: nnburst needs the interpreter lock: set PYTHON_GIL=1" in done.stderr
 
 
-DEPLOYED = [path for path in sorted((ROOT / "deploy").rglob("*")) if path.suffix in ("", ".yaml", ".service", ".conf")]
+DEPLOYED = [
+    path for path in sorted((ROOT / "deploy").rglob("*")) if path.suffix in ("", ".yaml", ".service", ".conf", ".cfg")
+]
 DEPLOYED = [path for path in DEPLOYED if path.is_file()]
 
 
@@ -74,6 +76,6 @@ DEPLOYED = [path for path in DEPLOYED if path.is_file()]
 def test_options_of_deployed_services_exist(path: Path) -> None:
     known = {option for parameter in serve.params for option in parameter.opts}
     text = path.read_text("utf-8")
-    commands = re.findall(r"^(?:ENTRYPOINT|ExecStart=.*nnburst serve| +args:| +command: \[\"--).*$", text, re.MULTILINE)
+    commands = re.findall(r"^(?:ENTRYPOINT|.*nnburst serve| +args:| +command: \[\"--).*$", text, re.MULTILINE)
     assert commands
     assert set(re.findall(r"--[a-z][\w-]*", "\n".join(commands))) <= known
