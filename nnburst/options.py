@@ -63,7 +63,6 @@ class SessionKeywords(TypedDict, total=False):
     priority: PriorityName | Priority
     concurrency: int | None
     polling_window: float | None
-    loop_timeout: float | None
     timeout: float | None
     open_timeout: float | None
     cache_dir: str | os.PathLike[str] | None

@@ -55,7 +55,6 @@ class Options(Struct, frozen=True, kw_only=True):
     priority: Priority = Priority.MEDIUM
     concurrency: int | None = None
     polling_window: float | None = None
-    loop_timeout: float | None = None
     timeout: float | None = None
     open_timeout: float | None = None
     cache_dir: str | os.PathLike[str] | None = None
@@ -131,9 +130,10 @@ class Session(OneProcess, Closing):
         priority: ``"low"``, ``"medium"`` or ``"high"``: a shared service takes waiting runs of higher priority first.
         concurrency: Number of `run` calls that may be in the service at once, each with arrays of its own, made on
             demand; None for the number of the service's CPUs. Further callers wait.
-        polling_window, loop_timeout: As for `nnapi.Burst`.
+        polling_window: As for `nnapi.Burst`.
         timeout: Seconds that one run may take, including its wait for others; None for no limit, 0 for an immediate
-            answer only. Each run method takes a limit of its own, too. Setting up does not count.
+            answer only. Each run method takes a limit of its own, too. Setting up does not count. A WHILE may take
+            as long, 15 seconds at most; 2 without a limit.
         open_timeout: Seconds that setting up may take: opening the session, including the start of its own service;
             `bind`; and preparing a run, for instance with another burst or arrays for other shapes. None for no limit;
             if `timeout` is given, for a minute, and to prepare a run a second, or `timeout` if that is longer.

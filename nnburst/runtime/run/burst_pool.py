@@ -91,8 +91,8 @@ class BurstPool:
     def _open(self, compilation: Compilation, others: list[Burst]) -> Burst:
         """Open another burst and add it to the pool."""
         self._check_open()
-        window, loop_timeout = self.options.polling_window, self.options.loop_timeout
-        others.append(burst := Burst(compilation, polling_window=window, loop_timeout=loop_timeout))
+        window, timeout = self.options.polling_window, self.options.timeout or None  # 0: every WHILE would be too long
+        others.append(burst := Burst(compilation, polling_window=window, loop_timeout=timeout))
         try:
             self._check_open()
         except BadState:  # the session was closed meanwhile
