@@ -189,8 +189,8 @@ def dump(runs: dict[str, Any]) -> str:
 
 
 WAITS = {"poll": "polls", "block": "sleeps"}
-UNTOLD = ("16 KiB", "64 KiB", "256 KiB", "4 MiB")
-"""Sizes of tensors that pages leave out."""
+UNTOLD = ("16 KiB", "64 KiB", "256 KiB", "4 MiB", " 0.1 ms", " 10 ms")
+"""Sizes of tensors and pauses of clients that pages leave out."""
 
 
 def row_of(row: dict[str, str], figures: Sequence[str]) -> list[str]:
@@ -204,7 +204,7 @@ def run_tables(name: str) -> str:
     run = stored()[name]
     parts = [textwrap.fill(f"`{run['command']}`. {run['machine']}.", WIDTH) + "\n"]
     for part in run["tables"]:
-        header, rows = part["header"], part["rows"]
+        header, rows = part["header"], [row for row in part["rows"] if not row[0].endswith(UNTOLD)]
         if header[0] == "budget":
             rows = [row for row in rows if row[-1] != "pass"]
             kept = len(part["rows"]) - len(rows)
@@ -213,7 +213,7 @@ def run_tables(name: str) -> str:
             )
         elif "placement" in header:
             figures = ["p50:", "p99:", "p50/L:"] if part["title"] < "(f)" else ["p50:", "p99:"]
-            told = [dict(zip(header, row, strict=True)) for row in rows if not row[0].endswith(UNTOLD)]
+            told = [dict(zip(header, row, strict=True)) for row in rows]
             header, rows = ["µs", "both ends", *figures], [row_of(row, figures) for row in told]
         parts += [f"**{part['title']}**\n"] if part["title"] else []
         parts.append(table(header, rows) + "\n")
