@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import nnburst
-from nnburst import BadState, InvalidArgument, Memory, MissedDeadline, Model
+from nnburst import BadState, InvalidArgument, MissedDeadline, Model
 from nnburst.errors import ErrorStatus, GeneralFailure, OutputShape
 from nnburst.model import Request, Timing
 from nnburst.model.running import ExecutionResult
@@ -158,53 +158,6 @@ def test_REQ_API_004_second_execution_during_the_first_is_bad_state(script: Scri
         script.go.set()
         event.wait()
         second.burst_compute(burst)
-
-
-@pytest.mark.parametrize("memory_first", [True, False], ids=["REQ_API_005", "REQ_API_006"])
-def test_REQ_API_free_memory_and_burst_in_either_order(compilation: Compilation, memory_first: bool) -> None:
-    burst = Burst(compilation)
-    memory = Memory.ashmem(128)
-    memory.array(np.float32, (4,))[:] = X
-    execution = Execution(compilation)
-    execution.set_input_from_memory(0, memory, 0, 16)
-    execution.set_output_from_memory(0, memory, 64, 16)
-    execution.burst_compute(burst)
-    assert (memory.array(np.float32, (4,), 64) == Y).all()
-    if memory_first:
-        assert burst.free_memory(memory)
-        assert not burst.free_memory(memory)
-        memory.close()
-        burst.close()
-    else:
-        burst.close()
-        memory.close()
-
-
-def test_REQ_API_007_closing_twice_is_harmless(compilation: Compilation) -> None:
-    burst = Burst(compilation)
-    burst.close()
-    burst.close()
-    memory = Memory.ashmem(64)
-    memory.close()
-    memory.close()
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_REQ_API_008_REQ_MODEL_079_an_execution_runs_once(compilation: Compilation, burst: Burst, way: str) -> None:
-    execution, y = execution_for(compilation)
-    WAYS[way](execution, burst)
-    assert (y == Y).all()
-    for again in WAYS.values():
-        with pytest.raises(BadState):
-            again(execution, burst)
-    for change in (
-        lambda: execution.set_input(0, X),
-        lambda: execution.set_output(0, y),
-        lambda: execution.set_measure_timing(True),
-        lambda: execution.set_timeout(1.0),
-    ):
-        with pytest.raises(BadState, match="was started"):
-            change()
 
 
 @pytest.mark.representative

@@ -34,7 +34,7 @@ from nnburst.model.types import BufferDesc, BufferRole, DeviceType
 from nnburst.service.host.host import ServiceHost
 from support.caches import TOKEN, cache_files
 from support.services import in_process
-from support.waiting import Background
+from support.waiting import Background, until
 
 
 def model() -> Model:
@@ -71,6 +71,10 @@ class Fake(ReferenceDevice):
         if isinstance(self.counts, Exception):
             raise self.counts
         return self.counts  # type: ignore[no-any-return]
+
+    def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
+        self._did("supported")
+        return super().get_supported_operations(model)
 
     def prepare_model(self, model: Model, *args: Any, **options: Any) -> Any:
         self._did("compile")
@@ -269,8 +273,10 @@ def test_REQ_CACHE_098_099_100_device_that_comes_back_changed_is_invalid(change:
 def remote() -> Iterator[tuple[Fake, Device]]:
     """A device behind the control plane, and what the client sees of it."""
     device = Fake()
-    with in_process([device]) as (client, _):
+    with in_process([device]) as (client, host):
         yield device, client.devices[0]
+        (hosted,) = host.connections
+        until(lambda: not hosted.ledger.used["models"] and not hosted.ledger.used["mapped_bytes"])
 
 
 @pytest.fixture
@@ -279,10 +285,17 @@ def files(tmp_path: Path) -> Iterator[CacheFiles]:
         yield files
 
 
-@every_call
+@pytest.mark.parametrize(
+    "call", [*CALLS.values(), lambda device, files: device.get_supported_operations(model())], ids=[*CALLS, "supported"]
+)
 @pytest.mark.parametrize(
     "error",
-    [GeneralFailure("the reason"), DeviceUnavailable("busy"), InvalidArgument("odd"), MissedDeadline("late")],
+    [
+        GeneralFailure("the reason"),
+        DeviceUnavailable("busy"),
+        InvalidArgument("operand 3: scale must be positive"),
+        MissedDeadline("late", status=ErrorStatus.MISSED_DEADLINE_PERSISTENT),
+    ],
     ids=lambda error: type(error).__name__,
 )
 def test_error_of_a_device_crosses_the_connection(
@@ -293,9 +306,9 @@ def test_error_of_a_device_crosses_the_connection(
     with pytest.raises(type(error), match=str(error)) as found:
         call(proxy, files)
     assert found.value.status is error.status
+    assert len([what for what in device.asked if what != "counts"]) == 1  # nothing was tried again
     device.fails = None
-    call(proxy, files).close()
-    assert len([what for what in device.asked if what != "counts"]) == 2  # nothing was tried again
+    assert call(proxy, files) is not None
 
 
 @every_call

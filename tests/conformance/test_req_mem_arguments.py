@@ -143,19 +143,21 @@ def filled(compilation: Compilation, **options: Any) -> tuple[Execution, np.ndar
 
 @every_way
 @pytest.mark.parametrize("reusable", [False, True])
-def test_REQ_MEM_073_execution_that_was_started(compile_: Any, way: str, reusable: bool) -> None:
+def test_REQ_MEM_073_REQ_API_008_REQ_MODEL_079_execution_that_was_started(
+    compile_: Any, way: str, reusable: bool
+) -> None:
     execution, out = filled(compile_(add()), reusable=reusable)
     run(execution, way)
     assert out.tolist() == [11, 22]
     with Memory.ashmem(64) as memory:
         for kind in ("input", "output"):
-            with pytest.raises(BadState):
+            with pytest.raises(BadState, match="was started"):
                 setter(execution, kind)(0, out)
-            with pytest.raises(BadState):
+            with pytest.raises(BadState, match="was started"):
                 setter(execution, kind, memory=True)(0, memory, 0, 8)
-    with pytest.raises(BadState):
+    with pytest.raises(BadState, match="was started"):
         execution.set_timeout(1)
-    with pytest.raises(BadState):
+    with pytest.raises(BadState, match="was started"):
         execution.set_measure_timing(True)
     for again in WAYS:
         if reusable:

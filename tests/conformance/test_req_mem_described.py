@@ -572,7 +572,7 @@ def test_REQ_MEM_071_contents_with_other_dimensions(service: Service, way: str, 
 
 @pytest.mark.parametrize("what", ["device", "shared"])
 @pytest.mark.parametrize("first", ["memory", "burst"])
-def test_REQ_MEM_077_078_burst_and_memory_end_in_any_order(
+def test_REQ_MEM_077_078_REQ_API_005_to_007_burst_and_memory_end_in_any_order(
     service: Service, what: str, first: str, opened: Any
 ) -> None:
     compilation = opened(compiled(relu(SHAPE), service))
@@ -590,6 +590,9 @@ def test_REQ_MEM_077_078_burst_and_memory_end_in_any_order(
     assert (result == np.maximum(VALUES, 0)).all()
     pool = memory if what == "shared" else memory.pool
     if first == "memory":
+        if what == "shared":
+            assert burst.free_memory(memory)
+            assert not burst.free_memory(memory)
         memory.close()
         if what == "device":
             assert not burst.controller.free_memory(pool)  # the memory took itself out
@@ -600,6 +603,8 @@ def test_REQ_MEM_077_078_burst_and_memory_end_in_any_order(
         burst.close()
         execution.compute()
         memory.close()
+    burst.close()  # once more, which is harmless
+    memory.close()
 
 
 def test_closed_memory_is_refused_everywhere(device_memory: DeviceMemory, opened: Any) -> None:

@@ -1,12 +1,16 @@
-"""Each test leaves nothing behind. Fixtures of several files: a gateway and its clients."""
+"""Each test leaves nothing behind. Fixtures of several files: shared services, a gateway and its clients."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from support.services import Honest, Shared, shared_service
 
 if TYPE_CHECKING:
     from support.gateways import Gateway
@@ -16,6 +20,29 @@ if TYPE_CHECKING:
 def leaves_nothing_behind(request: pytest.FixtureRequest) -> None:
     if not request.node.get_closest_marker("leaks"):
         request.getfixturevalue("nnburst_leaves_nothing")
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Shared]]:
+    """Starts shared services of this test's own."""
+    with contextlib.ExitStack() as stack:
+        yield lambda *options, **more: stack.enter_context(
+            shared_service(tmp_path, "--device", "nnburst-reference", *options, **more)
+        )
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    """A shared service for the tests of a module, which leave it as it was."""
+    with shared_service(tmp_path_factory.mktemp("shared"), "--device", "nnburst-reference") as shared:
+        yield shared
+
+
+@pytest.fixture(scope="module")
+def honest(shared: Shared) -> Iterator[Honest]:
+    """A client of that service."""
+    with Honest(shared.address) as honest:
+        yield honest
 
 
 @pytest.fixture(scope="session")

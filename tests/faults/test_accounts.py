@@ -12,7 +12,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +29,7 @@ from nnburst.service.process.workers import Isolation, Worker, WorkerPool
 from nnburst.watch.usage import usage_of
 from support.models import relu
 from support.processes import worker_of, workers_of
-from support.services import Shared, run_command, shared_service
+from support.services import Shared, run_command
 from support.waiting import until
 
 pytestmark = pytest.mark.check
@@ -48,14 +48,6 @@ def chatter(n):
     sys.stdout.flush()
     return n
 """
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Shared]]:
-    with contextlib.ExitStack() as stack:
-        yield lambda *options, **more: stack.enter_context(
-            shared_service(tmp_path, "--device", "nnburst-reference", *options, **more)
-        )
 
 
 @pytest.mark.representative

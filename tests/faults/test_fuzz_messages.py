@@ -27,7 +27,7 @@ from nnburst.service.wire.protocol import CALLS, MAX_INLINE, Call, Malformed, Si
 from support import wire_page
 from support.hostile import Descriptors, Values, encoded, mutated
 from support.models import request_on, tiny_model
-from support.services import Honest, RawConnection, Shared, header, plain, shared_service
+from support.services import Honest, RawConnection, Shared, header, plain
 from support.waiting import PATIENCE
 
 SERVED = [call for call in CALLS if call.side is Side.SERVICE]
@@ -36,18 +36,6 @@ TYPES = {call: msgspec.inspect.type_info(wire_page.struct(call.name)) for call i
 LONG = 2 * MAX_INLINE
 """Bytes with which a message does not fit into a datagram."""
 Recorded = tuple[str, Any, list[int]]
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
-    with shared_service(tmp_path_factory.mktemp("fuzz"), "--device", "nnburst-reference") as shared:
-        yield shared
-
-
-@pytest.fixture
-def honest(shared: Shared) -> Iterator[Honest]:
-    with Honest(shared.address) as honest:
-        yield honest
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import re
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
 from unittest.mock import Mock
@@ -37,7 +37,7 @@ from support.processes import (
     worker_of,
     workers_of,
 )
-from support.services import COMMAND, RawConnection, Shared, header, run_command, save_scaling, shared_service
+from support.services import COMMAND, RawConnection, Shared, header, run_command, save_scaling
 from support.users import GUEST, as_root, as_user
 from support.waiting import PATIENCE, Background, until
 from support.ways_out import needs_walls
@@ -45,21 +45,6 @@ from support.ways_out import needs_walls
 pytestmark = pytest.mark.check
 
 X = {"x": np.ones((1, 4), np.float32)}
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Shared]]:
-    with contextlib.ExitStack() as stack:
-        yield lambda *options, **more: stack.enter_context(
-            shared_service(tmp_path, "--device", "nnburst-reference", *options, **more)
-        )
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
-    """A service for tests that leave it as it was."""
-    with shared_service(tmp_path_factory.mktemp("shared"), "--device", "nnburst-reference") as shared:
-        yield shared
 
 
 def test_models_of_a_client_run_in_another_process_than_named_ones(start: Callable[..., Shared]) -> None:

@@ -29,8 +29,8 @@ CLIENT = """
 import collections, json, sys, threading
 import numpy as np
 import nnburst
-from nnburst.model import ModelBuilder, OperandType
-from nnburst.service import owner_of
+from nnburst import ModelBuilder, OperandType
+from nnburst.service.process.discovery import owner_of
 
 address, rest, path, devices = sys.argv[1], float(sys.argv[2]), sys.argv[3], sys.argv[4:]
 b = ModelBuilder()

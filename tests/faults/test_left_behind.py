@@ -44,7 +44,7 @@ def endless_loop():
 
 def long_chain():
     # A minute of operations that are all bound before the first run.
-    from nnburst.model import ModelBuilder, OperandType
+    from nnburst import ModelBuilder, OperandType
     b = ModelBuilder()
     x = b.input("x", OperandType.TENSOR_FLOAT32, (4096, 4096))
     for _ in range(2000):

@@ -28,7 +28,7 @@ MODEL = """
 import json, os, sys
 import numpy as np
 import nnburst
-from nnburst.model import ModelBuilder, OperandType
+from nnburst import ModelBuilder, OperandType
 
 b = ModelBuilder()
 x = b.input("x", OperandType.TENSOR_FLOAT32, (512, 256))
@@ -107,7 +107,7 @@ def become(user):
 SERVE = (
     ACCOUNT
     + """
-from nnburst.service import service_environment
+from nnburst.service.process.command import service_environment
 os.environ.update(service_environment(os.environ))
 become(int(sys.argv.pop(1)))
 nnburst.cli.main()
@@ -226,7 +226,7 @@ def test_service_of_another_account_believes_only_what_it_wrote_itself(open_to_g
 PLANTED = """
 import json, os, socket, sys
 import nnburst.runtime, nnburst.service.client.connection  # while it may read them
-from nnburst.service import dial, running_services
+from nnburst.service.process.discovery import dial, running_services
 directory, planter, client = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 os.environ["NNBURST_RUNTIME_DIR"] = directory
 mode, owner = sys.argv[4], int(sys.argv[5])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +14,14 @@ import pytest
 from nnburst import Memory
 from nnburst.burst import ExecutionBurstController
 from nnburst.burst.interfaces import BurstCallback
-from nnburst.errors import DeadObject
+from nnburst.devices.interfaces import CompileJob
+from nnburst.errors import DeadObject, ErrorStatus
 from nnburst.fmq import MessageQueue
 from nnburst.model.types import DeviceStatus
 from nnburst.service.client.connection import ServiceConnection
 from nnburst.service.process.launch import start_child
 from nnburst.testing import inject
+from support.caches import cache_files
 from support.models import request_on, tiny_model
 from support.processes import Client, wait_gone
 from support.waiting import PATIENCE, Background
@@ -58,17 +62,29 @@ def sleeping_plan(service: ServiceConnection, pool: Memory) -> Any:
     return plan(service, pool, 0.0)
 
 
-POINTS: list[tuple[Any, Any]] = [
-    ("supported", supported),
-    ("prepare", prepare),
-    ("run", execute),
-    ("burst", burst),
-    ("run", polling_plan),
-    ("run", sleeping_plan),
-]
+def restore(service: ServiceConnection, pool: Memory) -> Any:
+    with tempfile.TemporaryDirectory() as directory, cache_files(Path(directory)) as files:
+        return service.devices[0].prepare_model_from_cache(files)
 
 
-@pytest.mark.parametrize(("point", "use"), POINTS, ids=[use.__name__ for _, use in POINTS])
+def prepare_with_files(service: ServiceConnection, pool: Memory) -> Any:
+    with tempfile.TemporaryDirectory() as directory, cache_files(Path(directory)) as files:
+        return service.devices[0].prepare_model(tiny_model(256), CompileJob(cache=files))
+
+
+POINTS: dict[str, tuple[Any, Any]] = {
+    "supported": ("supported", supported),
+    "REQ_CACHE_065_prepare": ("prepare", prepare),
+    "REQ_CACHE_072_restore": ("restore", restore),
+    "REQ_CACHE_079_prepare_with_files": ("prepare", prepare_with_files),
+    "run": ("run", execute),
+    "burst": ("burst", burst),
+    "polling": ("run", polling_plan),
+    "sleeping": ("run", sleeping_plan),
+}
+
+
+@pytest.mark.parametrize(("point", "use"), POINTS.values(), ids=POINTS)
 def test_REQ_MODEL_078_a_killed_service_ends_every_wait(
     point: Any, use: Callable[[ServiceConnection, Memory], Any]
 ) -> None:
@@ -81,6 +97,7 @@ def test_REQ_MODEL_078_a_killed_service_ends_every_wait(
         os.kill(service.pid, signal.SIGKILL)
         result = call.result()
         assert isinstance(result, DeadObject), result
+        assert result.status is ErrorStatus.DEAD_OBJECT
         assert "was killed by SIGKILL" in str(result)
         assert service.connection.wait_ended(PATIENCE)
         assert deaths == [1]
@@ -116,7 +133,7 @@ import os, sys, threading
 from support.models import *
 from support.processes import *
 from nnburst.burst import ExecutionBurstController
-from nnburst.service import start_child
+from nnburst.service.process.launch import start_child
 from nnburst.testing import inject
 service = start_child(faults=True)
 pool = Memory.ashmem(512)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import array
 import asyncio
 import contextlib
 import os
 import resource
 import signal
-import socket
 import struct
 from collections.abc import Iterator
 from typing import Any
@@ -21,60 +19,19 @@ from nnburst import Memory
 from nnburst.devices.interfaces import CompileJob
 from nnburst.devices.registry import create_device
 from nnburst.errors import DeadObject, ErrorStatus, ResourceExhausted
-from nnburst.model import ExecutionPreference, Priority, RunOptions
+from nnburst.model import RunOptions
 from nnburst.model.types import DeviceStatus
 from nnburst.service.client.connection import ServiceConnection
 from nnburst.service.host.host import Client, ServiceHost
 from nnburst.service.process.launch import start_child
 from nnburst.service.wire.marshal import model_to_wire
-from nnburst.service.wire.protocol import (
-    CALLS,
-    VERSION,
-    Execute,
-    Hello,
-    Message,
-    PrepareModel,
-    WireMemory,
-    WireRequest,
-    encode,
-)
+from nnburst.service.wire.protocol import CALLS, Execute, PrepareModel, WireMemory, WireRequest, encode
 from nnburst.testing import inject
-from support.models import request_on, tiny_model
+from support.connections import socket_pair
+from support.models import counter, request_on, tiny_model
 from support.processes import stopped
+from support.services import RawConnection, header
 from support.waiting import PATIENCE, Background, until
-
-
-def socket_pair() -> tuple[socket.socket, socket.socket]:
-    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-
-
-class RawClient:
-    """Speaks the protocol by hand."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        sock.settimeout(PATIENCE)
-
-    def send(self, message: Message | bytes, fds: list[int] | None = None, call_id: int = 1) -> None:
-        body = message if isinstance(message, bytes) else encode(message)
-        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-        self.sock.sendmsg([struct.pack("<BBHI", 0, 0, len(fds or []), call_id), body], ancillary)
-
-    def receive(self) -> bytes:
-        try:
-            return self.sock.recv(70000)
-        except ConnectionResetError:
-            return b""
-
-    def greet(self) -> None:
-        self.send(Hello(VERSION, os.getpid()))
-        assert b"hello.reply" in self.receive()
-
-    def prepare(self) -> None:
-        model = tiny_model(256)  # owns the descriptors
-        wire, fds = model_to_wire(model)
-        self.send(PrepareModel(0, wire, CompileJob(ExecutionPreference.LOW_POWER, Priority.LOW)), fds)
-        assert b"prepare_model.reply" in self.receive()
 
 
 @pytest.fixture
@@ -85,11 +42,12 @@ def host() -> Iterator[ServiceHost]:
 
 
 @contextlib.contextmanager
-def raw_client(host: ServiceHost) -> Iterator[tuple[RawClient, Client]]:
+def raw_client(host: ServiceHost) -> Iterator[tuple[RawConnection, Client]]:
     a, b = socket_pair()
     hosted = host.serve(b)
-    with a:
-        yield RawClient(a), hosted
+    with RawConnection(a) as client:
+        client.greet()
+        yield client, hosted
 
 
 def check_service(host: ServiceHost) -> None:
@@ -107,12 +65,13 @@ def test_a_malformed_message_releases_what_its_client_owned_and_disturbs_no_othe
     host.serve(b)
     with ServiceConnection(a) as bystander, raw_client(host) as (client, hosted), Memory.ashmem(512) as pool:
         model = bystander.devices[0].prepare_model(tiny_model(256))
-        client.greet()
-        client.prepare()
-        assert hosted.ledger.used["models"] == 1
-        client.send(b"\xc1")
-        assert b"malformed message" in client.receive()
-        assert client.receive() == b""
+        wire, fds = model_to_wire(owner := tiny_model(256))
+        client.send(header(2, len(fds)), encode(PrepareModel(0, wire, CompileJob())), list(fds))
+        assert b"prepare_model.reply" in client.answer()
+        assert hosted.ledger.used["models"] == len(owner.pools) == 1
+        client.send(header(3), b"\xc1", [])
+        assert b"malformed message" in client.answer()
+        assert client.answer() == b""
         assert hosted.connection.wait_ended(PATIENCE)
         assert hosted.ledger.used == dict.fromkeys(hosted.ledger.used, 0)
         assert model.execute_synchronously(request_on(pool))[0] is ErrorStatus.NONE
@@ -123,10 +82,9 @@ def test_a_malformed_message_releases_what_its_client_owned_and_disturbs_no_othe
 def test_each_call_with_missing_and_surplus_descriptors(call: object, host: ServiceHost) -> None:
     name = call.name  # type: ignore[attr-defined]
     with raw_client(host) as (client, hosted), Memory.ashmem(64) as pool:
-        client.greet()
         body = struct.pack("B", 0x81) + b"\xa4call" + struct.pack("B", 0xA0 | len(name)) + name.encode()
         with contextlib.suppress(ConnectionError):
-            client.send(body, [pool.fds[0]] * 3)
+            client.send(header(2, n_fds=3), body, [pool.fds[0]] * 3)
         assert hosted.connection.wait_ended(PATIENCE)
     check_service(host)
 
@@ -151,13 +109,6 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nnburst.runtime.execution.MIN_SETUP_SECONDS", 0.0)
 
 
-def state_model() -> nnburst.Model:
-    b = nnburst.ModelBuilder()
-    t = b.input("t", nnburst.OperandType.TENSOR_FLOAT32, (4,))
-    b.output("t_out", b.relu(t))
-    return b.build()
-
-
 @pytest.mark.check
 def test_a_stopped_service_cannot_block_its_client_for_ever() -> None:
     with start_child(["nnburst-noop"], faults=True) as service:
@@ -169,9 +120,7 @@ def test_a_stopped_service_cannot_block_its_client_for_ever() -> None:
         errors = set()
         for _ in range(5000):
             try:
-                service.connection.call(
-                    PrepareModel(0, wire, CompileJob(ExecutionPreference.LOW_POWER, Priority.LOW)), fds, timeout=0.0
-                )
+                service.connection.call(PrepareModel(0, wire, CompileJob()), fds, timeout=0.0)
             except Exception as error:
                 errors.add(type(error).__name__)
                 if "read" in str(error) or "under way" in str(error):
@@ -195,7 +144,7 @@ def test_runs_that_need_another_burst_of_a_stopped_service_do_not_outlast_their_
 
     with nnburst.launch(devices=["nnburst-reference"]) as service:
         for use in ("threads", "tasks"):
-            with service.session(state_model(), timeout=0.1, concurrency=2) as session:
+            with service.session(counter(), timeout=0.1, concurrency=2) as session:
                 session.run(None, {"t": x}, PATIENCE)
                 with stopped(service.pid):
                     if use == "tasks":
@@ -203,7 +152,7 @@ def test_runs_that_need_another_burst_of_a_stopped_service_do_not_outlast_their_
                     else:
                         runs = [Background(lambda: session.run(None, {"t": x})) for _ in range(2)]
                         assert [type(run.result()) for run in runs] == [nnburst.MissedDeadline] * 2
-                assert session.run(None, {"t": x}, PATIENCE)[0].tolist() == x.tolist()
+                assert session.run(None, {"t": x}, PATIENCE)[0].tolist() == [2.0] * 4
 
 
 def test_event_loop_goes_on_while_tasks_wait_for_another_burst_of_a_stopped_service() -> None:
@@ -214,14 +163,14 @@ def test_event_loop_goes_on_while_tasks_wait_for_another_burst_of_a_stopped_serv
         return await asyncio.gather(*runs)
 
     with nnburst.launch(devices=["nnburst-reference"]) as service:
-        with service.session(state_model(), timeout=PATIENCE, concurrency=2) as session, stopped(service.pid):
+        with service.session(counter(), timeout=PATIENCE, concurrency=2) as session, stopped(service.pid):
             answers = asyncio.run(released_by_a_task(session, service.pid))
-    assert [y.tolist() for (y,) in answers] == [[1.0] * 4] * 2
+    assert [y.tolist() for (y,) in answers] == [[2.0] * 4] * 2
 
 
 def test_session_of_short_runs_gets_another_burst(monkeypatch: pytest.MonkeyPatch) -> None:
     with nnburst.launch(devices=["nnburst-reference"]) as service:
-        with service.session(state_model(), timeout=1e-6, concurrency=2) as session:
+        with service.session(counter(), timeout=1e-6, concurrency=2) as session:
             monkeypatch.setattr(session._pool, "free", lambda: None)  # the one that there is runs something
             with contextlib.suppress(nnburst.MissedDeadline):
                 session.run(None, {"t": np.ones(4, np.float32)})
@@ -232,7 +181,7 @@ def test_session_of_short_runs_gets_another_burst(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.usefixtures("hasty")
 def test_copies_of_a_state_do_not_outlast_their_timeout_in_a_stopped_service() -> None:
     with nnburst.launch(devices=["nnburst-reference"]) as service:
-        with service.session(state_model(), timeout=0.1) as session, session.bind(state={"t_out": "t"}) as execution:
+        with service.session(counter(), timeout=0.1) as session, session.bind(state={"t_out": "t"}) as execution:
             execution.run(timeout=PATIENCE)
             with stopped(service.pid):
                 for attempt in (execution.run, execution.get_state, execution.reset_state):

@@ -28,7 +28,7 @@ PROGRAM = """
 import itertools, os, signal, sys
 import numpy as np
 import nnburst
-from nnburst.model import ModelBuilder, OperandType
+from nnburst import ModelBuilder, OperandType
 from nnburst.service.connection.callbacks import CallbackRegistry
 from nnburst.service.connection.pending import PendingCall
 
@@ -77,18 +77,6 @@ if phase == "forked":
     os._exit(0)
 """
 PHASES = ["call 1", "call 4", "asked for memory", "asked for memory", "in flight", "full ring", "closing"]
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
-    with shared_service(tmp_path_factory.mktemp("stalls"), "--device", "nnburst-reference") as shared:
-        yield shared
-
-
-@pytest.fixture(scope="module")
-def honest(shared: Shared) -> Iterator[Honest]:
-    with Honest(shared.address) as honest:
-        yield honest
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import signal
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 import nnburst
-from nnburst import GeneralFailure, InvalidArgument, Memory, MissedDeadline, ResourceExhausted
+from nnburst import BadState, DeadObject, GeneralFailure, InvalidArgument, Memory, MissedDeadline, ResourceExhausted
 from nnburst.burst.cancellation import CancelToken, under_token
 from nnburst.devices.onnxruntime import kernel
 from nnburst.devices.onnxruntime.device import OnnxRuntimeDevice
@@ -28,8 +29,22 @@ from nnburst.devices.onnxruntime.snapshots import exposed_arguments
 from nnburst.memory.staging import open_request
 from nnburst.model import Request
 from nnburst.model.types import DataLocation, RequestArgument
+from nnburst.testing import inject
 from support import raw_burst as raw
-from support.onnx_models import FLOAT, RNG, TensorProto, graph, helper, in_process, node, onnx, ort, save, save_external
+from support.onnx_models import (
+    FLOAT,
+    RNG,
+    TensorProto,
+    graph,
+    helper,
+    in_process,
+    mlp,
+    node,
+    onnx,
+    ort,
+    save,
+    save_external,
+)
 
 INT64, BOOL, UINT8, INT8 = TensorProto.INT64, TensorProto.BOOL, TensorProto.UINT8, TensorProto.INT8
 N = 200_000
@@ -551,3 +566,31 @@ def test_request_after_others_is_answered_as_if_there_had_been_none(more: tuple[
             assert answers[0] == answers[1]
             statuses.add(answers[0][0])
     assert {0, 4} <= statuses
+
+
+# ---- a crash of the runtime ----------------------------------------------------------------------------------------
+
+
+OTHERS = [signal.SIGABRT, signal.SIGFPE, signal.SIGKILL, signal.SIGUSR1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, *(pytest.param(n, marks=pytest.mark.check) for n in OTHERS)])
+@pytest.mark.parametrize("bound", [True, False], ids=["bound", "run"])
+def test_crash_of_the_runtime_is_a_dead_object_and_the_next_session_works(
+    tmp_path: Path, number: signal.Signals, bound: bool
+) -> None:
+    path = save(mlp(16, 2), tmp_path / "m.onnx")
+    ones = np.ones((1, 16), np.float32)
+    with nnburst.launch(devices=["nnburst-onnxruntime"], restart=True, faults=True) as service:
+        with service.session(path) as session:
+            (expected,) = session.run(None, {"x": ones})
+            inject(service, crash_on=1, crash_with=number)
+            with pytest.raises(DeadObject, match=number.name):
+                if bound:
+                    session.bind().run()
+                else:
+                    session.run(None, {"x": ones})
+            with pytest.raises((DeadObject, BadState)):
+                session.run(None, {"x": ones})
+        with service.session(path) as session:
+            assert np.array_equal(session.run(None, {"x": ones})[0], expected)

@@ -87,18 +87,6 @@ def test_arguments_are_those_of_the_file_with_symbolic_dimensions(service: nnbur
         assert (where.name, where.shape, where.dtype) == ("where", (3, "count"), np.int64)
 
 
-def test_initializers_that_are_inputs_too_need_not_be_given(service: nnburst.Service, tmp_path: Path) -> None:
-    model = graph(
-        [node("Add", ["x", "c"], ["y"])],
-        [("x", FLOAT, (2,)), ("c", FLOAT, (2,))],
-        [("y", FLOAT, (2,))],
-        {"c": np.float32([1, 2])},
-    )
-    with service.session(save(model, tmp_path / "m.onnx")) as session:
-        assert [argument.name for argument in session.get_inputs()] == ["x"]
-        assert session.run(["y"], {"x": np.float32([10, 20])})[0].tolist() == [11, 22]
-
-
 def test_output_whose_size_depends_on_the_data_grows(service: nnburst.Service, tmp_path: Path) -> None:
     model = graph([node("NonZero", ["x"], ["y"])], [("x", FLOAT, (4000,))], [("y", TensorProto.INT64, (1, "n"))])
     with service.session(save(model, tmp_path / "m.onnx")) as session:

@@ -37,7 +37,7 @@ HONEST = """
 import collections, json, sys, threading
 import numpy as np
 import nnburst
-from nnburst.model import ModelBuilder, OperandType
+from nnburst import ModelBuilder, OperandType
 
 b = ModelBuilder()
 x = b.input("x", OperandType.TENSOR_FLOAT32, (64,))
@@ -263,10 +263,11 @@ def shared_service(directory: Path, *options: str, **more: Any) -> Iterator[Shar
 class RawConnection:
     """The wire, without anything that makes a message right."""
 
-    def __init__(self, shared: Shared) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    def __init__(self, to: Shared | socket.socket) -> None:
+        self.sock = to if isinstance(to, socket.socket) else socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.sock.settimeout(PATIENCE)
-        self.sock.connect(str(shared.path))
+        if isinstance(to, Shared):
+            self.sock.connect(str(to.path))
 
     def send(self, header: bytes, body: bytes, fds: list[int]) -> None:
         """Raises OSError if the other side has ended it."""

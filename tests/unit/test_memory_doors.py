@@ -136,7 +136,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from nnburst.errors import GeneralFailure, ResourceExhausted
-from nnburst.memory import Memory, named
+from nnburst import Memory
+from nnburst.memory import named
 
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 MIB = 1 << 20

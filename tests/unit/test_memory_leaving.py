@@ -80,8 +80,10 @@ NO_MEMORY = """
 import resource, sys, tempfile
 import numpy as np
 from nnburst.errors import ResourceExhausted
-from nnburst.memory import Memory, open_request
-from nnburst.model import DataLocation, Request, RequestArgument
+from nnburst import Memory
+from nnburst.memory.staging import open_request
+from nnburst.model import Request
+from nnburst.model.types import DataLocation, RequestArgument
 
 size = 1 << 30
 pool, file = Memory.ashmem(size), tempfile.TemporaryFile(dir="/var/tmp")

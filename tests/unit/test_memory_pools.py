@@ -367,7 +367,7 @@ def test_too_many_guarded_mappings_are_an_error_not_a_crash(file: Any) -> None:
 FAULT_ELSEWHERE = """
 import ctypes, faulthandler, mmap, os, signal, sys, tempfile
 {setup}
-from nnburst.memory import Memory
+from nnburst import Memory
 f = tempfile.TemporaryFile(); f.truncate(8192)
 memory = Memory.mmap_fd(f.fileno(), 8192, direct=True)
 view = memory._map_for(writable=True).bytes()
@@ -419,7 +419,7 @@ def test_signal_that_was_sent_goes_to_the_program_s_handler() -> None:
 
 HANDLER_AFTER_US = """
 import faulthandler, os, signal, sys, tempfile
-from nnburst.memory import Memory
+from nnburst import Memory
 f = tempfile.TemporaryFile(); f.truncate(64 * 4096)
 memory = Memory.mmap_fd(f.fileno(), 64 * 4096, direct=True)
 view = memory._map_for(writable=True).bytes()

@@ -133,27 +133,6 @@ def test_get_supported_operations_leaves_nothing_mapped() -> None:
         assert set(charged(host).values()) == {0}
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        InvalidArgument("operand 3: scale must be positive"),
-        GeneralFailure("cannot"),
-        DeviceUnavailable("offline"),
-        MissedDeadline("late", status=ErrorStatus.MISSED_DEADLINE_PERSISTENT),
-    ],
-)
-def test_errors_of_a_device_come_back_as_they_were(error: Exception) -> None:
-    def fail(_: object) -> None:
-        raise error
-
-    with in_process([FakeDevice(prepare=fail, supported=fail)]) as (client, host):
-        for call in (client.devices[0].prepare_model, client.devices[0].get_supported_operations):
-            with pytest.raises(type(error), match=str(error)) as caught:
-                call(tiny_model(4096))
-            assert caught.value.status is error.status  # type: ignore[attr-defined]
-        assert set(charged(host).values()) == {0}
-
-
 def test_a_device_that_is_not_there_is_unavailable() -> None:
     with in_process([FakeDevice()]) as (client, _):
         device: Any = client.devices[0]
