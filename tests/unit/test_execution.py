@@ -661,6 +661,14 @@ OF_THE_DECLARED_TYPE: list[tuple[OperandType, tuple[int, ...], Any, Any]] = [
     (F, (1,), np.float32([[3]]), [3]),
     (F, (1, 1), np.float64([3]), "got float64; convert it"),
     (F, (0, 1), np.float32(3), r"has shape \(None, 1\), got \(\)"),
+    (F, (2,), [True, False], r"float32, got a list, which becomes an array of bool; give numpy\.array\(…, 'float32'\)"),
+    (F, (2,), ["1", "2"], "got a list, which becomes an array of <U1"),
+    (F, (2,), [1, None], "got a list, which becomes an array of object"),
+    (F, (2,), [[1], [2, 3]], "cannot be made an array"),
+    (F, (2,), [1e39, 0], "which has no 1e"),
+    (F, (2,), [16777217, 0], "which has no 16777217"),
+    (F, (2,), 1.0, r"has shape \(2,\), got \(\)"),
+    (F, (2,), np.zeros(2), r"got float64; convert it with \.astype\('float32'\)"),
 ]
 
 

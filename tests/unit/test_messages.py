@@ -82,21 +82,6 @@ def test_objects_of_one_process_say_what_to_do_instead(service: nnburst.Service,
             how(thing)
 
 
-class Tensor:
-    """Looks like a torch.Tensor with gradients."""
-
-    def __array__(self, *_: object, **__: object) -> np.ndarray:
-        raise RuntimeError("Use tensor.detach().numpy() instead.")
-
-
-@pytest.mark.parametrize("model", [bytearray(b"x"), np.zeros(3), ModelBuilder()])
-def test_model_of_another_type(service: nnburst.Service, model: Any) -> None:
-    with pytest.raises(
-        InvalidArgument, match=rf"model is a {type(model).__name__}; give a path.* torch.*@nnburst.declare"
-    ):
-        service.session(model)
-
-
 @pytest.mark.parametrize("with_service", [False, True])
 @pytest.mark.parametrize(
     ("name", "says", "is_missing"),
@@ -176,13 +161,6 @@ def test_remedy_for_a_shape_is_one_that_works(
     assert str(raised.value).endswith(f"got {shape}{remedy}")
 
 
-def test_tensor_with_gradients_says_what_its_library_says(service: nnburst.Service) -> None:
-    with service.session(relu((2, 3))) as session:
-        for value in (Tensor(), [Tensor()]):
-            with pytest.raises(InvalidArgument, match=r"'x' cannot be made an array: Use tensor\.detach\(\)\.numpy"):
-                session.run(None, {"x": value})  # type: ignore[dict-item]
-
-
 def test_part_of_a_state_that_does_not_fit_is_named(service: nnburst.Service) -> None:
     b = ModelBuilder()
     x = b.input("x", OperandType.TENSOR_QUANT8_ASYMM, (2, 3), scale=0.5, zero_point=3)
@@ -222,43 +200,12 @@ def test_trace_of_no_program_leaves_the_file_as_it_is(tmp_path: Path) -> None:
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("trace.json", "of yesterday")]
 
 
-def test_text_in_place_of_a_type() -> None:
-    b = ModelBuilder()
-    with pytest.raises(InvalidArgument, match=r"type='float32': give a member of OperandType, such as OperandType\."):
-        b.add_operand("float32", (1, 4))  # type: ignore[arg-type]
-    x = b.input("x", "float32", (1, 4))
-    with pytest.raises(InvalidArgument, match=r"'RELU': give a member of OperationType, such as OperationType\."):
-        b.operation("RELU", x)
-    with pytest.raises(InvalidArgument, match="give a member of OperationType"):
-        b.add_operation("RELU", [x], [x])  # type: ignore[arg-type]
-
-
 def test_arrays_of_another_type_and_arrays_without_elements(service: nnburst.Service) -> None:
     with service.session(relu((0, 3))) as session:
         with pytest.raises(InvalidArgument, match=r"'x' is float32, got bool; convert it with \.astype\('float32'\)"):
             session.run(None, {"x": np.zeros((2, 3), bool)})
         with pytest.raises(InvalidArgument, match=r"'x' has no elements \(shape \(0, 3\)\).*; leave the run out"):
             session.run(None, {"x": np.zeros((0, 3), np.float32)})
-
-
-@pytest.mark.parametrize(
-    ("value", "says"),
-    [
-        ([True, False], r"is float32, got a list, which becomes an array of bool; give numpy\.array\(…, 'float32'\)"),
-        (["1", "2"], "got a list, which becomes an array of <U1"),
-        ([1, None], "got a list, which becomes an array of object"),
-        ([[1], [2, 3]], "cannot be made an array"),
-        ([1e39, 0], "which has no 1e"),
-        ([16777217, 0], "which has no 16777217"),
-        (1.0, r"has shape \(2,\), got \(\)"),
-        (np.zeros(2), r"got float64; convert it with \.astype\('float32'\)"),
-    ],
-)
-def test_list_that_is_none_of_numbers_of_the_declared_type_is_refused(
-    service: nnburst.Service, value: Any, says: str
-) -> None:
-    with service.session(relu((2,))) as session, pytest.raises(InvalidArgument, match=says):
-        session.run(None, {"x": value})
 
 
 def test_argument_that_is_too_large_is_named(service: nnburst.Service) -> None:
@@ -275,26 +222,6 @@ def test_forked_child_is_told_what_to_open_instead(service: nnburst.Service) -> 
             assert "inherited through fork()" in said
             assert "open a session" in said
             assert "ECHILD" not in said
-
-
-@pytest.mark.parametrize(
-    ("spec", "said"),
-    [
-        ("nnburst-onnxruntime:threds=2", r"has no option 'threds'; it has .*threads"),
-        ("nnburst-reference:x=1", "has no option 'x'; it has none"),
-    ],
-)
-def test_device_says_which_options_it_has(spec: str, said: str) -> None:
-    with pytest.raises(InvalidArgument, match=said):
-        create_device(spec)
-
-
-def test_names_that_the_model_does_not_have(service: nnburst.Service) -> None:
-    with service.session(relu((2, 3))) as session:
-        with pytest.raises(InvalidArgument, match=r"^no inputs \['y'\]; inputs \['x'\] are missing; .* takes \['x'\]$"):
-            session.run(None, {"y": np.zeros(3, np.float32)})
-        with pytest.raises(InvalidArgument, match=r"^inputs \['x'\] are missing; this model takes \['x'\]$"):
-            session.run(None, {})
 
 
 def test_shared_arrays_are_written_into_not_replaced(service: nnburst.Service) -> None:

@@ -11,21 +11,14 @@ import pytest
 from msgspec.structs import replace
 
 import nnburst
-from nnburst import ModelBuilder, OperandType
 from nnburst._core.deadline import Deadline
 from nnburst.nnapi import Execution
+from support.models import relu
 from support.processes import stopped
 from support.waiting import PATIENCE
 
 X = np.ones(4, np.float32)
 TINY = 1e-6
-
-
-def model() -> nnburst.Model:
-    b = ModelBuilder()
-    t = b.input("t", OperandType.TENSOR_FLOAT32, (4,))
-    b.output("t_out", b.relu(t))
-    return b.build()
 
 
 @pytest.fixture(scope="module")
@@ -45,17 +38,17 @@ def one_by_one(session: nnburst.Session, run: Callable[[Execution], Any]) -> Any
 
 def of_bound(session: nnburst.Session, run: Callable[[Execution], Any], **options: Any) -> Any:
     with session.bind(**options) as execution:
-        execution.inputs["t"][:] = X
+        execution.inputs["x"][:] = X
         run(execution)
-        return execution.outputs["t_out"].copy()
+        return execution.outputs["y"].copy()
 
 
 Way = Callable[[nnburst.Session, float | None], Any]
 WAYS: dict[str, Way] = {
-    "run": lambda s, t: s.run(None, {"t": X}, timeout=t)[0],
-    "arun": lambda s, t: asyncio.run(s.arun(None, {"t": X}, timeout=t))[0],
+    "run": lambda s, t: s.run(None, {"x": X}, timeout=t)[0],
+    "arun": lambda s, t: asyncio.run(s.arun(None, {"x": X}, timeout=t))[0],
     "bind": lambda s, t: of_bound(s, nnburst.Execution.run, timeout=t),
-    "run_many": lambda s, t: next(s.run_many([{"t": X}], timeout=t))[0],
+    "run_many": lambda s, t: next(s.run_many([{"x": X}], timeout=t))[0],
     "Execution.run": lambda s, t: of_bound(s, lambda e: e.run(timeout=t)),
     "Execution.arun": lambda s, t: of_bound(s, lambda e: asyncio.run(e.arun(timeout=t))),
     "Execution.submit": lambda s, t: of_bound(s, lambda e: e.submit(timeout=t).result()),
@@ -70,56 +63,56 @@ WAYS: dict[str, Way] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_each_way_to_run_takes_a_time_limit_of_its_own(service: nnburst.Service, way: str) -> None:
-    with service.session(model(), timeout=TINY, open_timeout=PATIENCE) as session:
+    with service.session(relu(), timeout=TINY, open_timeout=PATIENCE) as session:
         for timeout in (None, PATIENCE):
             assert WAYS[way](session, timeout).tolist() == X.tolist()
         with pytest.raises(nnburst.InvalidArgument, match="timeout=-1"):
             WAYS[way](session, -1)
-    with service.session(model(), open_timeout=PATIENCE) as session:
+    with service.session(relu(), open_timeout=PATIENCE) as session:
         with pytest.raises(nnburst.MissedDeadline):
             WAYS[way](session, 0)
         assert WAYS[way](session, None).tolist() == X.tolist()
 
 
 def test_setting_up_does_not_count_towards_the_limit_of_a_run(service: nnburst.Service) -> None:
-    with service.session(model(), timeout=TINY) as session:
-        with session.bind(state={"t_out": "t"}, initial_state={"t": X}) as execution:
-            assert execution.get_state()["t"].tolist() == X.tolist()
-            execution.reset_state({"t": 2 * X})
+    with service.session(relu(), timeout=TINY) as session:
+        with session.bind(state={"y": "x"}, initial_state={"x": X}) as execution:
+            assert execution.get_state()["x"].tolist() == X.tolist()
+            execution.reset_state({"x": 2 * X})
             execution.run(timeout=None)
             assert execution.timeout == TINY
-            assert execution.get_state()["t"].tolist() == (2 * X).tolist()
+            assert execution.get_state()["x"].tolist() == (2 * X).tolist()
 
 
 def test_setting_up_has_a_limit_of_its_own(service: nnburst.Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    with service.session(model()) as session, session.bind(state={"t_out": "t"}) as execution:
+    with service.session(relu()) as session, session.bind(state={"y": "x"}) as execution:
         monkeypatch.setattr(session._pool, "free", lambda: None)  # what there is runs something
         options = replace(session._options, open_timeout=0.5)
         monkeypatch.setattr(session._pool, "options", options)
         monkeypatch.setattr(session, "_options", options)
         with stopped(service.pid):
             for setting_up in (
-                lambda: session.run(None, {"t": X}),
-                lambda: asyncio.run(session.arun(None, {"t": X})),
+                lambda: session.run(None, {"x": X}),
+                lambda: asyncio.run(session.arun(None, {"x": X})),
                 session.bind,
-                lambda: next(session.run_many([{"t": X}])),
+                lambda: next(session.run_many([{"x": X}])),
                 execution.reset_state,
                 execution.get_state,
             ):
                 with pytest.raises(nnburst.MissedDeadline, match=r"no answer within 0(\.[0-4]\d*)? s|0\.5 s"):
                     setting_up()
-        assert session.run(None, {"t": X})[0].tolist() == X.tolist()
+        assert session.run(None, {"x": X})[0].tolist() == X.tolist()
 
 
 def test_message_of_a_missed_deadline_has_the_limit_as_people_write_it_and_a_remedy(service: nnburst.Service) -> None:
-    with service.session(model(), concurrency=1) as session:
-        session.run(None, {"t": X})
+    with service.session(relu(), concurrency=1) as session:
+        session.run(None, {"x": X})
         permit = session._runs.permits.take(Deadline.after(0))
         assert permit is not None
         with pytest.raises(nnburst.MissedDeadline, match=r"within 0\.0667 s.*concurrency="):
-            asyncio.run(session.arun(None, {"t": X}, timeout=0.2 / 3))
+            asyncio.run(session.arun(None, {"x": X}, timeout=0.2 / 3))
         session._runs.permits.give(permit)
-    with service.session(model()) as session:
+    with service.session(relu()) as session:
         one, two = session.bind(), session.bind()
         with stopped(service.pid):
             for run in (

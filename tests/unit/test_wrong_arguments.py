@@ -14,9 +14,9 @@ import nnburst
 from nnburst import BadState, InvalidArgument, Memory, ModelBuilder, Operand, OperandType, OperationType
 from nnburst.burst import ExecutionBurstController
 from nnburst.devices.interfaces import CompileJob
+from nnburst.devices.registry import create_device
 from nnburst.model import Request, RunOptions
 from nnburst.model.types import BufferDesc, BufferRole, BufferToken, DataLocation, RequestArgument
-from nnburst.nnapi import Burst
 from nnburst.service.client.connection import ServiceConnection
 from nnburst.service.process.launch import start_child
 from support.models import relu
@@ -57,6 +57,16 @@ def execution(session: nnburst.Session) -> nnburst.Execution:
     return nnburst.nnapi.Execution(session.compilation)
 
 
+class Tensor:
+    """Looks like a torch.Tensor with gradients."""
+
+    def __array__(self, *_: object, **__: object) -> np.ndarray:
+        raise RuntimeError("Use tensor.detach().numpy() instead.")
+
+
+NO_MODEL = "give a path.* torch.*@nnburst.declare"
+
+
 @pytest.mark.parametrize(
     ("call", "says"),
     [
@@ -65,6 +75,10 @@ def execution(session: nnburst.Session) -> nnburst.Execution:
         (lambda s: s.run(None, X), "dict of arrays"),
         (lambda s: s.run(None, {"x": [[1], [1, 2]]}), "'x' cannot be made an array"),
         (lambda s: s.run(None, {"x": None}), "'x' has no array, but None; give one of float32"),
+        (lambda s: s.run(None, {"x": Tensor()}), r"'x' cannot be made an array: Use tensor\.detach\(\)\.numpy"),
+        (lambda s: s.run(None, {"x": [Tensor()]}), r"'x' cannot be made an array: Use tensor\.detach\(\)\.numpy"),
+        (lambda s: s.run(None, {"y": X}), r"^no inputs \['y'\]; inputs \['x'\] are missing; .* takes \['x'\]$"),
+        (lambda s: s.run(None, {}), r"^inputs \['x'\] are missing; this model takes \['x'\]$"),
         (lambda s: s.run("y", {"x": X}), r"give \['y'\]"),
         (lambda s: s.run([0], {"x": X}), "no outputs"),
         (lambda s: s.run([["y"]], {"x": X}), "no outputs"),
@@ -83,10 +97,17 @@ def execution(session: nnburst.Session) -> nnburst.Execution:
         (lambda s: nnburst.launch(quotas=["models"]), "give a dict"),
         (lambda s: nnburst.launch(quotas={"connections": 2}), "connections=2: give a whole number for one of models"),
         (lambda s: nnburst.Session(relu(), service=1), "service is int"),
+        (lambda s: s.service.session(bytearray(b"x")), f"model is a bytearray; {NO_MODEL}"),
+        (lambda s: s.service.session(X), f"model is a ndarray; {NO_MODEL}"),
+        (lambda s: s.service.session(ModelBuilder()), f"model is a ModelBuilder; {NO_MODEL}"),
+        (lambda s: create_device("nnburst-onnxruntime:threds=2"), r"has no option 'threds'; it has .*threads"),
+        (lambda s: create_device("nnburst-reference:x=1"), "has no option 'x'; it has none"),
         (lambda s: nnburst.nnapi.Compilation(relu(), 1), "must be Device objects"),
         (lambda s: list(s.run_many(1)), "iterable of dicts"),
         (lambda s: s.bind(state={"y": []}), "give {output: input}"),
         (lambda s: s.service.link_to_death("x"), "on_death is str"),
+        (lambda s: execution(s).set_input("0", X), "input '0'"),
+        (lambda s: s.burst.free_memory("x"), "expected a Memory, got 'x'"),
         (lambda s: execution(s).set_input(0, X, dimensions=1), "input 0: dimensions=1"),
         (lambda s: execution(s).set_input(0, X, dimensions="4"), "input 0: a dimension is '4'"),
         (lambda s: execution(s).set_output(0, np.zeros((4, 2), np.float32)[:, 0]), "0: the array must be C-contiguous"),
@@ -107,6 +128,9 @@ def execution(session: nnburst.Session) -> nnburst.Execution:
         (lambda s: ModelBuilder().input("x", FLOATS, ("n",)), "a dimension is 'n'"),
         (lambda s: ModelBuilder().input("x", FLOATS, (4,), scale="1"), "scale='1'"),
         (lambda s: ModelBuilder().input(["x"], FLOATS, (4,)), "name of an input"),
+        (lambda s: ModelBuilder().add_operand("float32", (1, 4)), "type='float32': give a member of OperandType, such"),
+        (lambda s: image()[0].operation("RELU", image()[1]), "'RELU': give a member of OperationType, such as Operat"),
+        (lambda s: image()[0].add_operation("RELU", [0], [0]), "give a member of OperationType"),
         (lambda s: ModelBuilder().output("y", None), "expected an Operand as output 'y', got None"),
         (lambda s: ModelBuilder().relu(None), "x=None; give an Operand"),
         (lambda s: image()[0].branch(0, relu(), relu(), 0), "operands=0; give a list"),
@@ -179,18 +203,6 @@ def test_service_may_take_as_long_as_it_likes() -> None:
 def test_one_device_may_be_given_by_its_name() -> None:
     with nnburst.in_process(devices="nnburst-noop") as service:
         assert service.devices[0].name == "nnburst-noop"
-
-
-def test_what_is_no_position_and_what_is_no_memory_is_named() -> None:
-    with (
-        nnburst.in_process(devices="nnburst-reference") as service,
-        nnburst.nnapi.Compilation(relu(), service) as compilation,
-    ):
-        compilation.finish()
-        with pytest.raises(InvalidArgument, match="input '0'"):
-            nnburst.nnapi.Execution(compilation).set_input("0", X)  # type: ignore[arg-type]
-        with Burst(compilation) as burst, pytest.raises(InvalidArgument, match="expected a Memory, got 'x'"):
-            burst.free_memory("x")  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
