@@ -38,8 +38,8 @@ class Memory(Closing):
     Made by `ashmem`, `mmap_fd`, `posix_shm`, `hardware_buffer_blob`, `hardware_buffer`, `from_image` or `from_handle`.
     Usable in forked children.
 
-    The maker of a pool may use `array`, `buffer` and the like. A device uses `read`, `write` and
-    `nnburst.memory.open_request`, which map memory that cannot be truncated, and copy other memory (`docs/memory.md`).
+    The maker of a pool may use `array`, `buffer` and the like. A device uses `read`, `write` and `open_request` of
+    `nnburst.memory.staging`, which map memory that cannot be truncated, and copy other memory (`docs/memory.md`).
 
     Example:
         >>> with nnburst.Memory.ashmem(16) as memory:

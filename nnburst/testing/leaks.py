@@ -23,7 +23,7 @@ class Snapshot:
         directories: Directories whose entries count, too.
 
     Example:
-        >>> from nnburst.testing import Snapshot
+        >>> from nnburst.testing.leaks import Snapshot
         >>> before = Snapshot()
         >>> with open("/dev/null"):
         ...     len(Snapshot().extra(before))

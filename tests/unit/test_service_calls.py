@@ -263,7 +263,7 @@ def test_thread_that_cannot_be_started_leaves_nothing_behind(name: str, monkeypa
         if name == "nnburst-client-reader":
             start_child(["nnburst-reference"]).close()
         elif name == "nnburst-service-reader":
-            host = ServiceHost([nnburst.devices.create_device("nnburst-reference")])
+            host = ServiceHost([nnburst.devices.registry.create_device("nnburst-reference")])
             a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             try:
                 with b:
