@@ -259,6 +259,30 @@ def first_page() -> str:
     return table(("µs", *(f"{way}:" for way in WAYS)), rows)
 
 
+OTHERS = (
+    ("**nnburst**", "calling a network in another process as if it were a function", "burst Execution.run()"),
+    ("iceoryx2", "messages between many processes, zero copy", "iceoryx2 request-response"),
+    ("Unix socket", "bytes between two processes", "Unix SOCK_SEQPACKET"),
+    ("faster-fifo", "a fast `multiprocessing.Queue`", "faster-fifo, bytes"),
+    ("`multiprocessing.Pipe`", "Python objects between two processes", "multiprocessing.Pipe, bytes"),
+    ("`multiprocessing.Queue`", "the same, for many processes", "multiprocessing.Queue"),
+    ("ONNX Runtime in process", "running a model in your own process", ""),
+    ("Triton", "a model server with batching and many frameworks, over a network", ""),
+    ("mosec", "a web service around a Python model", ""),
+    ("Ray Serve", "deployments over a cluster", ""),
+)
+"""Other ways, what they are made for, and their row of `make bench`."""
+
+
+def ways(name: str) -> str:
+    """Other ways beside nnburst, and what a call costs when both ends poll, and when they sleep."""
+    measured = [row for part in stored()[name]["tables"] if "wait" in part["header"] for row in part["rows"]]
+    found = {(row[0].removesuffix(", MSG_DONTWAIT"), *row[1:3]): row[4] for row in measured}
+    waits = ("poll", "block")
+    rows = [(way, use, *(found.get((title, wait, "apart"), "") for wait in waits)) for way, use, title in OTHERS]
+    return table(("", "made for", "both poll:", "both sleep:"), rows)
+
+
 def parse(text: str) -> dict[str, Any]:
     """Return the tables and the conditions of Markdown of a benchmark, and its command and machine if it has them."""
     tables: list[dict[str, Any]] = []
@@ -329,6 +353,7 @@ MAKERS: dict[str, Callable[..., str]] = {
     "mutants": mutants,
     "run": run_tables,
     "first-page": first_page,
+    "ways": ways,
 }
 
 
