@@ -611,6 +611,28 @@ def test_signal_handler_that_raises_after_the_call_of_c_gives_the_run_up(
         assert controller.stats.dropped == 1
 
 
+@pytest.mark.parametrize("run", [BoundRequest.run, lambda execution: execution.run(PATIENCE), BoundRequest.execute])
+def test_signal_handler_that_runs_the_same_execution_gives_the_run_up(
+    model: LocalModel, memory: Memory, run: Callable[[BoundRequest], object]
+) -> None:
+    go = threading.Event()
+    with ExecutionBurstController.create(model, polling_window=0) as controller:
+        execution = bind(controller, adder_request(memory))
+        execution.run()
+        before = signal.signal(signal.SIGUSR1, lambda *_: execution.run())
+        model.executor.during = lambda: os.kill(os.getpid(), signal.SIGUSR1) or (go.wait(PATIENCE) and None)
+        try:
+            with pytest.raises(BadState):
+                run(execution)
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+            model.executor.during = lambda: None
+        assert controller.is_free
+        go.set()
+        execution.run()
+        assert controller.stats.dropped == 1
+
+
 def test_execution_that_is_bound_anew_while_it_runs_keeps_what_it_runs(model: LocalModel, memory: Memory) -> None:
     with ExecutionBurstController.create(model, polling_window=10) as controller:
         execution, other = (bind(controller, adder_request(memory)) for _ in range(2))

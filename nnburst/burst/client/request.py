@@ -166,9 +166,10 @@ class BoundRequest(Runnable, OneProcess):
                 None: it begins now.
             raises: True to raise an error status, too.
         """
+        if status is None:
+            self._check_not_closed()
         try:
             if status is None:
-                self._check_not_closed()
                 status = lib.nnb_execution_run(self.pointer)
             repeats, deadline = 0, None  # set once the run has moved
             while status < 0:
@@ -183,23 +184,22 @@ class BoundRequest(Runnable, OneProcess):
                     repeats += status == _DIED
                     begun = self._deadline if status == _DIED else Deadline.after(self._allowed)
                     if (deadline := self._again(-status, deadline or begun)) is None:
-                        self._fail(-status)
-                    else:
-                        self._limit(deadline.left())
-                        try:
-                            status = lib.nnb_execution_run(self.pointer)
-                        finally:
-                            self._limit(self._allowed)
+                        break
+                    self._limit(deadline.left())
+                    try:
+                        status = lib.nnb_execution_run(self.pointer)
+                    finally:
+                        self._limit(self._allowed)
                 else:
-                    self._fail(-status)
-            if status and raises:
-                self._check_ended_well(status)
-        except BadState:  # not run, perhaps since a signal handler interrupted this execution
-            raise
+                    break
         except BaseException:
             # Has an effect only if a signal handler raised while the answer was still on its way.
             lib.nnb_execution_abandon(self.pointer)
             raise
+        if status < 0:
+            self._fail(-status)
+        if status and raises:
+            self._check_ended_well(status)
 
     @property
     def _request(self) -> Request:
