@@ -60,6 +60,18 @@ class Extension(Struct, frozen=True):
     operand_types: tuple[ExtensionOperandType, ...] = ()
 
 
+class ModelMetadata(Struct, frozen=True):
+    """A model file's account of itself, in ONNX Runtime's words."""
+
+    version: int
+    custom_metadata_map: dict[str, str]
+    producer_name: str
+    graph_name: str
+    domain: str
+    description: str
+    graph_description: str
+
+
 class ImportedModel(Struct, frozen=True):
     """A model as a device read it from files.
 
@@ -69,6 +81,7 @@ class ImportedModel(Struct, frozen=True):
         input_shapes: One per input, with symbolic dimensions.
         output_shapes: One per output.
         optional_inputs: Number of last inputs that a request may omit: the model has a default for them.
+        metadata: The file's account of itself, if it has one that is not too long.
     """
 
     model: Model
@@ -76,6 +89,7 @@ class ImportedModel(Struct, frozen=True):
     input_shapes: tuple[OpenShape, ...] = ()
     output_shapes: tuple[OpenShape, ...] = ()
     optional_inputs: int = 0
+    metadata: ModelMetadata | None = None
 
 
 def extension_code(prefix: int, number: int) -> int:

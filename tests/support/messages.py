@@ -11,6 +11,7 @@ from nnburst.cache.reasons import CacheReason, SaveResult
 from nnburst.devices.interfaces import CacheFiles, CompileJob
 from nnburst.errors import OutputShape
 from nnburst.model import Capabilities, ExecutionPreference, Operation, Priority, RunOptions, Timing
+from nnburst.model.extensions import ModelMetadata
 from nnburst.model.types import (
     BufferRole,
     DataLocation,
@@ -38,6 +39,7 @@ GRAPH = Subgraph(
 POOL = protocol.WireMemory("ashmem", 4096, 3, 0)
 X = OperandDesc(3, (4,), 1, lifetime=Lifetime.SUBGRAPH_INPUT)
 SMALL = protocol.WireModel(Subgraph((X,), (), (0,), (0,)), (), b"", (), False, {}, ("x",), ("x",))
+METADATA = ModelMetadata(2, {"labels": "cat,dog"}, "pytorch", "main", "", "", "")
 POOLED = msgspec.structs.replace(SMALL, pools=(POOL,))
 CACHE_FILES = CacheFiles((0,), (1, 2), bytes(32), bytes(32))
 MODEL = protocol.WireModel(
@@ -64,7 +66,7 @@ SAMPLES = (
     (protocol.GetSupportedOperations(0, MODEL), protocol.GetSupportedOperationsReply((True, False))),
     (
         protocol.ImportModel(0, "name:detector", (POOL,)),
-        protocol.ImportModelReply(SMALL, ("", "weights.bin"), (("batch", None, 4), None), ((),), 1),
+        protocol.ImportModelReply(SMALL, ("", "weights.bin"), (("batch", None, 4), None), ((),), 1, METADATA),
     ),
     (
         protocol.PrepareModel(

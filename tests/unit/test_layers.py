@@ -33,6 +33,7 @@ ROOMS = (  # lowest first; "" is nnburst/__init__.py, which re-exports what user
     "runtime",
     "nnapi",
     "",
+    "compat",
     "gateway",
     "scale",
     "testing",

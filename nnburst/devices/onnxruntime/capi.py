@@ -11,6 +11,7 @@ import logging
 import os
 import re
 from collections.abc import Sequence
+from enum import IntEnum
 from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -208,10 +209,14 @@ class SessionOptions:
         _api.call("AddExternalInitializers", self.handle, ffi.new("const char *[]", texts), handles, len(names))
 
 
-class GraphOptimizationLevel:
+class GraphOptimizationLevel(IntEnum):
     """The extent to which a graph is rewritten."""
 
     ORT_DISABLE_ALL = 0
+    ORT_ENABLE_BASIC = 1
+    ORT_ENABLE_EXTENDED = 2
+    ORT_ENABLE_LAYOUT = 3
+    ORT_ENABLE_ALL = 99
 
 
 class OrtValue:

@@ -23,7 +23,7 @@ from ..elements import element_types
 from ..encoded import Bytes
 from ..interfaces import CacheFiles
 from ..local import LocalDevice, LocalModel
-from .capi import package_version
+from .capi import GraphOptimizationLevel, package_version
 from .graph import Graph, GraphStore, SessionSettings, compile_graph, content_digest
 from .importer import EXTENSION_NAME, FILE, GRAPH, graph_model, import_graph
 from .library import CPU, checked_providers, give_memory_back, messages, onnx, require_extra
@@ -49,6 +49,7 @@ class OnnxRuntimeDevice(LocalDevice):
         spinning: "1" to have idle threads spin for work instead of sleeping.
         providers: ONNX Runtime's execution providers, joined by "+"; the first that can runs a node: such as
             "CUDAExecutionProvider", or "cuda". Without it, the CPU.
+        optimization: Name in ONNX Runtime of the extent to which a graph is rewritten: "ORT_DISABLE_ALL".
 
     Raises:
         DeviceUnavailable: The extra ``onnx`` is not installed, or ONNX Runtime has no such provider.
@@ -60,16 +61,21 @@ class OnnxRuntimeDevice(LocalDevice):
     capabilities = capabilities_of(0.2, operation_time=9_000)
     """A fifth of the reference device's time for the work of an operation, and more for an operation in itself."""
 
-    def __init__(self, threads: str = "0", spinning: str = "0", providers: str = "") -> None:
+    def __init__(
+        self, threads: str = "0", spinning: str = "0", providers: str = "", optimization: str = "ORT_ENABLE_ALL"
+    ) -> None:
         require_extra()
         super().__init__()
         if not threads.isdecimal() or int(threads) > 1024 or spinning not in ("0", "1"):
             raise InvalidArgument(
                 f"threads={threads}, spinning={spinning}: threads is 0 (one per processor) to 1024, spinning 0 or 1"
             )
-        self._settings = SessionSettings(
-            int(threads), spinning == "1", checked_providers(providers) if providers else ()
-        )
+        if optimization not in GraphOptimizationLevel.__members__:
+            raise InvalidArgument(
+                f"optimization={optimization}; choose {', '.join(GraphOptimizationLevel.__members__)}"
+            )
+        chosen = checked_providers(providers) if providers else ()
+        self._settings = SessionSettings(int(threads), spinning == "1", chosen, optimization)
         self._graphs = GraphStore()
 
     @property
@@ -79,8 +85,9 @@ class OnnxRuntimeDevice(LocalDevice):
 
     @property
     def version_string(self) -> str:
-        """Versions of the package and of ONNX Runtime, and the providers unless the CPU is the only one."""
-        return "+".join([_version(), *self._settings.providers])
+        """Versions of the package and of ONNX Runtime, and the options that change results."""
+        level = self._settings.optimization
+        return "+".join([_version(), *self._settings.providers, *([level] if level != "ORT_ENABLE_ALL" else [])])
 
     def load_libraries(self, rest: bool = False) -> None:
         """Load ONNX Runtime and the reader of its models; with `rest`, also the libraries that change models."""

@@ -43,11 +43,13 @@ class SessionSettings(Struct, frozen=True):
         threads: Threads that work on one operation; 0 for one per processor.
         spinning: True if idle ones spin for work.
         providers: Execution providers in order of preference; empty for the processor.
+        optimization: ONNX Runtime's name of the extent to which a graph is rewritten.
     """
 
     threads: int = 0
     spinning: bool = False
     providers: tuple[str, ...] = ()
+    optimization: str = "ORT_ENABLE_ALL"
 
     @property
     def runtime(self) -> Any:
@@ -59,6 +61,7 @@ class SessionSettings(Struct, frozen=True):
         options.intra_op_num_threads = self.threads
         options.inter_op_num_threads = 1
         options.add_session_config_entry("session.intra_op.allow_spinning", "1" if self.spinning else "0")
+        options.graph_optimization_level = getattr(self.runtime.GraphOptimizationLevel, self.optimization)
         options.log_severity_level = 3
         options.add_session_config_entry(FILES_OF_MODELS, "/dev/null")  # no directory: a session opens no file
         options.add_session_config_entry(_FORMAT_OF_MODELS, "ONNX")

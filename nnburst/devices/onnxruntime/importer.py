@@ -8,11 +8,11 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, msgpack
 
 from ...errors import GeneralFailure, InvalidArgument
 from ...model.dimensions import HIGHEST_RANK
-from ...model.extensions import ImportedModel, OpenShape, extension_code
+from ...model.extensions import ImportedModel, ModelMetadata, OpenShape, extension_code
 from ...model.types import DataLocation, Lifetime, Model, OperandDesc
 from ..common import OwnBytes, one_operation
 from ..elements import ENCODED, ElementType, element_type, element_within, operand_code
@@ -28,6 +28,10 @@ _PREFIX = 1
 _MOST_FILES = 252
 """Pools of one message, without the model file itself."""
 _LONGEST_NAME = 4096
+_MOST_METADATA = 1 << 23
+"""Bytes of a model's metadata that are passed on in one message."""
+_NO_VERSION = 2**63 - 1
+"""ONNX Runtime's version of a model without one."""
 _OTHERS = {
     b"version https://git-lfs": "a pointer to one: fetch the file itself with git lfs pull",
     b"<": "a page of the web: fetch the file itself",
@@ -246,7 +250,22 @@ def import_graph(data: bytes) -> ImportedModel:
         tuple(argument.shape for argument in inputs),
         tuple(argument.shape for argument in outputs),
         len(optional),
+        _metadata(proto),
     )
+
+
+def _metadata(proto: Any) -> ModelMetadata | None:
+    """Return a model's account of itself; None if it is too long."""
+
+    def text(value: Any) -> str:
+        return value if isinstance(value, str) else str(value, errors="replace")  # bytes: no UTF-8
+
+    graph = proto.graph
+    said = map(text, (proto.producer_name, graph.name, proto.domain, proto.doc_string, graph.doc_string))
+    version = proto.model_version if proto.HasField("model_version") else _NO_VERSION
+    entries = {text(entry.key): text(entry.value) for entry in proto.metadata_props}
+    metadata = ModelMetadata(version, entries, *said)
+    return metadata if len(msgpack.encode(metadata)) <= _MOST_METADATA else None
 
 
 def graph_model(

@@ -63,6 +63,8 @@ def checked_providers(text: str) -> tuple[str, ...]:
 @cache
 def python_module() -> Any:
     module = import_module("onnxruntime")
+    if module.InferenceSession.__module__.startswith("nnburst."):
+        raise DeviceUnavailable("nnburst.compat.onnxruntime stands for ONNX Runtime in this process: uninstall() it")
     module.set_default_logger_severity(3)  # its warnings are normal: initialisers it removes, shapes it infers
     return module
 

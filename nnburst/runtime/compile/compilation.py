@@ -16,7 +16,7 @@ from ..._core.leaving import Closing, OneProcess
 from ...cache.token import checked_token
 from ...devices.interfaces import CompileJob, Device, PreparedModel
 from ...errors import BadState, GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError, error_for
-from ...model.extensions import ImportedModel
+from ...model.extensions import ImportedModel, ModelMetadata
 from ...model.types import Capabilities, ExecutionPreference, Model, Priority
 from ...options import PreferenceName, PriorityName
 from ..request.node_args import NodeArg, imported_arguments, model_arguments
@@ -112,6 +112,13 @@ class Compilation(OneProcess, Closing):
         self._report: CompilationReport | None = None
         self._parts: tuple[Part, ...] = ()
         self._lacks: list[str] = []
+
+    @property
+    def metadata(self) -> ModelMetadata:
+        """The model file's account of itself; `GeneralFailure` if there is none."""
+        if self._imported is None or self._imported.metadata is None:
+            raise GeneralFailure("the model has no metadata here: it is of no ONNX file, or they are too long")
+        return self._imported.metadata
 
     def set_preference(self, preference: PreferenceName | ExecutionPreference) -> None:
         """Set the execution preference.

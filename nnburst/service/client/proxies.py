@@ -131,8 +131,8 @@ class RemoteDevice(DescribedDevice):
         at = self.place()
         handles, fds = pools_to_wire(pools)
         reply, received = at.connection.call(calls.ImportModel(device=at.number, source=source, pools=handles), fds)
-        shapes = reply.input_shapes, reply.output_shapes
-        return ImportedModel(model_from_wire(reply.model, received), reply.files, *shapes, reply.optional_inputs)
+        arguments = reply.input_shapes, reply.output_shapes, reply.optional_inputs, reply.metadata
+        return ImportedModel(model_from_wire(reply.model, received), reply.files, *arguments)
 
     def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
         at = self.place()

@@ -104,6 +104,7 @@ def on_import_model(client: Client, message: calls.ImportModel, fds: FdBundle) -
             input_shapes=imported.input_shapes,
             output_shapes=imported.output_shapes,
             optional_inputs=imported.optional_inputs,
+            metadata=imported.metadata,
         )
 
 

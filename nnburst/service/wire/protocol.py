@@ -24,6 +24,7 @@ from ...devices.described import DeviceInfo
 from ...devices.interfaces import CacheFiles, CompileJob
 from ...errors import ErrorStatus, GeneralFailure, InvalidArgument, NNBurstError, OutputShape, error_for
 from ...memory.image import ImageLayout
+from ...model.extensions import ModelMetadata
 from ...model.running import RunOptions, failure_of
 from ...model.types import MAX_OPERANDS, BufferRole, DeviceStatus, RequestArgument, Steps, Subgraph, Timing
 
@@ -286,6 +287,7 @@ class ImportModelReply(Message, tag="import_model.reply", frozen=True):
     input_shapes: OpenShapes
     output_shapes: OpenShapes
     optional_inputs: Id = 0
+    metadata: ModelMetadata | None = None
 
 
 Bytes32 = Annotated[bytes, msgspec.Meta(max_length=32)]

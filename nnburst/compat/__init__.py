@@ -1,0 +1,1 @@
+"""Interfaces of other packages, for models in processes of their own."""

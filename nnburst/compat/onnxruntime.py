@@ -1,0 +1,545 @@
+"""ONNX Runtime's Python interface, for models in sandboxed processes.
+
+``import nnburst.compat.onnxruntime as onnxruntime`` in a program of your own; `install` serves packages that import
+``onnxruntime`` themselves. Each session has a process of its own, or all use the service that the environment variable
+NNBURST_SERVICE names (`nnburst.connect`).
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
+
+import numpy as np
+from msgspec import Struct
+
+from ..devices.elements import element_of, element_within
+from ..devices.onnxruntime.capi import GraphOptimizationLevel, package_version
+from ..errors import DeadObject, GeneralFailure, InvalidArgument, NoSuchFile, OutputInsufficientSize
+from ..memory.memory import Memory
+from ..model.extensions import ModelMetadata
+from ..model.types import Array
+from ..runtime.execution import Execution
+from ..runtime.session import Session
+
+_CPU = "CPUExecutionProvider"
+_DEVICE = "nnburst-onnxruntime"
+
+# Exceptions and modules have ONNX Runtime's names, too, for packages that import them.
+Fail = InvalidGraph = ModelLoaded = NoModel = NotImplemented = RuntimeException = EPFail = EngineError = GeneralFailure
+InvalidProtobuf, DeviceReset = InvalidArgument, DeadObject
+capi = onnxruntime_pybind11_state = _pybind_state = onnxruntime_inference_collection = sys.modules[__name__]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return package_version()
+    raise AttributeError(f"nnburst.compat.onnxruntime has no {name}; docs/api.md lists what it has")
+
+
+class ExecutionMode(enum.IntEnum):
+    """Choice to run nodes beside each other; without effect here."""
+
+    ORT_SEQUENTIAL = 0
+    ORT_PARALLEL = 1
+
+
+class _Options:
+    """Attributes with a default, and entries by key."""
+
+    _defaults: ClassVar[dict[str, Any]]
+    _instead: ClassVar[dict[str, str]] = {}
+    """Remedies for attributes that a model in another process cannot have."""
+    _entries: ClassVar[frozenset[str]] = frozenset()
+    """Keys of entries that change no result."""
+
+    def __init__(self) -> None:
+        vars(self).update(self._defaults, _given={})
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(self._refusal(name))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        default = self._defaults.get(name)
+        if default is None or (name in self._instead and value != default):
+            raise InvalidArgument(self._refusal(name))
+        vars(self)[name] = type(default)(value)
+
+    def _refusal(self, name: str) -> str:
+        remedy = self._instead.get(name, f"leave it out; there are {', '.join(self._defaults)}")
+        return f"{type(self).__name__}.{name} is not for models in another process: {remedy}"
+
+    def _add(self, key: str, value: str) -> None:
+        """Set an entry; `InvalidArgument` for one that could change results."""
+        if key not in self._entries:
+            raise InvalidArgument(f"the entry {key!r} is not for models in another process: leave it out")
+        vars(self)["_given"][key] = value
+
+    def _get(self, key: str) -> str:
+        """Return an entry that was set; else `GeneralFailure`."""
+        if key not in self._given:
+            raise GeneralFailure(f"{type(self).__name__} has no entry {key!r}")
+        return str(self._given[key])
+
+
+_LOGGING = {"log_severity_level": -1, "log_verbosity_level": 0, "logid": ""}
+_SPINNING = "session.intra_op.allow_spinning"
+
+
+class SessionOptions(_Options):
+    """Options of a session: ``intra_op_num_threads``, ``graph_optimization_level``, and the entry for spinning.
+
+    Options that change no result are kept without effect, for example log levels: the service logs errors alone. Others
+    are refused by name. The threads of a shared service are the service's.
+    """
+
+    _defaults: ClassVar[dict[str, Any]] = {
+        **_LOGGING,
+        "enable_cpu_mem_arena": True,
+        "enable_mem_pattern": True,
+        "enable_mem_reuse": True,
+        "enable_profiling": False,
+        "execution_mode": ExecutionMode.ORT_SEQUENTIAL,
+        "graph_optimization_level": GraphOptimizationLevel.ORT_ENABLE_ALL,
+        "inter_op_num_threads": 0,
+        "intra_op_num_threads": 0,
+        "optimized_model_filepath": "",
+        "profile_file_prefix": "onnxruntime_profile_",
+        "use_per_session_threads": True,
+    }
+    _instead: ClassVar[dict[str, str]] = {
+        "add_external_initializers": "keep the weights in files beside the model",
+        "add_free_dimension_override_by_name": "set the dimension in the model file",
+        "add_initializer": "keep the weights in the model file",
+        "enable_profiling": "use Session.latency() or `nnburst trace`",
+        "optimized_model_filepath": "use cache_dir= of nnburst.Session",
+        "register_custom_ops_library": "serve a function that opens the model with that library (docs/onnx.md)",
+    }
+    _entries = frozenset((_SPINNING, "session.inter_op.allow_spinning", "session.use_env_allocators"))
+
+    add_session_config_entry, get_session_config_entry = _Options._add, _Options._get
+
+    def _device(self) -> str:
+        spinning, level = int(self._given.get(_SPINNING) == "1"), self.graph_optimization_level.name
+        return f"{_DEVICE}:threads={self.intra_op_num_threads},spinning={spinning},optimization={level}"
+
+
+class RunOptions(_Options):
+    """Options of a run. With ``terminate`` it fails before it begins; a run under way continues."""
+
+    _defaults: ClassVar[dict[str, Any]] = {**_LOGGING, "only_execute_path_to_fetches": False, "terminate": False}
+    _entries = frozenset(("memory.enable_memory_arena_shrinkage", "disable_synchronize_execution_providers"))
+
+    add_run_config_entry, get_run_config_entry = _Options._add, _Options._get
+
+
+class NodeArg(Struct, frozen=True):
+    """One input or output.
+
+    Attributes:
+        name: Its name in the file.
+        type: In ONNX Runtime's words: ``tensor(float)``, ``seq(map(int64,tensor(float)))``.
+        shape: Sizes; an open one is its symbolic name or None.
+    """
+
+    name: str
+    type: str
+    shape: list[int | str | None]
+
+
+class OrtValue:
+    """A value on the CPU, made by the class methods.
+
+    One from `ortvalue_from_shape_and_type` lies in memory that services read and write: a run in which all bound values
+    lie there copies nothing.
+    """
+
+    def __init__(self, value: Any, data_type: str = "", memory: Memory | None = None) -> None:
+        self._value, self._memory = value, memory
+        self._type = data_type or f"tensor({element_of(value.dtype, 'the array').name})"
+
+    @classmethod
+    def ortvalue_from_numpy(cls, numpy_obj: Array, /, device_type: str = "cpu", device_id: int = 0) -> OrtValue:
+        """Return a value that is this array, not a copy."""
+        _require_cpu(device_type)
+        return cls(numpy_obj)
+
+    @classmethod
+    def ortvalue_from_shape_and_type(
+        cls, shape: Sequence[int], element_type: Any = np.float32, device_type: str = "cpu", device_id: int = 0
+    ) -> OrtValue:
+        """Return a value of zeros in shared memory; its type is NumPy's, or ONNX's number."""
+        _require_cpu(device_type)
+        dtype, data_type = _element(element_type)
+        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        memory = Memory.ashmem(max(nbytes, 1), "ortvalue")
+        return cls(memory.array(dtype, tuple(shape)), data_type, memory if nbytes else None)
+
+    def numpy(self) -> Array:
+        """Return the array; `GeneralFailure` if the value is none."""
+        if not isinstance(self._value, np.ndarray):
+            raise GeneralFailure(f"a value of type {self._type} is no array")
+        return self._value
+
+    def update_inplace(self, np_arr: Array) -> None:
+        """Overwrite the elements with an array of the same type and shape."""
+        if (np_arr.shape, np_arr.dtype) != (self.numpy().shape, self.numpy().dtype):
+            raise InvalidArgument(f"an array of {np_arr.dtype} {np_arr.shape} does not fit {self._type} {self.shape()}")
+        self.numpy()[...] = np_arr
+
+    def data_ptr(self) -> int:
+        """Return the address of the first element."""
+        return int(self.numpy().ctypes.data)
+
+    def device_name(self) -> str:
+        """Return ``"cpu"``."""
+        return "cpu"
+
+    def shape(self) -> list[int]:
+        """Return the sizes of the array."""
+        return list(self.numpy().shape)
+
+    def data_type(self) -> str:
+        """Return the type in ONNX Runtime's words."""
+        return self._type
+
+    def is_tensor(self) -> bool:
+        """Return True for an array."""
+        return self._type.startswith("tensor(")
+
+
+def _require_cpu(device_type: str) -> None:
+    if device_type.lower() != "cpu":
+        raise InvalidArgument(f"memory of {device_type!r}: models run on the CPU, and values lie there; give 'cpu'")
+
+
+def _element(element_type: Any) -> tuple[np.dtype[Any], str]:
+    """Return NumPy's type of elements, and the type of their arrays in ONNX Runtime's words."""
+    is_number = isinstance(element_type, int)
+    row = element_within(element_type, "a value") if is_number else element_of(np.dtype(element_type), "a value")
+    return np.dtype(row.dtype), f"tensor({row.name})"
+
+
+def _at(address: int, element_type: Any, shape: Sequence[int] | None) -> OrtValue:
+    """Return a value at an address, which remains the caller's."""
+    import ctypes
+
+    if element_type is None or shape is None:
+        raise InvalidArgument("memory at buffer_ptr needs element_type and shape, too")
+    dtype, data_type = _element(element_type)
+    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    memory: Any = (ctypes.c_char * nbytes).from_address(address)
+    return OrtValue(np.ndarray(shape, dtype, memory), data_type)
+
+
+class IOBinding:
+    """Inputs and outputs for several runs, made by `InferenceSession.io_binding`."""
+
+    def __init__(self, session: InferenceSession) -> None:
+        self._session = session
+        self._inputs: dict[str, OrtValue] = {}
+        self._outputs: dict[str, OrtValue | None] = {}
+        self._results: list[OrtValue] = []
+        self._bound: tuple[dict[str, OrtValue | None], Execution] | None = None
+        """Values in shared memory, and the execution that is bound to them."""
+
+    def bind_cpu_input(self, name: str, arr_on_cpu: Any) -> None:
+        """Read an input from an array, as it is at each run."""
+        self._inputs[name] = OrtValue(arr_on_cpu, "" if isinstance(arr_on_cpu, np.ndarray) else "value")
+
+    def bind_input(
+        self, name: str, device_type: str, device_id: int, element_type: Any, shape: Sequence[int], buffer_ptr: int
+    ) -> None:
+        """Read an input from memory at an address."""
+        _require_cpu(device_type)
+        self._inputs[name] = _at(buffer_ptr, element_type, shape)
+
+    def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
+        """Read an input from a value."""
+        self._inputs[name] = ortvalue
+
+    def bind_output(
+        self,
+        name: str,
+        device_type: str = "cpu",
+        device_id: int = 0,
+        element_type: Any = None,
+        shape: Sequence[int] | None = None,
+        buffer_ptr: int | None = None,
+    ) -> None:
+        """Write an output to memory at an address, or to a new array in each run."""
+        _require_cpu(device_type)
+        self._outputs[name] = None if buffer_ptr is None else _at(buffer_ptr, element_type, shape)
+
+    def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:
+        """Write an output to a value."""
+        self._outputs[name] = ortvalue
+
+    def synchronize_inputs(self) -> None:
+        """Do nothing: all values lie on the CPU."""
+
+    synchronize_outputs = synchronize_inputs
+
+    def clear_binding_inputs(self) -> None:
+        """Forget the inputs."""
+        self._inputs.clear()
+
+    def clear_binding_outputs(self) -> None:
+        """Forget the outputs."""
+        self._outputs.clear()
+
+    def get_outputs(self) -> list[OrtValue]:
+        """Return the outputs of the last run, in the order in which they were bound."""
+        return list(self._results)
+
+    def copy_outputs_to_cpu(self) -> list[Any]:
+        """Return the outputs of the last run as arrays of the caller's."""
+        return [value.numpy().copy() if value.is_tensor() else value._value for value in self._results]
+
+    def _run(self) -> None:
+        bound = {**self._inputs, **self._outputs}
+        if self._outputs and all(value is not None and value._memory is not None for value in bound.values()):
+            if self._bound is None or self._bound[0] != bound:
+                arrays = {name: value.numpy() for name, value in bound.items() if value is not None}
+                self._bound = bound, self._session._session.bind(memory=arrays)
+            with suppress(OutputInsufficientSize):  # of an output that is not bound and has no known shape
+                self._bound[1].run()
+                self._results = [value for value in self._outputs.values() if value is not None]
+                return
+        made = self._session.run_with_ort_values(list(self._outputs), self._inputs)
+        for value, new in zip(self._outputs.values(), made, strict=True):
+            if value is not None:
+                value.update_inplace(new.numpy())
+        self._results = [value or new for value, new in zip(self._outputs.values(), made, strict=True)]
+
+
+class InferenceSession:
+    """A model in a process of its own, with the methods of ONNX Runtime's class. Any number of threads may run it.
+
+    If the model crashes, runs under way get `DeadObject`, and the next run starts it again. The process ends with the
+    last reference to the session.
+
+    Args:
+        path_or_bytes: Path of a model file, or its contents.
+        sess_options: See `SessionOptions`.
+        providers: Names, or pairs of a name and options. The CPU's is the only one; others get a warning.
+        provider_options: Ignored: the CPU has none.
+        others: ``enable_fallback`` is ignored, others are refused.
+
+    Raises:
+        NoSuchFile: There is no such file.
+        InvalidArgument: The file contains no model, or an option is refused.
+        NNBurstError: As `nnburst.Session`.
+    """
+
+    def __init__(
+        self,
+        path_or_bytes: str | bytes | os.PathLike[str],
+        sess_options: SessionOptions | None = None,
+        providers: Sequence[str | tuple[str, dict[Any, Any]]] | None = None,
+        provider_options: Sequence[dict[Any, Any]] | None = None,
+        **others: Any,
+    ) -> None:
+        if refused := [name for name in others if name != "enable_fallback"]:
+            raise InvalidArgument(f"{', '.join(refused)} is not for models in another process: leave it out")
+        self._options = sess_options or SessionOptions()
+        _check_kind(self._options, SessionOptions)
+        if absent := {each if isinstance(each, str) else each[0] for each in providers or ()} - {_CPU}:
+            remedy = f'nnburst.Session(path, device="{_DEVICE}:providers=…") has others (docs/onnx.md#providers)'
+            warnings.warn(f"without {', '.join(sorted(absent))}: models run on the CPU here; {remedy}", stacklevel=2)
+        service, device = None, self._options._device()
+        if address := os.environ.get("NNBURST_SERVICE"):
+            from ..runtime.pickled import connected
+
+            if self._options.graph_optimization_level != GraphOptimizationLevel.ORT_ENABLE_ALL:
+                raise InvalidArgument("graph_optimization_level is a shared service's own: unset it or NNBURST_SERVICE")
+            service, device = connected(address, 10.0, ()), _DEVICE
+        self._session = Session(_source(path_or_bytes), service=service, device=device, on_death="restart")
+        self._types = {node.name: node.type for node in self.get_outputs()}
+        self._has_strings = any("string" in kind for kind in self._types.values())
+
+    def run(
+        self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: RunOptions | None = None
+    ) -> list[Any]:
+        """Run the model and return its outputs; raises as `nnburst.Session.run`.
+
+        Args:
+            output_names: Outputs to return, in order; None or an empty list for all.
+            input_feed: Arrays, or `OrtValue` objects, by name.
+            run_options: See `RunOptions`.
+        """
+        _check_run(run_options)
+        if OrtValue in map(type, input_feed.values()):
+            input_feed = {name: getattr(value, "_value", value) for name, value in input_feed.items()}
+        outputs: list[Any] = self._session.run(output_names, input_feed)
+        return _texts(outputs) if self._has_strings else outputs
+
+    def run_async(
+        self,
+        output_names: Sequence[str] | None,
+        input_feed: Mapping[str, Any],
+        callback: Callable[[list[Any], Any, str], object],
+        user_data: Any,
+        run_options: RunOptions | None = None,
+    ) -> None:
+        """Run the model in a thread, which calls ``callback(outputs, user_data, error)``: ``""`` without an error."""
+
+        def run() -> None:
+            try:
+                outputs, failure = self.run(output_names, input_feed, run_options), ""
+            except Exception as error:
+                outputs, failure = [], str(error)
+            callback(outputs, user_data, failure)
+
+        threading.Thread(target=run, name="nnburst-run-async").start()
+
+    def run_with_ort_values(
+        self,
+        output_names: Sequence[str] | None,
+        input_dict_ort_values: Mapping[str, OrtValue],
+        run_options: RunOptions | None = None,
+    ) -> list[OrtValue]:
+        """Run the model as `run` does, and return `OrtValue` objects."""
+        outputs = self.run(output_names, input_dict_ort_values, run_options)
+        return [
+            OrtValue(made, self._types[name]) for name, made in zip(output_names or self._types, outputs, strict=True)
+        ]
+
+    def io_binding(self) -> IOBinding:
+        """Return an empty binding."""
+        return IOBinding(self)
+
+    def run_with_iobinding(self, iobinding: IOBinding, run_options: RunOptions | None = None) -> None:
+        """Run the model on a binding's inputs and outputs."""
+        _check_run(run_options)
+        if iobinding._session is not self:
+            raise InvalidArgument("the binding belongs to another session; make one with io_binding()")
+        iobinding._run()
+
+    def get_inputs(self) -> list[NodeArg]:
+        """Return the inputs that each run needs."""
+        return _listed(self._session.get_inputs())
+
+    def get_outputs(self) -> list[NodeArg]:
+        """Return the outputs."""
+        return _listed(self._session.get_outputs())
+
+    def get_overridable_initializers(self) -> list[NodeArg]:
+        """Return the inputs that may be left out."""
+        return _listed(self._session.get_overridable_initializers())
+
+    def get_modelmeta(self) -> ModelMetadata:
+        """Return the file's account of itself, such as ``custom_metadata_map``."""
+        return self._session.compilation.metadata
+
+    def get_session_options(self) -> SessionOptions:
+        """Return the options that the session was opened with."""
+        return self._options
+
+    def get_providers(self) -> list[str]:
+        """Return the CPU's name."""
+        return [_CPU]
+
+    def get_provider_options(self) -> dict[str, dict[str, str]]:
+        """Return the CPU's options: none."""
+        return {_CPU: {}}
+
+
+def _check_kind(options: object, kind: type) -> None:
+    if not isinstance(options, kind):
+        raise TypeError(f"options are {options!r}: make {__name__}.{kind.__name__}, or install() before other imports")
+
+
+def _check_run(options: RunOptions | None) -> None:
+    if options is not None:
+        _check_kind(options, RunOptions)
+        if options.terminate:
+            raise GeneralFailure("RunOptions.terminate is set: nothing ran")
+
+
+def _source(path_or_bytes: Any) -> Any:
+    """Return a path that says what it is; else the contents of the file."""
+    if isinstance(path_or_bytes, str | os.PathLike) and not os.fspath(path_or_bytes).lower().endswith(".onnx"):
+        try:
+            return Path(path_or_bytes).read_bytes()
+        except OSError as error:
+            raise NoSuchFile(f"model file {str(path_or_bytes)!r} cannot be opened: {error.strerror}") from None
+    return path_or_bytes
+
+
+def _listed(nodes: Sequence[Any]) -> list[NodeArg]:
+    def type_of(node: Any) -> str:
+        return node.holds or f"tensor({node.bits_of.replace('_', '') or element_of(node.dtype, node.name).name})"
+
+    return [NodeArg(node.name, type_of(node), list(node.shape or ())) for node in nodes]
+
+
+def _texts(value: Any) -> Any:
+    """Return a value with strings as ONNX Runtime has them: objects."""
+    if isinstance(value, list):
+        return [_texts(item) for item in value]
+    return value.astype(object) if isinstance(value, np.ndarray) and value.dtype.kind == "T" else value
+
+
+def get_available_providers() -> list[str]:
+    """Return the CPU's name."""
+    return [_CPU]
+
+
+get_all_providers = get_available_providers
+
+
+def get_device() -> str:
+    """Return ``"CPU"``."""
+    return "CPU"
+
+
+def set_default_logger_severity(severity: int) -> None:
+    """Do nothing: services log errors alone."""
+
+
+_replaced: dict[str, ModuleType] = {}
+_NAMES = ("onnxruntime", *(f"onnxruntime.{name}" for name in ("capi", "capi.onnxruntime_pybind11_state")))
+_NAMES += ("onnxruntime.capi._pybind_state", "onnxruntime.capi.onnxruntime_inference_collection")
+
+
+def install() -> None:
+    """Make ``import onnxruntime`` give this module from now on, everywhere in this process. Idempotent.
+
+    A module that has imported ONNX Runtime before keeps that: a warning names it.
+    """
+    if _is_installed():
+        return
+    real, spec = sys.modules.get("onnxruntime"), find_spec("onnxruntime")
+    stand_in = ModuleType("onnxruntime", __doc__)
+    vars(stand_in).update(
+        globals(), __name__="onnxruntime", __spec__=spec or __spec__
+    )  # find_spec() finds the real one
+    if real is not None:
+        users = [name for name, module in [*sys.modules.items()] if real in vars(module).values()]
+        warnings.warn(f"onnxruntime was imported before install(), and stays in {users or 'use'}", stacklevel=2)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "onnxruntime"]:
+        _replaced[name] = sys.modules.pop(name)
+    sys.modules.update(dict.fromkeys(_NAMES, stand_in))
+
+
+def uninstall() -> None:
+    """Undo `install` for later imports. Idempotent."""
+    if _is_installed():
+        for name in _NAMES:
+            sys.modules.pop(name, None)
+        sys.modules.update(_replaced)
+        _replaced.clear()
+
+
+def _is_installed() -> bool:
+    return getattr(sys.modules.get("onnxruntime"), "install", None) is install
