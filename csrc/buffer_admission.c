@@ -32,12 +32,13 @@ struct nnb_buffer {
     int32_t initialised;
     int64_t use;
     uint64_t generation;
+    nnb_buffer_contents contents; /* its users' alone */
 };
 
 struct nnb_uses {
     uint32_t refs;
     uint32_t n_reading, n; /* those that are read come first */
-    uint64_t moves;        /* nothing has moved while the gate's are the same; UINT64_MAX: never looked */
+    uint64_t moves; /* nothing has moved while the gate's are the same; or NNB_ANYWHERE; UINT64_MAX: never looked */
     nnb_buffer *buffers[];
 };
 
@@ -142,6 +143,21 @@ void nnb_buffer_close(nnb_buffer *b)
     leave();
 }
 
+nnb_buffer_contents *nnb_buffer_contents_of(nnb_buffer *b) { return &b->contents; }
+
+void nnb_buffer_settle(nnb_buffer *b, uint32_t rank, const int64_t *dims)
+{
+    nnb_buffer_contents *c = &b->contents;
+    int is_same = c->rank == rank;
+    c->rank = rank;
+    for (uint32_t i = 0; i < rank; i++) {
+        is_same &= c->dims[i] == dims[i];
+        c->dims[i] = (uint32_t)dims[i];
+    }
+    if (!is_same)
+        nnb_gate_moves(1);
+}
+
 /* ---- the buffers of one request ------------------------------------------------------------------------------- */
 
 int nnb_uses_create(nnb_uses **out, nnb_buffer *const *reading, uint32_t n_reading, nnb_buffer *const *writing,
@@ -206,7 +222,7 @@ int nnb_uses_admit(nnb_uses *u)
 {
     int ok = 0;
     enter();
-    if (u->moves == gate.moves) {
+    if (u->moves == gate.moves || u->moves == NNB_ANYWHERE) {
         ok = 1;
         for (uint32_t i = 0; ok && i < u->n_reading; i++)
             ok = u->buffers[i]->initialised;

@@ -470,16 +470,15 @@ int nnb_server_free_slot(nnb_server *s, int32_t slot, uint32_t *ids)
 static int admit(nnb_server *s, int id)
 {
     plan *p = &s->plans[id];
-    nnb_uses *uses = p->uses;
+    if (p->uses) {
+        if (!nnb_uses_admit(p->uses))
+            return id | NNB_PLAN_GUARDED;
+        s->admitted = p->uses; /* the plan keeps it until another request takes its place */
+    }
     if (p->kernel && nnb_cas32_relaxed(&p->state, LIVE, RUNS)) { /* else it was dropped after its look-up */
         s->running = p;
         return id | NNB_PLAN_KERNEL;
     }
-    if (!uses)
-        return id;
-    if (!nnb_uses_admit(uses))
-        return id | NNB_PLAN_GUARDED;
-    s->admitted = uses; /* the plan keeps it until another request takes its place */
     return id;
 }
 
@@ -558,8 +557,9 @@ int nnb_server_run(nnb_server *s, int id)
         nnb_server_set_result(s, k->result(k));
         status = 0;
     }
-    s->kernel_status = status < 0 || status > NNB_LAST_STATUS ? NNB_GENERAL_FAILURE : status;
-    return s->kernel_status ? id : nnb_server_ran(s, id); /* one that failed stays until it was asked why */
+    int is_known = (status >= 0 && status <= NNB_LAST_STATUS) || status == -ENOSPC;
+    s->kernel_status = is_known ? status : NNB_GENERAL_FAILURE;
+    return status ? id : nnb_server_ran(s, id); /* one that failed stays until it was asked why */
 }
 
 int nnb_server_outcome(nnb_server *s, int32_t *status, const char **sentence)

@@ -427,6 +427,8 @@ const nnb_result *nnb_execution_result(const nnb_execution *e);
  * forked child finds no operation half done, and buffers that other threads used are free; contents that were being
  * written are lost. */
 
+#define NNB_MAX_RANK 64
+
 typedef struct nnb_buffer nnb_buffer;
 typedef struct nnb_uses nnb_uses;
 
@@ -447,6 +449,16 @@ void nnb_buffer_look(nnb_buffer *b, nnb_buffer_state *out);
 /* Admits no more users; those at work continue. Idempotent. */
 void nnb_buffer_close(nnb_buffer *b);
 
+/* Where the contents of a buffer are, and their dimensions. Its users look there; one that writes may change them. */
+typedef struct nnb_buffer_contents {
+    uint8_t *place;
+    uint64_t room; /* bytes there */
+    uint32_t rank, dims[NNB_MAX_RANK];
+} nnb_buffer_contents;
+nnb_buffer_contents *nnb_buffer_contents_of(nnb_buffer *b);
+/* Gives the contents that are being written these dimensions; others than before count as a move. */
+void nnb_buffer_settle(nnb_buffer *b, uint32_t rank, const int64_t *dims);
+
 /* The buffers of one request, each at most once. -ENOMEM. */
 int nnb_uses_create(nnb_uses **out, nnb_buffer *const *reading, uint32_t n_reading, nnb_buffer *const *writing,
                     uint32_t n_writing);
@@ -454,7 +466,9 @@ nnb_uses *nnb_uses_share(nnb_uses *u); /* one more nnb_uses_destroy is needed */
 void nnb_uses_destroy(nnb_uses *u);
 /* Takes all buffers or none. 0, -ESHUTDOWN: one was closed; -EAGAIN: one was in use until the deadline (0: now). */
 int nnb_uses_enter(nnb_uses *u, uint64_t deadline_ns);
-/* Views made over the buffers at this number of moves are good until there are more. */
+/* Views made over the buffers at this number of moves are good until there are more. NNB_ANYWHERE: whoever runs the request
+ * looks where the contents are each time. */
+#define NNB_ANYWHERE 0xfffffffffffffffeu
 void nnb_uses_settle(nnb_uses *u, uint64_t moves);
 /* The quick way in: 1 and taken, if nothing moved, nothing is in use and all that is read has contents; else 0. */
 int nnb_uses_admit(nnb_uses *u);
@@ -472,7 +486,9 @@ int nnb_uses_leave(nnb_uses *u, int outcome);
  * resources live as long as it. One run at a time, each on any thread. */
 typedef struct nnb_kernel nnb_kernel;
 struct nnb_kernel {
-    int (*run)(nnb_kernel *k, uint64_t deadline_ns); /* 0 or a positive status; a time of CLOCK_MONOTONIC, 0: none */
+    /* 0 or a positive status; -ENOSPC: a buffer needs more room, and the owner finishes the run. Deadline: a time of
+     * CLOCK_MONOTONIC, 0: none. */
+    int (*run)(nnb_kernel *k, uint64_t deadline_ns);
     const char *(*sentence)(nnb_kernel *k); /* why the last run failed, valid until the next one; NULL: not known */
     void (*destroy)(nnb_kernel *k);         /* called by the owner, once it runs no more */
     struct nnb_batch *batch;                /* the batch that it may run in; NULL: it runs alone */
@@ -531,14 +547,13 @@ int nnb_ort_create(nnb_kernel **out, void *const *api, void *session, void *bind
 /* Ends its present run between two nodes, and every later one before the first. Any thread; never waits. */
 void nnb_ort_cancel(nnb_kernel *k);
 
-#define NNB_MAX_RANK 64
 #define NNB_ANY_RANK UINT32_MAX
 
 typedef struct nnb_ort_argument {
     const char *name;         /* NULL: the request leaves it out */
     uint8_t *place;           /* where the library has it, or an output of unknown dimensions is copied to */
     uint64_t room;            /* bytes there, which no other argument has */
-    const uint32_t *declared; /* dimensions in the model, 0: open */
+    const uint32_t *declared; /* dimensions in the model, or that the buffer was made with, 0: open */
     uint32_t n_declared;      /* NNB_ANY_RANK: their number is open, too */
     uint32_t n_given, pool_index, offset; /* in the request: dimensions, and where it lies */
     int32_t element;                      /* its type, as ONNX counts them, */
@@ -547,8 +562,11 @@ typedef struct nnb_ort_argument {
     int32_t value; /* an output of unknown dimensions: which one of those that the library has; -1: known */
     uint32_t is_sufficient, rank; /* whether there was room for it in the last run */
     int64_t dims[NNB_MAX_RANK];   /* of the request, or the last run */
+    nnb_buffer *buffer; /* NULL: it lies in a pool; else place, room and an input's dimensions are the buffer's */
 } nnb_ort_argument;
 
+/* Finishes a run that ended with -ENOSPC, now that the buffers have room; returns as a run. */
+int nnb_ort_take(nnb_kernel *k);
 /* Tells the kernel its arguments, in the request's order: it then reports the dimensions of its outputs if one's are
  * not known, and adapts to other requests if `adapts`. The kernel owns and changes them from now on. `memory` and
  * `allocator` are the library's, for the processor. -ENOMEM. */
@@ -600,8 +618,8 @@ int nnb_server_set_result(nnb_server *s, const nnb_result *result);
 void nnb_server_keep_failures(nnb_server *s);
 /* From now on an identical packet has this plan id. */
 int nnb_server_keep_plan(nnb_server *s, uint32_t id);
-/* From now on the plan is admitted to its buffers before nnb_server_next returns it, and leaves them when it is answered:
- * committed if the status is NONE, else lost. */
+/* From now on the plan is admitted to its buffers before it is run, and leaves them when it is answered: committed if the
+ * status is NONE, else lost. */
 int nnb_server_guard_plan(nnb_server *s, uint32_t id, nnb_uses *uses);
 /* From now on a kernel runs the plan, until another plan has the id, or nnb_server_free_slot has dropped it. The
  * request at hand is not run. */

@@ -189,9 +189,73 @@ static int fail(ort_run *r, void *status, uint64_t deadline_ns)
     return rc;
 }
 
-/* ---- outputs of unknown dimensions ------------------------------------------------------------------------------ */
+/* ---- arguments -------------------------------------------------------------------------------------------------- */
 
 static nnb_ort_argument *output(const ort_run *r, uint32_t i) { return &r->arguments[r->n_inputs + i]; }
+
+/* Finds the place of an argument in a buffer. 1 if it has moved. */
+static int look_up(nnb_ort_argument *a)
+{
+    if (!a->buffer)
+        return 0;
+    const nnb_buffer_contents *c = nnb_buffer_contents_of(a->buffer);
+    int has_moved = a->place != c->place;
+    a->place = c->place;
+    a->room = c->room;
+    return has_moved;
+}
+
+/* Gives a dimension its size. 1 if it had another one. */
+static int change(nnb_ort_argument *a, uint32_t i, int64_t size)
+{
+    int is_other = a->dims[i] != size;
+    a->dims[i] = size;
+    return is_other;
+}
+
+/* Binds an argument to its place, with its dimensions. NULL or a status of the library's. */
+static void *bind(ort_run *r, nnb_ort_argument *a)
+{
+    uint64_t nbytes = a->element_size;
+    for (uint32_t i = 0; i < a->rank; i++)
+        nbytes *= (uint64_t)a->dims[i];
+    void *value = NULL;
+    void *status = ((void *(*)(const void *, void *, size_t, const int64_t *, size_t, int,
+                               void **))r->api[CREATE_TENSOR_WITH_DATA])(r->memory, a->place, nbytes, a->dims, a->rank,
+                                                                         a->element, &value);
+    if (!status) {
+        int which = a < output(r, 0) ? BIND_INPUT : BIND_OUTPUT;
+        status = ((of_binding)r->api[which])(r->binding, a->name, value);
+        ((release)r->api[RELEASE_VALUE])(value); /* the binding has a reference of its own */
+    }
+    if (a->copy >= 0)
+        r->copies[a->copy].nbytes = nbytes;
+    return status;
+}
+
+/* Binds what has moved, or has other dimensions, in the buffers. 0 or a status. */
+static int bind_buffers(ort_run *r, uint64_t deadline_ns)
+{
+    for (uint32_t i = 0; i < r->n_inputs + r->n_outputs; i++) {
+        nnb_ort_argument *a = &r->arguments[i];
+        int is_other = look_up(a);
+        if (a->buffer && i < r->n_inputs) {
+            const nnb_buffer_contents *c = nnb_buffer_contents_of(a->buffer);
+            is_other |= a->rank != c->rank;
+            a->rank = c->rank;
+            for (uint32_t d = 0; d < c->rank; d++)
+                is_other |= change(a, d, c->dims[d]);
+        }
+        void *status = is_other && a->value < 0 ? bind(r, a) : NULL;
+        if (status) {
+            a->place = NULL; /* another run has to bind it */
+            return fail(r, status, deadline_ns);
+        }
+    }
+    return 0;
+}
+
+/* ---- outputs of unknown dimensions ------------------------------------------------------------------------------ */
 
 /* The dimensions and the bytes of a value of the library, as far as there is room. NULL or a status of the library's. */
 static void *take_value(const ort_run *r, nnb_ort_argument *a, void *value)
@@ -237,7 +301,16 @@ static int tell(ort_run *r)
     return told->status;
 }
 
-/* Copies what the library has allocated; 0 or a status. */
+/* 1 if a value can be the contents of its buffer. */
+static int suits_buffer(const nnb_ort_argument *a)
+{
+    int suits = a->n_declared == NNB_ANY_RANK || a->n_declared == a->rank;
+    for (uint32_t i = 0; i < a->rank && suits; i++)
+        suits = a->dims[i] && (a->n_declared == NNB_ANY_RANK || !a->declared[i] || a->declared[i] == a->dims[i]);
+    return suits;
+}
+
+/* Copies what the library has allocated; 0, a status, or -ENOSPC: a buffer needs more room. */
 static int take_outputs(ort_run *r, uint64_t deadline_ns)
 {
     void **values = NULL;
@@ -245,10 +318,12 @@ static int take_outputs(ort_run *r, uint64_t deadline_ns)
     void *status = ((void *(*)(void *, void *, void ***, size_t *))r->api[GET_BOUND_OUTPUTS])(r->binding, r->allocator,
                                                                                               &values, &n);
     int rc = status ? fail(r, status, deadline_ns) : 0;
+    int has_room = 1;
     for (uint32_t i = 0; i < r->n_outputs && !rc; i++) {
         nnb_ort_argument *a = output(r, i);
         if (a->value < 0)
             continue;
+        look_up(a);
         int has_value = 0;
         status = ((of_two)r->api[HAS_VALUE])(values[a->value], &has_value);
         if (!status && has_value)
@@ -258,12 +333,15 @@ static int take_outputs(ort_run *r, uint64_t deadline_ns)
         else if (!has_value || a->rank == NNB_ANY_RANK)
             rc = say(r, NNB_GENERAL_FAILURE,
                      has_value ? "too many or too large dimensions has output " : "not computed: output ", a->name);
+        else if (a->buffer && !suits_buffer(a))
+            rc = say(r, NNB_GENERAL_FAILURE, "does not fit its buffer: output ", a->name);
+        has_room &= !a->buffer || a->is_sufficient;
     }
     for (size_t i = 0; i < n; i++)
         ((release)r->api[RELEASE_VALUE])(values[i]);
     if (values && (status = ((of_two)r->api[ALLOCATOR_FREE])(r->allocator, values)))
         ((release)r->api[RELEASE_STATUS])(status);
-    return rc ? rc : tell(r);
+    return rc ? rc : has_room ? tell(r) : -ENOSPC;
 }
 
 /* Frees the library's allocation, which it would else use again, whatever its size. */
@@ -293,6 +371,8 @@ static int look_at(const nnb_ort_argument *a, const nnb_argument *row, const uin
     if (row->rank != a->n_given || row->has_no_value != !a->name || row->pool_index != a->pool_index ||
         row->offset != a->offset)
         return -EINVAL;
+    if (a->buffer) /* used as a whole */
+        return row->rank || row->length ? -EINVAL : 0;
     if (a->value >= 0 || !a->name) /* what is left out has no bytes anywhere */
         return row->length == a->room ? 0 : -EINVAL;
     uint64_t nbytes = a->element_size;
@@ -307,26 +387,12 @@ static int look_at(const nnb_ort_argument *a, const nnb_argument *row, const uin
     return nbytes > a->room ? -ENOSPC : 0;
 }
 
-static int bind_anew(ort_run *r, nnb_ort_argument *a, const nnb_argument *row, const uint32_t *dims, int which)
+static int bind_anew(ort_run *r, nnb_ort_argument *a, const nnb_argument *row, const uint32_t *dims)
 {
-    int is_same = 1;
-    for (uint32_t i = 0; i < a->rank; i++) {
-        int64_t size = dimension(a, row, dims, i);
-        is_same &= size == a->dims[i];
-        a->dims[i] = size;
-    }
-    if (is_same)
-        return 0;
-    void *value = NULL;
-    void *status = ((void *(*)(const void *, void *, size_t, const int64_t *, size_t, int,
-                               void **))r->api[CREATE_TENSOR_WITH_DATA])(r->memory, a->place, row->length, a->dims,
-                                                                         a->rank, a->element, &value);
-    if (!status) {
-        status = ((of_binding)r->api[which])(r->binding, a->name, value);
-        ((release)r->api[RELEASE_VALUE])(value); /* the binding has a reference of its own */
-    }
-    if (a->copy >= 0)
-        r->copies[a->copy].nbytes = row->length;
+    int is_other = 0;
+    for (uint32_t i = 0; i < a->rank; i++)
+        is_other |= change(a, i, dimension(a, row, dims, i));
+    void *status = is_other ? bind(r, a) : NULL;
     if (status)
         ((release)r->api[RELEASE_STATUS])(status);
     return status ? -EIO : 0;
@@ -345,9 +411,8 @@ static int adapt(nnb_kernel *k, const nnb_request *request)
         rc = looks ? looks : rc;
     }
     for (uint32_t i = 0; i < r->n_inputs + r->n_outputs && !rc; i++)
-        if (r->arguments[i].name && r->arguments[i].value < 0)
-            rc = bind_anew(r, &r->arguments[i], &request->arguments[i], request->dims,
-                           i < r->n_inputs ? BIND_INPUT : BIND_OUTPUT);
+        if (r->arguments[i].name && r->arguments[i].value < 0 && !r->arguments[i].buffer)
+            rc = bind_anew(r, &r->arguments[i], &request->arguments[i], request->dims);
     return rc;
 }
 
@@ -363,11 +428,33 @@ static void copy(const nnb_copy *c)
         ((uint8_t *)c->to)[i] = ((const uint8_t *)c->from)[i] != 0;
 }
 
+/* Takes the outputs of a run that came to `rc`. */
+static int finish(ort_run *r, uint64_t deadline_ns, int rc)
+{
+    if (r->kernel.result) {
+        rc = rc ? rc : take_outputs(r, deadline_ns);
+        if (rc == -ENOSPC)
+            return rc; /* the library keeps them */
+        let_go_of_outputs(r);
+    }
+    for (uint32_t i = 0; i < r->n_outputs && !rc; i++)
+        if (output(r, i)->buffer)
+            nnb_buffer_settle(output(r, i)->buffer, output(r, i)->rank, output(r, i)->dims);
+    for (uint32_t i = r->n_before; i < r->n_copies && (!rc || rc == NNB_OUTPUT_INSUFFICIENT_SIZE); i++)
+        copy(&r->copies[i]);
+    return rc;
+}
+
+int nnb_ort_take(nnb_kernel *k) { return finish((ort_run *)k, 0, 0); }
+
 static int run(nnb_kernel *k, uint64_t deadline_ns)
 {
     ort_run *r = (ort_run *)k;
     free(r->sentence);
     r->sentence = NULL;
+    int rc = bind_buffers(r, deadline_ns);
+    if (rc)
+        return rc;
     for (uint32_t i = 0; i < r->n_before; i++)
         copy(&r->copies[i]);
     if (deadline_ns >= INT64_MAX)
@@ -379,14 +466,7 @@ static int run(nnb_kernel *k, uint64_t deadline_ns)
     void *status = r->run(r->session, r->options, r->binding);
     if (deadline_ns)
         end_timed(r);
-    int rc = status ? fail(r, status, deadline_ns) : 0;
-    if (r->kernel.result) {
-        rc = rc ? rc : take_outputs(r, deadline_ns);
-        let_go_of_outputs(r);
-    }
-    for (uint32_t i = r->n_before; i < r->n_copies && (!rc || rc == NNB_OUTPUT_INSUFFICIENT_SIZE); i++)
-        copy(&r->copies[i]);
-    return rc;
+    return finish(r, deadline_ns, status ? fail(r, status, deadline_ns) : 0);
 }
 
 static const char *sentence(nnb_kernel *k) { return ((ort_run *)k)->sentence; }

@@ -173,7 +173,8 @@ class BoundBuffers:
         for use in (*self.set.inputs, *self.set.outputs):
             _, is_input, position = use.role
             arguments = inputs if is_input else outputs
-            view = BufferView(use.buffer, writing=not is_input)
+            origin = arguments[position].location.pool_index, 0
+            view = BufferView(use.buffer, origin, use.dimensions, writing=not is_input)
             pools.append(view)
             dims = use.buffer.dimensions if is_input else use.buffer.initial_dimensions
             arguments[position] = replace(

@@ -112,7 +112,6 @@ class ManagedBuffer:
         self.meaning = operand.meaning
         """Equal for two buffers if one can take the other's contents."""
         self.initial_dimensions = dimensions
-        self.dimensions = dimensions
         self.is_fixed = info.is_scalar or is_fully_specified(dimensions)
         """True if all dimensions were known from the beginning."""
         self.roles = roles
@@ -121,8 +120,9 @@ class ManagedBuffer:
         self.handle = ffi.gc(out[0], lib.nnb_buffer_destroy)
         self._reading = Uses((self.handle,), ())
         self._writing = Uses((), (self.handle,))
-        self.storage = private_bytes(self.nbytes(dimensions) if self.is_fixed else 0)
-        """The bytes; valid while the buffer is in use. They move only when open dimensions make the buffer grow."""
+        self._contents = lib.nnb_buffer_contents_of(self.handle)
+        self.settle(dimensions)
+        self._store(private_bytes(self.nbytes(dimensions) if self.is_fixed else 0))
         self._account: Callable[[int], None] | None = None
         self._accounted = 0
         self.sets: weakref.WeakSet[BufferSet] = weakref.WeakSet()
@@ -160,7 +160,17 @@ class ManagedBuffer:
     def closed(self) -> bool:
         return bool(self._look().is_closed)
 
+    @property
+    def dimensions(self) -> tuple[int, ...]:
+        """Dimensions of the contents."""
+        return tuple(ffi.unpack(self._contents.dims, self._contents.rank))
+
     # -- storage ----------------------------------------------------------------------------------------------
+
+    def _store(self, storage: Array) -> None:
+        self.storage = storage
+        """The bytes; valid while the buffer is in use. They move only when open dimensions make the buffer grow."""
+        self._contents.place, self._contents.room = ffi.cast("uint8_t *", storage.ctypes.data), storage.nbytes
 
     def account_to(self, account: Callable[[int], None]) -> None:
         """Set a function that is called with the bytes by which the buffer will grow; its error prevents the growth."""
@@ -183,7 +193,7 @@ class ManagedBuffer:
                 self._reserve(size)
             larger = private_bytes(size)
             with gate.lock:
-                self.storage = larger
+                self._store(larger)
                 gate.moved()
         return self.storage
 
@@ -199,7 +209,7 @@ class ManagedBuffer:
         """Free the storage of a closed buffer, unless it is in use. Under the gate's lock."""
         if not self._look().is_idle:
             return False
-        self.storage = private_bytes(0)
+        self._store(private_bytes(0))
         gate.moved()
         for uses in self.sets:
             uses.forget()
@@ -209,9 +219,7 @@ class ManagedBuffer:
 
     def settle(self, dimensions: tuple[int, ...]) -> None:
         """Set the dimensions of the contents that are being written."""
-        if dimensions != self.dimensions:
-            self.dimensions = dimensions
-            gate.moved()
+        lib.nnb_buffer_settle(self.handle, len(dimensions), ffi.new("int64_t[]", dimensions))
 
     @contextmanager
     def _replacing(self, uses: Uses) -> Iterator[None]:
@@ -351,29 +359,37 @@ class BufferUse(Struct, frozen=True):
 
 
 class BufferView:
-    """A buffer in the role of a memory pool for kernels, while its execution is admitted."""
+    """A buffer in the role of a memory pool for kernels, while its execution is admitted.
+
+    Args:
+        origin: As for `Region`.
+        dimensions: Dimensions in the request.
+    """
 
     kind = "buffer"
     is_private = True
 
-    def __init__(self, buffer: ManagedBuffer, *, writing: bool) -> None:
-        self._buffer = buffer
+    def __init__(
+        self, buffer: ManagedBuffer, origin: tuple[int, int], dimensions: tuple[int, ...], *, writing: bool
+    ) -> None:
+        self.buffer = buffer
+        self.origin, self.dimensions = origin, dimensions
         self._writing = writing
 
     @property
     def size(self) -> int:
         """Size in bytes; a buffer that is written grows as needed."""
-        return (1 << 62) if self._writing else self._buffer.storage.nbytes
+        return (1 << 62) if self._writing else self.buffer.storage.nbytes
 
     @property
     def identity(self) -> tuple[int, int, int, int]:
         """An identity unlike that of any other pool."""
-        return -1, id(self._buffer), 0, self.size
+        return -1, id(self.buffer), 0, self.size
 
     def array(self, dtype: Any, shape: tuple[int, ...], offset: int = 0) -> Array:
         element = np.dtype(dtype)
         nbytes = math.prod(shape) * element.itemsize
-        storage = self._buffer.room(offset + nbytes) if self._writing else self._buffer.storage
+        storage = self.buffer.room(offset + nbytes) if self._writing else self.buffer.storage
         view: Array = storage[offset : offset + nbytes].view(element).reshape(shape)
         if not self._writing:
             view.flags.writeable = False
@@ -411,7 +427,7 @@ class BufferSet:
         """True if the outputs always have the shapes that their buffers were allocated for."""
         self._uses = Uses([buffer.handle for buffer in self._reading], [buffer.handle for buffer in self._writing])
         self.handle = self._uses.handle
-        """Handle for admitting the request in C, if the set is `fixed`."""
+        """Handle for admitting the request in C."""
         self._moves = 0
         self._also_forget: Callable[[], None] = _nothing
         self.forget()
@@ -421,6 +437,8 @@ class BufferSet:
 
     def forget(self) -> None:
         """Drop the views over the buffers' bytes, since the bytes of a closed buffer are to be freed."""
+        self.found_in_c = False
+        """True if `current` looks in each run where the buffers are; see `Kernel`."""
         self.current: Any = None
         """The object from `keep` for the next execution if nothing moves until then, or None."""
         self._made_for: Hashable = None
@@ -450,9 +468,9 @@ class BufferSet:
             for use in self._dimensioned:
                 combine_dimensions(use.buffer.dimensions, use.dimensions)
             self._moves = gate.moves
-            if self._made_for != self._layout():
+            if self._made_for != self._layout() and not self.found_in_c:
                 self.current = None
-            if self.current is not None:
+            if self.current is not None and not self.found_in_c:
                 lib.nnb_uses_settle(self.handle, self._moves)
             return self.current
         except BaseException:
@@ -460,9 +478,10 @@ class BufferSet:
             raise
 
     def keep(self, made: Any) -> None:
-        """Remember views over the buffers' bytes. Call it only while admitted."""
+        """Remember a kernel over the buffers' bytes. Call it only while admitted."""
         self._made_for, self.current = self._layout(), made
-        lib.nnb_uses_settle(self.handle, self._moves)
+        self.found_in_c = getattr(made, "finds_buffers", False)
+        lib.nnb_uses_settle(self.handle, lib.NNB_ANYWHERE if self.found_in_c else self._moves)
 
     def when_freed(self, forget: Callable[[], None]) -> None:
         """Set a function that drops views over a buffer when it is freed; any thread may call it."""

@@ -8,6 +8,8 @@ static nnb_uses *uses;
 static int quick, careful, idle_reports;
 static int32_t status; /* of the next answer */
 static int forgo;
+static nnb_kernel *kernel; /* of the plan that is bound next, or NULL */
+static int kernel_status, kernel_runs, finished;
 
 static nnb_buffer_state look(void)
 {
@@ -15,6 +17,17 @@ static nnb_buffer_state look(void)
     nnb_buffer_look(state, &s);
     return s;
 }
+
+static int run_kernel(nnb_kernel *k, uint64_t deadline_ns)
+{
+    (void)k;
+    (void)deadline_ns;
+    kernel_runs++;
+    CHECK_EQ(look().is_idle, 0);
+    return kernel_status;
+}
+
+static const char *say_nothing(nnb_kernel *k) { return k ? NULL : "no kernel"; }
 
 /* Between the run and its answer. */
 int __real_nnb_channel_send(nnb_channel *ch, const uint8_t *packet, uint32_t n);
@@ -40,6 +53,15 @@ static void *serve(void *unused)
         if (id & NNB_PLAN_NEW) {
             CHECK_EQ(nnb_server_keep_plan(server, (uint32_t)plan), 0);
             CHECK_EQ(nnb_server_guard_plan(server, (uint32_t)plan, uses), 0);
+            if (kernel)
+                CHECK_EQ(nnb_server_set_kernel(server, (uint32_t)plan, kernel), 0);
+        } else if (id & NNB_PLAN_KERNEL) {
+            const char *sentence;
+            int32_t outcome;
+            CHECK_EQ(nnb_server_outcome(server, &outcome, &sentence), 0);
+            CHECK_EQ(outcome, kernel_status);
+            CHECK_EQ(look().is_idle, 0); /* its owner finishes the run */
+            finished++;
         } else if (id & NNB_PLAN_GUARDED) {
             careful++;
             if (!look().is_closed) {
@@ -104,6 +126,40 @@ int main(void)
     CHECK_EQ(nnb_uses_enter(uses, 0), 0); /* somebody else has it */
     nnb_uses_leave(uses, NNB_UNCHANGED);
 
+    /* A kernel runs with the buffers, wherever they are, if it may have them. */
+    static nnb_kernel in_c = {.run = run_kernel, .sentence = say_nothing};
+    kernel = &in_c;
+    nnb_execution *third = new_execution(p.client, 3);
+    run(third, 0);
+    nnb_uses_settle(uses, NNB_ANYWHERE);
+    int before_it = careful, seen = quick;
+    uint64_t generation = look().generation;
+    for (int i = 0; i < 3; i++) {
+        nnb_gate_moves(1);
+        CHECK_EQ(run_to_end(third), 0);
+    }
+    CHECK_EQ(kernel_runs, 3);
+    CHECK_EQ(look().generation, generation + 3);
+    kernel_status = -ENOSPC;
+    run(third, 0);
+    CHECK_EQ(finished, 1);
+    CHECK_EQ(look().is_initialised, 1);
+    run(third, 2);
+    CHECK_EQ(look().is_initialised, 0);
+    CHECK_EQ(look().is_idle, 1);
+    kernel_status = 0;
+    nnb_uses_settle(uses, UINT64_MAX);
+    run(third, 0);
+    CHECK_EQ(careful, before_it + 1);
+    CHECK_EQ(kernel_runs, 5);
+    nnb_uses_settle(uses, NNB_ANYWHERE);
+    CHECK_EQ(run_to_end(third), 0);
+    CHECK_EQ(kernel_runs, 6);
+    CHECK_EQ(seen, quick);
+    nnb_uses_settle(uses, nnb_gate_moves(0));
+    nnb_execution_destroy(third);
+    kernel = NULL;
+
     forgo = 1;
     uint64_t before = look().generation;
     run(e, 2);
@@ -114,7 +170,7 @@ int main(void)
     CHECK_EQ(look().is_closed, 1);
     CHECK_EQ(look().is_idle, 1);
     run(e, 4); /* not admitted any more */
-    CHECK_EQ(careful, 3);
+    CHECK_EQ(careful, 4);
 
     nnb_server_hang_up(p.server);
     finish(thread);

@@ -193,6 +193,101 @@ static nnb_kernel *kernel(int session, int value_of_y, nnb_ort_argument *describ
     return k;
 }
 
+/* A state: x is read where its buffer is now, with the dimensions that it has now, and y goes to another one. */
+static void run_in_buffers(void)
+{
+    static const uint32_t made_with[] = {0, 2};
+    static uint8_t made[2 * ROOM], bytes[4 * ROOM];
+    nnb_ort_argument described[2];
+    nnb_kernel *k = kernel(1, 0, described);
+    nnb_buffer *buffers[2];
+    nnb_buffer_contents *c[2];
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQ(nnb_buffer_create(&buffers[i]), 0);
+        c[i] = nnb_buffer_contents_of(buffers[i]);
+        described[i].buffer = buffers[i];
+        described[i].declared = made_with;
+        described[i].offset = described[i].n_given = 0;
+    }
+    described[0].copy = -1;
+    *c[0] = (nnb_buffer_contents){bytes, ROOM, 2, {3, 2}};
+    *c[1] = (nnb_buffer_contents){bytes + ROOM, ROOM, 2, {0, 2}};
+    memset(made, 9, sizeof made);
+    out = (value){.data = made, .rank = 2, .dims = {4, 2}};
+    bound[0] = bound[1] = is_open = 0;
+    uint64_t moves = nnb_gate_moves(0);
+    CHECK_EQ(nnb_kernel_run(k, 0), 0);
+    CHECK(inputs.data == bytes);
+    CHECK_EQ(inputs.nbytes, 24);
+    CHECK_EQ(c[1]->dims[0], 4);
+    CHECK_EQ(bytes[ROOM + 31], 9);
+    CHECK_EQ(bytes[ROOM + 32], 0);
+    CHECK_EQ(nnb_gate_moves(0), moves + 1);
+    CHECK_EQ(nnb_kernel_run(k, 0), 0);
+    CHECK_EQ(bound[0], 1); /* nothing has changed */
+    CHECK_EQ(nnb_gate_moves(0), moves + 1);
+    c[0]->place = bytes + 2 * ROOM;
+    CHECK_EQ(nnb_kernel_run(k, 0), 0);
+    CHECK(inputs.data == bytes + 2 * ROOM);
+    c[0]->dims[0] = 5;
+    CHECK_EQ(nnb_kernel_run(k, 0), 0);
+    CHECK_EQ(inputs.dims[0], 5);
+    CHECK_EQ(bound[0], 3);
+
+    /* What was not bound is bound the next time. */
+    c[0]->dims[0] = 6;
+    refused = "bind";
+    CHECK_EQ(nnb_kernel_run(k, 0), 2);
+    refused = NULL;
+    CHECK_EQ(nnb_kernel_run(k, 0), 0);
+    CHECK_EQ(bound[0], 5);
+
+    /* Too little room: the library keeps the output until there is enough. */
+    out.dims[0] = 9;
+    is_open = 0;
+    CHECK_EQ(nnb_kernel_run(k, 0), -ENOSPC);
+    CHECK_EQ(described[1].is_sufficient, 0);
+    CHECK_EQ(described[1].dims[0], 9);
+    CHECK_EQ(c[1]->dims[0], 4);
+    CHECK_EQ(is_open, 0);
+    CHECK_EQ(nnb_ort_take(k), -ENOSPC);
+    c[1]->room = 2 * ROOM;
+    CHECK_EQ(nnb_ort_take(k), 0);
+    CHECK_EQ(is_open, 1);
+    CHECK_EQ(c[1]->dims[0], 9);
+    CHECK_EQ(bytes[ROOM + 71], 9);
+
+    /* No contents but those for which the buffer was made. */
+    out.dims[1] = 3;
+    CHECK_EQ(nnb_kernel_run(k, 0), 2);
+    CHECK(strstr(k->sentence(k), "buffer") != NULL);
+    out = (value){.data = made, .rank = 2, .dims = {0, 2}};
+    CHECK_EQ(nnb_kernel_run(k, 0), 2);
+    out.rank = 1;
+    CHECK_EQ(nnb_kernel_run(k, 0), 2);
+    CHECK_EQ(c[1]->dims[0], 9);
+
+    /* Requests use it as a whole, and say no dimensions. */
+    nnb_request *whole = request(1, 2, 0);
+    arguments[0] = arguments[1] = (nnb_argument){0};
+    CHECK_EQ(k->adapt(k, whole), 0);
+    for (int i = 0; i < 2; i++) {
+        uint32_t *const fields[] = {&arguments[i].has_no_value, &arguments[i].pool_index, &arguments[i].offset,
+                                    &arguments[i].length, &arguments[i].rank};
+        for (size_t f = 0; f < sizeof fields / sizeof *fields; f++) {
+            *fields[f] += 1;
+            CHECK_EQ(k->adapt(k, whole), -EINVAL);
+            *fields[f] -= 1;
+        }
+        described[i].n_given = arguments[i].rank = 2; /* whatever it was bound with */
+        CHECK_EQ(k->adapt(k, whole), -EINVAL);
+        described[i].n_given = arguments[i].rank = 0;
+    }
+    k->destroy(k);
+    for (int i = 0; i < 2; i++)
+        nnb_buffer_destroy(buffers[i]);
+}
+
 int main(void)
 {
     watchdog();
@@ -299,6 +394,8 @@ int main(void)
     CHECK_EQ(nnb_kernel_run(k, 0), 2);
     CHECK_EQ(is_open, 8);
     k->destroy(k);
+    refused = NULL;
+    run_in_buffers();
     CHECK_EQ(values, 0);
     CHECK_EQ(infos, 0);
     CHECK_EQ(lists, 0);

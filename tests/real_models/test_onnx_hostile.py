@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 import nnburst
 from nnburst import BadState, DeadObject, GeneralFailure, InvalidArgument, Memory, MissedDeadline, ResourceExhausted
+from nnburst._core import ffi
 from nnburst.burst.cancellation import CancelToken, under_token
 from nnburst.devices.onnxruntime import kernel
 from nnburst.devices.onnxruntime.device import OnnxRuntimeDevice
@@ -152,9 +153,9 @@ def bound_in_place(proto: Any) -> set[str]:
         opened = open_request(Request(tuple(arguments[:n]), tuple(arguments[n:]), (pool,)))
         plan = BoundGraph(prepared.graph, prepared.model, opened.request, lambda outputs: None)
         mapped = pool._map_for(writable=True).bytes()
-        kept = [array for array in plan._kept if array.size]
-        found = {name for name, array in zip(names, kept, strict=True) if np.shares_memory(array, mapped)}
-        del plan, kept, mapped
+        places = [int(ffi.cast("uintptr_t", row.place)) - mapped.ctypes.data for row in plan._rows]
+        found = {name for name, place in zip(names, places, strict=True) if 0 <= place < mapped.nbytes}
+        del plan, mapped
         prepared.close()
         return found
 

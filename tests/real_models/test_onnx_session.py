@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,18 @@ import numpy as np
 import pytest
 
 import nnburst
-from nnburst import BadState, DeviceUnavailable, GeneralFailure, InvalidArgument, Memory, OutputInsufficientSize
+from nnburst import (
+    BadState,
+    DeviceUnavailable,
+    GeneralFailure,
+    InvalidArgument,
+    Memory,
+    OutputInsufficientSize,
+    ResourceExhausted,
+)
+from nnburst._core import lib
+from nnburst.devices.onnxruntime.kernel import BoundGraph
+from nnburst.memory.managed import Uses
 from nnburst.watch import find_services, look
 from support import images
 from support.onnx_models import (
@@ -684,6 +696,119 @@ def test_state_that_grows_with_each_run(service: nnburst.Service) -> None:
             execution.reset_state({"past": np.zeros((3, 4), np.float32)})
     with service.session(model) as session, pytest.raises(InvalidArgument, match="is no input of shape"):
         session.bind(state=kept, shapes={"past": (1, 2), "now": (2, 2)})
+
+
+def sums_of_cache() -> bytes:
+    return graph(
+        [
+            node("Concat", ["past", "x"], ["now"], axis=0),
+            node("ReduceSum", ["now"], ["y"], keepdims=0),
+            node("NonZero", ["x"], ["some"]),
+        ],
+        [("x", FLOAT, ("m", 2)), ("past", FLOAT, ("n", 2))],
+        [("y", FLOAT, ()), ("now", FLOAT, (None, 2)), ("some", TensorProto.INT64, (2, "z"))],
+    ).SerializeToString()
+
+
+def test_state_grows_without_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python binds each turn once, and again only where a cache needs more room; each result is a fresh binding's."""
+    model, calls, bound = sums_of_cache(), list[int](), list[BoundGraph]()
+    conclude, make = BoundGraph.conclude, BoundGraph.__init__
+
+    def noted(kernel: BoundGraph, status: int, deadline_ns: int) -> Any:
+        calls.append(status)
+        return conclude(kernel, status, deadline_ns)
+
+    def made(kernel: BoundGraph, *args: Any) -> None:
+        make(kernel, *args)
+        bound.append(kernel)
+
+    monkeypatch.setattr(BoundGraph, "conclude", noted)
+    monkeypatch.setattr(BoundGraph, "__init__", made)
+    reference, past = ort.InferenceSession(model), np.float32([[5, 5]])
+    with (
+        nnburst.in_process().session(model, device="nnburst-onnxruntime") as session,
+        session.bind(state={"now": "past"}, initial_state={"past": past}, room={"past": (99, 2), "x": (4, 2)}) as state,
+    ):
+        for n in range(300):
+            x = rows(1 + n % 3, 2) * (n % 2)  # other shapes, and sometimes outputs without elements
+            state.reshape({"x": x.shape})
+            state.inputs["x"][:] = x
+            state.run()
+            y, past, some = reference.run(None, {"x": x, "past": past})
+            assert state.outputs["y"] == y
+            assert state.output_shapes[2].dimensions == some.shape
+            if n % 50 == 0:
+                assert np.array_equal(state.get_state()["past"], past)
+        assert len(bound) == 2  # one for each turn
+        assert set(calls) == {-errno.ENOSPC}
+        assert len(calls) < 20
+        state.reset_state({"past": past[:2]})
+        state.run()
+        assert len(state.get_state()["past"]) == 2 + len(x)
+
+
+def test_growing_state_that_was_in_use_runs_with_the_shapes_of_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan in Python was made for other shapes than those to which C has adapted the kernel since."""
+    room, kept = {"past": (99, 2), "x": (4, 2)}, {"now": "past"}
+    with (
+        nnburst.in_process().session(sums_of_cache(), device="nnburst-onnxruntime") as session,
+        session.bind(state=kept, initial_state={"past": rows(1, 2)}, room=room) as state,
+    ):
+
+        def run(m: int) -> int:
+            state.reshape({"x": (m, 2)})
+            state.inputs["x"][:] = 1
+            state.run()
+            return len(state.get_state()["past"])
+
+        assert [run(m) for m in (1, 1, 3, 3)] == [2, 3, 6, 9]
+        user, enter = state._arguments.states.all["past"].buffers[0]._open()._writing, Uses.enter  # type: ignore[attr-defined]
+        enter(user)
+
+        def enter_after_it(uses: Uses) -> None:
+            monkeypatch.undo()
+            user.leave(lib.NNB_UNCHANGED)
+            enter(uses)
+
+        monkeypatch.setattr(Uses, "enter", enter_after_it)
+        state.inputs["x"][:] = 1
+        state.run()
+        assert Uses.enter is enter
+        assert len(state.get_state()["past"]) == 12
+        assert run(2) == 14
+
+
+def test_growing_state_beyond_the_quota_is_refused_and_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    room, kept = {"past": (99, 2), "x": (4, 2)}, {"now": "past"}
+    with (
+        nnburst.in_process().session(sums_of_cache(), device="nnburst-onnxruntime") as session,
+        session.bind(state=kept, initial_state={"past": rows(1, 2)}, room=room) as state,
+    ):
+        state.reshape({"x": (1, 2)})
+        state.inputs["x"][:] = 1
+
+        def refuse(nbytes: int) -> None:
+            raise ResourceExhausted("no more")
+
+        for buffer in state._arguments.states.all["past"].buffers:
+            buffer.account_to(lambda nbytes: None)
+        for _ in range(4):
+            state.run()
+        for buffer in state._arguments.states.all["past"].buffers:
+            buffer.account_to(refuse)
+        before = state.get_state()["past"]
+        while len(before) < 99:
+            try:
+                state.run()
+            except ResourceExhausted:
+                break
+            before = state.get_state()["past"]
+        assert len(before) < 20
+        for buffer in state._arguments.states.all["past"].buffers:
+            buffer.account_to(lambda nbytes: None)
+        state.run()
+        assert np.array_equal(state.get_state()["past"], [*before, [1, 1]])
 
 
 def test_state_that_grows_beside_an_input_with_room(service: nnburst.Service) -> None:

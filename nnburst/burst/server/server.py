@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -115,18 +115,19 @@ class ServerEnd:
         if result is not None:
             self.answer(result)
 
-    def _finish_in_c(self, plan_id: int, deadline_ns: int) -> None:
+    def _finish_in_c(self, plan_id: int, deadline_ns: int) -> ExecutionResult | None:
         """Finish a run that C made and that failed, or whose plan was dropped meanwhile."""
         status, sentence = ffi.new("int32_t *"), ffi.new("const char **")
         kernel = self._plans[self._base + plan_id]  # referenced before C releases it
         if lib.nnb_server_outcome(self._endpoint, status, sentence):
             kernel = self._leaving.pop()
-        failed = getattr(kernel, "failed", None)
-        if status[0] and failed is not None:
-            raise failed(status[0], deadline_ns)
+        conclude: Callable[[int, int], ExecutionResult | None] | None = getattr(kernel, "conclude", None)
+        if status[0] and conclude is not None:
+            return conclude(status[0], deadline_ns)
         if status[0]:
             said = ffi.string(sentence[0]).decode(errors="replace") if sentence[0] else "the kernel does not say why"
             raise error_for(ErrorStatus(status[0]), said)
+        return None
 
     def end(self, number: int) -> None:
         """Release everything after the last run. `number` is the negative errno that ended the burst."""
@@ -164,17 +165,14 @@ class ServerEnd:
         self._give_up(plan_id)
         plan = self._bind_request()
         gate, c_kernel = getattr(plan, "gate", None), getattr(plan, "c_kernel", None)
-        guarded = gate if isinstance(gate, BufferSet) and gate.fixed else None
         # Stored before C knows it: from then on another thread may drop it.
         self._plans[self._base + plan_id] = plan
-        if guarded is not None:
-            self._gated[plan_id] = plan, guarded
+        if isinstance(gate, BufferSet):
+            self._gated[plan_id] = plan, gate
             end = weakref.ref(self)
-            guarded.when_freed(lambda: None if (this := end()) is None else this.forget_plans())
+            gate.when_freed(lambda: None if (this := end()) is None else this.forget_plans())
         if lib.nnb_server_keep_plan(self._endpoint, plan_id):
             self._give_up(plan_id)  # a slot was freed meanwhile: the plan runs only once
-        elif guarded is not None:
-            lib.nnb_server_guard_plan(self._endpoint, plan_id, guarded.handle)
         elif gate is None and c_kernel is not None:
             lib.nnb_server_set_kernel(self._endpoint, plan_id, c_kernel)
         self._run_gated(plan_id, plan, deadline_ns)
@@ -190,8 +188,12 @@ class ServerEnd:
         try:
             self._run_kernel(plan, deadline_ns)
         finally:
-            gated = self._gated.get(plan_id)
-            if gated is not None and (admitted := gated[1].current) is not None:
+            gate = self._gated.get(plan_id, (None, None))[1]
+            admitted = None if gate is None or not (gate.fixed or gate.found_in_c) else gate.current
+            if gate is not None and admitted is not None:
+                lib.nnb_server_guard_plan(self._endpoint, plan_id, gate.handle)
+                if gate.found_in_c:
+                    lib.nnb_server_set_kernel(self._endpoint, plan_id, admitted.c_kernel)
                 self._plans[self._base + plan_id] = admitted
                 if plan_id not in self._gated:  # a buffer or a slot was freed meanwhile
                     self._plans[self._base + plan_id] = self._rebind

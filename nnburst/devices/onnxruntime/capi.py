@@ -420,6 +420,10 @@ class BoundRun:
         n_outputs = len(rows) - n_inputs
         check(lib.nnb_ort_tell(self.kernel, rows, n_inputs, n_outputs, _api.memory, _api.allocator, adapts))
 
+    def take(self) -> int:
+        """Finish a run that found too little room in a buffer; returns as `run`."""
+        return int(lib.nnb_ort_take(self.kernel))
+
     def run_into_binding(self, deadline_ns: int) -> int:
         """Run as `run` does, but leave the outputs in the binding."""
         result, self.kernel.result = self.kernel.result, ffi.NULL

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
@@ -30,6 +31,7 @@ from .snapshots import copied_always
 from .zip_maps import as_maps
 
 _CPU = "cpu"
+_NOTHING = np.empty(1, np.uint8)
 _LEAST_ROOM = 4096
 """Bytes of private memory for an argument with open dimensions, as far as the client has room for it."""
 _PRIVATE = 4
@@ -79,8 +81,7 @@ class BoundGraph:
         self._graph = graph
         self._leave_open = leave_open
         self._memory = WorkingMemory()
-        self._kept: list[Bytes] = []  # ONNX Runtime gets addresses only
-        self._texts: list[object] = []  # likewise
+        self._texts: list[object] = []  # C gets addresses only
         self._copied_in: list[tuple[Bytes, Bytes]] = []
         self._copied_out: list[tuple[Bytes, Bytes]] = []
         self._written: list[_Output] = []
@@ -89,12 +90,13 @@ class BoundGraph:
         for row in self._rows:
             row.copy, row.value, row.is_sufficient = -1, -1, True
         self._adapts = True
+        self._is_describable = True
         self._encoded: dict[str, Bytes] = {}
         self._values: list[Value] = []
         self._counted = 0
         self._rebind: list[Callable[[], None]] = []
         self._places: list[list[BoundArgument]] = [[], []]
-        """The client's places of inputs and outputs."""
+        """The client's places of inputs and outputs; ONNX Runtime gets addresses only. Buffers keep their own bytes."""
         self._shapes = [OutputShape(()) for _ in request.outputs]
         self._binding = graph.session.io_binding()
         operands = main.operands
@@ -115,12 +117,12 @@ class BoundGraph:
             self._batch = batches.join(self._bound.kernel, inputs, outputs)
         self._open = [each for each in self._written if each.is_open]
         self._said = [each for each in self._written if not each.is_open]
-        told = all(isinstance(each.pool, Region) and not each.node.holds for each in self._open)
         self._described: BoundRun | None = None
-        if told and not self._encoded and isinstance(self._bound, BoundRun):
+        if self._is_describable and isinstance(self._bound, BoundRun):
             self._described = self._bound
             self._described.describe_arguments(self._rows, len(request.inputs), adapts=self._adapts)
             self.c_kernel = self._bound.kernel
+            self.finds_buffers = True
 
     # -- binding -------------------------------------------------------------------------------------------------------
 
@@ -134,7 +136,7 @@ class BoundGraph:
             if 0 not in dims or node.holds:
                 raise GeneralFailure(f"input {node.name!r} is omitted, but the graph needs it")
             self._adapts = False
-            self._bind(self._binding.bind_input, node, dims, np.empty(1, np.uint8))
+            self._bind(self._binding.bind_input, node, dims, _NOTHING)
             return
         pool = pool_of(request, argument)
         location = argument.location
@@ -150,8 +152,10 @@ class BoundGraph:
         if node.holds:
             self._memory.take(_PRIVATE * nbytes)
             self._encoded[node.name] = region
+            self._is_describable = False
             return
-        self._places[0].append((node, dims, region))
+        if not isinstance(pool, BufferView):
+            self._places[0].append((node, dims, region))
         place, room = region, pool.room if isinstance(pool, Region) else 0
         if is_bool(node) or self._needs_copy(node, pool, region):
             row.copy = len(self._copied_in)
@@ -179,16 +183,20 @@ class BoundGraph:
         room: int,
     ) -> None:
         """Describe in an ``nnb_ort_argument`` an argument's place and the arguments that may replace it."""
-        name, declared = ffi.new("char[]", node.name.encode()), ffi.new("uint32_t[]", operand.dimensions)
+        dimensions, given = operand.dimensions, argument.dimensions
+        if isinstance(pool, BufferView):
+            row.buffer = pool.buffer.handle
+            dimensions, given = pool.buffer.initial_dimensions, pool.dimensions
+            self._is_describable &= row.copy < 0 and (pool.buffer.is_fixed or not given)
+        name, declared = ffi.new("char[]", node.name.encode()), ffi.new("uint32_t[]", dimensions)
         self._texts += name, declared
         row.name, row.declared, row.place, row.room = name, declared, ffi.cast("uint8_t *", place.ctypes.data), room
-        is_ranked = operand.dimensions or is_scalar(operand)
-        row.n_declared = len(operand.dimensions) if is_ranked else lib.NNB_ANY_RANK
-        row.n_given = len(argument.dimensions)
+        row.n_declared = len(dimensions) if dimensions or is_scalar(operand) else lib.NNB_ANY_RANK
+        row.n_given = len(given)
         row.element, row.element_size = node.element.number, node.element.itemsize
         row.rank = len(dims)
         row.dims[0 : len(dims)] = dims
-        if isinstance(pool, Region):
+        if isinstance(pool, Region | BufferView):
             row.pool_index, row.offset = pool.origin
         else:
             self._adapts = False
@@ -213,15 +221,19 @@ class BoundGraph:
         is_open = nbytes is None or node.holds != ""
         self._written.append(_Output(position, node, is_open, pool, location.offset, room))
         if nbytes is None or is_open:
-            if isinstance(pool, Region) and not node.holds:
-                self._adapts &= not argument.dimensions
-                region = _writable(pool, node, room, location.offset)
+            if node.holds or not isinstance(pool, Region | BufferView):
+                self._is_describable = False
+            else:
+                is_buffer = isinstance(pool, BufferView)
+                self._adapts &= is_buffer or not argument.dimensions
+                region = np.empty(0, np.uint8) if is_buffer else _writable(pool, node, room, location.offset)
                 self._describe(row, node, operand, argument, pool, (), region, room)
                 row.value = [*dict.fromkeys(each.node.name for each in self._written)].index(node.name)
             self._binding.bind_output(node.name, _CPU)
             return
         region = _writable(pool, node, nbytes, location.offset)
-        self._places[1].append((node, dims, region))
+        if not isinstance(pool, BufferView):
+            self._places[1].append((node, dims, region))
         place, room = region, pool.room if isinstance(pool, Region) else 0
         if self._needs_copy(node, pool, region):
             row.copy = len(self._copied_in) + len(self._copied_out)
@@ -232,7 +244,6 @@ class BoundGraph:
         self._bind(self._binding.bind_output, node, dims, place)
 
     def _bind(self, bind: Callable[..., None], node: GraphArgument, dims: tuple[int, ...], region: Bytes) -> None:
-        self._kept.append(region)
         bound = partial(bind, node.name, _CPU, 0, node.element.number, list(dims), region.ctypes.data)
         bound()
         if bind == self._binding.bind_input:
@@ -250,8 +261,7 @@ class BoundGraph:
         """
         if self._open and self._described is None:
             return self._run_open(deadline_ns)
-        self._run_closed(deadline_ns)
-        return None if self._described is None else self._described.result()
+        return self._run_closed(deadline_ns)
 
     def cancel(self) -> None:
         """End the run between two nodes, and any later run at once; see `Kernel`."""
@@ -259,16 +269,35 @@ class BoundGraph:
 
     # -- running -------------------------------------------------------------------------------------------------------
 
-    def _run_closed(self, deadline_ns: int) -> None:
-        """Run a request whose output shapes are all known."""
+    def _run_closed(self, deadline_ns: int) -> ExecutionResult | None:
+        """Run a request whose output shapes are all known, or told by the run in C."""
         if self._encoded:
             self._feed(deadline_ns)
-        status = self._bound.run(deadline_ns)
-        if status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and self._described is not None:
-            told = self._described.result()
-            raise OutputInsufficientSize("an output needs more room", output_shapes=told[1] if told else ())
+        return self.conclude(self._bound.run(deadline_ns), deadline_ns)
+
+    def conclude(self, status: int, deadline_ns: int) -> ExecutionResult | None:
+        """Return the result of a run that ended with a status of the C core, or raise its failure; see `Kernel`."""
+        if status == -errno.ENOSPC:
+            status = self._enlarge()
+        told = None if self._described is None else self._described.result()
+        if status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and told is not None:
+            raise OutputInsufficientSize("an output needs more room", output_shapes=told[1])
         if status:
-            raise self.failed(status, deadline_ns)
+            raise self._failed(status, deadline_ns)
+        return told
+
+    def _enlarge(self) -> int:
+        """Give buffers the room that the outputs of the last run need, and finish the run."""
+        assert self._described is not None
+        try:
+            for each in self._open:
+                row = self._outputs[each.position]
+                if not row.is_sufficient and isinstance(each.pool, BufferView):
+                    each.pool.array(np.uint8, (math.prod(self._dims(each.position)) * row.element_size,))
+        except BaseException:
+            self._leave_to_library(self._open)
+            raise
+        return self._described.take()
 
     def _feed(self, deadline_ns: int) -> None:
         """Bind the inputs that are encoded; an optional without a value is not bound."""
@@ -310,7 +339,7 @@ class BoundGraph:
         for output in outputs:
             self._binding.bind_output(output.node.name, _CPU)
 
-    def failed(self, status: int, deadline_ns: int) -> NNBurstError:
+    def _failed(self, status: int, deadline_ns: int) -> NNBurstError:
         """Convert a failure of ONNX Runtime for the client: too little room, if a declared shape was wrong.
 
         A file may use one name for two sizes, or a wrong number. ONNX Runtime refuses to write to a region
