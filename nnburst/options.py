@@ -66,7 +66,7 @@ class SessionKeywords(TypedDict, total=False):
     timeout: float | None
     open_timeout: float | None
     cache_dir: str | os.PathLike[str] | None
-    token: bytes | None
+    cache_key: bytes | None
     cache_encrypt: bool
     on_death: OnDeath
     retry: int

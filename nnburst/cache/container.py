@@ -4,7 +4,7 @@
 
     0  magic "NNBCACHE"   8  version u16   10  state u16 (0 dirty, 1 complete)
     12 kind u16 (1 model, 2 data)   14 index u16   16 count u16   18 cipher u16 (0, 1 AES-256-GCM)
-    20 header length u32 (224)   24 payload length u64   32 stored length u64   40 token[32]   72 generation[16]
+    20 header length u32 (224)   24 payload length u64   32 stored length u64   40 cache key[32]   72 generation[16]
     88 epoch[32]   120 model fingerprint[32]   152 salt[32]   184 key id[8]   192 SHA-256 of the payload[32]
     224 payload, as it is or encrypted
     end-16  its AES-256-GMAC or -GCM code: key for this salt and cipher; header, and payload as it is: associated data
@@ -54,7 +54,7 @@ class Header(Struct, frozen=True):
     index: int
     count: int
     payload: int
-    token: bytes
+    cache_key: bytes
     generation: bytes
     epoch: bytes
     fingerprint: bytes
@@ -69,7 +69,7 @@ class Header(Struct, frozen=True):
         stored = self.payload + overhead()
         return _FORMAT.pack(
             MAGIC, VERSION, self.state, self.kind, self.index, self.count, self.encrypted, HEADER_SIZE, self.payload,
-            stored, self.token, self.generation, self.epoch, self.fingerprint, self.salt, self.key_id, self.digest,
+            stored, self.cache_key, self.generation, self.epoch, self.fingerprint, self.salt, self.key_id, self.digest,
         )  # fmt: skip
 
     @classmethod

@@ -81,7 +81,7 @@ class DeviceCache:
 
     def save(
         self,
-        token: bytes,
+        cache_key: bytes,
         model: Sequence[bytes | memoryview],
         data: Sequence[bytes | memoryview],
         model_fds: Sequence[int],
@@ -98,7 +98,7 @@ class DeviceCache:
         meanwhile is rejected later (THR-10).
 
         Args:
-            token: 32 bytes that name the entry.
+            cache_key: 32 bytes that name the entry.
             model, data: Contents of the files.
             model_fds, data_fds: Files, open for reading and writing; offsets are neither used nor moved.
             fingerprint: 32 bytes of the model, or empty.
@@ -109,7 +109,7 @@ class DeviceCache:
         started = time.perf_counter()
         try:
             payloads, fds = (model, data), (model_fds, data_fds)
-            generation, nbytes = self._save(token, payloads, fds, fingerprint, staged, place, encrypt)
+            generation, nbytes = self._save(cache_key, payloads, fds, fingerprint, staged, place, encrypt)
         except CacheRejected as error:
             return SaveResult(False, error.reason, seconds=time.perf_counter() - started)
         except OSError as error:
@@ -119,7 +119,7 @@ class DeviceCache:
 
     def _save(
         self,
-        token: bytes,
+        cache_key: bytes,
         payloads: tuple[Sequence[bytes | memoryview], Sequence[bytes | memoryview]],
         fds: tuple[Sequence[int], Sequence[int]],
         fingerprint: bytes,
@@ -142,22 +142,22 @@ class DeviceCache:
         fingerprint = fingerprint or _NO_FINGERPRINT
         headers = [
             Header(
-                kind, i, self._counts[kind], len(payload), token, generation, self._epoch, fingerprint, salt, key.id,
-                hashlib.sha256(payload).digest(), encrypt,
+                kind, i, self._counts[kind], len(payload), cache_key, generation, self._epoch, fingerprint, salt,
+                key.id, hashlib.sha256(payload).digest(), encrypt,
             )
             for kind, i, payload, _ in files
         ]  # fmt: skip
         self._hook("digests")
         recorded = tuple((header.payload + overhead(), header.digest) for header in headers)
         record = EntryRecord(generation, self._epoch, fingerprint, recorded, not staged, int(time.time()), place)
-        self._store.put(token, self._device, record)
+        self._store.put(cache_key, self._device, record)
         try:
             self._hook("stored")
             for header, (_, _, payload, fd) in zip(headers, files, strict=True):
                 self._write(fd, header, payload, key)
         except BaseException:
             with contextlib.suppress(CacheRejected):
-                self._store.revoke(token, self._device, generation)
+                self._store.revoke(cache_key, self._device, generation)
             for _, _, _, fd in files:  # nothing that looks like an entry stays behind
                 try:
                     os.ftruncate(fd, 0)
@@ -190,7 +190,7 @@ class DeviceCache:
 
     def load(
         self,
-        token: bytes,
+        cache_key: bytes,
         model_fds: Sequence[int],
         data_fds: Sequence[int],
         *,
@@ -202,18 +202,18 @@ class DeviceCache:
         A second load of a payload that is still in use returns the same memory, without another copy or check.
 
         Args:
-            token: 32 bytes that name the entry.
+            cache_key: 32 bytes that name the entry.
             model_fds, data_fds: Files, open for reading and writing; offsets are neither used nor moved.
             fingerprint: 32 bytes of the model that the client asked for, or empty.
             encrypted: True to accept encrypted files only, False to accept plain ones only.
 
         Raises:
-            CacheRejected: The entry is not exactly what this build of this device saved last under this token.
+            CacheRejected: The entry is not exactly what this build of this device saved last under this cache key.
         """
         self._check((model_fds, data_fds))
-        known = self._store.records(token, self._device)
+        known = self._store.records(cache_key, self._device)
         if not known:
-            raise CacheRejected(CacheReason.NO_ROW, "nothing was saved under this token")
+            raise CacheRejected(CacheReason.NO_ROW, "nothing was saved under this cache key")
         fds, headers = (*model_fds, *data_fds), []
         left = self._most
         for fd in fds:
@@ -223,22 +223,22 @@ class DeviceCache:
         key, first = self._store.key, headers[0]
         if first.key_id != key.id:
             raise CacheRejected(CacheReason.KEY_CHANGED, "the files were written with another key")
-        self._check_headers(headers, token, encrypted)
+        self._check_headers(headers, cache_key, encrypted)
         self._check_recorded(headers, known)
         views = [self._copies.get(fd, header, key) for fd, header in zip(fds, headers, strict=True)]
         if fingerprint and first.fingerprint not in (fingerprint, _NO_FINGERPRINT):
-            raise CacheRejected(CacheReason.TOKEN_COLLISION, "the token was used for another model")
+            raise CacheRejected(CacheReason.OTHER_MODEL, "the cache key was used for another model")
         models = self._counts[_MODEL]
         return VerifiedEntry(tuple(views[:models]), tuple(views[models:]), first.generation, first.fingerprint)
 
-    def _check_headers(self, headers: Sequence[Header], token: bytes, encrypted: bool) -> None:
+    def _check_headers(self, headers: Sequence[Header], cache_key: bytes, encrypted: bool) -> None:
         """Check that headers belong to this entry, build and device: an intact file may lie in another's place."""
         first = headers[0]
         places = [(kind, i) for kind in (_MODEL, _DATA) for i in range(self._counts[kind])]
         said = ("not encrypted", "encrypted")
         for header, place in zip(headers, places, strict=True):
             rules = (
-                (header.token == token, CacheReason.BAD_TOKEN, "a file belongs to another token"),
+                (header.cache_key == cache_key, CacheReason.OTHER_ENTRY, "a file belongs to another entry"),
                 (header.epoch == self._epoch, CacheReason.BAD_EPOCH, "a file is from another build of the device"),
                 ((header.kind, header.index) == place, CacheReason.BAD_MAC, "files stand in each other's places"),
                 (header.count == self._counts[place[0]], CacheReason.BAD_MAC, "the entry has another number of files"),
@@ -267,9 +267,9 @@ class DeviceCache:
             if found != (digest, record.epoch, record.fingerprint):
                 raise CacheRejected(CacheReason.BAD_DIGEST, "the files are not those that were saved")
 
-    def confirm(self, token: bytes, generation: bytes) -> bool:
+    def confirm(self, cache_key: bytes, generation: bytes) -> bool:
         """Make a generation that the client has published the only valid one; return False if it is unknown."""
-        return self._store.confirm(token, self._device, generation)
+        return self._store.confirm(cache_key, self._device, generation)
 
     def _check(self, fds: tuple[Sequence[int], Sequence[int]]) -> None:
         if [len(given) for given in fds] != list(self._counts.values()):

@@ -28,15 +28,15 @@ class CacheReason(enum.StrEnum):
     BAD_LENGTH = "BAD_LENGTH"
     BAD_MAC = "BAD_MAC"
     BAD_DIGEST = "BAD_DIGEST"
-    BAD_TOKEN = "BAD_TOKEN"
+    OTHER_ENTRY = "OTHER_ENTRY"
     BAD_EPOCH = "BAD_EPOCH"
     """Written by another build of the device."""
     BAD_CONTENT = "BAD_CONTENT"
     """Authentic, but not what this device reads."""
     ROLLED_BACK = "ROLLED_BACK"
     """An older or a mixed generation."""
-    TOKEN_COLLISION = "TOKEN_COLLISION"
-    """The token was used for another model."""
+    OTHER_MODEL = "OTHER_MODEL"
+    """The cache key was used for another model."""
     BAD_FD = "BAD_FD"
     """A descriptor is not a plain file that can be read and written, or there are too few or too many."""
     REMOTE_FILES = "REMOTE_FILES"
@@ -67,8 +67,8 @@ class CacheReason(enum.StrEnum):
 SPOILT = frozenset(
     CacheReason(name)
     for name in (
-        "PARTIAL_SET", "DIRTY", "BAD_LENGTH", "BAD_MAC", "BAD_DIGEST", "BAD_TOKEN", "BAD_EPOCH", "BAD_CONTENT",
-        "ROLLED_BACK", "TOKEN_COLLISION", "NO_ROW", "KEY_CHANGED", "OTHER_CIPHER", "TOO_BIG", "DEAD_SERVICE",
+        "PARTIAL_SET", "DIRTY", "BAD_LENGTH", "BAD_MAC", "BAD_DIGEST", "OTHER_ENTRY", "BAD_EPOCH", "BAD_CONTENT",
+        "ROLLED_BACK", "OTHER_MODEL", "NO_ROW", "KEY_CHANGED", "OTHER_CIPHER", "TOO_BIG", "DEAD_SERVICE",
     )
 )  # fmt: skip
 """Defects of the entry itself: it would be refused again, and nothing is lost with it."""

@@ -23,8 +23,8 @@ from msgspec import Struct, msgpack
 from msgspec.structs import replace
 
 from .files import default_state_directory, lock, make_directories, opened
+from .names import entry_name
 from .reasons import CacheReason, CacheRejected
-from .token import entry_name
 
 _PENDING_SECONDS = 600
 _MOST_ENTRIES = 10_000
@@ -139,41 +139,41 @@ class TrustStore:
                     os.unlink(name, dir_fd=place)
                 _replace(place, _EPOCH, epoch)
 
-    def records(self, token: bytes, device: str) -> list[EntryRecord]:
+    def records(self, cache_key: bytes, device: str) -> list[EntryRecord]:
         """Return the valid generations of an entry; `CacheRejected` if another program has changed their file."""
         with self._open(device, writing=False) as (place, key):
-            return _read(place, key, entry_name(token))
+            return _read(place, key, entry_name(cache_key))
 
-    def put(self, token: bytes, device: str, record: EntryRecord) -> None:
+    def put(self, cache_key: bytes, device: str, record: EntryRecord) -> None:
         """Store a generation. A live one replaces all others of its entry and place."""
         with self._open(device, writing=True) as (place, key):
             known: list[EntryRecord] = []
             with suppress(CacheRejected):
-                known = _read(place, key, entry_name(token))
-            _add(place, key, entry_name(token), known, record)
+                known = _read(place, key, entry_name(cache_key))
+            _add(place, key, entry_name(cache_key), known, record)
             names = _entries(place)
             if len(names) > _MOST_ENTRIES:
                 names.sort(key=lambda name: os.stat(name, dir_fd=place, follow_symlinks=False).st_mtime_ns)
                 for name in names[: -_MOST_ENTRIES * 9 // 10]:
                     os.unlink(name, dir_fd=place)
 
-    def confirm(self, token: bytes, device: str, generation: bytes) -> bool:
+    def confirm(self, cache_key: bytes, device: str, generation: bytes) -> bool:
         """Make a published generation the only valid one of its place; return False if it is unknown."""
         with self._open(device, writing=True) as (place, key):
-            known = _read(place, key, entry_name(token))
+            known = _read(place, key, entry_name(cache_key))
             found = [record for record in known if record.generation == generation]
             if found:
-                _add(place, key, entry_name(token), known, replace(found[0], live=True))
+                _add(place, key, entry_name(cache_key), known, replace(found[0], live=True))
         return bool(found)
 
-    def revoke(self, token: bytes, device: str, generation: bytes | None = None) -> None:
+    def revoke(self, cache_key: bytes, device: str, generation: bytes | None = None) -> None:
         """Forget an entry, or one generation of it."""
         with self._open(device, writing=True) as (place, key):
             known: list[EntryRecord] = []
             if generation is not None:
                 with suppress(CacheRejected):
-                    known = _read(place, key, entry_name(token))
-            _write(place, key, entry_name(token), [record for record in known if record.generation != generation])
+                    known = _read(place, key, entry_name(cache_key))
+            _write(place, key, entry_name(cache_key), [record for record in known if record.generation != generation])
 
 
 @contextmanager

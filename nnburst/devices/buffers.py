@@ -15,7 +15,7 @@ from ..memory.memory import Memory
 from ..model.dimensions import combine_dimensions
 from ..model.operand_types import is_extension, operand_info
 from ..model.running import ExecutionResult
-from ..model.types import BufferDesc, BufferRole, BufferToken, DataLocation, OperandDesc, Request
+from ..model.types import BufferDesc, BufferId, BufferRole, DataLocation, OperandDesc, Request
 from .interfaces import Buffer
 
 if TYPE_CHECKING:
@@ -32,14 +32,14 @@ class LocalBuffer(Buffer):
         models: Prepared models of its roles, kept alive.
     """
 
-    token = 0
+    id = 0
 
     def __init__(self, tracker: BufferTracker, managed: ManagedBuffer, models: Sequence[object] = ()) -> None:
         self._tracker = tracker
         self._managed = managed
         self._models = tuple(models)
-        self.token = tracker.add(managed)
-        self._finalizer = weakref.finalize(self, tracker.remove, self.token)
+        self.id = tracker.add(managed)
+        self._finalizer = weakref.finalize(self, tracker.remove, self.id)
         self._finalizer.atexit = False
 
     @property
@@ -147,7 +147,7 @@ def _find_role(
 
 
 class BoundBuffers:
-    """The buffers of one request, found once; the request keeps them alive whatever happens to their tokens."""
+    """The buffers of one request, found once; the request keeps them alive whatever happens to their ids."""
 
     __slots__ = ("_main", "_request", "set")
 
@@ -156,13 +156,13 @@ class BoundBuffers:
         self._request = request
         uses: list[BufferUse] = []
         for pool in request.pools:  # also one that no argument uses
-            if isinstance(pool, BufferToken):
-                prepared.tracker.resolve(pool.token)
+            if isinstance(pool, BufferId):
+                prepared.tracker.resolve(pool.id)
         for is_input, arguments in ((True, request.inputs), (False, request.outputs)):
             for index, argument in enumerate(arguments):
                 named = None if argument.has_no_value else request.pools[argument.location.pool_index]
-                if isinstance(named, BufferToken):
-                    buffer = prepared.tracker.resolve(named.token)
+                if isinstance(named, BufferId):
+                    buffer = prepared.tracker.resolve(named.id)
                     uses.append(BufferUse(buffer, RoleKey(prepared.number, is_input, index), argument.dimensions))
         self.set = BufferSet(uses)
 
@@ -198,6 +198,6 @@ class BoundBuffers:
 
 def bind_buffers(prepared: LocalModel, request: Request) -> BoundBuffers | None:
     """Find the buffers of a valid request; None if it names no buffer."""
-    if not any(isinstance(pool, BufferToken) for pool in request.pools):
+    if not any(isinstance(pool, BufferId) for pool in request.pools):
         return None
     return BoundBuffers(prepared, request)

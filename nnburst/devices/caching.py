@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from .. import _core
 from ..cache.device_cache import DeviceCache, VerifiedEntry
 from ..cache.files import default_state_directory
+from ..cache.names import checked_cache_key
 from ..cache.reasons import CacheReason, CacheRejected, SaveResult
 from ..cache.sealed_copy import place_of
-from ..cache.token import checked_token
 from ..cache.trust_store import TrustStore
 from .interfaces import CacheFiles
 
@@ -81,10 +81,10 @@ class DeviceCacheHome:
         return self._caches[directory]
 
     def load(self, files: CacheFiles) -> VerifiedEntry:
-        """Return a verified entry; raises as `DeviceCache.load`, and `InvalidArgument` for a bad token."""
-        token = checked_token(files.token)
+        """Return a verified entry; raises as `DeviceCache.load`, and `InvalidArgument` for a bad cache key."""
+        cache_key = checked_cache_key(files.cache_key)
         return self.get().load(
-            token, files.model_fds, files.data_fds, fingerprint=files.fingerprint, encrypted=files.encrypt
+            cache_key, files.model_fds, files.data_fds, fingerprint=files.fingerprint, encrypted=files.encrypt
         )
 
     def save(
@@ -101,9 +101,9 @@ class DeviceCacheHome:
         restored for another.
 
         Args:
-            files: The client's files, their token and the model's fingerprint.
+            files: The client's files, their cache key and the model's fingerprint.
             payloads: Returns the contents of the model files and of the data files, or None to cache nothing.
-            compiled: Returns the fingerprint of the compiled contents; see `nnburst.cache.token.model_fingerprint`.
+            compiled: Returns the fingerprint of the compiled contents; see `nnburst.cache.names.model_fingerprint`.
         """
         started = time.perf_counter()
         result = self._saved(files, payloads, compiled)
@@ -119,7 +119,7 @@ class DeviceCacheHome:
             if files.fingerprint and compiled is not None and compiled() != files.fingerprint:
                 return SaveResult(False, CacheReason.CHANGED)
             return cache.save(
-                files.token, *made, files.model_fds, files.data_fds, fingerprint=files.fingerprint,
+                files.cache_key, *made, files.model_fds, files.data_fds, fingerprint=files.fingerprint,
                 staged=files.staged, place=place, encrypt=files.encrypt,
             )  # fmt: skip
         except CacheRejected as error:

@@ -53,17 +53,17 @@ class CacheFiles(Struct, frozen=True):
         model_fds: Open files, as many as `Device.get_number_of_cache_files_needed` says; any offset. In a message,
             their places among its descriptors.
         data_fds: Likewise.
-        token: 32 bytes that name the entry.
-        fingerprint: 32 bytes of the model, to detect a token that was used for two models; or empty.
+        cache_key: 32 bytes that name the entry.
+        fingerprint: 32 bytes of the model, to detect a cache key that was used for two models; or empty.
         staged: The files become visible later: the device is told with `Device.confirm_cache`.
-        place_fds: The directory where the entry is kept: a save replaces what was saved there under the token.
+        place_fds: The directory where the entry is kept: a save replaces what was saved there under the cache key.
         priority: Priority of a restored model's executions; `CompileJob` has that of a compiled one.
         encrypt: Write encrypted files, and believe no others.
     """
 
     model_fds: Descriptors
     data_fds: Descriptors
-    token: Bytes32
+    cache_key: Bytes32
     fingerprint: Bytes32 = b""
     staged: bool = False
     place_fds: Annotated[tuple[int, ...], msgspec.Meta(max_length=1)] = ()
@@ -234,8 +234,8 @@ class Buffer(Closing, abc.ABC):
 
     @property
     @abc.abstractmethod
-    def token(self) -> int:
-        """Names the buffer in requests (`BufferToken`); positive, meaningful only to the device that allocated it."""
+    def id(self) -> int:
+        """The number of the buffer in requests (`BufferId`): positive, and of use only to its device."""
 
     @abc.abstractmethod
     def copy_to(self, memory: Memory) -> int:
@@ -422,18 +422,18 @@ class Device(abc.ABC):
         """Restore what an earlier `prepare_model` saved, without the model.
 
         Args:
-            cache: The files, in the order of the save, with the token of the save; the fingerprint is that of the
+            cache: The files, in the order of the save, with the cache key of the save; the fingerprint is that of the
                 model that the caller wants.
             deadline_ns: Absolute CLOCK_MONOTONIC nanoseconds, 0 for none.
 
         Raises:
-            CacheRejected: The files are not exactly what this device saved last under this token. Compile instead.
-            InvalidArgument: The token has not 32 bytes.
+            CacheRejected: The files are not exactly what this device saved last under this cache key. Compile instead.
+            InvalidArgument: The cache key has not 32 bytes.
             MissedDeadline: The deadline passed first.
         """
         raise CacheRejected(CacheReason.UNSUPPORTED, f"{self.name} does not cache")
 
-    def confirm_cache(self, token: bytes, generation: bytes) -> bool:
+    def confirm_cache(self, cache_key: bytes, generation: bytes) -> bool:
         """Make staged files, now visible, the only valid ones of their entry. Return False if they are unknown.
 
         The default is for devices that do not tell generations apart.

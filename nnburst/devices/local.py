@@ -13,8 +13,8 @@ from ..burst.cancellation import CancelToken, present_token, under_token
 from ..burst.interfaces import BurstExecutorWithCache
 from ..burst.kernel import Kernel, run_until
 from ..cache.device_cache import VerifiedEntry
+from ..cache.names import checked_cache_key
 from ..cache.reasons import SaveResult
-from ..cache.token import checked_token
 from ..errors import BadState, ErrorStatus, GeneralFailure
 from ..memory.managed import BufferTracker
 from ..memory.staging import check_pools
@@ -62,7 +62,7 @@ class LocalDevice(Device):
         """Save a compilation; never raises."""
         return None
 
-    def restore(self, token: bytes, entry: VerifiedEntry) -> LocalModel:
+    def restore(self, cache_key: bytes, entry: VerifiedEntry) -> LocalModel:
         """Make a prepared model from the files of `save`; raises as `Device.prepare_model_from_cache`."""
         raise NotImplementedError
 
@@ -106,7 +106,7 @@ class LocalDevice(Device):
         try:
             require_time(job.deadline_ns)
             if job.cache is not None:
-                checked_token(job.cache.token)
+                checked_cache_key(job.cache.cache_key)
                 prepared.cache_result = self.save(prepared, job.cache)
         finally:
             prepared.forget_source()
@@ -123,12 +123,12 @@ class LocalDevice(Device):
     def prepare_model_from_cache(self, cache: CacheFiles, deadline_ns: int = 0) -> PreparedModel:
         if not self.cache_format:
             return super().prepare_model_from_cache(cache, deadline_ns)
-        prepared = self.restore(cache.token, self._cache.load(cache))
+        prepared = self.restore(cache.cache_key, self._cache.load(cache))
         require_time(deadline_ns)
         return prepared
 
-    def confirm_cache(self, token: bytes, generation: bytes) -> bool:
-        return not self.cache_format or self._cache.get().confirm(token, generation)
+    def confirm_cache(self, cache_key: bytes, generation: bytes) -> bool:
+        return not self.cache_format or self._cache.get().confirm(cache_key, generation)
 
     def allocate(
         self,

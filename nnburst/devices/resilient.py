@@ -2,7 +2,7 @@
 
 The rule: after a reconnection name, version, type, extensions,
 capabilities and cache files are compared with what they were. A device that changed is invalid for its holder,
-because tokens, models and decisions of the caller were made for the other one; a new object has to be made.
+because buffers, models and decisions of the caller were made for the other one; a new object has to be made.
 """
 
 from __future__ import annotations
@@ -138,8 +138,8 @@ class ResilientDevice(DescribedDevice):
     def _prepared(self, call: Callable[[Device], PreparedModel]) -> PreparedModel:
         return checked_model(self, self._call(call))
 
-    def confirm_cache(self, token: bytes, generation: bytes) -> bool:
-        return self._call(lambda device: device.confirm_cache(token, generation))
+    def confirm_cache(self, cache_key: bytes, generation: bytes) -> bool:
+        return self._call(lambda device: device.confirm_cache(cache_key, generation))
 
     def allocate(
         self,

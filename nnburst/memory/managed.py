@@ -71,7 +71,7 @@ class Uses:
             while rc == -errno.EAGAIN and (now := time.monotonic_ns()) < end:
                 rc = lib.nnb_uses_enter(self.handle, min(end, now + _SLICE_NS))
         if rc < 0:
-            closed = InvalidArgument("the buffer was closed, so its token names nothing any more")
+            closed = InvalidArgument("the buffer was closed, so its id names nothing any more")
             in_use = ResourceExhausted("the buffer is in use by another execution or copy; try again")
             check(rc, "cannot use the buffer", {errno.ESHUTDOWN: closed, errno.EAGAIN: in_use})
 
@@ -308,34 +308,34 @@ class ManagedBuffer:
             self.settle(source.dimensions)
 
 
-_MOST_TOKENS = (1 << 31) - 1
+_HIGHEST_ID = (1 << 31) - 1
 _numbers = itertools.count()
 
 
 class BufferTracker:
-    """The buffers of one device by token, the name that clients use."""
+    """The buffers of one device by id, the number that clients use."""
 
     def __init__(self) -> None:
         self._buffers: dict[int, ManagedBuffer] = {}
 
     def add(self, buffer: ManagedBuffer) -> int:
-        """Register a buffer and return its token: a number of 31 bits, never 0, reused after all others."""
-        while (token := next(_numbers) % _MOST_TOKENS + 1) in self._buffers:
+        """Register a buffer and return its id: a number of 31 bits, never 0, reused after all others."""
+        while (id := next(_numbers) % _HIGHEST_ID + 1) in self._buffers:
             pass
-        self._buffers[token] = buffer
-        return token
+        self._buffers[id] = buffer
+        return id
 
-    def remove(self, token: int) -> None:
-        """Forget a token and close its buffer; an execution that uses it finishes first. Idempotent."""
-        buffer = self._buffers.pop(token, None)
+    def remove(self, id: int) -> None:
+        """Forget an id and close its buffer; an execution that uses it finishes first. Idempotent."""
+        buffer = self._buffers.pop(id, None)
         if buffer is not None:
             buffer.close()
 
-    def resolve(self, token: int) -> ManagedBuffer:
-        """Return the buffer of a token; `InvalidArgument` if there is none."""
-        buffer = self._buffers.get(token)
+    def resolve(self, id: int) -> ManagedBuffer:
+        """Return the buffer of an id; `InvalidArgument` if there is none."""
+        buffer = self._buffers.get(id)
         if buffer is None:
-            raise InvalidArgument(f"no buffer has token {token}; it was never given out here, or its buffer is closed")
+            raise InvalidArgument(f"no buffer has id {id}; it was never given out here, or its buffer is closed")
         return buffer
 
     def __len__(self) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import InvalidArgument
 from .dimensions import check_dimensions, combine_dimensions
 from .operand_types import OPERANDS, OperandInfo, is_extension, operand_nbytes, type_name
-from .types import BufferToken, DataLocation, Lifetime, Model, OperandDesc, Request, RequestArgument, Steps
+from .types import BufferId, DataLocation, Lifetime, Model, OperandDesc, Request, RequestArgument, Steps
 
 _NOWHERE = DataLocation()
 _READ, _WRITE = 1, 2
@@ -49,7 +49,7 @@ def validate_request(model: Model, request: Request, allow_unspecified_output: b
                 place, written, model, main.operands[index], argument, request.pools, steps, position in state, closed
             )
             case.check()
-            if not argument.has_no_value and not isinstance(case.pool, BufferToken):  # its device checks those
+            if not argument.has_no_value and not isinstance(case.pool, BufferId):  # its device checks those
                 regions.append(_region(case.pool, argument.location, place, written))
     if request.outputs:
         regions += _constant_regions(model)
@@ -156,9 +156,9 @@ class _Case:
 
     def _inside_the_pool(self) -> None:
         location = self.location
-        if isinstance(self.pool, BufferToken) and self.pool.token == 0:
-            raise self.refuse("is in a buffer with token 0, which no buffer has")
-        if self.steps is not None and self.is_state != isinstance(self.pool, BufferToken):
+        if isinstance(self.pool, BufferId) and self.pool.id == 0:
+            raise self.refuse("is in a buffer with id 0, which no buffer has")
+        if self.steps is not None and self.is_state != isinstance(self.pool, BufferId):
             raise self.refuse("is a state of steps, or lies in a buffer, but not both; the two go together")
         if self.whole:
             if self.steps is not None and not self.is_state:
@@ -199,7 +199,7 @@ class _Case:
             return
         if self.closed:
             raise self.refuse(f"has dimensions {list(self.dims)}; this execution needs all of them known")
-        if not self.written and not isinstance(self.pool, BufferToken):  # a buffer knows its dimensions
+        if not self.written and not isinstance(self.pool, BufferId):  # a buffer knows its dimensions
             raise self.refuse(f"has dimensions {list(self.dims)}, which are not all known; give them in the request")
 
     def _length(self) -> None:

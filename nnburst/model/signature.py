@@ -25,7 +25,7 @@ from .types import OperandDesc, Operation
 
 _BY_SHORT = {info.short: info.type for info in OPERANDS.values()}
 _VERSIONS = {"1.0": HalVersion.V1_0, "1.1": HalVersion.V1_1, "1.2": HalVersion.V1_2, "1.3": HalVersion.V1_3}
-_TOKEN = re.compile(
+_PARAM = re.compile(
     r"(?P<name>\w+)(?:/(?P<least>\d)(?:-(?P<most>\d))?)?:(?P<kinds>[\w|.@]+?)(?P<suffix>[+?*]?)"
     r"(?:@(?P<since>\d\.\d))?(?:=(?P<like>\w+))?$"
 )
@@ -74,10 +74,10 @@ def _kinds(text: str) -> tuple[tuple[str, HalVersion], ...]:
     return tuple((kind, _VERSIONS[since or "1.0"]) for kind, _, since in pairs)
 
 
-def _param(token: str) -> Param:
-    found = _TOKEN.match(token)
+def _param(text: str) -> Param:
+    found = _PARAM.match(text)
     if found is None:
-        raise ValueError(f"bad parameter {token!r}")
+        raise ValueError(f"bad parameter {text!r}")
     return Param(
         found["name"],
         _kinds(found["kinds"]),

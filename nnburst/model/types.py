@@ -205,10 +205,10 @@ class BufferRole(Struct, frozen=True):
     frequency: float = 1.0
 
 
-class BufferToken(Struct, frozen=True):
+class BufferId(Struct, frozen=True):
     """A driver-managed buffer as a pool of a request; used whole: offset and length of its arguments are 0."""
 
-    token: int
+    id: int
 
 
 MOST_STEPS = 65536
@@ -231,7 +231,7 @@ class Steps(Struct, frozen=True):
     state: Annotated[tuple[tuple[_Position, _Position], ...], msgspec.Meta(max_length=MAX_OPERANDS)] = ()
 
 
-Named = BufferToken | Steps
+Named = BufferId | Steps
 """Pools of a request, and so slots of a burst, that are no memory."""
 
 

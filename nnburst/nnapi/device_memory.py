@@ -20,7 +20,7 @@ from ..errors import BadState, DeadObject, GeneralFailure, InvalidArgument, Miss
 from ..memory.memory import Memory
 from ..model.dimensions import combine_dimensions, is_fully_specified
 from ..model.operand_types import is_extension, operand_info
-from ..model.types import BufferDesc, BufferRole, BufferToken, OperandDesc
+from ..model.types import BufferDesc, BufferId, BufferRole, OperandDesc
 from ..runtime.compile.compilation import Compilation
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ class MemoryDesc:
         }
         prepared = [compilation.prepared_model for compilation in compilations]
         buffer = device.allocate(BufferDesc(self._dimensions), prepared, roles["input"], roles["output"])
-        if buffer is None or buffer.token <= 0:  # a third party's device may answer so
+        if buffer is None or buffer.id <= 0:  # a third party's device may answer so
             raise GeneralFailure(f"{device.name} gave no usable buffer")
         return buffer
 
@@ -247,7 +247,7 @@ class DeviceMemory(OneProcess, Closing):
         return found
 
     @property
-    def pool(self) -> Memory | BufferToken:
+    def pool(self) -> Memory | BufferId:
         """The pool that represents it in a request.
 
         Raises:
@@ -255,7 +255,7 @@ class DeviceMemory(OneProcess, Closing):
         """
         self._check_open()
         place = self._place
-        return place if isinstance(place, Memory) else BufferToken(place.token)
+        return place if isinstance(place, Memory) else BufferId(place.id)
 
     # ---- rules of executions ---------------------------------------------------
 

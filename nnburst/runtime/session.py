@@ -58,7 +58,7 @@ class Options(Struct, frozen=True, kw_only=True):
     timeout: float | None = None
     open_timeout: float | None = None
     cache_dir: str | os.PathLike[str] | None = None
-    token: bytes | None = None
+    cache_key: bytes | None = None
     cache_encrypt: bool = False
     on_death: OnDeath = "raise"
     retry: int = 0
@@ -92,18 +92,18 @@ class Options(Struct, frozen=True, kw_only=True):
     def cache(self) -> CacheSource | None:
         """The cache of the compilation; None for no caching."""
         encrypt = flag(self.cache_encrypt, "cache_encrypt")
-        if self.cache_dir is None and self.token is None:
+        if self.cache_dir is None and self.cache_key is None:
             if encrypt:
-                raise InvalidArgument("cache_encrypt=True, but nothing is cached: give cache_dir=, or token= as well")
+                raise InvalidArgument("cache_encrypt=True, but nothing is cached: give cache_dir= or cache_key=")
             return None
         if not isinstance(self.cache_dir, str | os.PathLike | None):
             raise InvalidArgument(f"cache_dir is {type(self.cache_dir).__name__}; give the path of a directory")
         from ..cache.directory import Cache
-        from ..cache.token import checked_token
+        from ..cache.names import checked_cache_key
         from .compile.cache_sources import DirectoryCache
 
-        token = None if self.token is None else checked_token(self.token)
-        return DirectoryCache(Cache(self.cache_dir), token, encrypt=encrypt)
+        cache_key = None if self.cache_key is None else checked_cache_key(self.cache_key)
+        return DirectoryCache(Cache(self.cache_dir), cache_key, encrypt=encrypt)
 
 
 class Session(OneProcess, Closing):
@@ -137,11 +137,11 @@ class Session(OneProcess, Closing):
         open_timeout: Seconds that setting up may take: opening the session, including the start of its own service;
             `bind`; and preparing a run, for instance with another burst or arrays for other shapes. None for no limit;
             if `timeout` is given, for a minute, and to prepare a run a second, or `timeout` if that is longer.
-        cache_dir: Directory to save the compiled model in and restore it from; None for no cache, or with a `token` for
-            the user's cache directory. See `nnapi.Compilation.set_caching` and `cache_report`.
-        token: 32 bytes, different for each model; None: made from the model itself.
+        cache_dir: Directory to save the compiled model in and restore it from; None for no cache, or with `cache_key`
+            for the user's cache directory. See `nnapi.Compilation.set_caching` and `cache_report`.
+        cache_key: 32 bytes, different for each model; None: made from the model itself.
         cache_encrypt: Encrypt cache files with the service's key, and restore no others. Needs ``cache_dir`` or
-            ``token``.
+            ``cache_key``.
         on_death: ``"raise"``: when the service dies, the session is dead, too, and calls get `DeadObject`.
             ``"restart"``: runs under way get `DeadObject`; the next call starts the service or connects to it again,
             within `open_timeout`, and compiles the model, or restores it from the cache. Opening a session on a dead

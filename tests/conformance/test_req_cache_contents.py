@@ -14,8 +14,8 @@ from msgspec.structs import replace
 import nnburst
 from nnburst import Memory, Model, ModelBuilder, OperandType
 from nnburst.cache.directory import Cache
+from nnburst.cache.names import model_fingerprint
 from nnburst.cache.reasons import CacheReason
-from nnburst.cache.token import model_fingerprint
 from nnburst.devices.interfaces import CompileJob
 from nnburst.devices.reference.device import ReferenceDevice
 from support.caches import cache_files

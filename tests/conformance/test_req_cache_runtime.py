@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 import nnburst
 from nnburst import MissedDeadline, Model, ModelBuilder, OperandType
+from nnburst.cache.names import device_cache_key, model_fingerprint
 from nnburst.cache.reasons import CacheReason, CacheRejected, SaveResult
-from nnburst.cache.token import device_token, model_fingerprint
 from nnburst.devices import Device, PreparedModel
 from nnburst.devices.interfaces import CacheFiles, CompileJob
 from nnburst.devices.reference.device import ReferenceDevice
@@ -66,7 +66,7 @@ class Recorder(ReferenceDevice):
         self.calls.append("compile with files" if job.cache else "compile")
         prepared = super().prepare_model(model, replace(job, cache=None))
         if job.cache:
-            self.tokens.append(job.cache.token)
+            self.tokens.append(job.cache.cache_key)
             for fd in self._checked(job.cache):
                 os.ftruncate(fd, 0)
                 os.pwrite(fd, CONTENT, 0)
@@ -225,8 +225,8 @@ def test_token_is_what_it_is() -> None:
     ]  # fmt: skip
     for name, value in fields:
         digest.update(struct.pack("<HQ", len(name), len(value)) + name + value)
-    assert device_token(TOKEN, **BASE) == digest.digest()
-    assert device_token(TOKEN, **{**BASE, "relaxed": True}) != digest.digest()
+    assert device_cache_key(TOKEN, **BASE) == digest.digest()
+    assert device_cache_key(TOKEN, **{**BASE, "relaxed": True}) != digest.digest()
 
 
 @pytest.mark.parametrize("how", ["default", "explicit"])
@@ -457,4 +457,4 @@ def test_THR_12_token_that_is_used_for_two_models(start: Any, tmp_path: Path) ->
             compilation.set_caching(tmp_path / "c", TOKEN)
             compilation.finish()
             outcomes.append((compilation.cache_report.outcome, compilation.cache_report.rejected))
-    assert outcomes == [("SAVED", None), ("SAVED", CacheReason.TOKEN_COLLISION)]
+    assert outcomes == [("SAVED", None), ("SAVED", CacheReason.OTHER_MODEL)]

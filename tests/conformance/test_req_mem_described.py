@@ -27,7 +27,7 @@ from nnburst.errors import (
     ResourceExhausted,
 )
 from nnburst.model.operand_types import operand_info
-from nnburst.model.types import BufferToken
+from nnburst.model.types import BufferId
 from nnburst.nnapi import Burst, Compilation, DeviceMemory, Execution, MemoryDesc, copy_memory
 from nnburst.runtime.service import LocalBackend
 from support.models import add_with_activation, relu
@@ -237,7 +237,7 @@ def test_REQ_MEM_088_089_finish_and_create_memory(service: Service, opened: Any)
     with pytest.raises(BadState):
         desc.finish()
     first, second = opened(desc.create_memory()), opened(desc.create_memory())
-    assert first.buffer.token != second.buffer.token
+    assert first.buffer.id != second.buffer.id
     del desc
     with shared(VALUES) as source:
         copy_memory(source, first)
@@ -269,7 +269,7 @@ ANSWERS: dict[str, Any] = {
     "DeviceUnavailable": DeviceUnavailable("no"),
     "ResourceExhausted": ResourceExhausted("no"),
     "no buffer": None,
-    "no token": SimpleNamespace(token=0, close=lambda: None),
+    "no token": SimpleNamespace(id=0, close=lambda: None),
 }
 
 
@@ -294,7 +294,7 @@ def test_REQ_MEM_047_099_device_that_gives_no_buffer(answer: str, opened: Any) -
 @pytest.mark.representative
 def test_REQ_MEM_047_098_100_buffer_of_the_device(service: Service, device_memory: DeviceMemory) -> None:
     assert device_memory.memory is None
-    assert device_memory.pool == BufferToken(device_memory.buffer.token)
+    assert device_memory.pool == BufferId(device_memory.buffer.id)
 
 
 def test_REQ_MEM_047_098_device_without_the_feature(opened: Any) -> None:

@@ -26,7 +26,7 @@ from nnburst.memory import managed
 from nnburst.memory.managed import BufferSet, BufferTracker, BufferUse, ManagedBuffer, RoleKey
 from nnburst.model import Request
 from nnburst.model.running import ExecutionResult
-from nnburst.model.types import BufferDesc, BufferRole, BufferToken, DataLocation, OperandDesc, RequestArgument
+from nnburst.model.types import BufferDesc, BufferId, BufferRole, DataLocation, OperandDesc, RequestArgument
 from nnburst.service.client.connection import ServiceConnection
 from nnburst.service.host.host import ServiceHost
 from nnburst.service.host.quotas import Quotas
@@ -195,15 +195,15 @@ def whole(pool: int, dims: Sequence[int] = ()) -> RequestArgument:
     return RequestArgument(False, DataLocation(pool, 0, 0), tuple(dims))
 
 
-def token(buffer: Buffer) -> BufferToken:
-    return BufferToken(buffer.token)
+def token(buffer: Buffer) -> BufferId:
+    return BufferId(buffer.id)
 
 
 @pytest.mark.representative
 @pytest.mark.parametrize("number", [0, 100, 2**31 - 1])
 def test_REQ_MEM_023_REQ_WIRE_011_unknown_token(prepare: Prepare, run: Run, memory: Memory, number: int) -> None:
     prepared = prepare(relu(SHAPE))
-    pools = (memory, BufferToken(number))
+    pools = (memory, BufferId(number))
     for request in (Request((whole(1),), (shared(0),), pools), Request((shared(0),), (whole(1),), pools)):
         assert run(prepared, request) == (ErrorStatus.INVALID_ARGUMENT, (), nnburst.model.types.NO_TIMING)
 
@@ -297,12 +297,12 @@ def test_REQ_MEM_108_stale_and_foreign_tokens(
     seen = set()
     for _ in range(200):
         with in_out(device, prepared) as buffer:
-            seen.add(buffer.token)
+            seen.add(buffer.id)
     assert len(seen) == 200
     with in_out(device, prepared) as live:
         live.copy_from(memory)
         for stale in list(seen)[:20]:
-            request = Request((whole(1),), (shared(0),), (memory, BufferToken(stale)))
+            request = Request((whole(1),), (shared(0),), (memory, BufferId(stale)))
             assert run(prepared, request)[0] is ErrorStatus.INVALID_ARGUMENT
 
 
@@ -369,7 +369,7 @@ def test_REQ_MEM_108_token_of_another_device_of_the_service(memory: Memory) -> N
     first, second = (create_device("nnburst-reference") for _ in range(2))
     mine, other = first.prepare_model(relu(SHAPE)), second.prepare_model(relu(SHAPE))
     with in_out(first, mine) as buffer, in_out(second, other) as another:
-        assert buffer.token != another.token
+        assert buffer.id != another.id
         buffer.copy_from(memory)
         request = Request((whole(1),), (shared(0),), (memory, token(buffer)))
         assert other.execute_synchronously(request)[0] is ErrorStatus.INVALID_ARGUMENT
@@ -670,7 +670,7 @@ def test_quota_of_buffers(hosted: tuple[ServiceHost, Device]) -> None:
     for buffer in buffers:
         buffer.close()
     in_out(device, prepared).close()  # by now the others were released
-    assert len(connection.tokens) <= 1
+    assert len(connection.buffer_ids) <= 1
 
 
 def test_quota_of_bytes_counts_what_buffers_grow_to(hosted: tuple[ServiceHost, Device]) -> None:

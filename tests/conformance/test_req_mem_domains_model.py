@@ -15,7 +15,7 @@ from nnburst import Memory, ModelBuilder, OperandType
 from nnburst.burst import ExecutionBurstController
 from nnburst.errors import ErrorStatus, GeneralFailure, InvalidArgument
 from nnburst.model import Request
-from nnburst.model.types import BufferDesc, BufferRole, BufferToken, DataLocation, RequestArgument
+from nnburst.model.types import BufferDesc, BufferId, BufferRole, DataLocation, RequestArgument
 
 COLUMNS = 3
 MOST_ROWS = 4
@@ -96,7 +96,7 @@ class BufferStates(RuleBasedStateMachine):
                 RequestArgument(False, DataLocation(0, 0, 4)),
             ),
             (RequestArgument(False, DataLocation(2, 0, 0)),),
-            (self.pool, BufferToken(self.buffers[x].token), BufferToken(self.buffers[y].token)),
+            (self.pool, BufferId(self.buffers[x].id), BufferId(self.buffers[y].id)),
         )
         status = (self.burst.compute if in_burst else self.prepared.execute_synchronously)(request)[0]
         values = self.values[x]

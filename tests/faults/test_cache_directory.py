@@ -22,8 +22,8 @@ import nnburst
 from nnburst.cache import directory as _directory
 from nnburst.cache.directory import Cache, Limits, Pruned
 from nnburst.cache.files import default_cache_directory, default_state_directory, lock
+from nnburst.cache.names import entry_name
 from nnburst.cache.reasons import CacheReason, CacheRejected
-from nnburst.cache.token import entry_name
 from nnburst.cache.trust_store import TrustStore
 from nnburst.cli import main
 from nnburst.devices.interfaces import CompileJob
@@ -141,7 +141,7 @@ def test_THR_27_wait_leaves_time_to_compile(tmp_path: Path) -> None:
     asked = CompileJob(deadline_ns=time.monotonic_ns() + 40_000_000_000)
     job = Job(create_device("nnburst-reference"), build(), asked)
     source = DirectoryCache(cache, bytes(32))
-    with contextlib.closing(Cache(tmp_path / "c").stage(entry_name(source.token(job, b"")), COUNTS)):
+    with contextlib.closing(Cache(tmp_path / "c").stage(entry_name(source.cache_key(job, b"")), COUNTS)):
         prepared, report = compile_with_cache(job, source)
     assert 0 < max(waits) <= 20
     assert (report.outcome, report.reason) == ("NOT_SAVED", R.BUSY)
@@ -330,7 +330,7 @@ def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("homeless")
 def test_user_without_a_home_compiles(tmp_path: Path) -> None:
-    for options in ({"token": bytes(32)}, {"cache_dir": tmp_path / "c"}):
+    for options in ({"cache_key": bytes(32)}, {"cache_dir": tmp_path / "c"}):
         with nnburst.in_process() as service, service.session(build(), **options) as session:  # type: ignore[arg-type]
             assert (session.cache_report.outcome, session.cache_report.reason) == ("NOT_SAVED", R.NO_STORE)
 

@@ -15,7 +15,7 @@ from nnburst.burst import ExecutionBurstController
 from nnburst.devices import Device, PreparedModel
 from nnburst.errors import ErrorStatus
 from nnburst.model import Request
-from nnburst.model.types import BufferDesc, BufferRole, BufferToken, DataLocation, RequestArgument
+from nnburst.model.types import BufferDesc, BufferId, BufferRole, DataLocation, RequestArgument
 from support.memory_kinds import KINDS
 from support.waiting import until
 
@@ -69,7 +69,7 @@ class Rig:
             self.device.allocate(BufferDesc(), [self.prepared], ROLE, ROLE) as target,
         ):
             source.copy_from(memory)
-            tokens = BufferToken(source.token), BufferToken(target.token)
+            tokens = BufferId(source.id), BufferId(target.id)
             run(Request(whole(0), whole(1), tokens))
             target.copy_to(memory)
             if free_slots:

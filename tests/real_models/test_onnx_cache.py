@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 import nnburst
 from nnburst import Memory
+from nnburst.cache.names import model_fingerprint
 from nnburst.cache.reasons import CacheReason, CacheRejected
-from nnburst.cache.token import model_fingerprint
 from nnburst.devices.interfaces import CacheFiles, CompileJob
 from nnburst.devices.onnxruntime import device as _device
 from nnburst.devices.onnxruntime import packed

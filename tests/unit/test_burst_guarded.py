@@ -20,7 +20,7 @@ from nnburst.devices.registry import create_device
 from nnburst.errors import ErrorStatus, InvalidArgument, NNBurstError
 from nnburst.memory.managed import BufferSet, gate
 from nnburst.model import Request
-from nnburst.model.types import BufferDesc, BufferRole, BufferToken, DataLocation, RequestArgument
+from nnburst.model.types import BufferDesc, BufferId, BufferRole, DataLocation, RequestArgument
 from support.users import in_forked_child
 from support.waiting import PATIENCE, Background, Held
 
@@ -55,7 +55,7 @@ class Rig:
         role = [BufferRole(0, 0)]
         self.buffers = [self.device.allocate(BufferDesc(), [self.prepared], role, role) for _ in range(2)]
         self.burst = ExecutionBurstController.create(self.prepared)
-        first, second = (BufferToken(buffer.token) for buffer in self.buffers)
+        first, second = (BufferId(buffer.id) for buffer in self.buffers)
         self.turns = [
             self.burst.bind(Request(*WHOLE, pools))
             for pools in ((first, second), (second, first))  # there and back

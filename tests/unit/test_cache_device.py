@@ -78,7 +78,7 @@ def test_REQ_CACHE_014_016_THR_01_02_changed_byte(rig: Rig, kind: str, index: in
     at = {"magic": 0, "state": 10, "token": 41, "generation": 75, "epoch": 90, "payload": HEADER_SIZE, "end": -1}[where]
     raw[at] ^= 1
     rig.path(kind, index).write_bytes(raw)
-    assert rig.refusal() in (R.BAD_MAC, R.DIRTY, R.BAD_TOKEN, R.BAD_EPOCH, R.ROLLED_BACK)
+    assert rig.refusal() in (R.BAD_MAC, R.DIRTY, R.OTHER_ENTRY, R.BAD_EPOCH, R.ROLLED_BACK)
 
 
 @every_file
@@ -130,10 +130,10 @@ def test_REQ_CACHE_011_012_THR_04_10_11_files_are_rewritten_and_truncated_meanwh
 def test_REQ_CACHE_013_THR_05_files_of_another_token(rig: Rig) -> None:
     rig.save()
     rig.save(OTHER, "b")
-    assert rig.refusal(TOKEN, "b") is R.BAD_TOKEN
+    assert rig.refusal(TOKEN, "b") is R.OTHER_ENTRY
     for kind, i in FILES:  # one after the other: a mixture
         rig.path(kind, i).write_bytes(rig.bytes_of(kind, i, "b"))
-        assert rig.refusal() in (R.BAD_TOKEN, R.ROLLED_BACK, R.BAD_MAC)
+        assert rig.refusal() in (R.OTHER_ENTRY, R.ROLLED_BACK, R.BAD_MAC)
 
 
 @pytest.mark.parametrize(("one", "other"), [(FILES[0], FILES[1]), (FILES[0], FILES[2])])
@@ -188,7 +188,7 @@ def test_THR_09_another_build_of_the_device(rig: Rig) -> None:
 
 def test_THR_12_token_that_was_used_for_another_model(rig: Rig) -> None:
     rig.save(fingerprint=FINGERPRINT)
-    assert rig.refusal(fingerprint=b"q" * 32) is R.TOKEN_COLLISION
+    assert rig.refusal(fingerprint=b"q" * 32) is R.OTHER_MODEL
     assert contents(rig.load()) == (MODEL, DATA)  # nobody said what is expected
 
 

@@ -437,7 +437,7 @@ class Recording(Only):
 
     def prepare_model(self, model: Model, job: CompileJob = CompileJob()) -> PreparedModel:
         if job.cache is not None:
-            self.tokens.append(job.cache.token)
+            self.tokens.append(job.cache.cache_key)
         return super().prepare_model(model, replace(job, cache=None))
 
 

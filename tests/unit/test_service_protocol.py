@@ -154,7 +154,7 @@ def test_axes_of_a_shape_that_a_service_tells_are_limited() -> None:
 
 
 EDGES = {
-    "token of a pool": (_request_with, lambda n: {"pools": [{**_POOL, "token": n}]}, 0, 2**31 - 1),
+    "buffer of a pool": (_request_with, lambda n: {"pools": [{**_POOL, "buffer": n}]}, 0, 2**31 - 1),
     "rights of a pool": (_request_with, lambda n: {"pools": [{**_POOL, "prot": n}]}, 0, 255),
     "descriptors of a pool": (_request_with, lambda n: {"pools": [{**_POOL, "n_fds": n}]}, 0, 8),
 }
@@ -179,8 +179,8 @@ REPLIES = {
         8,
     ),
     "status of memories": (protocol.GetMemories, lambda n: {"call": "get_memories.reply", "status": n}, 0, 8),
-    "token": (protocol.Allocate, lambda n: {"call": "allocate.reply", "buffer": 1, "token": n}, 1, 2**31 - 1),
-    "number": (protocol.Allocate, lambda n: {"call": "allocate.reply", "buffer": n, "token": 1}, 0, 2**32 - 1),
+    "id": (protocol.Allocate, lambda n: {"call": "allocate.reply", "buffer": 1, "id": n}, 1, 2**31 - 1),
+    "number": (protocol.Allocate, lambda n: {"call": "allocate.reply", "buffer": n, "id": 1}, 0, 2**32 - 1),
 }
 
 

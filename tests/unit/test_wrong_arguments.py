@@ -16,7 +16,7 @@ from nnburst.burst import ExecutionBurstController
 from nnburst.devices.interfaces import CompileJob
 from nnburst.devices.registry import create_device
 from nnburst.model import Request, RunOptions
-from nnburst.model.types import BufferDesc, BufferRole, BufferToken, DataLocation, RequestArgument
+from nnburst.model.types import BufferDesc, BufferId, BufferRole, DataLocation, RequestArgument
 from nnburst.service.client.connection import ServiceConnection
 from nnburst.service.process.launch import start_child
 from support.models import relu
@@ -223,8 +223,8 @@ def test_arguments_that_no_message_can_carry_do_not_end_the_service(connection: 
         roles = [BufferRole(0, 0)]
         attempts: dict[str, Callable[[], Any]] = {
             "long source": lambda: device.import_model("x" * 5000),
-            "token": lambda: prepared.execute_synchronously(one(BufferToken(-1))),
-            "big token": lambda: prepared.execute_synchronously(one(BufferToken(2**31))),
+            "token": lambda: prepared.execute_synchronously(one(BufferId(-1))),
+            "big token": lambda: prepared.execute_synchronously(one(BufferId(2**31))),
             "deadline": lambda: prepared.execute_synchronously(one(memory), RunOptions(deadline_ns=-5)),
             "loop timeout": lambda: prepared.execute_synchronously(one(memory), RunOptions(loop_timeout_ns=-1)),
             "measure": lambda: prepared.execute_synchronously(one(memory), RunOptions(7)),  # type: ignore[arg-type]
@@ -246,7 +246,7 @@ def test_arguments_that_no_message_can_carry_do_not_end_the_service(connection: 
 
 def test_token_that_no_message_can_carry_does_not_end_a_burst(connection: ServiceConnection) -> None:
     with connection.devices[0].prepare_model(relu()) as prepared, ExecutionBurstController.create(prepared) as burst:
-        assert burst.compute(one(BufferToken(-1)), timeout=20)[0] is not nnburst.ErrorStatus.NONE
+        assert burst.compute(one(BufferId(-1)), timeout=20)[0] is not nnburst.ErrorStatus.NONE
         with Memory.ashmem(32) as memory:
             assert burst.compute(one(memory), timeout=20)[0] is nnburst.ErrorStatus.NONE
 

@@ -10,9 +10,9 @@ import numpy as np
 from msgspec.structs import replace
 
 from ...cache.device_cache import VerifiedEntry
+from ...cache.names import model_fingerprint
 from ...cache.reasons import CacheReason, CacheRejected, SaveResult
 from ...cache.sealed_copy import claim
-from ...cache.token import model_fingerprint
 from ...errors import GeneralFailure, InvalidArgument
 from ...memory.memory import Memory
 from ...memory.staging import read_constant
@@ -156,10 +156,10 @@ class OnnxRuntimeDevice(LocalDevice):
             compiled=lambda: model_fingerprint(prepared.model, copies=source.copies),
         )
         if result.saved:  # a model that is loaded from it meanwhile shares its weights
-            self._graphs.put(_cached_key(files.token, result.generation), prepared.graph)
+            self._graphs.put(_cached_key(files.cache_key, result.generation), prepared.graph)
         return result
 
-    def restore(self, token: bytes, entry: VerifiedEntry) -> OnnxPreparedModel:
+    def restore(self, cache_key: bytes, entry: VerifiedEntry) -> OnnxPreparedModel:
         """Restore a compilation without parsing or optimising the model; see `LocalDevice.restore`."""
         (text,), (weights,) = entry.model, entry.data
         contents = read_contents(text)
@@ -169,7 +169,7 @@ class OnnxRuntimeDevice(LocalDevice):
                 raise CacheRejected(CacheReason.BUSY, "the memory of the weights is being given back")
             return load_graph(contents, weights, self._settings, own=True)
 
-        graph = self._graphs.get(_cached_key(token, entry.generation), load)
+        graph = self._graphs.get(_cached_key(cache_key, entry.generation), load)
         return OnnxPreparedModel(contents.model, graph, self._tracker)
 
 
@@ -178,8 +178,8 @@ def _version() -> str:
     return f"{build_version()}+onnxruntime{package_version()}"
 
 
-def _cached_key(token: bytes, generation: bytes) -> bytes:
-    return b"cached" + token + generation
+def _cached_key(cache_key: bytes, generation: bytes) -> bytes:
+    return b"cached" + cache_key + generation
 
 
 def _is_graph(model: Model, operation: Operation) -> bool:

@@ -43,7 +43,7 @@ class ReferenceDevice(LocalDevice):
         assert isinstance(prepared, ReferencePreparedModel)
         return self._cache.save(files, prepared.packed, compiled=prepared.fingerprint)
 
-    def restore(self, token: bytes, entry: VerifiedEntry) -> ReferencePreparedModel:
+    def restore(self, cache_key: bytes, entry: VerifiedEntry) -> ReferencePreparedModel:
         """Restore without validation; see `LocalDevice.restore`."""
         return ReferencePreparedModel.restore(entry.model[0], entry.data[0], self._tracker)
 

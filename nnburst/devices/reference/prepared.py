@@ -7,8 +7,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from ...burst.kernel import Kernel
+from ...cache.names import model_fingerprint
 from ...cache.reasons import CacheReason, CacheRejected
-from ...cache.token import model_fingerprint
 from ...memory.managed import BufferTracker
 from ...memory.staging import read_constant
 from ...model.operand_types import HalVersion, operand_info

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from ..._core.deadline import Deadline
+from ...cache.names import PRIORITY_CODE, device_cache_key, entry_name, model_fingerprint
 from ...cache.reasons import SPOILT, CacheReason, CacheRejected
-from ...cache.token import PRIORITY_CODE, device_token, entry_name, model_fingerprint
 from ...devices.interfaces import CacheFiles, CompileJob, Device, PreparedModel
 from ...errors import DeadObject, InvalidArgument, NNBurstError
 from ...model.types import Lifetime, Model
@@ -101,19 +101,19 @@ class DirectoryCache(CacheSource):
     """Files in a `Cache` directory.
 
     Args:
-        token: The application's token, 32 bytes; None: made from the model itself, constants included.
+        cache_key: The application's cache key, 32 bytes; None: made from the model itself, constants included.
         encrypt: Have the device encrypt the files.
     """
 
-    def __init__(self, cache: Cache, token: bytes | None, *, encrypt: bool = False) -> None:
+    def __init__(self, cache: Cache, cache_key: bytes | None, *, encrypt: bool = False) -> None:
         self._cache = cache
-        self._token = token
+        self._cache_key = cache_key
         self._encrypt = encrypt
 
-    def token(self, job: Job, fingerprint: bytes) -> bytes:
-        """Return the token for the device."""
-        return device_token(
-            self._token if self._token is not None else fingerprint,
+    def cache_key(self, job: Job, fingerprint: bytes) -> bytes:
+        """Return the cache key for the device."""
+        return device_cache_key(
+            self._cache_key if self._cache_key is not None else fingerprint,
             device=job.device.name,
             version=job.device.version_string,
             epoch=job.device.cache_epoch,
@@ -129,12 +129,12 @@ class DirectoryCache(CacheSource):
             fingerprint = model_fingerprint(job.model)
         except NNBurstError as error:
             raise CacheRejected(CacheReason.NO_INFO, f"a constant cannot be read: {error}") from error
-        token = self.token(job, fingerprint)
-        entry, seen = entry_name(token), set[str]()
+        cache_key = self.cache_key(job, fingerprint)
+        entry, seen = entry_name(cache_key), set[str]()
 
         def files(models: Sequence[int], data: Sequence[int], place: int) -> CacheFiles:
             return CacheFiles(
-                tuple(models), tuple(data), token, fingerprint, True, place_fds=(place,), encrypt=self._encrypt
+                tuple(models), tuple(data), cache_key, fingerprint, True, place_fds=(place,), encrypt=self._encrypt
             )
 
         def existing() -> Iterator[Entry]:
@@ -193,7 +193,7 @@ class DirectoryCache(CacheSource):
         generation = result.generation
         try:
             staged.publish(generation)
-            if not job.device.confirm_cache(files.token, generation):
+            if not job.device.confirm_cache(files.cache_key, generation):
                 return CacheReason.NO_ROW  # the service has lost the key; an older generation may work
             staged.finish(generation)
         except DeadObject:
@@ -203,7 +203,7 @@ class DirectoryCache(CacheSource):
         return reason
 
     def note(self, reason: CacheReason, entry: Entry) -> None:
-        name = entry_name(entry.files.token)
+        name = entry_name(entry.files.cache_key)
         if reason is CacheReason.HIT:
             self._cache.note_use(name, entry.generation)
         elif reason in SPOILT:  # other failures say nothing about the entry
@@ -226,14 +226,14 @@ class DescriptorCache(CacheSource):
     """The caller's open files. The descriptors are duplicated; `close` closes the duplicates.
 
     Args:
-        token: 32 bytes, used unchanged.
+        cache_key: 32 bytes, used unchanged.
 
     Raises:
         InvalidArgument: A descriptor is not open.
     """
 
-    def __init__(self, model_fds: Sequence[int], data_fds: Sequence[int], token: bytes) -> None:
-        self._token = token
+    def __init__(self, model_fds: Sequence[int], data_fds: Sequence[int], cache_key: bytes) -> None:
+        self._cache_key = cache_key
         self._fds: tuple[list[int], list[int]] = ([], [])
         try:
             for mine, given in zip(self._fds, (model_fds, data_fds), strict=True):
@@ -253,7 +253,7 @@ class DescriptorCache(CacheSource):
         models, data = map(tuple, self._fds)
         if (len(models), len(data)) != job.counts:
             raise CacheRejected(CacheReason.BAD_FD, "the device needs another number of files")
-        files = CacheFiles(models, data, self._token)
+        files = CacheFiles(models, data, self._cache_key)
         if any(os.fstat(fd).st_size for fd in (*models, *data)):
             yield Entry(files)
         yield Room(files)

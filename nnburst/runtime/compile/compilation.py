@@ -13,7 +13,7 @@ from msgspec import Struct
 from ..._core.deadline import Deadline, checked_timeout
 from ..._core.errno import member
 from ..._core.leaving import Closing, OneProcess
-from ...cache.token import checked_token
+from ...cache.names import checked_cache_key
 from ...devices.interfaces import CompileJob, Device, PreparedModel
 from ...errors import BadState, GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError, error_for
 from ...model.extensions import ImportedModel, ModelMetadata
@@ -275,7 +275,7 @@ class Compilation(OneProcess, Closing):
     def set_caching(
         self,
         directory: str | os.PathLike[str] | int,
-        token: bytes,
+        cache_key: bytes,
         *,
         limits: Limits | None = None,
         encrypt: bool = False,
@@ -284,17 +284,17 @@ class Compilation(OneProcess, Closing):
 
         Args:
             directory: Path or open descriptor of a directory of this user's own.
-            token: 32 bytes, different for each model. All zeros is a token like any other.
+            cache_key: 32 bytes, different for each model. All zeros is a cache key like any other.
             limits: Limits on the size of the directory.
             encrypt: Encrypt the files with the service's key, and restore no others.
 
         Raises:
-            InvalidArgument: An argument is None or of the wrong kind; the token has not 32 bytes.
+            InvalidArgument: An argument is None or of the wrong kind; the cache key has not 32 bytes.
             BadState: The compilation is finished.
         """
         if not isinstance(directory, str | os.PathLike | int) or isinstance(directory, bool):
             raise InvalidArgument(f"the cache directory is {type(directory).__name__}; give a path or a descriptor")
-        checked = checked_token(token)
+        checked = checked_cache_key(cache_key)
         self._check_open()
         from ...cache.directory import Cache
 
@@ -307,7 +307,7 @@ class Compilation(OneProcess, Closing):
         limits: Limits | None = None,
         encrypt: bool = False,
     ) -> None:
-        """Cache as `set_caching`, with a token made from the model itself, constants included, so that it cannot be
+        """Cache as `set_caching`, with a cache key made from the model itself, constants included, so that it cannot be
         wrong.
 
         Args:
@@ -327,20 +327,20 @@ class Compilation(OneProcess, Closing):
         self._release_cache()
         self._cache = source
 
-    def set_caching_from_fds(self, model_fds: Sequence[int], data_fds: Sequence[int], token: bytes) -> None:
+    def set_caching_from_fds(self, model_fds: Sequence[int], data_fds: Sequence[int], cache_key: bytes) -> None:
         """Cache as `set_caching`, in files that the caller has open for reading and writing.
 
         Args:
             model_fds: Descriptors of the device's model files, duplicated; with a wrong number of them nothing is
                 cached.
             data_fds: Descriptors of its data files, likewise.
-            token: 32 bytes.
+            cache_key: 32 bytes.
 
         Raises:
-            InvalidArgument: A descriptor is not open; the token has not 32 bytes.
+            InvalidArgument: A descriptor is not open; the cache key has not 32 bytes.
             BadState: The compilation is finished.
         """
-        checked = checked_token(token)
+        checked = checked_cache_key(cache_key)
         self._check_open()
         self._set_cache_source(DescriptorCache(model_fds, data_fds, checked))
 

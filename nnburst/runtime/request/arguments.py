@@ -16,7 +16,7 @@ from ...errors import GeneralFailure, InvalidArgument, OutputInsufficientSize, O
 from ...memory.kinds import PROT_WRITE
 from ...memory.memory import Memory, locate_view
 from ...model.dimensions import HIGHEST_RANK, element_count
-from ...model.types import Array, BufferToken, DataLocation, Named, Request, RequestArgument, Steps
+from ...model.types import Array, BufferId, DataLocation, Named, Request, RequestArgument, Steps
 from ..compile.compilation import Compilation
 from .node_args import NodeArg, SharedArrays, SharedValues, Sizes, as_array, complete_shapes, solve_shapes
 from .state import States, check_states
@@ -40,7 +40,7 @@ class Argument(Struct, frozen=True):
     """
 
     room: int = 0
-    memories: tuple[Memory | BufferToken, ...] = ()
+    memories: tuple[Memory | BufferId, ...] = ()
     offset: int = 0
     length: int = 0
     dimensions: tuple[int, ...] = ()
@@ -277,8 +277,8 @@ class Arguments:
         if node.name in self._buffers:
             return self._in_buffer(node, shape, self._buffers[node.name])
         dimensions = shape if node.is_open and shape else ()
-        if (tokens := self.states.tokens("input" if is_input else "output").get(node.name)) is not None:
-            return Argument(memories=tokens, dimensions=() if node.name in self.states.grown else dimensions)
+        if (ids := self.states.buffer_ids("input" if is_input else "output").get(node.name)) is not None:
+            return Argument(memories=ids, dimensions=() if node.name in self.states.grown else dimensions)
         try:
             nbytes = 0 if shape is None else element_count(self._stepped(shape)) * node.dtype.itemsize
         except InvalidArgument as error:

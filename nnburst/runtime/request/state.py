@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from ...devices.interfaces import Buffer
 from ...errors import GeneralFailure, InvalidArgument
 from ...memory.memory import Memory
-from ...model.types import MOST_STEPS, Array, BufferDesc, BufferRole, BufferToken, Steps
+from ...model.types import MOST_STEPS, Array, BufferDesc, BufferId, BufferRole, Steps
 from .node_args import NodeArg, Sizes
 
 if TYPE_CHECKING:
@@ -41,10 +41,10 @@ class State(Struct, frozen=True):
     grows: bool
 
     @property
-    def tokens(self) -> tuple[BufferToken, BufferToken]:
-        """Tokens of the input's buffer, turn by turn; the output has the other buffer."""
+    def buffer_ids(self) -> tuple[BufferId, BufferId]:
+        """Ids of the input's buffer, turn by turn; the output has the other buffer."""
         first, second = self.buffers
-        return BufferToken(first.token), BufferToken(second.token)
+        return BufferId(first.id), BufferId(second.id)
 
     def write(self, turn: int, value: Array | None) -> None:
         """Set the contents that a turn reads; None for zeros."""
@@ -79,11 +79,11 @@ class States:
         self.grown = {name for target, state in states.items() if state.grows for name in (target, state.source.name)}
         self._shapes: dict[str, tuple[int, ...]] = {}
 
-    def tokens(self, kind: str) -> dict[str, tuple[BufferToken, BufferToken]]:
+    def buffer_ids(self, kind: str) -> dict[str, tuple[BufferId, BufferId]]:
         """Return the buffers of the inputs, or of the outputs, that are states, turn by turn, by name."""
         if kind == "input":
-            return {name: state.tokens for name, state in self.all.items()}
-        return {state.source.name: state.tokens[::-1] for state in self.all.values()}
+            return {name: state.buffer_ids for name, state in self.all.items()}
+        return {state.source.name: state.buffer_ids[::-1] for state in self.all.values()}
 
     def checked(self, values: object) -> dict[str, Array]:
         """Return values by input name for `write`; `InvalidArgument` if a name, dtype or shape is wrong."""

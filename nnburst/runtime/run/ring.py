@@ -63,26 +63,26 @@ class Ring:
         return controller.is_free and controller.is_sound and not controller.ending.reason
 
     def flights(
-        self, tokens: Iterable[tuple[bool, T]]
+        self, items: Iterable[tuple[bool, T]]
     ) -> Generator[tuple[T, Execution, NNBurstError | None], None, None]:
-        """Run `current` for each token, several at once; when a run has ended, yield its token, execution and error. A
-        false token starts nothing: it is yielded when all before it have ended.
+        """Run `current` for each item, several at once; when a run has ended, yield its item, execution and error. A
+        false item starts nothing: it is yielded when all before it have ended.
 
         An error that ends the ring comes last: a `MissedDeadline`, whose run may still use its arrays, a `DeadObject`
         or a `BadState`. Closing the generator abandons the runs in flight.
         """
         flying: deque[T] = deque()
         try:
-            for starts, token in tokens:
+            for starts, item in items:
                 execution = self._executions[self._at]
                 flies, error = self._start() if starts else (False, None)
                 if flies:
-                    flying.append(token)
+                    flying.append(item)
                     if len(flying) == len(self._pointers):
                         yield flying.popleft(), self._executions[self._at], error
-                else:  # a false token, a failed start, or a run elsewhere
+                else:  # a false item, a failed start, or a run elsewhere
                     yield from self._finish(flying)
-                    yield token, execution, error
+                    yield item, execution, error
                 if error is not None and isinstance(error, LASTING):
                     break
             yield from self._finish(flying)

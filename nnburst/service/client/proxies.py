@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from ..._core.deadline import Deadline
 from ..._core.leaving import Closing
 from ...burst.interfaces import BurstCallback, BurstContext
+from ...cache.names import checked_cache_key
 from ...cache.reasons import SaveResult
-from ...cache.token import checked_token
 from ...devices.common import check_preparation
 from ...devices.described import DescribedDevice, DeviceInfo
 from ...devices.fence import Fence
@@ -147,7 +147,7 @@ class RemoteDevice(DescribedDevice):
         job = replace(job, deadline_ns=deadline.at_ns)
         wire, fds = model_to_wire(model)
         if job.cache is not None:
-            checked_token(job.cache.token)
+            checked_cache_key(job.cache.cache_key)
             cache, cache_fds = cache_to_wire(job.cache)
             fds += cache_fds
             job = replace(job, cache=cache)
@@ -157,16 +157,16 @@ class RemoteDevice(DescribedDevice):
 
     def prepare_model_from_cache(self, cache: CacheFiles, deadline_ns: int = 0) -> RemotePreparedModel:
         at = self.place()
-        checked_token(cache.token)
+        checked_cache_key(cache.cache_key)
         deadline = Deadline.after().sooner(Deadline(deadline_ns))
         wire, fds = cache_to_wire(cache)
         message = calls.PrepareModelFromCache(device=at.number, cache=wire, deadline_ns=deadline.at_ns)
         reply, _ = _made(at.connection, message, fds, _patience(deadline))
         return RemotePreparedModel(at, reply.prepared_model, takes_steps=reply.takes_steps)
 
-    def confirm_cache(self, token: bytes, generation: bytes) -> bool:
+    def confirm_cache(self, cache_key: bytes, generation: bytes) -> bool:
         at = self.place()
-        message = calls.ConfirmCache(device=at.number, token=token, generation=generation)
+        message = calls.ConfirmCache(device=at.number, cache_key=cache_key, generation=generation)
         reply, _ = at.connection.call(message, timeout=_SHORT)
         return bool(reply.known)
 
@@ -194,17 +194,17 @@ class RemoteDevice(DescribedDevice):
             output_roles=tuple(output_roles),
         )
         reply, _ = _made(at.connection, message)
-        return RemoteBuffer(at, reply.buffer, reply.token)
+        return RemoteBuffer(at, reply.buffer, reply.id)
 
 
 class RemoteBuffer(_Remote, Buffer):
     """A driver-managed buffer in a service."""
 
-    token = 0
+    id = 0
 
-    def __init__(self, place: Place, number: int, token: int) -> None:
+    def __init__(self, place: Place, number: int, id: int) -> None:
         super().__init__(place, number, "buffer")
-        self.token = token
+        self.id = id
 
     def copy_to(self, memory: Memory) -> int:
         (handle,), fds = pools_to_wire([memory])

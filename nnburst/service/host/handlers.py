@@ -17,9 +17,9 @@ from ..._core.errno import check
 from ...burst.cancellation import under_token
 from ...burst.interfaces import BurstCallback, BurstContext
 from ...burst.server.group import FlowQueue
+from ...cache.names import checked_cache_key
 from ...cache.reasons import CacheRejected
 from ...cache.sealed_copy import check_fd
-from ...cache.token import checked_token
 from ...devices.deadline import earlier
 from ...devices.described import DeviceInfo
 from ...devices.fence import Fence
@@ -141,7 +141,7 @@ def on_prepare_model(client: Client, message: calls.PrepareModel, fds: FdBundle)
         if job.cache is not None:
             cache = marshal.cache_from_wire(job.cache, fds)
             call.enter_context(FdBundle(cache.fds))
-            checked_token(cache.token)
+            checked_cache_key(cache.cache_key)
             job = replace(job, cache=cache)
         prepared = checked_model(device, device.prepare_model(model, job))
         result = prepared.cache_result
@@ -156,7 +156,7 @@ def on_prepare_model_from_cache(
 ) -> calls.PrepareModelReply:
     """Restore a model from cache files; the connection owns it."""
     device = client.device(message.device)
-    checked_token(message.cache.token)
+    checked_cache_key(message.cache.cache_key)
     cache = marshal.cache_from_wire(message.cache, fds)
     with client.limited(), FdBundle(cache.fds), contextlib.ExitStack() as owned:
         try:  # the private copies count like mappings
@@ -174,7 +174,7 @@ def on_prepare_model_from_cache(
 
 def on_confirm_cache(client: Client, message: calls.ConfirmCache, fds: FdBundle) -> calls.ConfirmCacheReply:
     """Tell a device that cache files are visible."""
-    return calls.ConfirmCacheReply(client.device(message.device).confirm_cache(message.token, message.generation))
+    return calls.ConfirmCacheReply(client.device(message.device).confirm_cache(message.cache_key, message.generation))
 
 
 def _own_model(
@@ -228,23 +228,23 @@ def _label(prepared: PreparedModel, device: Device, model: calls.WireModel | Non
 
 
 class HostedBuffer:
-    """A driver-managed buffer in a connection's table: its token, and an account of its bytes.
+    """A driver-managed buffer in a connection's table: its id, and an account of its bytes.
 
     Args:
         buffer: Closed by `dispose`.
         ledger: Counts its bytes.
-        tokens: Tokens that the connection may name.
+        ids: Buffers that the connection may name.
     """
 
     what: ClassVar[str] = "buffer"
 
-    def __init__(self, buffer: Buffer, ledger: Ledger, tokens: set[int]) -> None:
+    def __init__(self, buffer: Buffer, ledger: Ledger, ids: set[int]) -> None:
         self.buffer = buffer
         self._ledger = ledger
         self._charges: list[Charge] | None = []
         self._lock = threading.Lock()
-        self._tokens = tokens
-        tokens.add(buffer.token)
+        self._ids = ids
+        ids.add(buffer.id)
         try:
             buffer.account_to(self._account)
         except BaseException:
@@ -260,7 +260,7 @@ class HostedBuffer:
         charge.release()  # a run that was under way when the buffer was released: its bytes go when it ends
 
     def dispose(self) -> None:
-        self._tokens.discard(self.buffer.token)
+        self._ids.discard(self.buffer.id)
         try:
             self.buffer.close()
         finally:
@@ -284,9 +284,9 @@ def on_allocate(client: Client, message: calls.Allocate, fds: FdBundle) -> calls
         ]
         desc = BufferDesc(message.dimensions)
         buffer = device.allocate(desc, models, message.input_roles, message.output_roles)
-        hosted = HostedBuffer(buffer, client.ledger, client.tokens)
+        hosted = HostedBuffer(buffer, client.ledger, client.buffer_ids)
         owned.callback(hosted.dispose)
-        return calls.AllocateReply(buffer=client.objects.add(hosted, owned.pop_all().close), token=buffer.token)
+        return calls.AllocateReply(buffer=client.objects.add(hosted, owned.pop_all().close), id=buffer.id)
 
 
 def on_copy_to(client: Client, message: calls.CopyTo, fds: FdBundle) -> calls.CopyToReply:
@@ -404,7 +404,7 @@ class SlotMemories(BurstCallback):
                 raise GeneralFailure(f"{len(slots)} memories wanted, {len(reply.memories)} came")
             for slot, handle in zip(slots, reply.memories, strict=True):
                 charges[slot] = self._client.ledger.charge(mapped_bytes=marshal.total_size([handle]), fds=handle.n_fds)
-            memories += marshal.pools_from_wire(reply.memories, fds, self._client.tokens, self._client.same_user)
+            memories += marshal.pools_from_wire(reply.memories, fds, self._client.buffer_ids, self._client.same_user)
             check_pools(memories, "burst")
 
     def forget(self, slot: int) -> None:

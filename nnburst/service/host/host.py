@@ -209,7 +209,7 @@ class Client:
 
     Attributes:
         flow: Schedules its bursts' requests; None once it has gone, or for a thread for each burst.
-        tokens: Tokens of the buffers that it owns: it may name no others.
+        buffer_ids: The buffers that it owns: it may name no others.
         bursts: Its open bursts.
         fenced: Fenced executions that have not ended.
         peer: Its process id (0 if it is in another pid namespace) and its user.
@@ -230,7 +230,7 @@ class Client:
         self.host, self.ledger, self.is_broker = host, ledger, is_broker
         self.flow = None if host.listeners is None else host.listeners.flow()
         self.objects = ObjectTable(self.account)
-        self.tokens: set[int] = set()
+        self.buffer_ids: set[int] = set()
         self.fenced: set[HostedFenced] = set()
         self.bursts: set[BurstContext] = set()
         self.peer = peer.pid, peer.uid
@@ -286,7 +286,7 @@ class Client:
     def request(self, stack: contextlib.ExitStack, wire: WireRequest, fds: FdBundle) -> Request:
         """Take in a request, whose memories are closed with the stack."""
         stack.enter_context(self.charge_for(wire.pools, fds))
-        request = request_from_wire(wire, fds, self.tokens, self.same_user)
+        request = request_from_wire(wire, fds, self.buffer_ids, self.same_user)
         stack.callback(close_all, request.pools)
         check_pools(request.pools, "request")
         return request

@@ -13,7 +13,7 @@ from ...fmq.descriptor import MQDescriptor
 from ...memory.image import check_layout
 from ...memory.kinds import MemoryHandle
 from ...memory.memory import Memory
-from ...model.types import BufferToken, MemoryLike, Model, Named, Request, Steps
+from ...model.types import BufferId, MemoryLike, Model, Named, Request, Steps
 from .packets import FdBundle
 from .protocol import WireGrantor, WireMemory, WireModel, WireQueue, WireRequest, referenced_from_wire
 
@@ -23,8 +23,8 @@ def pools_to_wire(pools: Iterable[MemoryLike | Named]) -> tuple[tuple[WireMemory
     handles: list[WireMemory] = []
     fds: list[int] = []
     for pool in pools:
-        if isinstance(pool, BufferToken):
-            handles.append(WireMemory(kind="", size=0, prot=0, offset=0, n_fds=0, token=pool.token))
+        if isinstance(pool, BufferId):
+            handles.append(WireMemory(kind="", size=0, prot=0, offset=0, n_fds=0, buffer=pool.id))
             continue
         if isinstance(pool, Steps):
             handles.append(WireMemory(kind="", size=0, prot=0, offset=0, n_fds=0, steps=pool))
@@ -47,7 +47,7 @@ def memories_from_wire(handles: Sequence[WireMemory], fds: FdBundle, allow_direc
     memories: list[Memory] = []
     try:
         for wire in handles:
-            if wire.token:
+            if wire.buffer:
                 raise InvalidArgument("a driver-managed buffer cannot be used here; share memory instead")
             if wire.steps is not None:
                 raise InvalidArgument("a number of steps is no memory; only requests have it")
@@ -69,18 +69,18 @@ def close_all(pools: Iterable[MemoryLike | Named]) -> None:
 def pools_from_wire(
     handles: Sequence[WireMemory], fds: FdBundle, owned: Container[int], allow_direct: bool
 ) -> tuple[Memory | Named, ...]:
-    """Build the pools of a request: memories, buffers whose tokens are in `owned`, and numbers of steps.
+    """Build the pools of a request: memories, buffers whose ids are in `owned`, and numbers of steps.
 
     Raises:
-        InvalidArgument: As `memories_from_wire`, or a token belongs to another connection.
+        InvalidArgument: As `memories_from_wire`, or a buffer belongs to another connection.
     """
     for wire in handles:
-        if wire.token and wire.token not in owned:
-            raise InvalidArgument(f"no buffer of this connection has token {wire.token}")
-    shared = [wire for wire in handles if not wire.token and wire.steps is None]
+        if wire.buffer and wire.buffer not in owned:
+            raise InvalidArgument(f"no buffer of this connection has id {wire.buffer}")
+    shared = [wire for wire in handles if not wire.buffer and wire.steps is None]
     memories = iter(memories_from_wire(shared, fds, allow_direct))
     return tuple(
-        BufferToken(wire.token) if wire.token else next(memories) if wire.steps is None else wire.steps
+        BufferId(wire.buffer) if wire.buffer else next(memories) if wire.steps is None else wire.steps
         for wire in handles
     )
 

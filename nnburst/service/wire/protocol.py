@@ -106,7 +106,7 @@ class Sandbox(Value, frozen=True, omit_defaults=True):
 class WireMemory(Value, frozen=True, omit_defaults=True):
     """A memory pool: its schema, and how many of the message's descriptors are its own (in order).
 
-    `token` other than 0: a driver-managed buffer instead, named by its token; `steps`: how many steps a
+    `buffer` other than 0: a driver-managed buffer instead, named by its id; `steps`: how many steps a
     request has. The other fields mean nothing then.
     """
 
@@ -117,7 +117,7 @@ class WireMemory(Value, frozen=True, omit_defaults=True):
     n_fds: Annotated[int, msgspec.Meta(ge=0, le=8)] = 1
     direct: bool = False
     image: ImageLayout | None = None
-    token: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0
+    buffer: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0
     steps: Steps | None = None
 
 
@@ -323,7 +323,7 @@ class ConfirmCache(Message, tag="confirm_cache", frozen=True):
     """Says that a saved entry has been published."""
 
     device: Id
-    token: Bytes32
+    cache_key: Bytes32
     generation: Generation
 
 
@@ -397,7 +397,7 @@ class Allocate(Message, tag="allocate", frozen=True):
 
 class AllocateReply(Message, tag="allocate.reply", frozen=True):
     buffer: Id
-    token: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+    id: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 
 
 class CopyTo(Message, tag="copy_to", frozen=True):

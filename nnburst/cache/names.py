@@ -1,4 +1,4 @@
-"""Names of cache entries: tokens, fingerprints of models, file names."""
+"""Names of cache entries: cache keys, fingerprints of models, file names."""
 
 from __future__ import annotations
 
@@ -12,29 +12,27 @@ from ..errors import InvalidArgument
 from ..memory.staging import read_constant
 from ..model.types import Lifetime, Model, Priority, Subgraph, SymmPerChannelQuantParams
 
-_TOKEN_SIZE = 32
+_KEY_SIZE = 32
 PRIORITY_CODE = {Priority.LOW: 90, Priority.MEDIUM: 100, Priority.HIGH: 110}
 """Numbers by which NNAPI hashes them."""
 _PIECE = 4 << 20
 
 
-def checked_token(token: object) -> bytes:
-    """Return a token as bytes, `InvalidArgument` if it is none. All zeros is a token like any other."""
-    if not isinstance(token, bytes | bytearray | memoryview) or len(bytes(token)) != _TOKEN_SIZE:
-        what = f"{len(token)} bytes" if isinstance(token, bytes | bytearray) else type(token).__name__
-        raise InvalidArgument(
-            f"a cache token is {_TOKEN_SIZE} bytes, not {what}; hashlib.sha256(...).digest() makes one"
-        )
-    return bytes(token)
+def checked_cache_key(cache_key: object) -> bytes:
+    """Return a cache key as bytes, `InvalidArgument` if it is none. All zeros is a cache key like any other."""
+    if not isinstance(cache_key, bytes | bytearray | memoryview) or len(bytes(cache_key)) != _KEY_SIZE:
+        what = f"{len(cache_key)} bytes" if isinstance(cache_key, bytes | bytearray) else type(cache_key).__name__
+        raise InvalidArgument(f"a cache key is {_KEY_SIZE} bytes, not {what}; hashlib.sha256(...).digest() makes one")
+    return bytes(cache_key)
 
 
 def packed_part(operations: Sequence[tuple[int, int]]) -> bytes:
-    """Return what stands for a part of a model in a token: for each operation the subgraph and the index."""
+    """Return the bytes for a part of a model in a cache key: for each operation the subgraph and the index."""
     return b"".join(struct.pack("<Ii", subgraph, index) for subgraph, index in operations)
 
 
-def device_token(
-    token: bytes,
+def device_cache_key(
+    cache_key: bytes,
     *,
     device: str,
     version: str,
@@ -45,7 +43,7 @@ def device_token(
     files: tuple[int, int],
     part: Sequence[tuple[int, int]] = (),
 ) -> bytes:
-    """Derive a device's token from tagged fields of explicit length, so that no two lists of fields read the same."""
+    """Derive a device's cache key from tagged fields of explicit length: no two lists of fields read the same."""
     from hashlib import sha256
 
     digest = sha256()
@@ -55,7 +53,7 @@ def device_token(
         digest.update(struct.pack("<HQ", len(name), len(value)) + name + value)
 
     field("label", b"nnburst-token-v2")
-    field("app", checked_token(token))
+    field("app", checked_cache_key(cache_key))
     field("device", device.encode())
     field("version", version.encode())
     field("epoch", epoch)
@@ -68,11 +66,11 @@ def device_token(
     return digest.digest()
 
 
-def entry_name(token: bytes) -> str:
-    """Return the name of the entry of a derived token; the token cannot be found from it."""
+def entry_name(cache_key: bytes) -> str:
+    """Return the name of the entry of a derived cache key, from which the key cannot be found."""
     from hashlib import sha256
 
-    return sha256(b"nnburst-entry-v1" + token).hexdigest()
+    return sha256(b"nnburst-entry-v1" + cache_key).hexdigest()
 
 
 def model_fingerprint(
