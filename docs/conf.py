@@ -15,7 +15,7 @@ author = "The nnburst authors"
 copyright = author
 version = release
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "furo"
 html_title = f"nnburst {release}"
 exclude_patterns = ["_build"]
