@@ -525,7 +525,8 @@ def install() -> None:
         globals(), __name__="onnxruntime", __spec__=spec or __spec__
     )  # find_spec() finds the real one
     if real is not None:
-        users = [name for name, module in [*sys.modules.items()] if real in vars(module).values()]
+        names = {name: [*getattr(module, "__dict__", {}).values()] for name, module in [*sys.modules.items()]}
+        users = [name for name, values in names.items() if any(value is real for value in values)]
         warnings.warn(f"onnxruntime was imported before install(), and stays in {users or 'use'}", stacklevel=2)
     for name in [name for name in sys.modules if name.partition(".")[0] == "onnxruntime"]:
         _replaced[name] = sys.modules.pop(name)

@@ -430,7 +430,7 @@ def recovered_with_a_handler_at(wanted: int) -> bool:
     """Interrupt a wait for a restart at one of its lines; whether it has so many."""
     go = threading.Event()
     pool = object.__new__(BurstPool)
-    dead = SimpleNamespace(controller=SimpleNamespace(ending=Ending("gone"), told=""))
+    dead = SimpleNamespace(controller=SimpleNamespace(ending=Ending("gone"), end_reason=""))
     pool._bursts, pool._refusal, pool._attempt, pool.restarts = [dead], "", None, ()  # type: ignore[list-item]
     pool._lock, pool.options = process_lock(), Options(on_death="restart")
 

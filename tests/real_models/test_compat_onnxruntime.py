@@ -298,8 +298,9 @@ def test_packages_import_it_in_the_place_of_onnxruntime(tmp_path: Path) -> None:
 def test_package_that_has_imported_onnxruntime_before_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     library.python_module.cache_clear()
     early = ModuleType("early")
-    early.runtime = ort  # type: ignore[attr-defined]
+    vars(early).update(array=np.zeros(2), runtime=ort)
     monkeypatch.setitem(sys.modules, "early", early)
+    monkeypatch.setitem(sys.modules, "none", None)
     with pytest.warns(UserWarning, match=r"before install\(\), and stays in .*'early'"):
         compat.install()
     try:
