@@ -14,7 +14,8 @@ import pytest
 from support import ROOT
 
 PAGES = sorted((ROOT / "docs" / "requirements").glob("*.md"))
-ROW = re.compile(r"^- \*\*(REQ-[A-Z]+-\d{3})\*\* (.+?) Tests: (.+)$", re.MULTILINE)
+SECTION = re.compile(r"^## .+\n\n(?:Tests: (.+)\n)?", re.MULTILINE)
+ROW = re.compile(r"^- \*\*(REQ-[A-Z]+-\d{3})\*\* (.+?)(?: Tests: (.+))?$", re.MULTILINE)
 NAMED = re.compile(r"REQ_([A-Z]+)((?:_(?:to_)?\d{3})+)(?!\d)")
 
 
@@ -48,8 +49,10 @@ def carried() -> dict[str, set[str]]:
 
 
 def rows(page: Path) -> list[tuple[str, str, str]]:
-    """The items of a page: id, sentence, tests."""
-    return ROW.findall(re.sub(r"\n  +", " ", page.read_text()))
+    """The items of a page: id, sentence, tests, which are those of its section if it names none."""
+    _, *parts = SECTION.split(re.sub(r"\n  +", " ", page.read_text()))
+    sections = zip(parts[::2], parts[1::2], strict=True)
+    return [(id_, said, tests or usual or "") for usual, part in sections for id_, said, tests in ROW.findall(part)]
 
 
 def listed() -> list[tuple[str, str, str]]:
