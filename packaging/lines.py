@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import tokenize
 from collections import Counter
 from pathlib import Path
@@ -27,6 +28,7 @@ GROUPS = {
     "other Markdown": ("",),
 }
 """Beginnings of the paths of a group; the first group counts."""
+MADE = re.compile(r"\A[^\n]*\n\nMade by `make tables`.*|<!-- made: .*?<!-- end -->|^```.*?^```", re.DOTALL | re.MULTILINE)
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
@@ -57,12 +59,14 @@ def rooms() -> Counter[str]:
 
 
 def words() -> Counter[str]:
-    """Return the words of Markdown of users' pages, maintainers' pages and others."""
+    """Return the words of Markdown that people wrote, by group; then of programs and of what `make tables` makes."""
     found: Counter[str] = Counter()
     for path in (path for pattern in PAGES for path in ROOT.glob(pattern)):
         name = str(path.relative_to(ROOT))
         group = next(group for group, beginnings in GROUPS.items() if name.startswith(beginnings))
-        found[f"words, {group}"] += len(path.read_text(encoding="utf-8").split())
+        text = path.read_text(encoding="utf-8")
+        found[f"words, {group}"] += len(MADE.sub("", text).split())
+        found["words, programs and made tables"] += sum(len(part.split()) for part in MADE.findall(text))
     return found
 
 
