@@ -28,7 +28,7 @@ GROUPS = {
     "other Markdown": ("",),
 }
 """Beginnings of the paths of a group; the first group counts."""
-MADE = re.compile(r"\A[^\n]*\n\nMade by `make tables`.*|<!-- made: .*?<!-- end -->|^```.*?^```", re.DOTALL | re.MULTILINE)
+MADE = re.compile(r"(?ms)\A[^\n]*\n\nMade by `make tables`.*|<!-- made: .*?<!-- end -->|^```.*?^```")
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
