@@ -563,6 +563,8 @@ typedef struct nnb_ort_argument {
     uint32_t is_sufficient, rank; /* whether there was room for it in the last run */
     int64_t dims[NNB_MAX_RANK];   /* of the request, or the last run */
     nnb_buffer *buffer; /* NULL: it lies in a pool; else place, room and an input's dimensions are the buffer's */
+    int64_t growth[NNB_MAX_RANK]; /* of an output in a buffer: its dimensions less those of the run before, */
+    uint32_t is_steady;           /* twice the same: so it is expected again */
 } nnb_ort_argument;
 
 /* Finishes a run that ended with -ENOSPC, now that the buffers have room; returns as a run. */

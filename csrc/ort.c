@@ -57,6 +57,7 @@ typedef struct ort_run {
     uint64_t deadline_ns; /* of the run under way, in the list; what follows needs the lock */
     struct ort_run *next, **link;
     int is_ended, is_cancelled;
+    int expects; /* outputs of unknown dimensions are bound to their buffers, with those that they are expected to have */
 
     nnb_ort_argument *arguments; /* inputs, then outputs; NULL: they are not told */
     uint32_t n_inputs, n_outputs;
@@ -233,6 +234,24 @@ static void *bind(ort_run *r, nnb_ort_argument *a)
     return status;
 }
 
+/* Binds an output that grows steadily to its buffer, so that it need not be copied there. 1 if it has room. */
+static int expect(ort_run *r, nnb_ort_argument *a)
+{
+    uint64_t nbytes = a->element_size;
+    int64_t sizes[NNB_MAX_RANK];
+    for (uint32_t i = 0; i < a->rank; i++) {
+        sizes[i] = a->dims[i];
+        a->dims[i] += a->growth[i];
+        if (a->dims[i] <= 0 || __builtin_mul_overflow(nbytes, (uint64_t)a->dims[i], &nbytes))
+            nbytes = UINT64_MAX;
+    }
+    void *status = nbytes <= a->room ? bind(r, a) : NULL;
+    memcpy(a->dims, sizes, a->rank * sizeof *sizes);
+    if (status)
+        ((release)r->api[RELEASE_STATUS])(status);
+    return nbytes <= a->room && !status;
+}
+
 /* Binds what has moved, or has other dimensions, in the buffers. 0 or a status. */
 static int bind_buffers(ort_run *r, uint64_t deadline_ns)
 {
@@ -246,6 +265,8 @@ static int bind_buffers(ort_run *r, uint64_t deadline_ns)
             for (uint32_t d = 0; d < c->rank; d++)
                 is_other |= change(a, d, c->dims[d]);
         }
+        if (a->is_steady && r->kernel.result)
+            r->expects |= expect(r, a);
         void *status = is_other && a->value < 0 ? bind(r, a) : NULL;
         if (status) {
             a->place = NULL; /* another run has to bind it */
@@ -264,7 +285,10 @@ static void *take_value(const ort_run *r, nnb_ort_argument *a, void *value)
     if (status)
         return status;
     size_t rank = 0;
+    int64_t before[NNB_MAX_RANK];
+    memcpy(before, a->dims, sizeof before);
     status = ((of_two)r->api[GET_DIMENSIONS_COUNT])(info, &rank);
+    a->is_steady = a->buffer && rank == a->rank;
     a->rank = rank > NNB_MAX_RANK ? NNB_ANY_RANK : (uint32_t)rank;
     if (!status && rank <= NNB_MAX_RANK)
         status = ((void *(*)(const void *, int64_t *, size_t))r->api[GET_DIMENSIONS])(info, a->dims, rank);
@@ -276,10 +300,13 @@ static void *take_value(const ort_run *r, nnb_ort_argument *a, void *value)
         nbytes *= (uint64_t)a->dims[i];
         if (a->dims[i] > UINT32_MAX) /* as it may be in an array without elements */
             a->rank = NNB_ANY_RANK;
+        a->is_steady &= a->growth[i] == a->dims[i] - before[i];
+        a->growth[i] = a->dims[i] - before[i];
     }
+    a->is_steady &= a->rank != NNB_ANY_RANK;
     a->is_sufficient = nbytes <= a->room;
     void *data = NULL;
-    if (nbytes && a->is_sufficient && !(status = ((of_two)r->api[GET_TENSOR_DATA])(value, &data)))
+    if (nbytes && a->is_sufficient && !(status = ((of_two)r->api[GET_TENSOR_DATA])(value, &data)) && data != a->place)
         memcpy(a->place, data, nbytes);
     return status;
 }
@@ -452,6 +479,7 @@ static int run(nnb_kernel *k, uint64_t deadline_ns)
     ort_run *r = (ort_run *)k;
     free(r->sentence);
     r->sentence = NULL;
+    r->expects = 0;
     int rc = bind_buffers(r, deadline_ns);
     if (rc)
         return rc;
@@ -464,6 +492,11 @@ static int run(nnb_kernel *k, uint64_t deadline_ns)
     if (deadline_ns && begin_timed(r, deadline_ns) < 0)
         return say(r, NNB_RESOURCE_EXHAUSTED, "the system has no thread for a deadline", "");
     void *status = r->run(r->session, r->options, r->binding);
+    if (status && r->expects) { /* perhaps it has other dimensions than were expected; a graph may run again */
+        ((release)r->api[RELEASE_STATUS])(status);
+        let_go_of_outputs(r);
+        status = r->run(r->session, r->options, r->binding);
+    }
     if (deadline_ns)
         end_timed(r);
     return finish(r, deadline_ns, status ? fail(r, status, deadline_ns) : 0);

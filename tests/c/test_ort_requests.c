@@ -13,7 +13,8 @@ typedef struct value {
 
 static int values, infos, lists, bound[2]; /* values that there are; inputs and outputs that were bound */
 static value inputs, out;                  /* what is bound to "x", and what a run makes of "y" */
-static int is_open, has_value = 1;
+static value expected;                     /* what is bound to "y" */
+static int is_open, has_value = 1, runs;
 static const char *refused; /* a function that fails */
 static int error;
 
@@ -61,6 +62,7 @@ static void *bind_output(void *binding, const char *name, const void *v)
 {
     CHECK(binding && v && !strcmp(name, "y"));
     bound[1]++;
+    expected = *(const value *)v;
     return NULL;
 }
 
@@ -68,13 +70,15 @@ static void *bind_to_device(void *binding, const char *name, const void *memory)
 {
     CHECK(binding && !strcmp(name, "y") && *(const int *)memory == 3);
     is_open++;
+    expected = (value){0};
     return NULL;
 }
 
 static void *run_nodes(void *session, const void *options, const void *binding)
 {
     CHECK(session && options && binding);
-    return outcome("run");
+    runs++;
+    return expected.data && out.data && expected.dims[0] != out.dims[0] ? &error : outcome("run");
 }
 
 static void *get_outputs(void *binding, void *allocator, void ***to, size_t *n)
@@ -183,6 +187,7 @@ static nnb_request *request(uint32_t rows, uint32_t columns, uint32_t rank)
 static nnb_kernel *kernel(int session, int value_of_y, nnb_ort_argument *described)
 {
     static int memory = 3;
+    expected = (value){0};
     nnb_copy copies[] = {{copied, pool, 8, 0}};
     nnb_kernel *k;
     CHECK_EQ(nnb_ort_create(&k, table(), &session, &session, copies, 1, 0), 0);
@@ -244,13 +249,13 @@ static void run_in_buffers(void)
 
     /* Too little room: the library keeps the output until there is enough. */
     out.dims[0] = 9;
-    is_open = 0;
     CHECK_EQ(nnb_kernel_run(k, 0), -ENOSPC);
     CHECK_EQ(described[1].is_sufficient, 0);
     CHECK_EQ(described[1].dims[0], 9);
     CHECK_EQ(c[1]->dims[0], 4);
-    CHECK_EQ(is_open, 0);
+    is_open = 0;
     CHECK_EQ(nnb_ort_take(k), -ENOSPC);
+    CHECK_EQ(is_open, 0);
     c[1]->room = 2 * ROOM;
     CHECK_EQ(nnb_ort_take(k), 0);
     CHECK_EQ(is_open, 1);
@@ -266,6 +271,33 @@ static void run_in_buffers(void)
     out.rank = 1;
     CHECK_EQ(nnb_kernel_run(k, 0), 2);
     CHECK_EQ(c[1]->dims[0], 9);
+
+    /* One that grows by the same again and again is expected to do so; if not, the graph runs again. */
+    bound[1] = runs = 0;
+    c[1]->room = 3 * ROOM;
+    for (int64_t n = 1; n <= 4; n++) {
+        out = (value){.data = made, .rank = 2, .dims = {n, 2}};
+        CHECK_EQ(nnb_kernel_run(k, 0), 0);
+        CHECK_EQ(c[1]->dims[0], n);
+        CHECK_EQ(bound[1], n < 3 ? 0 : n - 2); /* by how much is known after two */
+    }
+    CHECK(expected.data == NULL);
+    CHECK_EQ(runs, 4);
+    out.dims[0] = 7;
+    CHECK_EQ(nnb_kernel_run(k, 0), 0);
+    CHECK_EQ(runs, 6);
+    CHECK_EQ(c[1]->dims[0], 7);
+    CHECK_EQ(nnb_kernel_run(k, 0), 0);
+    CHECK_EQ(runs, 7);
+    CHECK_EQ(bound[1], 3);
+    for (int64_t n = 8; n <= 10; n++) {
+        out.dims[0] = n;
+        c[1]->room = n == 10 ? 79 : 3 * ROOM;
+        CHECK_EQ(nnb_kernel_run(k, 0), n == 10 ? -ENOSPC : 0);
+    }
+    CHECK_EQ(bound[1], 3); /* no room for what is expected */
+    c[1]->room = 3 * ROOM;
+    CHECK_EQ(nnb_ort_take(k), 0);
 
     /* Requests use it as a whole, and say no dimensions. */
     nnb_request *whole = request(1, 2, 0);
