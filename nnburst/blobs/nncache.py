@@ -1,7 +1,7 @@
-"""The blob cache of a process, kept in a file between runs.
+"""The blob cache of a process, kept in a file between runs, for devices that cache without the runtime.
 
-For devices that cache independently of the runtime. Stored blobs are saved four seconds later, all of it at once;
-`flush` saves now, `terminate` saves and lets go, and so does the end of the process. A save that fails is repeated.
+The file is written four seconds after the first change, by `flush`, by `terminate` and when the process ends. A save
+that fails is repeated.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class NNCache:
             return (0, None) if cache is None else cache.get_with(key, allocate)
 
     def flush(self) -> bool:
-        """Save now. Returns whether everything that is stored is in the file."""
+        """Save now; return True if the file then has everything that is stored."""
         with self._saving:  # one writer at a time, so that an older state never replaces a newer one
             with self._lock:
                 self._stop_timer()

@@ -79,8 +79,8 @@ class BlobCache:
     def set(self, key: bytes, value: bytes) -> None:
         """Store a value, or do nothing if key, value or both are empty or too large.
 
-        The old value stays if the new one is too large. A value need not be there afterwards: under
-        `Capacity.HALVE` it may be dropped, and later ones may push it out.
+        The old value stays if the new one is too large. Later values may evict the new
+        one; under `Capacity.HALVE` it may be dropped at once.
         """
         if not (0 < len(key) <= self.max_key and 0 < len(value) <= self.max_value):
             return
@@ -149,7 +149,7 @@ class BlobCache:
     # ---- as bytes ------------------------------------------------------------------------------------------------
 
     def flattened_size(self) -> int:
-        """Bytes that `flatten` needs, exactly."""
+        """The exact number of bytes that `flatten` writes."""
         return len(pack_blobs(self._values.items(), device_version=0, build="", key=b""))
 
     def flatten(self, out: Writable, *, device_version: int = 1, build: str = "", key: bytes = b"") -> None:

@@ -171,7 +171,7 @@ class StagedEntry:
         self.close()
 
     def close(self) -> None:
-        """Let go; unpublished files are removed. Idempotent."""
+        """Release the lock; remove the files if they are unpublished. Idempotent."""
         self._held.close()
 
 

@@ -14,7 +14,7 @@ from ..model.types import Lifetime, Model, Priority, Subgraph, SymmPerChannelQua
 
 _KEY_SIZE = 32
 PRIORITY_CODE = {Priority.LOW: 90, Priority.MEDIUM: 100, Priority.HIGH: 110}
-"""Numbers by which NNAPI hashes them."""
+"""Numbers of the priorities in cache keys; those of NNAPI."""
 _PIECE = 4 << 20
 
 

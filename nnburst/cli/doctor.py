@@ -115,7 +115,7 @@ def check_cpus() -> Finding:
 
 
 def check_sandbox() -> Finding:
-    """The walls around a service."""
+    """Check the sandbox of services."""
     from nnburst.runtime.open_service import launch
 
     with launch(devices=["nnburst-noop"]) as service:

@@ -96,8 +96,7 @@ def read(data: Bytes, place: str, count: Callable[[], object] = lambda: None) ->
     """Return the value of bytes that no other process can write.
 
     Args:
-        count: Called for each tensor, before its arrays are made: there may be one for 7 bytes. What it raises ends
-            all.
+        count: Called for each tensor before its arrays are made; it may raise, since 7 bytes can stand for a tensor.
 
     Raises:
         InvalidArgument: The bytes are not an encoded value.

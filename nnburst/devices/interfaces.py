@@ -105,7 +105,7 @@ class PreparedModel(abc.ABC):
     cache_result: SaveResult | None = None
     """The outcome for the cache files that came with the model; None if there were none."""
     label = ""
-    """The name that people know it by, or empty."""
+    """The name for people, or empty."""
     takes_steps = False
     """True if requests may have `Steps` among their pools."""
     batcher: Batcher | None = None

@@ -179,7 +179,7 @@ class SharedModel(WrappedModel):
 
 
 def _handle(name: str, model: Model) -> Model:
-    """Return a model of one CALL of a name, with the arguments of `model`."""
+    """Return a model whose only operation calls a name, with the arguments of `model`."""
     main, prefix = model.main, max(model.extension_name_to_prefix.values(), default=0) + 1
     return call_by_name(
         name,

@@ -143,8 +143,8 @@ class PartitionedModel(PreparedModel):
     """Prepared parts of a model, as one.
 
     Args:
-        parts: In the order in which they run.
-        prepared: One per part; they become this object's.
+        parts: The parts in running order.
+        prepared: One prepared model per part, owned by this object from now on.
     """
 
     def __init__(self, model: Model, parts: Sequence[Part], prepared: Sequence[PreparedModel]) -> None:
@@ -296,7 +296,7 @@ class _ThroughBurst:
 
 
 class _PartsKernel:
-    """Runs the parts of a request, one after the other; `tells`: True if a result is more than a status."""
+    """Runs the parts of a request, one after the other. `tells` is True if a result is more than a status."""
 
     def __init__(
         self, model: PartitionedModel, request: Request, kernels: Sequence[Kernel], measured: bool, *, tells: bool

@@ -25,7 +25,7 @@ _BUILT_IN = {
     "nnburst-litert": ("nnburst.devices.litert", "LitertDevice"),
     "nnburst-noop": ("nnburst.devices.noop", "NoopDevice"),
 }
-"""Name to (module, class). Imported when asked for, so that a name costs nothing."""
+"""Name to (module, class). A module is imported only when its device is made."""
 
 
 def _installed() -> dict[str, EntryPoint]:

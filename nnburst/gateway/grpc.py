@@ -62,7 +62,7 @@ _CONTENTS = {
     "FP64": ("fp64_contents", "f8"),
     "BYTES": ("bytes_contents", "O"),
 }
-"""The field of single elements for each datatype, and their dtype there; others come as raw bytes only."""
+"""By datatype: the message field for its elements, and their dtype. Other datatypes are sent as raw bytes only."""
 
 
 async def _abort(context: Any, error: NNBurstError) -> None:

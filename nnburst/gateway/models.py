@@ -36,7 +36,7 @@ _ONLY = "1"
 
 
 class NoSuchModel(InvalidArgument):
-    """No model, or version of one, has that name; nor had one while this gateway ran."""
+    """There is no such model or version, and there was none since this gateway started."""
 
 
 @dataclass
@@ -143,7 +143,7 @@ class OpenedModel:
             session.close()
 
     async def run(self, inputs: dict[str, Array], timeout: float | None = None) -> list[Array]:
-        """Run it once, within so many seconds; raises as `Session.arun`."""
+        """Run the model once, with a time limit in seconds; raises as `Session.arun`."""
         try:
             return await self.session.arun(None, inputs, timeout)
         except BadState as error:  # closed: the gateway is being stopped

@@ -73,7 +73,7 @@ FORMATS: dict[str, PixelFormat] = {row.name: row for row in _ROWS}
 """The formats that can be read and written, by name."""
 _BY_FOURCC = {row.fourcc: row for row in _ROWS}
 _OF_ONE_PLANE = {(1, 1): "GRAY8", (1, 2): "R8G8", (2, 1): "GRAY16", (2, 2): "R16G16"}
-"""Format of one plane of an image with several, by bytes and number of its channels."""
+"""Format of a single plane, by the size of its elements in bytes and its number of channels."""
 
 
 class ImageLayout(Struct, frozen=True):

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
 INLINE_LIMIT = 128
-"""Constants of up to so many bytes travel inside the model; larger ones in a pool, of which only the handle crosses."""
+"""Most bytes of a constant that is sent inside the model; larger ones are in a pool, of which only a handle is sent."""
 
 _MOST_LOOKED_AT = 4096
 """Bytes of a constant in a caller's memory whose values may decide about shapes, as the target of RESHAPE does."""
@@ -401,8 +401,8 @@ class ModelBuilder(OperationMethods):
         """Add a WHILE and return its results.
 
         Args:
-            condition: Computes from the values a TENSOR_BOOL8 of one element: true runs the body once more.
-            body: Computes from the values the first ones of the next values.
+            condition: Model that computes a TENSOR_BOOL8 of one element from the values: true runs the body again.
+            body: Model that computes the next values: all, or the first ones.
             values: Initial values, as many as both models have inputs.
             outputs: How many of the body's outputs are results; default: all.
         """

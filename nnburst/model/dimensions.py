@@ -12,7 +12,7 @@ HIGHEST_RANK = 64
 """Dimensions of any tensor, at most, as in NumPy."""
 _LARGEST_SIZE = 2**32 - 1
 _MOST_ELEMENTS = sys.maxsize // 16
-"""Elements at most, with sizes of 0 taken for 1, as an empty array has strides, too. Elements have up to 16 bytes."""
+"""Most elements of a tensor, of up to 16 bytes. A size of 0 counts as 1: an empty array has strides, too."""
 
 
 def check_dimensions(dimensions: Sequence[int]) -> None:

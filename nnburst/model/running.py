@@ -74,8 +74,8 @@ def consistent_result(
 ) -> ExecutionResult:
     """Drop the parts that a result must not have (REQ-MODEL-077).
 
-    OUTPUT_INSUFFICIENT_SIZE without shapes is a general failure, and so is NONE with an output that had too little
-    room. Shapes go with other errors, times with every error and when they contradict each other.
+    OUTPUT_INSUFFICIENT_SIZE without shapes is a general failure, and so is NONE with an output that was too small.
+    Other errors lose their shapes, every error loses its times, and so do times that contradict each other.
     """
     status = _sendable(status)
     if status is ErrorStatus.NONE and all(shape.is_sufficient for shape in shapes):

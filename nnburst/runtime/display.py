@@ -16,7 +16,7 @@ def described(compilation: Compilation) -> str:
 
 
 def _line(nodes: Iterable[NodeArg]) -> str:
-    return ", ".join(f"{node.name} {_shape(node.shown)} {_type(node)}" for node in nodes if not node.is_optional)
+    return ", ".join(f"{node.name} {_shape(node.user_view)} {_type(node)}" for node in nodes if not node.is_optional)
 
 
 def _type(node: NodeArg) -> str:

@@ -113,12 +113,12 @@ class Execution(BoundRequest, Closing):
     @property
     def inputs(self) -> Mapping[str, Any]:
         """See the class."""
-        return self._arguments.shown[0]
+        return self._arguments.user_views[0]
 
     @property
     def outputs(self) -> Mapping[str, Any]:
         """See the class."""
-        return self._arguments.shown[1]
+        return self._arguments.user_views[1]
 
     @property
     def compilation(self) -> Compilation:

@@ -438,7 +438,7 @@ class Session(OneProcess, Closing):
     def _lent_ring(
         self, depth: int, shapes: Mapping[str, tuple[int, ...]], timeout: float | None = None
     ) -> AbstractContextManager[Ring]:
-        """Lend a ring of executions, kept afterwards for the next use of its kind."""
+        """Lend a ring of executions, which is kept for the next caller that needs one of its kind."""
         rooms, sizes = self._runs.rooms, self._runs.sizes(shapes)
 
         def make(small: Ring | None, burst: Burst) -> list[Execution]:
@@ -452,15 +452,15 @@ class Session(OneProcess, Closing):
 
     def get_inputs(self) -> list[NodeArg]:
         """Return names, shapes and types of the inputs that each run needs."""
-        return [node.shown for node in self._compilation.inputs if not node.is_optional]
+        return [node.user_view for node in self._compilation.inputs if not node.is_optional]
 
     def get_overridable_initializers(self) -> list[NodeArg]:
         """Return names, shapes and types of the inputs that may be left out: the model has a default for each."""
-        return [node.shown for node in self._compilation.inputs if node.is_optional]
+        return [node.user_view for node in self._compilation.inputs if node.is_optional]
 
     def get_outputs(self) -> list[NodeArg]:
         """Return names, shapes and types of the outputs."""
-        return [node.shown for node in self._compilation.outputs]
+        return [node.user_view for node in self._compilation.outputs]
 
     @property
     def compilation(self) -> Compilation:

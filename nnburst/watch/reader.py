@@ -19,7 +19,7 @@ _LINK = f"/memfd:{MEMORY_NAME} (deleted)"
 
 
 def name_of_worker(service: str, uid: int) -> str:
-    """Return the name in the page of a user's worker, cut so that its end fits."""
+    """Return the name for the page of a user's worker: the service's name, cut if need be, and the user."""
     end = f"{OF_USER}{uid}".encode()
     return (service.encode(errors="replace")[: lib.NNB_LABEL - 1 - len(end)] + end).decode(errors="replace")
 

@@ -50,9 +50,9 @@ class RowKind(enum.IntEnum):
     """A prepared model; also the sum of its bursts that have ended."""
     BURST = 3
     PROCESS = 4
-    """A worker, in the page of its broker: the limits and the lines of the log in `ACCOUNT`."""
+    """A worker, in the page of its broker: its limits and log lines are in `ACCOUNT`."""
     CLIENT = 5
-    """A connection: `ACCOUNT`. A thread stands for an execution without a burst."""
+    """A connection: its numbers are in `ACCOUNT`, where ``threads`` counts executions without a burst."""
 
 
 @cache
@@ -124,9 +124,9 @@ class Latency(Struct, frozen=True):
     """Durations of a session's runs. Not each run is timed: in a fast loop one of many, and all slow ones.
 
     Attributes:
-        round_trip: From sending a request until its answer was here.
-        queue_wait: The part of it until a thread of the service had the request.
-        execution: The part of it in which the service worked.
+        round_trip: Time from sending a request to receiving its answer.
+        queue_wait: Part of it before a thread of the service took the request.
+        execution: Part of it in which the service worked.
     """
 
     round_trip: Histogram

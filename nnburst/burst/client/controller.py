@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
 
 class ExecutionBurstController(OneProcess, Closing):
-    """One burst on a prepared model: one execution at a time, each with one packet there and one back.
+    """The client's end of a burst on a prepared model. Context manager.
 
-    Thread-safe in that a second concurrent execution gets `BadState`. Context manager.
+    One execution at a time: a second one, in any thread, gets `BadState`.
 
     Attributes:
         closed: True after `close` or `refuse`.

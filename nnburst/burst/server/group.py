@@ -31,7 +31,7 @@ _RANKS = {Priority.HIGH: 0, Priority.MEDIUM: 1, Priority.LOW: 2}
 class ListenerGroup:
     """Listener threads, about as many as there are processors, that share the bursts of a service.
 
-    The request of the highest priority runs next; among equals, the client's whose runs took the least time so far.
+    The request of the highest priority runs next; among equals, that of the client that has used the least time.
     ``csrc/schedule.c`` decides the order; ``csrc/nnb_group.h`` explains how threads wait, poll and make room.
 
     Args:

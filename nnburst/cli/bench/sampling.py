@@ -90,7 +90,7 @@ class Result:
 
     @property
     def samples(self) -> Samples:
-        """All rounds together, nanoseconds."""
+        """The samples of all rounds, in nanoseconds."""
         return np.concatenate([np.empty(0, np.int64), *(r.samples for r in self.rounds)])
 
     def percentiles_us(self) -> dict[str, float]:
@@ -112,6 +112,6 @@ class Result:
         return [float(np.percentile(r.samples, percent)) / line for r, line in lines if not math.isnan(line)]
 
     def ratio(self, base: Result | None = None) -> float:
-        """Return the median of the ratios; NaN if no round is settled, or there is no L."""
+        """Return the median of the ratios; NaN if no round is settled, or L was not measured."""
         found = self.ratios(base)
         return float(np.median(found)) if found else math.nan

@@ -63,8 +63,8 @@ def run_files(session: Session, files: Iterable[Path], batch: int) -> Iterator[O
     """Yield each file with its outputs, or with its error, in order.
 
     Args:
-        session: Restarts a service that dies, so that a fatal input costs no other.
-        files: Read while the service runs those before.
+        session: Restarts a dead service, so that an input that kills it does not affect the others.
+        files: Each is read while the service runs the ones before it.
         batch: As for `Session.run_many`.
 
     Raises:

@@ -329,7 +329,7 @@ def _quotas(texts: Sequence[str]) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def _more(files: Mapping[str, str]) -> list[str]:
-    """Return the devices that files need beyond those that each service has."""
+    """Return the devices that model files need, other than the default ones."""
     return ["nnburst-litert"] if any(file.lower().endswith(".tflite") for file in files.values()) else []
 
 

@@ -21,7 +21,7 @@ BoundArgument = tuple[GraphArgument, tuple[int, ...], np.ndarray[Any, Any]]
 _MOST_BYTES = 64 << 20
 """Bytes of the arguments of a model's batches. Large requests run alone: copying costs more than a batch gains."""
 _MOST_SHAPES = 8
-"""Shapes of requests that run together, at a time: each takes memory and a binding for each number of rows."""
+"""Most shapes that are batched at a time: each takes memory, and a binding for each number of rows."""
 
 
 class Batch:

@@ -70,7 +70,7 @@ _FUNCTIONS = {
     "AddExternalInitializers": (210, "void *, const char **, void **, size_t"),
     "GetResizedStringTensorElementBuffer": (252, "void *, size_t, size_t, char **"),
 }
-"""Position in the table, and what it takes; all return a status, NULL for success."""
+"""Position and parameters of each function of the table. Each returns a status, NULL for success."""
 _RELEASES = {
     "Status": 93,
     "Session": 95,
@@ -210,7 +210,7 @@ class SessionOptions:
 
 
 class GraphOptimizationLevel(IntEnum):
-    """The extent to which a graph is rewritten."""
+    """Level of graph optimisation."""
 
     ORT_DISABLE_ALL = 0
     ORT_ENABLE_BASIC = 1

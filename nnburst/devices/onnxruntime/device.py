@@ -59,7 +59,7 @@ class OnnxRuntimeDevice(LocalDevice):
     name = "nnburst-onnxruntime"
     cache_format = FORMAT
     capabilities = capabilities_of(0.2, operation_time=9_000)
-    """A fifth of the reference device's time for the work of an operation, and more for an operation in itself."""
+    """A fifth of the reference device's time for the work of an operation, but a longer fixed time for each."""
 
     def __init__(
         self, threads: str = "0", spinning: str = "0", providers: str = "", optimization: str = "ORT_ENABLE_ALL"

@@ -43,7 +43,7 @@ class SessionSettings(Struct, frozen=True):
         threads: Threads that work on one operation; 0 for one per processor.
         spinning: True if idle ones spin for work.
         providers: Execution providers in order of preference; empty for the processor.
-        optimization: ONNX Runtime's name of the extent to which a graph is rewritten.
+        optimization: The optimisation level, in ONNX Runtime's words.
     """
 
     threads: int = 0

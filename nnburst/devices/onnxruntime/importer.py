@@ -26,7 +26,7 @@ GRAPH = 0
 """Its operation: files, then the graph's inputs; its outputs are the graph's."""
 _PREFIX = 1
 _MOST_FILES = 252
-"""Pools of one message, without the model file itself."""
+"""Most files of a model beside the model file: a message has no room for more pools."""
 _LONGEST_NAME = 4096
 _MOST_METADATA = 1 << 23
 """Bytes of a model's metadata that are passed on in one message."""
@@ -217,7 +217,7 @@ def all_tensors(proto: Any) -> Iterator[tuple[Any, bool]]:
 
 
 def external_location(tensor: Any) -> str:
-    """Return the name of the file that a tensor is in, empty if it is in the model; it must be beside that."""
+    """Return the name of the file, beside the model, with a tensor's data; empty if the model has the data."""
     if tensor.data_location != messages().TensorProto.EXTERNAL:
         return ""
     name = _text(next((entry.value for entry in tensor.external_data if entry.key == "location"), ""))

@@ -40,7 +40,7 @@ _FILE = "weights"
 _LARGE = 1024
 """Bytes from which on a weight is in the external file, of which no copies are made on the way."""
 _AWAY = 1 - 2.0**-21
-"""Factor of a scale that lifts halves, which ONNX Runtime would round to even, whatever float32 makes of them."""
+"""Factor for scales: it lifts halves, which ONNX Runtime would round to even."""
 _LARGEST_RESULT = 256 << 20
 _CONSTANT = (Lifetime.CONSTANT_COPY, Lifetime.CONSTANT_REFERENCE)
 _T = OperandType
@@ -191,7 +191,7 @@ class LoweredCall(OperationView):
         self._lowering = lowering
         self.array = lowering.array
         self.outputs: list[tuple[int, ...]] = []
-        """Dimensions of each."""
+        """Dimensions of each output."""
 
     def _dims_of(self, index: int) -> tuple[int, ...]:
         return self._lowering.dims(index)

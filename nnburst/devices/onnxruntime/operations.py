@@ -391,7 +391,7 @@ def _argument(kind: str, c: LoweredCall) -> None:
 
 
 def _topk(c: LoweredCall) -> None:
-    """Reverse the elements around ONNX's TopK: it prefers the first of equal elements, NNAPI the last."""
+    """Reverse the elements around ONNX's TopK: of equal elements it prefers the first, NNAPI the last."""
     size = c.dims("x")[-1]
     last, end, axis, step = c.array([size - 1]), c.array([-(1 << 31)]), c.array([-1]), c.array([-1])
     turned = c.node("Slice", _numbers(c), last, end, axis, step)

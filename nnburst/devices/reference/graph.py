@@ -82,14 +82,14 @@ class Binding:
                 self.budget.drop_results(self._taken.pop(index))
 
     def hand_over(self, operands: Iterable[int]) -> int:
-        """Release all arrays but some results, which the caller now owns; return the bytes of these."""
+        """Release all arrays except some results, which the caller then owns; return the bytes of these results."""
         handed = sum(self._taken.pop(index, 0) for index in set(operands))
         self.forget(tuple(self._taken))
         return handed
 
     @contextmanager
     def for_a_run(self) -> Iterator[None]:
-        """Release arrays that results get in the with block at its end."""
+        """Release the arrays that results got in a with block, at its end."""
         bound = frozenset(self._taken)
         try:
             with self.budget.for_a_run():

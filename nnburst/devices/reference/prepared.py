@@ -28,7 +28,7 @@ class ReferencePreparedModel(LocalModel):
     """Everything about a model that does not depend on a request.
 
     Constants are copied: the client may release or overwrite its pools once preparation returned. Arrays derived
-    from constants (transposed filters, tables) is made with the first request, kept, and shared by all plans.
+    from constants (transposed filters, tables) are made with the first request, kept, and shared by all plans.
 
     Attributes:
         graph: The main subgraph, to be bound.

@@ -63,7 +63,7 @@ class Entry(Struct, frozen=True):
 
 
 def _said(files: CacheFiles, prepared: PreparedModel) -> CacheReason:
-    """Return the device's reason; a silent device may or may not have saved."""
+    """Return the device's outcome of a save; DECLINED if it gives none."""
     return CacheReason.DECLINED if prepared.cache_result is None else prepared.cache_result.reason
 
 

@@ -139,7 +139,7 @@ class _Attempt:
 
 
 def compile_with_cache(job: Job, source: CacheSource | None) -> tuple[PreparedModel, CacheReport]:
-    """Restore a compilation if that works, else compile and save if that works."""
+    """Restore a compilation, or else compile the model and try to save the result."""
     if source is None:
         return job.device.prepare_model(job.model, job.asked), NO_CACHE
     if not 0 < sum(job.counts) or max(job.counts) > _MOST_COUNT:

@@ -249,14 +249,14 @@ class Arguments:
         self._check_total()
         self.layout = lay_out(self._all)
         self.inputs, self.outputs = SharedArrays(), SharedArrays()
-        self.shown: tuple[Mapping[str, Any], Mapping[str, Any]] = self.inputs, self.outputs
+        self.user_views: tuple[Mapping[str, Any], Mapping[str, Any]] = self.inputs, self.outputs
         self.feeds: dict[str, tuple[str, np.dtype[Any] | None, tuple[int, ...], Array]] = {}
         known = zip(compilation.outputs, self._known[self._inputs :], strict=True)
         is_sure = all(shape is not None and 0 not in shape and not node.holds for node, shape in known)
         self.copies: dict[str, Callable[[], Array]] | None = {} if is_sure else None
         held = {node.name: node for node in self._nodes if node.holds}
         if held:
-            self.shown = SharedValues(self.inputs, held), SharedValues(self.outputs, held)
+            self.user_views = SharedValues(self.inputs, held), SharedValues(self.outputs, held)
         for i in range(len(self._all)):
             self._make_array(i)
         named = {size for node in compilation.inputs for size in node.shape or () if isinstance(size, str)}

@@ -68,15 +68,15 @@ class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
     is_optional: bool = False
 
     @property
-    def shown(self) -> NodeArg:
-        """The argument as a session shows it."""
+    def user_view(self) -> NodeArg:
+        """The argument as callers see it, without its encoding."""
         return replace(self, shape=self.said, dtype=encoded.numpy_type(self.holds), said=None) if self.holds else self
 
     def encode(self, value: object) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Return the bytes of a value that is no array of numbers; raises as `check`."""
         place = f"input {self.name!r}"
         made = encoded.from_python(value, self.holds, place)
-        if isinstance(made, encoded.EncodedTensor) and not self.shown.admits(made.shape):
+        if isinstance(made, encoded.EncodedTensor) and not self.user_view.admits(made.shape):
             raise InvalidArgument(f"{place} has shape {self.said}, got {made.shape}{_remedy(self.said, made.shape)}")
         return encoded.write(made)
 

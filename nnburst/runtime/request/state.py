@@ -80,7 +80,7 @@ class States:
         self._shapes: dict[str, tuple[int, ...]] = {}
 
     def buffer_ids(self, kind: str) -> dict[str, tuple[BufferId, BufferId]]:
-        """Return the buffers of the inputs, or of the outputs, that are states, turn by turn, by name."""
+        """Return, by name, the buffers of the states among the inputs or outputs, one per turn."""
         if kind == "input":
             return {name: state.buffer_ids for name, state in self.all.items()}
         return {state.source.name: state.buffer_ids[::-1] for state in self.all.values()}

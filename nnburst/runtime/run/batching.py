@@ -163,7 +163,7 @@ def _is_batched(node: NodeArg) -> bool:
 
 
 class _Batches:
-    """The inputs of one kind, some rows at a time.
+    """The inputs of one kind, run in batches of rows.
 
     Args:
         session: Runs single inputs, and the rows of a failed batch one by one.

@@ -161,7 +161,7 @@ class BurstPool:
         warn("nnburst.runtime", said, how.reason, restart.seconds)
 
     def end_restart(self) -> None:
-        """Wait for a restart that is under way, at most as long as leaving may take."""
+        """Wait for a running restart, but no longer than closing may take."""
         if self._attempt is not None:
             self._attempt[0].join(Deadline.after(LEAVING).left())
 

@@ -224,7 +224,7 @@ class _AsyncioLoop:
         return _AsyncioWaiter(loop, self._thread)
 
     def look_until(self) -> int:
-        """Return the end of polling in this turn of the loop in CLOCK_MONOTONIC nanoseconds, set by its first call."""
+        """Return when polling ends in this turn of the loop (CLOCK_MONOTONIC nanoseconds); its first call sets that."""
         if not self._turn_ends:
             loop = self.loop()
             assert loop is not None

@@ -152,7 +152,7 @@ class RemoteDevice(DescribedDevice):
             fds += cache_fds
             job = replace(job, cache=cache)
         message = calls.PrepareModel(device=at.number, model=wire, job=job)
-        reply, _ = _made(at.connection, message, fds, _patience(deadline))
+        reply, _ = _made(at.connection, message, fds, _answer_timeout(deadline))
         return RemotePreparedModel(at, reply.prepared_model, reply.cache, takes_steps=reply.takes_steps)
 
     def prepare_model_from_cache(self, cache: CacheFiles, deadline_ns: int = 0) -> RemotePreparedModel:
@@ -161,7 +161,7 @@ class RemoteDevice(DescribedDevice):
         deadline = Deadline.after().sooner(Deadline(deadline_ns))
         wire, fds = cache_to_wire(cache)
         message = calls.PrepareModelFromCache(device=at.number, cache=wire, deadline_ns=deadline.at_ns)
-        reply, _ = _made(at.connection, message, fds, _patience(deadline))
+        reply, _ = _made(at.connection, message, fds, _answer_timeout(deadline))
         return RemotePreparedModel(at, reply.prepared_model, takes_steps=reply.takes_steps)
 
     def confirm_cache(self, cache_key: bytes, generation: bytes) -> bool:
@@ -245,7 +245,7 @@ class RemotePreparedModel(_Remote, PreparedModel):
         try:
             wire, fds = request_to_wire(request)
             message = calls.Execute(prepared_model=number, request=wire, options=options)
-            reply, _ = self.connection.call(message, fds, timeout=_patience(Deadline(options.deadline_ns)))
+            reply, _ = self.connection.call(message, fds, timeout=_answer_timeout(Deadline(options.deadline_ns)))
         except (BadState, DeadObject):
             raise
         except NNBurstError as error:
@@ -275,7 +275,7 @@ class RemotePreparedModel(_Remote, PreparedModel):
         wire, fds = request_to_wire(request)
         message = calls.ExecuteFenced(number, wire, options, len(fences), duration_ns)
         fds += [fence.fileno() for fence in fences]
-        reply, received = _made(self.connection, message, fds, _patience(Deadline(options.deadline_ns)))
+        reply, received = _made(self.connection, message, fds, _answer_timeout(Deadline(options.deadline_ns)))
         with received:
             return RemoteFenced(self._place, reply.execution, Fence(received.fds[0]))
 
@@ -366,8 +366,8 @@ class RemoteBurstContext(_Remote, BurstContext):
         self._finalizer()
 
 
-def _patience(deadline: Deadline) -> float | None:
-    """Seconds to wait for an answer that the service gives by a deadline."""
+def _answer_timeout(deadline: Deadline) -> float | None:
+    """Return the seconds to wait for an answer that the service gives by a deadline."""
     left = deadline.left()
     return None if left is None else left + _GRACE
 

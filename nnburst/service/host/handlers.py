@@ -536,7 +536,7 @@ def on_get_fenced_info(client: Client, message: calls.GetFencedInfo, fds: FdBund
 
 
 def on_cancel_fenced(client: Client, message: calls.CancelFenced, fds: FdBundle) -> calls.Done:
-    """Keep a fenced execution from beginning."""
+    """Cancel a fenced execution that has not begun."""
     with client.objects.lease(message.execution, HostedFenced) as hosted:
         hosted.execution.cancel()
     return calls.Done()

@@ -313,7 +313,7 @@ class Client:
         return self.host.devices[number]
 
     def open_row(self, kind: RowKind, label: str = "", parent: Row | None = None) -> Row:
-        """Return a row of the page of statistics, or a private one."""
+        """Return a row of the statistics page, or a private row if the page is full."""
         page = self.host.page
         return (page and page.open(kind, label, parent or page.service, self.peer)) or private_row()
 

@@ -86,7 +86,7 @@ class ObjectTable:
         return number
 
     def find(self, number: int, kind: type[T]) -> T | None:
-        """Return an object, to look at only, since it may go at any time; None if there is none."""
+        """Return an object, or None. It may be closed at any time: read it, do not use it."""
         entry = self._entries.get(number)
         return entry.value if entry is not None and isinstance(entry.value, kind) else None
 

@@ -350,7 +350,7 @@ class Broker:
             client.close()
 
     def kick(self, pid: int, reason: str, uid: int | None) -> int:
-        """End the connections and runs of a process; or those of a user, except that process.
+        """End the connections and runs of a process, or those of a user in all other processes.
 
         Returns:
             The number of connections ended.

@@ -27,11 +27,11 @@ class Group:
 
     Args:
         directory: Its place in the kernel's hierarchy; it may exist already.
-        held: Controllers that it has.
+        held: Controllers that are enabled in it.
         quotas: Quotas of its user; None for no limits.
 
     Attributes:
-        held: Likewise.
+        held: Controllers that are enabled in it.
 
     Raises:
         OSError: The kernel refuses it.

@@ -117,7 +117,7 @@ def _own_directory(directory: Path, wider: bool) -> None:
 
 
 def _is_of(found: os.stat_result, uids: Collection[int]) -> bool:
-    """Return True for a directory, no link, that one of some users owns and no other user can write."""
+    """Return True for a directory (no link) that belongs to one of the users and that no other user can write."""
     return stat.S_ISDIR(found.st_mode) and found.st_uid in uids and not found.st_mode & 0o022
 
 
@@ -172,7 +172,7 @@ class Claim:
             os.close(lock)
 
     def say(self, text: str) -> None:
-        """Write a line about the service for `running_services`."""
+        """Write the service's entry, which `running_services` reads."""
         os.pwrite(self._lock, f"{os.getpid()}\n{text}\n".encode()[:_LONGEST_LOCK], 0)
 
 
@@ -261,7 +261,7 @@ def _read(fd: int) -> tuple[int, str]:
 
 
 def check_free(path: Path) -> None:
-    """Raise `BadState` if a process listens at a Unix socket, whether or not anything says so."""
+    """Raise `BadState` if a process listens at a Unix socket, even without an entry."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as probe:
         error = probe.connect_ex(os.fspath(path))
         if error in (0, errno.EAGAIN, errno.EPROTOTYPE):  # it listens; its backlog is full; at a socket of another kind

@@ -38,7 +38,7 @@ _Started: TypeAlias = tuple[FdSet, Callable[[FdSet], int | None]]
 _END_OF_A_WORKER = 4 * LEAVING
 """Seconds: it lets runs finish, and tells its clients."""
 _EXIT_PATIENCE = 0.2
-"""Seconds between the end of a child's socket, which the system closes first, and that of the child."""
+"""Seconds to wait for the end of a child after the end of its socket, which the system closes first."""
 
 
 def _absolute(entry: str) -> str:

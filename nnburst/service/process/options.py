@@ -1,4 +1,4 @@
-"""Options of a service process: an argument of its command line, and the scheduling of its threads."""
+"""Options of a service process, which travel on its command line, and the scheduling of its threads."""
 
 from __future__ import annotations
 
@@ -172,12 +172,12 @@ class ServiceOptions(msgspec.Struct, frozen=True):
     state: str | None = None
 
     def __str__(self) -> str:
-        """Return the options as JSON, in which a path may have bytes that are no UTF-8."""
+        """Return the options as JSON, for `read`; a path may have bytes that are no UTF-8."""
         return json.dumps(asdict(self), default=msgspec.to_builtins)
 
     @classmethod
     def read(cls, text: str, **others: Any) -> ServiceOptions:
-        """Return options from such JSON, with some replaced."""
+        """Return the options of a JSON text, with some replaced."""
         return _read({**json.loads(text), **others})
 
 

@@ -69,7 +69,7 @@ def normalised(gates: Array, weights: Array, bias: Array, scale: float) -> Array
 
 
 def _inverse_root(variance: int) -> tuple[int, int]:
-    """Return multiplier and exponent of 1 / sqrt(variance), with the multiplier digits that decide the rounding."""
+    """Return multiplier and exponent of 1 / sqrt(variance), rounded as NNAPI rounds them."""
     if variance == 1:
         return 2**31 - 1, 0
     shift = 12 - (31 - variance.bit_length()) // 2

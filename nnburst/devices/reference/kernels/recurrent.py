@@ -198,7 +198,7 @@ def _one_way(cell_of: Callable[..., _Cell]) -> Callable[[KernelCall], None]:
 def _both_ways(cell_of: Callable[..., _Cell]) -> Callable[[KernelCall], None]:
     """Return the kernel of two cells, one of which runs backwards.
 
-    A second sequence goes to both with its weights, or instead of x to the second.
+    Both read an auxiliary sequence if it has weights; without weights the backward cell reads it in place of x.
     """
 
     def kernel(call: KernelCall) -> None:
