@@ -30,7 +30,7 @@ UNLIKE = (
     "tests/unit/test_memory_pools.py::test_fault_outside_of_guarded_memory_still_ends_the_process",
     "tests/unit/test_memory_pools.py::test_guard_survives_a_handler_that_is_installed_after_it",
     # The address space of the emulated program is not the one that RLIMIT_AS limits.
-    "tests/unit/test_memory_leaving.py::test_address_space_that_is_full_is_a_typed_error",
+    "tests/unit/test_memory_pools.py::test_address_space_that_is_full_is_a_typed_error",
 )
 """Tests of what the emulator does otherwise than a kernel."""
 TESTS = tuple(

@@ -1,4 +1,4 @@
-"""What the process of a user's models takes is limited by the kernel, or by the broker that looks at it."""
+"""What the process of a user's models takes is limited by the kernel and its groups, or by the broker that looks at it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,14 +22,16 @@ import numpy as np
 import pytest
 
 import nnburst
-from nnburst.errors import DeadObject, ResourceExhausted
+from nnburst.errors import DeadObject, NNBurstError, ResourceExhausted
 from nnburst.service.host.quotas import PER_USER
 from nnburst.service.process import limited_log, workers
+from nnburst.service.process.cgroup import NICENESS
 from nnburst.service.process.workers import Isolation, Worker, WorkerPool
 from nnburst.watch.usage import usage_of
 from support.models import relu
 from support.processes import worker_of, workers_of
-from support.services import Shared, run_command
+from support.services import Shared, run_command, shared_service
+from support.users import as_root
 from support.waiting import until
 
 pytestmark = pytest.mark.check
@@ -309,3 +311,132 @@ def test_usage_is_what_the_kernel_counts() -> None:
     for fd in fds:
         os.close(fd)
     assert usage_of(2**22 + 1) is None
+
+
+# ---- groups of the kernel's ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def delegated() -> Iterator[Path]:
+    """A group that is nobody's yet, marked as by a service manager."""
+    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    node = next((Path(place) / f"nnburst-{os.getpid()}" for _, place, kind, *_ in mounts if kind == "cgroup2"), None)
+    if node is None:
+        pytest.skip("needs a cgroup v2 hierarchy")
+    try:
+        node.mkdir()
+        os.setxattr(node, "user.delegate", b"1")
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            node.rmdir()
+        pytest.skip(f"needs a cgroup v2 hierarchy that it may write: {error}")
+    try:
+        yield node
+    finally:
+        for group in [*filter(Path.is_dir, node.iterdir()), node]:
+            until(lambda: is_removed(group), f"{group} is not empty")  # noqa: B023
+
+
+@pytest.fixture
+def grouped(delegated: Path, tmp_path: Path) -> Iterator[Callable[..., Shared]]:
+    def enter() -> None:
+        (delegated / "cgroup.procs").write_text(str(os.getpid()))
+
+    with contextlib.ExitStack() as stack:
+        options = "--device", "nnburst-reference"
+        yield lambda *more: stack.enter_context(shared_service(tmp_path, *options, *more, preexec_fn=enter))
+
+
+def is_removed(group: Path) -> bool:
+    """Whether it is gone, once its last process is."""
+    with contextlib.suppress(OSError):
+        group.rmdir()
+    return not group.exists()
+
+
+def members(group: Path) -> set[int]:
+    return {int(line) for line in (group / "cgroup.procs").read_text().split()}
+
+
+def groups_of(node: Path) -> dict[str, set[int]]:
+    found = {}
+    for group in filter(Path.is_dir, node.iterdir()):
+        with contextlib.suppress(OSError):  # it has just gone with its last process
+            found[group.name] = members(group)
+    return found
+
+
+def needs(node: Path, controller: str) -> None:
+    if controller not in (node / "cgroup.controllers").read_text().split():
+        pytest.skip(f"needs the controller {controller} in cgroup v2")
+
+
+@as_root
+def test_workers_are_in_groups_of_their_users_which_go_with_them(
+    grouped: Callable[..., Shared], delegated: Path
+) -> None:
+    shared = grouped("--isolate", "connection")
+    assert shared.ready["accounts"].startswith(f"{delegated} ")
+    own = f"user-{os.geteuid()}"
+    with nnburst.connect(shared.address) as first, nnburst.connect(shared.address) as second:
+        with first.session(relu((1, 4))) as session, second.session(relu((1, 4))) as other:
+            workers = {worker_of(session), worker_of(other)}
+            groups = groups_of(delegated)
+            assert (groups[own], groups["named"]) == (workers, {first.pid})
+            assert shared.pid in groups["broker"]
+            assert not members(delegated)
+            os.kill(worker_of(session), signal.SIGKILL)
+            with pytest.raises(DeadObject):
+                until(lambda: not session.run(None, X))
+            until(lambda: groups_of(delegated)[own] == {worker_of(other)})
+            other.run(None, X)
+    until(lambda: own not in groups_of(delegated), lambda: f"{groups_of(delegated)}")
+    shared.end()
+    assert groups_of(delegated) == {"broker": set()}
+
+
+@as_root
+def test_kernel_ends_the_worker_that_takes_too_much_memory_and_its_clients_know_why(
+    grouped: Callable[..., Shared], delegated: Path
+) -> None:
+    needs(delegated, "memory")
+    shared = grouped("--quota", f"user.process_bytes={256 << 20}")
+    b = nnburst.ModelBuilder()
+    x = b.input("x", nnburst.OperandType.TENSOR_FLOAT32, (1, 4))
+    b.output("y", b.tile(x, np.array([1 << 11, 1536], np.int32)))  # 48 MiB
+    with nnburst.connect(shared.address) as service:
+        with service.session(relu((1, 4))) as session:
+            worker = worker_of(session)
+            assert (delegated / f"user-{os.geteuid()}" / "memory.max").read_text().split() == [str(256 << 20)]
+            with pytest.raises(DeadObject, match=r"went over process_bytes"), service.session(b.build()) as greedy:
+                executions = [greedy.bind() for _ in range(8)]  # in memory that the worker is the first to use
+                for execution in executions:
+                    execution.run()
+        assert service.alive
+    with nnburst.connect(shared.address) as service, service.session(relu((1, 4))) as session:
+        session.run(None, X)
+        assert worker_of(session) != worker
+    assert "went over process_bytes" in shared.log.read_text()
+
+
+@as_root
+def test_kernel_refuses_threads_that_a_user_may_not_have(grouped: Callable[..., Shared], delegated: Path) -> None:
+    needs(delegated, "pids")
+    shared = grouped("--quota", "user.process_threads=2")
+    with nnburst.connect(shared.address) as service:
+        with pytest.raises(NNBurstError) as refused, service.session(relu((1, 4))):
+            pass
+        assert not isinstance(refused.value, DeadObject)
+        assert service.alive
+
+
+@as_root
+def test_kernel_shares_the_processors_by_quota_and_niceness(grouped: Callable[..., Shared], delegated: Path) -> None:
+    needs(delegated, "cpu")
+    shared = grouped("--quota", "user.processors=1")
+    group = delegated / f"user-{os.geteuid()}"
+    with nnburst.connect(shared.address) as service, service.session(relu((1, 4))) as session:
+        assert (group / "cpu.weight.nice").read_text().strip() == str(NICENESS)
+        most = "100000" if (os.cpu_count() or 1) > 1 else "max"
+        assert (group / "cpu.max").read_text().split() == [most, "100000"]
+        session.run(None, X)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from page import addresses, links
 
 from nnburst._version import VERSION
 from nnburst.cli.serve.command import serve
@@ -79,3 +80,25 @@ def test_options_of_deployed_services_exist(path: Path) -> None:
     commands = re.findall(r"^(?:ENTRYPOINT|.*nnburst serve| +args:| +command: \[\"--).*$", text, re.MULTILINE)
     assert commands
     assert set(re.findall(r"--[a-z][\w-]*", "\n".join(commands))) <= known
+
+
+# ---- what builds wheels --------------------------------------------------------------------------------------------
+
+
+README = (
+    "![a picture\nof it](docs/a.svg) [one](docs/faq.md) [two](docs/memory.md#part), [out](https://x.test/) [here](#p)\n"
+)
+
+
+def test_links_of_the_page_lead_to_the_tag_of_the_version_and_stay_within_it_otherwise() -> None:
+    at = "https://host.test/nnburst"
+    assert links(README, at, "v1.0") == (
+        f"![a picture\nof it]({at}/raw/v1.0/docs/a.svg) [one]({at}/blob/v1.0/docs/faq.md) "
+        f"[two]({at}/blob/v1.0/docs/memory.md#part), [out](https://x.test/) [here](#p)\n"
+    )
+    assert set(addresses(at, "v1.0").values()) >= {at, f"{at}/issues"}
+
+
+def test_page_of_a_package_without_an_address_has_no_dead_links() -> None:
+    assert links(README, "", "v1.0") == " one two, [out](https://x.test/) [here](#p)\n"
+    assert addresses("", "v1.0") == {}

@@ -1,4 +1,4 @@
-"""The message table of the control plane."""
+"""The message table of the control plane, and that docs/WIRE.md says what the messages are."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.inspect import type_info
 
 from nnburst.errors import GeneralFailure, InvalidArgument
 from nnburst.model import RunOptions
@@ -21,8 +22,19 @@ from nnburst.service.host.host import ServiceHost
 from nnburst.service.wire import protocol
 from nnburst.service.wire.marshal import model_from_wire
 from nnburst.service.wire.packets import FdBundle
-from nnburst.service.wire.protocol import CALL_BY_REQUEST, CALLS, Malformed, Side, referenced_from_wire
-from support.messages import MODEL, QUEUE, REQUEST, SAMPLES
+from nnburst.service.wire.protocol import (
+    CALL_BY_REQUEST,
+    CALLS,
+    Call,
+    Done,
+    ErrorReply,
+    Malformed,
+    Message,
+    Side,
+    referenced_from_wire,
+)
+from support import wire_page
+from support.messages import MODEL, QUEUE, REQUEST, SAMPLES, shown
 
 
 def test_every_call_of_the_table_has_a_sample_here() -> None:
@@ -294,3 +306,69 @@ def test_damaged_messages_decode_or_are_malformed(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 4))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
     _decode_all(bytes(body[: data.draw(st.integers(0, len(body)))]))
+
+
+# ---- docs/WIRE.md --------------------------------------------------------------------------------------------------
+
+
+MESSAGES: tuple[type[Message], ...] = (*(cls for call in CALLS for cls in (call.request, call.reply)), ErrorReply)
+
+
+def tag(cls: type[Message]) -> str:
+    return str(cls.__struct_config__.tag)
+
+
+def outline(kind: Any) -> Any:
+    """Return what a type of `msgspec.inspect` lets through, without the class that it makes of that."""
+    if isinstance(kind, msgspec.inspect.StructType):
+        fields = {field.encode_name: (outline(field.type), field.required) for field in kind.fields}
+        return kind.tag_field, kind.tag, fields
+    if isinstance(kind, msgspec.inspect.EnumType):
+        return [each.value for each in kind.cls]
+    if isinstance(kind, msgspec.inspect.IntType):
+        return "int", kind.ge, kind.lt - 1 if kind.lt is not None else kind.le
+    parts = {name: getattr(kind, name) for name in kind.__struct_fields__}
+    for name, part in parts.items():
+        if isinstance(part, tuple):
+            parts[name] = [outline(each) for each in part]
+        elif isinstance(part, msgspec.inspect.Type):
+            parts[name] = outline(part)
+    return type(kind).__name__, parts
+
+
+@pytest.mark.parametrize("cls", [*MESSAGES, Subgraph], ids=lambda cls: cls.__name__)
+def test_fields_and_types_of_the_page_are_those_of_the_messages(cls: type[msgspec.Struct]) -> None:
+    name = str(cls.__struct_config__.tag or cls.__name__)
+    assert outline(type_info(wire_page.struct(name))) == outline(type_info(cls))
+
+
+def test_example_bytes_of_the_page_are_those_of_the_codec() -> None:
+    by_tag: dict[str, tuple[Call, type[Message]]] = {}
+    for call in CALLS:
+        by_tag[tag(call.request)] = call, call.request
+        by_tag[tag(call.reply)] = call, call.reply
+    shown_tags = set()
+    for said, body in wire_page.examples():
+        plain = msgspec.msgpack.decode(body)
+        assert " ".join(shown(plain).split()) == said
+        name = plain["call"]
+        shown_tags.add(name)
+        if name == "error":
+            message: Message = protocol.decode_error(body)
+        else:
+            call, cls = by_tag[name]
+            is_request = cls is call.request
+            message = protocol.decode_request(body, call.side)[1] if is_request else protocol.decode_reply(call, body)
+        assert protocol.encode(message) == body
+        page_message = msgspec.msgpack.decode(body, type=wire_page.struct(name), strict=True)
+        assert type(page_message).__name__ == name.replace(".", "_")
+    assert shown_tags == {tag(cls) for cls in MESSAGES}
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name)
+def test_a_message_that_brings_descriptors_says_so(call: Call) -> None:
+    for cls, count in ((call.request, call.request_fds), (call.reply, call.reply_fds)):
+        if cls is Done:
+            continue
+        says = "escriptor" in (cls.__dict__.get("__doc__") or "")
+        assert says is (count is not protocol._none), cls

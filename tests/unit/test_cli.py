@@ -1,7 +1,9 @@
-"""The group of commands and the doctor."""
+"""`nnburst`: the group of commands, the doctor, the demo and the cache."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import io
 import json
 import os
@@ -11,18 +13,21 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
 import click
+import numpy as np
+import numpy.typing as npt
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 import nnburst
+from nnburst.cache.directory import Cache
 from nnburst.cli import doctor as checks
 from nnburst.cli import main
 from nnburst.cli._main import COMMANDS
-from nnburst.cli.demo import command
+from nnburst.cli.demo import command, network
 from nnburst.cli.doctor import CHECKS, Finding, Level, all_checks
 from nnburst.cli.serve.command import serve
 from nnburst.cli.serve.repository import Repository
@@ -249,3 +254,188 @@ def test_trace_of_a_command_that_runs_no_model_says_so(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["trace", "-o", str(tmp_path / "trace.json"), "true"])
     assert result.exit_code == 0
     assert result.stderr.endswith("the command has run no model through nnburst\n")
+
+
+# ---- the demo ------------------------------------------------------------------------------------------------------
+
+
+LAST_LINE = re.compile(r"demo: accuracy=(0\.\d{4}|1\.0000) p50_us=\d+\.\d p99_us=\d+\.\d pipe_p50_us=\d+\.\d")
+
+FloatArray = npt.NDArray[np.float32]
+
+
+def test_race_lets_contenders_take_turns_and_times_every_call() -> None:
+    images = np.random.default_rng(3).random((450, *network.IMAGE_SHAPE), dtype=np.float32)
+    calls: list[str] = []
+
+    def contender(name: str) -> Callable[[FloatArray], FloatArray]:
+        return lambda image: calls.append(name) or image.reshape(-1)[:10].reshape(1, 10).copy()  # type: ignore[func-returns-value]
+
+    took, answers = command.race({name: contender(name) for name in "ab"}, images, 3)
+    assert "".join(calls[2 * command.WARM_UP :]) == ("a" * 450 + "b" * 450) * 3
+    assert {len(each) for each in took.values()} == {3 * 450}
+    assert np.array_equal(answers["a"][:, :, 0], [images.reshape(450, -1)[:, :10]] * 3)
+
+
+def test_percentiles_are_in_microseconds_and_were_observed() -> None:
+    assert command.percentiles_us(np.arange(1, 1001, dtype=np.int64) * 1000) == [501.0, 901.0, 991.0, 1000.0]
+
+
+@pytest.fixture(scope="module")
+def training() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("digits_train", ROOT / "examples" / "digits" / "train.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_model_computes_what_the_training_script_trained(training: ModuleType) -> None:
+    digits = network.load_digits()
+    with np.load(network.DATA / "weights.npz") as weights:
+        expected, _ = training.forward(dict(weights), digits.images[:50, 0])
+    with (
+        nnburst.in_process(devices=["nnburst-reference"]) as service,
+        service.session(network.build_model()) as session,
+    ):
+        got = np.concatenate(list(map(command.asking(session), digits.images[:50])))
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_files_of_the_demo_are_those_that_the_script_makes(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
+    script = ROOT / "examples" / "digits" / "models.py"
+    subprocess.run([sys.executable, str(script), "--output", str(tmp_path)], check=True, timeout=60)
+    for name in network.EXAMPLES:
+        assert onnx.load(tmp_path / name) == onnx.load(network.DATA / name), name
+
+
+@pytest.mark.check
+def test_demo_ends_with_the_machine_readable_line_and_succeeds() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "nnburst", "demo", "--passes", "1"],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    match = LAST_LINE.fullmatch(done.stdout.splitlines()[-1])
+    assert match, done.stdout
+    assert float(match.group(1)) >= 0.97
+    assert done.stderr == ""  # no bar where there is no terminal
+
+
+@pytest.mark.check
+def test_demo_fails_when_a_burst_answer_was_tampered_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    asking, victim = command.asking, network.load_digits().images[1234]
+
+    def tampered(session: nnburst.Session) -> command.Ask:
+        ask = asking(session)
+        tampers = session.service.pid != os.getpid()
+
+        def answer(image: FloatArray) -> FloatArray:
+            given = ask(image)
+            if tampers and np.array_equal(image, victim):
+                given.view(np.uint32)[0, 3] ^= 1
+            return given
+
+        return answer
+
+    monkeypatch.setattr(command, "asking", tampered)
+    result = CliRunner().invoke(main, ["demo", "--passes", "1"])
+    assert result.exit_code == 1, result.output
+    assert "1 answers of burst to the service differ from in-process execution" in result.stderr
+    assert not result.stdout.splitlines()[-1].startswith("demo:")
+
+
+@pytest.mark.parametrize("name", ["digits", "digits.npy"])
+def test_model_is_saved_where_run_finds_it(name: str, tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["demo", "--save", str(tmp_path / name)])
+    assert (done.exit_code, "ends with .onnx" in done.output, [*tmp_path.iterdir()]) == (1, True, [])
+
+
+def test_demo_names_a_device_that_does_not_exist() -> None:
+    result = CliRunner().invoke(main, ["demo", "--device", "nobody-knows"])
+    assert result.exit_code == 1
+    assert "nobody-knows" in result.stderr
+    assert "Traceback" not in result.output
+
+
+# ---- the cache -----------------------------------------------------------------------------------------------------
+
+
+def save(cache: Cache, entry: str, used: int) -> None:
+    """Put an entry of 1000 bytes into a directory without asking a device."""
+    with contextlib.closing(cache.stage(entry, (1, 0))) as staged:
+        os.pwrite(staged.model_fds[0], bytes(1000), 0)
+        staged.publish(bytes(16))
+        os.utime(Path(cache.path, "objects", entry[:2], f"{entry}.{'0' * 32}"), (used, used))
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    for entry, used in (("a" * 64, 2000), ("b" * 64, 1000)):
+        save(Cache(tmp_path / "c"), entry, used)
+    return tmp_path / "c"
+
+
+def call(directory: Path, *arguments: str, code: int = 0) -> Result:
+    result = CliRunner().invoke(main, ["cache", "--dir", str(directory), *arguments])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def listed(directory: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(call(directory, "ls", "--json").output)["entries"]
+    return found
+
+
+def test_ls_shows_what_is_there_the_longest_unused_first(directory: Path) -> None:
+    assert [(row["entry"][0], row["used"], row["nbytes"]) for row in listed(directory)] == [
+        ("b", 1000, 1000),
+        ("a", 2000, 1000),
+    ]
+    text = call(directory, "ls").output
+    assert "2 entries" in text
+    assert "a" * 12 in text
+
+
+def test_ls_of_nothing_and_of_what_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "none").mkdir(mode=0o700)
+    assert "0 entries" in call(tmp_path / "none", "ls").output
+    unused = CliRunner(env={"NNBURST_CACHE_DIR": str(tmp_path / "not yet")}).invoke(main, ["cache", "ls"])
+    assert "0 entries" in unused.output
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    call(tmp_path / "open", "ls", code=3)
+
+
+def test_prune_by_size_and_of_all(directory: Path) -> None:
+    assert "0 entries removed" in call(directory, "prune").output
+    assert "0 entries removed" in call(directory, "prune", "--max-bytes", "1G").output
+    assert "1 entries removed" in call(directory, "prune", "--max-bytes", "1.9 KiB").output
+    assert [row["entry"] for row in listed(directory)] == ["a" * 64]
+    assert "1 entries removed" in call(directory, "prune", "--all").output
+    for wrong in ("lots", "5x", "-1"):
+        call(directory, "prune", "--max-bytes", wrong, code=2)
+
+
+def test_prune_leaves_what_is_in_use(directory: Path) -> None:
+    with contextlib.closing(next(Cache(directory).look_up("a" * 64, (1, 0)))):  # type: ignore[call-overload]
+        assert "1 entries are in use" in call(directory, "prune", "--all", code=1).output
+    assert [row["entry"] for row in listed(directory)] == ["a" * 64]
+
+
+def test_path_names_both_directories(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NNBURST_STATE_DIR", str(tmp_path / "state"))
+    assert call(directory, "path").output.splitlines() == [f"cache {directory}", f"state {tmp_path / 'state'}"]
+
+
+@pytest.mark.parametrize("command", ["ls", "path", "prune"])
+def test_directory_that_does_not_exist_is_a_usage_error(command: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["cache", "--dir", str(tmp_path / "nope"), command])
+    assert result.exit_code == 2
+    assert "does not exist" in result.output
+    assert not (tmp_path / "nope").exists()
