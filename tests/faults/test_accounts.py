@@ -1,4 +1,4 @@
-"""What the process of a user's models takes is limited by the kernel and its groups, or by the broker that looks at it."""
+"""What a process of a user's models takes: limits by the kernel, its groups, and the broker that looks at it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations of NNAPI lowered to ONNX: what is refused, and each in each of its types, with usual numbers and extremes."""
+"""Operations of NNAPI lowered to ONNX: what is refused, and each in each type, with usual numbers and extremes."""
 
 from __future__ import annotations
 

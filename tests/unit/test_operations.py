@@ -1,4 +1,4 @@
-"""Kernels of the reference device beside random cases (test_oracle_*): ends, rounding, tables, look-ups, large images."""
+"""Kernels of the reference device beside random cases (test_oracle_*): ends, rounding, tables, large images."""
 
 from __future__ import annotations
 

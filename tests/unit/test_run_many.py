@@ -1,4 +1,4 @@
-"""Many inputs, or files of a directory, of which some cannot be run: each failure costs itself and says what it is of."""
+"""Many inputs, or files, of which some cannot be run: each failure costs itself and says what it is of."""
 
 from __future__ import annotations
 
