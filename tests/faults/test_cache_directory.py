@@ -386,6 +386,16 @@ def test_limit_from_the_environment(
     assert len(caplog.records) == (given in ("²", "-1", "x", "9" * 400))
 
 
+def test_privileged_process_heeds_no_variables_that_another_user_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("CACHE_DIR", "/theirs"), ("STATE_DIR", "/theirs"), ("CACHE_MAX_BYTES", "77")):
+        monkeypatch.setenv(f"NNBURST_{name}", value)
+    assert default_cache_directory() == default_state_directory() == Path("/theirs")
+    user = os.getuid()
+    monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    assert Path("/theirs") not in (default_cache_directory(), default_state_directory())
+    assert Limits.from_environment() == Limits()
+
+
 def test_directories_above_are_private_whatever_the_mask_is(tmp_path: Path) -> None:
     previous = os.umask(0)
     try:
