@@ -145,9 +145,11 @@ void nnb_buffer_close(nnb_buffer *b)
 
 nnb_buffer_contents *nnb_buffer_contents_of(nnb_buffer *b) { return &b->contents; }
 
-void nnb_buffer_settle(nnb_buffer *b, uint32_t rank, const int64_t *dims)
+int nnb_buffer_settle(nnb_buffer *b, uint32_t rank, const int64_t *dims)
 {
     nnb_buffer_contents *c = &b->contents;
+    if (rank > NNB_MAX_RANK)
+        return -EINVAL;
     int is_same = c->rank == rank;
     c->rank = rank;
     for (uint32_t i = 0; i < rank; i++) {
@@ -156,6 +158,7 @@ void nnb_buffer_settle(nnb_buffer *b, uint32_t rank, const int64_t *dims)
     }
     if (!is_same)
         nnb_gate_moves(1);
+    return 0;
 }
 
 /* ---- the buffers of one request ------------------------------------------------------------------------------- */

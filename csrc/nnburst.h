@@ -456,8 +456,8 @@ typedef struct nnb_buffer_contents {
     uint32_t rank, dims[NNB_MAX_RANK];
 } nnb_buffer_contents;
 nnb_buffer_contents *nnb_buffer_contents_of(nnb_buffer *b);
-/* Gives the contents that are being written these dimensions; others than before count as a move. */
-void nnb_buffer_settle(nnb_buffer *b, uint32_t rank, const int64_t *dims);
+/* Gives the contents that are being written these dimensions; others than before count as a move. -EINVAL: too many. */
+int nnb_buffer_settle(nnb_buffer *b, uint32_t rank, const int64_t *dims);
 
 /* The buffers of one request, each at most once. -ENOMEM. */
 int nnb_uses_create(nnb_uses **out, nnb_buffer *const *reading, uint32_t n_reading, nnb_buffer *const *writing,

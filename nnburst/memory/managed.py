@@ -219,7 +219,8 @@ class ManagedBuffer:
 
     def settle(self, dimensions: tuple[int, ...]) -> None:
         """Set the dimensions of the contents that are being written."""
-        lib.nnb_buffer_settle(self.handle, len(dimensions), ffi.new("int64_t[]", dimensions))
+        sizes = ffi.new("int64_t[]", dimensions)
+        check(lib.nnb_buffer_settle(self.handle, len(sizes), sizes), "dimensions of a buffer")
 
     @contextmanager
     def _replacing(self, uses: Uses) -> Iterator[None]:

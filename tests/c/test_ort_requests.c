@@ -316,6 +316,9 @@ static void run_in_buffers(void)
         described[i].n_given = arguments[i].rank = 0;
     }
     k->destroy(k);
+    int64_t many[NNB_MAX_RANK + 1] = {1};
+    CHECK_EQ(nnb_buffer_settle(buffers[0], NNB_MAX_RANK + 1, many), -EINVAL);
+    CHECK_EQ(nnb_buffer_settle(buffers[0], NNB_MAX_RANK, many), 0);
     for (int i = 0; i < 2; i++)
         nnb_buffer_destroy(buffers[i]);
 }
