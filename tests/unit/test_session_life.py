@@ -404,7 +404,8 @@ def test_timeout_is_read_from_a_session_and_given_when_it_is_opened() -> None:
             session.timeout = 1  # type: ignore[misc]
 
 
-def test_permit_goes_to_those_that_wait_in_order() -> None:
+def test_permit_goes_to_those_that_wait_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(permits, "_LONGEST_WAIT", PATIENCE)  # nobody looks without being woken
     home, took = permits.Permits(1), list[str]()
     permit = home.take(Deadline.never)
     assert permit is not None
@@ -421,7 +422,7 @@ def test_permit_goes_to_those_that_wait_in_order() -> None:
         until(lambda i=i: len(home.waiting) == i or waiting[1].is_over)  # type: ignore[misc]
     assert waiting[1].result() is None
     assert home.take(Deadline.after(0)) is None
-    home.idle.append(permit)  # and whoever does so is interrupted before it wakes the first
+    home.give(permit)
     assert [each.result() for each in waiting] == [None] * 3
     assert took == ["first", "last"]
     assert home.idle == [permit]
