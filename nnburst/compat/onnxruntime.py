@@ -17,19 +17,20 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from msgspec import Struct
 
 from ..devices.elements import element_of, element_within
-from ..devices.onnxruntime.capi import GraphOptimizationLevel, package_version
+from ..devices.onnxruntime.levels import GraphOptimizationLevel
 from ..errors import DeadObject, GeneralFailure, InvalidArgument, NoSuchFile, OutputInsufficientSize
-from ..memory.memory import Memory
-from ..model.extensions import ModelMetadata
-from ..model.types import Array
-from ..runtime.execution import Execution
-from ..runtime.session import Session
+
+if TYPE_CHECKING:
+    from ..memory.memory import Memory
+    from ..model.extensions import ModelMetadata
+    from ..model.types import Array
+    from ..runtime.execution import Execution
 
 _CPU = "CPUExecutionProvider"
 _DEVICE = "nnburst-onnxruntime"
@@ -42,6 +43,8 @@ capi = onnxruntime_pybind11_state = _pybind_state = onnxruntime_inference_collec
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
+        from ..devices.onnxruntime.capi import package_version
+
         return package_version()
     raise AttributeError(f"nnburst.compat.onnxruntime has no {name}; docs/api.md lists what it has")
 
@@ -113,8 +116,6 @@ class SessionOptions(_Options):
         "inter_op_num_threads": 0,
         "intra_op_num_threads": 0,
         "optimized_model_filepath": "",
-        "profile_file_prefix": "onnxruntime_profile_",
-        "use_per_session_threads": True,
     }
     _instead: ClassVar[dict[str, str]] = {
         "add_external_initializers": "keep the weights in files beside the model",
@@ -178,6 +179,8 @@ class OrtValue:
         cls, shape: Sequence[int], element_type: Any = np.float32, device_type: str = "cpu", device_id: int = 0
     ) -> OrtValue:
         """Return a value of zeros in shared memory; its type is NumPy's, or ONNX's number."""
+        from ..memory.memory import Memory
+
         _require_cpu(device_type)
         dtype, data_type = _element(element_type)
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
@@ -349,6 +352,8 @@ class InferenceSession:
         provider_options: Sequence[dict[Any, Any]] | None = None,
         **others: Any,
     ) -> None:
+        from ..runtime.session import Session
+
         if refused := [name for name in others if name != "enable_fallback"]:
             raise InvalidArgument(f"{', '.join(refused)} is not for models in another process: leave it out")
         self._options = sess_options or SessionOptions()
@@ -365,7 +370,6 @@ class InferenceSession:
             service, device = connected(address, 10.0, ()), _DEVICE
         self._session = Session(_source(path_or_bytes), service=service, device=device, on_death="restart")
         self._types = {node.name: node.type for node in self.get_outputs()}
-        self._has_strings = any("string" in kind for kind in self._types.values())
 
     def run(
         self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: RunOptions | None = None
@@ -380,8 +384,7 @@ class InferenceSession:
         _check_run(run_options)
         if OrtValue in map(type, input_feed.values()):
             input_feed = {name: getattr(value, "_value", value) for name, value in input_feed.items()}
-        outputs: list[Any] = self._session.run(output_names, input_feed)
-        return _texts(outputs) if self._has_strings else outputs
+        return [_with_texts(output) for output in self._session.run(output_names, input_feed)]
 
     def run_async(
         self,
@@ -410,9 +413,7 @@ class InferenceSession:
     ) -> list[OrtValue]:
         """Run the model as `run` does, and return `OrtValue` objects."""
         outputs = self.run(output_names, input_dict_ort_values, run_options)
-        return [
-            OrtValue(made, self._types[name]) for name, made in zip(output_names or self._types, outputs, strict=True)
-        ]
+        return list(map(OrtValue, outputs, [self._types[name] for name in output_names or self._types]))
 
     def io_binding(self) -> IOBinding:
         """Return an empty binding."""
@@ -483,10 +484,10 @@ def _listed(nodes: Sequence[Any]) -> list[NodeArg]:
     return [NodeArg(node.name, type_of(node), list(node.shape or ())) for node in nodes]
 
 
-def _texts(value: Any) -> Any:
-    """Return a value with strings as ONNX Runtime has them: objects."""
+def _with_texts(value: Any) -> Any:
+    """Return a value with its strings as ONNX Runtime has them: objects."""
     if isinstance(value, list):
-        return [_texts(item) for item in value]
+        return [_with_texts(item) for item in value]
     return value.astype(object) if isinstance(value, np.ndarray) and value.dtype.kind == "T" else value
 
 
@@ -505,6 +506,13 @@ def get_device() -> str:
 
 def set_default_logger_severity(severity: int) -> None:
     """Do nothing: services log errors alone."""
+
+
+def disable_telemetry_events() -> None:
+    """Do nothing: services send nothing."""
+
+
+enable_telemetry_events = disable_telemetry_events
 
 
 _replaced: dict[str, ModuleType] = {}

@@ -133,7 +133,7 @@ def test_python_of_a_page_runs_as_written(page: Path, vision: dict[str, str], tm
         shutil.copy(Path(vision["SAVED"], name), tmp_path)
     stdout = ""
     for text in programs(page):
-        for module in ("pyopen_wakeword", "ray", "tritonclient", "torch"):
+        for module in ("nudenet", "pyopen_wakeword", "ray", "tritonclient", "torch"):
             if re.search(rf"^(?:from|import) {module}\b", text, re.MULTILINE):
                 pytest.importorskip(module)
         (tmp_path / "page.py").write_text(text.replace(ADDRESS, vision["ADDRESS"]), encoding="utf-8")

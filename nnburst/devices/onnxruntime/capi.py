@@ -11,7 +11,6 @@ import logging
 import os
 import re
 from collections.abc import Sequence
-from enum import IntEnum
 from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -28,6 +27,7 @@ from ...model.dimensions import element_count
 from ...model.running import ExecutionResult
 from ..elements import element_within
 from ..encoded import STRING, EncodedMap, EncodedSequence, EncodedTensor, Value, tensor_nbytes
+from .levels import GraphOptimizationLevel as GraphOptimizationLevel
 
 _log = logging.getLogger(__name__)
 
@@ -207,16 +207,6 @@ class SessionOptions:
         texts = [ffi.new("char[]", name.encode()) for name in names]
         handles = ffi.new("void *[]", [value.handle for value in values])
         _api.call("AddExternalInitializers", self.handle, ffi.new("const char *[]", texts), handles, len(names))
-
-
-class GraphOptimizationLevel(IntEnum):
-    """Level of graph optimisation."""
-
-    ORT_DISABLE_ALL = 0
-    ORT_ENABLE_BASIC = 1
-    ORT_ENABLE_EXTENDED = 2
-    ORT_ENABLE_LAYOUT = 3
-    ORT_ENABLE_ALL = 99
 
 
 class OrtValue:

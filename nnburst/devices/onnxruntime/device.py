@@ -23,9 +23,10 @@ from ..elements import element_types
 from ..encoded import Bytes
 from ..interfaces import CacheFiles
 from ..local import LocalDevice, LocalModel
-from .capi import GraphOptimizationLevel, package_version
+from .capi import package_version
 from .graph import Graph, GraphStore, SessionSettings, compile_graph, content_digest
 from .importer import EXTENSION_NAME, FILE, GRAPH, graph_model, import_graph
+from .levels import GraphOptimizationLevel
 from .library import CPU, checked_providers, give_memory_back, messages, onnx, require_extra
 from .lowering import Lowering
 from .operations import LOWERED

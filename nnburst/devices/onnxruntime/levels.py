@@ -1,0 +1,15 @@
+"""ONNX Runtime's levels of optimisation, by its names and numbers."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class GraphOptimizationLevel(IntEnum):
+    """Level of graph optimisation."""
+
+    ORT_DISABLE_ALL = 0
+    ORT_ENABLE_BASIC = 1
+    ORT_ENABLE_EXTENDED = 2
+    ORT_ENABLE_LAYOUT = 3
+    ORT_ENABLE_ALL = 99
