@@ -16,6 +16,7 @@ import resource
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ EXTRAS = {
     "metrics": ("prometheus_client", "aiohttp"),
     "oip": ("grpc", "grpc_health", "grpc_reflection", "aiohttp"),
 }
+OF_EXTRA = {"nnburst-onnxruntime": "onnx", "nnburst-litert": "litert"}
 ENOUGH_FDS = 1024
 
 
@@ -70,6 +72,9 @@ def check_device(name: str) -> Finding:
     from nnburst.errors import DeviceUnavailable
     from nnburst.runtime.open_service import launch
 
+    extra = OF_EXTRA.get(name, "")
+    if any(find_spec(module) is None for module in EXTRAS.get(extra, ())):
+        return check_extra(extra)
     try:
         with launch(devices=[name]) as service:
             device, box = service.devices[0], service.sandbox

@@ -210,10 +210,9 @@ def test_extra_that_cannot_be_imported_is_a_failure(tmp_path: Path, monkeypatch:
 
 
 def test_doctor_says_what_installs_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(checks.EXTRAS, "more", ("nnburst_missing_module",))
-    assert checks.check_extra("more") == Finding(
-        Level.OK, "nnburst_missing_module missing (pip install 'nnburst[more]')"
-    )
+    monkeypatch.setitem(checks.EXTRAS, "litert", ("nnburst_missing_module",))
+    said = Finding(Level.OK, "nnburst_missing_module missing (pip install 'nnburst[litert]')")
+    assert [checks.check_extra("litert"), checks.check_device("nnburst-litert")] == [said] * 2
 
 
 def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
