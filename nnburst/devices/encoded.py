@@ -159,7 +159,7 @@ def inner_types(holds: str) -> tuple[str, str]:
 
 
 def numpy_type(holds: str) -> np.dtype[Any]:
-    """Return the type of the arrays that a value is made of, objects for others than tensors."""
+    """Return the NumPy type of a value's arrays; ``object`` for values that are no tensors."""
     kind, inner = inner_types(holds)
     if kind != "tensor":
         return np.dtype(object)

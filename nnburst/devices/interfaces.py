@@ -52,7 +52,7 @@ class CacheFiles(Struct, frozen=True):
     Attributes:
         model_fds: Open files, as many as `Device.get_number_of_cache_files_needed` says; any offset. In a message,
             their places among its descriptors.
-        data_fds: Likewise.
+        data_fds: Open files, as `model_fds`.
         cache_key: 32 bytes that name the entry.
         fingerprint: 32 bytes of the model, to detect a cache key that was used for two models; or empty.
         staged: The files become visible later: the device is told with `Device.confirm_cache`.
@@ -288,7 +288,7 @@ class Needs(Struct, frozen=True):
 
     Attributes:
         read: Files, and directories with all that is in them.
-        write: Likewise; there it may also make and remove files.
+        write: Files, and directories in which it may also make and remove files.
         programs: Programs that it starts. They get the rights of the service and no more.
         network: True if it uses TCP or UDP.
 

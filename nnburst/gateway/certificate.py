@@ -13,7 +13,7 @@ class Certificate:
 
     Args:
         certificate: A file in PEM, with the chain behind it.
-        key: Likewise, without a password.
+        key: Its private key, a file in PEM without a password.
 
     Attributes:
         context: For HTTP; each new connection gets the certificate that was read last.

@@ -32,7 +32,7 @@ _MOST_INFLATED = 16 << 20
 """Most bytes of a compressed body once it is inflated, perhaps to a thousand times its size."""
 _ZLIB_OR_GZIP = zlib.MAX_WBITS | 32
 _PATIENCE_S, _LEAST_RATE = 30.0, 1 << 16
-"""Seconds for a body, and bytes that add one more: it counts as under way while it arrives."""
+"""Seconds in which a body must arrive, and the bytes received that add a second to them."""
 _MOST_NUMBERS = 1 << 20
 """Most numbers in the JSON of an answer, for the same reason."""
 _T = TypeVar("_T")

@@ -108,8 +108,8 @@ class ModelTensor:
         """Return an array of a client's bytes, or of its elements in row-major order.
 
         Args:
-            datatype: As the client says.
-            shape: Likewise.
+            datatype: Datatype that the client gives.
+            shape: Shape that the client gives.
             data: Elements as Python's numbers or strings, perhaps in lists of lists, or of the same kind as the input's
                 in an array of one dimension, where strings are bytes.
 

@@ -679,7 +679,7 @@ class ModelBuilder(OperationMethods):
         Args:
             type: An `OperationType`.
             inputs: Operand indexes in the order of the operation's signature.
-            outputs: Likewise.
+            outputs: Operand indexes of the results, in the same order.
 
         Raises:
             InvalidArgument: An index is unknown or the operands do not fit the operation.

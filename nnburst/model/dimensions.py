@@ -42,7 +42,7 @@ def combine_dimensions(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...
 
     Args:
         a: Dimensions; ``()`` is an unknown rank, 0 an unknown dimension.
-        b: Likewise.
+        b: Dimensions, as `a`.
 
     Returns:
         The dimensions that both allow, as specific as both together. Commutative.

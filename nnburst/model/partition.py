@@ -25,7 +25,7 @@ class Part(Struct, frozen=True):
         operations: Their indexes in the main subgraph, in the order in which they run.
         model: The part. Its constants are where they are in the whole model.
         inputs: Operands of the main subgraph, one per input of `model`.
-        outputs: Likewise.
+        outputs: Operands of the main subgraph, one per output of `model`.
     """
 
     device: int

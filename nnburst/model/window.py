@@ -132,7 +132,7 @@ def window_geometry(view: OperationView, filter_height: int, filter_width: int) 
 
 
 def block_axes(view: OperationView, dims: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the six axes in which blocks of a padded NHWC image are seen to move, and their new order."""
+    """Return the sizes of six axes that split a padded NHWC image into blocks, and their order after the move."""
     (b, h, w, c), block = dims, view.integers("block")
     down, right = block if len(block) == 2 else block * 2
     match view.operation.type:

@@ -128,8 +128,8 @@ class Execution(BoundRequest, Closing):
     # ---- shared arrays ---------------------------------------------------------------------------------------
 
     def _feed(self, inputs: object) -> bool:
-        """Copy arrays into `inputs`, which get their shapes; False if they are not a dict of arrays with exactly these
-        names and dtypes, or as for `_fill`.
+        """Copy arrays into `inputs`, and take over their shapes. Return False for anything but a dict of arrays with
+        exactly these names and dtypes, and where `_fill` does.
         """
         feeds = self._feeds
         if type(inputs) is not dict or len(inputs) != len(feeds):

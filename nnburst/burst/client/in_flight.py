@@ -45,7 +45,7 @@ class InFlight:
     Attributes:
         request: The request, kept alive until it lands, since the service writes to its outputs.
         status: None until it has landed; then the status of its result, or a negative errno as in `BoundRequest.run`.
-        may_look: True if polling for it was cut short: `InFlightRuns.look` continues it.
+        may_look: True if polling was cut short; `InFlightRuns.look` continues it.
     """
 
     __slots__ = ("_then", "may_look", "request", "status", "tag")

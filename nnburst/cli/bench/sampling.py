@@ -59,7 +59,7 @@ class Round:
         samples: Nanoseconds; none if the machine was too busy for the row to be measured.
         line_before: Median of L before, nanoseconds; NaN if there is only one CPU, infinite if the machine was too busy
             for two threads to run at once.
-        line_after: Likewise after.
+        line_after: Median of L after the samples, in the same way.
     """
 
     samples: Samples

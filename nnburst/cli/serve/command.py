@@ -359,7 +359,7 @@ def _gid(group: str) -> int:
 
 
 def _raise_descriptor_limit() -> None:
-    """Raise the limit of descriptors: each pool of a client takes one in a worker, which has a quarter of it."""
+    """Raise the limit of descriptors, of which a worker gets a quarter: each pool of a client takes one there."""
     import resource
 
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)

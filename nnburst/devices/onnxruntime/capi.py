@@ -372,7 +372,7 @@ class IOBinding:
 
 
 Copies = Sequence[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
-"""Each to the first array, from the second, of as many bytes; to one of bools, bytes other than 0 become 1."""
+"""Pairs of arrays of equal size: the second is copied to the first. As bools, bytes other than 0 become 1."""
 _FAILURES: dict[int, type[NNBurstError]] = {
     ErrorStatus.MISSED_DEADLINE_TRANSIENT: MissedDeadline,
     ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT: ResourceExhausted,

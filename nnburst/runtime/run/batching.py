@@ -269,7 +269,7 @@ class _Batches:
 
 
 def _copy_alike(items: list[Inputs], views: Mapping[str, Array], filled: int) -> list[int]:
-    """Copy inputs behind the filled rows, without a Python step for each.
+    """Copy several inputs at once behind the rows that are filled.
 
     Returns:
         The rows of each. Empty if they are not dicts of arrays that fit unchanged, or have too many rows.

@@ -75,7 +75,7 @@ class Runs:
         """Wait for a permit; return it and the seconds left for the run.
 
         Raises:
-            BadState: All permits come back only when this thread continues.
+            BadState: Only this thread could give a permit back, and it would wait for itself.
             MissedDeadline: No permit was free in time.
         """
         permits, deadline = self.permits, Deadline.after(limit)

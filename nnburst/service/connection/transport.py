@@ -102,7 +102,7 @@ class Connection:
         self._launched: Future[None] = Future()
         """Done once the peer is launched, or with the error of the launch."""
         self._closed = self._ended = self._abandoned = False
-        """True once this side has closed the connection; once it has ended; in a forked child."""
+        """True after `close`; True once the connection has ended; True in a forked child."""
         self._leave_by = math.inf
         """The time when leaving has taken long enough; past while a release is late for its answer."""
         self._farewell: PendingCall | None = None

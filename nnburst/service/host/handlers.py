@@ -491,7 +491,7 @@ class HostedFenced:
             execution.cancel()
 
     def cancel(self) -> None:
-        """Keep the execution from beginning."""
+        """Cancel the execution if it has not begun."""
         self._cancelled = True
         if self._execution is not None:
             self._execution.cancel()

@@ -95,18 +95,18 @@ def occupy_streams() -> Iterator[None]:
 
 
 def find_zygote(devices: Iterable[str]) -> Zygote | None:
-    """Return the zygote of this process, started if there is none; it imports while its client continues.
+    """Return the zygote of this process, or start it: its imports run while the caller continues.
 
     Args:
         devices: Devices of the service.
 
     Returns:
-        None if this thread has to start such a service afresh.
+        None if such a service needs a new process instead.
 
     Raises:
         DeviceUnavailable: There is no interpreter for it.
         ResourceExhausted: There are no descriptors for it.
-        OSError: Likewise, or no processes.
+        OSError: There are no descriptors or processes for it.
     """
     global current
     if not all(name == FUNCTIONS or str(name).partition(":")[0] in _DEVICES for name in devices):
@@ -140,7 +140,7 @@ def fork(
     Raises:
         MissedDeadline: The zygote has not answered.
         ResourceExhausted: There are no descriptors for it.
-        OSError: Likewise, or no processes.
+        OSError: There are no descriptors or processes for it.
     """
     import json  # once the zygote has been started
 

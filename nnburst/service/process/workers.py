@@ -431,7 +431,7 @@ class WorkerPool:
 
 
 def _state_of(uid: int) -> str:
-    """Make a trust store for the models of another user: beside this one's, since neither may reach the other's."""
+    """Make a state directory for the models of another user, beside this user's: neither can reach the other's."""
     try:
         directory = f"{os.path.abspath(default_state_directory())}-user-{uid}"
         make_directories(directory)
