@@ -60,6 +60,10 @@ from .plan import pool_of
 
 EXTENSION_NAME = "org.nnburst.function"
 _PREFIX = 1
+_FILES = (".onnx", ".tflite")
+"""Endings by which a session takes a name for that of a file."""
+_MOST_BYTES = 2**32 - 1
+"""Most bytes of a pickle that a message can carry."""
 _EXTENSION = extension_of_names(EXTENSION_NAME, *element_types())
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -120,14 +124,15 @@ def declare(
     Args:
         inputs: In the order of its parameters.
         outputs: At least one.
-        name: What clients call it; None for the function's name.
+        name: What clients call it, not ending as a model file's does; None for the function's name.
         needs: Rights that it needs while it runs, beside reading code; the sandbox refuses all others.
 
     Returns:
         A decorator, which leaves the function as it is.
 
     Raises:
-        InvalidArgument: A type or shape cannot be passed, a name is given twice, or there is no output.
+        InvalidArgument: A type or shape cannot be passed, a name is given twice or that of a file, or there is no
+            output.
 
     Example:
         >>> from nnburst import Tensor
@@ -137,6 +142,11 @@ def declare(
         >>> total(np.ones(3, np.float32))
         array([3.], dtype=float32)
     """
+    for what, tensors in (("inputs", inputs), ("outputs", outputs)):
+        if not isinstance(tensors, tuple | list) or not all(isinstance(tensor, Tensor) for tensor in tensors):
+            raise InvalidArgument(f"{what} is {tensors!r}; give a list of nnburst.Tensor(name, dtype, shape)")
+    if name is not None and (not isinstance(name, str) or name.lower().endswith(_FILES)):
+        raise InvalidArgument(f"name is {name!r}; give a string that is not the name of a model file ({_FILES})")
     names = [tensor.name for tensor in (*inputs, *outputs)]
     if not outputs or len(set(names)) != len(names):
         raise InvalidArgument(f"a function needs outputs, and names of their own for all tensors, not {names}")
@@ -156,7 +166,8 @@ def declare(
             )
 
     def decorate(function: Function) -> Function:
-        declaration = Declaration(name or function.__name__, tuple(inputs), tuple(outputs), needs)
+        own_name = getattr(function, "__name__", type(function).__name__)  # an object may be called like a function
+        declaration = Declaration(name or own_name, tuple(inputs), tuple(outputs), needs)
         function.__nnburst__ = declaration  # type: ignore[attr-defined]
         return function
 
@@ -204,12 +215,19 @@ class SentFunction(Struct, frozen=True):
                 ) from None
             dumps = pickle.dumps
         try:
-            return cls(declaration, dumps(function))
+            code = dumps(function)
         except Exception as error:
             raise InvalidArgument(
                 f"function {declaration.name!r} cannot be sent to its service: {type(error).__name__}: {error}; what "
                 "belongs to one process is made or opened when the function runs"
             ) from error
+        if len(code) > _MOST_BYTES:
+            raise InvalidArgument(
+                f"function {declaration.name!r} cannot be sent to its service: with what it refers to it has "
+                f"{len(code):,} bytes, more than {_MOST_BYTES:,}; have it load large values from a file that "
+                "declare(needs=Needs(read=[…])) names"
+            )
+        return cls(declaration, code)
 
     @property
     def __nnburst__(self) -> Declaration:

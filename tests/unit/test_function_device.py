@@ -23,6 +23,7 @@ from nnburst.errors import ErrorStatus
 from nnburst.model import Request
 from nnburst.model.running import reason_of
 from nnburst.model.types import NO_TIMING, DataLocation, RequestArgument
+from nnburst.runtime.compile.model_files import SUFFIXES
 
 SOURCE = '''
 import numpy as np
@@ -291,3 +292,11 @@ def test_declaration_of_what_cannot_be_passed_is_refused() -> None:
     for wrong in (3, "n", (-1,), (2**32,), (1.0,), (np.int64(3),)):
         with pytest.raises(InvalidArgument, match=r"^tensor 's' has shape .*; give its dimensions in a tuple"):
             declare(inputs=[Tensor("s", "float32", wrong)], outputs=[y])
+    for wrong in (x, "x", ["x"], None, iter([x])):
+        with pytest.raises(InvalidArgument, match=r"^inputs is .*; give a list of nnburst\.Tensor\(name"):
+            declare(inputs=wrong, outputs=[y])
+        with pytest.raises(InvalidArgument, match=r"^outputs is .*; give a list of nnburst\.Tensor"):
+            declare(inputs=[x], outputs=wrong)
+    for wrong in (3, *(f"x{suffix.upper()}" for suffix in SUFFIXES)):
+        with pytest.raises(InvalidArgument, match=rf"^name is {wrong!r}; give a string that is not the name"):
+            declare(inputs=[x], outputs=[y], name=wrong)

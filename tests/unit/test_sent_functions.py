@@ -122,6 +122,27 @@ def test_what_cannot_be_pickled_is_named() -> None:
         nnburst.Session(declared(lambda x: lock and x))
 
 
+def test_pickle_that_no_message_can_carry_is_refused_by_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nnburst.devices.function._MOST_BYTES", 4096)
+    table = np.zeros(1024, np.float32)
+    with pytest.raises(InvalidArgument, match=r"'<lambda>' cannot be sent .* has \d,\d+ bytes, more than 4,096"):
+        nnburst.Session(declared(lambda x: x + table[:1]))
+
+
+def test_object_that_is_called_like_a_function_has_the_name_of_its_class() -> None:
+    class Scale:
+        def __init__(self, factor: int) -> None:
+            self.factor = np.float32(factor)
+
+        def __call__(self, x: Any) -> Any:
+            return self.factor * x
+
+    scale = declared(Scale(3))
+    assert scale.__nnburst__.name == "Scale"  # type: ignore[attr-defined]
+    with nnburst.Session(scale) as session:
+        assert session.run(None, ONE) == [3]
+
+
 def test_example_inputs_are_for_torch_modules() -> None:
     with pytest.raises(InvalidArgument, match="example_inputs are for torch modules"):
         nnburst.Session(plus(1), np.ones(1))
@@ -254,6 +275,25 @@ class Foreign:
 
     def __dlpack_device__(self) -> Any:
         return self._array.__dlpack_device__()
+
+
+def test_tensor_of_a_gpu_is_refused_by_name_with_the_remedy() -> None:
+    class OnGpu(Foreign):
+        def __dlpack__(self, **more: Any) -> Any:
+            raise BufferError("no such device")
+
+        def __dlpack_device__(self) -> Any:
+            return 2, 0
+
+    b = nnburst.ModelBuilder()
+    b.output("y", b.relu(b.input("x", "float32", (1, 3))))
+    tensor: Any = OnGpu(np.zeros((1, 3), np.float32))
+    says = "'x' cannot be made an array: no such device; copy it to the CPU first"
+    with nnburst.in_process() as service, service.session(b.build()) as session:
+        with pytest.raises(InvalidArgument, match=f"^input {says}"):
+            session.run(None, {"x": tensor})
+        with pytest.raises(InvalidArgument, match=f"^memory of {says}"):
+            session.bind(memory={"x": tensor})
 
 
 def test_arrays_with_dlpack_go_in_and_come_out_without_a_copy() -> None:

@@ -153,7 +153,7 @@ def _place(node: NodeArg, value: Memory | Array) -> ExternalBuffer:
     if isinstance(value, Memory):
         return ExternalBuffer(value, 0, value.size, None, None)
     if hasattr(value, "__dlpack__"):
-        value = as_array(value)
+        value = as_array(value, f"memory of {node.name!r}")
     if not isinstance(value, np.ndarray):
         raise InvalidArgument(f"memory of {node.name!r}: expected a Memory or a view of one, got {value!r}")
     if value.dtype != node.dtype:

@@ -29,6 +29,7 @@ _MOST_DATUMS = 1 << 16
 
 _TAKES = {"f": "fiu", "i": "iu", "u": "iu"}
 """NumPy kinds of listed numbers that convert to a dtype, by the kind of that dtype."""
+_DLPACK_CPU = 1
 _LEAST_ROOM = 8
 """Least bytes of an input that is no array of numbers, as a power of two."""
 
@@ -135,10 +136,7 @@ class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
             raise InvalidArgument(f"input {self.name!r} has no array, but None; give one of {self.dtype}")
         if self.bits_of and str(getattr(value, "dtype", "")) == f"torch.{self.bits_of}":
             value = value.view(getattr(sys.modules["torch"], str(self.dtype)))  # NumPy has the bits
-        try:
-            array = as_array(value)
-        except (TypeError, ValueError, RuntimeError, BufferError) as error:  # PyTorch raises for tensors with gradients
-            raise InvalidArgument(f"input {self.name!r} cannot be made an array: {error}") from None
+        array = as_array(value, f"input {self.name!r}")
         boolean = self.dtype == np.uint8 and array.dtype == np.bool_
         if array.dtype.name == self.bits_of:
             array = array.view(self.dtype)
@@ -177,11 +175,20 @@ class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
         return made
 
 
-def as_array(value: Any) -> Array:
-    """Return a value as an array, without copying objects with DLPack or tensors in this process's memory."""
-    if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
-        return np.from_dlpack(value)
-    return np.asarray(value)
+def as_array(value: Any, what: str) -> Array:
+    """Return a value as an array, without copying objects with DLPack or tensors in this process's memory.
+
+    Raises:
+        InvalidArgument: It cannot be one: a tensor of a GPU, one with gradients, rows of different lengths.
+    """
+    try:
+        if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
+            return np.from_dlpack(value)
+        return np.asarray(value)
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+        is_elsewhere = hasattr(value, "__dlpack_device__") and value.__dlpack_device__()[0] != _DLPACK_CPU
+        remedy = "; copy it to the CPU first" * is_elsewhere
+        raise InvalidArgument(f"{what} cannot be made an array: {error}{remedy}") from None
 
 
 def _remedy(wanted: OpenShape, shape: tuple[int, ...]) -> str:
