@@ -25,6 +25,7 @@ import click
 CORE = ("nnburst", "numpy", "cffi", "msgspec", "cryptography")
 EXTRAS = {
     "onnx": ("onnxruntime", "onnx"),
+    "functions": ("cloudpickle",),
     "litert": ("ai_edge_litert",),
     "metrics": ("prometheus_client", "aiohttp"),
     "oip": ("grpc", "grpc_health", "grpc_reflection", "aiohttp"),
