@@ -21,7 +21,6 @@
 #include "nnb_server.h"
 
 #define MAGIC 0x6e6e6273u
-#define STATUS_DATUMS 2 /* of an answer that is a status alone */
 
 enum { DEAD, LIVE, RUNS }; /* states of a plan */
 
@@ -57,7 +56,7 @@ struct nnb_server {
     nnb_request decoded;
     int is_decoded;
     uint8_t *answer;       /* room for the whole result ring */
-    uint32_t answer_n;     /* 0: the default answer */
+    uint32_t answer_n;     /* its datums */
     int failed;            /* the executor's status, even if its answer did not fit */
     int keeps_failures;    /* they are not sent any more */
     nnb_uses *admitted;    /* buffers of the request at hand, taken here */
@@ -187,19 +186,20 @@ uint32_t nnb_server_spins(const nnb_server *s)
 
 /* ---- answering ------------------------------------------------------------------------------------------------ */
 
-static uint32_t encode_status(int32_t status, uint8_t *packet)
+/* Makes a status alone the answer. */
+static void answer_status(nnb_server *s, int32_t status)
 {
     nnb_result r = {.status = status, .time_on_device = NNB_NO_TIME, .time_in_driver = NNB_NO_TIME};
-    return (uint32_t)nnb_wire_encode_result(&r, packet, STATUS_DATUMS);
+    s->answer_n = (uint32_t)nnb_wire_encode_result(&r, s->answer, NNB_MIN_CHANNEL);
 }
 
 /* Sends the answer, or NNB_GENERAL_FAILURE when it does not fit. */
-static int send_answer(nnb_server *s, const uint8_t *packet, uint32_t n)
+static int send_answer(nnb_server *s)
 {
-    int rc = nnb_channel_send(&s->result, packet, n);
+    int rc = nnb_channel_send(&s->result, s->answer, s->answer_n);
     if (rc == -ENOBUFS || rc == -EMSGSIZE) {
-        uint8_t failure[STATUS_DATUMS * NNB_DATUM_SIZE];
-        rc = nnb_channel_send(&s->result, failure, encode_status(NNB_GENERAL_FAILURE, failure));
+        answer_status(s, NNB_GENERAL_FAILURE);
+        rc = nnb_channel_send(&s->result, s->answer, s->answer_n);
     }
     if (rc == 0)
         nnb_channel_notify_not_full(&s->request); /* the send's fence came after our last read */
@@ -208,8 +208,8 @@ static int send_answer(nnb_server *s, const uint8_t *packet, uint32_t n)
 
 static int send_status(nnb_server *s, int32_t status)
 {
-    uint8_t packet[STATUS_DATUMS * NNB_DATUM_SIZE];
-    return send_answer(s, packet, encode_status(status, packet));
+    answer_status(s, status);
+    return send_answer(s);
 }
 
 static void leave_buffers(nnb_server *s, int outcome)
@@ -248,8 +248,7 @@ static void note_reply(nnb_server *s)
 {
     uint64_t now = nnb_now_ns();
     nnb_histogram_add(&s->row->histograms[NNB_EXECUTION], now - s->taken_ns, s->weight);
-    nnb_channel_stamp(&s->result, s->answer_n ? s->answer_n : STATUS_DATUMS, s->taken_ns, now - s->taken_ns,
-                      s->together);
+    nnb_channel_stamp(&s->result, s->answer_n, s->taken_ns, now - s->taken_ns, s->together);
     s->idle_ns = s->shares_thread ? 0 : now;
     s->idle_weight = s->weight;
     s->weight = 0;
@@ -269,7 +268,7 @@ int nnb_server_reply(nnb_server *s)
     }
     if (s->taken_ns)
         note_reply(s);
-    int rc = s->answer_n ? send_answer(s, s->answer, s->answer_n) : send_status(s, 0);
+    int rc = send_answer(s);
     if (!rc && s->idle_closed) {
         s->idle_closed = 0;
         return -ERESTART;
@@ -295,7 +294,9 @@ int nnb_server_set_result(nnb_server *s, const nnb_result *result)
             r.time_in_driver = r.time_on_device;
     }
     int n = nnb_wire_encode_result(&r, s->answer, (uint32_t)s->result.mq->capacity);
-    s->answer_n = n < 0 ? encode_status(NNB_GENERAL_FAILURE, s->answer) : (uint32_t)n;
+    s->answer_n = (uint32_t)n;
+    if (n < 0)
+        answer_status(s, NNB_GENERAL_FAILURE);
     return 0;
 }
 
@@ -488,7 +489,6 @@ static int settle(nnb_server *s, int got)
     int id = got;
     if (got > 0) {
         s->n = (uint32_t)got;
-        s->answer_n = 0;
         if (s->row)
             note_request(s);
         s->request.poll_ended = 0;
@@ -508,6 +508,7 @@ static int settle(nnb_server *s, int got)
             s->dequeued_ns = measure ? nnb_now_ns() : 0;
             s->pending = 1;
             s->failed = 0;
+            answer_status(s, 0); /* unless nnb_server_set_result says another */
             id = id & NNB_PLAN_NEW ? id : admit(s, id);
             return s->deadline_ns ? id | NNB_PLAN_TIMED : id;
         }

@@ -105,11 +105,6 @@ static void drop_member(nnb_group *g, nnb_member *m)
     while (*link != m)
         link = &(*link)->next;
     *link = m->next;
-    for (link = &g->charged; *link; link = &(*link)->next_charged)
-        if (*link == m) {
-            *link = m->next_charged;
-            break;
-        }
     free(m);
 }
 
@@ -159,9 +154,8 @@ static int join_group(nnb_group *g, nnb_burst *b, uint64_t client, uint32_t prio
     nnb_server_share_thread(b->server);
     b->inbox = nnb_server_inbox(b->server);
     b->number = (uint32_t)number;
-    b->window_ns = b->inbox->window_ns;
     b->queue.flow = &m->flow;
-    b->queue.polls = b->window_ns != 0;
+    b->queue.polls = b->inbox->window_ns != 0;
     b->queue.priority = priority < NNB_PRIORITIES ? priority : NNB_PRIORITIES - 1;
     g->bursts[number] = b;
     nnb_count_up(&g->n_live);

@@ -74,11 +74,6 @@ static void mark_done(nnb_group *g, nnb_worker *w)
         nnb_store_relaxed(&w->runs, runs & ~NNB_STUCK);
         w->is_detached = 0;
     }
-    if (!m->is_charged) {
-        m->is_charged = 1;
-        m->next_charged = g->charged;
-        g->charged = m;
-    }
     nnb_store32_relaxed(&g->is_owed, 1);
 }
 
@@ -86,12 +81,10 @@ void nnb_group_settle(nnb_group *g)
 {
     pthread_mutex_lock(&g->lock);
     nnb_store32_relaxed(&g->is_owed, 0);
-    for (nnb_member *m = g->charged; m; m = m->next_charged) {
+    for (nnb_member *m = g->members; m; m = m->next) {
         nnb_schedule_charge(&g->schedule, &m->flow, &m->usage, m->n_ended);
         m->n_ended = 0;
-        m->is_charged = 0;
     }
-    g->charged = NULL;
     for (; g->freed; g->freed = g->freed->next_freed)
         nnb_batcher_free(g->freed, nnb_now_ns());
     pthread_mutex_unlock(&g->lock);
@@ -195,8 +188,7 @@ void nnb_lead_busy(nnb_worker *w, int has_others)
 {
     nnb_group *g = w->group;
     w->role = NNB_INLINE;
-    w->busy_word = nnb_lead_word(w, NNB_LEAD_BUSY);
-    nnb_store_release(&g->lead, w->busy_word); /* SYNC POINT: hand_over <-> take_over */
+    nnb_store_release(&g->lead, nnb_lead_word(w, NNB_LEAD_BUSY)); /* SYNC POINT: hand_over <-> take_over */
     if (!has_others)
         return;
     nnb_fence_seq_cst(); /* SYNC POINT: arm <-> rest */
@@ -211,7 +203,8 @@ int nnb_lead_resume(nnb_worker *w)
 {
     if (w->role == NNB_INLINE) {
         /* None led since? */
-        int leads = nnb_cas_relaxed(&w->group->lead, w->busy_word, nnb_lead_word(w, NNB_LEAD_LOOKING));
+        int leads =
+            nnb_cas_relaxed(&w->group->lead, nnb_lead_word(w, NNB_LEAD_BUSY), nnb_lead_word(w, NNB_LEAD_LOOKING));
         w->role = leads ? NNB_LEADS : NNB_DETACHED;
     }
     return w->role == NNB_LEADS;

@@ -45,9 +45,13 @@ void nnb_look_refresh(nnb_group *g)
     for (uint32_t i = 0; i < g->room; i++)
         if (g->bursts[i] && g->bursts[i]->queue.batcher)
             nnb_batcher_clear(g->bursts[i]->queue.batcher);
-    for (const nnb_burst *b = g->dead; b; b = b->next_dead)
+    while (g->dead) {
+        nnb_burst *b = g->dead;
+        g->dead = b->next_dead;
         if (b->queue.batcher)
             nnb_batcher_clear(b->queue.batcher);
+        free(b);
+    }
     for (uint32_t i = 0; i < g->room; i++) {
         nnb_burst *b = g->bursts[i];
         if (b && b->queue.batcher)
@@ -57,11 +61,6 @@ void nnb_look_refresh(nnb_group *g)
         g->mine[g->n_mine++] = b;
         if (b->is_hot)
             g->hot[g->n_hot++] = b;
-    }
-    while (g->dead) {
-        nnb_burst *b = g->dead;
-        g->dead = b->next_dead;
-        free(b);
     }
     pthread_mutex_unlock(&g->lock);
 }
@@ -149,15 +148,15 @@ uint64_t nnb_look_window(const nnb_group *g)
 {
     for (uint32_t i = 0; i < g->n_hot; i++) {
         const nnb_burst *b = g->hot[i];
-        if (b->window_ns && !nnb_load32_relaxed(&b->taken))
-            return b->window_ns >> g->doubts;
+        if (!nnb_load32_relaxed(&b->taken) && b->inbox->window_ns) /* one that is over stays taken, and has no inbox */
+            return b->inbox->window_ns >> g->doubts;
     }
     return 0;
 }
 
 void nnb_look_found(nnb_group *g, const nnb_burst *b)
 {
-    int is_late = g->slept_ns && g->now_ns - g->slept_ns >= b->window_ns;
+    int is_late = g->slept_ns && g->now_ns - g->slept_ns >= b->inbox->window_ns;
     g->doubts = is_late ? g->doubts + (g->doubts < MOST_DOUBTS) : 0;
     g->idle_since = g->slept_ns = 0;
 }

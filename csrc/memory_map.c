@@ -112,7 +112,6 @@ typedef struct guard {
 } guard;
 
 static guard guards[GUARDS];
-static nnb_a32 guards_used; /* entries beyond were never claimed: the handler stops there */
 
 static struct sigaction previous_action;
 
@@ -173,10 +172,8 @@ static int lay_zeros(guard *g, const guarded *m, uint64_t address)
 
 static int absorb(uint64_t address)
 {
-    /* An entry that this thread may fault on is below: its address came here after the entry was armed. */
-    uint32_t used = nnb_load32_relaxed(&guards_used);
     guarded m;
-    for (uint32_t i = 0; i < used; i++)
+    for (uint32_t i = 0; i < GUARDS; i++)
         if (look_at(&guards[i], &m) && address >= m.base && address < m.end)
             return lay_zeros(&guards[i], &m, address);
     return 0;
@@ -191,10 +188,9 @@ static int is_gone(uint64_t address)
 /* Lays zeros over all guarded pages that are gone. */
 static int absorb_all(void)
 {
-    uint32_t used = nnb_load32_relaxed(&guards_used);
     int found = 0;
     guarded m;
-    for (uint32_t i = 0; i < used; i++) {
+    for (uint32_t i = 0; i < GUARDS; i++) {
         if (!look_at(&guards[i], &m))
             continue;
         for (uint64_t address = m.end; address > m.base;) {
@@ -247,9 +243,6 @@ static int guard_add(void *base, uint64_t length, uint64_t granule, int prot)
         nnb_store_relaxed(&g->prot, (uint64_t)prot);
         nnb_store_relaxed(&g->faults, 0);
         nnb_add_release(&g->turn, 1); /* SYNC POINTS: guard_add <-> absorb, arm <-> claim */
-        uint32_t used = nnb_load32_relaxed(&guards_used);
-        while (used <= i && !nnb_cas32_relaxed(&guards_used, used, i + 1))
-            used = nnb_load32_relaxed(&guards_used);
         return (int)i;
     }
     return -ENOMEM;
@@ -286,8 +279,6 @@ int nnb_map(nnb_mapping *out, int fd, uint64_t offset, uint64_t size, int prot, 
 
     uint64_t granule = granule_of(fd);
     uint64_t slop = offset % granule; /* mmap wants the offset on a page */
-    if (size > UINT64_MAX - slop - (granule - 1))
-        return -EOVERFLOW;
     uint64_t length = (slop + size + granule - 1) / granule * granule;
     void *base = mmap(NULL, length, prot, MAP_SHARED, fd, (off_t)(offset - slop));
     if (base == MAP_FAILED)

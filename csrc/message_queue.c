@@ -282,11 +282,7 @@ static view look(nnb_mq *q, int own_is_w)
 static int64_t used_bytes(nnb_mq *q, const view *v)
 {
     uint64_t used = v->w - v->r;
-    if (q->corrupt || used > q->size || used % q->quantum || v->w_off % q->quantum) {
-        q->corrupt = 1;
-        return -EBADMSG;
-    }
-    return (int64_t)used;
+    return nnb_mq_may_hold(q, used) && nnb_mq_may_hold(q, v->w_off) ? (int64_t)used : -EBADMSG;
 }
 
 /* Unsynchronized: moves a lapped reader to half a ring behind the writer. */
@@ -413,15 +409,8 @@ int nnb_mq_commit_read(nnb_mq *q, uint64_t count)
         uint64_t limit = q->intent ? nnb_load_relaxed(q->intent) : w;
         if (w - q->own_r > q->size || (limit > w && limit - q->own_r > q->size))
             return fix_overflow(q, w);
-    } else if (!nnb_mq_owns_r(q)) {
-        return -EBADMSG;
     }
-    q->own_r += count * q->quantum;
-    q->r_off += count * q->quantum;
-    if (q->r_off >= q->size)
-        q->r_off -= q->size;
-    nnb_store_release(q->r, q->own_r); /* SYNC POINT: commit_read <-> available_to_write */
-    return 0;
+    return nnb_mq_consume(q, count * q->quantum);
 }
 
 /* ---- copying -------------------------------------------------------------------------------------------------- */

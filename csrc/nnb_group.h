@@ -43,9 +43,8 @@ typedef struct nnb_member {
     /* under lock */
     uint32_t n_users; /* its bursts, and the client itself until it leaves */
     uint32_t n_ended; /* detached runs that are over and not charged yet, */
-    nnb_usage usage;  /* their usage, */
-    int is_charged;   /* and whether there are any */
-    struct nnb_member *next, *next_charged;
+    nnb_usage usage;  /* and their usage */
+    struct nnb_member *next;
 } nnb_member;
 
 /* A burst that the group serves. */
@@ -54,7 +53,6 @@ typedef struct nnb_burst {
     nnb_server *server;
     nnb_channel *inbox;
     uint32_t number;
-    uint64_t window_ns;
     nnb_a32 taken; /* a worker has it, and alone may touch the server */
     nnb_a32 away;  /* a sleeper thread has it, likewise */
     /* leader only */
@@ -86,7 +84,6 @@ struct nnb_worker {
     uint64_t started_ns; /* 0: not measured */
     nnb_usage usage;     /* of runs that are over, of bursts not given back */
     nnb_a64 runs;        /* those that have begun; | STUCK: the last one is under way, and stuck */
-    uint64_t busy_word;
     uint32_t n_together; /* requests that it took at once, the last time; */
     uint32_t n_riders;   /* these are left */
     nnb_rider riders[NNB_MOST_BATCHED];
@@ -109,7 +106,7 @@ struct nnb_group {
     nnb_a32 ticking; /* there is a monitor */
 
     _Alignas(NNB_CACHE_LINE) nnb_a32 changed; /* the leader must look at `bursts` again */
-    nnb_a32 is_owed;                          /* ... and at `charged` */
+    nnb_a32 is_owed;                          /* ... and charge its members */
     nnb_a32 bell, n_live, n_parked, n_detached, n_stuck, closing;
     nnb_a32 n_bursts[NNB_PRIORITIES]; /* changed under lock */
     nnb_a32 n_runs[NNB_PRIORITIES];   /* that are detached and not stuck; likewise */
@@ -118,7 +115,7 @@ struct nnb_group {
     /* under lock */
     nnb_burst **bursts;
     uint32_t room;
-    nnb_member *members, *charged;
+    nnb_member *members;
     nnb_burst *dead; /* the leader may still know them */
     nnb_worker *workers, *parked, *monitor;
     uint32_t n_workers, next_worker;

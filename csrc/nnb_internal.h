@@ -67,6 +67,14 @@ struct nnb_mq {
     uint32_t n_maps;
 };
 
+/* 1 if that many bytes may be in the ring. Else the peer has forged a counter, and the queue is corrupt for good. */
+static inline int nnb_mq_may_hold(struct nnb_mq *q, uint64_t used)
+{
+    if (used > q->size || used % q->quantum)
+        q->corrupt = 1;
+    return !q->corrupt;
+}
+
 /* Refreshes the view of the peer's counter on an exclusive synchronized handle and returns the bytes that can be
  * read, or -EBADMSG. Hot: called in the polling loop. */
 static inline int64_t nnb_mq_poll(struct nnb_mq *q)
@@ -75,10 +83,8 @@ static inline int64_t nnb_mq_poll(struct nnb_mq *q)
     uint64_t used = w - q->own_r;
     if (__builtin_expect(used == 0, 1))
         return q->corrupt ? -EBADMSG : 0;
-    if (q->corrupt || used > q->size || used % q->quantum) {
-        q->corrupt = 1;
+    if (!nnb_mq_may_hold(q, used))
         return -EBADMSG;
-    }
     q->seen_w = w;
     return (int64_t)used;
 }
@@ -121,10 +127,8 @@ static inline int nnb_mq_fill(struct nnb_mq *q, const uint8_t *from, uint64_t by
     if (__builtin_expect(q->own_w - q->seen_r + bytes > q->size, 0)) {
         uint64_t r = nnb_load_acquire(q->r); /* SYNC POINT: commit_read <-> available_to_write */
         uint64_t used = q->own_w - r;
-        if (q->corrupt || used > q->size || used % q->quantum) {
-            q->corrupt = 1;
+        if (!nnb_mq_may_hold(q, used))
             return -EBADMSG;
-        }
         q->seen_r = r;
         if (used + bytes > q->size)
             return -EAGAIN;

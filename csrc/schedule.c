@@ -396,7 +396,9 @@ nnb_queue *nnb_schedule_next(nnb_schedule *s, const nnb_load *load, uint64_t now
     }
     if (best)
         return dequeue(s, best);
-    if (awaited && s->n_slots == s->most_slots && nnb_load_has_two(load, load->n_detached)) {
+    /* The worker and the client that poll for each other need a processor each, beside the other runs. */
+    int has_two = !load->n_detached || load->n_detached + 2 <= load->cpus;
+    if (awaited && s->n_slots == s->most_slots && has_two) {
         s->awaited = awaited;
         return NULL;
     }

@@ -112,12 +112,6 @@ static inline int nnb_load_has_processor(const nnb_load *load, int priority)
     return n < load->cpus;
 }
 
-/* 1 if there are processors for a worker and a client that poll for each other, beside so many other runs. */
-static inline int nnb_load_has_two(const nnb_load *load, uint32_t others)
-{
-    return !others || others + 2 <= load->cpus;
-}
-
 /* Begins a run. Returns 1 if it counts as one of its client's first. */
 int nnb_queue_begin(nnb_queue *q);
 /* Ends a run; `took_ns` 0: it was not measured. */
