@@ -20,72 +20,57 @@
 
 #define NNB_SEALS_FIXED_SIZE 0x7 /* F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW */
 
-/* Creates a memfd of `size` zero bytes with those seals (F_SEAL_*) that cannot be executed. Returns the fd. */
+/* Creates a memfd of `size` zero bytes with the seals, which cannot be executed. Returns the fd. */
 int nnb_memfd_create(const char *name, uint64_t size, int seals);
+int nnb_seals(int fd);             /* F_SEAL_*, or 0 when the file type has none */
+int64_t nnb_fd_size(int fd);       /* of a file, a device or a dma-buf */
+int64_t nnb_fd_filesystem(int fd); /* statfs f_type */
 
-/* Returns the seals of `fd` (F_SEAL_*), or 0 when the file type has none. */
-int nnb_seals(int fd);
-
-/* Returns the size of what `fd` names: fstat for files, lseek for a dma-buf. */
-int64_t nnb_fd_size(int fd);
-
-/* Returns the magic number of the file system that `fd` lives on (statfs f_type). */
-int64_t nnb_fd_filesystem(int fd);
-
-/* A range of a file. If it is guarded, then it survives a peer which truncates the file, and a file system which is full: a
- * fault on it maps zero pages and counts. */
+/* A range of a file. If guarded, a fault (a peer truncates the file, a file system is full) maps zeros and counts. */
 typedef struct nnb_mapping {
     uint8_t *addr; /* first byte asked for; `offset` need not be page-aligned */
     uint64_t size;
     void *base; /* what mmap returned, and its length */
     uint64_t length;
-    int32_t guard; /* index in the guard table, -1 if it is not guarded or the object cannot be truncated */
+    int32_t guard; /* index in the guard table, -1: not guarded */
 } nnb_mapping;
 
-/* Maps `size` bytes at `offset` of `fd`. prot: PROT_READ and/or PROT_WRITE. guarded: the caller looks at nnb_map_faults after
- * each use. The fd may be closed afterwards. -EINVAL: size 0; -EOVERFLOW: the region ends beyond the object; else the errno of
- * mmap. */
+/* Maps `size` bytes at `offset`. prot: PROT_READ and/or PROT_WRITE. guarded: the caller looks at nnb_map_faults after
+ * each use. The fd may be closed afterwards. -EINVAL: size 0; -EOVERFLOW: beyond the end; or the errno of mmap. */
 int nnb_map(nnb_mapping *out, int fd, uint64_t offset, uint64_t size, int prot, int guarded);
 void nnb_unmap(nnb_mapping *m);
+uint64_t nnb_map_faults(const nnb_mapping *m); /* faults that the guard has absorbed since nnb_map */
 
-/* How many faults the guard has absorbed on this mapping since it was made (0 without a guard). */
-uint64_t nnb_map_faults(const nnb_mapping *m);
-
-/* From now on a write to these whole pages of this process is a fault. -EINVAL: not page-aligned; -ENOMEM. */
+/* Makes whole pages read-only for this process. -EINVAL: not page-aligned; -ENOMEM. */
 int nnb_make_read_only(void *address, uint64_t length);
-
-/* Returns these whole pages of private memory to the system; from now on, looking at them is a fault. */
+/* Returns whole pages of private memory to the system. Each later access to them is a fault. */
 int nnb_give_back(void *address, uint64_t length);
 
 /* ---- descriptor.c ------------------------------------------------------------------------------------------- */
 
-#define NNB_FD_MAY_BLOCK 0x40000000 /* beside the number: closing it may wait for another process */
+#define NNB_FD_MAY_BLOCK 0x40000000 /* added to the number if closing it may wait for another process */
 
 /* Returns the process that made a pair of local stream sockets, 0 for another socket; -ENOTSOCK. */
 int nnb_fd_socket_maker(int fd);
-
-/* Closes a descriptor, given as a pointer: the destructor of what owns it. One that may block is never closed in place:
- * up to 128 threads close sockets, which a signal keeps from lingering, and as many close files. */
+/* Closes a descriptor, given as a pointer: a destructor for cffi. A thread closes one that may block. */
 void nnb_fd_drop(void *fd);
 
-/* ---- event_flag.c: a 32-bit word in shared memory, each bit a sticky notification -------- */
+/* ---- event_flag.c: a 32-bit word in shared memory, each bit a sticky notification ---------------------------- */
 
-/* Sets the bits of `mask`; wakes every waiter on a bit that was not pending. Returns 1 if that took a system call, 0
- * if every bit was pending already or mask is 0. */
+/* Sets the bits of `mask`, and wakes waiters on those that were not pending: 1; 0: all were. */
 int nnb_event_wake(uint32_t *word, uint32_t mask);
 
-/* One round: consumes the pending bits of `mask` into *state, or sleeps until one is set.
- * 0: at least one bit; -ETIMEDOUT; -EAGAIN: the word changed meanwhile; -EINTR: signal or spurious wake;
- * -ERESTART: 100 ms passed; -EINVAL: null or mask 0. */
+/* Consumes the pending bits of `mask` into *state, or sleeps once until one is set. 0: at least one bit; -ETIMEDOUT;
+ * -EAGAIN: the word changed meanwhile; -EINTR: signal or spurious wake; -ERESTART; -EINVAL: null or mask 0. */
 int nnb_event_wait(uint32_t *word, uint32_t mask, uint32_t *state, uint64_t deadline_ns);
 
-/* As nnb_event_wait, but continues after -EAGAIN and spurious wakes. 0, -ETIMEDOUT, -ERESTART (also for a signal)
- * or -EINVAL. A bit that is already pending wins over a deadline that has passed. */
+/* As nnb_event_wait, but goes on after -EAGAIN, and a signal is -ERESTART. A pending bit wins over a passed
+ * deadline. */
 int nnb_event_wait_retry(uint32_t *word, uint32_t mask, uint32_t *state, uint64_t deadline_ns);
 
 uint64_t nnb_now_ns(void); /* CLOCK_MONOTONIC */
 
-/* ---- message_queue.c: FMQ ----------------------------------------------------------------- */
+/* ---- message_queue.c: FMQ ----------------------------------------------------------------------------------- */
 
 #define NNB_SYNCHRONIZED 1u   /* one writer, one reader; never loses */
 #define NNB_UNSYNCHRONIZED 2u /* one writer, many readers; overwrites */
@@ -109,9 +94,9 @@ typedef struct nnb_grantor {
 #define NNB_LAYOUT_COMPAT 1u  /* the 16-byte header of libfmq */
 #define NNB_LAYOUT_STAMPED 2u /* NNB_LAYOUT_LINES with room for a stamp beside W, if the queue is synchronized */
 
-/* Fills `out` (room for 5) with the grantors of a queue in one file and returns how many; *region_size is the size
- * of that file, a multiple of the page. with_event: 0 or 1 (only COMPAT can go without).
- * -EINVAL: count or quantum 0, unknown flavour or layout; -EOVERFLOW: too large for the format. */
+/* Fills `out` (room for 5) with the grantors of a queue in one file and returns how many; *region_size: bytes of that
+ * file, whole pages. with_event: 0 or 1 (only COMPAT can go without). -EINVAL: count or quantum 0, unknown flavour or
+ * layout; -EOVERFLOW: too large for the format. */
 int nnb_mq_layout(uint64_t count, uint32_t quantum, uint32_t flavour, uint32_t layout, int with_event, nnb_grantor *out,
                   uint64_t *region_size);
 
@@ -123,16 +108,13 @@ typedef struct nnb_mq nnb_mq;
 #define NNB_MQ_EXCLUSIVE 2u
 #define NNB_MQ_SEALED 4u /* refuse files that could be truncated (-EPERM) */
 
-/* Attaches to a queue. `quantum` and `flavour` are what the caller expects. The fds are not kept.
- * An unsynchronized reader of read-only files gets a read-only handle.
- * -EINVAL: fewer than 3 grantors, fdIndex out of range, offset or extent not aligned, extent 0, not a multiple of
- * the quantum, counters too short or overlapping the data; -EOVERFLOW: beyond the end of the file;
- * -EPERM: not sealed; -EBADF/-ENODEV/...: from mmap. Nothing is left mapped on failure. */
+/* Attaches to a queue of that quantum and flavour. The fds are not kept. An unsynchronized reader of read-only files
+ * gets a read-only handle. -EINVAL: too few or ill-formed grantors; -EOVERFLOW: beyond the end of the file; -EPERM:
+ * not sealed; or the errno of mmap. Nothing is left mapped on failure. */
 int nnb_mq_open(nnb_mq **out, const nnb_grantor *grantors, uint32_t n_grantors, const int *fds, uint32_t n_fds,
                 uint32_t quantum, uint32_t flavour, uint32_t options);
-void nnb_mq_close(nnb_mq *q); /* NULL is fine */
-/* For a handle that a forked child has inherited: it takes up a role where the parent has left it. */
-void nnb_mq_inherit(nnb_mq *q);
+void nnb_mq_close(nnb_mq *q);   /* NULL is fine */
+void nnb_mq_inherit(nnb_mq *q); /* a forked child takes up the handle's role where the parent has left it */
 
 uint64_t nnb_mq_capacity(const nnb_mq *q); /* elements */
 uint32_t nnb_mq_quantum(const nnb_mq *q);
@@ -153,31 +135,31 @@ typedef struct nnb_mq_region {
     uint64_t second_count;
 } nnb_mq_region;
 
-/* Zero copy. -EAGAIN: not enough room / data; -EMSGSIZE: more than the capacity; -EBADMSG: corrupt (sync) ;
- * -EOVERFLOW: unsynchronized reader was overtaken and has been moved to half a ring behind the writer;
- * -EROFS: writing on a read-only handle. A commit without a begin of at least that many is -EINVAL. */
+/* Zero copy. -EAGAIN: not enough room or data; -EMSGSIZE: more than the capacity; -EBADMSG: corrupt; -EOVERFLOW: an
+ * unsynchronized reader was overtaken, and is now half a ring behind the writer; -EROFS: the handle is read-only. A
+ * commit without a begin of at least that many is -EINVAL. */
 int nnb_mq_begin_write(nnb_mq *q, uint64_t count, nnb_mq_region *tx);
 int nnb_mq_commit_write(nnb_mq *q, uint64_t count);
 int nnb_mq_begin_read(nnb_mq *q, uint64_t count, nnb_mq_region *tx);
 int nnb_mq_commit_read(nnb_mq *q, uint64_t count);
 
-/* begin + copy + commit; all or nothing; no waiter is woken. Return 0 or the errors above. count 0 succeeds. */
+/* Begin, copy and commit, all or nothing. No waiter is woken. 0 or the errors above. count 0 succeeds. */
 int nnb_mq_write(nnb_mq *q, const void *data, uint64_t count);
 int nnb_mq_read(nnb_mq *q, void *data, uint64_t count);
 
-/* As write/read but wait for room/data (synchronized only, -EINVAL otherwise). `word` NULL: the queue's own; none at
- * all: -EINVAL. The read waits for write_notification bits and wakes read_notification bits, the write the reverse;
- * the bits waited for must not be 0 (-EINVAL); count > capacity: -EMSGSIZE. -ETIMEDOUT, -ERESTART as above. */
+/* As write and read, but wait for room or data. word: NULL for the queue's own. The read waits for the bits of
+ * write_notification and wakes those of read_notification, the write the reverse. -ETIMEDOUT; -ERESTART; -EINVAL: no
+ * word, no bits to wait for, or an unsynchronized queue; or the errors above. */
 int nnb_mq_read_blocking(nnb_mq *q, void *data, uint64_t count, uint32_t read_notification, uint32_t write_notification,
                          uint64_t deadline_ns, uint32_t *word);
 int nnb_mq_write_blocking(nnb_mq *q, const void *data, uint64_t count, uint32_t read_notification,
                           uint32_t write_notification, uint64_t deadline_ns, uint32_t *word);
 
-/* ---- burst_wire.c: FmqRequestDatum / FmqResultDatum -------------------------------------- */
+/* ---- burst_wire.c: FmqRequestDatum / FmqResultDatum --------------------------------------------------------- */
 
 #define NNB_DATUM_SIZE 24
-#define NNB_MIN_CHANNEL 4u     /* datums; the smallest channel that is accepted */
-#define NNB_MAX_CHANNEL 65536u /* ... and the largest: each end keeps room for a packet that fills it */
+#define NNB_MIN_CHANNEL 4u     /* datums of the smallest channel that is accepted */
+#define NNB_MAX_CHANNEL 65536u /* and of the largest: each end keeps room for a packet that fills it */
 #define NNB_NO_TIME 0xffffffffffffffffu
 
 typedef struct nnb_argument {
@@ -185,7 +167,7 @@ typedef struct nnb_argument {
     uint32_t pool_index;
     uint32_t offset;
     uint32_t length;
-    uint32_t rank;      /* number of dimensions */
+    uint32_t rank;
     uint32_t first_dim; /* index into dims */
 } nnb_argument;
 
@@ -211,16 +193,15 @@ typedef struct nnb_result {
     uint64_t time_on_device, time_in_driver; /* microseconds or NNB_NO_TIME */
 } nnb_result;
 
-/* Serialises into `out` (room for `room` datums). Returns the number of datums, or -EMSGSIZE. */
+/* Serialise into `out` (room for `room` datums). Return the number of datums, or -EMSGSIZE. */
 int nnb_wire_encode_request(const nnb_request *request, uint8_t *out, uint32_t room);
 int nnb_wire_encode_result(const nnb_result *result, uint8_t *out, uint32_t room);
 
-/* Parses a packet of n datums. The arrays of `out` must have room for n entries each. Every count is compared with
- * what remains before it is used. Returns 0, or -EBADMSG for any packet that breaks a rule of section 3.3. */
+/* Parse a packet of n datums. The arrays of `out` must have room for n entries each. -EBADMSG: it breaks a rule. */
 int nnb_wire_decode_request(const uint8_t *packet, uint32_t n, nnb_request *out);
 int nnb_wire_decode_result(const uint8_t *packet, uint32_t n, nnb_result *out);
 
-/* ---- watch.c: statistics that a process writes about itself ------------------------------------------------------ */
+/* ---- watch.c: statistics that a process writes about itself ------------------------------------------------- */
 
 enum {
     NNB_REQUESTS,    /* request packets: sent by a client, received by a server */
@@ -257,7 +238,7 @@ typedef struct nnb_histogram {
     uint64_t buckets[NNB_BUCKETS];
 } nnb_histogram;
 
-/* One thing that is watched. One thread at a time writes it; others may look at any time, from other processes too. */
+/* One thing that is watched. One thread at a time writes it; any process that maps it may read it. */
 typedef struct nnb_row {
     uint64_t number; /* never used again in its memory; 0: the row is free */
     uint64_t parent; /* number of the row that this one is added to when it ends */
@@ -291,12 +272,11 @@ uint32_t nnb_bucket_of(uint64_t ns);
 uint64_t nnb_bucket_start(uint32_t bucket);
 void nnb_histogram_add(nnb_histogram *h, uint64_t ns, uint64_t weight); /* weight: how many events it stands for */
 void nnb_row_count(nnb_row *row, uint32_t which, uint64_t n);
-void nnb_row_fold(nnb_row *into, const nnb_row *other); /* adds the numbers of a row that has no writer any more */
 /* Copies the fields of `head` above the counters into a free row, then its number. */
 void nnb_row_open(nnb_row *row, const nnb_row *head, uint64_t number);
-/* Frees a row that has no writer any more; its numbers go to `above`, if there is one. */
+/* Frees a row that no thread writes any more; its numbers are added to `above`, if there is one. */
 void nnb_row_close(nnb_row *row, nnb_row *above);
-/* Takes one look at a row. 0: it is free, or changed hands meanwhile. `out` is zero before. */
+/* Copies a row. `out` is zero before. 0: the row is free, or changed hands meanwhile. */
 int nnb_row_look(nnb_row *out, const nnb_row *row);
 
 /* One run of a client, as both ends saw it. Nanoseconds of CLOCK_MONOTONIC; 0: not known. */
@@ -315,124 +295,109 @@ typedef struct nnb_trace {
     nnb_trace_entry *entries;
 } nnb_trace;
 
-/* ---- burst_channel.c, burst_endpoint.c: the two ends of a burst ------------------------------------------------ */
+/* ---- burst_endpoint.c: the client end of a burst ------------------------------------------------------------ */
 
-/* Client end. One caller waits at a time; a second one gets -EBUSY. Errors of all calls on it:
- * -EPIPE: hung up while the request was on its way; -ENOTCONN: hung up before it was sent; -ESHUTDOWN: closed;
- * -ECHILD: inherited by a forked child; -EBADMSG: the peer corrupted the channel (for good). */
+/* One caller waits at a time; a second one gets -EBUSY. Errors of all calls: -EPIPE: hung up while the request was on
+ * its way; -ENOTCONN: before it was sent; -ESHUTDOWN: closed; -ECHILD: in a forked child; -EBADMSG: corrupt for
+ * good. */
 typedef struct nnb_client nnb_client;
 
 /* Takes over both queues (synchronized, exclusive, 24-byte quantum, with event word), also on failure.
  * polling_window_ns: how long to poll before sleeping, 0 never polls. */
 int nnb_client_create(nnb_client **out, nnb_mq *request, nnb_mq *result, uint64_t polling_window_ns);
-/* The peer answers any number of requests in turn, and rings a bell (see nnb_client_arm). `bell`: a socket to ring for
- * what this end has to tell itself, which the client owns from now on; -1: none. Before the first request. */
+/* Tells the client, before its first request, that the peer answers any number of requests in turn and rings bells
+ * (nnb_client_arm). bell: a socket that this end rings for itself, and owns from now on; -1: none. */
 void nnb_client_set_pipelined(nnb_client *c, int bell);
-/* The peer is gone: every wait ends. Any thread, any time before nnb_client_destroy. */
-void nnb_client_hang_up(nnb_client *c);
+void nnb_client_hang_up(nnb_client *c); /* ends every wait: the peer is gone. Any thread, before nnb_client_destroy */
 /* Unmaps the queues. Idempotent. -EBUSY while an execution is in flight (it has been told to stop: try again);
  * -EDEADLK if it is this thread's own, below a signal handler: nnb_client_destroy will unmap them. */
 int nnb_client_close(nnb_client *c);
-void nnb_client_destroy(nnb_client *c); /* close + free; NULL is fine; harmless in a forked child */
-/* 1 if nothing runs on it now. A hint: this may change at once. */
-int nnb_client_is_free(const nnb_client *c);
-/* 0: it is closed or corrupt. A hint: 1 while another thread waits in it. */
-int nnb_client_is_sound(nnb_client *c);
-/* Before the first run: histograms of its timed runs go here, and all counters. The row outlives the client's use. */
+void nnb_client_destroy(nnb_client *c);      /* close + free; NULL is fine; harmless in a forked child */
+int nnb_client_is_free(const nnb_client *c); /* 1 if nothing runs on it now. A hint: this may change at once */
+int nnb_client_is_sound(nnb_client *c);      /* 0: closed or corrupt. A hint: 1 while another thread waits in it */
+/* Counts into the row from now on, before the first run. The row outlives the client's use. */
 void nnb_client_watch(nnb_client *c, nnb_row *row);
-/* From now on each `every`-th run is timed and noted in the trace, which outlives the client's use. After
- * nnb_client_watch, and not while a run is in flight. */
+/* Notes each `every`-th run in the trace, which outlives the use. After nnb_client_watch; no run is in flight. */
 void nnb_client_trace(nnb_client *c, nnb_trace *trace, uint32_t every);
 
 /* A request, serialised once, to be run many times. The client must outlive it. */
 typedef struct nnb_execution nnb_execution;
 int nnb_execution_create(nnb_execution **out, nnb_client *c, const nnb_request *request);
 void nnb_execution_destroy(nnb_execution *e);
-/* Adds a second request, of as many datums: the two take turns, and each run that ends with NONE passes the turn on. */
+/* Adds a second request, of as many datums: each run that ends with NONE passes the turn to the other one. */
 int nnb_execution_alternate(nnb_execution *e, const nnb_request *other);
-/* Gives the arguments other lengths and dimensions, as many as before: for each its length, then its dimensions.
- * -EALREADY: it is running. */
+/* Gives each argument another length, then as many dimensions as before. -EALREADY: it is running. */
 int nnb_execution_resize(nnb_execution *e, const uint32_t *sizes, uint32_t n);
-uint32_t nnb_execution_turn(const nnb_execution *e); /* 1: the second request is sent next */
-/* Notes that a run of this execution ended with that status, but not through the channel. */
-void nnb_execution_ran_elsewhere(nnb_execution *e, int status);
+uint32_t nnb_execution_turn(const nnb_execution *e);                   /* 1: the second request is sent next */
+void nnb_execution_ran_elsewhere(nnb_execution *e, int status);        /* a run without the channel ended so */
 void nnb_execution_set_timeout(nnb_execution *e, uint64_t timeout_ns); /* per run; 0: none */
 
-/* From now on it runs elsewhere: each run here ends with -ESTALE before anything is sent. On an error it stays: -EALREADY:
- * it runs; -EAGAIN: a run was given up, and may still write where the next one would. One caller at a time. */
+/* Moves the execution elsewhere: each later run here ends with -ESTALE before anything is sent. On an error it stays:
+ * -EALREADY: it runs; -EAGAIN: a run was given up, and may still write. One caller at a time. */
 int nnb_execution_leave(nnb_execution *e);
-void nnb_execution_return(nnb_execution *e); /* undoes nnb_execution_leave */
-/* Returns the deadline of the last run that was started, on CLOCK_MONOTONIC; 0: none. */
-uint64_t nnb_execution_deadline(const nnb_execution *e);
+void nnb_execution_return(nnb_execution *e);             /* undoes nnb_execution_leave */
+uint64_t nnb_execution_deadline(const nnb_execution *e); /* of the last run that was started; 0: none */
 
-/* Brings the deadlines of all runs of this process nearer. Waiting runs notice it when they next return to their
- * callers, after a slice at most. For tests. */
+/* Brings the deadlines of all runs of this process nearer, for tests. Waiting runs notice it after a slice at
+ * most. */
 void nnb_skip_time(uint64_t ns);
 
-/* Runs once: send, wait, decode. Returns the status of the result (>= 0) or
- * -EALREADY: it is running; -EBUSY: another one is; -ESTALE: it has left;
- * -ETIMEDOUT: given up, a late result will be dropped; -ECANCELED: the time was over before it could be sent;
- * -ENOBUFS: no room in the request channel, nothing was sent;
- * -ERESTART: call nnb_execution_resume to continue waiting or nnb_execution_abandon to give up; or as above. */
+/* Runs once: send, wait, decode. Returns the status of the result (>= 0) or -EALREADY: it is running; -EBUSY: another
+ * one is; -ESTALE: it has left; -ETIMEDOUT: given up, a late result will be dropped; -ECANCELED: the time was over
+ * before it could be sent; -ENOBUFS: no room in the request channel, nothing was sent; -ERESTART: call
+ * nnb_execution_resume to continue waiting or nnb_execution_abandon to give up; or as above. */
 int nnb_execution_run(nnb_execution *e);
 int nnb_execution_resume(nnb_execution *e);
-/* Does nothing unless this thread's run is in flight. */
-void nnb_execution_abandon(nnb_execution *e);
-/* The steps of nnb_execution_run, for callers that want to do something between them: send; look at most `spins`
- * times (-EAGAIN if nothing came). */
+void nnb_execution_abandon(nnb_execution *e); /* does nothing unless this thread's run is in flight */
+/* Steps of nnb_execution_run: send; look at most `spins` times (-EAGAIN if nothing came). */
 int nnb_execution_start(nnb_execution *e);
 int nnb_execution_try(nnb_execution *e, uint32_t spins);
 /* Starts, and looks for as long as an interpreter lock may be kept. -EAGAIN: continue with nnb_execution_resume. */
 int nnb_execution_begin(nnb_execution *e);
-/* Allows several executions in flight. One that does not fit beside the others waits in this end, in order.
- *
- * `n` is how many datums the answer may have (default: as many as the channel, so that nothing else is in flight). */
+/* Sets how many datums the answer may have (default: all of the channel, so that nothing else is in flight). Several
+ * executions may be in flight; one that does not fit beside the others waits in this end, in order. */
 void nnb_execution_set_answer(nnb_execution *e, uint32_t n);
-/* Sets how many polling windows nnb_execution_run and nnb_execution_resume poll before they sleep (default 1). */
-void nnb_execution_set_windows(nnb_execution *e, uint32_t n);
+void nnb_execution_set_windows(nnb_execution *e, uint32_t n); /* windows to poll before a sleep, default 1 */
 /* Starts the one (NULL: none) and waits for the other, which was started so before; 0 at once if it was not.
- * -EALREADY: `started` is in flight; -EAGAIN: continue with nnb_execution_resume(awaited); or as nnb_execution_run. */
+ * -EALREADY: `started` is in flight; -EAGAIN: continue with nnb_execution_resume(awaited); or as run. */
 int nnb_execution_advance(nnb_execution *started, nnb_execution *awaited);
 /* Gives up one that was started so, without waiting. -EBUSY: another thread waits in the burst. */
 int nnb_execution_drop(nnb_execution *e);
-/* Starts one without a caller that waits, after polling for a window, until that moment of CLOCK_MONOTONIC at the latest
- * (0: not at all). nnb_client_land will tell `tag`, which is not 0. -EAGAIN: it is in flight; -ERESTART: it is, but the
- * moment has come before the window was over; -EBUSY: not started, another thread waits for an answer: the bell will ring
- * when that is over; -EALREADY: it is in flight already; or as nnb_execution_run. */
+/* Starts a run without a caller that waits: polls for a window, but not beyond that moment of CLOCK_MONOTONIC (0: not
+ * at all). nnb_client_land will return `tag`, not 0. -EAGAIN: it is in flight; -ERESTART: likewise, but the moment
+ * came before the window was over; -EBUSY: not started, another thread waits for an answer: the bell will ring when
+ * that is over; -EALREADY: it was in flight before; or as nnb_execution_run. */
 int nnb_execution_launch(nnb_execution *e, uint64_t tag, uint64_t until_ns);
 /* Continues polling for one that is in flight. -EINVAL: it is not, with this tag, or has landed; or as launch. */
 int nnb_execution_watch(nnb_execution *e, uint64_t tag, uint64_t until_ns);
-/* Their steps: begin, or regain, which looks as that does; then, if that said -EAGAIN, look. */
+/* Steps of launch and watch: begin, or regain, which looks as begin does; after -EAGAIN, look. */
 int nnb_execution_regain(nnb_execution *e, uint64_t tag);
 int nnb_execution_look(nnb_execution *e, uint64_t tag, uint64_t until_ns);
-/* 1 if it was started, and its end was not reported. */
-int nnb_execution_flies(const nnb_execution *e);
-/* Takes back a launched one that was not sent yet, or any if the burst is over: it will not land. -EALREADY: it will, as
- * soon as the service finds that it is not awaited; -EBUSY: as launch. */
+int nnb_execution_flies(const nnb_execution *e); /* 1 if it was started, and its end was not reported */
+/* Takes back a launched run that was not sent yet, or any if the burst is over: it will not land. -EALREADY: it will,
+ * as soon as the service finds that it is not awaited; -EBUSY: as launch. */
 int nnb_execution_withdraw(nnb_execution *e);
-/* The tag of one that has landed (its status is below); -EAGAIN: none has; -EBUSY: as launch. */
+/* Returns the tag of an execution that has landed; -EAGAIN: none has; -EBUSY: as launch. */
 int64_t nnb_client_land(nnb_client *c);
-/* The bell rings at the next answer that is not found by polling. 1: land first; -EBUSY: as launch. */
+/* Has the bell ring at the next answer that is not found by polling. 1: land first; -EBUSY: as launch. */
 int nnb_client_arm(nnb_client *c);
-/* Takes all rings out of a bell's other end; never waits. */
-void nnb_bell_hush(int fd);
+void nnb_bell_hush(int fd); /* takes all rings out of a bell's other end; never waits */
 /* Returns the status of the last run's result, or a negative errno if it could not be sent. */
 int nnb_execution_status(const nnb_execution *e);
 /* Returns the result of the last run, valid until the next; status -1 if none came through the channel. */
 const nnb_result *nnb_execution_result(const nnb_execution *e);
 
-/* ---- buffer_admission.c: users of driver-managed buffers --------------------------------------------------------------
+/* ---- buffer_admission.c: users of driver-managed buffers ------------------------------------------------------
  *
- * The state of the buffers of a process and of the requests that use them; their bytes are the caller's. Any thread. A
- * forked child finds no operation half done, and buffers that other threads used are free; contents that were being
- * written are lost. */
+ * The state of a process's buffers and of the requests that use them; their bytes are the caller's. Any thread. In a
+ * forked child buffers that other threads used are free, and what they were writing is lost. */
 
 #define NNB_MAX_RANK 64
 
 typedef struct nnb_buffer nnb_buffer;
 typedef struct nnb_uses nnb_uses;
 
-/* Counts `more` events that make views of buffers stale: moved bytes, new dimensions, closing. Returns their number. */
+/* Counts `more` events that make views stale (moved bytes, new dimensions, closing). Returns their number. */
 uint64_t nnb_gate_moves(uint64_t more);
 
 typedef struct nnb_buffer_state {
@@ -442,12 +407,10 @@ typedef struct nnb_buffer_state {
     int32_t is_idle;
 } nnb_buffer_state;
 
-/* A buffer without contents. -ENOMEM. */
-int nnb_buffer_create(nnb_buffer **out);
-void nnb_buffer_destroy(nnb_buffer *b); /* requests that use it keep it */
+int nnb_buffer_create(nnb_buffer **out); /* without contents. -ENOMEM */
+void nnb_buffer_destroy(nnb_buffer *b);  /* requests that use it keep it */
 void nnb_buffer_look(nnb_buffer *b, nnb_buffer_state *out);
-/* Admits no more users; those at work continue. Idempotent. */
-void nnb_buffer_close(nnb_buffer *b);
+void nnb_buffer_close(nnb_buffer *b); /* admits no more users; those at work continue. Idempotent */
 
 /* Where the contents of a buffer are, and their dimensions. Its users look there; one that writes may change them. */
 typedef struct nnb_buffer_contents {
@@ -466,11 +429,11 @@ nnb_uses *nnb_uses_share(nnb_uses *u); /* one more nnb_uses_destroy is needed */
 void nnb_uses_destroy(nnb_uses *u);
 /* Takes all buffers or none. 0, -ESHUTDOWN: one was closed; -EAGAIN: one was in use until the deadline (0: now). */
 int nnb_uses_enter(nnb_uses *u, uint64_t deadline_ns);
-/* Views made over the buffers at this number of moves are good until there are more. NNB_ANYWHERE: whoever runs the request
- * looks where the contents are each time. */
+/* Notes that views made over the buffers at this number of moves are good until there are more. NNB_ANYWHERE: each
+ * run looks where the contents are. */
 #define NNB_ANYWHERE 0xfffffffffffffffeu
 void nnb_uses_settle(nnb_uses *u, uint64_t moves);
-/* The quick way in: 1 and taken, if nothing moved, nothing is in use and all that is read has contents; else 0. */
+/* Takes all buffers and returns 1, if nothing moved, nothing is in use and all that is read has contents; else 0. */
 int nnb_uses_admit(nnb_uses *u);
 
 #define NNB_UNCHANGED 0 /* what becomes of the contents of the buffers that were written */
@@ -480,14 +443,13 @@ int nnb_uses_admit(nnb_uses *u);
 /* Gives all back. Returns 1 if one of them is closed and now idle: its bytes can be freed. */
 int nnb_uses_leave(nnb_uses *u, int outcome);
 
-/* ---- kernels -----------------------------------------------------------------------------------------------------
+/* ---- kernel.c ---------------------------------------------------------------------------------------------------
  *
  * A kernel runs a bound request without an interpreter, again and again: its maker's struct begins with this. Its
  * resources live as long as it. One run at a time, each on any thread. */
 typedef struct nnb_kernel nnb_kernel;
 struct nnb_kernel {
-    /* 0 or a positive status; -ENOSPC: a buffer needs more room, and the owner finishes the run. Deadline: a time of
-     * CLOCK_MONOTONIC, 0: none. */
+    /* 0 or a positive status; -ENOSPC: a buffer needs more room, and the owner finishes the run. */
     int (*run)(nnb_kernel *k, uint64_t deadline_ns);
     const char *(*sentence)(nnb_kernel *k); /* why the last run failed, valid until the next one; NULL: not known */
     void (*destroy)(nnb_kernel *k);         /* called by the owner, once it runs no more */
@@ -495,8 +457,8 @@ struct nnb_kernel {
     void *const *arguments;                 /* for the batch: places of its inputs, then outputs */
     /* NULL, or returns the outputs of the last run, which ended with 0 or NNB_OUTPUT_INSUFFICIENT_SIZE. */
     const struct nnb_result *(*result)(nnb_kernel *k);
-    /* NULL, or binds it to another request with the same pools. -EINVAL: it does not look like the one before, or is none for
-     * the model; -ENOSPC: an argument needs more room; nothing has changed then. -EIO: it must not run any more. */
+    /* NULL, or binds it to another request with the same pools. -EINVAL: it differs in more than dimensions, or does
+     * not fit the model; -ENOSPC: an argument needs more room: nothing has changed. -EIO: run it no more. */
     int (*adapt)(nnb_kernel *k, const struct nnb_request *request);
 };
 
@@ -507,11 +469,11 @@ typedef struct nnb_batch {
     const uint64_t *nbytes;   /* of each argument of one request, */
     uint8_t *const *stacks;   /* and where those of all lie */
     nnb_kernel *const *runs;  /* runs[n] runs the first n of them, from 2 on */
-    uint32_t n_failed, rests; /* in a row; so many of the next ones are not tried */
+    uint32_t n_failed, rests; /* failures in a row; runs that are not tried after them */
 } nnb_batch;
 
-/* Runs requests of one batch, 2 to `most`; as a kernel does. The more often that fails, the less often it is tried. One
- * thread at a time. */
+/* Runs 2 to `most` requests of one batch, one thread at a time. The more often it fails, the less often it is
+ * tried. */
 int nnb_batch_run(nnb_kernel *const *kernels, uint32_t n, uint64_t deadline_ns);
 
 /* The place where requests of one model wait for each other. Zero at first; outlives its group. */
@@ -527,11 +489,10 @@ typedef struct nnb_batcher {
     struct nnb_batcher *next_freed;
 } nnb_batcher;
 
-/* Runs one. */
 int nnb_kernel_run(nnb_kernel *k, uint64_t deadline_ns);
 nnb_kernel *nnb_kernel_noop(void); /* does nothing; has no owner */
 
-/* ---- ort.c: a graph of ONNX Runtime, bound to its arguments -------------------------------------------------------- */
+/* ---- ort.c: a graph of ONNX Runtime, bound to its arguments ------------------------------------------------- */
 
 typedef struct nnb_copy {
     void *to;
@@ -540,8 +501,8 @@ typedef struct nnb_copy {
     uint64_t as_bool; /* bytes other than 0 become 1; then both may be the same memory */
 } nnb_copy;
 
-/* A kernel that makes some copies, runs the binding, and makes the others if that has succeeded. `api` is the library's table
- * of functions. What is given has to outlive the kernel. -ENOMEM. */
+/* A kernel that makes some copies, runs the binding, and makes the others if that has succeeded. `api` is the
+ * library's table of functions. What is given has to outlive the kernel. -ENOMEM. */
 int nnb_ort_create(nnb_kernel **out, void *const *api, void *session, void *binding, const nnb_copy *copies,
                    uint32_t n_before, uint32_t n_after);
 /* Ends its present run between two nodes, and every later one before the first. Any thread; never waits. */
@@ -569,34 +530,35 @@ typedef struct nnb_ort_argument {
 
 /* Finishes a run that ended with -ENOSPC, now that the buffers have room; returns as a run. */
 int nnb_ort_take(nnb_kernel *k);
-/* Tells the kernel its arguments, in the request's order: it then reports the dimensions of its outputs if one's are
- * not known, and adapts to other requests if `adapts`. The kernel owns and changes them from now on. `memory` and
- * `allocator` are the library's, for the processor. -ENOMEM. */
+/* Gives the kernel its arguments, in the request's order, to own and to change. It then reports unknown dimensions of
+ * outputs, and adapts to other requests if `adapts`. `memory`, `allocator`: the library's, for the processor.
+ * -ENOMEM. */
 int nnb_ort_tell(nnb_kernel *k, nnb_ort_argument *arguments, uint32_t n_inputs, uint32_t n_outputs, void *memory,
                  void *allocator, int adapts);
 
-/* ---- burst_server.c ----------------------------------------------------------------------------------------------
+/* ---- burst_server.c: the server end of a burst --------------------------------------------------------------
  *
- * Server end. One thread calls nnb_server_next and the functions on the request at hand. */
+ * One thread calls nnb_server_next and the functions on the request at hand. */
 typedef struct nnb_server nnb_server;
 
 #define NNB_MAX_PLANS 256
 #define NNB_ANY_SLOT (-1)
 #define NNB_PLAN_NEW 0x800000      /* added to the id of a packet that is seen for the first time */
 #define NNB_PLAN_GUARDED 0x1000000 /* added if the plan has buffers and was not admitted: enter and leave by hand */
-#define NNB_PLAN_KERNEL 0x2000000  /* added if the plan's kernel has run, and nnb_server_outcome has to be looked at */
+#define NNB_PLAN_KERNEL 0x2000000  /* added if the plan's kernel has run: look at nnb_server_outcome */
 #define NNB_PLAN_TIMED 0x4000000   /* added if the run has to end by nnb_server_deadline */
 
+/* Takes over both queues, as nnb_client_create does. */
 int nnb_server_create(nnb_server **out, nnb_mq *request, nnb_mq *result, uint64_t polling_window_ns,
                       uint32_t max_plans);
-/* Sends the answer of the request at hand (NONE without shapes, unless nnb_server_set_result was called) and waits for
- * the next one. Ill-formed packets are answered here. Returns the plan id, with NNB_PLAN_NEW if the packet is
- * new: then read it with nnb_server_request and, if it is worth it, nnb_server_keep_plan(id).
- * A plan with a kernel is run here; it returns if the run failed or the plan was dropped meanwhile.
- * -ERESTART: call again, and free closed buffers that are idle; -EPIPE: hung up, whatever is in the ring; -EBADMSG: channel corrupt; -ENOBUFS:
- * the client takes no results. */
+/* Sends the answer of the request at hand (NONE without shapes, unless nnb_server_set_result was called) and waits
+ * for the next one. Ill-formed packets are answered here, and plans with a kernel are run here. Returns the plan id,
+ * with NNB_PLAN_NEW if the packet is new: then read it with nnb_server_request and, if it is worth it,
+ * nnb_server_keep_plan(id). An id with NNB_PLAN_KERNEL: the run failed, or the plan was dropped meanwhile. -ERESTART:
+ * call again, and free closed buffers that are idle; -EPIPE: hung up, whatever is in the ring; -EBADMSG: channel
+ * corrupt; -ENOBUFS: the client takes no results. */
 int nnb_server_next(nnb_server *s);
-/* The steps of nnb_server_next. An id with NNB_PLAN_KERNEL that try returns has to be run at once; -EAGAIN: it ran, call
+/* Steps of nnb_server_next. An id with NNB_PLAN_KERNEL that try returns has to be run at once; -EAGAIN: it ran, call
  * nnb_server_next. Any other id is returned as it is. */
 int nnb_server_reply(nnb_server *s);
 int nnb_server_try(nnb_server *s, uint32_t spins);
@@ -604,51 +566,46 @@ int nnb_server_run(nnb_server *s, int id);
 /* Gives the outcome of the request at hand, for an id with NNB_PLAN_KERNEL: its status, and the kernel's sentence
  * (NULL: none). Call it once for each. Returns 1 if its plan was dropped meanwhile: the kernel may end now. */
 int nnb_server_outcome(nnb_server *s, int32_t *status, const char **sentence);
-/* The request at hand; valid until nnb_server_next. */
-const nnb_request *nnb_server_request(nnb_server *s);
-/* Returns the deadline of the request at hand, on CLOCK_MONOTONIC; 0: none. One that comes to its turn later is
- * answered MISSED_DEADLINE_TRANSIENT here. */
+const nnb_request *nnb_server_request(nnb_server *s); /* the request at hand; valid until nnb_server_next */
+/* Returns the deadline of the request at hand; 0: none. A request whose deadline has passed is answered in
+ * nnb_server_next, with MISSED_DEADLINE_TRANSIENT. */
 uint64_t nnb_server_deadline(const nnb_server *s);
-/* From now on each request has to be answered within that time after it was taken. 0: none of the server's own. */
+/* Sets the time within which each request has to be answered after it was taken. 0: no limit of the server's own. */
 void nnb_server_limit_runs(nnb_server *s, uint64_t longest_ns);
 /* 1 if the client has given up the request at hand, which has to be answered all the same. */
 int nnb_server_is_revoked(const nnb_server *s);
-/* Replaces the default answer. Times in microseconds; those of the driver are filled in here. Too many shapes for the
- * channel become GENERAL_FAILURE. */
+/* Replaces the default answer. The driver's time is filled in here. Too many shapes for the channel:
+ * GENERAL_FAILURE. */
 int nnb_server_set_result(nnb_server *s, const nnb_result *result);
-/* From now on a failure is not answered: the client learns of the service's end, which caused it. */
+/* Keeps failures from being answered: the client learns of the service's end, which causes them. */
 void nnb_server_keep_failures(nnb_server *s);
-/* From now on an identical packet has this plan id. */
-int nnb_server_keep_plan(nnb_server *s, uint32_t id);
-/* From now on the plan is admitted to its buffers before it is run, and leaves them when it is answered: committed if the
- * status is NONE, else lost. */
+int nnb_server_keep_plan(nnb_server *s, uint32_t id); /* an identical packet has this plan id from now on */
+/* Has the plan admitted to its buffers before it is run. It leaves them when it is answered: committed if the status
+ * is NONE, else lost. */
 int nnb_server_guard_plan(nnb_server *s, uint32_t id, nnb_uses *uses);
-/* From now on a kernel runs the plan, until another plan has the id, or nnb_server_free_slot has dropped it. The
- * request at hand is not run. */
+/* Has a kernel run the plan after the request at hand, until another plan has the id or it is dropped. */
 int nnb_server_set_kernel(nnb_server *s, uint32_t id, nnb_kernel *kernel);
 /* Leaves the buffers of the request at hand as they are; its runner has to enter them. */
 void nnb_server_forgo(nnb_server *s);
-/* Drops the plans that use a slot and writes their ids (room for NNB_MAX_PLANS), with NNB_PLAN_KERNEL if the kernel runs at
- * the moment: nnb_server_outcome says when it has ended. Any thread. Returns how many.
- * NNB_ANY_SLOT: all that use one; the memories stay, so a plan that is being bound meanwhile is kept. */
+/* Drops the plans that use a slot and writes their ids (room for NNB_MAX_PLANS), with NNB_PLAN_KERNEL if the kernel
+ * runs at the moment: nnb_server_outcome says when it has ended. NNB_ANY_SLOT: all that use one; the memories stay,
+ * so a plan that is being bound meanwhile is kept. Returns how many. Any thread. */
 int nnb_server_free_slot(nnb_server *s, int32_t slot, uint32_t *ids);
-/* Rings at an answer that the client awaits in an event loop. The server owns the socket from now on; before the first
- * call of nnb_server_next. */
+/* Gives the server a socket, to own, to ring at answers that the client awaits in an event loop. Before the first
+ * request. */
 void nnb_server_set_bell(nnb_server *s, int bell);
 /* Checks that a client's socket can be a bell: -EINVAL unless it is an end of a connected pair of local stream
  * sockets and nothing waits in it. After that nothing can be sent to it. */
 int nnb_bell_check(int fd);
-/* The client is gone or the burst is to end: nnb_server_next ends with -EPIPE. Any thread before destroy. */
-void nnb_server_hang_up(nnb_server *s);
-void nnb_server_destroy(nnb_server *s); /* after nnb_server_next has ended for good */
-/* Before the first request: what is counted and timed goes into this row, which outlives the thread that serves. */
-void nnb_server_watch(nnb_server *s, nnb_row *row);
+void nnb_server_hang_up(nnb_server *s);             /* ends nnb_server_next with -EPIPE. Any thread, before destroy */
+void nnb_server_destroy(nnb_server *s);             /* after nnb_server_next has ended for good */
+void nnb_server_watch(nnb_server *s, nnb_row *row); /* as nnb_client_watch; before the first request */
 
-/* Returns how often try is worth calling before releasing an interpreter lock; 0 if this end never polls. */
+/* Return how often try is worth calling before releasing an interpreter lock; 0 if this end never polls. */
 uint32_t nnb_execution_spins(const nnb_execution *e);
 uint32_t nnb_server_spins(const nnb_server *s);
 
-/* ---- group.c: several threads serve the bursts of many clients ---------------------------------------------------
+/* ---- group.c: several threads serve the bursts of many clients ----------------------------------------------
  *
  * A worker is one thread's part of a group; only that thread calls the functions on it. The rest: any thread. */
 typedef struct nnb_group nnb_group;
@@ -659,24 +616,20 @@ typedef struct nnb_worker nnb_worker;
 #define NNB_PRIORITIES 3          /* 0 is the highest */
 #define NNB_BURST_ENDED 0x8000000 /* added to the first id of a burst whose burst is over */
 
-/* cpus: runs that may be under way at a time. most_words: queues that a thread sleeps on at a time, as far as the kernel
- * allows (127). -ENOMEM. */
+/* cpus: runs under way at a time. most_words: queues that a thread sleeps on (at most 127). -ENOMEM. */
 int nnb_group_create(nnb_group **out, uint32_t cpus, uint32_t most_words);
-/* Has every worker's nnb_group_next end with -EPIPE, once its present run is over. */
-void nnb_group_close(nnb_group *g);
-/* After all workers are destroyed. Harmless in a forked child. */
-void nnb_group_destroy(nnb_group *g);
-/* From now on the workers serve a burst; they have it until nnb_group_next returned its NNB_BURST_ENDED and was called
- * once more. Requests of one client share what it gets, until it leaves. Returns its number: its plans have the ids
- * from number * NNB_BURST_PLANS on. batcher: NULL, or where its requests wait so long for others, to run together with
- * them (0: neither for these nor for those that run so); outlives the group. -ENOMEM, -EMFILE: too many, -ESHUTDOWN: closed. */
+void nnb_group_close(nnb_group *g);   /* every nnb_group_next ends with -EPIPE, once its present run is over */
+void nnb_group_destroy(nnb_group *g); /* after all workers are destroyed. Harmless in a forked child */
+/* Has the workers serve a burst, until nnb_group_next has returned its NNB_BURST_ENDED and was called once more.
+ * Returns its number: its plans have the ids from number * NNB_BURST_PLANS on. Requests of one client share what it
+ * gets, until it leaves. batcher: NULL, or where its requests wait so long for others, to run together with them (0:
+ * neither for these nor for those that run so); outlives the group. -ENOMEM, -EMFILE, -ESHUTDOWN. */
 int nnb_group_add(nnb_group *g, nnb_server *s, uint64_t client, uint32_t priority, nnb_batcher *batcher,
                   uint64_t batch_wait_ns);
-/* The client opens no other burst. Its account is forgotten with its last one. */
+/* Notes that the client opens no other burst. Its account is forgotten with its last one. */
 void nnb_group_leave(nnb_group *g, uint64_t client);
-/* After nnb_server_hang_up: has the workers look. */
-void nnb_group_wake_all(nnb_group *g);
-uint32_t nnb_group_workers(nnb_group *g); /* that have not been told to end */
+void nnb_group_wake_all(nnb_group *g);    /* has the workers look, after nnb_server_hang_up */
+uint32_t nnb_group_workers(nnb_group *g); /* workers that have not been told to end */
 
 int nnb_worker_create(nnb_worker **out, nnb_group *g);
 /* A request that it has not answered fails; if it leads, another worker takes the lead. */
@@ -685,14 +638,14 @@ void nnb_worker_destroy(nnb_worker *w);
  * -EUSERS: start one more worker, then call again; -ESHUTDOWN: this worker is not needed any more; -EPIPE: closed. */
 int nnb_group_next(nnb_worker *w);
 int nnb_worker_ending(const nnb_worker *w);
-/* The steps of nnb_group_next: 0 or what it returns; -EAGAIN: call nnb_group_next. */
+/* Steps of nnb_group_next: 0 or what it returns; -EAGAIN: call nnb_group_next. */
 int nnb_group_answer(nnb_worker *w);
 int nnb_group_try(nnb_worker *w, uint32_t spins);
 int nnb_group_run(nnb_worker *w, int id);
 int nnb_group_ran_long(const nnb_worker *w);   /* the request at hand, beside the others */
 uint32_t nnb_group_spins(const nnb_worker *w); /* 0: this worker does not poll now */
 
-/* ---- steps.c: one request, several steps ------------------------------------------------------------------------- */
+/* ---- steps.c: one request, several steps -------------------------------------------------------------------- */
 
 typedef struct nnb_step_argument {
     uint8_t *one;    /* what a step works on */
@@ -714,57 +667,51 @@ typedef struct nnb_steps {
 
 /* Before each step from 0 on, and once with `count`: copies the outputs of the step before to their places, and the
  * inputs of `step` from theirs. 1: there is a deadline, and the step may be long (the one before took over a
- * millisecond); -EPIPE: `gone`, or the client has given the request up; -ETIMEDOUT: the deadline has passed; there is no
- * next step then. */
+ * millisecond). No step follows -EPIPE: `gone`, or the client has given the request up; -ETIMEDOUT. */
 int nnb_steps_turn(nnb_steps *s, uint64_t step);
-/* Has a word be what `gone` waits for. */
-void nnb_word_raise(uint32_t *word);
+void nnb_word_raise(uint32_t *word); /* makes a word what `gone` waits for */
 
-/* ---- process_watch.c: a service must not outlive its client ------------------------------------------------------ */
+/* ---- process_watch.c: a service must not outlive its client ------------------------------------------------- */
 
-/* Starts a detached thread that calls _exit(0) as soon as the process of `pidfd` has ended or the peer of the connected
- * socket `sock_fd` has closed its last copy; -1 leaves one of them out. Both are duplicated. Cannot be undone.
- * -EINVAL: both -1; -EBADF, -EMFILE, -ENOMEM, -EAGAIN: the thread could not be started. */
+/* Starts a detached thread that calls _exit(0) as soon as the process of `pidfd` has ended or the peer of the
+ * connected socket `sock_fd` has closed its last copy; -1 leaves one of them out. Both are duplicated. Cannot be
+ * undone. -EINVAL: both -1; -EBADF, -EMFILE, -ENOMEM, -EAGAIN: the thread could not be started. */
 int nnb_exit_when_dead(int pidfd, int sock_fd);
-/* Has the kernel send this process a signal when the thread that has started it ends, also while it is stopped. It tells
- * of no end before the call: ask getppid() afterwards. -EINVAL: no such signal. */
+/* Has the kernel send this process a signal when the thread that started it ends, also while it is stopped. An end
+ * before the call is not seen: ask getppid() afterwards. -EINVAL: no such signal. */
 int nnb_signal_when_orphaned(int number);
 
-/* ---- sandbox.c: the walls of a service process ------------------------------------------------------------------- */
+/* ---- sandbox.c: the walls of a service process -------------------------------------------------------------- */
 
 #define NNB_MAY_READ 1
 #define NNB_MAY_WRITE 2
 #define NNB_MAY_EXECUTE 4 /* of calls: start programs */
 #define NNB_MAY_CONNECT 8
 #define NNB_MAY_SIGNAL 16 /* of calls: any thread by its number, which Landlock keeps to this process */
-/* Landlock's version in this kernel; 0: there is none. */
-int nnb_landlock_version(void);
-/* Returns a descriptor of rules that forbid all that this kernel's Landlock can, but TCP to what may CONNECT. -ENOSYS: there
- * is no Landlock. */
+
+int nnb_landlock_version(void); /* 0: this kernel has no Landlock */
+/* Returns a descriptor of rules that forbid all that Landlock can, but TCP to what may CONNECT. -ENOSYS. */
 int nnb_landlock_rules(uint32_t may);
 /* Allows to READ, WRITE or EXECUTE what lies beneath a directory, or a file. `fd` may be of O_PATH. */
 int nnb_landlock_allow(int rules, int fd, uint32_t may);
-/* Puts rules into force for ever. 1: for all threads; 0: for this one and those that it starts, as before version 8. */
+/* Puts rules into force for ever. 1: for all threads; 0 (before version 8): for this one and those that it starts. */
 int nnb_landlock_close(int rules);
 /* Gives up all capabilities of this thread, and so of those that it starts: for ever, with no_new_privs. */
 int nnb_capabilities_drop(void);
-/* Lets all threads make only the calls of the list, for ever. -ENOSYS: not on this processor; -EINVAL: not with this kernel;
- * -ESRCH: a thread has a filter of its own. */
+/* Lets all threads make only the calls of the list, for ever. -ENOSYS: not on this processor; -EINVAL: not with this
+ * kernel; -ESRCH: a thread has a filter of its own. */
 int nnb_seccomp_close(uint32_t may);
 
-/* ---- bench.c: what `nnburst bench` compares everything else with ------------------------------------------------
+/* ---- bench.c: what `nnburst bench` compares everything else with -------------------------------------------
  *
- * The caller and a server thread run, pinned to a CPU each, and the caller takes one clock reading per iteration: sample
- * i is the time between its readings i and i+1, so every sample contains exactly one clock read (nnb_bench_runs says
- * how much that is). That takes 5 s at most.
- *
- * warmup: iterations that are not recorded; samples: room for `count` ns. Return 0, -EINVAL (count 0, a CPU that the
- * process may not use), -ETIMEDOUT, or the errno of what could not be created. */
+ * The caller takes one clock reading per iteration: sample i is the time between its readings i and i+1.
+ * warmup: iterations that are not recorded; samples: room for `count` ns. 0, -EINVAL: count 0. */
 
-/* One cache line that the two threads hand to each other, there and back. */
+/* One cache line that the caller and a server thread, pinned to a CPU each, hand to each other, there and back, for 5
+ * s at most. -EINVAL: a CPU that the process may not use; -ETIMEDOUT; or the errno of what could not be created. */
 int nnb_bench_line(int client_cpu, int server_cpu, uint32_t warmup, uint32_t count, uint32_t *samples);
-/* Runs of an execution, one after the other, on the calling thread, however long that takes; NULL: nothing but the clock
- * readings. -EIO: one has failed. */
+/* Runs of an execution, on the calling thread, however long they take; NULL: clock readings alone. -EIO: one has
+ * failed. */
 int nnb_bench_runs(nnb_execution *e, uint32_t count, uint32_t *samples);
 
 #endif

@@ -3,33 +3,22 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * A row has one writer at a time. Each number is one word, written with one relaxed store and read with one relaxed
- * load: a look at a row costs the writer nothing but the cache lines that it has to fetch again, and a writer that dies
- * leaves no number half written. Numbers of one look need not belong to one moment.
+ * A row has one writer at a time. Each number is written with one relaxed store and read with one relaxed load: a
+ * look costs the writer nothing but cache lines, and a writer that dies leaves no number half written. Numbers of one
+ * look need not belong to one moment. Histograms are log-linear: 16 buckets to an octave, from 1 ns to 68 s.
  *
- * Histograms are log-linear: 16 buckets to an octave, so that a value is known to 1/16, from 1 ns to 68 s. A sample
- * stands for as many events as its weight says.
- *
- * Stamps
- *   Reading clocks at both ends costs as much as a round trip, so only some requests are timed: one in 256 on average, at
- *   random so that no rhythm of the program falls in step with it; and each one while answers do not come at once,
- *   since the clock is nothing beside a wait. The client decides, and puts the time of sending beside W (the stamp). It
- *   travels with the cache line that the server loads anyway. The server puts beside the W of the answer when it took
- *   the request and how long it was at it. So both ends time the same requests, and the client knows of every step of a
- *   timed run without asking.
- *
- *     request  [ tag | time of sending ]  [ 0 ]
- *     result   [ tag | time of taking  ]  [ tag | requests that ran as one: 6 bits | nanoseconds until the answer ]
- *
- *   The tag is 16 bits of W after the packet: a stamp of another packet is none. Times are the low 48 bits of
- *   CLOCK_MONOTONIC. A peer may write anything there; it spoils what is said about its own burst.
+ * Stamps (docs/WIRE.md has their format)
+ *   Reading clocks at both ends costs as much as a round trip, so only some requests are timed: one in 256 on
+ *   average, at random so that no rhythm of the program falls in step with it; and each one while answers do not come
+ *   at once. The client puts the time of sending beside W, so it travels with the cache line that the server loads
+ *   anyway. The server puts beside the W of the answer when it took the request, how long it was at it, and with how
+ *   many others. A peer may write anything there; it spoils what is said about its own burst.
  *
  * Deadlines
- *   Behind the stamp are four words [ tag | deadline ] for requests that are on their way, used in turn. The first one is
- *   zero as long as no request has one. With more than four such requests in the ring the oldest lose theirs: then only
- *   the client gives them up. The tag comes again 512 KiB later, so the client wipes the words when it has sent 64 KiB
- *   since it set the last one. A request that the client gives up gets a deadline that has passed, whether it had one or
- *   not.
+ *   Behind the stamp are four words for requests that are on their way, used in turn. The first one is zero as long
+ *   as no request has a deadline. With more than four such requests in the ring the oldest lose theirs: then only the
+ *   client gives them up. The tag comes again 512 KiB later, so the client wipes the words when it has sent 64 KiB
+ *   since it set the last one. A request that the client gives up gets a deadline that has passed.
  */
 #define _GNU_SOURCE
 #include "nnb_channel.h"
@@ -68,7 +57,7 @@ void nnb_histogram_add(nnb_histogram *h, uint64_t ns, uint64_t weight)
 
 /* ---- rows ----------------------------------------------------------------------------------------------------- */
 
-void nnb_row_fold(nnb_row *into, const nnb_row *other)
+static void fold(nnb_row *into, const nnb_row *other)
 {
     for (uint32_t i = 0; i < NNB_COUNTERS; i++)
         add(&into->counters[i], other->counters[i]);
@@ -107,7 +96,7 @@ void nnb_row_close(nnb_row *row, nnb_row *above)
     nnb_store_relaxed((nnb_a64 *)&row->number, 0);
     nnb_fence_release(); /* SYNC POINT: row_close <-> row_look */
     if (above)
-        nnb_row_fold(above, row);
+        fold(above, row);
     wipe(row, offsetof(nnb_row, histograms));
     for (uint32_t i = 0; i < NNB_HISTOGRAMS; i++)
         if (row->histograms[i].count)
@@ -193,7 +182,6 @@ uint64_t nnb_channel_find_deadline(const nnb_channel *ch)
         if (!word || word >> TIME_BITS != ((q->own_r >> 3) & 0xffff))
             continue;
         uint64_t now = nnb_now_ns(), left = (word - now) & TIME_MASK;
-        /* 39 hours either way. */
         uint64_t deadline = left >> (TIME_BITS - 1) ? now - (TIME_MASK + 1 - left) : now + left;
         return deadline ? deadline : 1;
     }
@@ -206,8 +194,7 @@ int nnb_channel_stamp_of(const nnb_channel *ch, uint64_t now_ns, uint64_t *time_
     const nnb_mq *q = ch->mq;
     uint64_t time = nnb_load_relaxed(&q->stamp[0]), lasted = nnb_load_relaxed(&q->stamp[1]);
     uint64_t ago = (now_ns - time) & TIME_MASK;
-    if (!nnb_channel_is_stamped(ch) || lasted >> TIME_BITS != time >> TIME_BITS || ago > LONGEST ||
-        ago > now_ns) /* before the clock began, with the machine */
+    if (!nnb_channel_is_stamped(ch) || lasted >> TIME_BITS != time >> TIME_BITS || ago > LONGEST || ago > now_ns)
         return 0;
     *time_ns = now_ns - ago;
     *lasted_ns = lasted & ((1ull << LASTED_BITS) - 1);
