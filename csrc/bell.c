@@ -2,12 +2,9 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * An eventfd will not do: the client shares the open file, and may make writes to it block, so it could keep a thread
- * of the service for ever. On a stream socket each sender chooses for itself.
- *
- * Only one end of a connected pair of local sockets is taken. Closing a network socket may take as long as its owner
- * likes (SO_LINGER), and closing a local one also closes sockets in its unread messages. So the bell must have received
- * nothing, and from then on can receive nothing.
+ * An eventfd will not do: the client shares the open file, and could make writes to it block for ever. Closing a
+ * network socket may take long (SO_LINGER), and closing a local one also closes sockets in its unread messages. So a
+ * bell is an end of a connected pair of local sockets that has received nothing, and can receive nothing any more.
  */
 #define _GNU_SOURCE
 #include <sys/ioctl.h>
@@ -29,7 +26,7 @@ int nnb_bell_check(int fd)
 
 void nnb_bell_ring(int fd)
 {
-    /* A full bell is readable already. A bell that is gone is its owner's loss. */
+    /* A full bell is readable already. One that is gone is its owner's loss. */
     (void)!send(fd, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 

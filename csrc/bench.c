@@ -1,4 +1,5 @@
-/* What a round trip between two cores costs: the bare cache line, and a burst. benchmarks/record/queue.c has the queue.
+/* The round trips that `nnburst bench` measures: a bare cache line and a burst (the queue:
+ * benchmarks/record/queue.c).
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -20,8 +21,8 @@ typedef struct bench {
 
 static void fail(bench *b, int rc) { nnb_cas32_relaxed(&b->result, 0, (uint32_t)-rc); /* the first one counts */ }
 
-/* Called once per unsuccessful look; true when the measurement must be given up. Pausing between looks is what makes
- * the round trip shortest: without it the line is asked for again while the owner still writes it. */
+/* Called once per unsuccessful look; true when the measurement must be given up. Without a pause between looks the
+ * line is asked for again while the owner still writes it. */
 static int give_up(bench *b, uint32_t *spins)
 {
     nnb_pause();
@@ -32,7 +33,6 @@ static int give_up(bench *b, uint32_t *spins)
     return nnb_load32_relaxed(&b->result) != 0;
 }
 
-/* The chain of readings is never broken, so no time is lost between samples. */
 static uint32_t lap(uint64_t *previous)
 {
     uint64_t now = nnb_now_ns(), ns = now - *previous;
@@ -72,7 +72,7 @@ static int pin(int cpu)
     return sched_setaffinity(0, sizeof wanted, &wanted) < 0 ? -errno : 0;
 }
 
-/* Round trips between this thread, which asks, and a new one that serves, each on its CPU. */
+/* Measures round trips between this thread, which asks, and a new one that serves, each on its CPU. */
 static int measure(bench *b, int (*ask)(bench *b, uint64_t i), void *(*serve)(void *), const int cpus[2],
                    uint32_t warmup, uint32_t count, uint32_t *samples)
 {

@@ -1,13 +1,12 @@
-/* The present users of driver-managed buffers, and which buffers have contents.
+/* The present users of driver-managed buffers, and which buffers have contents; their bytes belong to Python.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * The bytes of the buffers belong to Python; here is only their state. One lock for all buffers of a process: a
- * request takes all its buffers or none, so no two requests wait for each other in a circle. It is held for a few
- * loads and stores, never while bytes are copied or kernels run.
+ * A request takes all its buffers or none, under one lock for all buffers of the process, so no two requests wait for
+ * each other in a circle. The lock is held for a few loads and stores, never while bytes are copied or kernels run.
  *
- * `use` of a buffer is how many read it, or WRITTEN; closing adds CLOSED on top, so that its users continue and no more
- * are admitted. A closed buffer without users has exactly CLOSED.
+ * `use` of a buffer is how many read it, or WRITTEN; closing adds CLOSED on top, so that its users continue and no
+ * more are admitted. A closed buffer without users has exactly CLOSED.
  */
 #define _GNU_SOURCE
 #include <stdlib.h>
@@ -18,7 +17,6 @@
 #define WRITTEN (-1)
 #define CLOSED (-(1ll << 40))
 
-/* One gate for all buffers that may meet in a request. */
 static struct {
     pthread_mutex_t lock;
     pthread_cond_t left; /* a user left, or a buffer was closed */
@@ -44,8 +42,7 @@ struct nnb_uses {
 
 /* ---- the gate ------------------------------------------------------------------------------------------------- */
 
-/* fork() enters, too. A holder of the lock waits for nothing that the thread that forks may hold, such as an interpreter lock:
- * it holds it for a few loads and stores. */
+/* fork() enters, too: a holder waits for no lock that the forking thread may have. */
 static void enter(void) { pthread_mutex_lock(&gate.lock); }
 static void leave(void) { pthread_mutex_unlock(&gate.lock); }
 
@@ -205,7 +202,7 @@ void nnb_uses_destroy(nnb_uses *u)
         free(u);
 }
 
-/* With the lock held. 0: taken; -EAGAIN: one is in use; -ESHUTDOWN: one was closed. */
+/* Takes all, with the lock held. -EAGAIN: one is in use; -ESHUTDOWN: one was closed. */
 static int take(nnb_uses *u)
 {
     int rc = 0;

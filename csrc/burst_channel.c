@@ -2,9 +2,8 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * While both ends poll, the event word does not move: NOT_EMPTY was set by the first send and is not consumed, so a
- * send is ring bytes, one store of W, a fence, and a load that hits the cache. A receiver that goes to sleep
- * consumes the bit first; the next send then sets it and wakes.
+ * While both ends poll, NOT_EMPTY stays set: a send is ring bytes, one store of W, a fence, and a load that hits the
+ * cache. A receiver that goes to sleep consumes the bit first; the next send then sets it and wakes.
  */
 #define _GNU_SOURCE
 #include <sys/mman.h>
@@ -47,8 +46,7 @@ void nnb_channel_fini(nnb_channel *ch)
 
 /* ---- sending -------------------------------------------------------------------------------------------------- */
 
-/* The receiver sleeps, or is about to: in the kernel or, if AWAITED is set, in an event loop that watches the bell.
- * AWAITED changes before NOT_EMPTY is cleared, in the same word. */
+/* Wakes a receiver that sleeps, or is about to, in the kernel or (AWAITED) in an event loop that watches the bell. */
 static void rouse(nnb_channel *ch)
 {
     int rc = nnb_event_wake_unless(ch->mq->event, NNB_EVENT_NOT_EMPTY, ch->bell < 0 ? 0 : NNB_EVENT_AWAITED);
@@ -85,7 +83,7 @@ void nnb_channel_notify_not_full(nnb_channel *ch)
         nnb_count(ch->counters, NNB_WAKES, 1);
 }
 
-/* The length that a packetInformation announces, 0 if it is none or cannot be true. */
+/* Returns the length that a packetInformation announces, 0 if it is none or cannot be true. */
 static uint32_t announced(const nnb_channel *ch, const uint8_t *datum, uint64_t left)
 {
     uint32_t size;
@@ -93,10 +91,9 @@ static uint32_t announced(const nnb_channel *ch, const uint8_t *datum, uint64_t 
     return datum[0] == 0 && size >= 2 && size <= left ? size : 0;
 }
 
-/* 1 if whole packets follow the first one. Packets are published whole, so anything else
- * means that the first one lied about its size too. The peer may change the bytes later: each packet is
- * checked again, on its private copy, when its turn comes. Packets that were walked over once are not walked over again: however
- * many packets wait, each costs one look. */
+/* Returns 1 if whole packets follow the first one. Packets are published whole, so anything else means that the first
+ * one lied about its size. Each is checked again, on its private copy, when its turn comes, and walked over here only
+ * once. */
 static int rest_is_packets(nnb_channel *ch, uint64_t n, uint64_t datums)
 {
     uint64_t from = ch->verified > n ? ch->verified : n;

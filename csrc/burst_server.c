@@ -2,17 +2,17 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * A plan is the bytes of a request packet that the executor has bound. It is looked up by a comparison with the plan that
- * followed the last one last time, which finds repetition and any fixed cycle (two buffers used in turn), then by a hash.
- * Only the listener thread adds plans and reads their bytes; another thread may drop one (its slot was freed) by changing
- * its `state`. `lock` orders adding against dropping; `state` of a plan without a kernel orders nothing: a client that frees
- * a slot sends no request for it after the answer that it is gone.
+ * A plan is the bytes of a request packet that the executor has bound. It is found by a comparison with the plan that
+ * followed the last one last time, which finds any fixed cycle, else by a hash. Only the listener thread adds plans
+ * and reads their bytes; another thread may drop one (its slot was freed) by changing its `state`. `lock` orders
+ * adding against dropping; `state` of a plan without a kernel orders nothing: a client that frees a slot sends no
+ * request for it after the answer that it is gone.
  *
- * A kernel belongs to the caller. Its plan is the listener's during a run (RUNS). Who drops the plan then leaves the kernel to
- * the listener, which finds the plan DEAD after the run, and tells the caller; else the kernel may end at once.
+ * A kernel belongs to the caller. If its plan is dropped while it runs (RUNS), the listener finds the plan DEAD after
+ * the run, and tells the caller; else the kernel may end at once.
  *
- * A plan that uses driver-managed buffers is admitted to them here, between its look-up and its run, and leaves them before
- * its answer is sent, so that the usual case costs the interpreter nothing.
+ * A plan is admitted to its driver-managed buffers between its look-up and its run, and leaves them before its answer
+ * is sent, so that the usual case costs the interpreter nothing.
  */
 #define _GNU_SOURCE
 #include <stdlib.h>
@@ -174,7 +174,7 @@ nnb_channel *nnb_server_outbox(nnb_server *s) { return &s->result; }
 
 void nnb_server_share_thread(nnb_server *s) { s->shares_thread = 1; }
 
-/* 1 if the last request was for a kernel: the next one is likely to be, too. */
+/* Returns 1 if the last request was for a kernel: the next one is likely to be, too. */
 static int runs_kernels(const nnb_server *s) { return s->last < s->n_plans && s->plans[s->last].kernel; }
 
 int nnb_server_joins(const nnb_server *s) { return runs_kernels(s) && s->plans[s->last].joins; }
@@ -222,7 +222,7 @@ static void leave_buffers(nnb_server *s, int outcome)
 
 void nnb_server_forgo(nnb_server *s) { leave_buffers(s, NNB_UNCHANGED); }
 
-/* ---- what is timed, see watch.c --------------------------------------------------------------------------------- */
+/* ---- what is timed, see watch.c -------------------------------------------------------------------------------- */
 
 static void note_request(nnb_server *s)
 {
@@ -327,8 +327,7 @@ static void follow(nnb_server *s, uint32_t id)
     s->last = id;
 }
 
-/* The id of a plan whose kernel has adapted to the request at hand, or a plan for it that is to be bound. Under lock: a
- * plan's kernel stays where it is. */
+/* Returns the id of a plan whose kernel has adapted to the request at hand, or of one to be bound. Under lock. */
 static int adapt(nnb_server *s)
 {
     for (uint32_t i = 0; i < s->n_plans; i++) {
@@ -483,7 +482,7 @@ static int admit(nnb_server *s, int id)
     return id;
 }
 
-/* Looks at what a receive returned. -EAGAIN: it has been dealt with, go on receiving. */
+/* Deals with what a receive returned. -EAGAIN: go on receiving. */
 static int settle(nnb_server *s, int got)
 {
     int id = got;

@@ -1,15 +1,13 @@
-/* FmqRequestDatum / FmqResultDatum <-> structs.
+/* FmqRequestDatum / FmqResultDatum <-> structs. docs/WIRE.md has their bytes.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * A datum is 24 bytes: a one-byte discriminant at 0, then the fields of its variant at fixed offsets (union at 4 for
- * requests, at 8 for results), native little-endian, padding zero. A packet is
+ * A datum is a one-byte discriminant, then its fields from byte 4 (requests) or 8 (results) on. A packet is
  *
  *   request: packetInformation, {inputOperandInformation, dimension...}..., {output...}..., pool..., measureTiming
  *   result:  packetInformation, {operandInformation, dimension...}..., executionTiming
  *
- * The decoder works on a private copy. It walks the packet once with a cursor; each count is compared with the
- * datums that are left before anything is stored, so a count of 2^32-1 costs nothing.
+ * The decoder works on a private copy, and compares each count with the datums that are left before it stores.
  */
 
 #include "nnb_internal.h"
@@ -36,7 +34,7 @@ static void put64(uint8_t *d, int at, uint64_t v) { memcpy(d + at, &v, 8); }
 
 /* ---- encoding ------------------------------------------------------------------------------------------------- */
 
-/* A zeroed datum, behind those that are written. */
+/* Appends a zeroed datum. */
 static uint8_t *next_datum(uint8_t **end, uint8_t discriminant)
 {
     uint8_t *d = *end;

@@ -1,4 +1,4 @@
-/* Closing descriptors without the interpreter, whose finalisers can be interrupted half-way.
+/* Threads without signals, and closing descriptors without the interpreter, whose finalisers can be interrupted.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -58,7 +58,6 @@ typedef struct left {
     int fd;
 } left;
 
-/* Descriptors that wait for threads which close them. */
 typedef struct undertakers {
     left *first, **last;
     uint32_t threads;
@@ -81,7 +80,7 @@ static void after_fork_in_child(void) /* without the threads; its copies of what
 
 static void ignore(int number) { (void)number; }
 
-/* SIGURG, which means nothing unless asked for, ends a system call only if it has a handler. */
+/* Gives SIGURG, which means nothing unless asked for, a handler: without one it ends no system call. */
 static void prepare(void)
 {
     struct sigaction has, none = {.sa_handler = ignore, .sa_flags = SA_RESTART};
@@ -91,8 +90,8 @@ static void prepare(void)
         sigaction(SIGURG, &none, NULL);
 }
 
-/* A signal ends the lingering of a close, and of all closes inside it, e.g. of sockets in a local socket's queue. The
- * signal comes again and again: the first may come before close() waits. */
+/* A signal ends the lingering of a close, and of all closes inside it, e.g. of sockets in a local socket's queue. It
+ * comes again and again: the first may come before close() waits. */
 static void close_in_time(int fd, timer_t *alarm)
 {
     static const struct itimerspec often = {{0, PATIENCE_NS}, {0, PATIENCE_NS}}, never;

@@ -2,8 +2,8 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * A bit that is set means "do not sleep": it stays set until a waiter consumes it. While a receiver polls it never
- * consumes, so its bit stays set and a sender finds nothing to do: no system call on either side.
+ * A set bit means "do not sleep" until a waiter consumes it. While a receiver polls, neither side makes a system
+ * call.
  */
 #define _GNU_SOURCE
 #include <limits.h>
@@ -27,9 +27,9 @@ static long futex(uint32_t *word, int op, uint32_t value, const struct timespec 
     return syscall(SYS_futex, word, op, value, timeout, NULL, bitset);
 }
 
-/* Takes the pending bits of `mask`. The caller's next look must come after the bits are gone, else the sender may still
- * find the bit set while the sleeper finds no packet. A read-modify-write, even a seq_cst one, does not order what
- * follows it (ARMv8.3 code lets a later load pass it). Hence the fence. */
+/* Takes the pending bits of `mask`. The caller's next look must come after the bits are gone, or the sender may still
+ * find the bit set while the sleeper finds no packet. A read-modify-write, even a seq_cst one, lets a later load pass
+ * it (ARMv8.3). Hence the fence. */
 static uint32_t consume(uint32_t *word, uint32_t mask)
 {
     uint32_t old = nnb_take32((nnb_a32 *)word, ~mask); /* SYNC POINTS: wake <-> consume, publish <-> sleep */
@@ -77,11 +77,10 @@ int nnb_event_wait(uint32_t *word, uint32_t mask, uint32_t *state, uint64_t dead
     if ((*state = old & mask))
         return 0;
 
-    /* Three things may happen now that set no bit, or whose bit a hostile peer may take back: a signal, whose handler an
-     * interpreter runs only once we return; a handle that another thread closes; a hang-up. So no sleep is long. */
+    /* No sleep is long: a signal or a closed handle sets no bit, and a hostile peer may take one back. */
     uint64_t slice = nnb_now_ns() + NNB_SLICE_NS, until = deadline_ns && deadline_ns < slice ? deadline_ns : slice;
     struct timespec t = {.tv_sec = (time_t)(until / 1000000000u), .tv_nsec = (long)(until % 1000000000u)};
-    /* The kernel compares the whole word, so any bit that changed since makes it return at once. */
+    /* The kernel compares the whole word, so any bit that changed since ends the wait. */
     int rc = futex(word, FUTEX_WAIT_BITSET, old, &t, mask) < 0 ? -errno : 0;
     if (rc == -ETIMEDOUT)
         return until == deadline_ns ? -ETIMEDOUT : -ERESTART;
@@ -100,7 +99,7 @@ int nnb_event_wait_retry(uint32_t *word, uint32_t mask, uint32_t *state, uint64_
         if (rc != -EAGAIN)
             return rc;
         if (deadline_ns && nnb_now_ns() >= deadline_ns) {
-            /* unrelated bits of a shared word keep changing: one last look, then the deadline holds */
+            /* other bits of a shared word keep changing: one last look, then the deadline holds */
             uint32_t old = consume(word, mask);
             return (*state = old & mask) ? 0 : -ETIMEDOUT;
         }

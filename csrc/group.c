@@ -1,4 +1,4 @@
-/* The members of a group: bursts, their clients and workers; see nnb_group.h.
+/* The members of a group: bursts, their clients and workers.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -72,7 +72,7 @@ void nnb_group_destroy(nnb_group *g)
     munmap(g, sizeof(*g));
 }
 
-/* ---- clients ---------------------------------------------------------------------------------------------------- */
+/* ---- clients --------------------------------------------------------------------------------------------------- */
 
 /* Under lock. */
 static nnb_member *find_member(nnb_group *g, uint64_t number)
@@ -83,7 +83,6 @@ static nnb_member *find_member(nnb_group *g, uint64_t number)
     return m;
 }
 
-/* Under lock: finds or makes a client's record. */
 static nnb_member *member(nnb_group *g, uint64_t number)
 {
     nnb_member *m = find_member(g, number);
@@ -96,7 +95,6 @@ static nnb_member *member(nnb_group *g, uint64_t number)
     return m;
 }
 
-/* Under lock: drops one of a record's users. */
 static void drop_member(nnb_group *g, nnb_member *m)
 {
     if (--m->n_users)
@@ -119,7 +117,7 @@ void nnb_group_leave(nnb_group *g, uint64_t client)
     pthread_mutex_unlock(&g->lock);
 }
 
-/* ---- bursts ----------------------------------------------------------------------------------------------------- */
+/* ---- bursts ---------------------------------------------------------------------------------------------------- */
 
 /* Under lock: returns a free number for a burst, with room for it; or an error. */
 static int free_number(nnb_group *g)
@@ -143,7 +141,6 @@ static int free_number(nnb_group *g)
     return (int)i;
 }
 
-/* Under lock: has the group serve a burst from now on. */
 static int join_group(nnb_group *g, nnb_burst *b, uint64_t client, uint32_t priority)
 {
     int number = free_number(g);
@@ -199,7 +196,7 @@ void nnb_group_bury(nnb_group *g, nnb_burst *b)
     drop_member(g, nnb_member_of(b));
 }
 
-/* ---- workers ---------------------------------------------------------------------------------------------------- */
+/* ---- workers --------------------------------------------------------------------------------------------------- */
 
 /* Under lock: returns a free number for a worker, for the word `lead`. */
 static uint32_t next_number(nnb_group *g)

@@ -1,4 +1,4 @@
-/* The lead of a group: the word `lead`, its hand-over, parked workers, and the monitor; see nnb_group.h.
+/* The lead of a group: the word `lead`, its hand-over, parked workers, and the monitor.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -11,7 +11,7 @@
 #define SPARE 4u             /* number of parked workers that stay for ever */
 #define KEEP_NS 10000000000u /* others end when they were not needed for so long */
 
-/* ---- how many runs there are ------------------------------------------------------------------------------------ */
+/* ---- how many runs there are ----------------------------------------------------------------------------------- */
 
 void nnb_group_load(const nnb_group *g, nnb_load *load)
 {
@@ -34,7 +34,7 @@ int nnb_group_is_saturated(const nnb_group *g)
 int nnb_group_wants_worker(nnb_group *g)
 {
     uint32_t runs = nnb_load32_relaxed(&g->n_detached);
-    uint32_t enough = nnb_group_is_saturated(g) || runs < g->cpus ? g->cpus : runs + 1; /* held: one that leads, too */
+    uint32_t enough = nnb_group_is_saturated(g) || runs < g->cpus ? g->cpus : runs + 1; /* if held, one leads, too */
     if (g->parked || g->n_workers >= MOST_WORKERS || (g->n_workers > enough && !nnb_load32_relaxed(&g->n_stuck)))
         return 0;
     uint64_t now = nnb_now_ns();
@@ -44,8 +44,7 @@ int nnb_group_wants_worker(nnb_group *g)
     return -EUSERS;
 }
 
-/* Under lock, by the leader: detaches a run, so its queue is not in service. It began at that time; 0: it was not
- * measured, and is not stuck before it was watched. */
+/* Under lock, by the leader: a run is detached, and its queue leaves service. began_ns 0: it was not measured. */
 static void mark_detached(nnb_group *g, nnb_worker *w, uint64_t began_ns)
 {
     nnb_queue *q = &w->burst->queue;
@@ -58,7 +57,7 @@ static void mark_detached(nnb_group *g, nnb_worker *w, uint64_t began_ns)
     nnb_count_up(&g->n_runs[q->priority]);
 }
 
-/* Under lock: leaves a detached run that is over to the leader, who charges it. */
+/* Under lock: leaves the cost of a run to the leader, who charges it. */
 static void mark_done(nnb_group *g, nnb_worker *w)
 {
     nnb_member *m = nnb_member_of(w->burst);
@@ -121,7 +120,7 @@ void nnb_group_count_stuck(nnb_group *g, uint64_t now)
     }
 }
 
-/* ---- the lead --------------------------------------------------------------------------------------------------- */
+/* ---- the lead -------------------------------------------------------------------------------------------------- */
 
 uint64_t nnb_lead_word(const nnb_worker *w, uint32_t state)
 {
@@ -202,7 +201,7 @@ void nnb_lead_busy(nnb_worker *w, int has_others)
 int nnb_lead_resume(nnb_worker *w)
 {
     if (w->role == NNB_INLINE) {
-        /* None led since? */
+        /* Has nobody led since? */
         int leads =
             nnb_cas_relaxed(&w->group->lead, nnb_lead_word(w, NNB_LEAD_BUSY), nnb_lead_word(w, NNB_LEAD_LOOKING));
         w->role = leads ? NNB_LEADS : NNB_DETACHED;
@@ -238,7 +237,7 @@ void nnb_worker_give_back(nnb_worker *w)
         nnb_ring(&g->bell);
 }
 
-/* ---- parked workers --------------------------------------------------------------------------------------------- */
+/* ---- parked workers -------------------------------------------------------------------------------------------- */
 
 /* Under lock: lets the monitor look. 1: it leads now. */
 static int tick(nnb_worker *w)
@@ -279,8 +278,7 @@ static int tick(nnb_worker *w)
     return 0;
 }
 
-/* Under lock, by a parked worker. The last one to park is called first, so a worker that stays parked for long is not
- * needed, even if the need goes up and down. */
+/* The last one to park is called first, so a worker that stays parked for long is not needed. */
 static int has_too_many(const nnb_group *g)
 {
     return nnb_load32_relaxed(&g->n_parked) > SPARE && g->n_workers > g->cpus + 1 + nnb_load32_relaxed(&g->n_stuck);

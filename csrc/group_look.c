@@ -1,9 +1,9 @@
-/* The leader's looks at the queues of a group: see nnb_group.h.
+/* The leader's looks at the queues of a group, and when it sleeps.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * A queue that was used lately is hot. All hot ones are looked at before each request that is served, or after some of them
- * where there are many; the others less often. Those in service are looked at in every round.
+ * Queues in service are looked at in every round; hot ones, which were used lately, before each request that is
+ * served, or after some of them where there are many; the others less often.
  */
 #include <stdlib.h>
 
@@ -108,7 +108,7 @@ static int look_at(nnb_group *g, nnb_burst *b)
     return 1;
 }
 
-/* 1 if a queue in service is ready now. */
+/* Returns 1 if a queue in service is ready now. */
 int nnb_look_at_slots(nnb_group *g)
 {
     int found = 0;
@@ -148,7 +148,7 @@ uint64_t nnb_look_window(const nnb_group *g)
 {
     for (uint32_t i = 0; i < g->n_hot; i++) {
         const nnb_burst *b = g->hot[i];
-        if (!nnb_load32_relaxed(&b->taken) && b->inbox->window_ns) /* one that is over stays taken, and has no inbox */
+        if (!nnb_load32_relaxed(&b->taken) && b->inbox->window_ns) /* one that is over stays taken */
             return b->inbox->window_ns >> g->doubts;
     }
     return 0;

@@ -1,4 +1,4 @@
-/* The work of a group's worker: it looks for a request, takes it, runs it inline or detached, answers; see nnb_group.h.
+/* The work of a group's worker: it looks for a request, takes it, runs it inline or detached, and answers.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -12,7 +12,7 @@
 
 static int has_kernel(int id) { return id >= 0 && id & NNB_PLAN_KERNEL; }
 
-/* ---- taking a request ------------------------------------------------------------------------------------------- */
+/* ---- taking a request ------------------------------------------------------------------------------------------ */
 
 /* Makes a burst's request, or its end, the one at hand. Returns as the loop's steps do. */
 static int take_up(nnb_worker *w, const nnb_burst *b, int id, int is_first)
@@ -24,7 +24,7 @@ static int take_up(nnb_worker *w, const nnb_burst *b, int id, int is_first)
     return (int)(b->number * NNB_BURST_PLANS) + (w->ended ? NNB_BURST_ENDED : id);
 }
 
-/* Takes the request of a burst that the leader or this worker has. >= 0: run it; -EAGAIN: there was none. */
+/* Takes the request of a burst. >= 0: run it; -EAGAIN: there was none. */
 static int take(nnb_worker *w, nnb_burst *b)
 {
     int id = nnb_server_try(b->server, 1);
@@ -36,8 +36,8 @@ static int take(nnb_worker *w, nnb_burst *b)
     return take_up(w, b, id, nnb_queue_begin(&b->queue));
 }
 
-/* The leader takes the requests that wait for the same batcher as the one that it has just taken. A request that has to
- * be bound first may wait for its client: it runs last, and is the only one, so that no other client waits for it. */
+/* Takes the requests that wait for the same batcher as the one just taken. One that has to be bound may wait for its
+ * client: it runs last, and is the only one, so that no other client waits for it. */
 static void gather(nnb_worker *w, nnb_burst *b)
 {
     nnb_group *g = w->group;
@@ -65,7 +65,7 @@ static void gather(nnb_worker *w, nnb_burst *b)
         nnb_batcher_hold(batcher, b->queue.priority, g->schedule.now_ns);
 }
 
-/* Runs the request at hand and those of its riders that have the same shape as one. If that fails, each runs alone. */
+/* Runs the request at hand and its riders of the same shape as one. If that fails, each runs alone. */
 static void run_together(nnb_worker *w)
 {
     nnb_burst *bursts[NNB_MOST_BATCHED] = {w->burst};
@@ -119,13 +119,13 @@ static int next_rider(nnb_worker *w)
 /* While one client is served, and no flow has to be fair, few runs are measured. */
 static int must_measure(const nnb_worker *w) { return nnb_load_relaxed(&w->runs) % NNB_LOOKS_PER_CLOCK == 0; }
 
-/* 1 if its client sleeps, and has to be woken for the answer. */
+/* Returns 1 if its client has to be woken for the answer. */
 static int is_asleep(const nnb_burst *b)
 {
     return !(nnb_load32_relaxed((nnb_a32 *)(void *)nnb_server_outbox(b->server)->mq->event) & NNB_EVENT_NOT_EMPTY);
 }
 
-/* The queue that is served next, by the leader. NULL: none now. */
+/* Returns the burst that is served next. NULL: none now. */
 static nnb_burst *pick(nnb_group *g)
 {
     nnb_load load;
@@ -183,10 +183,10 @@ static int begin(nnb_worker *w)
     return id;
 }
 
-/* ---- answering -------------------------------------------------------------------------------------------------- */
+/* ---- answering ------------------------------------------------------------------------------------------------- */
 
-/* Ends a run. The leader charges its time: now, or once the run's worker has given the burst back. `ended_ns`: before
- * the answer went out, if that woke a client, which may take this processor. */
+/* Accounts for a run. The leader charges its time: now, or once the run's worker has given the burst back.
+ * `ended_ns`: before the answer woke a client, which may take this processor. */
 static void account(nnb_worker *w, nnb_burst *b, uint64_t ended_ns)
 {
     uint64_t took_ns = b->share_ns ? b->share_ns : w->started_ns ? ended_ns - w->started_ns : 0;
@@ -236,7 +236,7 @@ static int conclude(nnb_worker *w)
     return rc < 0 ? rc : 0;
 }
 
-/* ---- looking for a request -------------------------------------------------------------------------------------- */
+/* ---- looking for a request ------------------------------------------------------------------------------------- */
 
 /* Leads until a request has to be run. -EAGAIN: after `limit` rounds (0: never), or the lead is gone. */
 static int lead(nnb_worker *w, uint32_t limit)
@@ -277,7 +277,7 @@ static int lead(nnb_worker *w, uint32_t limit)
     }
 }
 
-/* ---- the loop's steps ------------------------------------------------------------------------------------------- */
+/* ---- the loop's steps ------------------------------------------------------------------------------------------ */
 
 void nnb_worker_destroy(nnb_worker *w)
 {
@@ -288,7 +288,7 @@ void nnb_worker_destroy(nnb_worker *w)
     do {
         if (w->burst && !w->ended) {
             if (id != -EAGAIN)
-                nnb_server_set_result(w->burst->server, &(nnb_result){.status = -1}); /* no status: a general failure */
+                nnb_server_set_result(w->burst->server, &(nnb_result){.status = -1}); /* a general failure */
             if (conclude(w) >= NNB_BURST_ENDED)
                 nnb_server_hang_up(w->burst->server);
         }

@@ -1,10 +1,9 @@
-/* How a group's leader sleeps on all queues: see nnb_group.h.
+/* The sleep of a group's leader on all queues, and the threads that sleep on those beyond the kernel's limit.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
  * The kernel waits for 128 words at a time (futex_waitv). Queues beyond these that were not used for long are left to
- * threads that only sleep on such queues, 127 each, and hand a burst back with its first packet. A kernel without
- * futex_waitv is used the same way, with one queue for each of those threads.
+ * sleeper threads, 127 to each, which hand a burst back with its first packet. Without futex_waitv each has one.
  */
 #define _GNU_SOURCE
 #include <limits.h>
@@ -40,7 +39,7 @@ uint32_t nnb_sleep_words(uint32_t most)
     return !has_waitv ? 0 : most < NNB_WAITV_WORDS ? most : NNB_WAITV_WORDS;
 }
 
-/* ns: so long at most; 0: however long it takes. Whether it took so long. */
+/* Returns 1 if it took `ns`; 0 ns: however long it takes. */
 static int wait_for_words(struct futex_waitv *words, uint32_t n, uint64_t ns)
 {
     uint64_t until = n == 1 ? ns : nnb_now_ns() + ns; /* futex_waitv is told a moment */
@@ -70,7 +69,7 @@ static void clear_bits(nnb_burst *b)
         nnb_take32(event_of(b), ~SLEEPING_BITS);         /* SYNC POINTS: wake <-> consume, publish <-> sleep */
 }
 
-/* After the fence: 1 if the leader may sleep on the burst. */
+/* Returns 1 if the leader may sleep on the burst, after the fence. */
 static int is_quiet(nnb_burst *b)
 {
     b->expected = nnb_load32_relaxed(event_of(b));
@@ -200,7 +199,7 @@ void nnb_sleepers_wake(nnb_group *g)
     for (nnb_sleeper_thread *x = first_sleeper_thread(g); x; x = x->next) {
         nnb_ring(&x->bell);
         pthread_mutex_lock(&x->lock);
-        for (uint32_t i = 0; i < x->n && !g->words; i++) /* sleeps on that word alone, whose bits the client may set */
+        for (uint32_t i = 0; i < x->n && !g->words; i++) /* sleeps on that word alone */
             syscall(SYS_futex, x->bursts[i]->inbox->mq->event, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
         pthread_mutex_unlock(&x->lock);
     }
@@ -221,7 +220,7 @@ void nnb_sleepers_end(nnb_group *g)
     }
 }
 
-/* ---- the leader ------------------------------------------------------------------------------------------------- */
+/* ---- the leader ------------------------------------------------------------------------------------------------ */
 
 void nnb_sleep_on_all(nnb_group *g)
 {
@@ -241,7 +240,7 @@ void nnb_sleep_on_all(nnb_group *g)
         nnb_burst *b = g->mine[i];
         if (!nnb_burst_is_free(b))
             continue;
-        if (n == g->words || !is_quiet(b)) /* too many: there is no thread to sleep on them, so look again and again */
+        if (n == g->words || !is_quiet(b)) /* no thread to sleep on it: look again and again */
             quiet = 0;
         else
             words[n++] = wait_word(event_of(b), b->expected);

@@ -3,19 +3,17 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * The SIGBUS guard
- *   A load or store beyond the end of a file that was truncated after we mapped it raises SIGBUS and would end
- *   the process; so does one in a page for which a full file system has no room. A sealed memfd (F_SEAL_SHRINK) cannot
- *   be truncated and needs no guard. Every other object is entered in a fixed table when it is mapped for somebody who
- *   looks at the count of faults after each use, before anyone gets to see what was read or written: a device for its
- *   runs, a queue for its transactions. The handler looks the fault address up, puts anonymous zero memory over the
- *   page that vanished and counts; the instruction is then repeated and the owner sees the count (nnb_map_faults).
- *   Faults elsewhere go to the handler that was there before us. A view that this process gives to its own program has
- *   no guard: nobody would look, and what is written there would be lost without a word.
+ *   An access beyond the end of a file that was truncated after we mapped it raises SIGBUS and would end the process;
+ *   so does one in a page for which a full file system has no room. A sealed memfd (F_SEAL_SHRINK) needs no guard.
+ *   Any other object is entered in a fixed table when it is mapped for a caller that looks at the count of faults
+ *   after each use: a device for its runs, a queue for its transactions. The handler lays anonymous zero memory over
+ *   the page that vanished and counts; the instruction is then repeated. Faults elsewhere go to the handler that was
+ *   there before us. A view for this process's own program has no guard: writes there would be lost without a word.
  *
- *   The handler runs in whatever thread touched the page, at any instruction. It therefore takes no lock, allocates
- *   nothing and calls only mmap, sigaction and tgkill. The table never moves: an entry is claimed with one
- *   compare-and-swap, becomes visible with one release store and is withdrawn *before* the pages are unmapped, so the
- *   handler can never lay zero pages over an address range that meanwhile has another owner.
+ *   The handler runs in whatever thread touched the page, at any instruction: it takes no lock, allocates nothing and
+ *   calls only mmap, sigaction and tgkill. The table never moves. An entry is claimed with one compare-and-swap,
+ *   becomes visible with one release store and is withdrawn *before* the pages are unmapped, so the handler never
+ *   lays zero pages over a range that meanwhile has another owner.
  */
 #define _GNU_SOURCE
 #include "nnb_atomic.h"
@@ -64,7 +62,7 @@ int nnb_seals(int fd)
     int seals = fcntl(fd, F_GET_SEALS);
     if (seals >= 0)
         return seals;
-    return errno == EINVAL ? 0 : -errno; /* EINVAL: a file system without seals */
+    return errno == EINVAL ? 0 : -errno; /* a file system without seals */
 }
 
 int64_t nnb_fd_size(int fd)
@@ -115,8 +113,8 @@ static guard guards[GUARDS];
 
 static struct sigaction previous_action;
 
-/* Ends the process the way it would have ended without us. Returning repeats the faulting instruction under the
- * default action, so that the core dump shows the right place; a SIGBUS that was *sent* must be sent again. */
+/* Ends the process the way it would have ended without us: the faulting instruction is repeated under the default
+ * action, so that the core dump shows the right place; a SIGBUS that was *sent* is sent again. */
 static void default_action(int sig, const siginfo_t *info)
 {
     struct sigaction action = {.sa_handler = SIG_DFL};
@@ -140,12 +138,12 @@ static void chain(int sig, siginfo_t *info, void *context)
     }
 }
 
-/* Copies an entry for the handler, consistently from one owner; 0: there is none. */
 typedef struct guarded {
     uint64_t base, end, granule;
     int prot;
 } guarded;
 
+/* Copies an entry for the handler, consistently from one owner. 0: there is none. */
 static int look_at(guard *g, guarded *out)
 {
     uint64_t turn = nnb_load_acquire(&g->turn); /* SYNC POINT: guard_add <-> absorb */
@@ -179,7 +177,7 @@ static int absorb(uint64_t address)
     return 0;
 }
 
-/* 1 if a load from there would fault. The kernel reads the set of signals before it finds that `how` is none. */
+/* Returns 1 if a load from there would fault: the kernel reads the set before it looks at `how`. */
 static int is_gone(uint64_t address)
 {
     return syscall(SYS_rt_sigprocmask, ~0, address, NULL, sizeof(uint64_t)) < 0 && errno == EFAULT;
@@ -205,9 +203,8 @@ static int absorb_all(void)
     return found;
 }
 
-/* A handler that was installed after ours, as by faulthandler.enable(), does not know of the guard: having reported a
- * fault it restores our handler and sends the signal again. If guarded pages are gone, then the fault was on one of
- * them: with zeros there the instruction can be repeated. */
+/* A handler that was installed after ours, as by faulthandler.enable(), does not know of the guard: it reports a
+ * fault, restores our handler and sends the signal again. With zeros on all guarded pages that are gone we go on. */
 static void on_sigbus(int sig, siginfo_t *info, void *context)
 {
     int saved_errno = errno;
@@ -252,7 +249,7 @@ static void guard_remove(int index) { nnb_add_relaxed(&guards[index].turn, 1); }
 
 /* ---- mapping --------------------------------------------------------------------------------------------------- */
 
-/* Page size of the object: that of the machine, or the huge page of a hugetlb file. */
+/* Returns the page size of the object: that of the machine, or the huge page of a hugetlb file. */
 static uint64_t granule_of(int fd)
 {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
@@ -301,9 +298,8 @@ void nnb_unmap(nnb_mapping *m)
 {
     if (m == NULL || m->base == NULL)
         return;
-    /* First withdraw, then unmap: in between, the handler must not own the range. */
     if (m->guard >= 0)
-        guard_remove(m->guard);
+        guard_remove(m->guard); /* first: the handler must not own the range any more */
     munmap(m->base, m->length);
     *m = (nnb_mapping){.guard = -1};
 }

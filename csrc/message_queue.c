@@ -2,9 +2,8 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * W and R count BYTES since the beginning and only grow; ring offset = counter mod ring size. Empty: W == R. Full:
- * W - R == ring size; the whole ring is usable. Elements never straddle the end, because the size is a multiple of the
- * quantum.
+ * W and R count BYTES since the beginning and only grow; ring offset = counter mod ring size. Empty: W equals R.
+ * Full: W is a ring size ahead. The size is a multiple of the quantum, so elements never straddle the end.
  *
  * Grantors (offset + extent in a file) give all places, so any layout can be attached. Our own layout:
  *
@@ -19,11 +18,10 @@
  * Each of R, W and the event word has 128 bytes for itself: with the 16-byte header of libfmq (NNB_LAYOUT_COMPAT) the
  * reader's store to R would take the line from the writer that is about to store W.
  *
- * Trust: the peer may scribble at any time. Each operation loads every shared counter at most once, checks the values
- * it got and computes only with them. An exclusive handle computes with its own counter as it remembers it. When a
- * counter is moved (W in one step with that) it is compared with what this operation or handle knows of it: one that was
- * changed meanwhile is corruption, and so is an impossible one on a synchronized queue, for good. (A burst channel does not
- * look at its W, see nnb_mq_put.) On an unsynchronized queue W - R > size is a normal event.
+ * Trust: the peer may scribble at any time. Each operation loads every shared counter at most once, checks the value
+ * and computes only with it; an exclusive handle remembers its own. A counter that is not as its mover left it is
+ * corruption (only a burst channel does not look at its W, see nnb_mq_put), and so is an impossible one on a
+ * synchronized queue, for good. On an unsynchronized queue W may be more than a ring ahead.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -36,7 +34,7 @@
 #define MAX_FDS 16u
 #define LINE 64u /* bytes; NNB_CACHE_LINE is two, which processors fetch in pairs */
 
-/* ---- layout ----------------------------------------------------------------------------------------------------- */
+/* ---- layout ---------------------------------------------------------------------------------------------------- */
 
 static uint64_t align_up(uint64_t v, uint64_t to) { return (v + to - 1) & ~(to - 1); }
 
@@ -90,7 +88,7 @@ static int check_grantors(const nnb_grantor *g, uint32_t n, uint32_t n_fds, uint
     return g[NNB_GRANTOR_DATA].extent % quantum ? -EINVAL : 0;
 }
 
-/* A stamp is six words right behind W, on its cache line; anything else at its place belongs to programs that we do not know. */
+/* Returns 1 for six words right behind W, on its cache line. Anything else there belongs to unknown programs. */
 static int is_stamp(const nnb_grantor *stamp, const nnb_grantor *w)
 {
     return stamp->fd_index == w->fd_index && stamp->offset == w->offset + 8 && stamp->extent == NNB_STAMP_BYTES &&
@@ -123,8 +121,8 @@ static int map_fds(nnb_mq *q, const nnb_grantor *g, uint32_t n, const int *fds, 
     return 0;
 }
 
-/* 0, or -EBADMSG for good: the guard has replaced a page, so what was copied did not come from the peer or does not reach
- * it. Asked before an operation counts. */
+/* Returns 0, or -EBADMSG for good: the guard has replaced a page, so what was copied did not come from the peer or
+ * does not reach it. Asked before an operation counts. */
 static int pages_are_there(nnb_mq *q)
 {
     for (uint32_t f = 0; q->is_guarded && f < q->n_maps; f++)
@@ -141,9 +139,8 @@ static void unmap_fds(nnb_mq *q)
         nnb_unmap(&q->maps[f]);
 }
 
-/* Starts from shared memory, without knowledge of the peer: each side looks at the peer's counter before it touches the
- * bytes that it grants. The fields of the writer and of the reader are apart, since one handle may write in one thread
- * and read in another. */
+/* Start from shared memory, without knowledge of the peer: each side looks at the peer's counter before it touches
+ * the bytes that it grants. One handle may write in one thread and read in another, so the two share no field. */
 static void adopt_w(nnb_mq *q)
 {
     q->own_w = nnb_load_relaxed(q->w);
@@ -158,8 +155,7 @@ static void adopt_r(nnb_mq *q)
     q->seen_w = q->own_r;
 }
 
-/* With the first write (read) an exclusive handle takes the role, with the counter as it is then: another handle may
- * have had the role before. */
+/* Take the role of an exclusive handle at its first write (read): another handle may have had it before. */
 static void become_writer(nnb_mq *q)
 {
     if (q->is_writer || !(q->options & NNB_MQ_EXCLUSIVE))
@@ -259,7 +255,7 @@ typedef struct view {
     uint64_t w, r, w_off, r_off;
 } view;
 
-/* Takes one look at both counters. own_is_w says which of them this operation owns. */
+/* Takes one look at both counters. own_is_w: this operation owns W, else R. */
 static view look(nnb_mq *q, int own_is_w)
 {
     view v;
@@ -278,14 +274,14 @@ static view look(nnb_mq *q, int own_is_w)
     return v;
 }
 
-/* Synchronized only: bytes in the ring, or -EBADMSG for good. */
+/* Returns the bytes in a synchronized ring, or -EBADMSG for good. */
 static int64_t used_bytes(nnb_mq *q, const view *v)
 {
     uint64_t used = v->w - v->r;
     return nnb_mq_may_hold(q, used) && nnb_mq_may_hold(q, v->w_off) ? (int64_t)used : -EBADMSG;
 }
 
-/* Unsynchronized: moves a lapped reader to half a ring behind the writer. */
+/* Moves a lapped reader to half a ring behind the writer. */
 static int fix_overflow(nnb_mq *q, uint64_t w)
 {
     q->own_r = w - (q->capacity / 2) * q->quantum;
@@ -415,7 +411,7 @@ int nnb_mq_commit_read(nnb_mq *q, uint64_t count)
 
 /* ---- copying -------------------------------------------------------------------------------------------------- */
 
-/* The handle of a burst channel: needs no look at its own counter in shared memory, nor a division. */
+/* Returns 1 for a handle that needs no look at its own counter in shared memory, nor a division. */
 static int is_exclusive(const nnb_mq *q) { return q->flavour == NNB_SYNCHRONIZED && q->options & NNB_MQ_EXCLUSIVE; }
 
 static int read_exclusive(nnb_mq *q, uint8_t *to, uint64_t count)
@@ -429,7 +425,7 @@ static int read_exclusive(nnb_mq *q, uint8_t *to, uint64_t count)
         if (there < 0 || q->corrupt)
             return -EBADMSG;
         if ((uint64_t)there < bytes) {
-            /* Its line comes together with that of W. A writer of more than a line would lose the first one half-way. */
+            /* Fetches its line with that of W; a writer of more than a line would lose the first one. */
             if (bytes <= LINE)
                 __builtin_prefetch(q->ring + q->r_off);
             return -EAGAIN;
@@ -441,7 +437,7 @@ static int read_exclusive(nnb_mq *q, uint8_t *to, uint64_t count)
     return nnb_mq_consume(q, bytes);
 }
 
-/* Between a region and the caller's memory. */
+/* Copies between a region and the caller's memory. */
 static void copy(const nnb_mq *q, const nnb_mq_region *tx, uint8_t *data, int reads)
 {
     uint8_t *parts[] = {tx->first, tx->second};

@@ -2,69 +2,63 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * Shared memory holds two kinds of words that both processes touch: the 64-bit counters of a queue and the 32-bit
- * event word. Everything else in shared memory is ring data, which one side writes and the other reads, never both
- * at the same time, because the counters say whose turn it is. The pairs:
+ * Both processes touch the counters of a queue and its event word. All else in shared memory is ring data, which one
+ * side writes and the other reads, never both at the same time: the counters say whose turn it is. The pairs:
  *
  *   SYNC POINT commit_write <-> available_to_read
- *     The writer fills ring bytes, then moves W with release: a channel by a store, other queues by a compare-and-swap,
- *     since a W that is not as the writer left it is corruption. (A swap that fails reads and orders nothing: relaxed.)
- *     The reader loads W with acquire, then reads the bytes. One step publishes a whole packet: a reader of one element of
- *     it sees all of it.
+ *     The writer fills ring bytes, then moves W with release: a channel by a store, other queues by a
+ *     compare-and-swap, since a W that is not as the writer left it is corruption. (A swap that fails orders nothing:
+ *     relaxed.) The reader loads W with acquire, then reads the bytes. One step publishes a whole packet.
  *
  *   SYNC POINT commit_read <-> available_to_write
  *     The reader has finished reading, then stores R with release. The writer loads R with acquire, then overwrites.
  *
  *   SYNC POINT publish <-> sleep   (a Dekker pair; needs a seq_cst fence on each side)
  *     Sender: store W (or R, for NOT_FULL); fence; load the event word. Sleeper: clear its bit in the event word;
- *     fence; load W (R). At least one of them sees the other: either the sender sees the cleared bit and wakes, or the
- *     sleeper sees the new W and does not sleep. A seq_cst read-modify-write instead of the sleeper's fence is not
- *     enough: it is no fence, so the load of W may be taken before the bit is cleared.
- *
- *     A client that awaits answers in an event loop is a sleeper, too: it sets AWAITED first and clears NOT_EMPTY then,
- *     in the same word, so a sender that finds NOT_EMPTY cleared also finds AWAITED set, and rings.
+ *     fence; load W (R). At least one of them sees the other: the sender sees the cleared bit and wakes, or the
+ *     sleeper sees the new W and does not sleep. A seq_cst read-modify-write in place of the sleeper's fence would
+ *     let the load of W be taken before the bit is cleared. A client that awaits answers in an event loop sets
+ *     AWAITED before it clears NOT_EMPTY, in the same word: a sender that finds NOT_EMPTY cleared finds it set.
  *
  *   SYNC POINT wake <-> consume
  *     A side that always sets the bit (a blocking write, a hang-up) needs no fence: setting (release) and clearing
- *     (acquire, or relaxed before a fence) are read-modify-writes of one word. If the clearing comes second, it sees the bit and all that was
+ *     (acquire, or relaxed before a fence) are read-modify-writes of one word. Clearing second sees all that was
  *     stored before.
  *
  *   SYNC POINT write_intent <-> overtaken   (unsynchronized queues in our own layout)
  *     The writer announces the bytes it is about to overwrite (relaxed store + release fence), then overwrites. A
- *     reader copies, then (acquire fence + relaxed load) checks that nothing it copied was announced. If it saw a
- *     new byte it also sees the announcement, so a torn element is never returned.
+ *     reader copies, then (acquire fence + relaxed load) checks that nothing it copied was announced. If it saw a new
+ *     byte it also sees the announcement, so a torn element is never returned.
  *
  *   SYNC POINT hang_up <-> waiter
- *     The watcher stores the private flag with release, then sets a bit in the event word and wakes. The waiter loads
- *     the flag with acquire in every round, and so sees what the watcher knew. (What a run of several steps looks at
- *     between two of them is another word, relaxed: it tells no more than that the client has gone; steps.c.)
+ *     The watcher stores the private flag with release, then wakes. The waiter loads it with acquire in every round.
  *
  *   SYNC POINT enter <-> leave   (burst_endpoint.c; a Dekker pair, all four seq_cst)
- *     A run claims the burst for its execution (a read-modify-write), then loads `left`. Who moves the execution to
- *     another burst stores `left`, then loads who has the claim. At least one of them sees the other, so that one
- *     execution never runs on two bursts.
+ *     A run claims the burst for its execution (a read-modify-write), then loads `left`. A thread that moves the
+ *     execution to another burst stores `left`, then loads whose the claim is. At least one of them sees the other,
+ *     so one execution never runs on two bursts.
  *
  *   SYNC POINT leave_kernel <-> free_slot   (burst_server.c; read-modify-writes of one word)
- *     The listener has run a plan's kernel and gives the plan back with release. Who frees a slot takes the plan with
- *     acquire, and may end the kernel. If that comes first, it sees that the kernel runs, and the listener that its plan is
- *     gone: then the listener says when the kernel may end.
+ *     The listener has run a plan's kernel and gives the plan back with release. A thread that frees a slot takes the
+ *     plan with acquire, and may end the kernel. If it comes first, it sees that the kernel runs, and the listener
+ *     sees that its plan is gone, and says when the kernel may end.
  *
- *   SYNC POINT guard_add <-> absorb   (memory_map.c; the fields of an entry, like a sequence lock)
+ *   SYNC POINT guard_add <-> absorb   (memory_map.c; like a sequence lock)
  *     The owner claims the entry (a step of `turn`), passes a release fence, writes the fields and arms the entry (a
  *     step of `turn` with release). The handler loads `turn` with acquire, reads the fields, passes an acquire fence
  *     and looks at `turn` again: if it read a field of the next owner, it sees that the turn has passed.
  *
+ *   SYNC POINT arm <-> claim   (memory_map.c)
+ *     The next owner claims with acquire what the last one armed with release, so its fields come after the old ones.
+ *     Withdrawing is a step between, of the same word, and needs no order.
+ *
  *   SYNC POINT row_open <-> row_look   (watch.c)
- *     The writer fills a row and stores its number with release. Who looks loads the number with acquire, then the row.
+ *     The writer fills a row, then stores its number with release. A reader loads the number with acquire first.
  *
  *   SYNC POINT row_close <-> row_look   (watch.c)
- *     The writer takes the number back, passes a release fence, wipes the row and may give it to another. Who looks reads
- *     the row, passes an acquire fence and loads the number again: if it read anything of what came after, the number
- *     is not the one that it began with. None is used twice.
- *
- *   SYNC POINT arm <-> claim   (memory_map.c)
- *     The next owner claims with acquire what the last one armed with release; withdrawing is a step between, of the
- *     same word, and needs no order. So the fields of the new owner come after those of the old one.
+ *     The writer takes the number back, passes a release fence, and wipes the row. A reader reads the row, passes an
+ *     acquire fence and loads the number again: if it read anything newer, the number has changed. None is used
+ *     twice.
  */
 #ifndef NNB_ATOMIC_H
 #define NNB_ATOMIC_H
@@ -85,7 +79,7 @@ static inline void nnb_store_relaxed(nnb_a64 *p, uint64_t v) { atomic_store_expl
 
 static inline void nnb_add_release(nnb_a64 *p, uint64_t v) { atomic_fetch_add_explicit(p, v, memory_order_release); }
 static inline void nnb_add_relaxed(nnb_a64 *p, uint64_t v) { atomic_fetch_add_explicit(p, v, memory_order_relaxed); }
-/* 1: it was `from` and is now `to`. */
+/* Return 1 if it was `from` and is now `to`. */
 #define NNB_CAS(name, bits, order)                                                                 \
     static inline int name(nnb_a##bits *p, uint##bits##_t from, uint##bits##_t to)                 \
     {                                                                                              \
@@ -134,7 +128,7 @@ static inline void nnb_fence_release(void) { NNB_FENCE(memory_order_release); }
 /* For loads before a seq_cst fence, which makes them an acquire. */
 NNB_CHANGE(nnb_take32, 32, fetch_and, NNB_BEFORE_FENCE)
 
-/* Tells the core that this is a spin loop: saves power and leaves the loop without a pipeline flush. */
+/* Saves power in a spin loop, and leaves it without a pipeline flush. */
 static inline void nnb_pause(void)
 {
 #if defined(__x86_64__) || defined(__i386__)
@@ -154,8 +148,8 @@ static inline void nnb_copy_byte_racy(uint8_t *dst, const uint8_t *src, int shar
         atomic_store_explicit((_Atomic uint8_t *)dst, *src, memory_order_relaxed);
 }
 
-/* Copies bytes that the other side may be changing (unsynchronized queues only): each byte or word is read or written
- * once and whole, so the copy may be torn but never undefined. `shared_is_source` names the shared side. */
+/* Copies bytes that the other side may be changing, byte by byte or word by word: torn perhaps, but never
+ * undefined. */
 static inline void nnb_copy_racy(uint8_t *dst, const uint8_t *src, uint64_t n, int shared_is_source)
 {
     uint64_t i = 0;

@@ -1,4 +1,4 @@
-/* One end of one queue of a burst; private to burst_channel.c and burst_endpoint.c.
+/* One end of one queue of a burst: sending, waiting, stamps, deadlines; private to burst_*.c, watch.c, group*.c.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -10,9 +10,9 @@
 #define NNB_EVENT_AWAITED 0x4u        /* the reader sleeps in an event loop, not here: ring its bell */
 #define NNB_EVENT_HANG_UP 0x80000000u /* wakes our own waiters; a private flag tells if it is true */
 
-/* Decides if a wait polls before it sleeps. It does while polling finds packets. After n windows in a row in vain,
- * waits sleep at once, until 2^n of them ended within the window all the same: so an end whose peer comes rarely,
- * computes for long or wants the same processor sleeps, as a socket does. */
+/* One end of one queue of a burst. A wait polls before it sleeps while polling finds packets. After n windows in a
+ * row in vain, waits sleep at once, until 2^n of them ended within the window all the same: so an end whose peer
+ * comes rarely, computes for long or wants the same processor sleeps, as a socket does. */
 typedef struct nnb_channel {
     nnb_mq *mq;
     uint64_t window_ns;  /* polling window of the receiver */
@@ -30,36 +30,33 @@ typedef struct nnb_channel {
     uint64_t timed_at;   /* W after the packet that got the last one */
     int bell;            /* sender: the receiver's bell, which this end owns; -1: none */
     nnb_a32 hung_up;
-    uint64_t poll_ended; /* when polling ended in vain in the wait that is over; 0 if it did not, 1 if there was none */
+    uint64_t poll_ended; /* when polling ended in vain in the wait that is over; 0: it did not; 1: none */
     uint64_t *counters;  /* of its end: a row's, or private ones */
     uint32_t packets;    /* index of the counter of its packets */
 } nnb_channel;
 
-/* Checks that the queue can carry a burst and takes it over (also on failure). size_at: 4 for requests, 8 for results.
- * counters: NNB_COUNTERS of them, of this end of the burst. */
+/* Takes a queue over (also on failure), if it can carry a burst. size_at: 4 for requests, 8 for results. */
 int nnb_channel_init(nnb_channel *ch, nnb_mq *mq, int size_at, uint64_t window_ns, uint64_t *counters);
 void nnb_channel_fini(nnb_channel *ch);
 
-/* -EMSGSIZE / -ENOBUFS: larger than the ring / than the free room: nothing was sent; -EBADMSG: corrupt. Contains the
- * seq_cst fence of SYNC POINT publish <-> sleep. */
+/* Sends a packet of n datums. -EMSGSIZE / -ENOBUFS: larger than the ring / than the free room: nothing was sent;
+ * -EBADMSG: corrupt. Contains the seq_cst fence of SYNC POINT publish <-> sleep. */
 int nnb_channel_send(nnb_channel *ch, const uint8_t *packet, uint32_t n);
 
 /* Wakes a writer that waits for room. The caller has passed a seq_cst fence since it read. */
 void nnb_channel_notify_not_full(nnb_channel *ch);
 
-/* Copies the next packet out (room for the whole ring) and returns its datums. -EAGAIN: nothing there (try);
- * -EPROTO: the bytes were not a sequence of packets and have been thrown away; -EBADMSG, -EPIPE; wait also
- * -ETIMEDOUT, -ERESTART. */
+/* Copy the next packet out (room for the whole ring) and return its datums. -EAGAIN: nothing there (try); -EPROTO:
+ * the bytes were no packets and have been thrown away; -EBADMSG, -EPIPE; wait also -ETIMEDOUT, -ERESTART. */
 int nnb_channel_try(nnb_channel *ch, uint8_t *packet, uint32_t spins);
 int nnb_channel_wait(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns);
 
-/* The polling of nnb_channel_wait alone; -EAGAIN: the window is over, or it is not worth it; -ERESTART: the wait
- * continues, but that moment has come (0: the end of a slice). */
+/* Does the polling of nnb_channel_wait alone. -EAGAIN: the window is over, or it is not worth it; -ERESTART: the wait
+ * continues, but the moment has come (0: the end of a slice). */
 int nnb_channel_look(nnb_channel *ch, uint8_t *packet, uint64_t deadline_ns, uint64_t until_ns);
 
-/* Lets the sender ring the bell for the next packet. 1: do not wait for it, a packet is there already. It stays armed,
- * without effect while polling finds packets, until it is disarmed, as it must be before nnb_channel_wait. Disarming
- * returns 1 if it was armed. */
+/* Has the sender ring the bell for the next packet. 1: a packet is there already. It stays armed, without effect
+ * while polling finds packets; disarm it before nnb_channel_wait. Disarming returns 1 if it was armed. */
 int nnb_channel_arm(nnb_channel *ch);
 int nnb_channel_disarm(nnb_channel *ch);
 
@@ -68,10 +65,10 @@ int nnb_channel_drain(nnb_channel *ch);
 
 void nnb_channel_hang_up(nnb_channel *ch);
 
-/* watch.c. Puts times beside W for the packet of n datums that is sent next, and how many requests ran as one. */
+/* watch.c: puts times beside W for the packet of n datums that is sent next, and how many requests ran as one. */
 void nnb_channel_stamp(nnb_channel *ch, uint32_t n, uint64_t time_ns, uint64_t lasted_ns, uint32_t together);
 
-/* 1 if the packet that was taken last carries times. Its line was loaded to see that the packet is there. */
+/* Returns 1 if the packet that was taken last carries times. Its line was loaded to see that the packet is there. */
 static inline int nnb_channel_is_stamped(const nnb_channel *ch)
 {
     const nnb_mq *q = ch->mq;
@@ -80,11 +77,11 @@ static inline int nnb_channel_is_stamped(const nnb_channel *ch)
     uint64_t time = nnb_load_relaxed(&q->stamp[0]);
     return time && time >> 48 == ((q->own_r >> 3) & 0xffff);
 }
-/* Its times. 0: there are none, or not such as could be true. */
+/* Gives its times. 0: there are none, or not such as could be true. */
 int nnb_channel_stamp_of(const nnb_channel *ch, uint64_t now_ns, uint64_t *time_ns, uint64_t *lasted_ns,
                          uint32_t *together);
 
-/* Sets the deadline of the answer to the next packet, of n datums; 0: none. After a first call each packet needs one. */
+/* Sets the deadline of the next packet, of n datums; 0: none. After a first call each packet needs one. */
 void nnb_channel_set_deadline(nnb_channel *ch, uint32_t n, uint64_t deadline_ns);
 void nnb_channel_unset_deadline(nnb_channel *ch); /* that packet could not be sent */
 /* Marks the packet that ends at that value of W as past its deadline. */
@@ -107,7 +104,7 @@ typedef struct nnb_sampling {
 
 enum { NNB_TIMED = 1, NNB_ITS_TURN = 2 };
 
-/* Called once for each run: 0 if it is not timed, NNB_TIMED if it is, with NNB_ITS_TURN if it is the n-th. */
+/* Returns, once for each run, 0 if it is not timed, NNB_TIMED if it is, with NNB_ITS_TURN if it is the n-th. */
 static inline int nnb_sample_due(nnb_sampling *s)
 {
     if (s->countdown-- > 1)
@@ -117,7 +114,7 @@ static inline int nnb_sample_due(nnb_sampling *s)
     return NNB_TIMED | NNB_ITS_TURN;
 }
 
-/* 1 if the next wait will poll. */
+/* Returns 1 if the next wait will poll. */
 static inline int nnb_channel_polls(const nnb_channel *ch) { return ch->window_ns && !ch->left && !ch->peer_sleeps; }
 
 #endif

@@ -1,20 +1,17 @@
-/* Several threads serve the bursts of many clients; private to group*.c. schedule.h chooses the next request.
+/* The state of a group: several threads serve the bursts of many clients. docs/internals/scheduler.md explains it.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * docs/internals/scheduler.md says what workers do: leading, inline, detached, saturated, held, stuck, together.
- *
- * The word `lead` tells the state of the lead: FREE, LOOKING, or BUSY with a run of a worker. The leader alone touches
- * fields that are "leader only" below; `lead` itself, or `lock`, hands them on.
+ * Private to group*.c. The word `lead`, or `lock`, hands fields that are "leader only" on.
  *
  *   SYNC POINT hand_over <-> take_over   (lead)
- *     The leader stores BUSY with release; the worker that takes over swaps it with acquire, and so sees what the last
- *     leader did. All other changes, from and to FREE and to another worker, are made under `lock`.
+ *     The leader stores BUSY with release; the worker that takes over swaps it with acquire, and so sees what the
+ *     last leader did. All other changes, from and to FREE and to another worker, are made under `lock`.
  *   SYNC POINT give_back <-> take_up   (burst.taken)
  *     A worker stores 0 with release when it is done with a burst; the leader loads it with acquire before it looks.
  *   SYNC POINT arm <-> rest   (a Dekker pair)
- *     The leader stores BUSY; fence; loads `ticking`. The monitor clears `ticking`; fence; loads `lead`. At least one of
- *     them sees the other: a run is never without a monitor.
+ *     The leader stores BUSY; fence; loads `ticking`. The monitor clears `ticking`; fence; loads `lead`. At least one
+ *     of them sees the other: a run is never without a monitor.
  *   SYNC POINT publish <-> sleep
  *     As in a channel, for all queues at once: clear the bits; one fence; look at each W.
  */
@@ -36,7 +33,6 @@ enum { NNB_LEAD_FREE, NNB_LEAD_LOOKING, NNB_LEAD_BUSY };
 
 typedef struct nnb_sleeper_thread nnb_sleeper_thread;
 
-/* A client of the group. */
 typedef struct nnb_member {
     nnb_flow flow; /* the first, so that either is the other */
     uint64_t number;
@@ -47,7 +43,6 @@ typedef struct nnb_member {
     struct nnb_member *next;
 } nnb_member;
 
-/* A burst that the group serves. */
 typedef struct nnb_burst {
     nnb_queue queue; /* the first, so that either is the other */
     nnb_server *server;
@@ -148,20 +143,19 @@ void nnb_group_load(const nnb_group *g, nnb_load *load);
 int nnb_group_is_saturated(const nnb_group *g); /* no run may begin, of any priority that a burst has */
 uint64_t nnb_lead_word(const nnb_worker *w, uint32_t state);
 void nnb_group_arm(nnb_group *g);                       /* under lock: has a monitor, if one is needed and parked */
-int nnb_group_wants_worker(nnb_group *g);               /* under lock: -EUSERS once if the group is short of workers */
+int nnb_group_wants_worker(nnb_group *g);               /* under lock: -EUSERS once if workers are missing */
 void nnb_group_count_stuck(nnb_group *g, uint64_t now); /* under lock: runs of two ticks do not count */
 void nnb_group_settle(nnb_group *g); /* by the leader: charges the runs that others have given back */
 void nnb_lead_hand_on(nnb_group *g); /* under lock: another one leads */
 void nnb_lead_free(nnb_worker *w, nnb_batcher *batcher); /* it runs no more of them together */
 void nnb_lead_release(nnb_worker *w);                    /* under lock: nobody leads */
-void nnb_lead_detach(nnb_worker *w);                     /* goes on with a burst of its own, and another worker leads */
+void nnb_lead_detach(nnb_worker *w);                     /* goes on with its burst, and another worker leads */
 void nnb_lead_busy(nnb_worker *w, int has_others); /* runs a request inline; with others somebody looks after it */
 int nnb_lead_resume(nnb_worker *w);                /* the run is over: whether its worker leads */
 void nnb_worker_give_back(nnb_worker *w);          /* a detached run is over: its worker leads if nobody does */
 int nnb_worker_park(nnb_worker *w); /* waits until it leads: 0. -EPIPE: closed; -ESHUTDOWN: there are enough others */
 
-/* group_look.c. */
-/* A hint. */
+/* group_look.c. A hint: */
 static inline int nnb_burst_is_over(const nnb_burst *b) { return nnb_load32_relaxed(&b->inbox->hung_up) != 0; }
 int nnb_burst_is_free(const nnb_burst *b);
 int nnb_burst_has_news(nnb_burst *b);
@@ -173,7 +167,7 @@ void nnb_look_around(nnb_group *g);
 void nnb_look_at_all(nnb_group *g);
 uint64_t nnb_look_window(const nnb_group *g);          /* how long the leader polls before it sleeps; 0: not at all */
 void nnb_look_found(nnb_group *g, const nnb_burst *b); /* a request, by polling or after a sleep */
-void nnb_look_idle(nnb_group *g);                      /* nothing was found for some rounds: go on polling, or sleep */
+void nnb_look_idle(nnb_group *g);                      /* nothing was found: goes on polling, or sleeps */
 
 /* group_sleep.c. */
 uint32_t nnb_sleep_words(uint32_t most); /* that the kernel waits for at a time */
@@ -182,8 +176,7 @@ void nnb_sleepers_wake(nnb_group *g);
 void nnb_sleepers_end(nnb_group *g);
 int nnb_sleep_on_bell(nnb_a32 *bell, uint64_t ns); /* 1: it has not rung for so long; 0 ns: however long it takes */
 
-/* slices.c. The calling thread is to run soon after it was woken, rather than for long at a time: it asks the kernel for
- * slices as short as there are (Linux 6.12; before, and for a policy other than SCHED_OTHER, nothing changes). */
+/* slices.c: the calling thread will run soon after it was woken, rather than for long (Linux 6.12). */
 void nnb_ask_for_short_slices(void);
 
 #endif

@@ -1,4 +1,4 @@
-/* Shared by the C files, not by users of the core.
+/* What the C files share with each other, not with users of the core: queues as seen by a burst, threads, words.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -13,7 +13,7 @@
 #include "nnburst.h"
 
 #define NNB_SLICE_NS 100000000u /* about the longest wait inside one call */
-#define NNB_SPINS 128u /* looks at a queue before one at the clock, and while an interpreter lock may be kept */
+#define NNB_SPINS 128u          /* looks at a queue before one at the clock */
 
 enum { /* statuses of NNAPI */
        NNB_GENERAL_FAILURE = 2,
@@ -23,17 +23,17 @@ enum { /* statuses of NNAPI */
        NNB_LAST_STATUS = 8,
 };
 
-/* descriptor.c: a thread that takes no signals, on a small stack, to be joined; NULL: one that ends by itself. Or -EAGAIN. */
+/* descriptor.c: starts a thread without signals, on a small stack, to be joined; NULL: a detached one. */
 int nnb_start_thread(pthread_t *joined, void *(*run)(void *), void *argument);
 
-/* Counts in a word that others only read; one thread at a time writes it. */
+/* Counts in a word that others only read. One thread at a time writes it. */
 static inline void nnb_count(uint64_t *counters, uint32_t which, uint64_t n)
 {
     nnb_a64 *word = (nnb_a64 *)&counters[which];
     nnb_store_relaxed(word, nnb_load_relaxed(word) + n);
 }
-/* event_flag.c: the first half of a wait that another place continues. Sets a mark for the side that wakes, and takes
- * the pending bits. A later look finds a packet, or the packet's sender finds mark and cleared bits. */
+/* event_flag.c: the first half of a wait in an event loop. Sets the mark, and takes the pending bits. A later look
+ * finds a packet, or the packet's sender finds mark and cleared bits. */
 void nnb_event_expect(uint32_t *word, uint32_t mask, uint32_t mark);
 void nnb_event_mark(uint32_t *word, uint32_t mark, int on); /* on: 1 or 0 */
 #define NNB_MARKED 2
@@ -67,7 +67,7 @@ struct nnb_mq {
     uint32_t n_maps;
 };
 
-/* 1 if that many bytes may be in the ring. Else the peer has forged a counter, and the queue is corrupt for good. */
+/* Returns 1 if so many bytes may be in the ring. Else a counter is forged, and the queue corrupt for good. */
 static inline int nnb_mq_may_hold(struct nnb_mq *q, uint64_t used)
 {
     if (used > q->size || used % q->quantum)
@@ -75,8 +75,7 @@ static inline int nnb_mq_may_hold(struct nnb_mq *q, uint64_t used)
     return !q->corrupt;
 }
 
-/* Refreshes the view of the peer's counter on an exclusive synchronized handle and returns the bytes that can be
- * read, or -EBADMSG. Hot: called in the polling loop. */
+/* Returns the bytes that an exclusive synchronized handle can read, or -EBADMSG. Hot: called in the polling loop. */
 static inline int64_t nnb_mq_poll(struct nnb_mq *q)
 {
     uint64_t w = nnb_load_acquire(q->w); /* SYNC POINT: commit_write <-> available_to_read */
@@ -89,8 +88,8 @@ static inline int64_t nnb_mq_poll(struct nnb_mq *q)
     return (int64_t)used;
 }
 
-/* 1 if R still has the value that this handle left there. Else the peer has forged it or another handle moves it, too;
- * either way the ring's content is lost. */
+/* Returns 1 if R is as this handle left it. Else the peer or another handle has moved it, and the ring's content is
+ * lost. */
 static inline int nnb_mq_owns_r(struct nnb_mq *q)
 {
     if (__builtin_expect(nnb_load_relaxed(q->r) != q->own_r, 0))
@@ -106,9 +105,8 @@ static inline void nnb_mq_has_written(struct nnb_mq *q, uint64_t bytes)
         q->w_off -= q->size;
 }
 
-/* Publishes bytes that are in the ring. 0, or -EBADMSG: W is not as this handle left it, and stays as it is. It is compared
- * and moved in one step: its line is with the polling reader, and to load it first would fetch it twice, once to look and
- * once to write (a sixth of a round trip). */
+/* Publishes bytes that are in the ring. -EBADMSG: W is not as this handle left it. It is compared and moved in one
+ * step: its line is with the polling reader, and to load it first would fetch it twice (a sixth of a round trip). */
 static inline int nnb_mq_publish(struct nnb_mq *q, uint64_t bytes)
 {
     /* SYNC POINT: commit_write <-> available_to_read */
@@ -120,8 +118,8 @@ static inline int nnb_mq_publish(struct nnb_mq *q, uint64_t bytes)
     return 0;
 }
 
-/* Exclusive synchronized handle: copies bytes (a multiple of the quantum, at most the ring) in, for the one that publishes
- * them. -EAGAIN: not enough room; -EBADMSG. The peer's counter is looked at only when the ring seems full. */
+/* Copies bytes (a multiple of the quantum, at most the ring) into the ring of an exclusive synchronized handle, to be
+ * published. -EAGAIN: not enough room; -EBADMSG. The peer's counter is looked at only when the ring seems full. */
 static inline int nnb_mq_fill(struct nnb_mq *q, const uint8_t *from, uint64_t bytes)
 {
     if (__builtin_expect(q->own_w - q->seen_r + bytes > q->size, 0)) {
@@ -145,7 +143,7 @@ static inline int nnb_mq_fill(struct nnb_mq *q, const uint8_t *from, uint64_t by
     return 0;
 }
 
-/* As nnb_mq_fill, and publishes. A channel's W belongs to this handle alone, so a forged one is simply overwritten: a fence
+/* As nnb_mq_fill, and publishes. A channel's W belongs to this handle alone, so a forged one is overwritten: a fence
  * follows (SYNC POINT: publish <-> sleep), and before it a store costs less than a step that compares. */
 static inline int nnb_mq_put(struct nnb_mq *q, const uint8_t *from, uint64_t bytes)
 {
@@ -157,7 +155,7 @@ static inline int nnb_mq_put(struct nnb_mq *q, const uint8_t *from, uint64_t byt
     return 0;
 }
 
-/* Exclusive synchronized handle: copies out `bytes` that begin `skip` bytes after R. They must be there. */
+/* Copies out `bytes` that begin `skip` bytes after R. They must be there. */
 static inline void nnb_mq_peek(const struct nnb_mq *q, uint64_t skip, uint8_t *to, uint64_t bytes)
 {
     uint64_t off = q->r_off + skip;
@@ -172,7 +170,7 @@ static inline void nnb_mq_peek(const struct nnb_mq *q, uint64_t skip, uint8_t *t
     }
 }
 
-/* Exclusive synchronized handle: gives `bytes` at R back to the writer. 0 or -EBADMSG. */
+/* Gives `bytes` at R back to the writer. 0 or -EBADMSG. */
 static inline int nnb_mq_consume(struct nnb_mq *q, uint64_t bytes)
 {
     if (!nnb_mq_owns_r(q))
@@ -187,8 +185,8 @@ static inline int nnb_mq_consume(struct nnb_mq *q, uint64_t bytes)
 
 /* burst_wire.c: tells request packets apart quickly. */
 uint32_t nnb_wire_hash(const uint8_t *packet, uint32_t n);
-/* Writes other lengths and dimensions into a request packet: of each argument its length, then its dimensions. -EINVAL:
- * they are not as many as it has. */
+/* Writes other lengths and dimensions into a request packet: for each its length, then its dimensions. -EINVAL: not
+ * as many. */
 int nnb_wire_resize_request(uint8_t *packet, const uint32_t *sizes, uint32_t n);
 
 #endif

@@ -2,14 +2,12 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * Why in C: an interpreter thread could not do it while another one holds the interpreter lock in a long computation.
- * Why both descriptors: the socket alone would stay open as long as any fork of the client holds a copy; the pidfd alone
- * would not notice a client that merely lets go.
+ * An interpreter thread could not do it while another one holds the interpreter lock. Both descriptors are needed:
+ * the socket stays open as long as any fork of the client holds a copy; the pidfd misses a client that lets go.
  *
- * A process that is stopped (SIGSTOP, a debugger) runs no thread, so the kernel is asked as well for a signal at the end
- * of its parent. PR_SET_PDEATHSIG speaks of the *thread* that started this process. SIGKILL: the parent starts it from
- * one that lives until this process has ended. SIGCONT: the parent is not what it works for, and may go before it; this
- * process then looks again.
+ * A process that is stopped (SIGSTOP, a debugger) runs no thread, so the kernel is asked as well for a signal at the
+ * end of its parent. PR_SET_PDEATHSIG speaks of the *thread* that started this process. SIGKILL: the parent starts it
+ * from one that lives until this process has ended. SIGCONT: it works for another process, and looks again.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -44,8 +42,7 @@ int nnb_exit_when_dead(int pidfd, int sock_fd)
         fds[i].fd = given[i] < 0 ? -1 : fcntl(given[i], F_DUPFD_CLOEXEC, 3);
         rc = rc || given[i] < 0 || fds[i].fd >= 0 ? rc : -errno;
     }
-    /* A pidfd becomes readable when the process ends. The socket is asked for nothing but POLLHUP, which is always
-     * reported: its data belong to others. */
+    /* A pidfd becomes readable when the process ends. The socket's data belong to others: POLLHUP alone. */
     fds[0].events = POLLIN;
     if (!rc && !(rc = nnb_start_thread(NULL, watch_thread, fds)))
         return 0;

@@ -2,14 +2,11 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * A wall is closed once and for ever. The caller (Landlock's rules) and the table below decide what passes: a call that
- * is not in the table fails with EPERM. The table tells why a service makes each call.
- *
- * Seccomp cannot see behind pointers: names of files and addresses of sockets. So Landlock checks names, and no sockets
- * are made at all: a datagram socket could send to any address. A few calls look dangerous and are not, because of what
- * is missing beside them: a pidfd without a call that takes one, ftruncate where no file can be opened for writing.
- *
- * Why here and not by a library: what stands before the wall should be short enough to be read.
+ * A wall is closed once and for ever. Seccomp cannot see behind pointers, so Landlock checks names of files, and no
+ * sockets are made at all: a datagram socket could send to any address. A call that is not in the table fails with
+ * EPERM. A few calls look dangerous and are not, because of what is missing beside them: a pidfd without a call that
+ * takes one, ftruncate where no file can be opened for writing. What stands before the wall is short enough to be
+ * read.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -30,7 +27,7 @@
 
 #include "nnburst.h"
 
-/* ---- Landlock ---------------------------------------------------------------------------------------------------- */
+/* ---- Landlock -------------------------------------------------------------------------------------------------- */
 
 /* Numbers of the kernel's interface, which older headers lack. */
 enum { LANDLOCK_CREATE = 444, LANDLOCK_ADD = 445, LANDLOCK_RESTRICT = 446 };
@@ -57,7 +54,7 @@ int nnb_landlock_version(void)
     return n < 0 ? 0 : (int)n;
 }
 
-/* The rights on files that a version knows: each has added some. */
+/* Returns the rights on files that a version knows: each has added some. */
 static uint64_t rights_of(int version)
 {
     int bits = version >= 5 ? 16 : version >= 3 ? 15 : version >= 2 ? 14 : 13;
@@ -113,7 +110,7 @@ int nnb_landlock_close(int rules)
     return syscall(LANDLOCK_RESTRICT, rules, 0) < 0 ? -errno : 0;
 }
 
-/* ---- capabilities ------------------------------------------------------------------------------------------------ */
+/* ---- capabilities ---------------------------------------------------------------------------------------------- */
 
 int nnb_capabilities_drop(void)
 {
@@ -125,7 +122,7 @@ int nnb_capabilities_drop(void)
     return syscall(SYS_capset, &head, none) < 0 ? -errno : 0;
 }
 
-/* ---- seccomp ----------------------------------------------------------------------------------------------------- */
+/* ---- seccomp --------------------------------------------------------------------------------------------------- */
 
 #if defined __x86_64__
 #define ARCH AUDIT_ARCH_X86_64
@@ -147,8 +144,8 @@ int nnb_capabilities_drop(void)
 #define FAILS(number) (SECCOMP_RET_ERRNO | (number))
 #define OWN_PID 0xffffffffu
 
-/* A call, and the arguments that it may have: each `if` is (argument & mask) == value, over its lower half, which is all
- * that the kernel looks at in these. A call may stand in several rows. `may`: only in a service that may do this. */
+/* A call, and the arguments that it may have: each `if` is (argument & mask) == value, over its lower half, which is
+ * all that the kernel looks at in these. `may`: only in a service that may do this. */
 struct row {
     long number;
     uint32_t may;
@@ -181,7 +178,8 @@ static const struct row table[] = {
     CALL(brk), CALL(mmap), CALL(munmap), CALL(mremap), CALL(mprotect), CALL(madvise), CALL(msync), CALL(memfd_create),
     CALL(membarrier), CALL(mlock), CALL(munlock), CALL(mincore),
 
-    /* Threads of this process, and no processes. clone3 keeps its flags in memory, so the C library has to use clone. */
+    /* Threads of this process, and no processes. clone3 keeps its flags in memory, so the C library has to use
+     * clone. */
     CALL_IF(clone, 0, CLONE_THREAD | NAMESPACES, CLONE_THREAD),
     {435 /* clone3 */, 0, FAILS(ENOSYS), {{0}}},
     CALL(set_robust_list), NEW(rseq, RSEQ), CALL(set_tid_address), CALL(gettid), CALL(getpid),
@@ -224,8 +222,8 @@ static const struct row table[] = {
     CALL(getdents64), CALL(statfs), CALL(getcwd), CALL(mkdirat), CALL(unlinkat), CALL(renameat2), CALL(linkat),
     CALL(umask),
 
-    /* Sockets that it has: the client's. They are packets in sequence, which take no address with a message. Datagrams
-     * do, and a client may send a socket for them, from which only Landlock keeps abstract addresses. */
+    /* Sockets that it has: the client's. They are packets in sequence, which take no address with a message.
+     * Datagrams do, and a client may send a socket for them, from which only Landlock keeps abstract addresses. */
     CALL(sendmsg), CALL(recvmsg), CALL(sendto), CALL(recvfrom), CALL(getsockopt), CALL(setsockopt), CALL(getsockname),
     CALL(getpeername), CALL(shutdown),
     {SYS_socketpair, 0, 0, {{1, EXACT, AF_UNIX}, {2, 0xf, SOCK_STREAM}}}, /* fences */
@@ -281,7 +279,7 @@ static const struct row table[] = {
 #define RETURN(act) (struct sock_filter) BPF_STMT(BPF_RET | BPF_K, act)
 #define IF(how, value, yes, no) (struct sock_filter) BPF_JUMP(BPF_JMP | (how) | BPF_K, value, yes, no)
 
-/* The instructions of a row. The number of the call is loaded before and after them. */
+/* Writes the instructions of a row. The number of the call is loaded before and after them. */
 static int compile(struct sock_filter *at, const struct row *row)
 {
     struct sock_filter *const begin = at++;
@@ -322,8 +320,7 @@ int nnb_seccomp_close(uint32_t may)
     struct sock_fprog program = {(unsigned short)(at - code), code};
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
         return -errno;
-    /* SPEC_ALLOW: before 5.16 a filter slows every thread down, against a leak between parts of one process; there are
-     * none here. */
+    /* SPEC_ALLOW: else, before 5.16, a filter slows every thread down. */
     long rc = syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC | SECCOMP_FILTER_FLAG_SPEC_ALLOW,
                       &program);
     return rc < 0 ? -errno : rc ? -ESRCH : 0;

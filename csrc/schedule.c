@@ -1,10 +1,8 @@
-/* The choice of the next request: see schedule.h.
+/* The choice of the next request, by the rule of docs/internals/scheduler.md; see schedule.h.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * docs/internals/scheduler.md has the rule, and where it is from. A client that does not poll, or thinks for long, needs no
- * slot. So no client is ever behind another one by more than LAG_NS * (slots + 1) and a run of each. A queue leaves its slot
- * when a run of it is detached, or its burst is over.
+ * No client is ever behind another one by more than LAG_NS * (slots + 1) and a run of each.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -19,8 +17,7 @@
 #define EXCESS_NS 50000u      /* what a run may take beyond four times the usual */
 #define CREDIT_PART 16u       /* of what has counted is credit for runs that take longer */
 #define MOST_CREDIT_NS 20000000u
-/* What the first run of a burst counts at most, for a client's first bursts. It waits for the client's memory, and may load
- * what all need: while many programs start, one that had to pay for that would not run for seconds. */
+/* The first run of each of a client's first bursts counts so much at most: it may load what all clients need. */
 #define MOST_FIRST_NS 2000000u
 #define MOST_FIRST 16u
 
@@ -44,7 +41,7 @@ int nnb_schedule_reserve(nnb_schedule *s, uint32_t flows)
 
 void nnb_schedule_fini(nnb_schedule *s) { free(s->ready); }
 
-/* ---- accounts --------------------------------------------------------------------------------------------------- */
+/* ---- accounts -------------------------------------------------------------------------------------------------- */
 
 int nnb_queue_begin(nnb_queue *q)
 {
@@ -77,8 +74,7 @@ static void spend(nnb_schedule *s, nnb_flow *f, uint64_t ns)
         s->rival = NULL;
 }
 
-/* A run that takes much longer than usual was perhaps interrupted: the excess does not count, as far as its client has
- * credit from runs that have counted. */
+/* A run that takes much longer than usual was perhaps interrupted: its client's credit pays for the excess. */
 void nnb_schedule_charge(nnb_schedule *s, nnb_flow *f, nnb_usage *usage, uint32_t n_ended)
 {
     uint64_t forgiven = usage->excess_ns < f->credit ? usage->excess_ns : f->credit;
@@ -91,7 +87,7 @@ void nnb_schedule_charge(nnb_schedule *s, nnb_flow *f, nnb_usage *usage, uint32_
         s->rival = NULL; /* it may run again */
 }
 
-/* ---- ready queues ----------------------------------------------------------------------------------------------- */
+/* ---- ready queues ---------------------------------------------------------------------------------------------- */
 
 /* Returns the ready queue behind another one of its flow, or with NULL the first one, of the highest priority. */
 static nnb_queue *behind(const nnb_flow *f, const nnb_queue *q)
@@ -147,15 +143,15 @@ void nnb_batcher_free(nnb_batcher *b, uint64_t now)
     count_expected(b);
 }
 
-/* 1 if two are ready, when two are expected, and more than a third of the expected. The others gather while these run,
- * so that workers and clients do not wait for each other. */
+/* Returns 1 if two are ready, when two are expected, and more than a third of the expected. The others gather while
+ * these run, so that workers and clients do not wait for each other. */
 static int has_enough(const nnb_batcher *b)
 {
     return b->n_ready >= b->most || (3 * b->n_ready > b->n_expected && (b->n_ready > 1 || b->n_expected < 2));
 }
 
 /* Returns until when a request waits for others: not once there are enough. It also waits while others run together,
- * unless it wants a fast answer or has a higher priority: then it runs alone, beside them. */
+ * unless it wants a fast answer or has a higher priority. */
 static uint64_t waits_until(const nnb_queue *q)
 {
     const nnb_batcher *b = q->batcher;
@@ -270,7 +266,7 @@ void nnb_schedule_enqueue(nnb_schedule *s, nnb_queue *q, uint64_t now)
     if (q->thinks_since && !q->was_woken && (thought <= SHORT_THINK_NS || q->answered_at == s->n_served))
         note_think(q, thought); /* else the leader was busy, and looked late */
     else if (q->thinks_since && q->was_woken && thought <= IDLE_NS)
-        note_think(q, q->think_ns - q->think_ns / 8); /* perhaps it did not think: it may try a slot again some time */
+        note_think(q, q->think_ns - q->think_ns / 8); /* it may try a slot again some time */
     q->thinks_since = 0;
     int goes_first = q->is_over || q->in_service;
     uint32_t p = q->line = q->is_over ? 0 : q->priority;
@@ -318,7 +314,7 @@ static nnb_queue *dequeue(nnb_schedule *s, nnb_queue *q)
     return q;
 }
 
-/* ---- queues in service ------------------------------------------------------------------------------------------ */
+/* ---- queues in service ----------------------------------------------------------------------------------------- */
 
 void nnb_schedule_leave(nnb_schedule *s, nnb_queue *q)
 {
@@ -345,8 +341,7 @@ static void enter(nnb_schedule *s, nnb_queue *q)
     s->slots[s->n_slots++] = q;
 }
 
-/* 1 if the leader waits for the next request of a client in service, rather than serve `next` in its place. If not, the
- * client leaves service. */
+/* Returns 1 if the leader waits for a client in service, rather than serve `next`. Else the client leaves service. */
 static int is_awaited(nnb_schedule *s, nnb_queue *q, const nnb_queue *next, uint64_t now)
 {
     int is_ahead = q->flow->spent > next->flow->spent + LAG_NS;

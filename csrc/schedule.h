@@ -2,9 +2,8 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * Nothing here touches an atomic, a lock, the clock or the kernel. `now` is a parameter, so that a simulator can run it
- * (tests/c/test_schedule_sim.c). All of it belongs to the leader, except a queue's figures of its runs: they belong to
- * the thread that has taken the queue.
+ * Nothing here touches an atomic, a lock, the clock or the kernel, so that a simulator can run it
+ * (tests/c/test_schedule_sim.c). All of it belongs to the leader, but for the last two fields of a queue.
  */
 #ifndef NNB_SCHEDULE_H
 #define NNB_SCHEDULE_H
@@ -48,7 +47,7 @@ struct nnb_queue {
     int joins;              /* its last one could run together with others, so the next one may */
     uint64_t left_ns;       /* when that was taken, or answered with others; at first, when it came */
     nnb_queue *next_peer;   /* of the same batcher */
-    /* who has it */
+    /* of the thread that has taken it */
     int has_run;
     uint64_t average_ns; /* of its runs */
 };
@@ -98,12 +97,12 @@ void nnb_batcher_hold(nnb_batcher *b, uint32_t priority, uint64_t now);
 void nnb_batcher_free(nnb_batcher *b, uint64_t now);
 /* 1 if some ready flow's next run may begin. */
 int nnb_schedule_may_pick(nnb_schedule *s, const nnb_load *load, uint64_t now);
-/* Returns the leader's longest sleep from `now`: until a request has waited long enough for others. 0: none waits. */
+/* Returns how long the leader may sleep until a request has waited long enough for others. 0: none waits. */
 uint64_t nnb_schedule_wait_ns(const nnb_schedule *s, uint64_t now);
-/* 1 if a request waits for a processor. */
+/* Returns 1 if a request waits for a processor. */
 int nnb_schedule_is_held(const nnb_schedule *s, const nnb_load *load);
 
-/* 1 if there is a processor for one more run of a priority: it does not wait for runs of a lower one. */
+/* Returns 1 if there is a processor for one more run of a priority: it does not wait for runs of a lower one. */
 static inline int nnb_load_has_processor(const nnb_load *load, int priority)
 {
     uint32_t n = 0;

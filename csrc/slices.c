@@ -1,4 +1,4 @@
-/* Short slices of a processor, for threads that serve many clients.
+/* Short slices of a processor, for threads that serve many clients: each runs soon after it was woken.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -29,5 +29,5 @@ void nnb_ask_for_short_slices(void)
     a.runtime = SHORT_NS;
     if (a.nice >= 0)                      /* a reset would undo a negative one, too */
         a.flags |= RESET_ON_FORK;         /* threads that it starts compute */
-    syscall(SYS_sched_setattr, 0, &a, 0); /* not allowed: it runs as others do */
+    syscall(SYS_sched_setattr, 0, &a, 0); /* may be refused */
 }
