@@ -141,8 +141,8 @@ class Ending(Struct, frozen=True):
 
     Attributes:
         reason: The reason in words; empty while the process lives.
-        signal: As in `DeadObject`.
-        exit_status: As in `DeadObject`.
+        signal: See `DeadObject`.
+        exit_status: See `DeadObject`.
     """
 
     reason: str = ""

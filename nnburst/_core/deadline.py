@@ -43,7 +43,7 @@ class Deadline(Struct, frozen=True):
         return other if not self.at_ns or 0 < other.at_ns < self.at_ns else self
 
     def left(self) -> float | None:
-        """Return the seconds left, 0 if it has passed; None for never."""
+        """Return the seconds left: 0 if the deadline has passed, None without a deadline."""
         return max(0, self.at_ns - time.monotonic_ns()) / 1e9 if self.at_ns else None
 
     def postponed(self, since_ns: int) -> Deadline:
@@ -51,7 +51,7 @@ class Deadline(Struct, frozen=True):
         return Deadline(self.at_ns + time.monotonic_ns() - since_ns) if self.at_ns else self
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function whose waits end by this deadline; an outer one stays in force.
+        """Call a function whose waits end by this deadline. An outer deadline that comes sooner stays in force.
 
         The deadline ends with the call, also if that is interrupted.
         """
@@ -74,7 +74,7 @@ _ambient: contextvars.ContextVar[Deadline] = contextvars.ContextVar("nnburst_dea
 def checked_timeout(seconds: float | None) -> float | None:
     """Return `seconds` if it is a valid timeout. Timeouts mean the same everywhere.
 
-    None is no limit, 0 is no waiting, other numbers are seconds.
+    None means no limit, 0 no waiting; other numbers are seconds.
 
     Raises:
         InvalidArgument: `seconds` is not a number, or is negative.

@@ -127,7 +127,7 @@ def is_real(value: object) -> bool:
 
 
 def whole(value: object, what: str, unit: str = "") -> int:
-    """Return a whole number, which may be NumPy's; `InvalidArgument` with its name if it is none."""
+    """Return a whole number, which may be NumPy's; `InvalidArgument` that names any other value."""
     try:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:

@@ -1,4 +1,4 @@
-"""Warnings of clients; `logging` is imported for the first one, as most clients have none."""
+"""Warnings of clients. `logging` is imported with the first warning, because most clients never have one."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def shm_open(path: str, flags: int, mode: int = 0o600) -> int:
 
 
 def shm_unlink(path: str) -> None:
-    """Remove a name; raises as `shm_open`."""
+    """Remove a name; raises the same errors as `shm_open`."""
     if posix_ipc is None:
         return os.unlink(f"/dev/shm{path}")
     try:

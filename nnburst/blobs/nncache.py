@@ -63,7 +63,7 @@ class NNCache:
             max_key: Bytes that a key may have.
             max_value: Bytes that a value may have.
             max_total: Bytes of all keys and values.
-            policy: What goes when they are too many.
+            policy: Entries to drop when the cache is full.
         """
         with self._lock:
             if self._cache is None:
@@ -97,7 +97,7 @@ class NNCache:
 
         Args:
             key: Which.
-            out: Where to; None to learn the size.
+            out: Buffer for the value; None to learn the size only.
 
         Returns:
             Size of the value, whether it was copied or not; 0 if there is none.
@@ -109,7 +109,7 @@ class NNCache:
 
         Args:
             key: Which.
-            allocate: Called with the size, if there is a value; None: it could not.
+            allocate: Called with the size if there is a value; it returns a buffer, or None if it could not get one.
 
         Returns:
             Size and buffer; 0 and None if there is no value.

@@ -31,14 +31,14 @@ Allocator = Callable[[int], Writable | None]
 
 
 class Select(enum.Enum):
-    """The entry that goes first."""
+    """The entry that is dropped first."""
 
     RANDOM = "random"
     LRU = "lru"
 
 
 class Capacity(enum.Enum):
-    """The amount that goes, once something has to."""
+    """The amount to drop once the cache is full."""
 
     HALVE = "halve"
     """Down to half of the limit. A new entry that does not fit even then is dropped, after the eviction."""
@@ -102,7 +102,7 @@ class BlobCache:
         """Copy a value into a buffer, if it fits there.
 
         Args:
-            out: Where to; None to learn the size.
+            out: Buffer for the value; None to learn the size only.
 
         Returns:
             Size of the value, whether it was copied or not; 0 if there is none. Only a copy counts as a use.
@@ -113,7 +113,7 @@ class BlobCache:
         """Copy a value into a buffer of its size that the caller makes.
 
         Args:
-            allocate: Called with the size, if there is a value; None: it could not.
+            allocate: Called with the size if there is a value; it returns a buffer, or None if it could not get one.
 
         Returns:
             (size, buffer): the size is 0 if there is no value; the buffer None if there is none, or it failed.
@@ -162,7 +162,7 @@ class BlobCache:
     def unflatten(self, data: bytes | Writable, *, device_version: int = 1, build: str = "", key: bytes = b"") -> None:
         """Replace everything by what `flatten` wrote. Entries that exceed the limits of this cache are left out.
 
-        What another build or device version wrote is no error: the cache is empty then.
+        What another build or device version wrote is not an error: the cache is empty then.
 
         Raises:
             BlobFileError: It is damaged, or something else; the cache is empty then.

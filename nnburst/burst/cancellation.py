@@ -1,4 +1,4 @@
-"""Cancellation of requests whose answers are not awaited any more, and accounts of their working memory.
+"""Cancellation of requests whose answers are no longer awaited, and accounts of their working memory.
 
 A server binds requests `under_token`. A long kernel asks for the `present_token` while it is bound; then it checks the
 token's word now and then, or is cancelled. Memory that a kernel keeps is taken as `WorkingMemory`.
@@ -31,12 +31,12 @@ _LEAST_CHARGE = 1 << 16
 
 
 class CancelToken:
-    """The cancellation token of a client's requests: cancelled once the client awaits no answer any more.
+    """The cancellation token of a client's requests: cancelled once the client no longer awaits an answer.
 
     Attributes:
         cancelled: A word in C, not 0 once the token is cancelled.
-        server: Server's end of the burst, where the client can give up the running request; NULL if there is none.
-        account: Account of working memory; None: it is not counted.
+        server: Server's end of the burst, where the client may give up the running request; NULL without a burst.
+        account: Account that working memory is charged to; None leaves it uncounted.
     """
 
     __slots__ = ("_kernels", "account", "cancelled", "server")
@@ -115,12 +115,12 @@ class WorkingMemory:
         self._taken += nbytes
 
     def give_back(self, nbytes: int) -> None:
-        """Note bytes as free: the next bytes taken count in their place."""
+        """Mark bytes as free: the next bytes that are taken reuse them in the count."""
         self._taken -= nbytes
 
     @contextlib.contextmanager
     def for_a_run(self) -> Iterator[None]:
-        """Free at the end of the ``with`` block the bytes taken in it."""
+        """Count the bytes that a ``with`` block takes as free when the block ends."""
         taken, charged, n = self._taken, self._charged, len(self._releases)
         try:
             yield

@@ -93,7 +93,7 @@ class BurstContext(abc.ABC):
         """Drop all plans: repeated requests are bound anew. Any thread."""
 
     def leave(self) -> None:
-        """Note that no answer is awaited any more: a run of several steps ends between two of them. Any thread."""
+        """Note that answers are no longer awaited: a run of several steps ends between two of them. Any thread."""
 
     def hang_up(self) -> None:
         """End the burst without waiting, from any thread, also in a finaliser. Idempotent; `close` may follow."""

@@ -26,7 +26,7 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class VerifiedEntry(Struct, frozen=True):
-    """The payloads of an entry in private memory that cannot change any more.
+    """The payloads of an entry in private memory that can no longer change.
 
     Attributes:
         model: Read-only views, one per model file. They keep the memory.

@@ -55,7 +55,7 @@ _warned_of: set[CacheReason] = set()
 
 
 def amount(text: str) -> int | None:
-    """Read a size with or without a unit, for example ``500M`` or ``2 GiB``; None if it is none."""
+    """Read a size with or without a unit, for example ``500M`` or ``2 GiB``; None for other text."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]?)(?:i?b)?", text.strip().lower())
     number = float(match[1]) * _UNITS[match[2]] if match is not None else math.inf
     return int(number) if math.isfinite(number) else None
@@ -242,7 +242,7 @@ class Cache:
         """Open the generations of an entry, the newest first. Usually there is one. The caller closes each.
 
         Raises:
-            CacheRejected: There is none, or none that can be opened; the reason says why.
+            CacheRejected: No entry exists, or none can be opened; the reason says which.
         """
         self._check_on()
         with self.place("objects", entry[:2]) as shard:
@@ -290,7 +290,7 @@ class Cache:
             raise CacheRejected(CacheReason.DISABLED, "caching is turned off")
 
     def warn_of(self, reason: CacheReason, why: object = "") -> None:
-        """Say once a reason that this directory cannot be used, if it is one of those that say so."""
+        """Warn once if the reason means that this directory cannot be used."""
         if reason in _UNUSABLE:
             level = logging.DEBUG if reason in _warned_of else logging.WARNING
             _warned_of.add(reason)

@@ -165,7 +165,10 @@ def lock(parent: int, name: str, *, shared: bool, timeout: float = 0.0) -> FileL
 
 @contextmanager
 def opened(parent: int, name: str, *, create: bool = False) -> Iterator[int]:
-    """Open a directory below another during a with block; raises as `open_directory`, also for a link."""
+    """Open a directory below another during a with block.
+
+    Raises the same errors as `open_directory`, also for a link.
+    """
     if create:
         with suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=parent)

@@ -11,7 +11,7 @@ _DIGITS = 18
 
 
 def whole_number(text: str) -> int | None:
-    """Return the whole number that a text is; None if it is none or has too many digits."""
+    """Return a text as a whole number; None if it is not one or has too many digits."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS else None
 
 
@@ -19,7 +19,7 @@ def parse_pairs(texts: Sequence[str], option: str) -> dict[str, str]:
     """Return ``NAME=VALUE`` options as a dictionary.
 
     Raises:
-        InvalidArgument: One is no pair, or a name is given twice.
+        InvalidArgument: An argument is not a pair, or a name is given twice.
     """
     pairs: dict[str, str] = {}
     for text in texts:
@@ -43,7 +43,7 @@ def user_number(user: str, option: str) -> int:
     """Return the number of a user who is given by name or number.
 
     Raises:
-        InvalidArgument: There is none of the name, or no user has such a number.
+        InvalidArgument: No user has the name or the number.
     """
     uid = whole_number(user)
     try:

@@ -58,7 +58,7 @@ def shortened(value: Any) -> str:
 def as_saved(value: Any) -> Array:
     """Return a value as an array that any NumPy reads without pickle: strings of one width, other values as JSON.
 
-    Strings become JSON if one ends with NUL: an array of one width would lose it.
+    Strings become JSON if a string ends with NUL, which an array of fixed-width strings would lose.
     """
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in ("O", "T"):
@@ -70,7 +70,7 @@ def as_saved(value: Any) -> Array:
 
 
 def parse_shapes(pairs: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Return ``NAME=1,3,224,224`` options; raises as `parse_pairs`."""
+    """Return ``NAME=1,3,224,224`` options; raises the same errors as `parse_pairs`."""
     try:
         return {
             name: tuple(int(size) for size in value.split(",") if size)
@@ -84,7 +84,7 @@ def load_arrays(files: Mapping[str, str]) -> dict[str, Array]:
     """Read the arrays of ``.npy`` files, by name of the input.
 
     Raises:
-        InvalidArgument: A file cannot be read, or holds no array of numbers.
+        InvalidArgument: A file cannot be read, or does not contain an array of numbers.
     """
     out: dict[str, Array] = {}
     for name, file in files.items():
@@ -99,7 +99,7 @@ def load_array(file: str | os.PathLike[str]) -> Array | dict[str, Array]:
     """Read a ``.npy`` file, or the arrays of a ``.npz`` file by name.
 
     Raises:
-        InvalidArgument: It cannot be read, or holds something else than numbers.
+        InvalidArgument: The file cannot be read, or contains something other than numbers.
     """
     try:
         with open(file, "rb") as stream:
@@ -115,7 +115,7 @@ def load_array(file: str | os.PathLike[str]) -> Array | dict[str, Array]:
 def made_up(arguments: Sequence[NodeArg], shapes: Mapping[str, Sequence[int]], seed: int = 0) -> dict[str, Any]:
     """Return reproducible values for arguments: numbers in [0, 1) for floats, zeros for the others, "0" for strings.
 
-    Values that are no arrays are empty.
+    Values that are not arrays are empty.
 
     Args:
         arguments: Open dimensions become 1.

@@ -30,7 +30,7 @@ _UNLIMITED = 100_000
 @click.option("--json", "as_json", is_flag=True, help="One JSON list for each look, on a line of its own.")
 @click.option(
     "--interval", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True, metavar="S",
-    help="Seconds between looks.",
+    help="Seconds between updates.",
 )  # fmt: skip
 @click.option("--every-user", is_flag=True, help="Also those of other users, which root may watch.")
 def top(services: tuple[str, ...], once: bool, as_json: bool, interval: float, every_user: bool) -> None:

@@ -188,7 +188,7 @@ class OrtValue:
         return cls(memory.array(dtype, tuple(shape)), data_type, memory if nbytes else None)
 
     def numpy(self) -> Array:
-        """Return the array; `GeneralFailure` if the value is none."""
+        """Return the array; `GeneralFailure` if the value is not an array."""
         if not isinstance(self._value, np.ndarray):
             raise GeneralFailure(f"a value of type {self._type} is no array")
         return self._value
@@ -341,7 +341,7 @@ class InferenceSession:
     Raises:
         NoSuchFile: There is no such file.
         InvalidArgument: The file contains no model, or an option is refused.
-        NNBurstError: As `nnburst.Session`.
+        NNBurstError: See `nnburst.Session`.
     """
 
     def __init__(
@@ -374,7 +374,7 @@ class InferenceSession:
     def run(
         self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: RunOptions | None = None
     ) -> list[Any]:
-        """Run the model and return its outputs; raises as `nnburst.Session.run`.
+        """Run the model and return its outputs; raises the same errors as `nnburst.Session.run`.
 
         Args:
             output_names: Outputs to return, in order; None or an empty list for all.
@@ -439,7 +439,7 @@ class InferenceSession:
         return _listed(self._session.get_overridable_initializers())
 
     def get_modelmeta(self) -> ModelMetadata:
-        """Return the file's account of itself, such as ``custom_metadata_map``."""
+        """Return the file's metadata, such as ``custom_metadata_map``."""
         return self._session.compilation.metadata
 
     def get_session_options(self) -> SessionOptions:
@@ -468,7 +468,7 @@ def _check_run(options: RunOptions | None) -> None:
 
 
 def _source(path_or_bytes: Any) -> Any:
-    """Return a path that says what it is; else the contents of the file."""
+    """Return the path of an ``.onnx`` file as it is; for another file, return its contents."""
     if isinstance(path_or_bytes, str | os.PathLike) and not os.fspath(path_or_bytes).lower().endswith(".onnx"):
         try:
             return Path(path_or_bytes).read_bytes()

@@ -81,7 +81,7 @@ def allocate_buffer(
     """Check a request for a buffer and create it.
 
     Args:
-        desc, prepared_models, input_roles, output_roles: As `Device.allocate`.
+        desc, prepared_models, input_roles, output_roles: See `Device.allocate`.
 
     Raises:
         InvalidArgument: A rule is broken; the message names the role.

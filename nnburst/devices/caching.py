@@ -81,7 +81,10 @@ class DeviceCacheHome:
         return self._caches[directory]
 
     def load(self, files: CacheFiles) -> VerifiedEntry:
-        """Return a verified entry; raises as `DeviceCache.load`, and `InvalidArgument` for a bad cache key."""
+        """Return a verified entry.
+
+        Raises the same errors as `DeviceCache.load`, and `InvalidArgument` for a bad cache key.
+        """
         cache_key = checked_cache_key(files.cache_key)
         return self.get().load(
             cache_key, files.model_fds, files.data_fds, fingerprint=files.fingerprint, encrypted=files.encrypt

@@ -111,7 +111,10 @@ def element_type(key: int | str, place: str) -> ElementType:
 
 
 def element_within(key: int | str, place: str) -> ElementType:
-    """Find an element type, including those that occur only in encoded values; raises as `element_type`."""
+    """Find an element type, including those that occur only in encoded values.
+
+    Raises the same errors as `element_type`.
+    """
     if key not in _BY_KEY:
         what = _OTHERS.get(key, f"elements of type {key}") if isinstance(key, int) else key
         raise GeneralFailure(f"{place} holds {what}; only strings and numbers of 4 to 64 bits can be passed")
@@ -119,7 +122,7 @@ def element_within(key: int | str, place: str) -> ElementType:
 
 
 def element_of(dtype: np.dtype[Any], place: str) -> ElementType:
-    """Find the element type of a NumPy type; raises as `element_type`."""
+    """Find the element type of a NumPy type; raises the same errors as `element_type`."""
     row = next((row for row in _ROWS if np.dtype(row.dtype) == dtype and row.number < _FIRST_OF_BITS), None)
     if row is None:
         raise GeneralFailure(f"{place} has dtype {dtype}; only numbers of 1, 2, 4 or 8 bytes can be passed to a model")

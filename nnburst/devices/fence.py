@@ -59,7 +59,7 @@ class Fence(Closing):
             anything else (a file, a device, an epoll set) may block for as long as a file system of its owner likes.
 
     Raises:
-        InvalidArgument: It is none of these, or not open.
+        InvalidArgument: The descriptor is of another kind, or is not open.
         ResourceExhausted: The process has too many open files.
     """
 
@@ -92,7 +92,7 @@ class Fence(Closing):
             raise ResourceExhausted(f"a fence cannot be duplicated: {error.strerror}") from error
 
     def duplicate(self) -> Fence:
-        """Return another object for the same fence; raises as `detach_copy`."""
+        """Return another object for the same fence; raises the same errors as `detach_copy`."""
         return Fence(self.fileno())
 
     @property

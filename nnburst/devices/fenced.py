@@ -38,7 +38,7 @@ class FencedInfo(Struct, frozen=True):
     Attributes:
         status: The outcome.
         launched: Durations since the execution was launched; empty unless they were asked for.
-        fenced: Durations since the last fence was signalled; likewise.
+        fenced: Durations since the last fence was signalled; empty unless they were asked for.
         reason: Why it failed, for people; empty if it did not.
     """
 
@@ -83,7 +83,7 @@ class LocalFenced(FencedExecution):
 
     Args:
         execute: Runs it, with these options.
-        wait_for: Checked; stay the caller's.
+        wait_for: Checked fences; the caller keeps and closes them.
         options: Of the execution. The deadline limits the waiting, too.
         duration_ns: Nanoseconds that it may take from the moment that the last fence is signalled; 0 for no limit.
 
@@ -112,7 +112,7 @@ class LocalFenced(FencedExecution):
         self._info: FencedInfo | None = None
 
     def start(self, on_end: Callable[[], None] = lambda: None) -> LocalFenced:
-        """Wait for the fences, and run, in a thread of its own, which calls `on_end` at last. To be called once."""
+        """Wait for the fences, and run, in a new thread, which calls `on_end` at the end. Call it once."""
         start_daemon(partial(self._own, on_end), name="nnburst-fenced", what="a fenced execution")
         return self
 

@@ -247,7 +247,7 @@ class SentFunction(Struct, frozen=True):
 
 
 def encode_functions(functions: object) -> bytes:
-    """Encode a declared function, or several, for a service; raises as `SentFunction.of`."""
+    """Encode a declared function, or several, for a service; raises the same errors as `SentFunction.of`."""
     several = functions if isinstance(functions, Iterable) and not callable(functions) else (functions,)
     return msgspec.msgpack.encode([SentFunction.of(function) for function in several])
 

@@ -75,7 +75,7 @@ class CacheFiles(Struct, frozen=True):
         return *self.model_fds, *self.data_fds, *self.place_fds
 
     def with_fds(self, fds: Sequence[int]) -> CacheFiles:
-        """Return the same with other descriptors, in the order of `fds`."""
+        """Return a copy with other descriptors, in the order of `fds`."""
         models = len(self.model_fds)
         files = models + len(self.data_fds)
         return replace(
@@ -157,8 +157,8 @@ class PreparedModel(abc.ABC):
 
         Args:
             request: Arguments; all outputs have known dimensions. Its memory stays open until the end.
-            wait_for: Stay the caller's.
-            options: How to run. The deadline limits the waiting, too; so does nothing else.
+            wait_for: Fences; the caller keeps and closes them.
+            options: Options of the run. The deadline also limits the wait for fences; nothing else limits it.
             duration_ns: Nanoseconds that the execution may take once the last fence is signalled; 0 for no limit.
             on_end: Called in some thread after the end, also after a failure, but not if this method raises.
 
@@ -427,7 +427,7 @@ class Device(abc.ABC):
             deadline_ns: Absolute CLOCK_MONOTONIC nanoseconds, 0 for none.
 
         Raises:
-            CacheRejected: The files are not exactly what this device saved last under this cache key. Compile instead.
+            CacheRejected: The files are not those that this device saved last under this cache key. Compile instead.
             InvalidArgument: The cache key has not 32 bytes.
             MissedDeadline: The deadline passed first.
         """

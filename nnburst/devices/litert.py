@@ -93,7 +93,7 @@ class LitertDevice(LocalDevice):
         )
 
     def compile(self, model: Model) -> FunctionModel:
-        """Read the file again: nothing that a client can change any more is ever parsed."""
+        """Read the model from a private copy of the file: LiteRT never parses bytes that a client can change."""
         file = model.main.operands[model.main.operations[0].inputs[0]]
         if file.type != _CODE or file.lifetime != Lifetime.CONSTANT_REFERENCE:
             raise InvalidArgument(f"the first operand is not a file: a constant of type {_CODE:#x} in a pool")

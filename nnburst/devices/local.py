@@ -63,7 +63,10 @@ class LocalDevice(Device):
         return None
 
     def restore(self, cache_key: bytes, entry: VerifiedEntry) -> LocalModel:
-        """Make a prepared model from the files of `save`; raises as `Device.prepare_model_from_cache`."""
+        """Make a prepared model from the files of `save`.
+
+        Raises the same errors as `Device.prepare_model_from_cache`.
+        """
         raise NotImplementedError
 
     # ---- the rest --------------------------------------------------------------------------------------------

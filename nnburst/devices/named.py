@@ -48,11 +48,11 @@ class _Published:
 class NamedDevice(Device):
     """Opens models by name that other devices of the process compiled; weights exist once, however many use them.
 
-    A name is imported as a model of one operation, which says the name; to prepare that is to open the shared one.
+    A name is imported as a model of one operation that states the name. Preparing it opens the shared model.
     ``NAME:2`` is version 2 of a model; ``NAME`` alone is its newest version.
 
     Args:
-        devices: Compile and run what is published. They stay the caller's.
+        devices: Compile and run what is published. The caller keeps and closes them.
     """
 
     name = "nnburst-named"
@@ -82,7 +82,7 @@ class NamedDevice(Device):
 
         Raises:
             InvalidArgument: Its requests cannot run as one.
-            NNBurstError: As `Device.prepare_model`; an earlier model keeps the name.
+            NNBurstError: See `Device.prepare_model`; an earlier model keeps the name.
         """
         prepared = device.prepare_model(imported.model)
         if batch > 1:

@@ -59,7 +59,7 @@ class Step(Struct, frozen=True):
 
 
 class PartitionedDevice(Device):
-    """Several devices in order of preference, each running its part of a model. They stay the caller's."""
+    """Several devices in order of preference, each running its part of a model. The caller closes them."""
 
     name = "nnburst-partitioned"
 

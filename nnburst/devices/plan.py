@@ -63,7 +63,7 @@ class Plan:
 
     @property
     def call(self) -> Kernel:
-        """The shortest way to run: the kernel alone, if no step has to come before or after it."""
+        """The fastest callable for the request: the kernel alone if nothing has to happen before or after it."""
         direct = self._opened is not None and self._opened.is_direct and not self._measures
         return self._kernel if direct else self
 

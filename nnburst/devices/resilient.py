@@ -1,7 +1,7 @@
 """A device whose process may die: it is connected again, once, if it is still the same device.
 
 The rule: after a reconnection name, version, type, extensions,
-capabilities and cache files are compared with what they were. A device that changed is invalid for its holder,
+capabilities and cache files are compared with what they were. A device that changed is invalid for its user,
 because buffers, models and decisions of the caller were made for the other one; a new object has to be made.
 """
 

@@ -49,7 +49,7 @@ class SteppedKernel:
 
     Raises:
         InvalidArgument: An output lies in memory that cannot be written.
-        NNBurstError: As `bind`.
+        NNBurstError: See `bind`.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class SteppedKernel:
             buffer[...] = private
 
     def _check(self, result: ExecutionResult) -> None:
-        """Refuse shapes other than those that the outputs have room for: the client gets none."""
+        """Refuse output shapes that differ from the expected ones: the client is told no shapes."""
         shapes: tuple[OutputShape, ...] = result[1]
         for position, (shape, dims) in enumerate(zip(shapes, self._dimensions, strict=False)):
             if dims and shape.dimensions != dims:

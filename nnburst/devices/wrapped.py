@@ -1,4 +1,4 @@
-"""A prepared model around another one, for classes that change a little of it."""
+"""Base class for prepared models that wrap another one and change part of its behaviour."""
 
 from __future__ import annotations
 

@@ -337,7 +337,7 @@ class MessageQueue(Closing):
         """Append elements as soon as all of them fit, and wake the reader.
 
         Args:
-            data: As for `write`.
+            data: See `write`.
             timeout: Seconds; None waits without end, 0 tries once.
             read_notification: Bits to wait for: the reader sets them when it has made room.
             write_notification: Bits to set afterwards; 0 sets none.
@@ -369,7 +369,7 @@ class MessageQueue(Closing):
         Args:
             count: Number of elements; ignored if `out` is given.
             timeout: Seconds; None waits without end, 0 tries once.
-            out: As for `read`.
+            out: See `read`.
             read_notification: Bits to set afterwards; 0 sets none.
             write_notification: Bits to wait for: the writer sets them when data has come.
             event_flag: Use this flag instead of the queue's own; both ends must use the same word.
@@ -522,7 +522,7 @@ class MessageQueue(Closing):
         return f"MessageQueue({self.dtype}, {self.capacity}, flavour={self.flavour.name.lower()!r})"
 
     def _explain(self, rc: int, what: str, special: dict[int, NNBurstError] | None = None) -> bool:
-        """Return False for expected failures, raise for the others."""
+        """Return False for an expected failure; raise an exception for any other."""
         if rc == -errno.EAGAIN:
             return False
         if rc == -errno.EOVERFLOW:
@@ -738,5 +738,5 @@ def readable(array: Elements) -> Any:
 
 
 def writable(array: Elements) -> Any:
-    """Return such a pointer to memory that C fills."""
+    """Return a pointer to memory that C fills."""
     return ffi.from_buffer("char[]", _exportable(array), True)

@@ -35,7 +35,7 @@ class Budget:
 
         Raises:
             ResourceExhausted: Too many are under way; from the function: too many bytes.
-            DeviceUnavailable: Requests are not taken any more.
+            DeviceUnavailable: The gateway no longer takes requests.
         """
         if self._is_finishing:
             raise DeviceUnavailable("the gateway is being stopped; send this request again later")
@@ -60,7 +60,7 @@ class Budget:
                 self._idle.set()
 
     async def finish(self, seconds: float) -> None:
-        """Take no more requests, and wait for those that are under way, no longer than so many seconds."""
+        """Take no more requests, and wait for those that are under way, for a limited number of seconds."""
         self._is_finishing = True
         if self._requests:
             self._idle.clear()

@@ -1,4 +1,4 @@
-"""The certificate of a server, and its key, which change while it runs."""
+"""The certificate and key of a server, which can be replaced while the server runs."""
 
 from __future__ import annotations
 

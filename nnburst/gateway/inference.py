@@ -75,7 +75,10 @@ class InputTensor(NamedTuple):
         raw: bytes | memoryview | None,
         elements: Sequence[Any] | Array | None,
     ) -> InputTensor:
-        """Return an input that comes in a region, as bytes, or as elements; raises as `RegionPlace.of`."""
+        """Return an input that comes in a region, as bytes, or as elements.
+
+        Raises the same errors as `RegionPlace.of`.
+        """
         data: Any = RegionPlace.of(parameters, "input", name) if parameters else None
         data = raw if data is None else data
         if data is not None and elements is not None and len(elements):
@@ -94,7 +97,7 @@ class OutputTensor(NamedTuple):
 
     @classmethod
     def of(cls, name: str, parameters: Mapping[str, Any]) -> OutputTensor:
-        """Return an output as its parameters say; raises as `RegionPlace.of`."""
+        """Return the output that a request's parameters describe; raises the same errors as `RegionPlace.of`."""
         if parameters.get("classification"):
             raise InvalidArgument(f"output {name!r}: classification is not served; sort the scores yourself")
         return cls(name, RegionPlace.of(parameters, "output", name))

@@ -40,7 +40,7 @@ def request_id(given: object) -> str:
 
 
 def note_request(client: str, call: str, status: object, seconds: float, name: str) -> None:
-    """Log an answered request, if the log takes such lines."""
+    """Log an answered request, if the log level allows it."""
     if not access.isEnabledFor(logging.INFO):
         return
     call = "".join(c if c.isprintable() else " " for c in call)  # gRPC takes paths of any characters
@@ -80,7 +80,7 @@ def guard(tokens: Tokens, free: str | None = None) -> Any:
 
 
 def _limit_connections(server: Any, most: int, *, ends_oldest: bool) -> None:
-    """Reset connections beyond so many: without a free descriptor, the loop would log errors without end."""
+    """Reset connections beyond a limit: without a free descriptor, the loop would log errors without end."""
     note = server.connection_made
 
     def connection_made(handler: object, transport: asyncio.Transport) -> None:

@@ -189,7 +189,7 @@ class Models:
         """Return a model for runs of a priority, and wait for the service if it has to be opened first.
 
         Raises:
-            NoSuchModel: There is none, or no such version.
+            NoSuchModel: No model has the name, or the model has no such version.
             DeviceUnavailable: It was unloaded; or the service is not there.
             InvalidArgument: It has inputs or outputs that the protocol lacks.
         """
@@ -306,7 +306,7 @@ class Models:
     # Descriptions and counts of models, with the names of the protocol's messages, for JSON too.
 
     async def describe(self, name: str, version: str = "") -> dict[str, Any]:
-        """Return a model's inputs and outputs; raises as `open`."""
+        """Return a model's inputs and outputs; raises the same errors as `open`."""
         model = await self.open(name, version)
 
         def tensors(named: Mapping[str, ModelTensor]) -> list[dict[str, Any]]:
@@ -316,9 +316,9 @@ class Models:
         return {**about, "inputs": tensors(model.inputs), "outputs": tensors(model.outputs)}
 
     async def configure(self, name: str, version: str = "") -> dict[str, Any]:
-        """Return the same as Triton's ModelConfig; raises as `open`.
+        """Return a model's description as Triton's ModelConfig; raises the same errors as `open`.
 
-        The first dimension is one like the others: `max_batch_size` is 0.
+        The batch dimension is not treated apart: `max_batch_size` is 0.
         """
         model = await self.open(name, version)
 
@@ -349,7 +349,7 @@ class Models:
         """Return name, version and counts of a model, for each version if none is named; without a name, of all models.
 
         Raises:
-            NoSuchModel: There is none of that name, or version.
+            NoSuchModel: No model has the name, or the model has no such version.
         """
         await self._connected()
         if name:
@@ -361,7 +361,10 @@ class Models:
         ]
 
     async def statistics(self, name: str = "", version: str = "") -> dict[str, list[dict[str, Any]]]:
-        """Return statistics of requests for a model, or for each if the name is empty; raises as `counts`."""
+        """Return statistics of requests for a model, or for each if the name is empty.
+
+        Raises the same errors as `counts`.
+        """
         return {"model_stats": [counts.as_statistics(*key) for *key, counts in await self.counts(name, version)]}
 
     async def renew(self) -> None:

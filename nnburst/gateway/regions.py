@@ -102,7 +102,7 @@ class Regions:
             os.close(fd)
 
     def unregister(self, name: str) -> dict[str, Any]:
-        """Forget a region; all of them for an empty name. An unknown name is no error.
+        """Forget a region; all of them for an empty name. An unknown name is not an error.
 
         Requests under way keep the memory until they have ended.
         """
@@ -114,7 +114,7 @@ class Regions:
         """Return one region, or all for an empty name.
 
         Raises:
-            InvalidArgument: There is none of this name.
+            InvalidArgument: No region has this name.
         """
         found = [self._found(name)] if name else list(self._regions.values())
         return [{"name": r.name, "key": r.key, "offset": r.offset, "byte_size": r.byte_size} for r in found]

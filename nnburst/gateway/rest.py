@@ -282,7 +282,7 @@ def _inference(name: str, version: str, head: _Infer, data: memoryview, size: in
 
 
 def _check_json(name: str, datatype: str, array: Array, left: int) -> None:
-    """Check that an output can go as JSON, in an answer with room for so many more elements."""
+    """Check that an output can go as JSON, in an answer that has room left for a number of elements."""
     if array.size > left:
         raise InvalidArgument(
             f"output {name!r} has {array.size} elements; the JSON of an answer has at most {_MOST_NUMBERS}, of which "

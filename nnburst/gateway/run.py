@@ -41,7 +41,7 @@ class Served(msgspec.Struct):
         address: Address of the service.
         shared_memory: True if clients may register memory.
         control: True if they may load and unload models.
-        unloaded: As for `Models`.
+        unloaded: See `Models`.
         drain: Seconds that requests under way have when it is stopped.
         token_file: File of `Tokens`, one of which a client has to show.
         cert, key: Files of `Certificate`; None: no TLS.

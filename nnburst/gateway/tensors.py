@@ -48,7 +48,7 @@ _KINDS: dict[str, set[type]] = {"b": {bool}, "u": {int}, "i": {int}, "f": {int, 
 
 
 async def converted(size: int, convert: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Convert so many bytes here, or in another thread if they are many."""
+    """Convert `size` bytes in this thread, or in another one if that takes long."""
     return convert(*args, **kwargs) if size <= _BRISK else await asyncio.to_thread(convert, *args, **kwargs)
 
 
@@ -152,7 +152,7 @@ class ModelTensor:
         return flat
 
     def _strings_in(self, data: bytes | memoryview, count: int) -> Array:
-        """Return so many strings, each preceded by its length."""
+        """Return `count` strings, each preceded by its length."""
         found, at, most = np.empty(count, object), 0, len(data)
         for i in range(count):
             start = at + _LENGTH.size

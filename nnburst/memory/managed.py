@@ -133,7 +133,10 @@ class ManagedBuffer:
 
     @contextmanager
     def used(self, *, write: bool) -> Iterator[None]:
-        """Lock the buffer, shared or exclusive, in a ``with`` block that changes nothing. Raises as `Uses.enter`."""
+        """Lock the buffer, shared or exclusive, in a ``with`` block that changes nothing.
+
+        Raises the same errors as `Uses.enter`.
+        """
         uses = self._writing if write else self._reading
         uses.enter()
         try:
@@ -363,7 +366,7 @@ class BufferView:
     """A buffer in the role of a memory pool for kernels, while its execution is admitted.
 
     Args:
-        origin: As for `Region`.
+        origin: See `Region`.
         dimensions: Dimensions in the request.
     """
 
@@ -384,7 +387,7 @@ class BufferView:
 
     @property
     def identity(self) -> tuple[int, int, int, int]:
-        """An identity unlike that of any other pool."""
+        """An identity that no other pool has."""
         return -1, id(self.buffer), 0, self.size
 
     def array(self, dtype: Any, shape: tuple[int, ...], offset: int = 0) -> Array:

@@ -72,7 +72,7 @@ class Memory(Closing):
             name: Name for debugging, as in ``/proc/<pid>/maps``.
 
         Raises:
-            InvalidArgument: `size` is not positive, or `name` is no text.
+            InvalidArgument: `size` is not positive, or `name` is not text.
             ResourceExhausted: Out of memory or file descriptors.
         """
         length = check_size(size)
@@ -110,7 +110,7 @@ class Memory(Closing):
         Args:
             name: Without slashes, except at the beginning.
             size: Bytes of a new object; None to attach to one that exists.
-            direct: As in `mmap_fd`.
+            direct: See `mmap_fd`.
 
         Raises:
             InvalidArgument: The name or size is impossible, the name is taken, or there is no such object.
@@ -126,7 +126,7 @@ class Memory(Closing):
         """Remove a name; processes that have the memory open keep it.
 
         Args:
-            name: As for `posix_shm`.
+            name: See `posix_shm`.
 
         Raises:
             InvalidArgument: There is no such object.
@@ -175,7 +175,7 @@ class Memory(Closing):
         Args:
             fd: The object; duplicated.
             layout: Layout of its pixels.
-            prot: PROT_READ for a descriptor that was exported for reading: the image is no output.
+            prot: PROT_READ for a descriptor that was exported for reading: the image is not an output.
 
         Raises:
             InvalidArgument: The layout contradicts itself, or `fd` is not open.
@@ -324,8 +324,8 @@ class Memory(Closing):
         """Return views of the planes of an image: (layers, rows, samples, channels), channels as in memory.
 
         Raises:
-            InvalidArgument: The pool is no image.
-            GeneralFailure: As `array`.
+            InvalidArgument: The pool is not an image.
+            GeneralFailure: See `array`.
         """
         return plane_views(self._layout(), self._all(image=True))
 
@@ -340,7 +340,7 @@ class Memory(Closing):
             comes first in NV21.
 
         Raises:
-            InvalidArgument: The pool is no image, or has no such plane.
+            InvalidArgument: The pool is not an image, or has no such plane.
             BadState: The pool is closed.
         """
         handle = replace(self._handle, image=plane_layout(self._layout(), index))
@@ -434,7 +434,10 @@ class Memory(Closing):
         self._copy_in(offset, source.reshape(-1).view(np.uint8))
 
     def _copy_out(self, offset: int, target: Array) -> None:
-        """Fill an array of bytes from the pool (an image: with its whole tensor). Raises as `read`."""
+        """Fill an array of bytes from the pool (an image: with its whole tensor).
+
+        Raises the same errors as `read`.
+        """
         if not self._map_prot & PROT_READ:
             raise InvalidArgument(f"the pool was shared with prot {self._map_prot}; reading needs PROT_READ (1)")
         self._check_usable()
@@ -448,7 +451,7 @@ class Memory(Closing):
             gather(self.image, plane_views(self.image, raw), self._tensor(target))
 
     def _copy_in(self, offset: int, source: Array) -> None:
-        """Fill the pool (an image: its whole tensor) from an array of bytes. Raises as `read`."""
+        """Fill the pool (an image: its whole tensor) from an array of bytes. Raises the same errors as `read`."""
         if self._map_prot != PROT_READ | PROT_WRITE:
             raise InvalidArgument(
                 f"the pool was shared with prot {self._map_prot}; writing needs PROT_READ | PROT_WRITE"
@@ -514,7 +517,7 @@ class Memory(Closing):
         """End CPU access to the mapping of a dma-buf.
 
         Args:
-            write: As for `begin_access`.
+            write: See `begin_access`.
         """
         if self.dma_buf:
             sync_dma_buf(self.fds[0], write=write, end=True)

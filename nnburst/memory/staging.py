@@ -57,8 +57,8 @@ class Region:
 
     Args:
         is_private: True if no client can change them while a kernel runs.
-        room: Bytes from its first one on that no other argument of the request uses.
-        origin: The index of its pool in the request, and its offset there.
+        room: Number of bytes from the region's start that no other argument of the request uses.
+        origin: Index of the region's pool in the request, and the region's offset in that pool.
     """
 
     kind = "region"
@@ -101,7 +101,7 @@ class OpenRequest:
         return not (self._inputs or self._outputs or self._fallible or self._bracketed)
 
     def before_run(self) -> None:
-        """Fetch staged inputs; `GeneralFailure` if one cannot be read any more."""
+        """Fetch staged inputs; `GeneralFailure` if one can no longer be read."""
         for memory, write in self._bracketed.values():
             memory.begin_access(write=write)
         for memory, offset, private in self._inputs:

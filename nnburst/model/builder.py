@@ -106,9 +106,10 @@ class ModelBuilder(OperationMethods):
 
     Methods return operands, which are the arguments of later calls and have operators; arrays become constants.
 
-    There is a method for each operation; docs/operations.md lists them with the names of their arguments. Calls such as
-    `add_operand` and `add_operation` work on indexes, as those of the NDK do; an operand is taken for its index there,
-    and `operand` makes one of an index. After `build` or `finish`, successful or not, every call raises `BadState`.
+    There is a method for each operation; docs/operations.md lists them with the names of their arguments. Calls such
+    as `add_operand` and `add_operation` work with operand indexes, as in the NDK. They accept an `Operand` in place
+    of its index, and `operand` returns the `Operand` of an index. After `build` or `finish`, successful or not, every
+    call raises `BadState`.
 
     Args:
         relaxed: Permit float32 computations with the range or precision of float16.
@@ -248,7 +249,7 @@ class ModelBuilder(OperationMethods):
             dimensions: Sizes, all known.
             type: Operand type, or the dtype of the values (uint8 and int8: the asymmetric types).
             offset: First byte; any alignment.
-            quantisation: As for `constant`.
+            quantisation: See `constant`.
 
         Raises:
             InvalidArgument: The region is outside the memory, or a scale is missing.
@@ -721,7 +722,7 @@ class ModelBuilder(OperationMethods):
         """Sort the operations into execution order, gather the constants and validate; return the model.
 
         Raises:
-            InvalidArgument: The operations form a cycle or a rule is violated; the builder cannot be used any more.
+            InvalidArgument: The operations form a cycle or a rule is violated; the builder can no longer be used.
         """
         self._require_open()
         self._finished = True

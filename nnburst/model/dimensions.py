@@ -32,7 +32,7 @@ def check_dimensions(dimensions: Sequence[int]) -> None:
 
 
 def element_count(dimensions: Sequence[int]) -> int:
-    """Return the product of sizes that a peer may have chosen; raises as `check_dimensions`."""
+    """Return the product of sizes that a peer may have chosen; raises the same errors as `check_dimensions`."""
     check_dimensions(dimensions)
     return math.prod(dimensions)
 

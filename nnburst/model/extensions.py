@@ -81,7 +81,7 @@ class ImportedModel(Struct, frozen=True):
         input_shapes: One per input, with symbolic dimensions.
         output_shapes: One per output.
         optional_inputs: Number of last inputs that a request may omit: the model has a default for them.
-        metadata: The file's account of itself, if it has one that is not too long.
+        metadata: Metadata of the file, unless it has none or they are too long.
     """
 
     model: Model

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def _operators(name: str) -> tuple[Callable[[Operand, Value], Operand], Callable[[Operand, Value], Operand]]:
-    """Return an operator for an operand on its left, and for one on its right: the builder's method of that name."""
+    """Return the left and the right form of an operator, which call the builder's method of that name."""
 
     def left(self: Operand, other: Value) -> Operand:
         return getattr(self._builder, name)(self, other) if _is_value(other) else NotImplemented

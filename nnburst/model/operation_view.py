@@ -17,7 +17,7 @@ from .types import Array, Lifetime, OperandDesc, Operation, SymmPerChannelQuantP
 
 
 class UnknownYet(InvalidArgument):
-    """A value or shape that the answer depends on is not known yet."""
+    """Raised while a value or shape that the answer depends on is not yet known."""
 
 
 class OutputSpec(Struct, frozen=True):

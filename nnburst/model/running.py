@@ -47,7 +47,7 @@ class Failure(tuple[ErrorStatus, tuple[OutputShape, ...], Timing]):
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Convert an exception to a client's result: the only place where one becomes a status.
+    """Convert an exception to the client's result. Only this function turns exceptions into statuses.
 
     The status is the error's own, if that may be sent; RESOURCE_EXHAUSTED_TRANSIENT for lack of memory; else
     GENERAL_FAILURE.
@@ -89,5 +89,5 @@ def consistent_result(
 
 
 def reason_of(result: ExecutionResult) -> str:
-    """Return why an execution failed; empty if that is not known."""
+    """Return the reason that an execution failed; empty if unknown."""
     return result.reason if isinstance(result, Failure) else ""

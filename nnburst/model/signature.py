@@ -192,7 +192,7 @@ def _counts(row: Signature) -> str:
 
 
 def _data_type(spread: list[Param], types: list[int]) -> OperandType | None:
-    """Return the type of the first operand whose kind is T."""
+    """Return the type of the first input that the signature declares with the type variable T."""
     for param, operand_type in zip(spread, types, strict=True):
         if param.kinds[0][0] == "T":
             return OperandType(operand_type) if operand_type in OPERANDS else None

@@ -265,7 +265,7 @@ class DeviceMemory(OneProcess, Closing):
         """Check a use when it is set.
 
         Raises:
-            InvalidArgument: Not one of the roles, not the whole memory, or other dimensions.
+            InvalidArgument: The use is not one of the roles, covers a part of the memory, or has other dimensions.
             BadState: The memory is closed.
         """
         self._check_open()
@@ -282,7 +282,7 @@ class DeviceMemory(OneProcess, Closing):
         """Check an input when its execution starts.
 
         Raises:
-            GeneralFailure: There are no contents, or they have other dimensions.
+            GeneralFailure: The memory has no contents, or contents of other dimensions.
             BadState: The memory is closed.
         """
         self._check_open()
@@ -294,7 +294,7 @@ class DeviceMemory(OneProcess, Closing):
             raise GeneralFailure(f"input {index}: the memory's contents have other dimensions: {error}") from None
 
     def _written(self, dimensions: tuple[int, ...] | None) -> None:
-        """Note the end of an execution or copy that wrote it, with these dimensions, or None if it failed.
+        """Record that an execution or copy has written the memory: the new dimensions, or None if it failed.
 
         Raises:
             GeneralFailure: The dimensions contradict its description; it has no contents then.
@@ -319,7 +319,7 @@ class DeviceMemory(OneProcess, Closing):
         combine_dimensions(self._initial, other.dimensions)
 
     def _nbytes_of(self, dimensions: tuple[int, ...]) -> int:
-        """Return the bytes of contents of these dimensions, () for the described ones; 0 if unknown."""
+        """Return the size in bytes of contents with these dimensions (`()`: the description's own); 0 if unknown."""
         return _nbytes(self.operand, combine_dimensions(self._initial, dimensions))
 
     def _seen_by(self, burst: ExecutionBurstController) -> None:
@@ -333,7 +333,7 @@ class DeviceMemory(OneProcess, Closing):
             raise BadState("the memory is closed")
 
     def close(self) -> None:
-        """Free the memory, also in the bursts that know it. Idempotent."""
+        """Free the memory, and have the bursts that used it forget it. Idempotent."""
         if not self._closed:
             known = [partial(burst.free_memory, self.pool) for burst in list(self._bursts)]
             self._leaving = Leaving(*known, self._place.close)
@@ -379,7 +379,7 @@ def copy_memory(source: Memory | DeviceMemory, target: Memory | DeviceMemory) ->
         source, target: Memories of the same size, dimensions, type and quantisation.
 
     Raises:
-        InvalidArgument: An argument is no memory; the source has no contents; sizes, dimensions, types or
+        InvalidArgument: An argument is not a memory; the source has no contents; sizes, dimensions, types or
             quantisations do not fit; the target is read-only.
         GeneralFailure: The contents cannot be reached.
         ResourceExhausted: A buffer is in use.

@@ -11,7 +11,7 @@ from ..errors import GeneralFailure, InvalidArgument, MissedDeadline
 
 
 class Event:
-    """The end of a started execution; `Execution.start_compute` and its like return one.
+    """The end of a started execution, as `Execution.start_compute` and similar methods return it.
 
     It has a file descriptor that becomes readable at the end, so it can be awaited with ``select``, with
     ``loop.add_reader``, or in another process; other executions can wait for it without this process
@@ -59,7 +59,7 @@ class Event:
         """Make an event of another library's descriptor, which becomes readable at the end.
 
         Args:
-            fd: A socket, pipe, eventfd, timerfd, pidfd or ``sync_file``; it stays the caller's.
+            fd: A socket, pipe, eventfd, timerfd, pidfd or ``sync_file``; the caller keeps and closes it.
 
         Raises:
             InvalidArgument: The descriptor is of another kind, or not open.

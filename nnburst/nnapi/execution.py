@@ -78,7 +78,7 @@ class Execution(OneProcess, Closing):
 
     Raises:
         BadState: The compilation is not finished or has failed.
-        InvalidArgument: `compilation` is no `Compilation`.
+        InvalidArgument: `compilation` is not a `Compilation`.
 
     Example:
         >>> with nnburst.launch() as service, nnburst.nnapi.Compilation(model, service) as compilation:
@@ -128,10 +128,10 @@ class Execution(OneProcess, Closing):
         self._set_array("input", index, array, dimensions)
 
     def set_output(self, index: int, array: Array | None, *, dimensions: Sequence[int] | None = None) -> None:
-        """Set the array that an output is copied to (C-contiguous, writable); arguments as for `set_input`.
+        """Set the array that an output is copied to (C-contiguous, writable); takes the arguments of `set_input`.
 
-        Where the model leaves dimensions open, the array need only be large enough: `get_output_dimensions` tells the
-        shape.
+        Where the model leaves dimensions open, the array need only be large enough: after the run,
+        `get_output_dimensions` returns the shape.
         """
         self._set_array("output", index, array, dimensions)
 
@@ -146,13 +146,13 @@ class Execution(OneProcess, Closing):
     ) -> None:
         """Place an input in a memory pool.
 
-        Raises as `set_input`.
+        Raises the same errors as `set_input`.
 
         Args:
             index: Position among the model's inputs.
             memory: The pool, or memory of the device.
             offset, length: Region in bytes; both 0 for an image or a `DeviceMemory`, used whole.
-            dimensions: As for `set_input`.
+            dimensions: See `set_input`.
         """
         self._set_memory("input", index, memory, (offset, length), dimensions)
 
@@ -183,7 +183,7 @@ class Execution(OneProcess, Closing):
             self._measure = flag(measure, "measure")
 
     def set_timeout(self, seconds: float | None) -> None:
-        """Limit the time of a run. Raises as `set_measure_timing`.
+        """Limit the time of a run. Raises the same errors as `set_measure_timing`.
 
         Args:
             seconds: None for no limit.
@@ -294,10 +294,12 @@ class Execution(OneProcess, Closing):
         self._compute(self._begin(timeout))
 
     def start_compute(self, timeout: Timeout = ...) -> Event:
-        """Run without a burst, in the background. Raises as `compute`; `Event.wait` raises the run's errors.
+        """Run without a burst, in the background.
+
+        Raises the same errors as `compute`; `Event.wait` raises the run's errors.
 
         Args:
-            timeout: As for `compute`.
+            timeout: See `compute`.
 
         Returns:
             The event of the run's end.
@@ -321,16 +323,16 @@ class Execution(OneProcess, Closing):
         Args:
             wait_for: Events to wait for. If one fails, so does this execution.
             duration: Seconds that the run may take after the last event; None for no limit.
-            timeout: As for `compute`; it counts from now, including the wait.
+            timeout: See `compute`; it counts from now, including the wait.
 
         Returns:
             The event of the end. Call its `Event.wait` before you use this execution again or ask for results.
 
         Raises:
-            InvalidArgument: An argument is not set; an output has open dimensions; something in `wait_for` is no event,
-                or has failed; a duration is given without a compilation for exactly one device; or the device refuses
-                the request.
-            BadState: As `compute`.
+            InvalidArgument: An argument is not set; an output has open dimensions; something in `wait_for` is not an
+                event, or has failed; a duration is given without a compilation for exactly one device; or the device
+                refuses the request.
+            BadState: See `compute`.
             ResourceExhausted: The service has no thread for it, or its quota is used up.
             MissedDeadline: The timeout is 0.
         """
@@ -359,10 +361,10 @@ class Execution(OneProcess, Closing):
 
         Args:
             burst: A burst of this compilation.
-            timeout: As for `compute`.
+            timeout: See `compute`.
 
         Raises:
-            InvalidArgument: `burst` is no burst of this compilation; an argument is not set.
+            InvalidArgument: `burst` is not a burst of this compilation; an argument is not set.
             BadState: The burst is in use, or as `compute`.
             NNBurstError: The execution failed; the status says how.
         """
@@ -518,7 +520,9 @@ class Execution(OneProcess, Closing):
         return shape.dimensions
 
     def get_output_rank(self, index: int) -> int:
-        """Return the number of dimensions of an output after a run; raises as `get_output_dimensions`.
+        """Return the number of dimensions of an output after a run.
+
+        Raises the same errors as `get_output_dimensions`.
 
         Args:
             index: Position among the model's outputs.

@@ -68,10 +68,10 @@ class Execution(BoundRequest, Closing):
 
     Attributes:
         inputs: Shared arrays by input name. Write into them (``x.inputs["image"][:] = frame``), not over them. States
-            are not among them. Values that are no arrays of numbers are copied: ``x.inputs["words"] = ["a", "b"]``.
+            are not among them. Values that are not arrays of numbers are copied: ``x.inputs["words"] = ["a", "b"]``.
         outputs: Shared arrays by output name, valid from the end of a run until the next run, which overwrites them:
             keep ``x.outputs["scores"].copy()``. An output whose shape only a run tells is flat bytes; `output_shapes`
-            tells its dimensions. Reading a value that is no array of numbers makes a new copy.
+            tells its dimensions. Reading a value that is not an array of numbers makes a new copy.
 
     Example:
         >>> with nnburst.Session(model) as session, session.bind() as execution:
@@ -252,7 +252,10 @@ class Execution(BoundRequest, Closing):
             self._set_aside(None)
 
     def get_state(self) -> dict[str, Array]:
-        """Return copies by input name of the state that the next run will read; raises as `reset_state`."""
+        """Return copies by input name of the state that the next run will read.
+
+        Raises the same errors as `reset_state`.
+        """
         states, told = self._living_states(), {}
         if states.grown:
             with contextlib.suppress(BadState):  # it has not run since the state was set
@@ -281,12 +284,12 @@ class Execution(BoundRequest, Closing):
         Cancelling the task abandons the run: its arrays stay in use until it has ended, and its answer is dropped.
 
         Args:
-            timeout: As for `run`.
+            timeout: See `run`.
 
         Raises:
-            BadState: It is in flight, perhaps with an abandoned run; or there is no event loop.
+            BadState: The execution is in flight, perhaps in an abandoned run; or there is no event loop.
             GeneralFailure: The service takes one request at a time.
-            NNBurstError: As `run`.
+            NNBurstError: See `run`.
         """
         await event_loop.run(self, timeout)
 
@@ -298,7 +301,7 @@ class Execution(BoundRequest, Closing):
         has come.
 
         Args:
-            timeout: As for `run`.
+            timeout: See `run`.
 
         Returns:
             A future that cannot be cancelled.

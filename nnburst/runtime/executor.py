@@ -27,7 +27,7 @@ class BurstExecutor(ThreadPoolExecutor):
         session: Must outlive the executor.
 
     Raises:
-        InvalidArgument: `session` is no `Session`.
+        InvalidArgument: `session` is not a `Session`.
 
     Example:
         >>> with nnburst.Session(model) as session, nnburst.BurstExecutor(session) as executor:
@@ -44,7 +44,7 @@ class BurstExecutor(ThreadPoolExecutor):
         abandon_when_forked(self)
 
     def abandon(self) -> None:
-        """Make the threads; new ones in a forked child, whose runs fail because the session is the parent's."""
+        """Set up the thread pool, a new one in a forked child. Runs fail there: the session is the parent's."""
         super().__init__(self._session._runs.permits.number, "nnburst-executor")
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:

@@ -130,7 +130,7 @@ class Service(OneProcess, Closing):
             return self._backend.devices[index]
 
     def _revive(self) -> None:
-        """Start it or connect to it again, if it has ended. Sessions that were open on it stay dead.
+        """Start the service, or connect to it, again if it has ended. Sessions that were open on it stay dead.
 
         Raises:
             BadState: The service is closed.
@@ -174,7 +174,7 @@ class Service(OneProcess, Closing):
             name: Name of one of `devices`.
 
         Raises:
-            DeviceUnavailable: The service has none.
+            DeviceUnavailable: The service has no device of this name.
         """
         from ..devices.common import device_of
 

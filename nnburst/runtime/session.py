@@ -130,7 +130,7 @@ class Session(OneProcess, Closing):
         priority: ``"low"``, ``"medium"`` or ``"high"``: a shared service takes waiting runs of higher priority first.
         concurrency: Number of `run` calls that may be in the service at once, each with arrays of its own, made on
             demand; None for the number of the service's CPUs. Further callers wait.
-        polling_window: As for `nnapi.Burst`.
+        polling_window: See `nnapi.Burst`.
         timeout: Seconds that one run may take, including its wait for others; None for no limit, 0 for an immediate
             answer only. Each run method takes a limit of its own, too. Setting up does not count. A WHILE may take
             as long, 15 seconds at most; 2 without a limit.
@@ -314,8 +314,8 @@ class Session(OneProcess, Closing):
         ended.
 
         Raises:
-            BadState: There is no event loop, or as for `run`.
-            NNBurstError: As `run`.
+            BadState: There is no event loop, or a case of `run`.
+            NNBurstError: See `run`.
         """
         if self._spans is not None and self._spans.wanted:
             with self._spans.of_run(self):
@@ -415,7 +415,7 @@ class Session(OneProcess, Closing):
             inputs: Dicts of arrays by name, as for `run`; read while the service runs earlier ones.
             batch: Rows to run at once, if every input's first dimension is symbolic. An element of `inputs` has one row
                 or a few, and its outputs have as many.
-            timeout: As for `run`, for each run from the moment that the service gets it.
+            timeout: See `run`, for each run from the moment that the service gets it.
             on_error: ``"raise"``: stop at the first wrong input or failed run, after the outputs of the inputs before
                 it. ``"return"``: yield the exception in place of the outputs, and continue. The message names the index
                 of the input either way.

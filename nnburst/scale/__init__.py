@@ -1,1 +1,1 @@
-"""Sessions on many machines, by way of engines that do that for a living."""
+"""Sessions on many machines, through engines such as Ray that place and scale processes."""

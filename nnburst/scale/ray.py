@@ -65,15 +65,18 @@ class Replica:
         )
 
     def run(self, inputs: Inputs) -> list[Array]:
-        """Run the model once; raises as `Session.run`."""
+        """Run the model once; raises the same errors as `Session.run`."""
         return self.session.run(None, inputs)
 
     async def arun(self, inputs: Inputs) -> list[Array]:
-        """Run the model once without blocking the event loop; raises as `Session.run`."""
+        """Run the model once without blocking the event loop; raises the same errors as `Session.run`."""
         return await self.session.arun(None, inputs)
 
     def run_many(self, inputs: Sequence[Inputs], batch: int = 1) -> list[list[Array]]:
-        """Run the model for each input, in order, `batch` rows at once; raises as `Session.run_many`."""
+        """Run the model for each input, in order, `batch` rows at once.
+
+        Raises the same errors as `Session.run_many`.
+        """
         return list(self.session.run_many(inputs, batch=batch))
 
     def run_together(self, inputs: Sequence[Inputs], batch: int) -> list[list[Array] | NNBurstError]:
@@ -118,7 +121,7 @@ def actor(
     """Start an actor with a session; its methods are those of `Replica`.
 
     Args:
-        model: As for `Replica`.
+        model: See `Replica`.
         actor_options: Arguments of Ray's `.options()`: ``num_cpus``, ``name``, ``max_concurrency``, and so on.
         session: The other arguments of `Replica`.
     """
@@ -138,7 +141,7 @@ def deployment(
     ``handle.remote(inputs)`` returns a list of arrays, ``handle.status.remote()`` the `Replica.status` of one replica.
 
     Args:
-        model: As for `Replica`.
+        model: See `Replica`.
         serve_options: Arguments of Serve's `deployment()`: ``num_replicas``, ``max_ongoing_requests`` and so on.
         batch: Most requests that a replica runs as one, for models whose inputs all have a symbolic first dimension; 1
             runs each request by itself.

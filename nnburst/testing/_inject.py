@@ -32,7 +32,7 @@ _LONGEST_POLL = 1e6
 class Fault:
     """A fault ordered from a service. Context manager: at its end the fault is withdrawn.
 
-    A fault that is not kept stays in force.
+    An injected fault, to wait for or to withdraw. It stays in force if this object is dropped.
 
     Attributes:
         service: The service that has the fault.
@@ -79,7 +79,7 @@ class Fault:
 
         Raises:
             BadState: The fault is withdrawn.
-            TimeoutError: It has not happened within `timeout` seconds, or cannot happen any more.
+            TimeoutError: It has not happened within `timeout` seconds, or can no longer happen.
         """
         if self._ours.fileno() < 0:
             raise BadState("the fault is withdrawn and will not happen")
@@ -110,7 +110,7 @@ class Fault:
                 os.kill(self.service.pid, signal.SIGCONT)
 
     def _take(self) -> bytes | None:
-        """Count what the service says: ``b"!"`` that it happens, ``b""`` that it never will again; None for nothing."""
+        """Count a report: ``b"!"`` means that the fault happens, ``b""`` that it never will again, None no report."""
         with self._lock:
             try:
                 news = self._ours.recv(1, socket.MSG_DONTWAIT)

@@ -83,7 +83,7 @@ class Row:
 
 
 def private_row() -> Row:
-    """Return a row of this process alone, for an end of a burst without a page."""
+    """Return a row in this process's own memory, for the end of a burst that has no page."""
     pointer = ffi.new("nnb_row *")
     pointer.number = 1
     pointer.kind = RowKind.BURST
@@ -170,7 +170,7 @@ class Page:
             self._free.append((place - lib.NNB_PAGE_HEADER) // stride())
 
     def look(self) -> tuple[RowStats, ...]:
-        """Take one look at all rows, as any other process could."""
+        """Read all rows once, as any other process could."""
         return look_at_rows(self.memory)
 
     def close(self) -> None:
@@ -182,7 +182,7 @@ class Page:
 
 
 def look_at_rows(mapping: CData) -> tuple[RowStats, ...]:
-    """Take one look at each row in use of a mapped page, by number. The writer of the page need not be honest.
+    """Read each used row of a mapped page once, by number. The writer of the page is not trusted.
 
     Raises:
         DeviceUnavailable: It contains more than a service writes.

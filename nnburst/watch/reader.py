@@ -118,5 +118,5 @@ class Viewer:
 
 
 def look(found: FoundPage) -> ServiceStats:
-    """Take one look at a service; raises as `Viewer`."""
+    """Read a service's page once; raises the same errors as `Viewer`."""
     return Viewer(found).look()

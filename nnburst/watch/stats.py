@@ -88,7 +88,7 @@ class Histogram(Struct, frozen=True):
         return 0.0
 
     def since(self, before: Histogram) -> Histogram:
-        """Return the events after an earlier look. `max_ns` is that of all time."""
+        """Return the events since an earlier look; `max_ns` covers all events, earlier ones included."""
         old = dict(before.buckets)
         grown = ((start, n - old.get(start, 0)) for start, n in self.buckets)
         return Histogram(
@@ -140,12 +140,12 @@ class Latency(Struct, frozen=True):
 
     @property
     def p50(self) -> float:
-        """Seconds that half of the runs took at most; 0 if there was none."""
+        """Median duration of a run in seconds; 0 without runs."""
         return self.round_trip.percentile_ns(50) / 1e9
 
     @property
     def p99(self) -> float:
-        """Seconds that 99 of 100 runs took at most; 0 if there was none."""
+        """99th percentile of a run's duration in seconds; 0 without runs."""
         return self.round_trip.percentile_ns(99) / 1e9
 
     @property
@@ -232,7 +232,7 @@ class ServiceStats(Struct, frozen=True):
         pid: Process id of the service.
         uid: Its user's id.
         since_ns: Time of its beginning, on CLOCK_MONOTONIC.
-        taken_ns: Time of this look, likewise.
+        taken_ns: Time of this look, on CLOCK_MONOTONIC.
         unwatched: Bursts and models without a row: no number here counts them.
         rows: The service first.
         accounts: Rows of processes and clients.
@@ -253,7 +253,7 @@ class ServiceStats(Struct, frozen=True):
 
 
 def row_stats(row: CData) -> RowStats | None:
-    """Take one look at a row; None if it is free or was changing hands."""
+    """Read a row once; None if it is free or was just changing owners."""
     copy = ffi.new("nnb_row *")
     if not lib.nnb_row_look(copy, row):
         return None

@@ -27,7 +27,7 @@ class Usage(Struct, frozen=True):
 
 
 def usage_of(pid: int) -> Usage | None:
-    """Return a process's usage; None if it has gone, or may not be looked at."""
+    """Return a process's usage; None if the process has ended or must not be examined."""
     directory = f"/proc/{pid}"
     try:
         with open(f"{directory}/statm", "rb") as statm:

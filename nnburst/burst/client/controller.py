@@ -170,7 +170,7 @@ class ExecutionBurstController(OneProcess, Closing):
         return self._flights
 
     def slots_for(self, pools: Sequence[Memory | Named]) -> list[int]:
-        """Return the slots of memories, new ones if need be; raises as `bind`."""
+        """Return the slots of memories, new ones if need be; raises the same errors as `bind`."""
         if self.closed:
             raise BadState("the burst is closed; open another one")
         with self._lock:  # a memory in use again is not a dropped one

@@ -90,7 +90,7 @@ class InFlightRuns:
         return self._watched.closed
 
     def copy_bell(self) -> FdSet:
-        """Return a descriptor that is readable when `attend` is to be called; `BadState` if the burst is closed."""
+        """Return a descriptor that is readable when `attend` has to be called; `BadState` if the burst is closed."""
         return self._watched.copy()
 
     def start(self, request: BoundRequest, *, look_until: int = 0) -> InFlight:
@@ -150,7 +150,7 @@ class InFlightRuns:
                 self._land(left, _DIED if tag == _CLOSED else tag)  # the execution may have run
 
     def arm(self) -> bool:
-        """Have the bell rung at the next answer; False if nothing is in flight (any more)."""
+        """Have the bell rung at the next answer; False if nothing is in flight, or no longer."""
         while self._flying:
             if lib.nnb_client_arm(self._endpoint) <= 0:  # otherwise the thread that waits in the burst rings
                 return True

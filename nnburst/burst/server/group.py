@@ -149,7 +149,7 @@ class ListenerGroup:
         return flow
 
     def leave(self) -> None:
-        """Note that no answer of a burst is awaited any more."""
+        """Note that the client of a burst no longer awaits answers."""
         for burst in tuple(self._bursts):
             if burst is not None:
                 burst.leave()

@@ -45,7 +45,7 @@ class ServerEnd:
     burst ends for any reason.
 
     Raises:
-        BadState, ResourceExhausted: As for `ListenerGroup.add`, or no thread could be started.
+        BadState, ResourceExhausted: See `ListenerGroup.add`, or no thread could be started.
     """
 
     def __init__(self, callback: BurstCallback, executor: BurstExecutorWithCache, endpoint: CData) -> None:
@@ -266,7 +266,7 @@ class ServerEnd:
         return reason
 
     def leave(self) -> None:
-        """Note that its answers are not awaited any more. Takes no lock."""
+        """Note that the client no longer awaits answers. Takes no lock."""
         self._token.cancel()
 
     def hang_up(self) -> None:
@@ -328,7 +328,7 @@ class ExecutionBurstServer(BurstContext):
             callback: The client: it gives the memory of each slot.
             request_channel: Synchronized queue of 24-byte datums with an event word, in sealed memory. The descriptors
                 stay with the caller. Data in the queues is discarded.
-            result_channel: As `request_channel`.
+            result_channel: See `request_channel`.
             executor: Binds the requests; or a prepared model, with which only memories are kept between requests. Kept
                 alive until the burst ends.
             polling_window: Seconds to poll before sleeping; None for the default of the two ends' CPUs, 0 to never

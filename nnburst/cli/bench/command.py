@@ -35,8 +35,9 @@ def bench(
 ) -> None:
     """Measure latencies of bursts beside what the hardware allows, or a model in several ways.
 
-    Round trips over one cache line, over a burst, and with payloads, in turns, so that all of them meet the same
-    machine. docs/benchmarks.md says how each row is measured, and compares with other ways to call a process.
+    Times round trips over one cache line, over a burst, and with payloads. They take turns, so a disturbance of the
+    machine affects all of them. docs/benchmarks.md says how each row is measured, and compares with other ways to
+    call a process.
     """
     from ..tensors import parse_shapes
     from .model import Contest

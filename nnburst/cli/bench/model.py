@@ -107,7 +107,7 @@ class Contest:
             yield self._subject(partial(ask, self.inputs), pid)
 
     def measure(self, rounds: int, seconds: float) -> Report:
-        """Have the contenders take turns; the ratios are those to `InferenceSession.run`."""
+        """Measure the contenders in turns. Ratios are relative to `InferenceSession.run`."""
         payload = sum(array.nbytes for array in (*self.inputs.values(), *self.expected))
         cases = (
             Case(BASE, "m", "in process, InferenceSession.run", "-", payload, self._run, True),

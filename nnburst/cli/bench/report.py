@@ -97,7 +97,7 @@ def machine() -> str:
 
 
 def measure(cases: Sequence[Case], rounds: int, seconds: float) -> tuple[list[str], Sequence[Case], dict[str, Result]]:
-    """Measure rows in turns of about so many seconds; return what a `Report` is made of."""
+    """Measure rows in turns of about `seconds` seconds; return the arguments of a `Report`."""
     cpus, load = allowed_cpus(), os.getloadavg()[0]
     results = run(cases, rounds, seconds)
     turns = [turn for result in results.values() for turn in result.rounds]

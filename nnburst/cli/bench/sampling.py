@@ -45,7 +45,7 @@ def time_calls(call: Callable[[], object], count: int) -> Samples:
 
 
 def from_c(count: int, what: str, run: Callable[[Any], int]) -> Samples:
-    """Return what a function of the C core writes into an array of so many uint32."""
+    """Return the samples that a function of the C core writes into an array of `count` uint32."""
     samples = np.zeros(count, dtype=np.uint32)
     check(run(ffi.from_buffer("uint32_t[]", samples)), what)
     return samples.astype(np.int64)

@@ -1,4 +1,4 @@
-"""The command: lets a burst, a pipe and this process classify the same images in turns, and reports."""
+"""`nnburst demo`: a burst, a pipe and this process classify the same images in turns."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _in_child(device: str) -> Ask:
 def race(
     contenders: Mapping[str, Ask], images: npt.NDArray[np.float32], passes: int
 ) -> tuple[dict[str, npt.NDArray[np.int64]], dict[str, Array]]:
-    """Let every contender classify every image, one image per execution, some times.
+    """Let every contender classify every image several times, one image per execution.
 
     The contenders take turns pass by pass, so that a disturbance of the machine meets all of them.
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 )
 @click.option("--output", "outputs", multiple=True, metavar="NAME=FILE.npy", help="Save an output; may be repeated.")
 @click.option("--random", "fill", is_flag=True, help="Make up the inputs that are not given.")
-@click.option("--shape", "shapes", multiple=True, metavar="NAME=1,3,…", help="Shape of an input that is made up.")
+@click.option("--shape", "shapes", multiple=True, metavar="NAME=1,3,…", help="Shape of an input without a value.")
 @click.option("--device", default=None, help="Device that runs the model [default: the one that reads such files].")
 @click.option(
     "--many",
@@ -66,11 +66,11 @@ def run(
     nnburst run detector.onnx --input image=detector.npy --output boxes=boxes.npy
     nnburst run digits.onnx --many images --into answers --batch 64
 
-    Files of strings have NumPy's type U; sequences, maps and optionals, which are no arrays, are saved as JSON, in an
-    array of one string.
+    Files of strings have NumPy's type U; sequences, maps and optionals, which are not arrays, are saved as JSON, in
+    an array of one string.
 
-    A file of --many is one input: a .npy file for a model with one, else a .npz file with an array for each. One that
-    fails is named, the others run; then the status is 1.
+    Each file of --many is one run: a .npy file for a model with one input, else a .npz file with an array for each
+    input. A file that fails is named, the others run, and the exit status is 1.
     """
     from ...runtime.session import Session
     from ..progress import said

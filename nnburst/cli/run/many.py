@@ -29,7 +29,7 @@ def input_files(directory: Path) -> list[Path]:
     """Return the files that are inputs, by name.
 
     Raises:
-        InvalidArgument: There are none.
+        InvalidArgument: The directory has no such files.
     """
     files = sorted(path for path in directory.iterdir() if path.suffix in (".npy", ".npz") and path.is_file())
     if not files:

@@ -36,7 +36,7 @@ class Child:
     ready (or an ``error``), and ends when its standard input does.
 
     Args:
-        what: Its name for people: ``the gateway``.
+        what: Name of the process in messages, such as ``the gateway``.
         option: The option of `nnburst serve` that asked for it.
         options: Those of `nnburst.gateway.run.Served` that are no defaults; the addresses have the ports that it took
             the first time.
@@ -178,7 +178,7 @@ def gateway(has_models: bool, options: dict[str, Any]) -> Child | None:
     Raises:
         BadState: Another process listens at the path.
         DeviceUnavailable: The extra is not installed, or an address cannot be used.
-        InvalidArgument: An address is none; or there are no models to serve.
+        InvalidArgument: An address is malformed, or there are no models to serve.
     """
     wanted = {"--oip": options["grpc"], "--oip-rest": options["rest"]}
     if not any(wanted.values()):
@@ -209,8 +209,8 @@ def start_metrics(where: str | None, options: Mapping[str, Any]) -> Child | None
 
     Raises:
         BadState: Another process listens at the path.
-        DeviceUnavailable: The extra is not installed, or the address cannot be used; or the file of tokens is none.
-        InvalidArgument: It is no address.
+        DeviceUnavailable: The extra is not installed, the address cannot be used, or the file of tokens is invalid.
+        InvalidArgument: The address is malformed.
     """
     if where is None:
         return None

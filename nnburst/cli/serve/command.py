@@ -116,7 +116,7 @@ def _read_config(context: click.Context, parameter: click.Parameter, file: Path 
     "--oip", metavar="HOST:PORT|unix:PATH",
     help="Serve the named models by the Open Inference Protocol over gRPC; needs nnburst[oip].",
 )  # fmt: skip
-@click.option("--oip-rest", metavar="HOST:PORT|unix:PATH", help="The same over HTTP.")
+@click.option("--oip-rest", metavar="HOST:PORT|unix:PATH", help="Serve the same protocol over HTTP.")
 @click.option("--token-file", metavar="FILE", help="File of NAME:TOKEN lines; network clients show a token.")
 @click.option("--oip-cert", type=click.Path(), metavar="FILE.pem", help="Certificate and chain: the protocol by TLS.")
 @click.option("--oip-key", type=click.Path(), metavar="FILE.pem", help="The key of --oip-cert, without a password.")

@@ -35,7 +35,7 @@ class Repository:
         batching: By names of models, without versions; "" for all others.
 
     Raises:
-        InvalidArgument: The directory is none, or a version has not just one file that a device reads.
+        InvalidArgument: It is not a directory, or a version does not have exactly one file that a device reads.
     """
 
     def __init__(

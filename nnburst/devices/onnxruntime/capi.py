@@ -341,7 +341,7 @@ class IOBinding:
         self.session = session
 
     def bind_input(self, name: str, device: str, number: int, element: int, dims: Sequence[int], address: int) -> None:
-        """Read an input from memory, which stays the caller's."""
+        """Read an input from memory, which the caller keeps open."""
         _api.call("BindInput", self.handle, name.encode(), _api.tensor(element, dims, address))
 
     def bind_value(self, name: str, value: OrtValue) -> None:
@@ -355,7 +355,7 @@ class IOBinding:
     def bind_output(
         self, name: str, device: str, number: int = 0, element: int = 0, dims: Sequence[int] = (), address: int = 0
     ) -> None:
-        """Write an output to memory, which stays the caller's; without an address, to memory of ONNX Runtime."""
+        """Write an output to memory that the caller keeps open; without an address, to ONNX Runtime's own memory."""
         if address:
             _api.call("BindOutput", self.handle, name.encode(), _api.tensor(element, dims, address))
         else:

@@ -164,7 +164,7 @@ def compile_graph(data: bytes, files: Mapping[str, Bytes], settings: SessionSett
 def build_session(
     data: bytes, files: Mapping[str, Bytes], settings: SessionSettings, options: Any
 ) -> tuple[Any, About]:
-    """Return an ``InferenceSession`` of a model's files; raises as `compile_graph`."""
+    """Return an ``InferenceSession`` of a model's files; raises the same errors as `compile_graph`."""
     proto = parse(data)
     inputs, optional, outputs = describe(proto)
     labels = take_out(proto)
@@ -177,7 +177,7 @@ def build_session(
 
 
 def open_session(data: OwnBytes, settings: SessionSettings, options: Any) -> Any:
-    """Return an ``InferenceSession`` of a model without external files; raises as `compile_graph`."""
+    """Return an ``InferenceSession`` of a model without external files; raises the same errors as `compile_graph`."""
     providers = list(settings.providers)
     hint = "; a provider that talks to hardware through files of /dev needs sandbox='off'" * bool(providers)
     try:

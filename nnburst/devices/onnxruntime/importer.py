@@ -255,7 +255,7 @@ def import_graph(data: bytes) -> ImportedModel:
 
 
 def _metadata(proto: Any) -> ModelMetadata | None:
-    """Return a model's account of itself; None if it is too long."""
+    """Return a model's own metadata; None if they are too long."""
 
     def text(value: Any) -> str:
         return value if isinstance(value, str) else str(value, errors="replace")  # bytes: no UTF-8

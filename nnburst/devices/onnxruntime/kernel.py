@@ -300,7 +300,7 @@ class BoundGraph:
         return self._described.take()
 
     def _feed(self, deadline_ns: int) -> None:
-        """Bind the inputs that are encoded; an optional without a value is not bound."""
+        """Decode and bind the encoded inputs. An optional input without a value stays unbound."""
 
         def count() -> None:
             require_time(deadline_ns)

@@ -42,10 +42,10 @@ def onnxruntime(providers: tuple[str, ...] = ()) -> Any:
 
 
 def checked_providers(text: str) -> tuple[str, ...]:
-    """Return the providers that ``A+B`` names, by their full names; empty if the processor is the only one.
+    """Return the providers that ``A+B`` names, by their full names; empty if the CPU is the only one.
 
     Raises:
-        DeviceUnavailable: As `require_extra`, or this package of ONNX Runtime lacks one of them.
+        DeviceUnavailable: See `require_extra`, or this package of ONNX Runtime lacks one of them.
     """
     require_extra()
     offered = python_module().get_available_providers()

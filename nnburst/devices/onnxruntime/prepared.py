@@ -28,7 +28,7 @@ class Source(Struct, frozen=True):
     """Private copies of a model's files.
 
     Attributes:
-        files: Its external files by name, in the order of the operands.
+        files: The model's external files by name, in the order of the operands.
         copies: Contents of the model's constants, by operand.
     """
 

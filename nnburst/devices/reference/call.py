@@ -102,7 +102,10 @@ class KernelCall(OperationView):
         return kept[key] if key in kept else kept.setdefault(key, make())
 
     def scratch(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-        """Return an array for a kernel's own use, that its steps keep; raises as `MemoryBudget.take_scratch`."""
+        """Return an array for a kernel's own use, that its steps keep.
+
+        Raises the same errors as `MemoryBudget.take_scratch`.
+        """
         self._binding.budget.take_scratch(shape, math.prod(shape) * np.dtype(dtype).itemsize)
         return np.empty(shape, dtype)
 

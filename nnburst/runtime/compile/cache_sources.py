@@ -83,7 +83,7 @@ class CacheSource:
     """A source of cache files."""
 
     def offers(self, job: Job) -> Generator[Entry | Room, None, None]:
-        """Offer entries to be restored, the newest first, then room for a new one; `CacheRejected` if there is none."""
+        """Yield entries to restore, the newest first, then room for a new one; `CacheRejected` if it cannot."""
         raise NotImplementedError
 
     def note(self, reason: CacheReason, entry: Entry) -> None:

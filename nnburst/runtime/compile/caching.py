@@ -1,5 +1,5 @@
-"""Compilation caching in the runtime: restore an offered entry, else compile and save. A failed look-up is no error:
-the model is compiled then.
+"""Compilation caching in the runtime: restore an offered entry, else compile and save. A failed look-up is not an
+error: the model is compiled then.
 """
 
 from __future__ import annotations

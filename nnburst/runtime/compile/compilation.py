@@ -71,7 +71,7 @@ class Compilation(OneProcess, Closing):
             devices, and may use shared memory in place of device memory.
 
     Raises:
-        InvalidArgument: The model is no `Model`; no device is given, or a device twice.
+        InvalidArgument: The model is not a `Model`; no device is given, or a device twice.
 
     Example:
         >>> with nnburst.launch() as service, nnburst.nnapi.Compilation(model, service) as compilation:
@@ -115,7 +115,7 @@ class Compilation(OneProcess, Closing):
 
     @property
     def metadata(self) -> ModelMetadata:
-        """The model file's account of itself; `GeneralFailure` if there is none."""
+        """The model file's metadata; `GeneralFailure` if there is none."""
         if self._imported is None or self._imported.metadata is None:
             raise GeneralFailure("the model has no metadata here: it is of no ONNX file, or they are too long")
         return self._imported.metadata
@@ -144,7 +144,7 @@ class Compilation(OneProcess, Closing):
     def set_priority(self, priority: PriorityName | Priority) -> None:
         """Set the priority of executions: a shared service takes waiting ones in this order.
 
-        Raises as `set_preference`.
+        Raises the same errors as `set_preference`.
 
         Args:
             priority: A member, or its name.
@@ -312,7 +312,7 @@ class Compilation(OneProcess, Closing):
 
         Args:
             directory: Default: ``NNBURST_CACHE_DIR``, else the user's cache home.
-            limits, encrypt: As for `set_caching`.
+            limits, encrypt: See `set_caching`.
         """
         self._check_open()
         from ...cache.directory import Cache
@@ -333,7 +333,7 @@ class Compilation(OneProcess, Closing):
         Args:
             model_fds: Descriptors of the device's model files, duplicated; with a wrong number of them nothing is
                 cached.
-            data_fds: Descriptors of its data files, likewise.
+            data_fds: Descriptors of the device's data files, duplicated in the same way.
             cache_key: 32 bytes.
 
         Raises:
@@ -388,7 +388,7 @@ class Compilation(OneProcess, Closing):
 
     @property
     def outputs(self) -> tuple[NodeArg, ...]:
-        """Names, shapes and types of the outputs; raises as `inputs`."""
+        """Names, shapes and types of the outputs; raises the same errors as `inputs`."""
         return self._nodes[1]
 
     @property
@@ -404,7 +404,7 @@ class Compilation(OneProcess, Closing):
 
     @property
     def device(self) -> Device:
-        """The device that the model was compiled for; raises as `prepared_model`."""
+        """The device that the model was compiled for; raises the same errors as `prepared_model`."""
         if self._device is None:
             raise BadState("the compilation is not finished or has failed")
         return self._device

@@ -84,7 +84,7 @@ def _no_reader(path: str) -> InvalidArgument | None:
 def found(
     service: Service, device: str | None, model: Model | str | bytes
 ) -> Iterator[tuple[Model | ImportedModel, Service | Sequence[Device]]]:
-    """Find a model and its devices; raises as `imported`."""
+    """Find a model and its devices; raises the same errors as `imported`."""
     if isinstance(model, Model):
         yield model, service if device is None else (service.device(device),)
     else:
@@ -134,7 +134,7 @@ def imported(
 def checked_source(
     model: object, examples: object, device: str | None, *, has_service: bool
 ) -> tuple[Model | str | bytes, bytes]:
-    """Return the model to open, and the functions to send for it; `InvalidArgument` if it is no model.
+    """Return the model to open, and the functions to send for it; `InvalidArgument` if it is not a model.
 
     Args:
         examples: Example inputs of a torch module.

@@ -353,7 +353,10 @@ class Arguments:
     # ---- other shapes ----------------------------------------------------------------------------------------
 
     def solved(self, shapes: Mapping[str, int | Sequence[int]]) -> Sizes:
-        """Return the shapes of all arguments for given ones; raises as `solve_shapes` and `check_states`."""
+        """Return the shapes of all arguments for given ones.
+
+        Raises the same errors as `solve_shapes` and `check_states`.
+        """
         states = self.states.all
         given = {**{name: state.shape for name, state in states.items()}, **shapes}
         given = given_shapes(given, self._buffers, None if self.steps is None else self.steps.count)
@@ -477,7 +480,7 @@ def solved(
 
     Args:
         given: Result of `given_shapes`.
-        grow: As for `check_states`.
+        grow: See `check_states`.
     """
     sizes = solve_shapes(compilation.inputs, compilation.outputs, given, [*buffers, *state.values()])
     return check_states(compilation, state, sizes, grow)

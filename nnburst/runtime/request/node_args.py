@@ -31,7 +31,7 @@ _TAKES = {"f": "fiu", "i": "iu", "u": "iu"}
 """NumPy kinds of listed numbers that convert to a dtype, by the kind of that dtype."""
 _DLPACK_CPU = 1
 _LEAST_ROOM = 8
-"""Least bytes of an input that is no array of numbers, as a power of two."""
+"""Least bytes of an input that is not an array of numbers, as a power of two."""
 
 
 class Encoded(np.ndarray[Any, np.dtype[np.uint8]]):
@@ -49,7 +49,7 @@ class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
         type: `OperandType` value.
         scale, zero_point: Quantisation: real value = (stored - zero_point) * scale.
         may_be_empty: True if an array without elements may be passed.
-        holds: ONNX Runtime's name of a type that is no array of numbers: ``tensor(string)``,
+        holds: ONNX Runtime's name of a type that is not an array of numbers: ``tensor(string)``,
             ``seq(map(int64,tensor(float)))``. A session then shows the `shape` and `dtype` of its elements; in a
             compilation the argument is an array of bytes that a value is copied to.
         said: The shape of its elements, in a compilation.
@@ -74,7 +74,7 @@ class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
         return replace(self, shape=self.said, dtype=encoded.numpy_type(self.holds), said=None) if self.holds else self
 
     def encode(self, value: object) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Return the bytes of a value that is no array of numbers; raises as `check`."""
+        """Return the bytes of a value that is not an array of numbers; raises the same errors as `check`."""
         place = f"input {self.name!r}"
         made = encoded.from_python(value, self.holds, place)
         if isinstance(made, encoded.EncodedTensor) and not self.user_view.admits(made.shape):
@@ -111,7 +111,7 @@ class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
         return True
 
     def is_empty(self, shape: Sequence[int]) -> bool:
-        """True if arrays of a shape that fits have no elements and may be passed so."""
+        """True if arrays of a fitting shape have no elements and the model accepts empty arrays."""
         if 0 not in shape:
             return False
         if not self.may_be_empty:
@@ -283,7 +283,7 @@ def shapes_to_say(nodes: Sequence[NodeArg], arrays: Mapping[str, Array]) -> dict
 
 
 class NoSuchArray(InvalidArgument, KeyError):
-    """There is no shared array of that name."""
+    """No shared array has the requested name."""
 
     __str__ = Exception.__str__  # a KeyError shows its message in quotes
 
@@ -308,7 +308,7 @@ class SharedArrays(dict[str, np.ndarray[Any, np.dtype[Any]]]):
 
 
 class SharedValues(Mapping[str, Any]):
-    """Shared arrays by name. Values that are no arrays of numbers are encoded when set and decoded when read.
+    """Shared arrays by name. Values that are not arrays of numbers are encoded when set and decoded when read.
 
     Args:
         arrays: All arrays.

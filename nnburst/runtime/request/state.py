@@ -152,7 +152,7 @@ def make_states(
     Args:
         state: ``{output: input}``, as `check_states` has checked it.
         shapes: Shapes by input name.
-        grow: As for `check_states`.
+        grow: See `check_states`.
     """
     inputs = {node.name: (i, node) for i, node in enumerate(compilation.inputs)}
     outputs = {node.name: (i, node) for i, node in enumerate(compilation.outputs)}

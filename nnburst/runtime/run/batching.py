@@ -52,7 +52,7 @@ def run_many(
 
 
 def _name(error: NNBurstError, index: int) -> None:
-    """Add the index of the input to an error, and drop its references to the run."""
+    """Name the failed input in an error, by index. The traceback is dropped: it refers to the run."""
     error.__traceback__ = None
     error.args = (f"inputs[{index}]: {error}", *error.args[1:])
 
@@ -120,7 +120,7 @@ def _one_by_one(session: Session, ring: Ring, rest: _Rest, timeout: float | None
 
 
 class _Rest:
-    """The inputs that were not taken yet. An error of their iterator ends them, and is kept."""
+    """The inputs not yet taken from the caller's iterator. An error of the iterator ends them and is kept."""
 
     def __init__(self, inputs: Iterable[Inputs]) -> None:
         self.error: Exception | None = None
@@ -167,7 +167,7 @@ class _Batches:
 
     Args:
         session: Runs single inputs, and the rows of a failed batch one by one.
-        timeout: As for `Session.run`.
+        timeout: See `Session.run`.
     """
 
     def __init__(
@@ -231,10 +231,10 @@ class _Batches:
             yield False, (self._filled, rows)
 
     def _copy(self, arrays: Inputs) -> int | None:
-        """Copy an input behind the filled rows, if it fits there.
+        """Copy an input to the rows after the filled ones, if it fits there.
 
         Returns:
-            Its number of rows; None for another kind of input.
+            The input's number of rows; None for another kind of input.
 
         Raises:
             InvalidArgument: The input does not fit the model.
@@ -272,7 +272,7 @@ def _copy_alike(items: list[Inputs], views: Mapping[str, Array], filled: int) ->
     """Copy several inputs at once behind the rows that are filled.
 
     Returns:
-        The rows of each. Empty if they are not dicts of arrays that fit unchanged, or have too many rows.
+        Number of rows of each input. Empty if they are not dicts of arrays that fit as they are, or are too long.
     """
     if set(map(type, items)) != {dict} or set(map(len, items)) != {len(views)}:
         return []
@@ -303,7 +303,7 @@ def _rows(arrays: Mapping[str, Array], batch: int) -> int:
 
 
 def _split(outputs: list[Array], rows: list[Row]) -> Iterable[Outcome]:
-    """Split the outputs of a batch by input; errors stay in place."""
+    """Split the outputs of a batch by input. An input that failed has its error in place of outputs."""
     good = [row for row in rows if isinstance(row, int)]
     parts = iter(_split_good(outputs, good) if good else ())
     return parts if len(good) == len(rows) else [next(parts) if isinstance(row, int) else row for row in rows]

@@ -190,7 +190,7 @@ class Burst(OneProcess, Closing):
             memory: A memory that requests of this burst have named.
 
         Raises:
-            InvalidArgument: `memory` is no memory.
+            InvalidArgument: `memory` is not a memory.
         """
         pool = memory if isinstance(memory, Memory) else getattr(memory, "pool", None)
         if pool is None:

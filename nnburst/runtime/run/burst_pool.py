@@ -38,8 +38,8 @@ class Restart(Struct, frozen=True):
 
     Attributes:
         reason: The end of the service, in words.
-        signal: As in `DeadObject`.
-        exit_status: As in `DeadObject`.
+        signal: See `DeadObject`.
+        exit_status: See `DeadObject`.
         cache: Cache result of compiling the model again: the name of a `CacheReason`.
         seconds: Time from the first call that needed the service until it was ready.
     """
@@ -81,7 +81,7 @@ class BurstPool:
         abandon_when_forked(self)
 
     def abandon(self) -> None:
-        """Reset in a forked child: open nothing, have no thread, and no rings, whose inputs the parent's runs read."""
+        """Reset in a forked child: refuse new bursts, and drop the rings, whose inputs the parent's runs read."""
         self._refusal, self._attempt, self._rings = _INHERITED, None, {}
 
     def _check_open(self) -> None:
@@ -107,7 +107,10 @@ class BurstPool:
         self._bursts, self._of_rings, self._rings = bursts, [], {}
 
     def replacement(self, burst: Burst, *, died: bool) -> Burst | None:
-        """Return a burst in place of a busy or dead one; None if there is none after a death. Raises as `spare`."""
+        """Return a burst in place of a busy or dead one; None if there is none after a death.
+
+        Raises the same errors as `spare`.
+        """
         return None if died and not self.recover(burst) else self.spare()
 
     def recover(self, dead: Burst) -> bool:
@@ -205,7 +208,7 @@ class BurstPool:
         return self._another(others)
 
     def _ring(self, make: Callable[[Burst], Sequence[Execution]]) -> Ring:
-        """Make a ring on a burst of its own; raises as `spare`."""
+        """Make a ring on a burst of its own; raises the same errors as `spare`."""
         burst = self._another(lambda: self._of_rings)
         try:
             return Ring(make(burst), partial(self._end, burst))
@@ -234,7 +237,7 @@ class BurstPool:
         Args:
             key: Equal for rings that can replace each other.
             sizes: Shapes of the arguments of the ring.
-            make: Returns executions on a burst; they get more room than those of a ring that had too little.
+            make: Returns executions on a burst; they replace those of a ring whose room was too small.
         """
         ring = small = self._rings.pop(key, None)
         if ring is None or not ring.is_idle or not ring.reshape(sizes):

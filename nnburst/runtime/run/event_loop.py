@@ -75,7 +75,7 @@ async def run(
         late: Called when an abandoned run has ended, or will not be made, in the thread that finds it.
 
     Raises:
-        NNBurstError: As `BoundRequest.run`; `BadState` also if the execution is in flight.
+        NNBurstError: See `BoundRequest.run`; `BadState` also if the execution is in flight.
     """
     if timeout is not ...:
         with execution._limited(timeout):
@@ -130,11 +130,11 @@ def is_busy(execution: BoundRequest) -> bool:
 async def aside(
     flights: InFlightRuns, step: Callable[[], T], late: Callable[[], None] = _nothing
 ) -> tuple[T | None, BaseException | None]:
-    """Call a function that may block, in the burst's thread for such calls.
+    """Call a function that may block, in the burst's thread for blocking calls.
 
     Args:
-        step: The function; it continues if the task is cancelled.
-        late: Called at its end, in any thread, if the task was cancelled.
+        step: The function. It runs to its end even if the task is cancelled.
+        late: Called after `step` if the task was cancelled, in any thread.
 
     Returns:
         The result of the step, and its exception.
@@ -218,7 +218,7 @@ class _AsyncioLoop:
         own.close()
 
     def waiter(self) -> _AsyncioWaiter:
-        """Return the object that one task waits for."""
+        """Return a new object on which one task can wait."""
         loop = self.loop()
         assert loop is not None  # the loop runs
         return _AsyncioWaiter(loop, self._thread)

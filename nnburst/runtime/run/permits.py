@@ -22,7 +22,7 @@ _LONGEST_WAIT = 0.1
 
 
 class Permit:
-    """Permission to run, with the executions of earlier runs: the last one used, and one for each form of the
+    """Permission to run. It keeps executions of earlier runs: the last one used, and one for each form of the
     arguments.
 
     Attributes:
@@ -47,7 +47,7 @@ class Permits:
     """A fixed number of permits. The last one given back is taken first, as its burst still polls.
 
     Waiting callers are woken in order and take an idle permit: waking a caller reserves nothing, and may happen twice.
-        A caller that is not woken looks by itself every tenth of a second: callers before it may be unable to run,
+        A caller that is not woken checks every tenth of a second: callers before it may be unable to run,
         interrupted by its signal handler or in its own event loop. A permit that is dropped, because an exception came
         between two steps, is replaced when another caller waits.
 

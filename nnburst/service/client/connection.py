@@ -212,7 +212,7 @@ class ServiceConnection(OneProcess, Closing):
         """Return the device of that name.
 
         Raises:
-            DeviceUnavailable: The service has none.
+            DeviceUnavailable: The service has no device of this name.
         """
         return device_of(self.devices, name)
 
@@ -246,7 +246,7 @@ class ServiceConnection(OneProcess, Closing):
             batch_wait: Seconds that a request waits for others, if its session's preference allows that.
 
         Raises:
-            NNBurstError: As `Device.prepare_model`; the model that had the name keeps it.
+            NNBurstError: See `Device.prepare_model`; the model that had the name keeps it.
         """
         assert isinstance(device, RemoteDevice)
         wire, fds = model_to_wire(imported.model)
@@ -309,7 +309,7 @@ def order(
     """Give an order to the broker of a shared service. Only its user and root may.
 
     Args:
-        address, trust_uid: As for `connect_to`.
+        address, trust_uid: See `connect_to`.
         message: The order. Connections that it ends are closed after the answer.
         timeout: Seconds until the answer; None for no limit.
 

@@ -29,7 +29,7 @@ class PendingCall:
         message: The request.
         fds: Descriptors that go with it.
         on_late: Called with the reply if the caller does not take it.
-        on_failure: Called with the error, likewise.
+        on_failure: Called with the error if the caller does not take it.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class PendingCall:
     # -- the caller ----------------------------------------------------------------------------------------------------
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait for the answer; to be called once. Return False after `timeout` seconds."""
+        """Wait for the answer. Call it once. Return False after `timeout` seconds."""
         return self._arrival.acquire(timeout=-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX))
 
     def give_up(self) -> bool:
@@ -72,7 +72,7 @@ class PendingCall:
         return reply, fds
 
     def missed(self, timeout: float | None) -> MissedDeadline:
-        """Return the exception for a caller that has waited for so many seconds."""
+        """Return the exception for a caller whose wait of `timeout` seconds is over."""
         if not self.is_sent:
             return MissedDeadline(
                 f"{self.call.name}: not sent in time: too many calls are under way already, or another long one; the "
@@ -102,7 +102,7 @@ class PendingCall:
         return len(self.body) > MAX_INLINE
 
     def pack(self) -> Outgoing:
-        """Make the datagram, which owns the descriptors from now on. Raises as `Outgoing`."""
+        """Make the datagram, which owns the descriptors from now on. Raises the same errors as `Outgoing`."""
         self.outgoing = Outgoing(Kind.REQUEST, self.number, self.body, self.fds)
         return self.outgoing
 

@@ -61,7 +61,7 @@ class Workers:
         self._put(rank, job)
 
     def stop(self) -> None:
-        """Drop the jobs that no thread has taken up, and let the threads end after their present one."""
+        """Drop the jobs that no thread has started. Each thread finishes its current job and ends."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._jobs.get_nowait()
@@ -69,7 +69,7 @@ class Workers:
             self._put(_END, None)
 
     def join(self, deadline: Deadline) -> bool:
-        """Wait for the threads to end; never for the calling one."""
+        """Wait for the other threads to end. A thread never waits for itself."""
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(deadline.left())
@@ -172,7 +172,7 @@ class Serving:
         """Have a worker serve a request.
 
         Raises:
-            Malformed: The message is no request, or there are too many.
+            Malformed: The message is not a request, or there are too many.
         """
         call, message = calls.decode_request(packet.body, self._side)
         number, fds = packet.call_id, packet.fds

@@ -115,11 +115,11 @@ class Connection:
     # -- life ------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Launch the peer, if it has to be launched, and start reading. To be called once.
+        """Launch the peer if this end has to, and start reading. Call it once.
 
         Raises:
-            ResourceExhausted: The system has no thread for it; the connection is to be closed.
-            Exception: The peer's launch failed; likewise.
+            ResourceExhausted: The system has no thread for the connection. The caller closes the connection.
+            Exception: The peer's launch failed. The caller closes the connection.
         """
         start(self._thread, "a connection")
         self._launched.result()
@@ -147,7 +147,7 @@ class Connection:
         """End the connection from anywhere, without waiting; nothing can be called from now on.
 
         Args:
-            farewell: A last call; the end comes with its answer, or when leaving has taken long enough.
+            farewell: A last call; the connection ends with the answer, or when the time limit of leaving is over.
         """
         if not self._abandoned:
             self._closed = True
@@ -225,7 +225,7 @@ class Connection:
 
         Args:
             message: The request.
-            fds: Descriptors that go with it; they stay the caller's.
+            fds: Descriptors to send along; the caller keeps and closes its own copies.
             timeout: Seconds for everything, None for no limit but that of `Deadline.call`.
             on_late: Called with the reply (in the owner) if it comes after this call gave up.
 
@@ -260,9 +260,9 @@ class Connection:
         return given_up
 
     def release(self, message: Message) -> None:
-        """Have the other side let go of something, and wait for its answer as long as leaving may take.
+        """Have the other side release an object, and wait for its answer within the time limit of leaving.
 
-        Raises as `call`; the release then happens later, or with the connection.
+        Raises the same errors as `call`; the release then happens later, or with the connection.
         """
         self.check_usable()
         pending = PendingCall(message, on_late=self._answers_again)
@@ -287,7 +287,7 @@ class Connection:
 
         Args:
             message: Mostly a release.
-            fds: Descriptors that go with it; they stay the caller's.
+            fds: Descriptors to send along; the caller keeps and closes its own copies.
             on_failure: Called (in the owner) with the error that comes instead of an answer.
 
         Raises:
@@ -372,7 +372,7 @@ class Connection:
             self._drop("the peer does not read its socket")
 
     def _drop(self, reason: str) -> None:
-        """End the connection with a peer that breaks a rule, and say why: its author has to know."""
+        """End the connection with a peer that breaks a rule, and log the reason for the peer's author."""
         self._note(reason)
         self._serving.part(self._stop_reason)
         _log.warning("%s is disconnected: %s", self._peer, reason)

@@ -185,7 +185,7 @@ def _own_model(
     label: str,
     counted: Sequence[str],
 ) -> int:
-    """Add a model, and what it needs, to the table. Return its number."""
+    """Add a model, and the objects it needs, to the table. Return its number."""
     owned.callback(prepared.close)
     row = client.open_row(RowKind.MODEL, label)
     owned.callback(row.close)
@@ -231,9 +231,9 @@ class HostedBuffer:
     """A driver-managed buffer in a connection's table: its id, and an account of its bytes.
 
     Args:
-        buffer: Closed by `dispose`.
+        buffer: The device's buffer; `dispose` closes it.
         ledger: Counts its bytes.
-        ids: Buffers that the connection may name.
+        ids: Ids of the buffers that the connection may name; this buffer's id is added.
     """
 
     what: ClassVar[str] = "buffer"

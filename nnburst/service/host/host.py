@@ -385,7 +385,7 @@ for _call in calls.CALLS:
 
 
 def _is_usable(device: Device) -> bool:
-    """Return True if a device may be offered; a bad one is left out, without effect on the others."""
+    """Return True if a device may be offered. A broken device is left out; the others are unaffected."""
     try:
         check_device(device)
     except NNBurstError as error:

@@ -73,7 +73,7 @@ class Broker:
     runs finish and clients are told. SIGHUP reloads the named models.
 
     Args:
-        listeners: Listening SOCK_SEQPACKET sockets; stay the caller's.
+        listeners: Listening SOCK_SEQPACKET sockets; the caller keeps and closes them.
         workers: Makes the `WorkerPool` of this broker.
         policy: Users that are served.
         idle_exit: Seconds without any connection after which `run` returns; None never.
@@ -308,7 +308,7 @@ class Broker:
                 self.workers.take(client, own=first.own)
 
     def _obey(self, client: AcceptedClient, number: int, order: calls.EndClients | calls.LoadModel) -> None:
-        """Do what a client orders, and answer."""
+        """Carry out a client's order, and answer it."""
         uid, of_user = client.peer.uid, isinstance(order, calls.EndClients) and order.uid is not None
 
         def answer(reply: calls.Message) -> None:

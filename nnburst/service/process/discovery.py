@@ -125,7 +125,7 @@ def trusted_uids(more: int | Collection[int] = ()) -> frozenset[int]:
     """Return the users whose services this process uses: its own, root, and more.
 
     Raises:
-        InvalidArgument: One is no user id.
+        InvalidArgument: A number is not a user id.
     """
     uids = more if isinstance(more, Collection) else (more,)
     if isinstance(more, str | bytes) or not all(isinstance(uid, int) and not isinstance(uid, bool) for uid in uids):
@@ -180,7 +180,7 @@ def claim(address: str, *, wider: bool = False) -> Claim:
     """Own a name and listen there; a socket that a dead service left is replaced.
 
     Args:
-        address: As for `socket_path`.
+        address: See `socket_path`.
         wider: True if users other than this one may reach the socket.
 
     Raises:
@@ -230,7 +230,7 @@ def _open_lock(path: Path, flags: int) -> int:
     """Open a lock file without waiting, whatever is there in its place.
 
     Raises:
-        OSError: It cannot be opened, or is no regular file.
+        OSError: It cannot be opened, or is not a regular file.
     """
     fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -270,7 +270,7 @@ def check_free(path: Path) -> None:
 
 
 def listen_at(path: Path, *, wider: bool = False, kind: int = socket.SOCK_STREAM) -> socket.socket:
-    """Listen at a Unix socket; one that nobody listens at any more is replaced.
+    """Listen at a Unix socket; a socket without a listener is replaced.
 
     Args:
         path: Path of the socket.
@@ -369,7 +369,7 @@ def dial(address: str, timeout: float | None, trust_uid: int | Collection[int] =
     """Connect to a running service.
 
     Args:
-        address: As for `socket_path`; a name is looked for in the user's directory, then in /run/nnburst.
+        address: See `socket_path`; a name is looked for in the user's directory, then in /run/nnburst.
         timeout: Seconds to wait for room in its backlog; None for no limit.
         trust_uid: Users whose services are used, beside this one and root.
 

@@ -257,12 +257,12 @@ class Child:
                 signal.pidfd_send_signal(fds.fds[0], signal.SIGKILL)
 
     def exit_status(self) -> int | None:
-        """Return how the process ended, if it has just closed its socket; None if it lives, or this is unknown."""
+        """Return the exit status of a process that has just closed its socket; None if it lives or is unknown."""
         self._wait(_EXIT_PATIENCE)
         return self._status
 
     def reap(self, seconds: float) -> None:
-        """Wait for the process after its socket is closed; it ends by itself unless something is badly wrong."""
+        """Wait for the process to end after its socket was closed, and kill it if it does not."""
         if not self._wait(seconds if self._end is None else self._end):
             self.kill()
             self._wait(None)

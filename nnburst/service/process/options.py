@@ -36,7 +36,7 @@ class Scheduling:
         cpus: CPUs that it may run on; empty for those of the process that starts it.
 
     Raises:
-        InvalidArgument: The policy, the priority or a CPU is none.
+        InvalidArgument: The policy, the priority or a CPU is invalid.
     """
 
     policy: str = ""

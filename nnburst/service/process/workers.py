@@ -69,7 +69,7 @@ class AcceptedClient:
         return bool(ready([self.sock.fileno()], 0, events=0))
 
     def close(self) -> None:
-        """Disconnect it, in another thread: messages that it has sent may hold sockets that linger."""
+        """Disconnect the client in another thread: closing sockets in unread messages may block."""
         self.charge.release()
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)

@@ -85,7 +85,7 @@ def _fork(options: ServiceOptions) -> int | None:
 
 
 def _become(client: int, request: dict[str, Any], fds: list[int]) -> ServiceOptions:
-    """Take what the client gives, and answer it. Return the options, with the descriptors."""
+    """Take the client's descriptors and answer its request. Return the options, with the descriptors."""
     told, stderr, *named = fds
     os.environ.update(request["env"])
     os.setsid()
@@ -102,7 +102,7 @@ def _become(client: int, request: dict[str, Any], fds: list[int]) -> ServiceOpti
 
 @cache
 def _load(spec: str, warm: bool, rest: bool = False) -> None:
-    """Import what a device needs, for this start and all later ones."""
+    """Import the modules of a device, for this start and all later ones."""
     with contextlib.suppress(Exception):  # the child will report it
         device = create_device(spec)
         DeviceInfo.of(device)  # finds versions and capabilities

@@ -72,7 +72,7 @@ def pools_from_wire(
     """Build the pools of a request: memories, buffers whose ids are in `owned`, and numbers of steps.
 
     Raises:
-        InvalidArgument: As `memories_from_wire`, or a buffer belongs to another connection.
+        InvalidArgument: See `memories_from_wire`, or a buffer belongs to another connection.
     """
     for wire in handles:
         if wire.buffer and wire.buffer not in owned:
@@ -109,7 +109,7 @@ def model_to_wire(model: Model) -> tuple[WireModel, list[int]]:
 
 
 def model_from_wire(wire: WireModel, fds: FdBundle, allow_direct: bool = False) -> Model:
-    """Inverse of `model_to_wire`. The pools belong to the caller. Raises as `memories_from_wire`."""
+    """Inverse of `model_to_wire`. The pools belong to the caller. Raises the same errors as `memories_from_wire`."""
     referenced = referenced_from_wire(wire.referenced)
     return Model(
         **asdict(wire) | {"referenced": referenced, "pools": memories_from_wire(wire.pools, fds, allow_direct)}
@@ -123,7 +123,7 @@ def request_to_wire(request: Request) -> tuple[WireRequest, list[int]]:
 
 
 def request_from_wire(wire: WireRequest, fds: FdBundle, owned: Container[int], allow_direct: bool) -> Request:
-    """Inverse of `request_to_wire`. The pools belong to the caller. Raises as `pools_from_wire`."""
+    """Inverse of `request_to_wire`. The pools belong to the caller. Raises the same errors as `pools_from_wire`."""
     pools = pools_from_wire(wire.pools, fds, owned, allow_direct)
     return Request(inputs=wire.inputs, outputs=wire.outputs, pools=pools)
 

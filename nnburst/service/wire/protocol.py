@@ -162,7 +162,7 @@ def referenced_from_wire(encoded: Sequence[msgspec.Raw]) -> tuple[Subgraph, ...]
     """Decode the subgraphs that a model refers to, one by one, until there are too many operands.
 
     Raises:
-        InvalidArgument: There are too many, or one of them is no subgraph.
+        InvalidArgument: There are too many, or one of them is not a subgraph.
     """
     graphs: list[Subgraph] = []
     left = MAX_OPERANDS
@@ -194,7 +194,7 @@ class Message(Struct, frozen=True, forbid_unknown_fields=True, tag_field="call")
 
 
 class Done(Message, tag="done", frozen=True):
-    """The reply that says nothing more."""
+    """The reply of a call that succeeded and returns nothing."""
 
 
 class ErrorReply(Message, tag="error", frozen=True, omit_defaults=True):
@@ -728,7 +728,7 @@ def decode_request(body: bytes, side: Side) -> tuple[Call, Message]:
     """Decode a request that `side` serves.
 
     Raises:
-        Malformed: It is no request, or one that the other side serves.
+        Malformed: It is not a request, or one that the other side serves.
     """
     message: Message = _decode(_request_decoder, body)
     call = CALL_BY_REQUEST[type(message)]

@@ -22,7 +22,7 @@ _COLUMNS_BYTES = 4 << 20
 
 
 def _store(call: KernelCall, sums: Callable[[], Array], nchw: bool = False) -> None:
-    """Append the step that makes sums of products, channels last, and stores them with bias, scales and activation."""
+    """Append the step that calls `sums` for sums of products (channels last), adds the bias and stores them."""
     bias, filter_, operand, code = call.centred("bias"), call.operand("filter"), call.output(), call.integer("act")
     if not call.info.is_quantised:
         real = as_nhwc(call.real_out(), nchw)
