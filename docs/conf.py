@@ -51,6 +51,6 @@ def setup(app: Any) -> None:
     app.connect(
         "autodoc-process-signature",
         lambda app, what, name, thing, options, signature, returned: (
-            (None, None) if what == "class" and len(signature or "") > _LONGEST_SIGNATURE else None
+            ("", "") if what == "class" and len(signature or "") > _LONGEST_SIGNATURE else None
         ),
     )
