@@ -128,7 +128,7 @@ class Execution(OneProcess, Closing):
         self._set_array("input", index, array, dimensions)
 
     def set_output(self, index: int, array: Array | None, *, dimensions: Sequence[int] | None = None) -> None:
-        """Set the array that an output is copied to (C-contiguous, writable); takes the arguments of `set_input`.
+        """Set the array that an output is copied to (C-contiguous, writable); arguments as for `set_input`.
 
         Where the model leaves dimensions open, the array need only be large enough: after the run,
         `get_output_dimensions` returns the shape.
