@@ -97,7 +97,7 @@ class FdSet:
         return copies
 
     def _open(self) -> tuple[Any, ...]:
-        """Return what keeps the descriptors open, even if another thread closes the set; `BadState` if it is closed."""
+        """Return an object that keeps the descriptors open if another thread closes the set; `BadState` if closed."""
         owned = tuple(self._owned)
         if self.closed:
             raise BadState("the file descriptors are closed; duplicate them before closing their owner")

@@ -26,7 +26,7 @@ _PATCHED = (
 
 
 def start(thread: threading.Thread, what: str) -> None:
-    """Start a thread; `what` is the subject of an error's sentence about it.
+    """Start a thread; `what` names the work that needs it, in error messages.
 
     Raises:
         BadState: It would be a greenlet, which does not run while another thread waits in C.

@@ -174,7 +174,7 @@ class BlobCache:
     # ---- inside --------------------------------------------------------------------------------------------------
 
     def _make_room(self, key: bytes, needed: int) -> bool:
-        """Evict as the policy says; whether an entry of that size fits afterwards."""
+        """Evict as the policy says. Return True if an entry of that size fits afterwards."""
         capacity, half = self.policy.capacity, self.max_total // 2
         if capacity is Capacity.HALVE and self._total <= half:
             return False

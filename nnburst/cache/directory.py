@@ -307,7 +307,7 @@ class Cache:
                 os.unlink("declined", dir_fd=root)
 
     def _declined(self, entry: str) -> list[CacheReason]:
-        """Return why devices did not want to save an entry, each time."""
+        """Return the reasons for which devices declined to save an entry, one for each time."""
         with suppress(CacheRejected, ValueError), self.place() as root, os.fdopen(open_file(root, "declined")) as file:
             return [CacheReason(line[len(entry) :].strip()) for line in file if line.startswith(entry)]
         return []

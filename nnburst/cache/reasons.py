@@ -1,4 +1,4 @@
-"""Outcomes for a cache entry, and their reasons."""
+"""Outcomes of loading or saving a cache entry, and their reasons."""
 
 from __future__ import annotations
 

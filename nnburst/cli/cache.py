@@ -83,7 +83,7 @@ def ls(directory: Cache, as_json: bool) -> None:
 def prune_command(directory: Cache, max_bytes: int | None, everything: bool) -> None:
     """Remove entries, the least recently used first.
 
-    Without options: as a save does, to keep within the limits.
+    Without options, it prunes to the limits, as each save does.
     """
     with _readable():
         done = directory.prune(0 if everything else max_bytes)

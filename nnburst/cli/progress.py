@@ -14,7 +14,7 @@ PATIENCE = 1.0
 
 
 def progress(items: Iterable[T], total: int, words: str, *, draws_between: bool = False) -> Iterable[T]:
-    """Yield items and show how many there have been.
+    """Yield items, and show on a terminal how many have been yielded.
 
     Args:
         draws_between: True to draw between two items only, so that no thread disturbs a measurement.
@@ -28,7 +28,7 @@ def progress(items: Iterable[T], total: int, words: str, *, draws_between: bool 
 
 
 def said(words: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return what a call returns; where it takes long, a terminal shows a line until it has ended."""
+    """Call a function and return its result. During a long call a terminal shows a line."""
     if not sys.stderr.isatty():
         return call(*args, **kwargs)
     line = threading.Timer(PATIENCE, print, [f"{words} …"], {"end": "", "file": sys.stderr, "flush": True})

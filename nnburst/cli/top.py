@@ -71,7 +71,7 @@ def top(services: tuple[str, ...], once: bool, as_json: bool, interval: float, e
 
 
 class _Watched:
-    """The services that were asked for, looked at again and again as they come and go."""
+    """The requested services, read repeatedly while services start and end."""
 
     def __init__(self, wanted: Sequence[str], *, every_user: bool = False) -> None:
         self._wanted = set(wanted)

@@ -91,8 +91,8 @@ def one_operation(
     """Return a model of one operation, which takes constants and then the inputs.
 
     Args:
-        constants: As they are, each for one consumer.
-        inputs: Of the model; what they are there for is said here.
+        constants: Constant operands. Their number of consumers is set to 1.
+        inputs: Operands that become the model's inputs. Their lifetime is set here.
     """
     operands = (
         *(replace(each, number_of_consumers=1) for each in constants),

@@ -167,10 +167,10 @@ def numpy_type(holds: str) -> np.dtype[Any]:
 
 
 def from_python(value: Any, holds: str, place: str) -> Value:
-    """Return what a caller gives, as ONNX Runtime takes it.
+    """Convert a caller's value to the form that ONNX Runtime takes.
 
     Args:
-        value: An array or what becomes one; a list of them for a sequence, a dict for a map, None for nothing.
+        value: An array or a value that converts to one; a list for a sequence, a dict for a map, None for no value.
         holds: Its type, as ONNX Runtime writes it.
 
     Raises:

@@ -129,7 +129,7 @@ class Fence(Closing):
 
 
 def state_of_events(fd: int, events: int) -> FenceState:
-    """Return what the events of a poll for ``POLLIN`` say about a fence."""
+    """Return the state of a fence from the events of a poll for ``POLLIN``."""
     if events & (select.POLLERR | select.POLLNVAL):
         return FenceState.ERROR
     if events & select.POLLHUP and not (events & select.POLLIN and _has_data(fd)):

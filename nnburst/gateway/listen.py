@@ -22,7 +22,7 @@ _MOST_ID = 128
 
 
 def _is_of_us(record: logging.LogRecord) -> bool:
-    """Return True for a record of aiohttp about this program, not about a client that left or speaks no HTTP."""
+    """Return True for aiohttp's log records about this program, False for errors of a client."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, ConnectionError | web.RequestPayloadError | HttpProcessingError)
 

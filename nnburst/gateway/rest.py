@@ -1,4 +1,4 @@
-"""The protocol over HTTP: health, metadata, inference, regions. Tensors as JSON, or as bytes behind it."""
+"""The protocol over HTTP: health, metadata, inference, regions. Tensors are JSON, or bytes after the JSON."""
 
 from __future__ import annotations
 

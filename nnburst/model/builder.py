@@ -1033,7 +1033,7 @@ def _checked_outputs(outputs: Any) -> tuple[Output, ...]:
 
 
 def _is_default(param: Param, value: object) -> bool:
-    """Return whether an option has its default value."""
+    """Return True if an option has its default value."""
     return value is None or (isinstance(value, int) and value == (-1 if param.name == "axis" else 0))
 
 

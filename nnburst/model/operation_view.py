@@ -21,7 +21,7 @@ class UnknownYet(InvalidArgument):
 
 
 class OutputSpec(Struct, frozen=True):
-    """The result of an operation: None for a quantisation that the output operand chooses."""
+    """The output of an operation. A quantisation of None is left to the output operand."""
 
     type: OperandType
     dimensions: tuple[int, ...]

@@ -458,7 +458,7 @@ class Execution(OneProcess, Closing):
                 self._take(Failure(info.status, info.reason), limit)
 
     def _options(self, limit: float | None) -> RunOptions:
-        """Return the options of a run without a burst that ends by a deadline; None: the timeout begins now."""
+        """Return the options of a run without a burst. `limit` is the run's timeout in seconds, which begins now."""
         measure = MeasureTiming.YES if self._measure else MeasureTiming.NO
         return RunOptions(measure, Deadline.after(limit).at_ns, self._loop_timeout_ns)
 

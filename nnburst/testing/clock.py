@@ -42,7 +42,7 @@ class FakeClock:
         """Let time pass: a run whose ``timeout`` is over then raises `MissedDeadline`.
 
         Args:
-            seconds: As many as pass at once.
+            seconds: Seconds that pass at once.
 
         Raises:
             InvalidArgument: The time is negative or endless.

@@ -146,7 +146,7 @@ class ExecutionBurstController(OneProcess, Closing):
             measure: True if results carry `Timing`.
 
         Raises:
-            BadState: The burst is closed, or a memory.
+            BadState: The burst or a memory is closed.
             InvalidArgument: A number does not fit the wire format.
         """
         return BoundRequest(self, (request,), measure=measure)

@@ -142,7 +142,7 @@ class BoundRequest(Runnable, OneProcess):
     # ---- running ---------------------------------------------------------------------------------------------
 
     def _run_at_length(self, timeout: Any = ..., inputs: Any = ...) -> None:
-        """Do a `run` with an argument or of a closed object; otherwise `run` is one call of C.
+        """Run with an argument, or on a closed object. Other calls of `run` go straight to C.
 
         Inputs passed by mistake are refused as an invalid timeout.
         """
@@ -278,7 +278,7 @@ class BoundRequest(Runnable, OneProcess):
 
     @property
     def result(self) -> ExecutionResult:
-        """(status, output shapes, timing) of the last run. Not to be read while another thread runs it.
+        """(status, output shapes, timing) of the last run. Do not read it while another thread runs the request.
 
         Raises:
             BadState: There was no run.

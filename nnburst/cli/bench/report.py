@@ -1,4 +1,4 @@
-"""The report of a run: the table on screen, the JSON file."""
+"""The report of a run, as a table on the screen and as a JSON file."""
 
 from __future__ import annotations
 

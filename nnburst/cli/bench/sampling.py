@@ -1,4 +1,4 @@
-"""Samples: how one is taken, and statistics of many."""
+"""Taking samples, and statistics over them."""
 
 from __future__ import annotations
 

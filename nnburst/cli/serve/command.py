@@ -118,7 +118,7 @@ def _read_config(context: click.Context, parameter: click.Parameter, file: Path 
 )  # fmt: skip
 @click.option("--oip-rest", metavar="HOST:PORT|unix:PATH", help="Serve the same protocol over HTTP.")
 @click.option("--token-file", metavar="FILE", help="File of NAME:TOKEN lines; network clients show a token.")
-@click.option("--oip-cert", type=click.Path(), metavar="FILE.pem", help="Certificate and chain: the protocol by TLS.")
+@click.option("--oip-cert", type=click.Path(), metavar="FILE.pem", help="Certificate and chain, to serve over TLS.")
 @click.option("--oip-key", type=click.Path(), metavar="FILE.pem", help="The key of --oip-cert, without a password.")
 @click.option(
     "--oip-keepalive", type=click.FloatRange(1, 86400), default=75.0, show_default=True, metavar="S",

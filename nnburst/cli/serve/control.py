@@ -58,8 +58,9 @@ def ls(as_json: bool) -> None:
 def kick(address: str, pid: int | None, user: str | None, timeout: float, trust_uid: tuple[int, ...]) -> None:
     """End the connections of one process, or of one user, to a service; `nnburst top` shows them.
 
-    Their runs end as if the processes had been killed; so does the process that runs a user's own models. The processes
-    continue, learn the reason (DeadObject), and may connect again. Only the service's user and root may do this.
+    Their runs end as if the client processes had been killed. With --user, the service also ends the process that runs
+    the user's own models. The clients continue, learn the reason (DeadObject), and may connect again. Only the
+    service's user and root may do this.
     """
     from ...service.client.connection import order
     from ...service.wire.protocol import EndClients

@@ -99,7 +99,7 @@ class Repository:
             _log.info("the models were loaded again")
 
     def _has_gone(self, name: str, found: Mapping[str, str]) -> bool:
-        """Return True if it came from a version that no longer exists."""
+        """Return True if a served model came from a version that no longer exists."""
         return name not in found and ":" in name
 
     def _found(self) -> dict[str, str]:

@@ -1,6 +1,6 @@
-"""NNAPI's operations in those of ONNX: a function each, which appends nodes.
+"""Lowering of NNAPI's operations: one function per operation appends nodes of ONNX.
 
-The reference device runs the others: those that ONNX cannot express exactly (ties, misses, random numbers,
+The reference device runs the others: those that ONNX cannot express exactly (ties, lookup misses, random numbers,
 16-bit fixed point, data-dependent sizes), and products of many factors, whose rounding error is too large.
 """
 

@@ -188,7 +188,7 @@ def _one_way(fed: Callable[..., Any], c: LoweredCall) -> None:
 
 
 def _both_ways(fed: Callable[..., Any], c: LoweredCall) -> None:
-    """Run two directions. A second sequence replaces x in the second cell; one with its own weights is not lowered."""
+    """Run one cell forwards, one backwards. `aux` replaces x in the second; `aux` weights cannot be lowered."""
     if any(name.startswith("aux_w") and c.given(name) for name in c.match.positions):
         raise GeneralFailure("cells that are fed two sequences are not lowered")
     x = _in_time(c, c.real("x"))

@@ -40,7 +40,7 @@ def _is_zip_map(node: Any) -> bool:
 
 
 def _labels(node: Any, key: int) -> bytes:
-    """Return a ZipMap's labels; empty if their type is not that of its keys, 0 if the file does not say it."""
+    """Return a ZipMap's labels; empty if they do not have the type `key` (0: the file states none)."""
     types, (attribute,) = messages().TensorProto, node.attribute
     if attribute.name == "classlabels_int64s" and attribute.ints and key in (0, types.INT64):
         return write(from_python(np.array(attribute.ints, np.int64), "tensor(int64)", "")).tobytes()

@@ -109,7 +109,7 @@ class Binding:
             raise self.failure(position, error) from error
 
     def failure(self, position: int, error: Exception) -> GeneralFailure:
-        """Return the error of an execution for that of one of its operations."""
+        """Convert the error of one operation to the error of the execution."""
         name = operation_name(self.graph.subgraph.operations[position].type)
         reason = str(error) if isinstance(error, NNBurstError) else f"{type(error).__name__}: {error}"
         return GeneralFailure(f"operation {position} ({name}): {reason}")

@@ -176,7 +176,7 @@ class NodeArg(Struct, frozen=True, repr_omit_defaults=True):
 
 
 def as_array(value: Any, what: str) -> Array:
-    """Return a value as an array, without copying objects with DLPack or tensors in this process's memory.
+    """Return a value as an array. Objects with DLPack, and tensors in this process's memory, are not copied.
 
     Raises:
         InvalidArgument: It cannot be one: a tensor of a GPU, one with gradients, rows of different lengths.
@@ -274,7 +274,7 @@ def checked_inputs(nodes: Sequence[NodeArg], inputs: object) -> dict[str, np.nda
 
 
 def shapes_to_say(nodes: Sequence[NodeArg], arrays: Mapping[str, Array]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes to bind an execution with for these arrays: only those that the model leaves open."""
+    """Return the arrays' shapes that binding needs: those of open and of optional inputs."""
     return {
         node.name: arrays[node.name].shape
         for node in nodes

@@ -347,7 +347,7 @@ class Client:
         return calls.HelloReply(version=calls.VERSION, pid=os.getpid(), sandbox=self.host.sandbox)
 
     def on_take_client(self, message: calls.TakeClient, fds: FdBundle) -> calls.Done:
-        """Serve another client. Tell the broker when it has gone, or why it cannot be served."""
+        """Serve another client. Tell the broker when that client has gone, or why it cannot be served."""
         self.require_broker()
         tell = partial(self._tell_gone, message.number)
         number, *pidfd = fds.take(1 + message.has_pidfd)

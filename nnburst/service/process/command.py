@@ -37,7 +37,7 @@ def interpreter() -> str:
 
 
 def safe_command(module: str) -> list[str]:
-    """Return the beginning of a command that runs a module of this package, and no module of the working directory.
+    """Return the start of a command that runs a module of this package and imports none from the working directory.
 
     Args:
         module: Its name; its `main` reads the rest of the command. It needs a PYTHONPATH of `absolute_entries`.

@@ -340,7 +340,7 @@ def peer_pidfd(sock: socket.socket) -> int | None:
 
 
 def _find(address: str, trusted: Collection[int]) -> Path:
-    """Return the path of a socket: in the directory of this user, or, where it has none of the name, in the system's.
+    """Return the path of a socket: in this user's directory, or in the system's if the user's has none of that name.
 
     Raises:
         DeviceUnavailable: Another user may have put files into the directory.

@@ -383,7 +383,7 @@ class WorkerPool:
             self._part(worker, reason)
 
     def kill(self, worker: Worker, reason: str = "") -> None:
-        """End a worker, and tell its clients why. One that starts has run nothing, and ends when it is idle."""
+        """End a worker, and tell its clients why. A worker that is starting ends once it is idle."""
         if worker.service is not None:
             self._part(worker, reason)
             worker.service.kill()

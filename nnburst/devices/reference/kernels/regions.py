@@ -122,7 +122,7 @@ def heatmap_max_keypoint(call: KernelCall) -> None:
 
 
 def _top(picture: Array, row: int, column: int) -> tuple[float, float, float]:
-    """Return the offset from a cell, and the height, of the top of a parabola through it and its neighbours."""
+    """Fit a parabola to a cell and its neighbours. Return the offset of its top from the cell, and its height."""
     last = len(picture) - 1
 
     def around(centre: int) -> list[int]:
