@@ -53,7 +53,7 @@ class LocalDevice(Device):
 
     @abc.abstractmethod
     def compile(self, model: Model) -> LocalModel:
-        """Compile a valid model of which every operation can be run; it may raise nevertheless."""
+        """Compile a valid model whose operations are all supported. The compilation may still raise an error."""
 
     def load_libraries(self, rest: bool = False) -> None:
         """Load the libraries that every model needs; with `rest`, also those that only some models need."""

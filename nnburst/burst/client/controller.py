@@ -311,7 +311,7 @@ _ENDS: weakref.WeakValueDictionary[int, ExecutionBurstController] = weakref.Weak
 
 
 def _hang_up_all() -> None:
-    """Hang up all bursts at interpreter exit: servers end then, and no execution may wait for one."""
+    """Hang up all bursts at interpreter exit, so that no execution waits for a server that ends."""
     for end in filter(None, (ref() for ref in _ENDS.valuerefs())):
         lib.nnb_client_hang_up(end.endpoint)
 

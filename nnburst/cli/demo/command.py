@@ -38,8 +38,8 @@ WARM_UP = 100
     "file",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE.onnx",
-    help="Write a model to try things with instead, and an input for it (.npy): one that reads digits, or, as "
-    "detector.onnx, one that finds objects.",
+    help="Only write an example model and an input for it (.npy): a model that reads digits or, if the file is "
+    "named detector.onnx, finds objects.",
 )
 def demo(passes: int, device: str, file: Path | None) -> None:
     """Classify 1,797 real handwritten digits in an isolated service process, one image per execution.

@@ -25,7 +25,7 @@ _MOST_SHAPES = 8
 
 
 class Batch:
-    """Runs up to a number of requests of one shape together, on arrays of its own."""
+    """Runs several requests of one shape together, up to a limit, on its own arrays."""
 
     def __init__(
         self, graph: Graph, inputs: Sequence[BoundArgument], outputs: Sequence[BoundArgument], most: int

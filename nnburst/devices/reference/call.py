@@ -23,9 +23,9 @@ KernelStep = Callable[[], Any]
 
 
 def clamping(values: Array, low: Any, high: Any, out: Array) -> Iterator[KernelStep]:
-    """Yield the calls that cut values to limits, None for none; nothing if there are none.
+    """Yield the calls that clamp values. A limit of None is left out; without limits nothing is yielded.
 
-    The limits are arrays, for NumPy would make one of a number in every call, which takes as long as a small clamp.
+    The limits are arrays: NumPy would convert a number in every call, which takes as long as a small clamp.
     """
     for cut, limit in ((np.maximum, low), (np.minimum, high)):
         if limit is not None:

@@ -31,7 +31,7 @@ def from_torch(module: torch.nn.Module, examples: object, device: str | None) ->
     """Return a torch module as an ONNX file, or as a declared function that runs it.
 
     Args:
-        examples: A tensor, several in a tuple or list in the order of its parameters, or by their names in a dict. The
+        examples: One tensor, a tuple or list in the order of the parameters, or a dict by their names. The
             model takes these dtypes and shapes.
         device: ``"nnburst-onnxruntime"`` or ``"nnburst-function"``, if only one of the two will do.
 

@@ -60,7 +60,7 @@ def memories_from_wire(handles: Sequence[WireMemory], fds: FdBundle, allow_direc
 
 
 def close_all(pools: Iterable[MemoryLike | Named]) -> None:
-    """Close the memories that a message brought, but not buffers, which it only names."""
+    """Close the memories that came with a message. Buffers stay open: a message only names them."""
     for pool in pools:
         if isinstance(pool, Memory):
             pool.close()

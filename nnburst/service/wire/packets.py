@@ -199,7 +199,7 @@ class Outgoing:
 
 
 def unread_bytes(sock: socket.socket) -> int:
-    """Return the bytes that the kernel keeps for datagrams that were sent and not received: more than their own."""
+    """Return the bytes that the kernel holds for unread datagrams, its own overhead included."""
     answer = array.array("i", [0])
     fcntl.ioctl(sock, termios.TIOCOUTQ, answer)
     return answer[0]
