@@ -146,7 +146,7 @@ def declare(
         if not isinstance(tensors, tuple | list) or not all(isinstance(tensor, Tensor) for tensor in tensors):
             raise InvalidArgument(f"{what} is {tensors!r}; give a list of nnburst.Tensor(name, dtype, shape)")
     if name is not None and (not isinstance(name, str) or name.lower().endswith(_FILES)):
-        raise InvalidArgument(f"name is {name!r}; give a string that is not the name of a model file ({_FILES})")
+        raise InvalidArgument(f"name is {name!r}; give a string that does not end as a file's: {' or '.join(_FILES)}")
     names = [tensor.name for tensor in (*inputs, *outputs)]
     if not outputs or len(set(names)) != len(names):
         raise InvalidArgument(f"a function needs outputs, and names of their own for all tensors, not {names}")

@@ -298,5 +298,5 @@ def test_declaration_of_what_cannot_be_passed_is_refused() -> None:
         with pytest.raises(InvalidArgument, match=r"^outputs is .*; give a list of nnburst\.Tensor"):
             declare(inputs=[x], outputs=wrong)
     for wrong in (3, *(f"x{suffix.upper()}" for suffix in SUFFIXES)):
-        with pytest.raises(InvalidArgument, match=rf"^name is {wrong!r}; give a string that is not the name"):
+        with pytest.raises(InvalidArgument, match=rf"^name is {wrong!r}; give a string that does not end"):
             declare(inputs=[x], outputs=[y], name=wrong)
