@@ -21,11 +21,17 @@ from msgspec.inspect import type_info
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
 from nnburst.errors import ErrorStatus
-from nnburst.model.types import Subgraph
-from nnburst.service.wire.protocol import CALLS, Done, ErrorReply, Side, encode
+from nnburst.model.operand_types import OperandType
+from nnburst.model.types import Lifetime, Subgraph
+from nnburst.service.wire.protocol import CALLS, Done, ErrorReply, GetMemories, Hello, Side, encode
 from support.messages import ERROR, SAMPLES, shown
 
 WIDTH = 119
+SHOWN = (Hello, GetMemories)
+"""Calls whose bytes the page has."""
+NOTES = re.compile(r"^`\w+`: .*(?:\n.+)*", re.MULTILINE)
+"""A paragraph of a docstring that explains fields."""
+NOTE = re.compile(r"`(\w+)`: ((?:.|\n)+?)(?=; `\w+`: |$(?!\n))")
 INTEGERS = {(0, 2**32 - 1): "u32", (0, None): "u64", (-(2**31), 2**31 - 1): "i32", (None, None): "int"}
 
 
@@ -37,7 +43,7 @@ def notation(kind: Any) -> str:
 def _limited(name: str, least: Any, most: Any) -> str:
     if most is None:
         return name
-    return f"{name} {least}…{most}" if least else f"{name} ≤ {most}"
+    return f"{name} {least}…{most}" if least else f"{name} ≤{most}"
 
 
 def _IntType(kind: Any) -> str:
@@ -97,39 +103,36 @@ def _DictType(kind: Any) -> str:
 
 
 def messages() -> str:
-    """Every call: what it is for, its fields, and its bytes."""
-    parts = []
-    for call, (request, reply) in zip(CALLS, SAMPLES, strict=True):
-        side = "service" if call.side is Side.SERVICE else "client"
-        parts += [f"### {call.name}", f"Served by the {side}.", *prose(call.request), *fields(call.request)]
-        if call.reply is Done:
-            parts += [f"Answered by `{tag(Done)}`.", example(request)]
-        else:
-            parts += [*prose(call.reply), *fields(call.reply), example(request, reply)]
-    for name, sample in (("Answers of any call", Done()), ("", ERROR)):
-        parts += [f"### {name}"] * bool(name)
-        parts += [*prose(type(sample)), *fields(type(sample)), example(sample)]
-    return "\n\n".join(parts)
+    """Every message: its purpose and its fields."""
+    served = {Side.CLIENT: "Served by the client.", Side.BROKER: "Served by the broker."}
+    blocks: list[list[str]] = []
+    for call in CALLS:
+        block = schema(call.request, served.get(call.side, ""))
+        is_new = call.reply is not Done and not any(tag(call.reply) in each for each in blocks)
+        blocks.append(block + schema(call.reply) * is_new)
+    return fenced([*blocks, schema(Done), schema(ErrorReply)])
+
+
+def bytes_of_messages() -> str:
+    """Return a few messages, and their bytes."""
+    return example(*(message for pair in SAMPLES if isinstance(pair[0], SHOWN) for message in pair), ERROR)
 
 
 def types() -> str:
     """Every struct that messages are made of."""
-    parts: list[str] = []
-    for cls in inner():
-        if issubclass(cls, msgspec.Struct):
-            parts += [f"### {cls.__name__}", *prose(cls), *fields(cls)]
-    return "\n\n".join(parts)
+    return fenced(schema(cls) for cls in inner() if issubclass(cls, msgspec.Struct))
 
 
 def codes() -> str:
     """Every enumeration in messages, and the statuses."""
-    known = [cls for cls in inner() if issubclass(cls, enum.Enum)]
+    known = [cls for cls in (*inner(), OperandType, Lifetime) if issubclass(cls, enum.Enum)]
     words = [(f"`{cls.__name__}`, a string", cls) for cls in known if issubclass(cls, str)]
     rows = [(name, [each.value for each in cls]) for name, cls in words]
     numbers = [(f"`{cls.__name__}`", cls) for cls in known if not issubclass(cls, str)]
     rows += [(name, [f"{each.value} {each.name}" for each in cls]) for name, cls in numbers]
     rows.append(("`status`", [f"{each.value} {each.name}" for each in ErrorStatus if each <= 8]))
-    return "\n".join(_item(f"{name}: {', '.join(values)}") for name, values in rows)
+    items = (f"- {name}: {', '.join(values)}" for name, values in rows)
+    return "\n".join(textwrap.fill(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False) for text in items)
 
 
 @cache
@@ -160,44 +163,40 @@ def tag(cls: Any) -> str:
     return str(cls.__struct_config__.tag or cls.__name__)
 
 
-def prose(cls: Any) -> Iterator[str]:
-    """Yield the paragraphs of a docstring, attributes as a list."""
+def schema(cls: Any, before: str = "") -> list[str]:
+    """Return the lines of a message or type: its docstring, its name, its fields with what they are if absent."""
     text = inspect.cleandoc(cls.__dict__.get("__doc__") or "")
     if text.startswith(cls.__name__ + "("):  # made by a class that has none
-        return
-    before, _, attributes = text.partition("\n\nExample:")[0].partition("Attributes:\n")
-    for paragraph in filter(None, before.strip().split("\n\n")):
-        yield textwrap.fill(_plain(paragraph), WIDTH)
-    if attributes:
-        named = re.findall(r"^(\w+): (.*(?:\n .*)*)", textwrap.dedent(attributes), re.MULTILINE)
-        yield "\n".join(_item(f"`{name}`: {_plain(said)}") for name, said in named)
-
-
-def _plain(text: str) -> str:
-    return re.sub(r"``(.+?)``", r"`\1`", " ".join(text.split()))
-
-
-def _item(text: str) -> str:
-    return textwrap.fill(text, WIDTH, initial_indent="- ", subsequent_indent="  ")
-
-
-def fields(cls: Any) -> Iterator[str]:
-    """Yield the table of a struct, or that it has no fields."""
+        text = ""
+    said, _, attributes = text.partition("\n\nExample:")[0].partition("Attributes:\n")
+    about = dict(re.findall(r"^(\w+): (.*(?:\n .*)*)", textwrap.dedent(attributes), re.MULTILINE))
+    about |= {name: words for part in NOTES.findall(said) for name, words in NOTE.findall(part)}
+    about = {name: f"{words[0].upper()}{words[1:].rstrip('.')}." for name, words in about.items()}
+    lines = [*comment(f"{before} {NOTES.sub('', said)}"), tag(cls)]
     info: Any = type_info(cls)
-    if not info.fields:
-        yield f"`{tag(cls)}` has no fields."
-        return
-    rows = [f"| `{tag(cls)}` | type | if absent |", "|---|---|---|"]
-    for field in info.fields:
-        rows.append(f"| `{field.encode_name}` | {notation(field.type)} | {absent(field)} |")
-    yield "\n".join(rows)
+    for each in info.fields:
+        lines += comment(about.get(each.name, ""), "    ")
+        lines.append(f"    {each.encode_name}: {notation(each.type)}{absent(each)}")
+    return lines
+
+
+def comment(text: str, indent: str = "") -> list[str]:
+    """Return a text as comments, without the marks of Markdown."""
+    return textwrap.wrap(" ".join(text.replace("`", "").split()), WIDTH, initial_indent=f"{indent}# ",
+                         subsequent_indent=f"{indent}# ", break_on_hyphens=False)  # fmt: skip
+
+
+def fenced(blocks: Iterable[list[str]]) -> str:
+    """Return blocks of lines as one block of code."""
+    return "\n".join(["```text", "\n\n".join("\n".join(lines) for lines in blocks), "```"])
 
 
 def absent(field: Any) -> str:
-    """Return what a field is if a message has none; empty if it must have one."""
+    """Return what a field is if a message has none; empty if it must have one. `{}` is a map without any field."""
     if field.required:
         return ""
-    return f"`{shown(msgspec.to_builtins(field.default, builtin_types=(bytes,)))}`"
+    default = field.default
+    return " = {}" if isinstance(default, msgspec.Struct) else f" = {shown(default)}"
 
 
 def example(*samples: Any) -> str:

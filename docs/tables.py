@@ -346,6 +346,7 @@ def quoted(path: Path) -> Iterator[str]:
 MAKERS: dict[str, Callable[..., str]] = {
     "calls": calls,
     "messages": messages.messages,
+    "bytes": messages.bytes_of_messages,
     "types": messages.types,
     "codes": messages.codes,
     "commands": commands,

@@ -18,7 +18,7 @@ CacheCount = Annotated[int, Meta(ge=0, le=MOST_CACHE_FILES)]
 
 
 class DeviceInfo(Struct, frozen=True, forbid_unknown_fields=True):
-    """All facts that a device reports about itself; they never change. Lengths are limited as in a message."""
+    """All facts that a device reports about itself; they never change."""
 
     name: Name
     version_string: Name

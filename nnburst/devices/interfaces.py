@@ -50,8 +50,7 @@ class CacheFiles(Struct, frozen=True):
     """The cache files that a client hands over, and what it says about them.
 
     Attributes:
-        model_fds: Open files, as many as `Device.get_number_of_cache_files_needed` says; any offset. In a message,
-            their places among its descriptors.
+        model_fds: Open files, as many as the device needs; in a message, their places among its descriptors.
         data_fds: Open files, as `model_fds`.
         cache_key: 32 bytes that name the entry.
         fingerprint: 32 bytes of the model, to detect a cache key that was used for two models; or empty.
@@ -84,7 +83,7 @@ class CacheFiles(Struct, frozen=True):
 
 
 class CompileJob(Struct, frozen=True):
-    """Instructions for compiling a model. They travel to the service as they are.
+    """Instructions for compiling a model.
 
     Attributes:
         preference: What to optimise for.

@@ -18,7 +18,7 @@ Nanoseconds = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class RunOptions(Struct, frozen=True):
-    """Options of an execution. They travel to the service as they are.
+    """Options of an execution.
 
     Attributes:
         measure: True if `Timing` is filled.

@@ -15,9 +15,8 @@ from support import ROOT
 
 PAGE = ROOT / "docs" / "WIRE.md"
 INTEGERS = {"u32": (0, 2**32 - 1), "u64": (0, None), "i32": (-(2**31), 2**31 - 1), "int": (None, None)}
-TABLE = re.compile(r"^\| `(\S+)` \| type \| if absent \|\n\|[-|]+\|\n((?:\|.*\|\n)+)", re.MULTILINE)
-ROW = re.compile(r"^\| `(\w+)` \| (.+?) \| (?:`(.+)`)? *\|$", re.MULTILINE)
-EMPTY = re.compile(r"^`(\S+)` has no fields\.$", re.MULTILINE)
+BLOCK = re.compile(r"^(\w[\w.]*)\n((?:    .+\n)*)(?=\n|\w|#|```)", re.MULTILINE)
+FIELD = re.compile(r"^    (\w+): (.+?)(?: = (.+))?$", re.MULTILINE)
 CODE = re.compile(r"^- `(\w+)`: ((?:\d+ \w+,?\s*)+)$", re.MULTILINE)
 WORDS = re.compile(r"^- `(\w+)`, a string: ((?:\w+,?\s*)+)$", re.MULTILINE)
 EXAMPLE = re.compile(r"^([{].*\n(?:\S.*\n)*)((?:  [0-9a-f]+\n)+)", re.MULTILINE)
@@ -32,17 +31,20 @@ def page() -> str:
 @cache
 def tables() -> dict[str, list[tuple[str, str, str]]]:
     """The fields of each message and type: name, type, and what it is if absent."""
-    found = {name: ROW.findall(rows) for name, rows in TABLE.findall(page())}
-    for name, rows in TABLE.findall(page()):
-        assert len(found[name]) == rows.count("\n"), f"a field of {name} cannot be read"
-    return found | {name: [] for name in EMPTY.findall(page())}
+    found = {}
+    for name, lines in BLOCK.findall(page()):
+        assert name not in found, f"{name} is there twice"
+        fields = [line for line in lines.splitlines() if not line.startswith("    #")]
+        found[name] = [match.groups(default="") for line in fields if (match := FIELD.match(line))]
+        assert len(found[name]) == len(fields), f"a field of {name} cannot be read"
+    return found
 
 
 @cache
 def struct(name: str) -> type[msgspec.Struct]:
     """Return the message or type of a name, made from the page."""
     fields = [
-        (field, Type(text).whole(), msgspec.field(default_factory=lambda said=said: json.loads(said)))
+        (field, Type(text).whole(), msgspec.field(default_factory=lambda said=said: default(said)))
         if said
         else (field, Type(text).whole())
         for field, text, said in tables()[name]
@@ -50,6 +52,11 @@ def struct(name: str) -> type[msgspec.Struct]:
     is_message = name[0].islower()
     options: dict[str, Any] = {"tag_field": "call", "tag": name} if is_message else {}
     return msgspec.defstruct(name.replace(".", "_"), fields, kw_only=True, **options)
+
+
+def default(said: str) -> Any:
+    """Return a value as the page writes it: JSON, or bytes as h'…' in hexadecimal."""
+    return bytes.fromhex(said[2:-1]) if said.startswith("h'") else json.loads(said)
 
 
 @cache

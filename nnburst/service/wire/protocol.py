@@ -83,8 +83,7 @@ class Sandbox(Value, frozen=True, omit_defaults=True):
 
     Attributes:
         mode: ``"strict"``, ``"on"`` or ``"off"``.
-        landlock: Version of the kernel's Landlock that is in force: which files, ports and processes it may reach; 0:
-            not in force.
+        landlock: Version of the kernel's Landlock, which limits files, ports and processes; 0 if it is not in force.
         seccomp: True if it may make only the system calls of a list.
         granted: Needs that its devices have declared, a sentence each.
         missing: Walls that this kernel, or this container, lacks.
@@ -106,8 +105,8 @@ class Sandbox(Value, frozen=True, omit_defaults=True):
 class WireMemory(Value, frozen=True, omit_defaults=True):
     """A memory pool: its schema, and how many of the message's descriptors are its own (in order).
 
-    `buffer` other than 0: a driver-managed buffer instead, named by its id; `steps`: how many steps a
-    request has. The other fields mean nothing then.
+    `buffer`: 0, or the id of a driver-managed buffer; `steps`: number of steps of a request. With one of the two, the
+    other fields mean nothing.
     """
 
     kind: Annotated[str, msgspec.Meta(max_length=64)]
@@ -143,7 +142,11 @@ class WireQueue(Value, frozen=True):
 
 
 class WireModel(Value, frozen=True):
-    """A `Model` with handles in place of pools."""
+    """A `Model` with handles in place of pools.
+
+    `referenced`: a Subgraph each, for IF and WHILE; `operand_values`: of CONSTANT_COPY operands; `pools`: of
+    CONSTANT_REFERENCE operands; `extension_name_to_prefix`: the upper 16 bits of an extension's types and operations.
+    """
 
     main: Subgraph
     referenced: Annotated[tuple[msgspec.Raw, ...], msgspec.Meta(max_length=MAX_REFERENCED)]
@@ -427,11 +430,11 @@ class CopyBuffer(Message, tag="copy_buffer", frozen=True):
 
 
 class ConfigureBurst(Message, tag="configure_execution_burst", frozen=True, omit_defaults=True):
-    """Opens a burst. `callback` is the client's number for its `BurstCallback`; `polling_window` in seconds, None =
-    default; `cpus`: where the client may run; `loop_timeout_ns`: of each WHILE, 0 = default.
-
-    Descriptors: those of the request channel, then those of the result channel, then the bell, a socket, if there is
+    """Opens a burst. Descriptors: those of the request channel, those of the result channel, and the bell if there is
     one.
+
+    `callback`: the client's number for the burst, not 0; `polling_window`: seconds that the service polls, None for the
+    default; `cpus`: processors that the client may run on; `loop_timeout_ns`: limit of each WHILE, 0 for the default.
     """
 
     prepared_model: Id
@@ -445,9 +448,11 @@ class ConfigureBurst(Message, tag="configure_execution_burst", frozen=True, omit
 
 
 class ConfigureBurstReply(Message, tag="configure_execution_burst.reply", frozen=True, omit_defaults=True):
+    """`cpus`: processors that the listener may run on; `pipelined`: several requests may wait, and the bell is rung."""
+
     burst: Id
-    cpus: Cpus = ()  # where the listener may run
-    pipelined: bool = False  # several requests may wait, and the bell is rung; only if there is one
+    cpus: Cpus = ()
+    pipelined: bool = False
 
 
 class GetMemories(Message, tag="get_memories", frozen=True):
@@ -489,7 +494,7 @@ class FreeMemory(Message, tag="free_memory", frozen=True):
 
 
 class Release(Message, tag="release", frozen=True):
-    """Lets go of a prepared model, a burst or a buffer. An unknown number is not an error: release is idempotent."""
+    """Lets go of a prepared model, a burst or a buffer. An unknown number is no error."""
 
     object: Id
 
@@ -497,7 +502,7 @@ class Release(Message, tag="release", frozen=True):
 class EndClients(Message, tag="end_clients", frozen=True, omit_defaults=True):
     """Ends all connections of a process, and their runs. For the user who runs the service, and root.
 
-    `uid`: those of a user, except the asking process's; and the process of the user's own models.
+    `uid`: those of a user, except the asking process's, and the process of the user's own models, are ended instead.
     """
 
     pid: Id = 0
