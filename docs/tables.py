@@ -59,7 +59,7 @@ WHOLE: dict[str, Callable[[], str]] = {
     "docs/operations.md": render_page,
     "nnburst/model/operation_methods.py": render_module,
 } | PICTURES
-REQUIREMENT = re.compile(r"^- \*\*(REQ-[A-Z]+)-\d{3}\*\* (?:\*(\w+)\.\*)?", re.MULTILINE)
+REQUIREMENT = re.compile(r"^(REQ-[A-Z]+)-\d{3} +(deviates|absent)?\b", re.MULTILINE)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -152,7 +152,7 @@ def requirements() -> str:
     found: Counter[tuple[str, str]] = Counter()
     for page in sorted((ROOT / "docs" / "requirements").glob("*.md")):
         for area, status in REQUIREMENT.findall(page.read_text("utf-8")):
-            found[area, status.lower() or "met"] += 1
+            found[area, status or "met"] += 1
     states = ("met", "deviates", "absent")
     areas = [[area, *(str(found[area, state]) for state in states)] for area in sorted({area for area, _ in found})]
     total = ["**all**", *(str(sum(n for (_, of), n in found.items() if of == state)) for state in states)]
