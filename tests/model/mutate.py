@@ -120,7 +120,7 @@ def includes(program: str) -> set[str]:
 
 def programs_for(mutant: Mutant) -> list[str]:
     """The programs that a mutant is shown to: the one that found it last, then the quick ones, then the others."""
-    last = re.search(rf"`{re.escape(mutant.name)}` \| caught \| (\w+)", TABLE.read_text(encoding="utf-8"))
+    last = re.search(rf"^{re.escape(mutant.name)}: (\w+)", TABLE.read_text(encoding="utf-8"), re.MULTILINE)
     order = [*(last.groups() if last else ()), *QUICK, *checker.PROGRAMS]
     names = sorted(checker.PROGRAMS, key=order.index)
     return [name for name in names if mutant.file.endswith(".h") or mutant.file in includes(f"{name}.c")]
@@ -136,7 +136,7 @@ def hunt(mutant: Mutant, source: Path, timeout: float) -> tuple[str, str]:
             for program in programs_for(mutant):
                 outcome = checker.genmc(program, model, core, timeout)
                 if outcome.verdict == "error":
-                    return "caught", f"{program} ({model})"
+                    return "caught", program + f" ({model})" * (model != checker.MODELS[0])
                 if outcome.verdict == "broken":
                     return "unbuilt", f"{program}: {outcome.detail}"
                 if outcome.verdict == "timeout":
@@ -146,8 +146,7 @@ def hunt(mutant: Mutant, source: Path, timeout: float) -> tuple[str, str]:
 
 def reasons() -> dict[str, str]:
     """What the table says of mutants that survive."""
-    rows = (line.strip("| \n").split(" | ") for line in TABLE.read_text(encoding="utf-8").splitlines())
-    return {row[0].strip("`"): row[2].strip() for row in rows if len(row) == 3 and row[1] == "survived"}
+    return dict(re.findall(r"^(\w+\.[ch]:.+?): survived: (.+)$", TABLE.read_text(encoding="utf-8"), re.MULTILINE))
 
 
 def weaken(source: Path, only: str, timeout: float) -> bool:
@@ -164,7 +163,7 @@ def weaken(source: Path, only: str, timeout: float) -> bool:
         else:
             unexplained += 1
             by = f"NO REASON GIVEN. {by}"
-        print(f"| `{mutant.name}` | {what} | {by} |", flush=True)
+        print(f"{mutant.name}: {by if what == 'caught' else f'{what}: {by}'}", flush=True)
         print(f"{time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
     if chosen:
         print(f"{caught} of {len(chosen)} caught ({caught / len(chosen):.1%}), {unexplained} without a reason")
