@@ -35,7 +35,7 @@ from operations_page import render_page  # noqa: E402
 from pictures import PICTURES  # noqa: E402
 
 from nnburst.cli import main as nnburst  # noqa: E402
-from nnburst.service.wire.protocol import CALLS, Call, Side  # noqa: E402
+from nnburst.service.wire.protocol import CALLS, Side  # noqa: E402
 
 WIDTH = 119
 FIGURES = ROOT / "docs" / "figures.json"
@@ -79,13 +79,11 @@ def first_sentence(text: str | None) -> str:
 
 
 def calls() -> str:
-    """The calls of the control plane."""
-
-    def row(call: Call) -> tuple[str, ...]:
-        side = "service" if call.side is Side.SERVICE else f"**{call.side.value}**"
-        return f"`{call.name}`", side, "yes" if call.computes else "", first_sentence(call.request.__dict__["__doc__"])
-
-    return table(("call", "served by", "computes", ""), map(row, CALLS))
+    """The calls that compute, and those that the service does not serve."""
+    rows = {"compute": [call.name for call in CALLS if call.computes]}
+    rows |= {f"served by the {side.value}": [call.name for call in CALLS if call.side is side] for side in Side}
+    del rows[f"served by the {Side.SERVICE.value}"]
+    return "".join(item(f"{what}: {', '.join(map('`{}`'.format, names))}") for what, names in rows.items()).rstrip()
 
 
 def commands() -> str:
