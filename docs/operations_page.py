@@ -3,71 +3,32 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import dataclass
 
-from nnburst import ModelBuilder, OperationType
+from nnburst import OperationType
 from nnburst.devices.onnxruntime.operations import LOWERED
-from nnburst.devices.reference.device import RUNS
 from nnburst.model.operand_types import OPERANDS
 from nnburst.model.operation_types import operation_name, operation_since
-from nnburst.model.operation_view import Param
+from nnburst.model.operation_view import Param, Signature
 from nnburst.model.rows import OPERATIONS
 
 _WIDTH = 118
 
 
-@dataclass(frozen=True, slots=True)
-class OperationRow:
-    """What there is to know about one operation.
-
-    Attributes:
-        name: Of the operation.
-        code: Its number in a model.
-        since: First HAL version that has it.
-        types: Data types that T may be, with their first version if it is a later one.
-        inputs: Every input list; options in brackets are expanded.
-        outputs: Every output list.
-        zero_sized: Whether inputs may have a dimension of size 0.
-        method: Of `ModelBuilder`; empty for control flow.
-        devices: That run it.
-    """
-
-    name: str
-    code: int
-    since: str
-    types: tuple[str, ...]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    zero_sized: bool
-    method: str
-    devices: tuple[str, ...]
-
-
-def operation_rows() -> list[OperationRow]:
-    """Return a row for every operation of the table, by name."""
-    methods = {OperationType.IF: "branch", OperationType.WHILE: "loop"}
-    devices, rows = {"nnburst-reference": RUNS, "nnburst-onnxruntime": LOWERED.keys()}, []
-    for operation, row in OPERATIONS.items():
-        name, since = operation_name(operation), operation_since(OperationType(operation))
-        made = methods.get(OperationType(operation), name.lower())
-        kinds = [
-            OPERANDS[kind].short + (f" ({_version(first)})" if first > since else "")
-            for kind, first in row.types.items()
-        ]
-        rows.append(
-            OperationRow(
-                name,
-                int(operation),
-                _version(since),
-                ("any",) if len(kinds) > 16 else tuple(kinds),
-                tuple(" ".join(map(_text, form)) for form in row.forms),
-                tuple(" ".join(map(_text, form)) for form in row.outputs),
-                row.zero_sized,
-                made if hasattr(ModelBuilder, made) else "",
-                tuple(device for device, runs in devices.items() if operation in runs),
-            )
-        )
-    return sorted(rows, key=lambda row: row.name)
+def operation_lines(code: int, row: Signature) -> list[str]:
+    """Return the lines of an operation: its name, code, first version, types and marks; its lists, options expanded."""
+    since = operation_since(OperationType(code))
+    kinds = [
+        OPERANDS[kind].short + (f":{_version(first)}" if first > since else "") for kind, first in row.types.items()
+    ]
+    marks = " ".join(["zero"] * row.zero_sized + ["onnx"] * (code in LOWERED))
+    head = [operation_name(code), str(int(code)), _version(since), *(["any"] if len(kinds) > 16 else kinds)]
+    forms, outputs = ([" ".join(map(_text, form)) for form in lists] for lists in (row.forms, row.outputs))
+    longest = [form for form in forms if not any(other.startswith(form + " ") for other in forms)]
+    lines = [" ".join(head) + f" [{marks}]" * bool(marks)]
+    for form in longest:
+        text = f"{form} → {max(outputs, key=len)}"
+        lines += textwrap.wrap(text, _WIDTH, initial_indent="    ", subsequent_indent="        ")
+    return lines
 
 
 def _version(number: int) -> str:
@@ -84,16 +45,6 @@ _PAGE = """# Operations
 
 Made by `make tables` from the operation table in `nnburst/model/rows/`; a test compares the two.
 
-Every operation below runs on the reference device, `nnburst-reference`. Those with a dot under "ONNX" are also run by
-`nnburst-onnxruntime`, in the same data types, where all dimensions and parameters are known: see
-[devices.md](devices.md#nnapis-operations-on-onnx-runtime).
-
-Types are written short: F32, F16, I32 and B8 are tensors of floats, halves, integers and truth values; Q8 and Q8S are
-bytes with scale and zero point, unsigned and signed; Q8Y, Q8C, Q16S and Q16A are the symmetric, per-channel and 16-bit
-ones. Small letters (f32, f16, i32, bool) are scalars. A number in brackets is the first HAL version with a type, if it
-is later than the operation. Results may take 64 times the bytes of a request and of the constants of its model, and
-256 MiB in any case, with those of all models that it runs inside; more is RESOURCE_EXHAUSTED.
-
 ## Building models
 
 ```python
@@ -107,34 +58,33 @@ b.output("y", b.softmax((x + h) / 2))
 model = b.build()
 ```
 
-* Methods return an `Operand`, or a tuple of them, and take those of the same builder: one of another is refused. It has
-  `shape`, `type`, `dtype`, `scale` and `zero_point`.
-* `+ - * /` and the unary `-` are ADD, SUB, MUL, DIV and NEG. Quantised results need `scale=`, so there the methods are
-  called: `b.add(x, y, scale=0.5)`.
-* A tensor may also be an array, a list or a number: it becomes a constant. An array keeps its dtype, and float64 is
-  refused, because no operand holds its digits: write `array.astype(np.float32)`, or `b.constant(array, np.float32)`.
-  Lists and numbers get the type of the operand beside them.
-* `b.operation(operation, *inputs, outputs=…)` takes the operation as a value. That is how operations of extensions are
-  added, for devices that have them: `b.operation("com.example.blur", x, outputs=[{"type": x.type, "dimensions":
-  x.shape}])`.
-* `add_operand`, `add_operation` and the like are the layer below, which has indexes as the NDK does: an `Operand`
-  stands for its index there, and `b.operand(index)` makes one of an index.
+- A method takes and returns operands of its builder: an `Operand` has `shape`, `type`, `dtype`, `scale` and
+  `zero_point`.
+- `+ - * /` and unary `-` are ADD, SUB, MUL, DIV and NEG. Quantised results need `scale=`: `b.add(x, y, scale=0.5)`.
+- Arrays, lists and numbers become constants. Lists and numbers get the type of the operand beside them. An array
+  keeps its dtype; float64 is refused, so write `array.astype(np.float32)` or `b.constant(array, np.float32)`.
+- `b.operation(operation, *inputs, outputs=…)` takes the operation as a value, also one of an extension:
+  `b.operation("com.example.blur", x, outputs=[{"type": x.type, "dimensions": x.shape}])`.
+- `add_operand` and `add_operation` work on indexes. An `Operand` stands for its index; `b.operand(index)` returns it.
 
 ## The table
 
-"method" is that of `ModelBuilder`, whose arguments have the names of the list below. A dot under "0" says that inputs
-may have a dimension of size 0.
+Each entry has the name of the operation, its number, the first HAL version with it, and the data types that T may be,
+with their first version if it is later. The method of `ModelBuilder` has the name in small letters; those of IF and
+WHILE are `branch` and `loop`. `[zero]`: inputs may have a dimension of size 0. `[onnx]`: `nnburst-onnxruntime` runs
+it, [where dimensions and parameters are known](devices.md#nnapis-operations-on-onnx-runtime). `nnburst-reference`
+runs all.
 
-| operation | code | since | data types | 0 | ONNX | method |
-|---|---|---|---|---|---|---|
-"""
+The lines below it are the inputs and outputs, with the names of the method's arguments; the longest list where
+trailing inputs are options. `?` may be omitted, `+` is one or more, `*` none or more.
 
-_LISTS = """
-## Inputs and outputs
+F32, F16, I32 and B8 are tensors of floats, halves, integers and truth values; Q8 and Q8S bytes with scale and zero
+point, unsigned and signed; Q8Y and Q8C symmetric ones, the latter per channel; Q16S and Q16A 16-bit ones. Small
+letters are scalars. `fx` is f16 for F16, else f32; `W` a filter (also Q8C); `B` a bias (I32 if quantised); `box`
+coordinates (Q16A if quantised); `anchor` the same with Q16S.
 
-`T` is the data type; `fx` is f16 if that is F16, else f32; `W` a filter (also Q8C), `B` a bias (I32 if quantised);
-`box` are coordinates (Q16A if quantised), `anchor` likewise Q16S. `?` may be omitted, `+` is one or more, `*` none or
-more. The longest list is shown where trailing inputs are options.
+Results may take 64 times the bytes of request and constants, and 256 MiB in any case, together with those of models
+run inside; more is RESOURCE_EXHAUSTED.
 
 ```text
 """
@@ -142,12 +92,5 @@ more. The longest list is shown where trailing inputs are options.
 
 def render_page() -> str:
     """Return the text of `docs/operations.md`."""
-    lines, lists = [_PAGE], [_LISTS]
-    for row in operation_rows():
-        types, zero, lowered = ", ".join(row.types), "·" if row.zero_sized else "", "·" if row.devices[1:] else ""
-        lines.append(f"| {row.name} | {row.code} | {row.since} | {types} | {zero} | {lowered} | {row.method} |\n")
-        longest = [form for form in row.inputs if not any(other.startswith(form + " ") for other in row.inputs)]
-        for form in longest:
-            text = f"{row.name}: {form} → {max(row.outputs, key=len)}"
-            lists += textwrap.wrap(text, _WIDTH, subsequent_indent="    ") + [""]
-    return "".join(lines) + lists[0] + "\n".join(line for line in lists[1:] if line) + "\n```\n"
+    rows = sorted(OPERATIONS.items(), key=lambda item: operation_name(item[0]))
+    return _PAGE + "\n".join(line for code, row in rows for line in operation_lines(code, row)) + "\n```\n"
