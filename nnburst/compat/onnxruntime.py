@@ -529,9 +529,8 @@ def install() -> None:
         return
     real, spec = sys.modules.get("onnxruntime"), find_spec("onnxruntime")
     stand_in = ModuleType("onnxruntime", __doc__)
-    vars(stand_in).update(
-        globals(), __name__="onnxruntime", __spec__=spec or __spec__
-    )  # find_spec() finds the real one
+    # `find_spec` still finds the real one, by which packages look whether it is installed.
+    vars(stand_in).update(globals(), __name__="onnxruntime", __spec__=spec or __spec__)
     if real is not None:
         names = {name: [*getattr(module, "__dict__", {}).values()] for name, module in [*sys.modules.items()]}
         users = [name for name, values in names.items() if any(value is real for value in values)]
