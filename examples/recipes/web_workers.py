@@ -120,10 +120,10 @@ def processes(pid: int) -> set[int]:
     return {pid}.union(*(processes(int(child)) for child in children))
 
 
-def connected(server: int, service: int) -> int:
-    """Count the workers of a server that are clients of a service."""
+def with_session(server: int, service: int) -> int:
+    """Count the workers of a server that have a session on a service."""
     pages = [page for pid in processes(service) for page in find_services(pid)]
-    clients = [row.client_pid for page in pages for row in look(page).of(RowKind.CLIENT)]
+    clients = [row.client_pid for page in pages for row in look(page).of(RowKind.BURST)]
     return len(processes(server).intersection(clients))
 
 
@@ -133,10 +133,12 @@ def answers(ask: Callable[[np.ndarray], list[float]]) -> bool:
         return all(right(*pair) for pair in zip(pictures, map(np.array, pool.map(ask, pictures)), strict=True))
 
 
-def all_answer(server: int, service: int, ask: Callable[[np.ndarray], list[float]]) -> bool:
-    """Ask until each worker is a client of a service; return True if all answers were right."""
+def all_answer(server: subprocess.Popen[str], service: int, ask: Callable[[np.ndarray], list[float]]) -> bool:
+    """Ask until each worker has a session on a service; return True if all answers were right."""
     is_right = answers(ask)
-    while connected(server, service) < WORKERS:
+    while with_session(server.pid, service) < WORKERS:
+        if server.poll() is not None:
+            sys.exit(f"the server has ended with status {server.returncode}")
         is_right &= answers(ask)
         time.sleep(0.01)
     return is_right
@@ -162,9 +164,9 @@ def main() -> int:
         with contextlib.ExitStack() as stack:
             with serving() as service:
                 server, ask = stack.enter_context(working(options.app))
-                is_right = all_answer(server.pid, service.pid, ask)
+                is_right = all_answer(server, service.pid, ask)
             with serving() as service:  # another one of that name: the workers go on
-                is_right &= all_answer(server.pid, service.pid, ask)
+                is_right &= all_answer(server, service.pid, ask)
                 shared = mebibytes(service.pid, server.pid)
         print(f"{WORKERS} workers of {options.app} on one service: {shared} MiB")
         if options.memory:

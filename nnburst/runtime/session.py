@@ -144,9 +144,9 @@ class Session(OneProcess, Closing):
             ``cache_key``.
         on_death: ``"raise"``: when the service dies, the session is dead, too, and calls get `DeadObject`.
             ``"restart"``: runs under way get `DeadObject`; the next call starts the service or connects to it again,
-            within `open_timeout`, and compiles the model, or restores it from the cache. Opening a session on a dead
-            `service` restarts it at once. Executions of `bind` continue with their arrays, except those with a state:
-            the state is lost, and their calls get `DeadObject`. See `restarts`.
+            within `open_timeout`, and compiles the model, or restores it from the cache. Opening a session restarts a
+            `service` that is dead, or dies meanwhile, at once. Executions of `bind` continue with their arrays,
+            except those with a state: the state is lost, and their calls get `DeadObject`. See `restarts`.
         retry: Number of times that a run is repeated after a death of the service, within its timeout, before it gets
             `DeadObject`: for models that give the same answer twice. A run with a state is never repeated.
         sandbox: Without a `service`: as for `launch`; None for its default.
@@ -191,7 +191,13 @@ class Session(OneProcess, Closing):
         self._model = model
         self._timeout = self._options.timeout
         self._leaving: Leaving | None = None
-        self._opening().call(self._open, service, sandbox)
+        opening = self._opening()
+        try:
+            opening.call(self._open, service, sandbox)
+        except DeadObject:  # meanwhile: what opens restarts it
+            if service is None or not self._options.restarts:
+                raise
+            opening.call(self._open, service, sandbox)
         from .run.runs import Runs
 
         concurrency = self._options.concurrency or len(self._pool.first.controller.cpus)

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -376,6 +377,28 @@ def test_session_opened_on_a_shared_service_that_has_died_connects_again(
             assert service.pid in workers_of(second.pid)
         with service.session(counter()) as session:
             assert session.run(None, {"t": ONE})[0].tolist() == [2] * 4
+
+
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_service_that_dies_while_a_session_opens_is_restarted_once(
+    service: nnburst.Service, deaths: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish, pids = nnburst.nnapi.Compilation.finish, list[int]()
+
+    def kill_and_finish(compilation: nnburst.nnapi.Compilation, *args: Any) -> None:
+        pids.append(service.pid)
+        if len(pids) <= deaths:
+            service.kill()
+        finish(compilation, *args)
+
+    monkeypatch.setattr(nnburst.nnapi.Compilation, "finish", kill_and_finish)
+    with pytest.raises(DeadObject):
+        service.session(counter())
+    pids.clear()
+    with pytest.raises(DeadObject) if deaths > 1 else nullcontext():
+        with service.session(counter(), on_death="restart") as session:
+            assert session.run(None, {"t": ONE})[0].tolist() == [2] * 4
+    assert len(set(pids)) == 2
 
 
 def test_shared_service_that_stays_away_is_given_up_in_time(serve: Callable[[], subprocess.Popen[str]]) -> None:
