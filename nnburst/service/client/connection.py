@@ -41,17 +41,17 @@ class _Link:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self._finalizer = weakref.finalize(self, connection.hang_up, calls.Goodbye())
-        self._finalizer.atexit = False  # _end_all does it
+        self._finalizer.atexit = False  # `_end_all` ends the connections at exit
 
     def close(self) -> None:
-        """Say goodbye and wait for the end. Idempotent."""
+        """Send goodbye and wait until the connection has ended. Idempotent."""
         self.connection.close(farewell=calls.Goodbye())
         self._finalizer.detach()
 
 
 @atexit.register
 def _end_all() -> None:
-    """End all connections at once, so that the waits for silent peers overlap."""
+    """End all connections at the same time, so that the waits for silent peers overlap."""
     left = list(_open.values())
     for connection in left:
         connection.hang_up(calls.Goodbye())
@@ -61,10 +61,10 @@ def _end_all() -> None:
 
 
 class _Apart:
-    """The connection for the client's own models: opened at first use, and again after its end.
+    """The connection for the client's own models. Opened at first use, and reopened after it has ended.
 
     Args:
-        first: The connection that lists the devices reached this way.
+        first: The connection that lists the devices that this one reaches.
         dial: Opens another connection.
     """
 
@@ -85,7 +85,7 @@ class _Apart:
             self._first.check_usable()
             if self._own is None or not self._own.alive:
                 self._own = self._dial()
-                if self._closed:  # meanwhile
+                if self._closed:  # by another thread, while this one connected
                     self._own.close()
             for device in self._own.devices:
                 if device.name == name:
@@ -105,19 +105,19 @@ def _same(place: Place) -> Place:
 
 
 class ServiceConnection(OneProcess, Closing):
-    """A service, seen from a client. Usable as a context manager, which closes it.
+    """A client's view of a service. As a context manager, it closes itself at the end of the block.
 
     Args:
-        sock: A connected SOCK_SEQPACKET socket whose other end a `ServiceHost` serves; owned from now on.
-        child: The service's process, to be started first, if this process starts it.
-        timeout: Seconds that the service may take to say hello.
+        sock: A connected SOCK_SEQPACKET socket whose other end a `ServiceHost` serves. This object closes it.
+        child: The service's process, if this process has to start it.
+        timeout: Seconds that the service may take to answer the first message.
         broker: Serves a worker's calls, if this process is its broker.
-        own: True for this process's own models, in a service that keeps them apart.
-        dial_own: Opens such a connection to the same service.
+        own: True if the connection is for models of this process, in a service that runs each client's models apart.
+        dial_own: Opens a connection for models of this process to the same service.
 
     Raises:
         DeadObject: The other side closed the socket or died.
-        MissedDeadline: The service did not say hello in time.
+        MissedDeadline: The service did not answer in time.
         GeneralFailure: The service speaks another version.
         Exception: The start of the process failed.
     """
@@ -129,7 +129,7 @@ class ServiceConnection(OneProcess, Closing):
     sandbox: Sandbox | None
     """The service's sandbox; None if it reports none."""
     faults: socket.socket | None
-    """Takes orders for a service with fault points."""
+    """The socket for orders to a service with fault points."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class ServiceConnection(OneProcess, Closing):
                 on_end=lambda: _open.pop(id(connection), None),
                 name="nnburst-client",
             )
-        except BaseException:  # there is no connection that could end
+        except BaseException:  # no connection was made whose end could release these
             sock.close()
             raise
         try:
@@ -182,13 +182,14 @@ class ServiceConnection(OneProcess, Closing):
 
     @property
     def alive(self) -> bool:
-        """False once the service is gone, the connection is closed, or this is a forked child."""
+        """False once the service has ended or the connection is closed, and in a forked child."""
         return self.connection.alive
 
     def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
-        """Call `on_death` once when the connection ends, at once if it has ended. Returns a function that unlinks.
+        """Call `on_death` once, when the connection ends (at once if it has ended). Return a function that undoes
+        this.
 
-        It runs in a thread of the connection and is held strongly until it was called or unlinked.
+        `on_death` runs in a thread of the connection, which keeps a reference until the call.
 
         Raises:
             BadState: In a forked child.
@@ -196,10 +197,10 @@ class ServiceConnection(OneProcess, Closing):
         return self.connection.link_to_death(on_death)
 
     def kill(self) -> None:
-        """Kill the service, whatever it is doing, and wait until it is gone.
+        """Kill the service, even if it is busy, and wait until its process has ended.
 
         Raises:
-            BadState: It was not started by this process.
+            BadState: This process did not start the service.
         """
         with contextlib.suppress(DeadObject):
             self.connection.check_usable()
@@ -223,7 +224,7 @@ class ServiceConnection(OneProcess, Closing):
         return dict(zip(reply.names, reply.digests, strict=False))
 
     def withdraw(self, name: str) -> None:
-        """Have a worker of this process stop serving a named model."""
+        """Have a worker stop serving a named model. For a broker."""
         self.connection.call(calls.WithdrawModel(name))
 
     def publish(
@@ -235,18 +236,18 @@ class ServiceConnection(OneProcess, Closing):
         batch: int = 1,
         batch_wait: float = 0.0,
     ) -> None:
-        """Have a worker of this process compile a model, and serve it under a name to all clients.
+        """Have a worker compile a model and serve it under a name to all clients. For a broker.
 
         Args:
-            name: Not empty. Sessions on a model that had the name keep that model.
-            device: One of this connection's.
+            name: The name, not empty. Open sessions on the previous model of this name keep it.
+            device: A device of this connection.
             imported: The model as the device read it, with its files as pools.
             digest: SHA-256 of the files.
-            batch: Most rows of several requests that run as one.
-            batch_wait: Seconds that a request waits for others, if its session's preference allows that.
+            batch: Most rows in a run that joins several requests.
+            batch_wait: Seconds that a request waits for others to join, if its session's preference allows that.
 
         Raises:
-            NNBurstError: See `Device.prepare_model`; the model that had the name keeps it.
+            NNBurstError: See `Device.prepare_model`; the previous model of this name is still served.
         """
         assert isinstance(device, RemoteDevice)
         wire, fds = model_to_wire(imported.model)
@@ -256,9 +257,9 @@ class ServiceConnection(OneProcess, Closing):
         self.connection.call(message, fds)
 
     def close(self) -> None:
-        """End the connection in order: everything that it owns in the service is released, threads and descriptors go.
+        """End the connection, and release all that it owns in the service and in this process. Idempotent.
 
-        A child service ends and is reaped. Idempotent. In a forked child only the copies of the descriptors are closed.
+        A child service ends and is reaped. In a forked child, only the copies of the descriptors are closed.
         """
         if self._apart is not None:
             self._apart.close()
@@ -271,17 +272,17 @@ class ServiceConnection(OneProcess, Closing):
 def connect_to(
     address: str, *, timeout: float | None = 10.0, trust_uid: int | Collection[int] = ()
 ) -> ServiceConnection:
-    """Connect to a service that is running.
+    """Connect to a running service.
 
     Args:
         address: The service's name, or ``unix:`` and the path of its socket.
-        timeout: Seconds that it may take to answer; None for no limit.
-        trust_uid: Users whose services are used, beside this one and root.
+        timeout: Seconds that the service may take to answer; None for no limit.
+        trust_uid: Trusted users besides this process's own and root: services of other users are refused.
 
     Raises:
-        DeviceUnavailable: No service runs there, it does not serve this user, or its own user is not trusted.
+        DeviceUnavailable: No service runs there, it does not serve this user, or the user who runs it is not trusted.
         InvalidArgument: The address is malformed.
-        MissedDeadline: It did not answer in time.
+        MissedDeadline: The service did not answer in time.
     """
 
     def connect(own: bool = False) -> ServiceConnection:
@@ -306,20 +307,21 @@ def order(
     timeout: float | None = None,
     trust_uid: int | Collection[int] = (),
 ) -> Any:
-    """Give an order to the broker of a shared service. Only its user and root may.
+    """Send an order to the broker of a shared service. Only the service's user and root may do this.
 
     Args:
         address, trust_uid: See `connect_to`.
-        message: The order. Connections that it ends are closed after the answer.
+        message: The order. Connections that the order ends are closed after the answer.
         timeout: Seconds until the answer; None for no limit.
 
     Returns:
         The reply.
 
     Raises:
-        DeviceUnavailable: No service runs there, or it ended.
-        InvalidArgument: The service is another user's, and this process is not root's; or it has no such model files.
-        MissedDeadline: It did not answer in time.
+        DeviceUnavailable: No service runs there, or the service ended.
+        InvalidArgument: The service belongs to another user and this process is not root's, or it has no such model
+            files.
+        MissedDeadline: The service did not answer in time.
         NNBurstError: The model cannot be compiled; the previous one is still served.
     """
     call, deadline = calls.CALL_BY_REQUEST[type(message)], Deadline.after(timeout)
@@ -333,7 +335,7 @@ def order(
             raise DeviceUnavailable(f"the service at {address!r} ended before it answered") from error
     if answer.kind is Kind.ERROR:
         raise calls.error_of(calls.decode_error(answer.body))
-    if answer.kind is Kind.REQUEST:  # it says why it does not serve this process
+    if answer.kind is Kind.REQUEST:  # the reason why the service refuses this process
         notice = calls.decode_request(answer.body, calls.Side.CLIENT)[1]
         raise DeviceUnavailable(getattr(notice, "reason", f"the service at {address!r} does not serve this process"))
     return calls.decode_reply(call, answer.body)

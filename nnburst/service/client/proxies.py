@@ -1,4 +1,4 @@
-"""A device of another process, with the interface of a local one."""
+"""A device in another process, with the interface of a local device."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ if TYPE_CHECKING:
     from ...memory.memory import Memory
 
 _GRACE = 0.025
-"""Seconds by which this side waits longer than the deadline that the device was given."""
+"""Seconds that this side waits beyond the deadline of the device."""
 _SHORT = 10.0
-"""Seconds that a call with hardly any work may take."""
+"""Time limit of a call with hardly any work, in seconds."""
 
 
 class Place(NamedTuple):
     """The place of a device in a service.
 
     Attributes:
-        connection: The connection to its process.
-        callbacks: The connection's registry.
-        keep: Ends the connection when it is dropped.
+        connection: The connection to the device's process.
+        callbacks: The connection's registry of callbacks.
+        keep: The owner of the connection, which ends with it.
         number: The device's number there.
     """
 
@@ -65,7 +65,7 @@ class Place(NamedTuple):
 
 
 class _Remote(Closing):
-    """A numbered object of the service, released by `close` or the collector."""
+    """A numbered object of the service, released by `close` or the garbage collector."""
 
     def __init__(self, place: Place, number: int, what: str) -> None:
         self._place = place
@@ -73,15 +73,15 @@ class _Remote(Closing):
         self._number = number
         self._what = what
         self._finalizer = weakref.finalize(self, connection.forget, calls.Release(number))
-        self._finalizer.atexit = False  # the service goes as a whole then
+        self._finalizer.atexit = False  # at exit the connection ends, and with it all its objects
 
     @property
     def number(self) -> int:
         """The object's number on the connection.
 
         Raises:
-            BadState: Closed, or inherited by a forked child.
-            DeadObject: The service is gone.
+            BadState: The object is closed, or this is a forked child.
+            DeadObject: The service has ended.
         """
         if not self._finalizer.alive:
             raise BadState(f"the {self._what} is closed")
@@ -89,15 +89,16 @@ class _Remote(Closing):
         return self._number
 
     def close(self) -> None:
-        """Release it in the service. Idempotent; does nothing once the service is gone or in a forked child."""
+        """Release the object in the service. Idempotent; does nothing after the service's end or in a forked
+        child."""
         if not self._finalizer.alive:
             return
         try:
             self.connection.release(calls.Release(object=self._number))
         except (BadState, DeadObject, MissedDeadline):
-            pass  # the service has ended, or is busy and will come to it
+            pass  # the service has ended, or is busy and releases the object later
         except BaseException:
-            self._finalizer()  # interrupted, perhaps before it was sent; it may be sent twice
+            self._finalizer()  # the release may not have been sent when the interrupt came; a second one does no harm
             raise
         self._finalizer.detach()
 
@@ -107,7 +108,7 @@ class RemoteDevice(DescribedDevice):
 
     Args:
         info: The device's description.
-        place: Returns the device's present place.
+        place: Returns the current place of the device.
     """
 
     def __init__(self, info: DeviceInfo, place: Callable[[], Place]) -> None:
@@ -119,7 +120,7 @@ class RemoteDevice(DescribedDevice):
 
     @property
     def status(self) -> DeviceStatus:
-        """The device's readiness for work; OFFLINE once the service is gone."""
+        """The device's readiness for work; OFFLINE once the service has ended."""
         at = self.place()
         try:
             reply, _ = at.connection.call(calls.GetDeviceStatus(device=at.number), timeout=_SHORT)
@@ -152,7 +153,7 @@ class RemoteDevice(DescribedDevice):
             fds += cache_fds
             job = replace(job, cache=cache)
         message = calls.PrepareModel(device=at.number, model=wire, job=job)
-        reply, _ = _made(at.connection, message, fds, _answer_timeout(deadline))
+        reply, _ = _create(at.connection, message, fds, _answer_timeout(deadline))
         return RemotePreparedModel(at, reply.prepared_model, reply.cache, takes_steps=reply.takes_steps)
 
     def prepare_model_from_cache(self, cache: CacheFiles, deadline_ns: int = 0) -> RemotePreparedModel:
@@ -161,7 +162,7 @@ class RemoteDevice(DescribedDevice):
         deadline = Deadline.after().sooner(Deadline(deadline_ns))
         wire, fds = cache_to_wire(cache)
         message = calls.PrepareModelFromCache(device=at.number, cache=wire, deadline_ns=deadline.at_ns)
-        reply, _ = _made(at.connection, message, fds, _answer_timeout(deadline))
+        reply, _ = _create(at.connection, message, fds, _answer_timeout(deadline))
         return RemotePreparedModel(at, reply.prepared_model, takes_steps=reply.takes_steps)
 
     def confirm_cache(self, cache_key: bytes, generation: bytes) -> bool:
@@ -193,7 +194,7 @@ class RemoteDevice(DescribedDevice):
             input_roles=tuple(input_roles),
             output_roles=tuple(output_roles),
         )
-        reply, _ = _made(at.connection, message)
+        reply, _ = _create(at.connection, message)
         return RemoteBuffer(at, reply.buffer, reply.id)
 
 
@@ -232,10 +233,10 @@ class RemotePreparedModel(_Remote, PreparedModel):
         self.cache_result, self.takes_steps = cache_result, takes_steps
 
     def execute_synchronously(self, request: Request, options: RunOptions = RunOptions()) -> ExecutionResult:
-        """Run once, without a burst, and wait for the end.
+        """Run once, without a burst, and wait for the result.
 
-        The answer MISSED_DEADLINE_TRANSIENT may also come from this side, shortly after the deadline; the service may
-        still write to the outputs then.
+        If the service does not answer shortly after the deadline, this side returns MISSED_DEADLINE_TRANSIENT; the
+        service may still write to the outputs then.
 
         Raises:
             DeadObject: The service died.
@@ -275,7 +276,7 @@ class RemotePreparedModel(_Remote, PreparedModel):
         wire, fds = request_to_wire(request)
         message = calls.ExecuteFenced(number, wire, options, len(fences), duration_ns)
         fds += [fence.fileno() for fence in fences]
-        reply, received = _made(self.connection, message, fds, _answer_timeout(Deadline(options.deadline_ns)))
+        reply, received = _create(self.connection, message, fds, _answer_timeout(Deadline(options.deadline_ns)))
         with received:
             return RemoteFenced(self._place, reply.execution, Fence(received.fds[0]))
 
@@ -286,10 +287,10 @@ class RemotePreparedModel(_Remote, PreparedModel):
         result_channel: MQDescriptor,
         polling_window: float | None = None,
     ) -> RemoteBurstContext:
-        """Have the service serve a burst on this model, whose polling has a limit of the service's own.
+        """Have the service serve a burst on this model. The service also limits the burst's polling.
 
         Raises:
-            NNBurstError: As the service answered.
+            NNBurstError: The service answered with this error.
             DeadObject: The service died.
             BadState: The model or the connection is closed.
         """
@@ -307,11 +308,11 @@ class RemotePreparedModel(_Remote, PreparedModel):
             bell=bool(bells),
             loop_timeout_ns=callback.loop_timeout_ns,
         )
-        reply, _ = _made(self.connection, message, [*request_fds, *result_fds, *bells])
+        reply, _ = _create(self.connection, message, [*request_fds, *result_fds, *bells])
         return RemoteBurstContext(self._place, reply, callback)
 
     def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
-        """Call `on_death` once, from a thread of the connection, when the service is gone (at once if it is)."""
+        """Call `on_death` once, from a thread of the connection, when the service ends (at once if it has ended)."""
         return self.connection.link_to_death(on_death)
 
     @property
@@ -343,7 +344,7 @@ class RemoteBurstContext(_Remote, BurstContext):
 
     def __init__(self, place: Place, reply: calls.ConfigureBurstReply, callback: BurstCallback) -> None:
         super().__init__(place, reply.burst, "burst")
-        self._callback = callback  # keeps it alive: the registry is weak
+        self._callback = callback  # keeps the callback alive: the registry has only a weak reference
         self.cpus, self.pipelined = frozenset(reply.cpus), reply.pipelined
 
     def failure_reason(self) -> str:
@@ -351,7 +352,7 @@ class RemoteBurstContext(_Remote, BurstContext):
         return str(reply.reason)
 
     def free_memory(self, slot: int) -> None:
-        """Have the service forget a slot.
+        """Have the service forget the memory behind a slot.
 
         Raises:
             DeadObject: The service died.
@@ -367,15 +368,15 @@ class RemoteBurstContext(_Remote, BurstContext):
 
 
 def _answer_timeout(deadline: Deadline) -> float | None:
-    """Return the seconds to wait for an answer that the service gives by a deadline."""
+    """Return how many seconds to wait for an answer that is due by a deadline."""
     left = deadline.left()
     return None if left is None else left + _GRACE
 
 
-def _made(
+def _create(
     connection: Connection, message: Message, fds: Sequence[int] = (), timeout: float | None = None
 ) -> tuple[Any, FdBundle]:
-    """Make a call whose answer names an object. If the caller has given up by then, the object is released."""
+    """Make a call whose answer names a new object. An answer that comes after the time limit releases the object."""
     return connection.call(message, fds, timeout=timeout, on_late=partial(_forget_late, connection))
 
 
@@ -387,7 +388,7 @@ def _forget_late(connection: Connection, reply: Message) -> None:
 
 
 def _in_range(dimensions: Sequence[int]) -> tuple[int, ...]:
-    """Return dimensions if a message can carry them; a service ends the connection over others."""
+    """Return dimensions that a message can carry, unchanged; others would end the connection."""
     if any(not 0 <= size < 2**32 for size in dimensions):
         raise InvalidArgument(f"dimensions {list(dimensions)} do not fit in 32 bits")
     return tuple(dimensions)

@@ -1,4 +1,4 @@
-"""The calls that a service makes: for the memory behind a burst's slot and, as a worker, about its clients."""
+"""The calls that a service makes: for the memory behind a burst's slot and, if it is a worker, about its clients."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class CallbackRegistry:
-    """The `BurstCallback`s of one connection by number; the handler of the calls that a service makes.
+    """Handler of the calls that a service makes, with the `BurstCallback`s of one connection by number.
 
-    Holds them weakly (their `RemoteBurstContext` holds them), so that a burst that is dropped goes away.
+    References to callbacks are weak (`RemoteBurstContext` has strong ones), so that a dropped burst can be freed.
     """
 
     def __init__(self, on_ending: Callable[[str], None] = lambda reason: None, broker: Worker | None = None) -> None:
@@ -35,7 +35,7 @@ class CallbackRegistry:
         return number
 
     def on_ending(self, message: calls.EndNotice, fds: FdBundle) -> calls.Done:
-        """Have every later call, or every later run of one burst, report the reason."""
+        """Have every later call, or every later run of one burst, report the reason of the end."""
         if not message.callback:
             if self._broker is not None:
                 self._broker.leaving()
@@ -45,7 +45,7 @@ class CallbackRegistry:
         return calls.Done()
 
     def on_get_memories(self, message: calls.GetMemories, fds: FdBundle) -> tuple[calls.GetMemoriesReply, FdBundle]:
-        """Ask the callback for memories: all or none."""
+        """Ask the callback for memories. The reply has all of them or none."""
         callback = self._callbacks.get(message.callback)
         if callback is None:
             return calls.GetMemoriesReply(status=int(ErrorStatus.INVALID_ARGUMENT)), FdBundle()

@@ -1,17 +1,16 @@
 """Jobs that threads, signal handlers and finalisers give to the one thread that owns a connection.
 
-A signal handler runs in the main thread between any two of its steps, and may raise there, or make a call of its own
-and wait for the answer. A finaliser runs in whatever thread the collector chooses, below any lock. So the threads that
-use a connection touch no part of it: they post a job, and the connection's owner does it.
+A signal handler may interrupt the main thread between any two steps. It may raise there, or make a call itself and
+wait for the answer. A finaliser runs in any thread, whatever locks that thread holds. So the threads that use a
+connection touch no part of it: they post a job, and the connection's owner does it.
 
-Posting is one append to a deque, which the interpreter does not divide, and a ring of a bell: an interrupt comes before
-or after. No signal handler runs in the owner, which is not the main thread, so its code is plain: no locks, and no care
-for an interrupt between two steps. The owner must not wait for an answer; a finaliser that the collector runs in it
-only posts.
+Posting is one append to a deque, which is atomic in the interpreter, and one write to an eventfd. The owner is not
+the main thread, so no signal handler interrupts it, and its code needs no locks. The owner must not wait for an
+answer; a finaliser that the collector runs in the owner only posts.
 
-One exception: a worker, which is not the main thread either, sends its answer itself (see `outbox`).
+There is one exception: a worker thread sends its answer itself (see `outbox`).
 
-When the owner has ended, a thread that posts does the job itself: such a job only reports the end.
+Once the owner has ended, the thread that posts does the job itself; the job then only reports the end.
 """
 
 from __future__ import annotations
@@ -40,13 +39,13 @@ class Mailbox:
         return self._bell.fds[0]
 
     def post(self, job: Job) -> None:
-        """Have the owner do a job, in the order of posting. From anywhere; never waits."""
+        """Have the owner do a job, in the order of posting. May be called from anywhere; never waits."""
         self._jobs.append(job)
-        bell = self._bell  # held by this frame, too: its number cannot become another file's meanwhile
+        bell = self._bell  # this reference keeps the descriptor open: its number stays taken
         if bell is None:
             self._do_all()
         else:
-            with contextlib.suppress(BlockingIOError):  # it has rung more often than it can count
+            with contextlib.suppress(BlockingIOError):  # the eventfd's counter is full
                 os.eventfd_write(bell.fds[0], 1)
 
     def do_all(self) -> None:
@@ -63,12 +62,12 @@ class Mailbox:
             job()
 
     def end(self) -> None:
-        """End with the owner: the poster of a later job does it at once."""
+        """Note that the owner ends: later jobs are done at once, by the thread that posts them."""
         self._bell = None
         self._do_all()
 
     def abandon(self) -> None:
-        """Do no more jobs: this is a forked child."""
+        """Drop all jobs, now and later: this is a forked child."""
         self._jobs = deque()
         if self._bell is not None:
             self._bell.close()

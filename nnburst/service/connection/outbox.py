@@ -1,4 +1,4 @@
-"""Messages on their way into a connection's socket."""
+"""The queue of messages that a connection has still to send."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from ..wire.packets import Kind, Outgoing, unread_bytes
 
 _log = logging.getLogger(__name__)
 _FIRST_LOOK = 0.001
-"""Seconds until the first look whether an answer was received; each later wait is twice as long."""
+"""Seconds until the first check whether an answer was received; each later wait is twice as long."""
 _LAST_LOOK = 0.5
 _RETRY = 0.05
-"""Seconds between two requests to the kernel for room."""
+"""Seconds between two tries to send when the kernel has no room."""
 
 
 class Outbox:
-    """A queue of messages that the socket does not take at once. It belongs to the connection's owner (see `mailbox`).
+    """A queue of messages that the socket cannot take yet. It belongs to the connection's owner (see `mailbox`).
 
-    An answer need not wait for the owner: a worker thread sends it itself with `send_now`. An answer is one datagram,
-    so it stays whole between two others, and answers need no order. The main thread never does that: a signal handler
-    that raises could leave it unknown whether a call was sent. A lock, never held while anything waits, keeps the owner
-    from closing the socket meanwhile: another file could get its number at once.
+    A worker thread sends its answer itself with `send_now`, without waiting for the owner: an answer is one datagram,
+    and answers need no order. The main thread never sends: if a signal handler raised there, this process could not
+    know whether a call was sent. A lock keeps the owner from closing the socket during `send_now`, as another file
+    could get the socket's number at once. No thread waits while it has the lock.
 
-    The kernel counts descriptors in flight for the user, over all of its processes, and the memory behind them for no
-    user. So the owner sends answers with descriptors, one at a time: each stays charged until it is received, and then
-    the next is sent. `unread_bytes` gives the kernel's count of unread bytes: an answer is received once the count is
-    below its bytes and all later ones.
+    The kernel limits descriptors in flight per user, over all processes, and counts the memory behind them for no
+    user. So the owner sends answers with descriptors one at a time: each stays charged until it is received, and then
+    the next is sent. `unread_bytes` gives the kernel's count of unread bytes: an answer has been received once that
+    count is below the size of this answer and all later ones.
 
     Args:
-        sock: Non-blocking; closed by `close`.
-        send_timeout: Seconds after which a peer that does not read its answers is given up.
+        sock: A non-blocking socket, closed by `close`.
+        send_timeout: Seconds after which a peer that does not read its answers is disconnected.
 
     Attributes:
         is_full: True while the socket is full.
@@ -49,7 +49,7 @@ class Outbox:
         self._messages: deque[Outgoing] = deque()
         self._sent = 0
         self._unread: tuple[Outgoing, int, float] | None = None
-        """The last answer with descriptors, the bytes sent before it, and the time of its sending."""
+        """The last answer with descriptors, the bytes sent before it, and the time when it was sent."""
         self.is_full = False
         self._full_since = self._refused_since = math.inf
         self._sending = threading.Lock()
@@ -63,7 +63,7 @@ class Outbox:
                 return False
             try:
                 message.try_send(self._sock)
-            except (OSError, NNBurstError):  # even a full socket: the owner will see it, too
+            except (OSError, NNBurstError):  # also a full socket: the owner handles it
                 return False
             self._sent += message.size
         return True
@@ -86,7 +86,7 @@ class Outbox:
             self._messages.remove(message)
 
     def send(self) -> tuple[Outgoing, NNBurstError] | None:
-        """Send what the socket takes. Return a message that can never be sent; the caller then calls again."""
+        """Send as many messages as the socket takes. Return a message that can never be sent; then call again."""
         self.is_full = False
         self._settle()
         while self._messages and not (self._messages[0].n_fds and self._unread):
@@ -108,7 +108,7 @@ class Outbox:
         return None
 
     def _post(self, message: Outgoing) -> None:
-        with self._sending:  # so that it is known what was sent before it
+        with self._sending:  # `send_now` must not count bytes between these steps
             message.try_send(self._sock)
             if message.n_fds and message.release is not None:
                 self._unread = message, self._sent, time.monotonic()
@@ -117,7 +117,7 @@ class Outbox:
             self._sent += message.size
 
     def _may_retry(self, error: ResourceExhausted) -> bool:
-        """Return True while a message may still find room in the kernel, which other processes may have taken."""
+        """Return True if a later try may succeed: other processes may have taken the room in the kernel."""
         now = time.monotonic()
         if self._refused_since == math.inf:
             self._refused_since = now
@@ -128,7 +128,7 @@ class Outbox:
         """Check whether the last answer with descriptors was received."""
         if self._unread is not None:
             message, before, _ = self._unread
-            since = self._sent - before  # read first: bytes sent meanwhile do not count
+            since = self._sent - before  # read before the kernel's count, so that bytes sent in between do not count
             if unread_bytes(self._sock) < since:
                 message.close()
                 self._unread = None
@@ -139,13 +139,13 @@ class Outbox:
 
     @property
     def gives_up_at(self) -> float:
-        """The time to give up a peer that does not read its answers; requests have deadlines of their own."""
+        """The time to disconnect a peer that does not read its answers; requests have their own deadlines."""
         full_since = self._full_since if self.answers else math.inf
         return min(full_since, self._unread[2] if self._unread else math.inf) + self.send_timeout
 
     @property
     def next_look(self) -> float:
-        """The time to call `send` or look at `gives_up_at` again, if nothing happens."""
+        """The time to call `send` or check `gives_up_at` again, if nothing happens before."""
         now = time.monotonic()
         looks = now + max(_FIRST_LOOK, now - self._unread[2]) if self._unread else math.inf
         return min(looks, self.gives_up_at, math.inf if self._refused_since == math.inf else now + _RETRY)
@@ -158,7 +158,7 @@ class Outbox:
         """Wait until the peer has received the last answer with a descriptor, or has closed its end.
 
         Args:
-            is_closed: Returns True once this side wants to wait no longer.
+            is_closed: Returns True once this side is closed, which ends the wait.
         """
         pause = _FIRST_LOOK
         while self._unread is not None and not is_closed():
@@ -172,7 +172,7 @@ class Outbox:
             self._messages.popleft().close()
 
     def close(self) -> None:
-        """Close the socket, and sockets that linger in messages that this side has not received."""
+        """Close the socket, and any sockets in messages that this side has not received."""
         if self._unread is not None:
             self._unread[0].close()
         with self._sending:

@@ -1,7 +1,7 @@
-"""Calls of this side that wait for their answers.
+"""Calls that this side has made and that wait for their answers.
 
-All of it belongs to the owner of the connection (see `mailbox`), but for the one step in which a caller and the owner
-agree which of them has the answer: `PendingCall.give_up` against `PendingCall.finish`.
+Everything here belongs to the owner of the connection (see `mailbox`), except for one step: `PendingCall.give_up` and
+`PendingCall.finish` decide whether the caller or the owner gets the answer.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from ..wire.packets import FdBundle, Kind, Outgoing
 from ..wire.protocol import CALL_BY_REQUEST, MAX_INLINE, Message
 
 MAX_PENDING = 128
-"""Calls that one side may have under way; the other side tolerates twice as many, then drops the connection."""
+"""Calls that one side may have in flight; the other side tolerates twice as many, then ends the connection."""
 _MOST_UNATTENDED = 64
-"""Most calls under way when an unattended one is added, so that callers find room."""
+"""Most calls in flight when a call without a waiting caller is added, so that callers find room."""
 
 
 class PendingCall:
-    """A call from its beginning to its answer.
+    """A call, from its start until its answer.
 
     Args:
         message: The request.
         fds: Descriptors that go with it.
-        on_late: Called with the reply if the caller does not take it.
-        on_failure: Called with the error if the caller does not take it.
+        on_late: Called with the reply if no caller takes it.
+        on_failure: Called with the error if no caller takes it.
     """
 
     def __init__(
@@ -47,32 +47,32 @@ class PendingCall:
         self.body = b""
         """The encoded request."""
         self.number = 0
-        """0 until there is room for it."""
+        """The call's id; 0 until there is room for the call."""
         self.outgoing: Outgoing | None = None
-        self._claim = threading.Lock()  # caller or owner: the first to acquire it decides
-        self._arrival = threading.Lock()  # an Event would not do: its wait does not survive Ctrl-C at every moment
+        self._claim = threading.Lock()  # the first to acquire it, caller or owner, gets the answer
+        self._arrival = threading.Lock()  # no Event: Ctrl-C at a bad moment breaks its wait
         self._arrival.acquire()
         self._answer: tuple[Message | None, NNBurstError | None, FdBundle] = (None, None, FdBundle())
 
     # -- the caller ----------------------------------------------------------------------------------------------------
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait for the answer. Call it once. Return False after `timeout` seconds."""
+        """Wait for the answer; return False after `timeout` seconds. Must be called once only."""
         return self._arrival.acquire(timeout=-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX))
 
     def give_up(self) -> bool:
-        """Stop waiting; return False if the answer has come already: then the caller takes it."""
+        """Stop waiting. Return False if the answer has already come; the caller then takes it."""
         return self._claim.acquire(blocking=False)
 
     def result(self) -> tuple[Any, FdBundle]:
-        """Return the reply that `wait` has waited for, or raise the error."""
+        """Return the reply, or raise the error, after `wait` has returned True."""
         reply, error, fds = self._answer
         if error is not None:
             raise error
         return reply, fds
 
     def missed(self, timeout: float | None) -> MissedDeadline:
-        """Return the exception for a caller whose wait of `timeout` seconds is over."""
+        """Return the exception for a caller that has waited for `timeout` seconds."""
         if not self.is_sent:
             return MissedDeadline(
                 f"{self.call.name}: not sent in time: too many calls are under way already, or another long one; the "
@@ -107,7 +107,7 @@ class PendingCall:
         return self.outgoing
 
     def finish(self, reply: Message | None, error: NNBurstError | None, fds: FdBundle) -> None:
-        """Take the answer: wake the caller or, if it gave up, drop the answer."""
+        """Store the answer and wake the caller, or drop the answer if the caller has given up."""
         self._answer = reply, error, fds
         if self._claim.acquire(blocking=False):
             self._arrival.release()
@@ -115,13 +115,13 @@ class PendingCall:
             self.discard()
 
     def fail(self, error: NNBurstError) -> None:
-        """End the call with an error: no answer will come."""
+        """End the call with an error."""
         self.fds.close()
         self.finish(None, error, FdBundle())
 
 
 class PendingCalls:
-    """All calls that were made and not answered."""
+    """The calls that have not been answered."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
@@ -131,11 +131,11 @@ class PendingCalls:
         self._unattended: deque[PendingCall] = deque()
 
     def add(self, pending: PendingCall, *, is_attended: bool) -> None:
-        """Queue a call until there is room for it."""
+        """Add a call to the queue of calls that wait for room."""
         (self._attended if is_attended else self._unattended).append(pending)
 
     def admit(self) -> Iterator[PendingCall]:
-        """Number the calls for which there is room now."""
+        """Number the queued calls for which there is room now, and yield them."""
         waiting: list[PendingCall] = []
         while self._attended and len(self._by_number) < MAX_PENDING:
             pending = self._attended.popleft()
@@ -148,7 +148,7 @@ class PendingCalls:
             yield self._enter(self._unattended.popleft())
 
     def _enter(self, pending: PendingCall) -> PendingCall:
-        while not pending.number or pending.number in self._by_number:  # 0 means that no answer is wanted
+        while not pending.number or pending.number in self._by_number:  # the id 0 means that no answer is wanted
             pending.number = next(self._numbers) % 2**32
         self._by_number[pending.number] = pending
         if pending.is_long:

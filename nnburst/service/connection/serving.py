@@ -1,4 +1,4 @@
-"""The calls of the other side: each is decoded, done in a worker thread, and answered."""
+"""Serving of the peer's calls: each is decoded, carried out in a worker thread, and answered."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from .pending import MAX_PENDING
 _log = logging.getLogger(__name__)
 _MAX_QUEUED_FDS = 2048
 _END = -1
-"""The rank of a thread's end, after all jobs."""
+"""The rank of the entry that ends a thread, below all jobs."""
 
 
 class Workers:
-    """Runs jobs on at most `limit` daemon threads, which start when they are needed. Used by one thread, their owner.
+    """Runs jobs on at most `limit` daemon threads, started as needed. One thread, the owner, uses this object.
 
-    Jobs that wait are taken up by their rank, the highest first, and in order among equals.
+    The waiting job of the highest rank runs next; jobs of equal rank run in order.
 
-    Daemon threads, because a job may be inside a device that never returns, and that must not keep a process alive.
+    The threads are daemons, because a job in a device that never returns must not keep the process alive.
     """
 
     def __init__(self, limit: int, name: str) -> None:
@@ -46,16 +46,16 @@ class Workers:
         """Queue a job.
 
         Args:
-            under_way: Jobs that are queued or running, with this one.
-            rank: 0 or more.
+            under_way: Number of jobs that are queued or running, including this one.
+            rank: Rank of the job, 0 or more.
 
         Raises:
-            ResourceExhausted: The system gives no first thread; the job is dropped.
+            ResourceExhausted: The system has no thread, and none is running; the job is dropped.
         """
         if len(self._threads) < min(under_way, self._limit):
             try:
                 self._threads.append(start_daemon(self._run, name=f"{self._name}-{len(self._threads)}", what="a call"))
-            except ResourceExhausted:  # the running threads will come to the job
+            except ResourceExhausted:  # a running thread will do the job later
                 if not self._threads:
                     raise
         self._put(rank, job)
@@ -84,19 +84,19 @@ class Workers:
         while (job := self._jobs.get()[2]) is not None:
             try:
                 job()
-            except BaseException:  # also SystemExit: no other thread may be left for the next job
+            except BaseException:  # SystemExit, too: this may be the only thread for the next job
                 _log.exception("a job of %s failed", self._name)
-            job = None  # an idle thread must not keep what its last job held
+            job = None  # an idle thread must not keep objects of its last job alive
 
 
 class ConnectionEnds(DeadObject):
-    """Raised by a handler when the connection is ending: the end and its reason are the answer."""
+    """Raised by a handler when the connection is ending. No answer is sent: the peer learns the reason of the end."""
 
 
 class ServedCalls:
-    """The peer's calls under way here: bounded, so that they cannot fill this process with messages.
+    """Counter of the peer's calls in progress. It is bounded, so that messages cannot fill this process's memory.
 
-    A call is under way until its answer is made; `enter` also gets the number of answers that wait to be sent.
+    A call is in progress until its answer is made; `enter` also gets the number of answers that wait to be sent.
     """
 
     def __init__(self) -> None:
@@ -105,15 +105,15 @@ class ServedCalls:
         self._lock = threading.Lock()
 
     def enter(self, n_fds: int = 0, is_long: bool = False, waiting: int = 0) -> None:
-        """Count a request that came.
+        """Count a received request.
 
         Args:
-            n_fds: Descriptors that came with it.
-            is_long: True if it did not fit into a datagram.
-            waiting: Answers that wait to be sent.
+            n_fds: Descriptors that came with the request.
+            is_long: True if the request did not fit into a datagram.
+            waiting: Number of answers that wait to be sent.
 
         Raises:
-            Malformed: No correct peer has that much under way.
+            Malformed: The peer has more calls in progress than any correct peer.
         """
         with self._lock:
             if self.count + waiting >= 2 * MAX_PENDING or self._fds + n_fds > _MAX_QUEUED_FDS:
@@ -133,17 +133,17 @@ class ServedCalls:
 
 
 class Serving:
-    """Serves the calls of one connection. The owner of the connection accepts them.
+    """Serves the calls of one connection. The connection's owner passes them in.
 
     Args:
-        side: The end whose calls are served.
+        side: The end that serves the calls.
         handler: Object with the methods that the rows of `CALLS` name for this side. Optional methods: `admit(call)` is
             called before each call, `rank(message)` orders calls that wait, and `charge_answer(nbytes, n_fds)` charges
             an answer that the client does not receive at once, and returns a function that gives the charge back.
         workers: Threads for calls that do not compute, then threads for those that do.
         outbox: Sends the answers.
-        mailbox: Tells the owner of answers that it has to send.
-        break_off: Ends the connection, in its owner, for a reason: its peer breaks the protocol.
+        mailbox: The owner's mailbox, for answers that the owner has to send.
+        break_off: Ends the connection for a given reason, because the peer breaks the protocol. Called by the owner.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class Serving:
     # -- the owner -----------------------------------------------------------------------------------------------------
 
     def accept(self, packet: Packet) -> None:
-        """Have a worker serve a request.
+        """Have a worker thread serve a request.
 
         Raises:
             Malformed: The message is not a request, or there are too many.
@@ -184,13 +184,13 @@ class Serving:
         def job() -> None:
             with fds:
                 answer = self._serve(call, message, fds)
-            self._served.leave(n_fds, is_long)  # before the peer can know and send the next
+            self._served.leave(n_fds, is_long)  # before the peer receives the answer and sends its next call
             if answer is not None:
                 self._answer(number, *answer)
 
         try:
             self._workers[call.computes].submit(job, self._served.count, self._rank(message))
-        except ResourceExhausted as error:  # no thread to be had
+        except ResourceExhausted as error:  # the system has no thread
             fds.close()
             self._served.leave(n_fds, is_long)
             self._outbox.put(refusal(number, error))
@@ -202,14 +202,14 @@ class Serving:
         self._outbox.put(refusal(number, error))
 
     def part(self, reason: str) -> None:
-        """Tell a client why it is disconnected, if its socket takes that."""
+        """Tell a client why it is disconnected, if its socket has room."""
         if self._side is calls.Side.SERVICE:
             self._outbox.send_now(Outgoing(Kind.REQUEST, 0, calls.encode(calls.EndNotice(calls.sendable(reason)))))
 
     # -- the workers ---------------------------------------------------------------------------------------------------
 
     def _serve(self, call: calls.Call, message: Message, received: FdBundle) -> tuple[Kind, bytes, FdBundle] | None:
-        """Return the answer with descriptors of its own; None if the connection has to end."""
+        """Return the answer, which owns its descriptors; None if the connection has to end."""
         fds = FdBundle()
         try:
             if self._admit is not None:
@@ -224,14 +224,15 @@ class Serving:
             return None
         except NNBurstError as error:
             failure = error
-        except BaseException as error:  # also SystemExit of a user's function: the peer must not wait for ever
+        except BaseException as error:  # SystemExit of a user's function, too: the peer must not wait for ever
             _log.exception("%s failed", call.name)
             failure = GeneralFailure(f"{call.name} failed: {type(error).__name__}: {error}")
         fds.close()
         return Kind.ERROR, calls.encode(calls.error_reply(failure)), FdBundle()
 
     def _answer(self, number: int, kind: Kind, body: bytes, fds: FdBundle) -> None:
-        """Send the answer of a call, unless none is wanted. A client that does not receive it keeps this thread."""
+        """Send the answer of a call, if one is wanted. This thread stays busy until the client has room for the
+        answer."""
         if not number:
             fds.close()
             return

@@ -1,9 +1,9 @@
 """A connection: calls in both directions over one SOCK_SEQPACKET socket, and the peer's death.
 
-Any thread calls; one thread owns the connection (why: see `mailbox`): it sends, receives, completes calls and ends the
-connection. It hands the peer's calls to a few worker threads, which send the answers, so a long `prepare_model`
-delays no other call. However a connection ends, `_finish` runs once: pending calls fail, then every death listener is
-called once, then `on_end`.
+Any thread may call. One thread owns the connection (`mailbox` explains why): it sends, receives, completes calls and
+ends the connection. It hands the peer's calls to a few worker threads, which send the answers, so a long
+`prepare_model` delays no other call. However a connection ends, `_finish` runs once: it fails pending calls, then
+calls every death listener once, then `on_end`.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 SEND_TIMEOUT = 10.0
-"""Seconds after which a peer that does not read its answers is given up."""
+"""Seconds after which a peer that does not read its answers is disconnected."""
 TOLD = "the service ended: "
-"""The text before a reason that the other side gave; its exit status tells less."""
+"""The beginning of a reason that the other side gave, which says more than its exit status."""
 WORKER_PATIENCE = 1.0
-"""Seconds that the end of a connection waits for handlers which are still busy."""
+"""Seconds that the end of a connection waits for busy handlers."""
 
 
 def _ending(status: int | None) -> Ending | None:
@@ -66,13 +66,13 @@ class Connection:
 
     Args:
         sock: A connected SOCK_SEQPACKET socket; the connection owns it.
-        side: The calls that this end serves.
+        side: The kind of this end, which decides the calls that it serves.
         handler: See `Serving`.
-        peer_pidfd: pidfd of the peer's process, if there is one. The connection owns it.
-        child: The peer's process, to be started in the thread that owns the connection: the kernel ends a child with
-            the thread that started it, and this one outlives it.
-        workers: Most computing calls served at the same time, and most others.
-        send_timeout: Seconds after which a peer that does not read its answers is given up.
+        peer_pidfd: A pidfd of the peer's process, if known. The connection owns it.
+        child: The peer's process, if this end has to start it. The thread that owns the connection starts it, because
+            the kernel ends a child together with the thread that started it.
+        workers: The most computing calls, and the most other calls, that are served at the same time.
+        send_timeout: Seconds after which a peer that does not read its answers is disconnected.
         on_end: Called once, after all death listeners.
         peer: Name of the peer, for the log.
     """
@@ -100,11 +100,11 @@ class Connection:
         self._calls = PendingCalls()
         self._child, self._on_end, self._peer = child, on_end, peer
         self._launched: Future[None] = Future()
-        """Done once the peer is launched, or with the error of the launch."""
+        """Set once the peer has been launched, or to the error of the launch."""
         self._closed = self._ended = self._abandoned = False
-        """True after `close`; True once the connection has ended; True in a forked child."""
+        """True after `close`, once the connection has ended, and in a forked child."""
         self._leave_by = math.inf
-        """The time when leaving has taken long enough; past while a release is late for its answer."""
+        """The time limit of closing; it has passed if the answer to a release is overdue."""
         self._farewell: PendingCall | None = None
         self._listeners: dict[object, Callable[[], None]] = {}
         self._stop_reason = ""
@@ -115,7 +115,7 @@ class Connection:
     # -- life ------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Launch the peer if this end has to, and start reading. Call it once.
+        """Launch the peer, if this end has to, and start to read. Must be called once only.
 
         Raises:
             ResourceExhausted: The system has no thread for the connection. The caller closes the connection.
@@ -126,7 +126,7 @@ class Connection:
 
     @property
     def alive(self) -> bool:
-        """False once the connection has ended, is closed, or in a forked child."""
+        """False once the connection has ended or is closed, and in a forked child."""
         return not (self._ended or self._closed or self._abandoned)
 
     @property
@@ -140,25 +140,25 @@ class Connection:
         return not self._thread.is_alive()
 
     def stop(self, reason: str) -> None:
-        """End the connection without waiting. The first reason counts."""
+        """End the connection without waiting. If called more than once, the first reason counts."""
         self._mailbox.post(partial(self._note, reason))
 
     def hang_up(self, farewell: Message | None = None) -> None:
-        """End the connection from anywhere, without waiting; nothing can be called from now on.
+        """Start to end the connection, without waiting. May be called from anywhere; later calls are refused.
 
         Args:
-            farewell: A last call; the connection ends with the answer, or when the time limit of leaving is over.
+            farewell: A last call. The connection ends at its answer, or at the time limit of closing.
         """
         if not self._abandoned:
             self._closed = True
             self._mailbox.post(partial(self._leave, farewell))
 
     def close(self, timeout: float | None = None, farewell: Message | None = None) -> bool:
-        """`hang_up`, and wait for the threads. Idempotent. An interrupt ends the waiting, not the leaving.
+        """Call `hang_up` and wait for the threads. Idempotent. An interrupt ends the wait; the connection still ends.
 
         Returns:
-            False if a thread (a handler or listener that does not return) was still busy after `timeout` seconds, by
-            default a little more than leaving may take.
+            False if a thread (a handler or listener that does not return) was still busy after `timeout` seconds. The
+            default is a little more than the time limit of closing.
         """
         if self._abandoned:
             return True
@@ -172,7 +172,7 @@ class Connection:
         return self.wait_ended(deadline.left()) and self._join_workers(deadline)
 
     def linger(self) -> None:
-        """Wait, in `on_end`, until the peer has no answer left to receive, or this side closes. See `Outbox`."""
+        """Wait until the peer has received all answers, or this side closes. For use in `on_end`; see `Outbox`."""
         self._outbox.linger(lambda: self._closed)
 
     def abandon(self) -> None:
@@ -183,11 +183,11 @@ class Connection:
         self._sock.close()
 
     def check_usable(self) -> None:
-        """Raise what a call would raise now.
+        """Raise the error that a call would raise now, if any.
 
         Raises:
-            BadState: Closed, or inherited by a forked child.
-            DeadObject: The peer is gone.
+            BadState: The connection is closed, or this is a forked child.
+            DeadObject: The peer has ended.
         """
         if self._abandoned:
             raise BadState(
@@ -200,9 +200,10 @@ class Connection:
             raise self.ending.error(self.ending.reason)
 
     def link_to_death(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` once when the connection ends, at once if it has ended. Returns a function that unlinks.
+        """Call `listener` once, when the connection ends (at once if it has ended). Return a function that undoes
+        this.
 
-        It runs in a thread of the connection and is held strongly until it was called or unlinked.
+        The listener runs in a thread of the connection, which keeps a reference until the call.
         """
         if self._abandoned:
             self.check_usable()
@@ -226,18 +227,18 @@ class Connection:
         Args:
             message: The request.
             fds: Descriptors to send along; the caller keeps and closes its own copies.
-            timeout: Seconds for everything, None for no limit but that of `Deadline.call`.
-            on_late: Called with the reply (in the owner) if it comes after this call gave up.
+            timeout: Seconds for the whole call; with None only `Deadline.call` limits it.
+            on_late: Called (in the owner) with a reply that comes after this call has given up.
 
         Returns:
             The reply and its descriptors.
 
         Raises:
             NNBurstError: The other side answered with this error.
-            MissedDeadline: No answer in time.
-            DeadObject: The other side is gone.
+            MissedDeadline: No answer came in time.
+            DeadObject: The other side has ended.
             BadState: This side has closed, or is a forked child.
-            InvalidArgument: The other side could not read the message; it says which field.
+            InvalidArgument: The other side could not read the message. The error names the field.
         """
         self.check_usable()
         limit = Deadline.after(timeout).left()
@@ -245,7 +246,7 @@ class Connection:
         try:
             self._mailbox.post(partial(self._begin, pending))
             answered = pending.wait(limit)
-        except BaseException:  # from a signal handler: now no caller takes the reply
+        except BaseException:  # raised by a signal handler: no caller is left to take the reply
             if not self._give_up(pending):
                 pending.discard()
             raise
@@ -260,7 +261,7 @@ class Connection:
         return given_up
 
     def release(self, message: Message) -> None:
-        """Have the other side release an object, and wait for its answer within the time limit of leaving.
+        """Have the other side release an object, and wait for the answer, within the time limit of closing.
 
         Raises the same errors as `call`; the release then happens later, or with the connection.
         """
@@ -283,12 +284,13 @@ class Connection:
         fds: Sequence[int] = (),
         on_failure: Callable[[NNBurstError], None] = lambda error: None,
     ) -> None:
-        """Make a call without waiting for its answer. From anywhere; in a finaliser only without descriptors.
+        """Make a call without waiting for its answer. May be called anywhere; in a finaliser only without
+        descriptors.
 
         Args:
-            message: Mostly a release.
+            message: The request, mostly a release.
             fds: Descriptors to send along; the caller keeps and closes its own copies.
-            on_failure: Called (in the owner) with the error that comes instead of an answer.
+            on_failure: Called (in the owner) with the error, if the call fails.
 
         Raises:
             ResourceExhausted: The descriptors cannot be copied.
@@ -334,12 +336,12 @@ class Connection:
             self._launched.set_exception(error)
 
     def _note(self, reason: str) -> None:
-        """End the connection; the first reason counts."""
+        """Note the reason why the connection has to end. If there are several, the first one counts."""
         self._stop_reason = self._stop_reason or reason
 
     def _serve_until_end(self) -> None:
         poll = select.poll()
-        ended = self._pidfd.fds[:1]  # a child's exit status is read when it has
+        ended = self._pidfd.fds[:1]  # readable once the peer has ended; its exit status is read then
         for fd in (self._mailbox.fileno(), *ended):
             poll.register(fd, select.POLLIN)
         while not self._stop_reason:
@@ -352,7 +354,7 @@ class Connection:
                     self._receive()
             self._send()
             if not ready.isdisjoint(ended):
-                # Messages from before its death still count.
+                # Messages that the peer sent before its death still count.
                 with contextlib.suppress(BlockingIOError):
                     while True:
                         self._receive()
@@ -360,7 +362,7 @@ class Connection:
             self._check_time()
 
     def _milliseconds(self) -> int | None:
-        """Milliseconds until `_check_time` is due."""
+        """Return the milliseconds until `_check_time` is due; None if it is not."""
         moment = min(self._outbox.next_look, self._leave_by if self._farewell else math.inf)
         return None if moment == math.inf else math.ceil(max(0.0, moment - time.monotonic()) * 1000)
 
@@ -372,20 +374,20 @@ class Connection:
             self._drop("the peer does not read its socket")
 
     def _drop(self, reason: str) -> None:
-        """End the connection with a peer that breaks a rule, and log the reason for the peer's author."""
+        """End the connection because the peer broke a rule, and log the reason for the peer's author."""
         self._note(reason)
         self._serving.part(self._stop_reason)
         _log.warning("%s is disconnected: %s", self._peer, reason)
 
     def _finish(self) -> None:
-        """End everything, once: in the owner, or in `close` if the owner never started."""
+        """End everything, once only. Runs in the owner, or in `close` if the owner never started."""
         if self._ended:
             return
         if self._child is not None and not self._closed and (how := _ending(self._child.exit_status())):
             self._exit = replace(how, reason=self._stop_reason) if self._stop_reason.startswith(TOLD) else how
         self._ended = True
         with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)  # ends it for the peer even if forked children hold copies
+            self._sock.shutdown(socket.SHUT_RDWR)  # the peer sees the end even if forked children have copies
         for workers in self._workers:
             workers.stop()
         self._outbox.end()
@@ -400,7 +402,7 @@ class Connection:
         if self._child is not None:
             self._child.reap(self._patience)
         self._join_workers(Deadline.after(WORKER_PATIENCE))
-        self._pidfd = FdSet()  # not closed: another thread may be using it
+        self._pidfd = FdSet()  # left to its last reference: another thread may be using it
         self._outbox.close()
 
     def _failure(self, pending: PendingCall) -> NNBurstError:
@@ -447,7 +449,7 @@ class Connection:
             pending.fail(error)
 
     def _withdraw(self, pending: PendingCall) -> None:
-        """Withdraw a call whose caller has given up. A request that was sent keeps its place until it is answered."""
+        """Withdraw a call whose caller has given up. A request that was sent still counts until it is answered."""
         if not pending.is_sent:
             self._calls.remove(pending)
             if pending.outgoing is not None:
@@ -457,7 +459,7 @@ class Connection:
     # -- the owner: sending -------------------------------------------------------------------------------------------
 
     def _send(self) -> None:
-        """Send the queued messages, as far as the socket takes them."""
+        """Send the queued messages that the socket has room for."""
         for pending in self._calls.admit():
             try:
                 self._outbox.put(pending.pack())
@@ -472,7 +474,7 @@ class Connection:
             pending = self._calls.find(message.number)
             if pending is not None:
                 self._fail(pending, error)
-        elif message.kind is Kind.REPLY:  # e.g. too many descriptors in flight: say so without them
+        elif message.kind is Kind.REPLY:  # e.g. too many descriptors in flight: answer with the error
             self._outbox.put_first(refusal(message.number, error))
         else:
             self._note(f"an answer cannot be sent: {error}")
@@ -487,7 +489,7 @@ class Connection:
     def _receive(self) -> None:
         try:
             self._dispatch(receive(self._sock))
-        except DescriptorsLost as lost:  # this process has as many as it may; that is not the peer's doing
+        except DescriptorsLost as lost:  # this process is at its own limit, which is not the peer's fault
             error = ResourceExhausted(f"descriptors of a message were lost: {meaning(errno.EMFILE)}")
             if lost.kind is Kind.REQUEST:
                 self._serving.refuse(lost.call_id, error)
@@ -512,7 +514,7 @@ class Connection:
         error: NNBurstError | None = None
         if packet.kind is Kind.ERROR:
             error = calls.error_of(calls.decode_error(packet.body))
-            if self._closed and isinstance(error, GeneralFailure):  # it came after the farewell
+            if self._closed and isinstance(error, GeneralFailure):  # it came after the last call
                 error = BadState(f"{pending.call.name}: the connection to the service is closed")
             wanted = 0
         else:

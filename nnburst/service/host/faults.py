@@ -1,10 +1,10 @@
-"""Fault points: failures of a service that is launched with them, on the order of its client.
+"""Fault points: places where a service can be made to fail, if it was launched with them.
 
-The client writes orders (`Order`) to a socket, each with one end of a socket of its own. Each thread that passes a
-point first reads the orders that have come, so an order holds for every later call, and needs no thread of its own. A
-fault says on its socket that it is reached before it does anything; one byte from the client withdraws it.
+The client writes orders (`Order`) to a socket, and each order carries one end of another socket. A thread that passes
+a point first reads the new orders, so an order holds for every later call, and no extra thread is needed. Before a
+fault happens it is reported on the order's socket; the client withdraws the order by one byte there.
 
-Nothing of this is loaded by a service without fault points.
+A service without fault points does not load this module.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ Point = Literal["supported", "prepare", "restore", "burst", "run"]
 Act = Literal["exit", "kill", "delay", "stop", "block", "spin"]
 
 _PATIENCE = 30.0
-"""Seconds in which a signal that is delivered to the process ends it."""
+"""Seconds to wait until a signal has ended the process."""
 
 
 class Order(msgspec.Struct, frozen=True):
-    """A fault to cause, and when.
+    """An order to cause a fault.
 
     Attributes:
-        skip: Passages of the point before it happens.
-        number: Seconds of a delay, an exit status, or a signal.
+        skip: Number of times that the point is passed before the fault happens.
+        number: The seconds of a delay, the exit status, or the signal's number.
     """
 
     point: Point
@@ -63,19 +63,19 @@ class _Armed:
         self._sock = sock
 
     def report(self) -> None:
-        """Report that the fault happens now."""
-        with contextlib.suppress(OSError):  # the client no longer listens for the fault
+        """Report to the client that the fault happens now."""
+        with contextlib.suppress(OSError):  # the client has closed its socket
             self._sock.send(b"!", socket.MSG_NOSIGNAL)
 
     def withdrawn(self) -> bool:
-        """Return True if the client has withdrawn the order; closing the socket is not enough."""
+        """Return True if the client has withdrawn the order. Closing the socket does not withdraw it."""
         try:
             return self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
         except OSError:
             return False
 
     def wait(self, seconds: float | None = None) -> None:
-        """Wait until the order is withdrawn, at most so long."""
+        """Wait until the order is withdrawn, for at most that many seconds."""
         end = None if seconds is None else time.monotonic() + seconds
         ready([self._sock.fileno()], seconds)
         if not self.withdrawn():
@@ -89,7 +89,7 @@ class FaultPoints:
     """The orders of a client.
 
     Args:
-        sock: Brings the orders; owned from now on.
+        sock: The socket that the orders come from. This object closes it.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -99,13 +99,13 @@ class FaultPoints:
         self._armed: list[_Armed] = []
 
     def admit(self, call: Call) -> None:
-        """Pass the point, if any, of a call that a service is about to serve."""
+        """Pass the fault point, if any, of a call that the service is about to serve."""
         point = _CALLS.get(call.request)
         if point is not None:
             self.reach(point)
 
     def wrap(self, prepared: PreparedModel) -> PreparedModel:
-        """Wrap a model in one that passes the point "run"."""
+        """Return a model that passes the point "run" before each run of the given model."""
         return FaultyModel(prepared, self)
 
     def reach(self, point: Point) -> None:
@@ -123,7 +123,7 @@ class FaultPoints:
             self._armed.remove(armed)
             return False
         armed.skip -= 1
-        if armed.skip < 0 and armed.order.act != "delay":  # which lasts
+        if armed.skip < 0 and armed.order.act != "delay":  # a delay stays in force
             self._armed.remove(armed)
         return armed.skip < 0
 
@@ -146,7 +146,7 @@ _CALLS: Mapping[type[Message], Point] = {
     PrepareModelFromCache: "restore",
     ConfigureBurst: "burst",
 }
-"""Executions pass a point of their own, when they run."""
+"""The fault point of each call. Executions pass the point "run" when they run."""
 
 
 # ---- the faults ---------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ _CALLS: Mapping[type[Message], Point] = {
 
 def _kill(armed: _Armed) -> None:
     number = int(armed.order.number)
-    signal.pthread_kill(threading.get_ident(), number)  # as what the processor raises: in this very thread
+    signal.pthread_kill(threading.get_ident(), number)  # in this thread, like a signal that the processor raises
     time.sleep(_PATIENCE)
 
 
@@ -162,9 +162,9 @@ _ACTS: Mapping[Act, Callable[[_Armed], object]] = {
     "exit": lambda armed: os._exit(int(armed.order.number)),
     "kill": _kill,
     "delay": lambda armed: armed.wait(armed.order.number),
-    "stop": lambda _: signal.pthread_kill(threading.get_ident(), signal.SIGSTOP),  # os.kill may stop it a little later
+    "stop": lambda _: signal.pthread_kill(threading.get_ident(), signal.SIGSTOP),  # os.kill may act later
     "block": lambda armed: armed.wait(),
-    "spin": lambda _: sum(range(10**15)),  # one call into C that never lets go of the interpreter lock
+    "spin": lambda _: sum(range(10**15)),  # one call into C that never releases the interpreter lock
 }
 
 
@@ -172,7 +172,7 @@ _ACTS: Mapping[Act, Callable[[_Armed], object]] = {
 
 
 class FaultyModel(WrappedModel):
-    """Another model, as a service with fault points runs it: each run passes the point "run", and is bound anew."""
+    """A model of a service with fault points: each run passes the point "run", and each request is bound anew."""
 
     def __init__(self, inner: PreparedModel, points: FaultPoints) -> None:
         super().__init__(inner)

@@ -1,4 +1,4 @@
-"""The functions that serve a client's calls, by their names in `CALLS`; the others are methods of `Client`."""
+"""The functions that serve a client's calls, named as in `CALLS`. Methods of `Client` serve the other calls."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class HostedModel(Struct, frozen=True):
     """A prepared model in a connection's table.
 
     Attributes:
-        served: The model that runs requests: the same, or the same with fault points.
-        row: Counts its executions.
+        served: The model that runs requests: the prepared model, or its wrapper with fault points.
+        row: The row of statistics that counts its executions.
         priority: Priority of its bursts.
     """
 
@@ -82,7 +82,7 @@ def on_get_device_status(client: Client, message: calls.GetDeviceStatus, fds: Fd
 def on_get_supported_operations(
     client: Client, message: calls.GetSupportedOperations, fds: FdBundle
 ) -> calls.GetSupportedOperationsReply:
-    """Ask a device about a model, which is forgotten afterwards."""
+    """Ask a device which operations of a model it supports. The model is not kept."""
     device = client.device(message.device)
     with client.limited(), contextlib.ExitStack() as call:
         model = client.model(call, message.model, fds)
@@ -90,7 +90,7 @@ def on_get_supported_operations(
 
 
 def on_import_model(client: Client, message: calls.ImportModel, fds: FdBundle) -> calls.ImportModelReply:
-    """Have a device read a file, which is forgotten afterwards."""
+    """Have a device read a model's file. The file is not kept."""
     device = client.device(message.device)
     with client.limited(), contextlib.ExitStack() as call:
         call.enter_context(client.charge_for(message.pools, fds))
@@ -159,7 +159,7 @@ def on_prepare_model_from_cache(
     checked_cache_key(message.cache.cache_key)
     cache = marshal.cache_from_wire(message.cache, fds)
     with client.limited(), FdBundle(cache.fds), contextlib.ExitStack() as owned:
-        try:  # the private copies count like mappings
+        try:  # private copies are charged like mappings
             nbytes = sum(check_fd(fd).st_size for fd in (*cache.model_fds, *cache.data_fds))
             owned.enter_context(client.ledger.charge(models=1, mapped_bytes=nbytes, fds=len(fds)))
             prepared = checked_model(device, device.prepare_model_from_cache(cache, message.deadline_ns))
@@ -173,7 +173,7 @@ def on_prepare_model_from_cache(
 
 
 def on_confirm_cache(client: Client, message: calls.ConfirmCache, fds: FdBundle) -> calls.ConfirmCacheReply:
-    """Tell a device that cache files are visible."""
+    """Tell a device that its cache files have been published."""
     return calls.ConfirmCacheReply(client.device(message.device).confirm_cache(message.cache_key, message.generation))
 
 
@@ -185,7 +185,7 @@ def _own_model(
     label: str,
     counted: Sequence[str],
 ) -> int:
-    """Add a model, and the objects it needs, to the table. Return its number."""
+    """Add a model, and the objects that it needs, to the table. Return its number."""
     owned.callback(prepared.close)
     row = client.open_row(RowKind.MODEL, label)
     owned.callback(row.close)
@@ -218,7 +218,7 @@ def on_execute(client: Client, message: calls.Execute, fds: FdBundle) -> calls.E
 
 
 def _label(prepared: PreparedModel, device: Device, model: calls.WireModel | None = None) -> str:
-    """Return a model's name for the page of statistics."""
+    """Return a model's label for the statistics page."""
     if prepared.label or model is None or not model.input_names:
         return prepared.label or device.name
     return f"{device.name}: {', '.join(model.input_names)} → {', '.join(model.output_names)}"
@@ -228,12 +228,12 @@ def _label(prepared: PreparedModel, device: Device, model: calls.WireModel | Non
 
 
 class HostedBuffer:
-    """A driver-managed buffer in a connection's table: its id, and an account of its bytes.
+    """A driver-managed buffer in a connection's table, with its id and the charge for its bytes.
 
     Args:
         buffer: The device's buffer; `dispose` closes it.
-        ledger: Counts its bytes.
-        ids: Ids of the buffers that the connection may name; this buffer's id is added.
+        ledger: The ledger that its bytes are charged to.
+        ids: Ids of the buffers that the connection may use; this buffer's id is added.
     """
 
     what: ClassVar[str] = "buffer"
@@ -257,7 +257,7 @@ class HostedBuffer:
             if self._charges is not None:
                 self._charges.append(charge)
                 return
-        charge.release()  # a run that was under way when the buffer was released: its bytes go when it ends
+        charge.release()  # a run may still use a released buffer: its bytes are given back when the run ends
 
     def dispose(self) -> None:
         self._ids.discard(self.buffer.id)
@@ -279,7 +279,7 @@ def on_allocate(client: Client, message: calls.Allocate, fds: FdBundle) -> calls
         models: list[Any] = [
             call.enter_context(client.objects.lease(number, HostedModel)).prepared
             if index in named
-            else None  # as any entry that no role names: not looked at
+            else None  # ignored, like any entry that no role refers to
             for index, number in enumerate(message.prepared_models)
         ]
         desc = BufferDesc(message.dimensions)
@@ -311,7 +311,7 @@ def _copying(client: Client, number: int, wire: calls.WireMemory, fds: FdBundle)
 
 
 def on_copy_buffer(client: Client, message: calls.CopyBuffer, fds: FdBundle) -> calls.Done:
-    """Copy inside the device."""
+    """Copy between two buffers inside the device."""
     with (
         client.objects.lease(message.buffer, HostedBuffer) as target,
         client.objects.lease(message.source, HostedBuffer) as source,
@@ -323,10 +323,10 @@ def on_copy_buffer(client: Client, message: calls.CopyBuffer, fds: FdBundle) -> 
 # -- bursts ----------------------------------------------------------------------------------------------------------
 
 _SLOTS_PER_CALL = 200
-"""Each slot's memory has at least one descriptor, and 253 fit into a message."""
+"""Most slots in one call: each slot's memory has at least one descriptor, and a message has room for 253."""
 _GET_MEMORIES_TIMEOUT = 10.0
 _MOST_SLOTS = 16384
-"""Slots of one burst, also those that name buffers, which no quota counts."""
+"""Most slots of one burst. No quota counts slots of driver-managed buffers."""
 _LONGEST_WINDOW = 0.01
 
 
@@ -338,13 +338,13 @@ class HostedBurst(Struct, frozen=True):
     what: ClassVar[str] = "burst"
 
     def leave(self) -> None:
-        """Note that the client awaits no more answers of the burst."""
+        """Note that the client no longer waits for answers of the burst."""
         self.memories.row.leave()
         self.context.leave()
 
 
 class SlotMemories(BurstCallback):
-    """The client's `BurstCallback` as the burst's server sees it; counts the memories that it brings in."""
+    """The proxy of a client's `BurstCallback` for the burst's server. It charges the memories that it fetches."""
 
     row: Row
     cpus = frozenset[int]()
@@ -373,7 +373,7 @@ class SlotMemories(BurstCallback):
         self._client.connection.forget(calls.EndNotice(reason, self._number))
 
     def get_memories(self, slots: Sequence[int]) -> tuple[ErrorStatus, tuple[Memory | Named, ...]]:
-        """Ask the client for memories, in as many calls as their descriptors need."""
+        """Ask the client for memories, in several calls if their descriptors do not fit into one."""
         if len(self._charges) + len(slots) > _MOST_SLOTS:
             return ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, ()
         memories: list[Memory | Named] = []
@@ -388,7 +388,7 @@ class SlotMemories(BurstCallback):
             local = isinstance(error, BadState | DeadObject)
             return (ErrorStatus.GENERAL_FAILURE if local else error.status), ()
         for slot, charge in charges.items():
-            self.forget(slot)  # a second request: the old memory is out of use
+            self.forget(slot)  # the slot is requested again, so its old memory is no longer used
             self._charges[slot] = charge
         return ErrorStatus.NONE, tuple(memories)
 
@@ -408,13 +408,13 @@ class SlotMemories(BurstCallback):
             check_pools(memories, "burst")
 
     def forget(self, slot: int) -> None:
-        """Forget the memory of a slot that was freed."""
+        """Release the memory of a slot that was freed."""
         charge = self._charges.pop(slot, None)
         if charge is not None:
             charge.release()
 
     def forget_all(self) -> None:
-        """Forget all memories: the burst is over."""
+        """Release all memories, because the burst has ended."""
         for slot in list(self._charges):
             self.forget(slot)
 
@@ -422,7 +422,7 @@ class SlotMemories(BurstCallback):
 def on_configure_execution_burst(
     client: Client, message: calls.ConfigureBurst, fds: FdBundle
 ) -> calls.ConfigureBurstReply:
-    """Serve a burst; it keeps its model alive."""
+    """Serve a burst, which keeps its model alive."""
     sizes = _extent(message.request_channel) + _extent(message.result_channel)
     with contextlib.ExitStack() as call, contextlib.ExitStack() as owned:
         model = owned.enter_context(client.objects.lease(message.prepared_model, HostedModel))
@@ -433,7 +433,7 @@ def on_configure_execution_burst(
         bell = call.enter_context(FdBundle([fds.take_last()])) if message.bell else None
         if bell is not None:
             check(lib.nnb_bell_check(bell.fds[0]), "bell")
-        flow = client.flow  # once: the connection may end meanwhile
+        flow = client.flow  # read once: the end of the connection, in another thread, sets it to None
         flow_queue = None if flow is None else FlowQueue(flow, model.priority, model.prepared.batcher)
         callback = SlotMemories(client, message, row, flow_queue, None if bell is None else bell.fds[0])
         owned.callback(callback.forget_all)
@@ -471,7 +471,7 @@ def _extent(queue: calls.WireQueue) -> int:
 
 
 class HostedFenced:
-    """A fenced execution in a connection's table. It is removed once it has ended and its client has released it."""
+    """A fenced execution in a connection's table. It is removed after its end, once the client has released it."""
 
     what: ClassVar[str] = "fenced execution"
 
@@ -481,17 +481,17 @@ class HostedFenced:
 
     @property
     def execution(self) -> FencedExecution:
-        assert self._execution is not None  # its client does not know its number before
+        assert self._execution is not None  # the client learns the number after the launch
         return self._execution
 
     def launched(self, execution: FencedExecution) -> None:
-        """Note the execution that was launched."""
+        """Store the execution that was launched."""
         self._execution = execution
-        if self._cancelled:  # meanwhile
+        if self._cancelled:  # by another thread, during the launch
             execution.cancel()
 
     def cancel(self) -> None:
-        """Cancel the execution if it has not begun."""
+        """Cancel the execution if it has not started."""
         self._cancelled = True
         if self._execution is not None:
             self._execution.cancel()
@@ -500,14 +500,14 @@ class HostedFenced:
 def on_execute_fenced(
     client: Client, message: calls.ExecuteFenced, fds: FdBundle
 ) -> tuple[calls.ExecuteFencedReply, FdBundle]:
-    """Launch an execution that waits for fences; neither this thread nor another that serves calls waits."""
+    """Launch an execution that waits for fences. No thread that serves calls waits for them."""
     with contextlib.ExitStack() as undo, contextlib.ExitStack() as fences:
-        running = undo.enter_context(contextlib.ExitStack())  # resources that it needs until its end
+        running = undo.enter_context(contextlib.ExitStack())  # resources of the execution until its end
         model = running.enter_context(client.objects.lease(message.prepared_model, HostedModel))
         request = client.request(running, message.request, fds)
         wait_for = [fences.enter_context(Fence(fd)) for fd in fds.fds[: message.fences]]
         hosted = HostedFenced()
-        charge = client.ledger.charge(requests=1)  # until its client has released it and it has ended
+        charge = client.ledger.charge(requests=1)  # until the execution has ended and the client has released it
         number = client.objects.add(hosted, charge.release)
         undo.callback(client.objects.remove, number)
         running.enter_context(client.objects.lease(number, HostedFenced))
@@ -529,14 +529,14 @@ def on_execute_fenced(
 
 
 def on_get_fenced_info(client: Client, message: calls.GetFencedInfo, fds: FdBundle) -> calls.GetFencedInfoReply:
-    """Say how a fenced execution ended."""
+    """Report how a fenced execution ended."""
     with client.objects.lease(message.execution, HostedFenced) as hosted:
         info = hosted.execution.info()
     return calls.GetFencedInfoReply(int(info.status), info.launched, info.fenced, calls.sendable(info.reason))
 
 
 def on_cancel_fenced(client: Client, message: calls.CancelFenced, fds: FdBundle) -> calls.Done:
-    """Cancel a fenced execution that has not begun."""
+    """Cancel a fenced execution that has not started."""
     with client.objects.lease(message.execution, HostedFenced) as hosted:
         hosted.execution.cancel()
     return calls.Done()

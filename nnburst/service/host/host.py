@@ -1,4 +1,4 @@
-"""The service's side of the control plane: devices, and the objects of each connection."""
+"""The service's side of the control plane: the devices, and the objects of each connection."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _LAST_WORDS = 0.1
-"""Seconds in which clients learn why their service ends."""
+"""Seconds for telling clients why their service ends."""
 
 
 class ServiceHost:
@@ -60,14 +60,15 @@ class ServiceHost:
         devices: Devices that clients see, in this order. The host closes them.
         quotas: Limits of one connection.
         user_quotas: Limits of all connections of one user.
-        page: Statistics, closed by the host; None for none.
-        workers: Most computing calls of one connection that are served at the same time, and most others.
+        page: The statistics page, closed by the host; None for no statistics.
+        workers: The most computing calls, and the most other calls, of one connection that are served at the same
+            time.
         listeners: Threads for the bursts of all connections, closed by the host; None for a thread for each burst.
-        max_run: Seconds that a run may take; None for no limit.
+        max_run: Seconds that one run may take; None for no limit.
         max_compile: Seconds that reading and compiling a model of a client may take, after which this process ends.
-        faults: Fault points of its client; None for none.
-        sandbox: This process's sandbox, as clients are told.
-        apart: Devices that only the broker of this process uses here.
+        faults: The client's fault points, if any.
+        sandbox: The sandbox of this process, which clients can ask for.
+        apart: Devices that only the broker may use in this process.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class ServiceHost:
         self._workers = workers
         self._lock = threading.Lock()
         self._connections: set[Client] = set()
-        self._ending: list[Client] = []  # released, but their reader thread has not returned yet
+        self._ending: list[Client] = []  # released, but the reader thread is still running
         self._closed = False
         self._last_words = ""
 
@@ -108,19 +109,19 @@ class ServiceHost:
         on_end: Callable[[], None] = lambda: None,
         is_broker: bool = False,
     ) -> Client:
-        """Serve one client, in threads of their own, until it goes.
+        """Serve one client until it disconnects, in new threads.
 
         Args:
             sock: A connected SOCK_SEQPACKET socket; the host owns it.
-            peer_pidfd: pidfd of the client's process, to notice its death for sure; the host owns it.
-            on_end: Called when it has gone and all that it owned is released.
-            is_broker: True if it hands over the other clients, and has no quotas.
+            peer_pidfd: A pidfd of the client's process, by which its death is always noticed; the host owns it.
+            on_end: Called after the client has disconnected and all that it owned is released.
+            is_broker: True if the client is the broker, which hands over other clients and has no quotas.
 
         Raises:
             BadState: The host is closed.
             ResourceExhausted: The system has no thread for another client.
         """
-        pidfd = FdSet(() if peer_pidfd is None else (peer_pidfd,))  # closed also on failure
+        pidfd = FdSet(() if peer_pidfd is None else (peer_pidfd,))  # a failure closes it, too
         with self._lock:
             if self._closed:
                 raise BadState("the service host is closed")
@@ -150,10 +151,10 @@ class ServiceHost:
             return tuple(self._connections)
 
     def give_up(self, reason: str) -> None:
-        """End this process, whatever it is doing, as soon as its clients have been told. Does not return."""
+        """Tell the clients the reason, then end this process, even if it is busy. Does not return."""
         _log.error("%s", reason)
         self._last_words = reason
-        for is_broker in (True, False):  # the broker first: it hands no more clients to this process
+        for is_broker in (True, False):  # the broker first, so that it hands no more clients to this process
             for hosted in self.connections:
                 if hosted.is_broker is is_broker:
                     hosted.connection.hang_up(calls.EndNotice(reason=reason))
@@ -161,7 +162,7 @@ class ServiceHost:
         os._exit(1)
 
     def forget(self, hosted: Client) -> None:
-        """Forget a connection that has ended; called in its reader thread."""
+        """Remove a connection that has ended. Called in the connection's reader thread."""
         with self._lock:
             self._connections.discard(hosted)
             self._ending = [other for other in self._ending if not other.connection.wait_ended(0)]
@@ -171,8 +172,9 @@ class ServiceHost:
         """End all connections, release what they own, close the devices. Idempotent.
 
         Args:
-            reason: Told to clients once their running executions are finished, if the time of leaving allows. If empty,
-                clients are told nothing, and executions of several steps end between two steps.
+            reason: The reason that clients get once their running executions have finished, if the time limit of
+                closing allows. If it is empty, clients get none, and executions of several steps end between two
+                steps.
         """
         with self._lock:
             if self._closed:
@@ -197,7 +199,7 @@ class ServiceHost:
 
     @staticmethod
     def _finish(connections: list[Client]) -> None:
-        """Let running executions finish before their clients hear of the end, within one time limit for all clients."""
+        """Wait for running executions before their clients learn of the end, with one time limit for all clients."""
         for hosted in connections:
             hosted.objects.close()
 
@@ -205,14 +207,15 @@ class ServiceHost:
 class Client:
     """One client: its connection, its rights and its objects.
 
-    A worker thread serves each call by its ``on_*``, the function of its subject.
+    A worker thread serves each call with the method or function ``on_*`` of that call.
 
     Attributes:
-        flow: Schedules its bursts' requests; None once it has gone, or for a thread for each burst.
-        buffer_ids: The buffers that it owns: it may name no others.
-        bursts: Its open bursts.
+        flow: The scheduler's flow for the client's bursts; None once the client has disconnected, or if each burst
+            has its own thread.
+        buffer_ids: Ids of the buffers that the client owns, the only ones that it may use.
+        bursts: The client's open bursts.
         fenced: Fenced executions that have not ended.
-        peer: Its process id (0 if it is in another pid namespace) and its user.
+        peer: The client's process id (0 if in another pid namespace) and user.
         is_broker: True for the broker of this worker process.
     """
 
@@ -262,7 +265,7 @@ class Client:
     # -- what its calls ask for ----------------------------------------------------------------------------------------
 
     def account(self, nbytes: int, n_fds: int = 0) -> Callable[[], None]:
-        """Charge working memory; if it would be too much, free memory that is kept for later runs first."""
+        """Charge working memory. If that would exceed the quota, first free memory that is kept for later runs."""
         try:
             return self.ledger.charge(working_bytes=nbytes, fds=n_fds).release
         except ResourceExhausted:
@@ -273,18 +276,18 @@ class Client:
     charge_answer = account
 
     def charge_for(self, pools: Sequence[WireMemory], fds: FdBundle, **more: int) -> Charge:
-        """Charge the resources that a message hands over."""
+        """Charge the resources that come with a message."""
         return self.ledger.charge(mapped_bytes=total_size(pools), fds=len(fds), **more)
 
     def model(self, stack: contextlib.ExitStack, wire: WireModel, fds: FdBundle, **more: int) -> Model:
-        """Take in a model, whose pools are closed with the stack."""
+        """Return the model of a message. Its pools are closed with the stack."""
         stack.enter_context(self.charge_for(wire.pools, fds, **more))
         model = model_from_wire(wire, fds, self.same_user)
         stack.callback(close_all, model.pools)
         return model
 
     def request(self, stack: contextlib.ExitStack, wire: WireRequest, fds: FdBundle) -> Request:
-        """Take in a request, whose memories are closed with the stack."""
+        """Return the request of a message. Its memories are closed with the stack."""
         stack.enter_context(self.charge_for(wire.pools, fds))
         request = request_from_wire(wire, fds, self.buffer_ids, self.same_user)
         stack.callback(close_all, request.pools)
@@ -292,13 +295,13 @@ class Client:
         return request
 
     def limited(self) -> contextlib.AbstractContextManager[None]:
-        """Limit the time of reading and compiling a model, except for the broker's, which are the operator's."""
+        """Limit the time of reading and compiling a model. The operator's models, from the broker, have no limit."""
         if self.host.max_compile is None or self.is_broker:
             return contextlib.nullcontext()
         return calling_at(Deadline.after(self.host.max_compile).at_ns, self.overdue)
 
     def require_broker(self) -> None:
-        """Refuse an order that does not come from the broker."""
+        """Raise an error if this client is not the broker."""
         if not self.is_broker:
             raise InvalidArgument("only the broker of a service may ask that of its workers")
 
@@ -320,14 +323,14 @@ class Client:
     # -- serving -------------------------------------------------------------------------------------------------------
 
     def admit(self, call: calls.Call) -> None:
-        """Refuse calls before hello; cause an ordered fault first."""
+        """Pass the call's fault point, and refuse every call before hello."""
         if not self._greeted and call.request is not calls.Hello:
             raise calls.Malformed(f"{call.name} before hello")
         if self.host.faults is not None:
             self.host.faults.admit(call)
 
     def rank(self, message: Message) -> int:
-        """Return the rank of a waiting call: calls without a priority first, the others by theirs."""
+        """Return the rank of a waiting call: calls without a priority come first, the others by priority."""
         if isinstance(message, calls.PrepareModel):
             return message.job.priority
         if isinstance(message, calls.PrepareModelFromCache):
@@ -347,7 +350,7 @@ class Client:
         return calls.HelloReply(version=calls.VERSION, pid=os.getpid(), sandbox=self.host.sandbox)
 
     def on_take_client(self, message: calls.TakeClient, fds: FdBundle) -> calls.Done:
-        """Serve another client. Tell the broker when that client has gone, or why it cannot be served."""
+        """Serve another client. Report to the broker that it has disconnected, or why it cannot be served."""
         self.require_broker()
         tell = partial(self._tell_gone, message.number)
         number, *pidfd = fds.take(1 + message.has_pidfd)
@@ -373,7 +376,7 @@ class Client:
         return calls.Done()
 
     def on_goodbye(self, message: calls.Goodbye, fds: FdBundle) -> calls.Done:
-        """Release everything before the client closes its end."""
+        """Release everything that the client owns, before it closes its end."""
         self.objects.hang_up(DeadObject)  # later calls are still answered
         self.objects.close()
         return calls.Done()
@@ -385,7 +388,7 @@ for _call in calls.CALLS:
 
 
 def _is_usable(device: Device) -> bool:
-    """Return True if a device may be offered. A broken device is left out; the others are unaffected."""
+    """Return True if a device works and can be offered to clients."""
     try:
         check_device(device)
     except NNBurstError as error:

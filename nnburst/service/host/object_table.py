@@ -1,4 +1,4 @@
-"""The objects that one connection owns in a service, by number."""
+"""The table of the objects that one connection owns in a service."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..connection.serving import ConnectionEnds
 
 
 class Thing(Protocol):
-    """An object that a client owns; `what` is its name in messages."""
+    """An object that a client owns; `what` is its name in error messages."""
 
     what: ClassVar[str]
 
@@ -31,19 +31,19 @@ class _Entry:
     dispose: Callable[[], None]
     hang_up: Callable[[], None] | None
     leave: Callable[[], None] | None
-    users: int = 1  # the table itself
+    users: int = 1  # the table counts as one user
 
 
 class ObjectTable:
-    """Objects by number. An object is disposed of once it is removed *and* no longer used.
+    """A table of objects by number. An object is disposed of once it is removed *and* no longer used.
 
-    Numbers are never used again. Nothing is called under the lock.
+    Numbers are never reused. No callback runs under the lock.
 
     Args:
-        account: Counts working memory of its client's requests; None: not counted.
+        account: Charges working memory of the client's requests; None if it is not counted.
 
     Attributes:
-        token: Cancelled when the client has left.
+        token: The token that is cancelled when the client has left.
     """
 
     def __init__(self, account: Account | None = None) -> None:
@@ -51,7 +51,7 @@ class ObjectTable:
         self._entries: dict[int, _Entry] = {}
         self._numbers = itertools.count(1)
         self._closed: type[DeadObject] | None = None
-        self._kept: set[_Entry] = set()  # also entries that are just being disposed of
+        self._kept: set[_Entry] = set()  # includes entries that are being disposed of
         self.token = CancelToken(account=account)
 
     def __len__(self) -> int:
@@ -64,15 +64,16 @@ class ObjectTable:
         hang_up: Callable[[], None] | None = None,
         leave: Callable[[], None] | None = None,
     ) -> int:
-        """Own an object and return its number.
+        """Add an object and return its number.
 
         Args:
-            dispose: Called once when the object has to go.
+            dispose: Called once, to dispose of the object.
             hang_up: Called first if the connection ends, so that threads inside the object return.
-            leave: Called first if the client awaits no more answers: it has gone, or dropped the object.
+            leave: Called first if the client no longer waits for answers: it has disconnected, or released the
+                object.
 
         Raises:
-            DeadObject: The connection has ended meanwhile; the object has been disposed of.
+            DeadObject: The connection has ended; the object has been disposed of.
         """
         with self._lock:
             closed = self._closed
@@ -86,16 +87,16 @@ class ObjectTable:
         return number
 
     def find(self, number: int, kind: type[T]) -> T | None:
-        """Return an object, or None. It may be closed at any time: read it, do not use it."""
+        """Return an object, or None. Only read its fields: another thread may close it at any time."""
         entry = self._entries.get(number)
         return entry.value if entry is not None and isinstance(entry.value, kind) else None
 
     @contextmanager
     def lease(self, number: int, kind: type[T]) -> Iterator[T]:
-        """Use an object inside a with block, which may end in another thread.
+        """Keep an object alive inside a ``with`` block, which may end in another thread.
 
         Raises:
-            InvalidArgument: There is no such object, or it is of another kind.
+            InvalidArgument: There is no such object, or it has another type.
             DeadObject: The connection has ended.
         """
         with self._lock:
@@ -120,17 +121,17 @@ class ObjectTable:
             self._let_go(entry)
 
     def leave(self) -> None:
-        """Let runs end early: the client has gone."""
+        """Let runs end early, because the client has disconnected."""
         self.token.cancel()
         for entry in tuple(self._kept):
             if entry.leave is not None:
                 entry.leave()
 
     def hang_up(self, error: type[DeadObject] = ConnectionEnds) -> None:
-        """Accept nothing more, and have the threads inside the objects return after their present runs.
+        """Refuse new objects, and have the threads inside the objects return after their current runs.
 
         Args:
-            error: Raised from now on; the first one counts.
+            error: The type of error to raise from now on; the first one given counts.
         """
         with self._lock:
             self._closed = self._closed or error
@@ -140,7 +141,7 @@ class ObjectTable:
                 entry.hang_up()
 
     def close(self) -> None:
-        """Drop everything and accept nothing more. Idempotent."""
+        """Drop all objects and refuse new ones. Idempotent."""
         self.hang_up()
         with self._lock:
             entries = list(self._entries.values())

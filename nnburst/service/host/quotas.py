@@ -1,4 +1,4 @@
-"""Limits on what one connection, and one user, may have in a service at a time."""
+"""Limits on the resources that one connection, and one user, may have in a service at a time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SHOWN = {
     "fds": "fds",
     "requests": "threads",
 }
-"""The place of each charge in a connection's row."""
+"""The counter in a connection's row that shows each charge."""
 
 
 class Quotas(Struct, frozen=True):
@@ -33,19 +33,20 @@ class Quotas(Struct, frozen=True):
 
     Attributes:
         connections: Open connections of a user.
-        models, bursts, buffers: Numbers of them.
+        models, bursts, buffers: Number of open models, bursts and buffers.
         buffer_bytes: Bytes of driver-managed buffers.
-        mapped_bytes: Bytes of all pools and queues that were handed over.
-        fds: Descriptors that were handed over.
-        requests: Executions without a burst that are under way, each in a thread; a fenced one also counts until its
-            client has released it.
-        working_bytes: Bytes that bound requests and their runs take beside the memory of the requests.
-        process_bytes, process_fds: Private memory, weights and all, and descriptors of the process of a user's own
-            models. The kernel keeps these (RLIMIT_DATA, RLIMIT_NOFILE).
-        process_threads: Threads of that process, which ends if it has more.
-        processors: Processors that this process keeps busy, on average. The kernel enforces it, by a control group.
-        new_connections: Connections that a user opens in ten seconds.
-        log_lines: Lines of each process's log in ten seconds; the others are counted.
+        mapped_bytes: Bytes of all pools and queues that the client has sent.
+        fds: Descriptors that the client has sent.
+        requests: Running executions without a burst, each in a thread; a fenced one counts until its client has
+            released it.
+        working_bytes: Bytes that bound requests and their runs take in addition to the memory of the requests.
+        process_bytes, process_fds: Private memory (weights included) and descriptors of the process that runs a
+            user's own models. The kernel enforces these (RLIMIT_DATA, RLIMIT_NOFILE).
+        process_threads: Threads of that process, which is ended if it has more.
+        processors: Processors that this process keeps busy, on average. The kernel enforces this with a control
+            group.
+        new_connections: New connections of a user in ten seconds.
+        log_lines: Log lines of each process in ten seconds; further lines are only counted.
     """
 
     connections: int = 1
@@ -69,11 +70,11 @@ class Quotas(Struct, frozen=True):
 
         Args:
             values: New values by name.
-            option: The caller's name for them, for messages.
-            of_user: True for a user's quotas: a connection has no quota of connections.
+            option: The name of the option that gave these values, for error messages.
+            of_user: True for a user's quotas; False for a connection's, which have no `connections`.
 
         Raises:
-            InvalidArgument: There is no such quota, or its value is no whole number.
+            InvalidArgument: There is no such quota, or its value is not a whole number.
         """
         if not isinstance(values, Mapping):
             raise InvalidArgument(f"{option}={values!r}: give a dict of numbers by the names of quotas")
@@ -89,7 +90,7 @@ PER_USER = Quotas(
     256, 512, 1024, 8192, 8 << 30, 32 << 30, 16384, 512, 8 << 30,
     process_fds=65536, process_threads=8192, new_connections=5000, log_lines=100,
 )  # fmt: skip
-"""Default quotas of a user of a shared service."""
+"""Default quotas of one user of a shared service."""
 
 
 UNLIMITED = Quotas(*[NO_LIMIT] * len(fields(Quotas)))
@@ -97,7 +98,8 @@ UNLIMITED = Quotas(*[NO_LIMIT] * len(fields(Quotas)))
 
 
 class Charge(Closing):
-    """A part of a quota that is in use, given back by `release`, which is idempotent, or at the end of a with block."""
+    """A part of a quota that is in use. `release`, which is idempotent, or the end of a ``with`` block gives it
+    back."""
 
     __slots__ = ("_above", "_amounts", "_ledger")
 
@@ -116,12 +118,12 @@ class Charge(Closing):
 
 
 class Ledger:
-    """Counts against `Quotas`.
+    """Counter of the resources in use, which enforces `Quotas`.
 
     Args:
-        owner: Name of the owner, for messages.
-        above: Another ledger that counts everything, too.
-        row: Row of statistics that shows what is in use.
+        owner: Name of the owner, for error messages.
+        above: A ledger that everything is charged to as well, such as the user's.
+        row: Row of statistics that shows the amounts in use.
     """
 
     def __init__(
@@ -131,22 +133,22 @@ class Ledger:
         self._row = row
         self._show(self._limits, "most_")
         self._used = dict.fromkeys(self._limits, 0)
-        self._lock = threading.RLock()  # the collector may release one charge in the middle of another
+        self._lock = threading.RLock()  # the collector may release a charge while this thread has the lock
         self._owner = owner
         self._prefix = "" if owner == "this connection" else "user."
         self._above = above
 
     @property
     def used(self) -> dict[str, int]:
-        """Amounts in use now, by name of the quota."""
+        """The amounts in use, by name of the quota."""
         with self._lock:
             return dict(self._used)
 
     def charge(self, **amounts: int) -> Charge:
-        """Take from the quotas; all or nothing.
+        """Charge amounts to the quotas: all of them, or none if one would be exceeded.
 
         Raises:
-            ResourceExhausted: One would be exceeded (RESOURCE_EXHAUSTED_TRANSIENT).
+            ResourceExhausted: A quota would be exceeded (RESOURCE_EXHAUSTED_TRANSIENT).
         """
         self._take(amounts)
         try:
@@ -176,7 +178,7 @@ class Ledger:
                     self._row.count(prefix + _SHOWN[name], sign * amount)
 
     def refund(self, amounts: dict[str, int]) -> None:
-        """Give back what `charge` took."""
+        """Give back amounts that `charge` took."""
         with self._lock:
             for name, amount in amounts.items():
                 self._used[name] -= amount

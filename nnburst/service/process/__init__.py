@@ -1,1 +1,1 @@
-"""Processes of services: start, discovery, scheduling."""
+"""The processes of services: start, discovery, scheduling."""

@@ -1,8 +1,7 @@
-"""The file that a process of this package runs: it decides where modules come from, before it imports any.
+"""The file that a process of this package runs first. It sets the module search path before it imports anything.
 
-Its first argument names the module whose `main` is called. It runs by its own path, under ``python -P``: no module
-comes from the working directory. That directory belongs to whatever the client works on, and may hold any file beside
-a downloaded model.
+Its first argument names the module whose `main` is called. It is run by its path, under ``python -P``, so that no
+module comes from the working directory, which may contain any file beside a downloaded model.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ def _start() -> int:
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
 
-    gc.disable()  # imports leave next to nothing to collect
-    # The package that the client uses, even if another is installed; its libraries are looked for as usual, and last
-    # beside it, where `pip install --target` puts them.
+    gc.disable()  # imports make hardly any garbage
+    # Use the client's package, even if another is installed. Libraries are searched as usual, and last
+    # beside the package, where `pip install --target` puts them.
     root = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", ".."))
     sys.path.append(root)
     spec = PathFinder.find_spec("nnburst", [root])
@@ -30,7 +29,7 @@ def _start() -> int:
     from importlib import import_module
 
     main = import_module(sys.argv.pop(1)).main
-    gc.freeze()  # imports stay: no later collection looks at them
+    gc.freeze()  # imported objects stay: later collections skip them
     gc.enable()
     status: int = main()
     return status

@@ -1,4 +1,4 @@
-"""The broker of a service that programs share: takes connections from a socket, and hands them to workers."""
+"""The broker of a shared service: it accepts connections and hands them to workers."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ from .workers import AcceptedClient, WorkerPool
 _log = logging.getLogger(__name__)
 _FIRST_ACTIVATED_FD = 3
 _MOST_REFUSALS = 16
-"""Most peers at a time that learn why they are refused; others are only disconnected."""
+"""Most peers that are told at the same time why they are refused; others are only disconnected."""
 _HELLO_PATIENCE = 10.0
-"""Seconds that an accepted peer has to say hello. A user's quota of connections limits how many wait."""
+"""Seconds that an accepted peer has to send hello. The user's quota of connections limits how many may wait."""
 _NEW = 10.0
-"""Seconds for which a connection counts as a new one of its user's."""
+"""Seconds that a connection counts as new in its user's quota."""
 _UNREAD = 1.0
-"""Seconds until the next look whether a client that was told of its end has read all, or gone."""
+"""Seconds between two checks whether a dismissed client has read its last message or disconnected."""
 _STARVED = 0.1
-"""Seconds until the next try to accept connections after descriptors ran out."""
+"""Seconds until the next try to accept connections, after descriptors have run out."""
 
 
 class AccessPolicy(Struct, frozen=True):
-    """The users that a service serves: its own, root, and those named here.
+    """The users that a service serves: its own user, root, and the users and groups named here.
 
     Attributes:
-        uids: Other users.
-        gids: Groups, any member of which is served.
+        uids: Ids of other users.
+        gids: Ids of groups whose members are served.
     """
 
     uids: frozenset[int] = frozenset()
@@ -57,7 +57,7 @@ class AccessPolicy(Struct, frozen=True):
 
     @property
     def wider(self) -> bool:
-        """True if users other than the service's own may connect."""
+        """True if users other than the service's own and root may connect."""
         return bool(self.uids or self.gids)
 
     def admits(self, peer: Peer) -> bool:
@@ -66,23 +66,23 @@ class AccessPolicy(Struct, frozen=True):
 
 
 class Broker:
-    """Accepts the clients of a shared service and hands them to processes that run models: its workers.
+    """Accepts the clients of a shared service and hands them to its workers, the processes that run models.
 
-    It runs in the main thread of a process that runs no models, reads no more of a client than whether its hello asks
-    for models of its own, and sleeps without a timer while there are no clients. SIGTERM and SIGINT end `run` in order:
-    runs finish and clients are told. SIGHUP reloads the named models.
+    It runs in the main thread of a process that runs no models. It reads only the first message of a client, and
+    sleeps without a timer while there are no clients. After SIGTERM or SIGINT, runs finish, clients are told, and
+    `run` returns. SIGHUP reloads the named models.
 
     Args:
         listeners: Listening SOCK_SEQPACKET sockets; the caller keeps and closes them.
         workers: Makes the `WorkerPool` of this broker.
-        policy: Users that are served.
-        idle_exit: Seconds without any connection after which `run` returns; None never.
+        policy: The users that are served.
+        idle_exit: Seconds without any connection after which `run` returns; with None it never does.
 
     Attributes:
         workers: The worker processes.
 
     Raises:
-        NNBurstError: The worker that all share does not start, or a model cannot be published.
+        NNBurstError: The shared worker does not start, or a model cannot be published.
     """
 
     def __init__(
@@ -95,23 +95,23 @@ class Broker:
     ) -> None:
         self._listeners = {listener.fileno(): listener for listener in listeners}
         for listener in listeners:
-            listener.setblocking(False)  # a connection may be gone before it is taken
+            listener.setblocking(False)  # a connection may end before it is accepted
         self._policy = policy or AccessPolicy()
         self._idle_exit = idle_exit
         self._changes = ThreadPoolExecutor(1, "nnburst-models")
         self._numbers = itertools.count(1)
         self._users: weakref.WeakValueDictionary[int, Ledger] = weakref.WeakValueDictionary()
         self._awaited: dict[int, AcceptedClient] = {}
-        """Clients that have not said hello, or not gone, by descriptor."""
+        """Clients that have not sent hello, or that have still to disconnect, by descriptor."""
         self._new: deque[tuple[float, Charge]] = deque()
-        """Connections of the last seconds: the time of each, and its charge."""
+        """Recent connections: the time of each, and its charge."""
         self._jobs: deque[Callable[[], None]] = deque()
         self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._stop_reason = ""
         self.workers = workers(self)
 
     def stop(self, reason: str) -> None:
-        """Have `run` return. Any thread; also a signal handler."""
+        """Have `run` return. May be called from any thread or signal handler."""
         self._stop_reason = self._stop_reason or reason
         self._poke()
 
@@ -122,37 +122,38 @@ class Broker:
         change: Callable[[str | None, bool], None] = lambda name, unload: None,
         finish: Callable[[], None] = lambda: None,
     ) -> str:
-        """Serve until stopped, then end the workers.
+        """Serve until `stop` or a signal, then end the workers.
 
         Args:
-            when_ready: Called once signals are handled: a reader of its message may send SIGTERM at once.
-            change: Reloads a named model from its files, or unloads it; with None, after SIGHUP, reloads all. It runs
-                in a thread of its own: a worker may take long.
-            finish: Called when no more clients are accepted, before the workers end: clients that this service runs
-                itself end first.
+            when_ready: Called as soon as signals are handled: whoever learns that the service is ready may send
+                SIGTERM.
+            change: Reloads a named model from its files, or unloads it; the name None, after SIGHUP, reloads all
+                models. It runs in its own thread, because a worker may take long.
+            finish: Called when no more clients are accepted, before the workers end. It ends clients that this
+                service runs itself.
 
         Returns:
-            The reason of the end.
+            The reason why the service ended.
         """
         self._change = change
         with contextlib.ExitStack() as ending:
-            ending.enter_context(_signals(self._woken))  # until all has ended: a second SIGTERM changes nothing
+            ending.enter_context(_signals(self._woken))  # to the end: a second SIGTERM has no effect
             ending.callback(self._changes.shutdown)
             ending.callback(self.close)
             ending.callback(finish)
             ending.callback(self._changes.shutdown, wait=False, cancel_futures=True)
-            self._changes.submit(int)  # so that its thread is there
+            self._changes.submit(int)  # starts the thread
             when_ready()
             self._loop()
         return self._stop_reason
 
     def post(self, job: Callable[[], None]) -> None:
-        """Have the main thread do a job. From any thread."""
+        """Have the main thread do a job. May be called from any thread."""
         self._jobs.append(job)
         self._poke()
 
     def _poke(self) -> None:
-        with contextlib.suppress(OSError):  # full: it will wake up anyway
+        with contextlib.suppress(OSError):  # the pipe is full, so the main thread will wake up anyway
             os.write(self._woken, b"\0")
 
     # ---- the loop --------------------------------------------------------------------------------------------
@@ -172,13 +173,13 @@ class Broker:
             moment = min(next_look, self._next_moment(idle_since))
             ready = self._poll(None if moment == math.inf else max(0.0, moment - time.monotonic()))
             self._handle_signals(ready)
-            for _ in range(len(self._jobs)):  # only jobs of now: a worker could post for ever
+            for _ in range(len(self._jobs)):  # only jobs that are queued now: a worker could post without end
                 self._jobs.popleft()()
             for fd in ready:
                 if fd in self._listeners:
                     self._accept(self._listeners[fd])
                 elif fd in self._awaited:
-                    self._greeted(self._awaited.pop(fd))
+                    self._handle_first_message(self._awaited.pop(fd))
             self._drop_late()
             if not self._is_used and self._idle_exit and time.monotonic() >= idle_since + self._idle_exit:
                 self._stop_reason = self._stop_reason or f"no client for {self._idle_exit:g} s"
@@ -195,7 +196,7 @@ class Broker:
         for fd in self._listeners:
             poll.register(fd, select.POLLIN)
         for fd, client in self._awaited.items():
-            # A dismissed client is not read any more: a socket in its messages could linger.
+            # A dismissed client is not read any more: its messages could contain sockets whose close blocks.
             poll.register(fd, 0 if client.is_dismissed else select.POLLIN)
         return [fd for fd, _ in poll.poll(None if timeout is None else int(timeout * 1000) + 1)]
 
@@ -215,7 +216,7 @@ class Broker:
         def reload() -> None:
             try:
                 self._change(None, False)
-            except DeadObject:  # the worker's successor loads them again
+            except DeadObject:  # the next worker loads the models again
                 pass
             except Exception:
                 _log.exception("reloading failed; what was served before is still served")
@@ -243,14 +244,15 @@ class Broker:
             self.refuse(client, f"this service does not serve user {peer.uid}: start it with --allow-uid {peer.uid}")
             return
         try:
-            client.charge = self._charged(user, peer.uid)
+            client.charge = self._charge_connection(user, peer.uid)
         except ResourceExhausted as error:
             self.refuse(client, str(error))
             return
         self._await(client, _HELLO_PATIENCE)
 
-    def _charged(self, user: Ledger, uid: int) -> Charge:
-        """Count a connection; over the quota, discount closed ones that their workers have not reported yet."""
+    def _charge_connection(self, user: Ledger, uid: int) -> Charge:
+        """Charge a connection to its user. Over the quota, first refund connections that have closed but are not yet
+        reported."""
         now = time.monotonic()
         while self._new and self._new[0][0] <= now - _NEW:
             self._new.popleft()[1].release()
@@ -265,7 +267,7 @@ class Broker:
             return user.charge(connections=1)
 
     def end_client(self, client: AcceptedClient, reason: str) -> None:
-        """Tell a client why, and disconnect it."""
+        """Tell a client the reason, and disconnect it."""
         self._dismiss(client, calls.EndNotice(calls.sendable(reason)))
 
     def _dismiss(self, client: AcceptedClient, last: calls.Message, kind: Kind = Kind.REQUEST, number: int = 0) -> None:
@@ -274,18 +276,18 @@ class Broker:
 
     def _await(self, client: AcceptedClient, timeout: float) -> None:
         client.until = time.monotonic() + timeout
-        if client.sock.fileno() >= 0:  # the client is still there
+        if client.sock.fileno() >= 0:  # the client is still connected
             self._awaited[client.sock.fileno()] = client
 
     def refuse(self, client: AcceptedClient, reason: str) -> None:
-        """Tell a client why it is not served, unless many are being told."""
+        """Tell a client why it is not served, unless too many are being told."""
         _log.warning("%s is refused: %s", client.peer, reason)
         if sum(other.is_dismissed and other.worker is None for other in self._awaited.values()) >= _MOST_REFUSALS:
             client.close()
         else:
             self.end_client(client, reason)
 
-    def _greeted(self, client: AcceptedClient) -> None:
+    def _handle_first_message(self, client: AcceptedClient) -> None:
         """Handle a client's hello, or its end."""
         if client.is_dismissed:
             client.close()
@@ -333,7 +335,7 @@ class Broker:
             reason = f"for {whom} alone, by order of user {uid} (nnburst kick)"
             answer(calls.EndClientsReply(self.kick(client.peer.pid if of_user else order.pid, reason, order.uid)))
         else:
-            client.is_dismissed = True  # its order is being carried out
+            client.is_dismissed = True  # it receives nothing but the answer to its order
             self._await(client, math.inf)
             self._changes.submit(change, order.name, order.unload)
 
@@ -342,7 +344,7 @@ class Broker:
         for fd in [fd for fd, client in self._awaited.items() if client.until <= now]:
             client = self._awaited[fd]
             if client.worker is not None and unread_bytes(client.sock):
-                client.until = now + _UNREAD  # counted until then, for its socket keeps descriptors of this user
+                client.until = now + _UNREAD  # counted until then: its socket may contain descriptors
                 continue
             del self._awaited[fd]
             if not client.is_dismissed:
@@ -350,7 +352,7 @@ class Broker:
             client.close()
 
     def kick(self, pid: int, reason: str, uid: int | None) -> int:
-        """End the connections and runs of a process, or those of a user in all other processes.
+        """End the connections and runs of a process, or of all other processes of a user.
 
         Returns:
             The number of connections ended.
@@ -379,7 +381,8 @@ class Broker:
 
 @contextlib.contextmanager
 def _signals(wake_fd: int) -> Iterator[None]:
-    """Have SIGTERM, SIGINT and SIGHUP written to a descriptor, by number, instead of raising; also blocked ones."""
+    """Write the numbers of SIGTERM, SIGINT and SIGHUP to a descriptor instead of raising. Blocked signals are
+    unblocked."""
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     before = {number: signal.signal(number, lambda *_: None) for number in numbers}
     old_fd = signal.set_wakeup_fd(wake_fd, warn_on_full_buffer=False)
@@ -397,10 +400,10 @@ def _signals(wake_fd: int) -> Iterator[None]:
 
 
 def activated_sockets() -> list[socket.socket]:
-    """Take over the listening sockets that a service manager passed (``LISTEN_FDS``), and forget the variables.
+    """Return the listening sockets that a service manager passed (``LISTEN_FDS``), and remove the variables.
 
     Raises:
-        BadState: One of them is not a listening SOCK_SEQPACKET socket.
+        BadState: A passed descriptor is not a listening SOCK_SEQPACKET socket.
     """
     pid, count = os.environ.pop("LISTEN_PID", ""), os.environ.pop("LISTEN_FDS", "")
     os.environ.pop("LISTEN_FDNAMES", None)
@@ -421,9 +424,9 @@ def activated_sockets() -> list[socket.socket]:
 
 
 def tell_manager() -> None:
-    """Say ``READY=1`` to the service manager (``NOTIFY_SOCKET``), if there is one.
+    """Send ``READY=1`` to the service manager (``NOTIFY_SOCKET``), if there is one.
 
-    Not in a sandbox: a socket that takes messages for other addresses, too, would lead out of it.
+    Only the broker, which has no sandbox, does this: such a socket also reaches other addresses.
     """
     address = os.environ.get("NOTIFY_SOCKET", "")
     if address.startswith("@"):

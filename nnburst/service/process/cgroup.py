@@ -1,4 +1,4 @@
-"""The kernel's accounts: a cgroup for each user's workers, where the service has been given a part of the hierarchy."""
+"""Control groups for each user's workers, if a part of the cgroup hierarchy is delegated to the service."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ _PERIOD = 100_000
 _MOST_TASKS = 1 << 22
 _BROKER = "broker"
 NICENESS = 5
-"""Niceness of a user's group, relative to that of the operator's models."""
+"""Niceness of a user's group, relative to the group of the operator's models."""
 
 
 class Group:
-    """The control group of a user's workers, or of the worker for all users.
+    """The control group of one user's workers, or of the shared worker.
 
     Args:
-        directory: Its place in the kernel's hierarchy; it may exist already.
-        held: Controllers that are enabled in it.
-        quotas: Quotas of its user; None for no limits.
+        directory: The group's directory in the cgroup hierarchy; it may already exist.
+        held: Controllers that are enabled in the group.
+        quotas: Quotas of the user; None for no limits.
 
     Attributes:
-        held: Controllers that are enabled in it.
+        held: Controllers that are enabled in the group.
 
     Raises:
-        OSError: The kernel refuses it.
+        OSError: The kernel refuses the group or a limit.
     """
 
     def __init__(self, directory: Path, held: frozenset[str], quotas: Quotas | None) -> None:
         self.held, self._directory = held, directory
         directory.mkdir(exist_ok=True)
         for name, most in () if quotas is None else _limits(quotas).items():
-            has_file = name != "memory.swap.max" or (directory / name).exists()  # absent if no swap is counted
+            has_file = name != "memory.swap.max" or (directory / name).exists()  # absent if swap is not counted
             if name.partition(".")[0] in held and has_file:
                 self.write(name, most)
         self._killed = self._events()
@@ -56,7 +56,7 @@ class Group:
         return {}
 
     def why_killed(self) -> str:
-        """Return why the kernel has ended a member for want of memory since the last call, or nothing."""
+        """Return a sentence if the kernel has killed a member for lack of memory since the last call, else ""."""
         before, self._killed = self._killed, self._events()
         rose = {name for name, n in self._killed.items() if n > before.get(name, 0)}
         if "oom_kill" not in rose:
@@ -69,18 +69,18 @@ class Group:
         return "the kernel ended it, since the machine or the service's own group is short of memory"
 
     def remove(self) -> bool:
-        """Remove the group, unless a process is still there."""
+        """Remove the group. Return False if a process is still in it."""
         with contextlib.suppress(OSError):
             self._directory.rmdir()
         return not self._directory.exists()
 
 
 class Groups:
-    """The control groups of one service, below its own. For any thread.
+    """The control groups of one service, below its own group. Safe to use from any thread.
 
     Args:
         directory: The service's own group.
-        held: Controllers that they have.
+        held: Controllers that the groups have.
     """
 
     def __init__(self, directory: Path, held: frozenset[str]) -> None:
@@ -92,10 +92,10 @@ class Groups:
         return f"{self._directory} ({', '.join(sorted(self.held)) or 'no controllers'})"
 
     def enter(self, pid: int, uid: int | None, quotas: Quotas) -> Group | None:
-        """Put a worker into its user's group, or into the one for all users (None), which has no limits.
+        """Put a worker into its user's group. The user None stands for the shared group, which has no limits.
 
         Returns:
-            The group; None if the kernel refuses it.
+            The group, or None if the kernel refuses it.
         """
         name = "named" if uid is None else f"user-{uid}"
         with self._lock:
@@ -111,10 +111,10 @@ class Groups:
             return group
 
     def sweep(self, used: Container[Group | None]) -> bool:
-        """Remove groups of workers that have ended. Return True if some are still ending.
+        """Remove groups whose workers have ended. Return True if some still contain processes.
 
         Args:
-            used: Groups of workers that have not.
+            used: Groups to keep.
         """
         with self._lock:
             left = {name for name, group in self._groups.items() if group not in used}
@@ -125,24 +125,24 @@ class Groups:
 
 
 def own_groups(own: Path = _OWN) -> Groups | None:
-    """Return the groups of this service, which moves into one beside them; None if it has been given none.
+    """Return the groups of this service, and move this process into a group beside them; None without delegation.
 
-    It takes a group that it may write and has to itself: that of a container, or of a unit with ``Delegate=``. As root
-    it may write all of them, so there the mark of the service manager counts.
+    Used is the group of a container, or of a unit with ``Delegate=``: a group that this process may write and that
+    has no other processes. Root may write every group, so for root the service manager's mark of delegation decides.
 
     Args:
-        own: The kernel's directory about this process.
+        own: This process's directory in /proc.
     """
     try:
         directory = _own_directory(own)
         if directory is None or not _is_ours(directory):
             return None
-        leaf = directory / _BROKER  # a group that has controllers for others may have no members itself
+        leaf = directory / _BROKER  # a group with controllers for subgroups may have no members itself
         leaf.mkdir(exist_ok=True)
         (leaf / "cgroup.procs").write_text(str(os.getpid()))
         there = (directory / "cgroup.controllers").read_text().split()
         for controller in filter(there.__contains__, _CONTROLLERS):
-            with contextlib.suppress(OSError):  # as `held` shows
+            with contextlib.suppress(OSError):  # `held` shows which were enabled
                 (directory / "cgroup.subtree_control").write_text(f"+{controller}")
         held = (directory / "cgroup.subtree_control").read_text().replace("+", "").split()
         return Groups(directory, frozenset(held) & frozenset(_CONTROLLERS))
@@ -175,7 +175,7 @@ def _is_ours(directory: Path) -> bool:
 
 
 def _is_marked(directory: Path) -> bool:
-    """Return True if the service manager says that a group is delegated."""
+    """Return True if the service manager has marked a group as delegated."""
     for name in ("user.delegate", "trusted.delegate"):
         with contextlib.suppress(OSError):
             if os.getxattr(directory, name) == b"1":

@@ -1,4 +1,4 @@
-"""The main function of a child service, for its parent alone or as the worker of a broker."""
+"""The main function of a child service, which serves its parent alone or is the worker of a broker."""
 
 from __future__ import annotations
 
@@ -29,39 +29,39 @@ from .sandbox import close_door, find_code, log_sandbox
 
 _MOST_FDS = 65536
 _NAMED_PART, _OWN_PART = 2, 4
-"""Divisors: a worker has a half, or a quarter, of its broker's limits."""
+"""Divisors of the broker's limits: a shared worker gets a half, a user's own worker a quarter."""
 _OWN_FIRST, _NAMED_NEXT = 500, 200
-"""Thousandths of memory that a worker seems to take beyond its own, to a kernel that is short of it."""
+"""``oom_score_adj`` of a user's own worker, and of the shared one: the first is killed first."""
 
 
 def pidfd_of_parent(parent: int) -> int:
-    """Return a pidfd of the process that has started this one; -1 if it has gone."""
+    """Return a pidfd of the process that started this one; -1 if that has ended."""
     with contextlib.suppress(ProcessLookupError):
         pidfd = os.pidfd_open(parent)
-        if os.getppid() == parent:  # else that number may be another process by now
+        if os.getppid() == parent:  # otherwise another process may have the number now
             return pidfd
         os.close(pidfd)
     return -1
 
 
 def main() -> int:
-    """Serve a client over an inherited socket until it goes, and clients that it hands over.
+    """Serve the client at an inherited socket, and clients that it hands over, until it disconnects.
 
-    Started by `start_child`, through `bootstrap` or the zygote; not for use by hand.
+    `start_child` starts this program, through `bootstrap` or the zygote.
     """
     return serve(ServiceOptions.read(sys.argv[1], path=sys.argv[2:]))
 
 
 def serve(options: ServiceOptions) -> int:
-    """Serve as `main`, with options that are read."""
+    """Serve, as `main` does, with parsed options."""
     this_process.name = "the service"
     sock = socket.socket(fileno=options.socket)
     sock.set_inheritable(False)
     for fd in (options.stderr, options.functions, options.faults):
         if fd >= 0:
             os.set_inheritable(fd, False)
-    sys.stdout = sys.stderr  # stderr shows a function's prints at once
-    # The kernel kills a client's own child with it, even a stopped one; a zygote's child continues, and looks.
+    sys.stdout = sys.stderr  # stderr has no buffer: what a function prints is shown at once
+    # The kernel kills a direct child with its client, even a stopped child. A zygote's child wakes up and checks.
     check(lib.nnb_signal_when_orphaned(signal.SIGKILL if options.client < 0 else signal.SIGCONT))
     pidfd = pidfd_of_parent(options.parent) if options.client < 0 else options.client
     if pidfd < 0:
@@ -75,13 +75,13 @@ def serve(options: ServiceOptions) -> int:
     is_worker = options.worker is not None
     if is_worker:
         _offer_to_oom_killer(_OWN_FIRST if options.own else _NAMED_NEXT)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a service manager signals all; the broker ends this one
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a service manager signals all; the broker ends this process
     if options.state is not None:
         os.environ["NNBURST_STATE_DIR"] = options.state
     faulthandler.enable()
     if is_worker:
         _leave_to_broker(_OWN_PART if options.own else _NAMED_PART)
-    else:  # each pool of a client takes a descriptor here: the usual limit of 1024 is for programs that use select()
+    else:  # each pool takes a descriptor here, and the usual limit of 1024 only serves programs that use select()
         limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit, min(most, _MOST_FDS)), most))
     begin_log("nnburst service", options.log_level)
@@ -154,7 +154,7 @@ def serve(options: ServiceOptions) -> int:
     client = host.serve(sock, peer_pidfd=pidfd, is_broker=is_worker)
     client.connection.wait_ended()
     host.close("it was told to stop" if is_worker else "")
-    if group is not None and group.threads:  # a thread's run does not return: the interpreter would wait
+    if group is not None and group.threads:  # a run does not return, and the interpreter would wait for its thread
         logging.getLogger(__name__).warning("ended in the middle of a run that does not return")
         logging.shutdown()
         os._exit(0)
@@ -162,10 +162,10 @@ def serve(options: ServiceOptions) -> int:
 
 
 def _leave_to_broker(part: int) -> None:
-    """Limit this worker to a part of what the kernel counts per user: descriptors in flight, timers, waiting signals.
+    """Lower this worker's limits on what the kernel counts per user: descriptors in flight, timers, waiting signals.
 
-    The kernel counts over all processes of the user, and compares with the limit of the process that wants more. So a
-    worker that a model has taken over uses up its own limit, and leaves the rest to its broker.
+    The kernel counts over all processes of the user, and compares with the limit of the process that asks for more.
+    So a worker that a hostile model controls can use up only its own limit; the broker has more.
     """
     for which in (resource.RLIMIT_NOFILE, resource.RLIMIT_SIGPENDING):
         limit, _ = resource.getrlimit(which)
@@ -174,7 +174,8 @@ def _leave_to_broker(part: int) -> None:
 
 
 def _offer_to_oom_killer(most: int) -> None:
-    """Have the kernel end this process before its broker and programs beside it, unless it would anyway."""
+    """Raise this process's ``oom_score_adj`` to `most`, so that the kernel kills it before its broker and other
+    programs."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+", encoding="utf-8") as adjustment:
         if int(adjustment.read()) < most:
             adjustment.write(str(most))

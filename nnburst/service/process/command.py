@@ -1,4 +1,4 @@
-"""Commands that start this package's processes: interpreter, module, environment."""
+"""The command lines and environments of this package's processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from ...errors import DeviceUnavailable
 
 _DEFAULTS = {
-    # Large blocks go back to the system when they are freed: glibc raises this by itself, up to 32 MiB, and keeps more.
+    # Freed large blocks go back to the system. Without this, glibc raises its threshold up to 32 MiB and keeps more.
     "MALLOC_MMAP_THRESHOLD_": str(16 << 20),
     "ORT_DISABLE_TELEMETRY": "1",
 }
@@ -22,7 +22,7 @@ def interpreter() -> str:
     Python (uWSGI, Blender), the one of `sys.prefix`.
 
     Raises:
-        DeviceUnavailable: There is none, as in a program that is frozen into one file or folder.
+        DeviceUnavailable: There is no interpreter, as in a program that is frozen into one file or folder.
     """
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     for path in (sys.executable or "", os.path.join(sys.prefix, "bin", version)):
@@ -37,13 +37,15 @@ def interpreter() -> str:
 
 
 def safe_command(module: str) -> list[str]:
-    """Return the start of a command that runs a module of this package and imports none from the working directory.
+    """Return the first words of a command that runs a module of this package, with no imports from the working
+    directory.
 
     Args:
-        module: Its name; its `main` reads the rest of the command. It needs a PYTHONPATH of `absolute_entries`.
+        module: Name of the module, whose `main` reads the rest of the command. PYTHONPATH has to come from
+            `absolute_entries`.
 
     Raises:
-        DeviceUnavailable: There is no interpreter that could run it.
+        DeviceUnavailable: There is no interpreter to run the command.
     """
     flags = ["-P", *["-E"] * sys.flags.ignore_environment, *["-s"] * sys.flags.no_user_site]
     return [interpreter(), *flags, BOOTSTRAP, module]
@@ -55,13 +57,13 @@ def absolute_entries(path: str) -> str:
 
 
 def service_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return `env` with defaults for variables that a service's libraries read when they are loaded."""
+    """Return `env` with defaults for variables that libraries read when a service loads them."""
     threads = {} if any(name in env for name in _THREAD_VARIABLES) else dict.fromkeys(_THREAD_VARIABLES, "1")
     return {**_DEFAULTS, **threads, **env}
 
 
 def child_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return `service_environment` for a process that `safe_command` starts."""
+    """Return the environment of a process that `safe_command` starts."""
     full = {**service_environment(env), "PYTHONPATH": absolute_entries(env.get("PYTHONPATH", ""))}
-    full.pop("PYTEST_CURRENT_TEST", None)  # pytest changes it in each test, which would have no zygote
+    full.pop("PYTEST_CURRENT_TEST", None)  # pytest changes it in each test, and the zygote needs the same environment
     return full

@@ -1,11 +1,11 @@
-"""Discovery of a shared service: a socket in the runtime directory, and a lock that the owner of its name holds.
+"""Discovery of shared services: a socket in the runtime directory, and a lock that proves who owns the name.
 
-The owner of a name holds a lock on ``NAME.lock`` that belongs to its open file, so the kernel drops it with the
-process, however that ends. A socket whose lock is free and at which nobody listens was left behind, and the next owner
-may replace it. The lock file carries the owner's process id, for people and for `nnburst ls`.
+The owner of a name has an open-file lock on ``NAME.lock``, which the kernel drops when the process ends, for any
+reason. If the lock is free and no process listens at the socket, the files were left behind, and the next owner may
+replace them. The lock file contains the owner's process id, for people and for `nnburst ls`.
 
-A cleaner of /tmp may remove either file of a running service. The owner still has the lock file open, and still
-listens at the socket; at its end it removes no files but its own.
+A program that cleans /tmp may remove either file of a running service. The owner still has the lock file open, and
+still listens at the socket. When it ends, it removes only files that are its own.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from ...errors import BadState, DeviceUnavailable, InvalidArgument, MissedDeadli
 
 RUNTIME_VARIABLE = "NNBURST_RUNTIME_DIR"
 SYSTEM_DIRECTORY = Path("/run/nnburst")
-"""The directory of sockets of the system's services; searched after the user's own."""
+"""The directory of the system's services, searched after the user's own."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PREFIX = "unix:"
-_LONGEST_PATH = 107  # of sockaddr_un.sun_path, without its terminating zero
+_LONGEST_PATH = 107  # bytes of sockaddr_un.sun_path without the terminating zero
 _BACKLOG = 64
 _RETRY = 0.005
 _LONGEST_LOCK = 4096
 _SO_PEERGROUPS = 59
 _LONGEST_OPTION = 1024
-"""Most bytes of an option that Python reads."""
+"""Most bytes of a socket option that Python reads."""
 _SO_PEERPIDFD = 77  # Linux 6.5
-_FLOCK = struct.Struct("hhqqi4x")  # struct flock where off_t has 64 bits
+_FLOCK = struct.Struct("hhqqi4x")  # struct flock with a 64-bit off_t
 _WHOLE_FILE = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 
@@ -60,19 +60,19 @@ def runtime_directory() -> Path:
 
 
 def socket_path(address: str) -> Path:
-    """Return the path that an address names for a service that starts.
+    """Return the socket's path for a service that starts at an address.
 
     Args:
         address: A name of letters, digits, ``.``, ``_`` and ``-``, or ``unix:`` and a path.
 
     Raises:
-        InvalidArgument: It is neither, or the path is too long for a socket.
+        InvalidArgument: The address is neither, or the path is too long for a socket.
     """
     if not isinstance(address, str):
         raise InvalidArgument(f"expected the name of a service or 'unix:PATH', got {type(address).__name__}")
     if address.startswith(_PREFIX):
         path = Path(address.removeprefix(_PREFIX)).absolute()
-        if path.is_dir():  # or no path at all
+        if path.is_dir():  # also if the path is empty
             raise InvalidArgument(f"{address!r} is a directory: give 'unix:' and the path of a socket")
     elif _NAME.fullmatch(address):
         path = runtime_directory() / f"{address}.sock"
@@ -96,18 +96,18 @@ def _own_directory(directory: Path, wider: bool) -> None:
     """Create the runtime directory, or refuse one that another user could change.
 
     Args:
-        directory: Made with mode 0700.
-        wider: Let other users pass through it, though not list it.
+        directory: The directory, created with mode 0700.
+        wider: True to let other users open paths in the directory, though not list it.
 
     Raises:
-        BadState: It is a link, another user's, or writable for others.
+        BadState: The directory is a link, belongs to another user, or is writable for others.
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = directory.lstat()
     except OSError as error:
         raise BadState(f"the runtime directory {str(directory)!r} cannot be used: {error.strerror}") from error
-    if not _is_of(found, {os.geteuid()}):
+    if not _belongs_to(found, {os.geteuid()}):
         raise BadState(
             f"the runtime directory {str(directory)!r} must be a directory of user {os.geteuid()} that no other user "
             f"can write: remove it, or set {RUNTIME_VARIABLE}"
@@ -116,13 +116,13 @@ def _own_directory(directory: Path, wider: bool) -> None:
         directory.chmod(stat.S_IMODE(found.st_mode) | 0o011)
 
 
-def _is_of(found: os.stat_result, uids: Collection[int]) -> bool:
-    """Return True for a directory (no link) that belongs to one of the users and that no other user can write."""
+def _belongs_to(found: os.stat_result, uids: Collection[int]) -> bool:
+    """Return True for a directory (no link) that belongs to one of the users and that only its owner can write."""
     return stat.S_ISDIR(found.st_mode) and found.st_uid in uids and not found.st_mode & 0o022
 
 
 def trusted_uids(more: int | Collection[int] = ()) -> frozenset[int]:
-    """Return the users whose services this process uses: its own, root, and more.
+    """Return the ids of the users whose services this process trusts: its own user, root, and `more`.
 
     Raises:
         InvalidArgument: A number is not a user id.
@@ -134,12 +134,13 @@ def trusted_uids(more: int | Collection[int] = ()) -> frozenset[int]:
 
 
 def _distrusted(directory: Path, trusted: Collection[int]) -> str:
-    """Return why another user may have put files into a runtime directory; empty if none can, or it does not exist."""
+    """Return the reason to distrust a runtime directory: another user can write it. "" if none can, or it does not
+    exist."""
     try:
         found = directory.lstat()
     except OSError:
         return ""
-    if _is_of(found, trusted):
+    if _belongs_to(found, trusted):
         return ""
     return (
         f"the runtime directory {str(directory)!r} is of user {found.st_uid} ({stat.filemode(found.st_mode)}), so a "
@@ -152,7 +153,7 @@ def _distrusted(directory: Path, trusted: Collection[int]) -> str:
 
 
 class Claim:
-    """A name that this process owns, and the socket that listens there. `close` gives both back."""
+    """A service's name that this process owns, and its listening socket. `close` gives both back."""
 
     def __init__(self, path: Path, listener: socket.socket, lock: int) -> None:
         self.path = path
@@ -166,7 +167,7 @@ class Claim:
         if lock >= 0:
             for path, own in self._own:
                 with contextlib.suppress(OSError):
-                    if os.path.samestat(path.lstat(), own):  # it is still open, so no other has its inode
+                    if os.path.samestat(path.lstat(), own):  # our file is open, so no other file has its inode
                         path.unlink()
             self.listener.close()
             os.close(lock)
@@ -177,14 +178,14 @@ class Claim:
 
 
 def claim(address: str, *, wider: bool = False) -> Claim:
-    """Own a name and listen there; a socket that a dead service left is replaced.
+    """Take a name and listen there. A socket that a dead service left is replaced.
 
     Args:
         address: See `socket_path`.
         wider: True if users other than this one may reach the socket.
 
     Raises:
-        BadState: Another process serves there (the message has its pid), or the place cannot be used.
+        BadState: Another process owns the name (the message has its pid), or the path cannot be used.
         InvalidArgument: The address is malformed, or the path is taken by a file that is not a socket.
     """
     path = socket_path(address)
@@ -219,7 +220,7 @@ def _take_lock(path: Path, address: str) -> int:
                 os.ftruncate(fd, 0)
                 os.pwrite(fd, b"%d\n" % os.getpid(), 0)
                 return fd
-        os.close(fd)  # its last owner removed it between our open and our lock
+        os.close(fd)  # the previous owner removed the file between our open and our lock
 
 
 def _named(pid: int) -> str:
@@ -227,10 +228,10 @@ def _named(pid: int) -> str:
 
 
 def _open_lock(path: Path, flags: int) -> int:
-    """Open a lock file without waiting, whatever is there in its place.
+    """Open a lock file, without waiting even if it is another kind of file.
 
     Raises:
-        OSError: It cannot be opened, or is not a regular file.
+        OSError: The file cannot be opened, or is not a regular file.
     """
     fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -240,10 +241,10 @@ def _open_lock(path: Path, flags: int) -> int:
 
 
 def _open_removed(path: Path) -> int:
-    """Open a lock file that was removed while a process of this user has it open.
+    """Open a lock file that was removed while a process of this user still has it open.
 
     Raises:
-        FileNotFoundError: No process has.
+        FileNotFoundError: No process has it open.
     """
     removed = f"{os.path.realpath(path)} (deleted)"
     for link in glob.iglob("/proc/[0-9]*/fd/*"):
@@ -254,27 +255,27 @@ def _open_removed(path: Path) -> int:
 
 
 def _read(fd: int) -> tuple[int, str]:
-    """Return the owner's pid, and the service's line about itself."""
+    """Return the owner's pid, and the line by which the service describes itself."""
     pid, _, text = os.pread(fd, _LONGEST_LOCK, 0).decode(errors="replace").partition("\n")
     said = "".join(filter(str.isprintable, text))
     return (int(pid), said) if pid.isascii() and pid.isdigit() else (0, "")
 
 
 def check_free(path: Path) -> None:
-    """Raise `BadState` if a process listens at a Unix socket, even without an entry."""
+    """Raise `BadState` if a process listens at a Unix socket, even one without a lock file."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as probe:
         error = probe.connect_ex(os.fspath(path))
-        if error in (0, errno.EAGAIN, errno.EPROTOTYPE):  # it listens; its backlog is full; at a socket of another kind
+        if error in (0, errno.EAGAIN, errno.EPROTOTYPE):  # a listener; one with a full backlog; of another type
             owner = _named(0 if error else peer_of(probe).pid)
             raise BadState(f"{owner} listens at {str(path)!r} already: stop that one, or choose another place")
 
 
 def listen_at(path: Path, *, wider: bool = False, kind: int = socket.SOCK_STREAM) -> socket.socket:
-    """Listen at a Unix socket; a socket without a listener is replaced.
+    """Listen at a Unix socket. A socket file without a listener is replaced.
 
     Args:
         path: Path of the socket.
-        wider: True if users other than this one may reach it.
+        wider: True if other users may connect.
         kind: Type of the socket.
 
     Raises:
@@ -288,7 +289,7 @@ def listen_at(path: Path, *, wider: bool = False, kind: int = socket.SOCK_STREAM
     listener = socket.socket(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC)
     try:
         path.unlink(missing_ok=True)
-        os.fchmod(listener.fileno(), 0o600)  # so that bind creates it like that, whatever the umask
+        os.fchmod(listener.fileno(), 0o600)  # bind creates the file with this mode, whatever the umask
         listener.bind(os.fspath(path))
         if wider:
             path.chmod(0o666)
@@ -306,9 +307,9 @@ class Peer(Struct, frozen=True):
     """The process that made the other end of a connected socket, as the kernel reports it.
 
     Attributes:
-        pid: 0 if the process is not in this process's pid namespace.
+        pid: Process id; 0 if the process is not in this process's pid namespace.
         uid: User id.
-        groups: Its group and the supplementary ones.
+        groups: Ids of its group and supplementary groups.
     """
 
     pid: int
@@ -324,7 +325,7 @@ def peer_of(sock: socket.socket) -> Peer:
     pid, uid, gid = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iII")))
     try:
         packed = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _LONGEST_OPTION)
-    except OSError:  # more groups than that: the first one decides
+    except OSError:  # too many groups to read: only the first counts
         packed = b""
     return Peer(pid, uid, frozenset({gid, *struct.unpack(f"{len(packed) // 4}I", packed)}))
 
@@ -340,7 +341,7 @@ def peer_pidfd(sock: socket.socket) -> int | None:
 
 
 def _find(address: str, trusted: Collection[int]) -> Path:
-    """Return the path of a socket: in this user's directory, or in the system's if the user's has none of that name.
+    """Return the path of a service's socket, from this user's directory or else from the system's.
 
     Raises:
         DeviceUnavailable: Another user may have put files into the directory.
@@ -369,14 +370,14 @@ def dial(address: str, timeout: float | None, trust_uid: int | Collection[int] =
     """Connect to a running service.
 
     Args:
-        address: See `socket_path`; a name is looked for in the user's directory, then in /run/nnburst.
-        timeout: Seconds to wait for room in its backlog; None for no limit.
-        trust_uid: Users whose services are used, beside this one and root.
+        address: See `socket_path`. A name is searched in the user's directory, then in /run/nnburst.
+        timeout: Seconds to wait for room in the service's backlog; None for no limit.
+        trust_uid: Trusted users besides this process's own and root: services of other users are refused.
 
     Raises:
-        DeviceUnavailable: No service runs there, it may not be reached by this user, or it is one of a user who is not
+        DeviceUnavailable: No service runs there, this user may not connect to it, or the user who runs it is not
             trusted.
-        MissedDeadline: The service does not take connections.
+        MissedDeadline: The service did not accept the connection in time.
         InvalidArgument: The address is malformed.
     """
     trusted = trusted_uids(trust_uid)
@@ -390,7 +391,7 @@ def dial(address: str, timeout: float | None, trust_uid: int | Collection[int] =
                 sock.connect(os.fspath(path))
                 _check_peer(sock, path, trusted)
                 return sock
-            except BlockingIOError:  # its backlog is full, for which a Unix socket cannot be polled
+            except BlockingIOError:  # the backlog is full, and poll() cannot wait for room in a Unix socket's backlog
                 if deadline.left() == 0:
                     raise MissedDeadline(
                         f"the service at {str(path)!r} took no connection within {limit:.3g} s"
@@ -426,13 +427,13 @@ def _unreachable(address: str, path: Path, error: OSError) -> DeviceUnavailable 
 
 
 class FoundService(Struct, frozen=True):
-    """A name in a runtime directory.
+    """A service found by its name in a runtime directory.
 
     Attributes:
-        name: As given to ``nnburst serve --name``.
+        name: The name from ``nnburst serve --name``.
         path: Path of its socket.
-        pid: Process id of its owner; 0 if it is gone, None if a service manager keeps the socket without an owner.
-        sandbox: The owner's description of its sandbox.
+        pid: Process id of its owner; 0 if that has ended, None if a service manager has the socket and no owner runs.
+        sandbox: The line in which the owner describes its sandbox.
     """
 
     name: str
@@ -442,9 +443,9 @@ class FoundService(Struct, frozen=True):
 
 
 def running_services() -> Iterator[FoundService]:
-    """Yield the services of this user and of the system, dead ones too, without connecting to any.
+    """Yield the services of this user and of the system, also dead ones, without connecting.
 
-    A directory that another user has made, or can write, holds none.
+    Skips a directory that another user has made or can write.
     """
     seen: set[str] = set()
     trusted = trusted_uids()
@@ -459,7 +460,7 @@ def running_services() -> Iterator[FoundService]:
 
 
 def owner_of(address: str, trust_uid: int | Collection[int] = ()) -> int:
-    """Return the pid of the process that owns a name, 0 if none is seen. The process itself is not asked.
+    """Return the pid of the process that owns a name, from its lock file; 0 if no owner is visible.
 
     Arguments and errors are those of `dial`.
     """
@@ -467,7 +468,8 @@ def owner_of(address: str, trust_uid: int | Collection[int] = ()) -> int:
 
 
 def _owner(lock: Path) -> tuple[int | None, str]:
-    """Return the owner's pid (0 if it is gone, None if there was none) and the service's line about itself."""
+    """Return the owner's pid (0 if it has ended, None if there was none) and the line by which the service describes
+    itself."""
     try:
         try:
             fd = _open_lock(lock, os.O_RDONLY)
@@ -478,7 +480,7 @@ def _owner(lock: Path) -> tuple[int | None, str]:
     except OSError:
         return 0, ""
     try:
-        found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _WHOLE_FILE)  # asks without taking it: a service may be starting
+        found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _WHOLE_FILE)  # only queries the lock: a service may be starting
         return _read(fd) if _FLOCK.unpack(found)[0] != fcntl.F_UNLCK else (0, "")
     finally:
         os.close(fd)

@@ -1,11 +1,11 @@
-"""The client's side of the zygote, the process that others are forked from.
+"""The client's side of the zygote, the process that services are forked from.
 
-A client has one zygote, with the rights, limits, directory and environment of the client's first start of a service: a
-child inherits them from it. A start under others, or after the zygote has ended, runs an interpreter of its own.
+A client has one zygote, whose children inherit the rights, limits, working directory and environment that the client
+had when it first started a service. If these have changed since, or the zygote has ended, a service starts as a new
+interpreter.
 
-A request is one message over the zygote's control socket. Descriptors go with it: the end of a socketpair for answers,
-stderr, and others that the process takes by name. The process answers with a pidfd, and after its end the zygote with
-its exit status.
+A request is one message over the zygote's control socket, with descriptors: one end of a socketpair for answers,
+stderr, and others by name. The new process answers with its pidfd; after its end the zygote sends its exit status.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from .options import ServiceOptions
 
 FUNCTIONS = "nnburst-function"
-"""The device of functions; without a further name, of functions that a client sends, which a service reads later."""
+"""The device that runs Python functions; without a suffix, functions that the client sends."""
 _DEVICES = {"nnburst-reference", "nnburst-onnxruntime", "nnburst-noop"}
-"""Devices whose modules the zygote may import: they start no thread."""
+"""Devices whose modules the zygote may import, because they start no thread."""
 _OWN = "NNBURST_"
-"""The beginning of variables that go with each request: they are read when they are needed."""
+"""Prefix of the environment variables that go with each request."""
 _STATUS = ("Umask", "Uid", "Gid", "Groups", "SigIgn", "Cap", "NoNewPrivs", "Seccomp", "Mems_allowed:")
-"""Beginnings of compared lines."""
+"""First words of the lines of /proc/thread-self/status that are compared."""
 _FILES = ("limits", "cgroup", "oom_score_adj", "attr/current")
 SEQPACKET = socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC
 
@@ -47,8 +47,8 @@ class Zygote:
     """The zygote's process.
 
     Attributes:
-        kind: The environment and the standing of its client, which its children inherit.
-        control: The socket to it.
+        kind: The client's environment and the result of `_standing`, which its children inherit.
+        control: The socket for requests.
     """
 
     def __init__(self, kind: tuple[Mapping[str, str], tuple[object, ...]]) -> None:
@@ -71,11 +71,11 @@ class Zygote:
         abandon_when_forked(self)
 
     def abandon(self) -> None:
-        """Forget the zygote in a forked child, which may start its own."""
+        """Drop the zygote in a forked child, which may start its own."""
         global current
         current = None
         self.control.close()
-        self.process.returncode = 0  # it is not this process's child
+        self.process.returncode = 0  # the zygote is not this process's child
 
 
 _lock = process_lock()
@@ -85,7 +85,7 @@ current: Zygote | None = None
 
 @contextlib.contextmanager
 def occupy_streams() -> Iterator[None]:
-    """Occupy the numbers of standard streams that this process has closed: a child uses them for its own."""
+    """Open /dev/null at closed standard streams, so that no descriptor for a child gets such a number."""
     with contextlib.ExitStack() as opened:
         fd = -1
         while fd < 2:
@@ -95,18 +95,18 @@ def occupy_streams() -> Iterator[None]:
 
 
 def find_zygote(devices: Iterable[str]) -> Zygote | None:
-    """Return the zygote of this process, or start it: its imports run while the caller continues.
+    """Return the zygote of this process, and start it if necessary. Its imports run while the caller continues.
 
     Args:
-        devices: Devices of the service.
+        devices: Names of the service's devices.
 
     Returns:
-        None if such a service needs a new process instead.
+        The zygote; None if this service has to start as a new interpreter.
 
     Raises:
-        DeviceUnavailable: There is no interpreter for it.
-        ResourceExhausted: There are no descriptors for it.
-        OSError: There are no descriptors or processes for it.
+        DeviceUnavailable: There is no Python interpreter.
+        ResourceExhausted: This process has no free descriptor.
+        OSError: The system has no free descriptor or process.
     """
     global current
     if not all(name == FUNCTIONS or str(name).partition(":")[0] in _DEVICES for name in devices):
@@ -114,7 +114,7 @@ def find_zygote(devices: Iterable[str]) -> Zygote | None:
     env = {name: value for name, value in child_environment(os.environ).items() if not name.startswith(_OWN)}
     try:
         kind = env, _standing()
-    except OSError:  # this process is in an odd state
+    except OSError:  # its rights or its directory cannot be read
         return None
     with _lock, occupy_streams():
         zygote = current = current or Zygote(kind)
@@ -124,28 +124,28 @@ def find_zygote(devices: Iterable[str]) -> Zygote | None:
 def fork(
     zygote: Zygote, options: ServiceOptions, stderr: int, given: Mapping[str, int], deadline: Deadline
 ) -> tuple[FdSet, Callable[[FdSet], int | None]] | None:
-    """Have the zygote fork a process; return None if it cannot, so that the process has to be started afresh.
+    """Have the zygote fork a process. Return None if it cannot; then start a new interpreter.
 
     Args:
-        zygote: From `find_zygote`.
-        options: Options of the process, except descriptors.
+        zygote: The result of `find_zygote`.
+        options: Options of the process, without descriptors.
         stderr: Descriptor that becomes stdout and stderr.
-        given: Descriptors by the names of their options.
-        deadline: Limit of the wait for its answer.
+        given: Descriptors, by the names of their options.
+        deadline: Time limit for the answer.
 
     Returns:
-        A pidfd of the process with the end of the socketpair, and a function that tells from these how the process
-        ended, unless the zygote was killed.
+        A pidfd of the process with the end of the socketpair, and a function that reads the exit status from them,
+        which works unless the zygote was killed.
 
     Raises:
-        MissedDeadline: The zygote has not answered.
-        ResourceExhausted: There are no descriptors for it.
-        OSError: There are no descriptors or processes for it.
+        MissedDeadline: The zygote has not answered in time.
+        ResourceExhausted: This process has no free descriptor.
+        OSError: The system has no free descriptor or process.
     """
-    import json  # once the zygote has been started
+    import json  # imported while the zygote starts
 
     own = {name: value for name, value in os.environ.items() if name.startswith(_OWN)}
-    blocked = [*map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))]  # each thread of a broker has its own
+    blocked = [*map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))]  # each thread of a broker has its own mask
     request = json.dumps({"names": [*given], "options": str(options), "env": own, "blocked": blocked}).encode()
     ours, theirs = system(socket.socketpair, *SEQPACKET)
     with ours:
@@ -160,34 +160,34 @@ def fork(
         except (BlockingIOError, ConnectionError):
             return None
         except OSError as error:
-            if error.errno == errno.EMSGSIZE:  # the program looks for modules in thousands of places
+            if error.errno == errno.EMSGSIZE:  # the program's module search path has thousands of entries
                 return None
             raise
         if flags & socket.MSG_CTRUNC:
             raise OSError(errno.EMFILE, "the pidfd is lost")
-        if not received:  # no process, or one that had not answered when it ended
+        if not received:  # the process was not forked, or ended before it answered
             return None
         return FdSet((int.from_bytes(received[0][2], sys.byteorder), ours.detach())), _status
 
 
 def _status(fds: FdSet) -> int | None:
-    """Return how a process ended, as `subprocess` says it; None if the zygote does not tell."""
+    """Return the exit status as `subprocess` writes it; None if the zygote does not answer."""
     _, told = fds.fds
     return int(text) if ready([told], LEAVING) and (text := os.read(told, 16)) else None
 
 
 def end() -> None:
-    """End the zygote, whose children have ended, and wait for it."""
+    """End the zygote, whose children have ended, and wait for its end."""
     global current
     zygote, current = current, None
     if zygote is not None:
         zygote.control.close()
-        zygote.process.kill()  # no work is lost
+        zygote.process.kill()  # the zygote has no work that could be lost
         zygote.process.wait()
 
 
 def _standing() -> tuple[object, ...]:
-    """Return the standing of this thread: its rights, limits, namespaces, directory and processors."""
+    """Return what a child inherits from this thread: rights, limits, namespaces, directory and processors."""
     own = "/proc/thread-self/"
     return (
         *(_read(own + name) for name in _FILES),

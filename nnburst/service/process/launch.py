@@ -1,4 +1,4 @@
-"""Start a service as a child process, and take it down again."""
+"""Start and stop of a service that is a child process."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
     from .workers import Worker
 
 _Started: TypeAlias = tuple[FdSet, Callable[[FdSet], int | None]]
-"""A pidfd, perhaps with more, and a function that tells from these how the process has ended."""
+"""A pidfd, possibly with more descriptors, and a function that returns the exit status from them."""
 _END_OF_A_WORKER = 4 * LEAVING
-"""Seconds: it lets runs finish, and tells its clients."""
+"""Seconds that a worker's end may take: it lets runs finish and tells its clients."""
 _EXIT_PATIENCE = 0.2
-"""Seconds to wait for the end of a child after the end of its socket, which the system closes first."""
+"""Seconds to wait for a child's end after its socket has closed, which the system closes first."""
 
 
 def _absolute(entry: str) -> str:
-    """Return a path independent of the working directory; unchanged if that directory is gone."""
+    """Return a path as an absolute one; unchanged if the working directory was removed."""
     try:
         return os.path.abspath(entry)
     except FileNotFoundError:
@@ -68,31 +68,31 @@ def start_child(
     more: Mapping[str, Any] = {},
     broker: Worker | None = None,
 ) -> ServiceConnection:
-    """Start a service process for this process alone and connect to it.
+    """Start a service for this process alone and connect to it.
 
-    The child gets one end of a socketpair. It ends when this process ends, however that happens, and also when the
-    connection is closed. It is in a session of its own, so Ctrl-C in a terminal reaches only the client.
+    The child gets one end of a socketpair. It ends when this process ends, for any reason, or when the connection is
+    closed. It has its own terminal session, so Ctrl-C reaches only the client.
 
-    Unless one of OMP_NUM_THREADS, OPENBLAS_NUM_THREADS and MKL_NUM_THREADS is set, all are set to 1 in the child: BLAS
-    threads that spin for work cost more than they bring to small models. Unless ORT_DISABLE_TELEMETRY is set, it is set
-    to 1: ONNX Runtime neither sends telemetry nor writes an identifier into the user's cache directory.
+    Unless one of OMP_NUM_THREADS, OPENBLAS_NUM_THREADS and MKL_NUM_THREADS is set, all are set to 1 in the child: for
+    small models, BLAS threads that spin for work cost more than they gain. Unless ORT_DISABLE_TELEMETRY is set, it is
+    set to 1: ONNX Runtime neither sends telemetry nor writes an identifier into the user's cache directory.
 
-    The child takes no modules from the working directory, nor from relative entries of PYTHONPATH. A function device
-    runs code of this program, so its child looks for modules where this program does.
+    The child imports no modules from the working directory, nor from relative entries of PYTHONPATH. A function
+    device runs code of this program, so its child uses this program's module search path.
 
-    Other arguments, and errors, are those of `nnburst.launch`.
+    `nnburst.launch` describes the other arguments and errors.
 
     Args:
         devices: Names of the devices that the service offers (`nnburst.devices.device_names`).
         timeout: Seconds that the child may take to start; None for no limit.
-        env: Environment of the child, None for a copy of this one's.
-        warm: True to load at once what its devices would load for their first model.
+        env: Environment of the child; None for a copy of this process's.
+        warm: True to load the modules at once that the devices need for their first model.
         functions: Result of `encode_functions`, for the device ``nnburst-function``.
         more: Other fields of `ServiceOptions`, for a worker.
         broker: Handler of the worker's calls.
 
     Raises:
-        ResourceExhausted: There are no descriptors, processes or threads for it.
+        ResourceExhausted: The system has no free descriptor, process or thread.
     """
     limit = checked_timeout(timeout)
     names = checked_names(devices)
@@ -111,7 +111,7 @@ def start_child(
         max_compile=_longest("max_compile", max_compile),
         **more,
     )
-    interpreter()  # checked even if a zygote runs: the same program gets the same error
+    interpreter()  # checked even if a zygote runs, so that the error does not depend on that
     try:
         with occupy_streams(), contextlib.ExitStack() as theirs, contextlib.ExitStack() as failing:
             said = None
@@ -119,11 +119,11 @@ def start_child(
                 reading, writing = system(os.pipe2, os.O_CLOEXEC)
                 said, passed = FdSet((reading,)), {"stderr": writing}
             else:
-                passed = {"stderr": _opened(log)}
+                passed = {"stderr": _open_log(log)}
             theirs.callback(os.close, passed["stderr"])
             if env is None:
                 find_zygote(names)
-            from ..client.connection import ServiceConnection  # meanwhile the zygote imports
+            from ..client.connection import ServiceConnection  # while the zygote imports
 
             deadline = Deadline.after(limit)
             limit = deadline.left()
@@ -147,10 +147,10 @@ def start_child(
                 connection = ServiceConnection(ours, child=child, timeout=limit, broker=broker)
             except DeadObject as error:
                 how = str(error).partition(": ")[2] or error
-                raise DeviceUnavailable(f"no service for {', '.join(names)}: {how}{_said(errors)}") from error
+                raise DeviceUnavailable(f"no service for {', '.join(names)}: {how}{_last_words(errors)}") from error
             except MissedDeadline as error:
                 raise MissedDeadline(
-                    f"the service process did not start within {limit:.3g} s{_said(errors)}"
+                    f"the service process did not start within {limit:.3g} s{_last_words(errors)}"
                 ) from error
             connection.faults = orders
             if orders is not None:
@@ -161,7 +161,7 @@ def start_child(
                 start_daemon(log_lines, said, log, name="nnburst-log", what="the log of a service")
             failing.pop_all()
             return connection
-    except NNBurstError:  # first: some of these are OSErrors
+    except NNBurstError:  # before OSError, because some of these are OSErrors
         raise
     except (OSError, MemoryError) as error:
         why = meaning(error.errno) if isinstance(error, OSError) and error.errno else "out of memory"
@@ -172,9 +172,9 @@ def _spawn(
     options: ServiceOptions, passed: Mapping[str, int], theirs: socket.socket, errors: int,
     env: Mapping[str, str] | None, deadline: Deadline,
 ) -> _Started:  # fmt: skip
-    """Start the process, and close this side's copy of its socket; see `Child`."""
+    """Start the process and close this side's copy of its socket. Returns the same as `Child.start`."""
     with theirs:
-        path: list[str] = []  # in arguments of their own, since one may have 128 KiB
+        path: list[str] = []  # as separate arguments, since one may have at most 128 KiB
         if any(map(is_of_functions, options.devices)):
             path = [_absolute(entry) for entry in sys.path if isinstance(entry, str)]
         zygote, full = find_zygote(options.devices) if env is None else None, replace(options, path=tuple(path))
@@ -198,7 +198,7 @@ def _spawn(
 
 
 def is_of_functions(device: str) -> bool:
-    """Return True if a device's name names the functions that it runs."""
+    """Return True for the name of a device that runs Python functions."""
     return device.partition(":")[0] == FUNCTIONS
 
 
@@ -209,17 +209,17 @@ def _longest(name: str, seconds: float | None) -> float | None:
 
 
 def _level(level: str | int) -> int:
-    """Return a level of `logging` by name or number."""
+    """Return the number of a `logging` level from its name or number."""
     number = logging.getLevelName(level.upper()) if isinstance(level, str) else level
     if not isinstance(number, int) or not 0 <= number <= logging.CRITICAL:
         raise InvalidArgument(
             f"log_level={level!r}; choose 'debug', 'info', 'warning', 'error', 'critical' or a number up to 50"
         )
-    return int(number)  # a bool is one
+    return int(number)  # a bool becomes a number
 
 
-def _opened(log: str | os.PathLike[str] | None) -> int:
-    """Open the file that becomes the child's stdout and stderr once it serves."""
+def _open_log(log: str | os.PathLike[str] | None) -> int:
+    """Open the log file, which becomes the child's stdout and stderr once it serves."""
     if log is None:
         return system(os.dup, 2)
     try:
@@ -232,21 +232,21 @@ def _opened(log: str | os.PathLike[str] | None) -> int:
 
 
 class Child:
-    """The process of a service. A pidfd tells when it has ended; its parent knows how.
+    """The process of a service. Its pidfd shows that it has ended; its parent knows the exit status.
 
     Args:
-        spawn: Starts the process. Returns its pidfd, perhaps with more descriptors, and a function that tells from
-            these the exit status, or minus the signal, that it ended with.
-        end: Seconds that its end may take; None for the connection's limit.
+        spawn: Starts the process. Returns its pidfd, possibly with more descriptors, and a function that returns from
+            them the exit status, or minus the number of the signal that ended the process.
+        end: Seconds that the process may take to end; None for the connection's limit.
     """
 
     def __init__(self, spawn: Callable[[], _Started], end: float | None = None) -> None:
         self._spawn, self._end = spawn, end
-        self._fds: FdSet | None = None  # closed with the last reference: another thread may be using it
+        self._fds: FdSet | None = None  # the last reference closes it: another thread may be using it
         self._status: int | None = None
 
     def start(self) -> FdSet:
-        """Start the process; return its pidfd with more descriptors."""
+        """Start the process. Return its pidfd, possibly with more descriptors."""
         self._fds, self._tell = self._spawn()
         return self._fds
 
@@ -257,12 +257,13 @@ class Child:
                 signal.pidfd_send_signal(fds.fds[0], signal.SIGKILL)
 
     def exit_status(self) -> int | None:
-        """Return the exit status of a process that has just closed its socket; None if it lives or is unknown."""
+        """Return the exit status of a process that has just closed its socket; None if it still runs or is
+        unknown."""
         self._wait(_EXIT_PATIENCE)
         return self._status
 
     def reap(self, seconds: float) -> None:
-        """Wait for the process to end after its socket was closed, and kill it if it does not."""
+        """Wait until the process ends, after its socket was closed; kill it if it takes longer than `seconds`."""
         if not self._wait(seconds if self._end is None else self._end):
             self.kill()
             self._wait(None)
@@ -275,8 +276,8 @@ class Child:
         return True
 
 
-def _said(errors: int) -> str:
-    """Return the last words that the child wrote to stderr while it started."""
+def _last_words(errors: int) -> str:
+    """Return the end of the child's output to stderr during its start."""
     size = os.fstat(errors).st_size
     text = os.pread(errors, 8192, max(0, size - 8192)).decode(errors="replace").strip()
     return f":\n{text}" if text else ""

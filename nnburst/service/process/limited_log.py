@@ -1,4 +1,4 @@
-"""The log of a service: lines that clients cause again and again are written a few times, then counted."""
+"""The log of a service. Lines that clients cause repeatedly are written a few times, then only counted."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ import msgspec
 from ..._core.fds import FdSet, ready
 
 LINES = 10
-"""Lines of one place in the code that are written in a `PERIOD`; the others are counted."""
+"""Lines from one place in the code that are written in a `PERIOD`; further lines are only counted."""
 PERIOD = 10.0
 LONGEST = 4000
 """Most characters of a line with its traceback; the rest is cut off."""
 _BYTES = 4 * LONGEST
-"""Most bytes of a line: enough for that many characters."""
+"""Most bytes of a line, enough for `LONGEST` characters."""
 _LAST_WORDS = 1 << 16
-"""Bytes that a pipe holds."""
+"""Bytes that fit into a pipe."""
 _OWN_LINE = re.compile(r"nnburst service \d+: (DEBUG|INFO|WARNING|ERROR|CRITICAL): (.*)")
 
 
@@ -42,10 +42,10 @@ class _Place:
 
 
 class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]
-    """A handler that writes to stderr: clients decide how often things happen, not how much is written about them.
+    """A handler that writes to stderr, with a limit, so that clients cannot flood the log.
 
     Args:
-        lines: Most lines of one place in a period.
+        lines: Most lines from one place in the code in a period.
     """
 
     def __init__(self, lines: int = LINES) -> None:
@@ -54,7 +54,7 @@ class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]
         self._places: dict[tuple[str, int], _Place] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record, or count it; report earlier counts first. Called with the lock of the handler."""
+        """Write a record, or only count it. Earlier counts are reported first. Called with the handler's lock."""
         now = time.monotonic()
         self._report_left_out(now - PERIOD)
         place = self._places.setdefault((record.pathname, record.lineno), _Place(now))
@@ -69,12 +69,12 @@ class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, cut if it is too long."""
         text = super().format(record)
-        if isinstance(self.formatter, JsonLines):  # it cuts the fields of a line
+        if isinstance(self.formatter, JsonLines):  # this formatter cuts each field instead
             return text
         return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text) - LONGEST} characters more)"
 
     def close(self) -> None:
-        """Report lines that were left out and not reported."""
+        """Report the lines that were left out and not yet reported."""
         self.acquire()
         try:
             self._report_left_out(time.monotonic())
@@ -83,7 +83,7 @@ class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]
         super().close()
 
     def _report_left_out(self, ended: float) -> None:
-        """Report lines that were left out in periods that began by a moment."""
+        """Report the lines that were left out in periods that have ended by a time."""
         for (path, line), place in self._places.items():
             if place.left_out and place.since <= ended:
                 where = f"{os.path.basename(path)}:{line}" if line else path
@@ -123,13 +123,13 @@ def begin_log(who: str, level: str | int, form: str = "text") -> None:
 
 
 def hand_on(fds: FdSet, what: str, most: int, count: Callable[[], object]) -> None:
-    """Copy a process's output to this one's log, within a limit, and without what a terminal obeys.
+    """Copy a process's output to this process's log, without terminal control characters and up to a limit.
 
     Args:
-        fds: The readable end of the output, and a pidfd of the process; owned from now on.
-        what: Name of the process, for people.
+        fds: The readable end of the output, and a pidfd of the process. This function closes them.
+        what: Name of the process in the log.
         most: Most lines in a period.
-        count: Called for each line, also one that is left out.
+        count: Called for each line, even if it is left out.
     """
     with contextlib.closing(fds), contextlib.closing(LimitedHandler(most)) as handler:
         if any(isinstance(each.formatter, JsonLines) for each in logging.getLogger().handlers):
@@ -140,7 +140,7 @@ def hand_on(fds: FdSet, what: str, most: int, count: Callable[[], object]) -> No
 
 
 def log_lines(fds: FdSet, logger: logging.Logger) -> None:
-    """Log a service's lines at the levels that they name; descriptors as for `hand_on`."""
+    """Log a service's lines at the levels that they name. `fds` are those of `hand_on`."""
     with contextlib.closing(fds):
         for text in _lines(*fds.fds):
             own = _OWN_LINE.match(text)
@@ -149,13 +149,14 @@ def log_lines(fds: FdSet, logger: logging.Logger) -> None:
 
 
 def _lines(log: int, pidfd: int) -> Iterator[str]:
-    """Yield the lines of `_read_lines` without what a terminal would obey."""
+    """Yield the lines of `_read_lines` without terminal control characters."""
     for line in _read_lines(log, pidfd):
         yield "".join(c if c.isprintable() else " " for c in line.decode(errors="replace"))
 
 
 def _read_lines(log: int, pidfd: int) -> Iterator[bytes]:
-    """Yield lines until the process has ended; lines of other holders of its pipe are not read after that."""
+    """Yield lines until the process has ended. Lines that other processes write to its pipe after that are not
+    read."""
     rest, most = b"", math.inf
     while most > 0:
         found = ready((log, pidfd))

@@ -1,4 +1,4 @@
-"""Options of a service process, which travel on its command line, and the scheduling of its threads."""
+"""The options of a service process, passed on its command line, and the scheduling of its threads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ...errors import DeviceUnavailable, InvalidArgument
 POLICIES = {"fifo": os.SCHED_FIFO, "rr": os.SCHED_RR}
 _PRIORITIES = range(1, 100)
 _CPUS = range(8192)
-"""Numbers that a CPU can have: no Linux is built for more."""
+"""Possible CPU numbers: no Linux kernel is built for more."""
 _REMEDY = (
     "allow it with `ulimit -r {0}` (`rtprio {0}` in /etc/security/limits.conf, LimitRTPRIO={0} in a systemd unit, "
     "the limit rtprio of a container) or give the process CAP_SYS_NICE"
@@ -28,12 +28,12 @@ _REMEDY = (
 
 @dataclass(frozen=True)
 class Scheduling:
-    """The scheduling of a service; the default changes nothing.
+    """The scheduling policy, priority and CPUs of a service. The default changes nothing.
 
     Attributes:
-        policy: One of `POLICIES`; empty for the usual one.
-        priority: 1 to 99 with a policy.
-        cpus: CPUs that it may run on; empty for those of the process that starts it.
+        policy: One of `POLICIES`; "" for the default policy.
+        priority: 1 to 99 if a policy is given.
+        cpus: CPUs that the service may run on; empty for the CPUs of the process that starts it.
 
     Raises:
         InvalidArgument: The policy, the priority or a CPU is invalid.
@@ -56,7 +56,7 @@ class Scheduling:
 
     @classmethod
     def of(cls, scheduler: tuple[str, int] | None, affinity: Collection[int] | None) -> Scheduling:
-        """Return the scheduling from arguments of `launch`."""
+        """Return the scheduling that arguments of `launch` describe."""
         match scheduler:
             case None:
                 policy, priority = "", 0
@@ -73,11 +73,11 @@ class Scheduling:
         return cls(policy, priority, cpus)
 
     def apply(self) -> None:
-        """Apply it to this thread, and so to threads that it starts.
+        """Apply the scheduling to this thread and to threads that it starts later.
 
         Raises:
-            InvalidArgument: There is no such CPU for this process.
-            DeviceUnavailable: The system refuses; the message says what allows it.
+            InvalidArgument: A CPU does not exist or is not allowed for this process.
+            DeviceUnavailable: The system refuses. The message says how to allow it.
         """
         if self.cpus:
             try:
@@ -97,10 +97,10 @@ class Scheduling:
                 ) from None
 
     def above(self, watcher: Callable[[], object]) -> None:
-        """Call `watcher`, which starts a thread that ends this process if need be.
+        """Call `watcher`, which starts a thread that can end this process, at a higher priority.
 
-        The thread runs one step above the others, so that a device that never gives up its CPU cannot stop it; if the
-        system refuses that, at their priority.
+        The thread runs one step above the others, so that it runs even if a device never gives up its CPU. If the
+        system refuses that, the thread has their priority.
         """
         if self.policy:
             with contextlib.suppress(OSError):
@@ -129,23 +129,23 @@ class ServiceOptions(msgspec.Struct, frozen=True):
     Attributes:
         devices: Names of devices.
         log_level: A number of `logging`.
-        quotas: Quotas of a connection that differ from `Quotas`.
+        quotas: Quotas of a connection that differ from the defaults of `Quotas`.
         max_run, max_compile: Seconds that running and compiling a model may take; None for no limit.
         scheduling: The scheduling of its threads.
         sandbox: Mode of `close_door`.
-        warm: True to load at once what most models need.
+        warm: True to load the modules at once that most models need.
         path: Module search path of the client's program.
         socket: Inherited end of a socketpair.
-        stderr: Descriptor that becomes stdout and stderr once all is well.
-        functions: Descriptor of functions that the client has sent, for the device ``nnburst-function``.
-        faults: Descriptor that orders of faults come from.
+        stderr: Descriptor that becomes stdout and stderr once the service has started.
+        functions: Descriptor that the client's functions are read from, for the device ``nnburst-function``.
+        faults: Descriptor that orders for fault points are read from.
         parent: Process id of the client, if that is its parent.
         client: A pidfd of the client, if that is not its parent.
-        worker: Name of the service, if its client is the broker, which hands over others.
+        worker: Name of the service, if this process is a worker and its client the broker.
         user_quotas: Quotas of a user that differ from `PER_USER`, for a worker.
-        own: True if it runs one user's own models, within that user's limits.
-        named: True if it serves models that the broker publishes.
-        apart: Devices for published models alone.
+        own: True if the process runs models of one user, within that user's limits.
+        named: True if the process serves models that the broker publishes.
+        apart: Devices that run published models only.
         state: Directory of the trust store; None for the usual one.
     """
 
@@ -172,12 +172,12 @@ class ServiceOptions(msgspec.Struct, frozen=True):
     state: str | None = None
 
     def __str__(self) -> str:
-        """Return the options as JSON, for `read`; a path may have bytes that are no UTF-8."""
+        """Return the options as JSON, for `read`. Paths may contain bytes that are not UTF-8."""
         return json.dumps(asdict(self), default=msgspec.to_builtins)
 
     @classmethod
     def read(cls, text: str, **others: Any) -> ServiceOptions:
-        """Return the options of a JSON text, with some replaced."""
+        """Parse options from JSON, and replace some of them."""
         return _read({**json.loads(text), **others})
 
 

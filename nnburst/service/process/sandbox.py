@@ -1,7 +1,7 @@
-"""The door of a service process: closed once all is loaded, before its client's first message.
+"""The sandbox of a service process, closed after all code is loaded, before the client's first message.
 
-Code may be loaded later, so directories of code stay readable; nothing else does. Files that a client wants read or
-written come as descriptors. docs/security.md explains the walls, and what they leave open.
+Directories of code stay readable, as more code may be loaded later; no other files do. Files that a client wants to
+be read or written come as descriptors. docs/security.md explains the walls, and what they leave open.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..wire.protocol import Sandbox
 
 _log = logging.getLogger(__name__)
 _BROUGHT = {1: "files", 2: "renaming", 3: "truncating files", 4: "TCP", 5: "devices", 6: "abstract sockets and signals"}
-"""The rights that each version of Landlock takes away; later ones add to the log, and hold for all threads."""
+"""The rights that each version of Landlock can take away. After version 6 come a log and rules for all threads."""
 _LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache")
 _MACHINE = (
     "/proc/cpuinfo",
@@ -40,7 +40,7 @@ _MACHINE = (
     "/dev/urandom",
     "/dev/zero",
 )
-"""Files that tell libraries the number of processors, and the like."""
+"""Files in which libraries find the number of processors and similar facts."""
 _RESOLVER = ("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/host.conf", "/etc/gai.conf", "/etc/ssl")
 _HINT = (
     "the sandbox of this service does not allow it: have the device say what it needs (Device.needs, or "
@@ -57,21 +57,22 @@ def close_door(
     may_cache: bool = True,
     start_threads: Callable[[Callable[[], object]], object] = lambda give_up: give_up(),
 ) -> Sandbox:
-    """Give up all rights that running models does not need, for ever, for all threads of this process.
+    """Give up, for ever, all rights that this process does not need to run models.
 
-    Call it when all is loaded and opened, and before there are threads of this package.
+    Must be called after everything is loaded and opened, and before this package starts threads.
 
     Args:
-        mode: ``"strict"``: with every wall, or not at all; ``"on"``: with those that this kernel has; ``"off"``: none.
+        mode: ``"strict"`` for every wall, else an error; ``"on"`` for the walls that this kernel has; ``"off"`` for
+            none.
         devices: Devices of this service, which keep the rights that they declare.
-        outputs: Descriptors that it only writes to: a terminal is opened anew, for writing alone.
-        may_cache: True to keep the trust store for devices that cache.
-        start_threads: Called in between, with a function that gives up capabilities, which it calls before it starts
-            threads. Only later threads lose capabilities and, on older kernels, get Landlock's wall; seccomp holds for
-            all threads, which may set their priority until then.
+        outputs: Descriptors that are only written to. A terminal among them is reopened for writing only.
+        may_cache: True to keep access to the trust store, for devices that cache.
+        start_threads: Called before the last wall, with a function that gives up capabilities; it has to call this
+            function before it starts threads. Only later threads lose capabilities and, on older kernels, get
+            Landlock's wall. seccomp comes last and covers all threads; until then, they may set their priority.
 
     Raises:
-        DeviceUnavailable: A wall is missing, and the mode is strict; or what a device needs is not there.
+        DeviceUnavailable: A wall is missing and the mode is strict, or a file that a device needs is missing.
     """
     if mode == "off":
         start_threads(lambda: None)
@@ -81,16 +82,16 @@ def close_door(
     needs = Needs.sum(wanted.values())
     may = (lib.NNB_MAY_EXECUTE if needs.programs else 0) | (lib.NNB_MAY_CONNECT if needs.network else 0)
     missing: list[str] = []
-    if not needs.network:  # epoll is refused then: the kernel counts its watches for each user, not for each process
+    if not needs.network:  # refuses epoll: the kernel limits its watches per user, not per process
         selectors.DefaultSelector = selectors.PollSelector  # type: ignore[misc, assignment]
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # memory of clients stays out of files
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no core file may contain clients' memory
     _turn_terminals_outwards(outputs)
     landlock = lib.nnb_landlock_version()
     if landlock:
         _close_files(may, needs, _state(devices) if may_cache else None, missing)
     missing += [f"Landlock for {what}" for version, what in _BROUGHT.items() if version > landlock]
     if not missing:
-        may |= lib.NNB_MAY_SIGNAL  # Landlock keeps all threads from signalling other processes
+        may |= lib.NNB_MAY_SIGNAL  # seccomp need not: Landlock keeps all threads from signalling other processes
     start_threads(lambda: check(lib.nnb_capabilities_drop(), "giving up capabilities"))
     calls = lib.nnb_seccomp_close(may)
     if calls < 0:
@@ -110,15 +111,15 @@ def close_door(
 
 
 def log_sandbox(box: Sandbox) -> None:
-    """Log the walls in force; as a warning, if one is missing."""
+    """Log the walls in force, as a warning if one is missing."""
     _log.log(logging.WARNING if box.missing else logging.INFO, "sandbox %s", box)
 
 
 def _close_files(may: int, needs: Needs, state: Path | None, missing: list[str]) -> None:
-    """Close Landlock's wall."""
+    """Set up Landlock's wall; add what it lacks to `missing`."""
     rules = check(lib.nnb_landlock_rules(may), "Landlock")
     read, write, execute = lib.NNB_MAY_READ, lib.NNB_MAY_WRITE, lib.NNB_MAY_EXECUTE
-    loader = glob("/lib*/ld-*.so*") if needs.programs else []  # the kernel starts it with each program
+    loader = glob("/lib*/ld-*.so*") if needs.programs else []  # the kernel loads it with each program
     try:
         for paths, rights in (
             (find_code(), read),
@@ -141,7 +142,8 @@ def _close_files(may: int, needs: Needs, state: Path | None, missing: list[str])
                         f"a device needs {path}, which cannot be opened: {error.strerror}; make it before the service "
                         "starts, or take it out of its Needs"
                     ) from error
-        # Kept open: the kernel may forget the directory of a process and make it anew, to which no rule belongs then.
+        # Stays open: the kernel may drop the directory of a process and recreate it, and the rule would not apply to
+        # that.
         check(lib.nnb_landlock_allow(rules, os.open("/proc/self", os.O_PATH | os.O_CLOEXEC), read), "/proc/self")
         for_all = check(lib.nnb_landlock_close(rules), "Landlock")
     finally:
@@ -160,9 +162,10 @@ def _allow(rules: int, path: str | os.PathLike[str], rights: int) -> None:
 
 @cache
 def find_code() -> tuple[str, ...]:
-    """Return directories of this interpreter's modules and libraries, except those that contain the user's home.
+    """Return the directories of this interpreter's modules and libraries. Directories that contain the user's home
+    are left out.
 
-    The zygote looks whenever it has loaded a device, so that its children need not.
+    The zygote calls this whenever it has loaded a device, so that its children need not.
     """
     home = os.path.realpath(os.path.expanduser("~"))
     found = {sys.prefix, sys.base_prefix, sys.exec_prefix, *sys.path, *os.environ.get("LD_LIBRARY_PATH", "").split(":")}
@@ -176,18 +179,18 @@ def find_code() -> tuple[str, ...]:
 
 
 def _state(devices: Iterable[Device]) -> Path | None:
-    """Make the directory of the trust store, for devices that cache."""
+    """Create the directory of the trust store, for devices that cache."""
     if all(device.get_number_of_cache_files_needed() == (0, 0) for device in devices):
         return None
     with contextlib.suppress(OSError, CacheRejected):
         state = default_state_directory()
         make_directories(state)
         return state
-    return None  # no caching then
+    return None  # without the directory nothing is cached
 
 
 def _turn_terminals_outwards(outputs: Sequence[int]) -> None:
-    """Leave no terminal readable: a terminal's input goes to every process that has it open for reading."""
+    """Reopen terminals for writing only: the user's input could be read from them."""
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     os.dup2(null, 0)
     os.close(null)
@@ -196,7 +199,7 @@ def _turn_terminals_outwards(outputs: Sequence[int]) -> None:
             flags = os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC
             try:
                 writable = os.open(f"/proc/self/fd/{fd}", flags)
-            except OSError:  # another user's terminal, or gone
+            except OSError:  # another user's terminal, or one that was closed
                 writable = os.open(os.devnull, flags)
             os.dup2(writable, fd)
             os.close(writable)

@@ -1,4 +1,4 @@
-"""The processes of a shared service that run models: one for all, those of users or connections, and their clients."""
+"""The workers of a shared service: the process for all clients, and those for single users or connections."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _LOOK = 1.0
-"""Seconds between two looks at the workers' use of resources."""
+"""Seconds between two checks of the workers' use of resources."""
 _ENDING = 0.1
-"""Seconds until the next look whether a process has ended."""
+"""Seconds between two checks whether a process has ended."""
 _IDLE = 10.0
 """Seconds that the worker of a user without connections waits for the next one."""
 
 
 @dataclass(eq=False)
 class AcceptedClient:
-    """A connection that was accepted. The broker keeps its copy of the socket, to say what became of a worker."""
+    """A connection that was accepted. The broker keeps a copy of its socket, to tell the client if a worker ends."""
 
     number: int
     sock: socket.socket
@@ -59,9 +59,9 @@ class AcceptedClient:
     charge: Charge
     worker: Worker | None = None
     is_dismissed: bool = False
-    """True once the client was sent its last message."""
+    """True once the last message to the client has been sent."""
     until: float = 0.0
-    """The time when it must have said hello, or have gone."""
+    """The time by which the client must have sent hello or, if dismissed, disconnected."""
 
     @property
     def has_gone(self) -> bool:
@@ -69,7 +69,7 @@ class AcceptedClient:
         return bool(ready([self.sock.fileno()], 0, events=0))
 
     def close(self) -> None:
-        """Disconnect the client in another thread: closing sockets in unread messages may block."""
+        """Disconnect the client, in another thread: closing sockets in unread messages may block."""
         self.charge.release()
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
@@ -77,27 +77,29 @@ class AcceptedClient:
             close_fds([self.sock.detach()])
 
     def send_last(self, message: calls.Message, kind: Kind = Kind.REQUEST, number: int = 0) -> None:
-        """Send the last message, and leave the close to the client, which might otherwise see the close first."""
+        """Send the last message, and let the client disconnect: it might notice a disconnection before the
+        message."""
         self.is_dismissed = True
         with contextlib.suppress(OSError, NNBurstError):
             Outgoing(kind, number, calls.encode(message)).try_send(self.sock)
 
 
 Key = int | AcceptedClient | None
-"""The owner of a worker's models: a user, a connection, or None: named models and functions, for all."""
+"""The owner of a worker's models: a user, a connection, or None for the named models and functions for all
+clients."""
 
 
 class Worker:
-    """A process that runs models. The main thread alone touches it, but for `start` and what the process calls.
+    """A process that runs models. Only the main thread uses it, except for `launch` and the calls of the process.
 
     Attributes:
-        uid: User whose models it runs; None for the operator's.
-        what: Name of the process, for people.
-        service: The process, once it has started.
-        group: Its control group, if any.
-        clients: Clients that were handed to it, or wait until it has started, by number.
-        born: The time of its start.
-        idle_since: The time when the last client went.
+        uid: User whose models the process runs; None for the operator's models.
+        what: Name of the process in messages.
+        service: The connection to the process, once it has started.
+        group: Control group of the process, if any.
+        clients: Clients of the process, and clients that wait until it has started, by number.
+        born: The time when the process was started.
+        idle_since: The time when the last client disconnected.
     """
 
     def __init__(self, pool: WorkerPool, key: Key) -> None:
@@ -113,10 +115,10 @@ class Worker:
         self._pool, self._broker = pool, pool.broker
 
     def launch(self, devices: Sequence[str], options: Mapping[str, Any]) -> ServiceConnection:
-        """Start the process, whose log passes through this one. In any thread.
+        """Start the process, whose log passes through this one. May be called in any thread.
 
         Raises:
-            NNBurstError: The process does not start, or there is no thread or descriptor for it.
+            NNBurstError: The process does not start, or the system has no free thread or descriptor.
         """
         quotas, groups = self._pool.quotas, self._pool.groups
         reading, writing = system(os.pipe2, os.O_CLOEXEC)
@@ -154,19 +156,19 @@ class Worker:
     # -- calls of the process --------------------------------------------------------------------------------------
 
     def gone(self, number: int, reason: str, end: Callable[[AcceptedClient, str], None] | None = None) -> None:
-        """Take note that a client has gone, or why it is not served. A second notice is ignored."""
+        """Note that a client has disconnected, or why it is not served. A second note is ignored."""
         self.idle_since = time.monotonic()
         if (client := self.clients.pop(number, None)) is not None:
             self._broker.post(partial(end or self._broker.end_client, client, reason) if reason else client.close)
 
     def leaving(self) -> None:
-        """Take note that the process takes no more clients."""
+        """Note that the process takes no more clients."""
         self._broker.post(partial(self._pool.bury, self))
 
     # -- the main thread -------------------------------------------------------------------------------------------
 
     def take(self, client: AcceptedClient) -> None:
-        """Hand a client over, or keep it waiting."""
+        """Hand a client over to the process, or let it wait until the process has started."""
         self.clients[client.number] = client
         client.worker = self
         if self.service is not None:
@@ -182,7 +184,7 @@ class Worker:
 
     def _hand(self, service: ServiceConnection, client: AcceptedClient) -> None:
         def failed(error: NNBurstError) -> None:
-            if isinstance(error, ResourceExhausted):  # else the process has ended: `ended` reports it
+            if isinstance(error, ResourceExhausted):  # otherwise the process has ended, and `ended` reports that
                 self.gone(client.number, str(error), self._broker.refuse)
 
         pidfd = peer_pidfd(client.sock)
@@ -196,17 +198,17 @@ class Worker:
 
     @property
     def counts_threads(self) -> bool:
-        """Return True if its threads have a limit that the kernel does not enforce."""
+        """Return True if there is a limit on the process's threads that the kernel does not enforce."""
         return self.uid is not None and (self.group is None or "pids" not in self.group.held)
 
     def excess(self) -> str:
-        """Return why the process has to be ended, or nothing.
+        """Return the limit that the process exceeds, as a sentence, or "".
 
-        The kernel's counts decide: a worker that a model has taken over would not count itself.
+        The kernel's counts decide, because a worker that a hostile model controls would not report itself.
         """
         usage = None if self.service is None else usage_of(self.service.pid)
         most = self._pool.quotas.process_threads
-        if usage is None or usage.threads <= most:  # None: it has gone, or this process lacks descriptors
+        if usage is None or usage.threads <= most:  # None: the process has ended, or this one lacks descriptors
             return ""
         return (
             f"{self.what} has {usage.threads} threads, and may have {most} (nnburst serve --quota "
@@ -214,7 +216,7 @@ class Worker:
         )
 
     def how_ended(self) -> str:
-        """Return how a process ended that this side has not ended."""
+        """Return a sentence about the end of a process that this side has not ended."""
         assert self.service is not None
         ending = self.service.connection.ending
         why = "" if self.group is None else self.group.why_killed()
@@ -223,13 +225,13 @@ class Worker:
         return f"{self.what}: {ending.reason}" + (f"; {why}" if why else "")
 
     def wait_log(self) -> None:
-        """Wait for the last words of the process, which has ended."""
+        """Wait until the log of the ended process is read to its end."""
         if self._log is not None:
             self._log.join(LEAVING)
 
 
 class Isolation(enum.Enum):
-    """The sharing of processes among clients that bring models."""
+    """The rule by which clients that bring models share processes."""
 
     USER = "user"
     CONNECTION = "connection"
@@ -237,29 +239,31 @@ class Isolation(enum.Enum):
 
 
 class WorkerPool:
-    """The workers of a service: one for all, and others for users or connections, started and ended as needed.
+    """The workers of a service: one for all clients, and others for users or connections, started and ended as
+    needed.
 
-    The main thread of the broker alone calls it.
+    Only the broker's main thread uses it.
 
     Args:
-        broker: Learns of ended workers.
+        broker: The broker, which is told of ended workers.
         start: Starts a worker: `start_child` with the options that all workers share.
         name: Name of the service.
-        devices: Names of devices. Function devices run only the operator's functions; the others also clients' models.
+        devices: Names of devices. Function devices run only the operator's functions; others run clients' models,
+            too.
         named: Names of models; see `prepare`.
-        prepare: Called with the worker that all clients share, whenever one has started, to publish the models.
-        isolation: Sharing of processes for models that clients bring.
-        user_quotas: Differences from `PER_USER`, for all connections of a user together, in each worker.
+        prepare: Called with the shared worker whenever one has started, to publish the models.
+        isolation: The rule by which clients that bring models share processes.
+        user_quotas: Quotas that differ from `PER_USER`, for all connections of a user in one worker.
 
     Raises:
-        NNBurstError: The worker that all share does not start, or a model cannot be published.
+        NNBurstError: The shared worker does not start, or a model cannot be published.
 
     Attributes:
-        shared: The worker that all clients share; replaced if it dies.
+        shared: The worker for all clients, replaced if it dies.
         runs_own: True if clients may bring models.
-        groups: Control groups of the workers; None if the broker counts.
+        groups: Control groups of the workers; None if the broker itself counts resources.
         quotas: Quotas of a user.
-        page: Statistics that name the workers.
+        page: Statistics page that lists the workers.
     """
 
     def __init__(
@@ -288,7 +292,7 @@ class WorkerPool:
         self.page = Page(name)
         self._next_look = 0.0
         self._pauses: dict[int | None, Backoff] = {}
-        """By user."""
+        """The pause before the next start of a worker, by user."""
         shared = Worker(self, None)
         self._all: dict[Key, Worker] = {None: shared}
         self.shared = self._started(shared)
@@ -298,7 +302,8 @@ class WorkerPool:
         return iter(list(self._all.values()))
 
     def take(self, client: AcceptedClient, *, own: bool = False) -> None:
-        """Hand a client to the worker for all, or to the one for its own models, which is started if need be."""
+        """Hand a client to the shared worker or, with `own`, to the worker for its own models, which is started if
+        necessary."""
         key: Key = None
         if own and self._isolation is not Isolation.NONE:
             key = client.peer.uid if self._isolation is Isolation.USER else client
@@ -307,7 +312,7 @@ class WorkerPool:
         self._all[key].take(client)
 
     def look(self) -> float:
-        """End workers that exceed their limits, and idle ones. Return when to look again."""
+        """End idle workers and those that exceed their limits. Return the time of the next check."""
         now, moments = time.monotonic(), [math.inf]
         is_time = now >= self._next_look
         if is_time:
@@ -322,7 +327,7 @@ class WorkerPool:
                 is_of_connection = isinstance(worker.key, AcceptedClient)
                 moments.append(worker.idle_since + (0.0 if is_of_connection else _IDLE))
                 if now >= moments[-1] and self._remove(worker):
-                    if not is_of_connection:  # its end tells nothing of the user's other workers
+                    if not is_of_connection:  # the end of such a worker says nothing about the user's other workers
                         self._pauses.pop(worker.uid, None)
                     worker.service.connection.hang_up(calls.Goodbye())
         if self.groups is not None and self.groups.sweep({worker.group for worker in self}):
@@ -368,7 +373,7 @@ class WorkerPool:
         if worker.key is None:
             self.shared = service
             if self._named:
-                self.broker.reload_models()  # files may have changed while it read them
+                self.broker.reload_models()  # files may have changed while the worker read them
         worker.started(service)
 
     def _not_started(self, worker: Worker, reason: str) -> None:
@@ -391,18 +396,18 @@ class WorkerPool:
     def _part(self, worker: Worker, reason: str) -> None:
         self.bury(worker)
         for number in list(worker.clients):
-            if (client := worker.clients.pop(number, None)) is not None:  # the client is still there
+            if (client := worker.clients.pop(number, None)) is not None:  # the client is still connected
                 self.broker.end_client(client, reason)
 
     def bury(self, worker: Worker) -> None:
-        """Hand no more clients to a worker; if it is the one that all share, start it again."""
+        """Hand no more clients to a worker. If it is the shared one, start another."""
         if self._remove(worker):
             self._pauses.setdefault(worker.uid, Backoff()).ended(time.monotonic() - worker.born)
             if worker.key is None:
                 self._start_later(None)
 
     def _remove(self, worker: Worker) -> bool:
-        """Remove a worker. Return True if it was there."""
+        """Remove a worker. Return True if it was in the pool."""
         if self._all.get(worker.key) is not worker:
             return False
         del self._all[worker.key]
@@ -431,7 +436,8 @@ class WorkerPool:
 
 
 def _state_of(uid: int) -> str:
-    """Make a state directory for the models of another user, beside this user's: neither can reach the other's."""
+    """Create a state directory for another user's models, beside this user's; neither can reach the other's
+    directory."""
     try:
         directory = f"{os.path.abspath(default_state_directory())}-user-{uid}"
         make_directories(directory)

@@ -1,7 +1,7 @@
-"""The zygote: a process that has imported what services import, and is forked to become one.
+"""The zygote: a process that has imported the modules of a service, and is forked to become one.
 
-It serves one client, and knows nothing of it but what its requests say. It has no thread and no data, so its children
-may use all that they inherit. Requests: see `forked`.
+It serves one client, and knows only what the client's requests say. It has no other thread and no data, so its
+children can use everything that they inherit. `forked` describes the requests.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from .sandbox import find_code
 _LONGEST = 1 << 20
 _MOST_FDS = 16
 _QUIET = 0.2
-"""Seconds without a request, so that the last one has been served."""
+"""Seconds without a request after which remaining modules are loaded."""
 
 
 def _serve(control: socket.socket, client: int) -> ServiceOptions:
-    """Fork children. Return in each of them, with its options; the zygote itself ends in here."""
+    """Fork children. Returns only in each child, with its options; the zygote itself ends inside."""
     children: dict[int, tuple[int, socket.socket]] = {}
-    """By pidfd: the process id, and the socket for its exit status."""
+    """The process id of each child, and the socket for its exit status, by pidfd."""
     later = dict[str, bool]()
-    """Devices, True if warm, whose remaining modules are loaded once no client waits."""
+    """Devices (True if warm) whose remaining modules are loaded once there are no requests."""
     while True:
         found = ready((control.fileno(), client, *children), _QUIET if later else None)
         while later and not found:
@@ -47,7 +47,7 @@ def _serve(control: socket.socket, client: int) -> ServiceOptions:
         for pidfd in found & children.keys():
             pid, told = children.pop(pidfd)
             os.close(pidfd)
-            with told, contextlib.suppress(OSError):  # the client may have gone
+            with told, contextlib.suppress(OSError):  # the client may have ended
                 told.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
         data, fds, flags = b"", list[int](), 0
         if control.fileno() in found:
@@ -66,7 +66,7 @@ def _serve(control: socket.socket, client: int) -> ServiceOptions:
                 return _become(client, request, fds)
             if forked is not None:
                 told = socket.socket(fileno=fds.pop(0))
-                os.close(fds.pop())  # makes room for the pidfd
+                os.close(fds.pop())  # frees a descriptor for the pidfd
                 children[os.pidfd_open(forked)] = forked, told
                 later |= dict.fromkeys(options.devices, options.warm)
         for fd in fds:
@@ -74,7 +74,7 @@ def _serve(control: socket.socket, client: int) -> ServiceOptions:
 
 
 def _fork(options: ServiceOptions) -> int | None:
-    """Return the id of a child, 0 in the child; None if this process cannot be forked."""
+    """Fork this process. Return the child's id, 0 in the child; None if the system refuses."""
     for spec in options.devices:
         _load(spec, options.warm)
     with contextlib.suppress(OSError):
@@ -94,7 +94,7 @@ def _become(client: int, request: dict[str, Any], fds: list[int]) -> ServiceOpti
     os.dup2(stderr, 2)
     os.close(stderr)
     pidfd = os.pidfd_open(os.getpid())
-    with socket.socket(fileno=told) as end, contextlib.suppress(OSError):  # the client has given up
+    with socket.socket(fileno=told) as end, contextlib.suppress(OSError):  # the client may have given up
         socket.send_fds(end, [b"!"], [pidfd])
     os.close(pidfd)
     return ServiceOptions.read(request["options"], client=client, **dict(zip(request["names"], named, strict=True)))
@@ -102,8 +102,8 @@ def _become(client: int, request: dict[str, Any], fds: list[int]) -> ServiceOpti
 
 @cache
 def _load(spec: str, warm: bool, rest: bool = False) -> None:
-    """Import the modules of a device, for this start and all later ones."""
-    with contextlib.suppress(Exception):  # the child will report it
+    """Import the modules of a device, for this start and later ones."""
+    with contextlib.suppress(Exception):  # the child will report the error
         device = create_device(spec)
         DeviceInfo.of(device)  # finds versions and capabilities
         if warm and isinstance(device, LocalDevice):
@@ -116,7 +116,7 @@ def main() -> int:
     """Run as the zygote, and then as one of its children."""
     control, parent = map(int, sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else the kernel forgets how children ended
-    check(lib.nnb_signal_when_orphaned(signal.SIGCONT))  # a stopped zygote continues, and sees it
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # otherwise the kernel drops the exit status of children
+    check(lib.nnb_signal_when_orphaned(signal.SIGCONT))  # a stopped zygote continues, and notices the client's end
     client = child.pidfd_of_parent(parent)
     return 0 if client < 0 else child.serve(_serve(socket.socket(fileno=control), client))

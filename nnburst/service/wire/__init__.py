@@ -1,1 +1,1 @@
-"""The traffic of the control socket: packets, values, the table of calls."""
+"""The control socket's protocol: packets, values, the table of calls."""

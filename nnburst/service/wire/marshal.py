@@ -1,4 +1,4 @@
-"""Models, requests, pools and queues ↔ their forms in a message."""
+"""Conversion of models, requests, pools and queues to and from their forms in a message."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .protocol import WireGrantor, WireMemory, WireModel, WireQueue, WireRequest
 
 
 def pools_to_wire(pools: Iterable[MemoryLike | Named]) -> tuple[tuple[WireMemory, ...], list[int]]:
-    """Return handles and descriptors (borrowed, in order) of what requests name."""
+    """Return the handles of a request's pools, and their descriptors (borrowed, in the same order)."""
     handles: list[WireMemory] = []
     fds: list[int] = []
     for pool in pools:
@@ -36,10 +36,10 @@ def pools_to_wire(pools: Iterable[MemoryLike | Named]) -> tuple[tuple[WireMemory
 
 
 def memories_from_wire(handles: Sequence[WireMemory], fds: FdBundle, allow_direct: bool = False) -> tuple[Memory, ...]:
-    """Build memories from handles: all or none. An unusable memory fails at its first use.
+    """Build memories from handles; on an error none stays open. An unusable memory fails at its first use.
 
     Args:
-        allow_direct: True if the peer may ask to have memory mapped that it could truncate.
+        allow_direct: True if the peer may ask for a direct mapping of memory that it can truncate.
 
     Raises:
         InvalidArgument: A handle is malformed.
@@ -60,7 +60,7 @@ def memories_from_wire(handles: Sequence[WireMemory], fds: FdBundle, allow_direc
 
 
 def close_all(pools: Iterable[MemoryLike | Named]) -> None:
-    """Close the memories that came with a message. Buffers stay open: a message only names them."""
+    """Close the memories of a message. Buffers, which a message only refers to by id, stay open."""
     for pool in pools:
         if isinstance(pool, Memory):
             pool.close()
@@ -69,7 +69,7 @@ def close_all(pools: Iterable[MemoryLike | Named]) -> None:
 def pools_from_wire(
     handles: Sequence[WireMemory], fds: FdBundle, owned: Container[int], allow_direct: bool
 ) -> tuple[Memory | Named, ...]:
-    """Build the pools of a request: memories, buffers whose ids are in `owned`, and numbers of steps.
+    """Build the pools of a request: memories, numbers of steps, and buffers whose ids are in `owned`.
 
     Raises:
         InvalidArgument: See `memories_from_wire`, or a buffer belongs to another connection.
@@ -86,7 +86,7 @@ def pools_from_wire(
 
 
 def total_size(handles: Iterable[WireMemory]) -> int:
-    """Return the bytes that mapping or copying all of these takes.
+    """Return the total size in bytes of the memories behind these handles.
 
     Raises:
         InvalidArgument: The layout of an image contradicts itself.
@@ -97,19 +97,19 @@ def total_size(handles: Iterable[WireMemory]) -> int:
 def _size(handle: WireMemory) -> int:
     if handle.image is None:
         return handle.size
-    check_layout(handle.image)  # before anything is computed from it
+    check_layout(handle.image)  # checked before its numbers are used
     return handle.image.span
 
 
 def model_to_wire(model: Model) -> tuple[WireModel, list[int]]:
-    """Return a model with handles in place of pools, and the descriptors of these (borrowed)."""
+    """Return a model with handles in place of pools, and the pools' descriptors (borrowed)."""
     handles, fds = pools_to_wire(model.pools)
-    # Each subgraph is encoded where it stands, and is read as `msgspec.Raw`.
+    # Each subgraph is encoded in place; the reader gets it as `msgspec.Raw`.
     return WireModel(**asdict(model) | {"pools": handles}), fds
 
 
 def model_from_wire(wire: WireModel, fds: FdBundle, allow_direct: bool = False) -> Model:
-    """Inverse of `model_to_wire`. The pools belong to the caller. Raises the same errors as `memories_from_wire`."""
+    """Build a model from a message. The caller closes its pools. Raises the same errors as `memories_from_wire`."""
     referenced = referenced_from_wire(wire.referenced)
     return Model(
         **asdict(wire) | {"referenced": referenced, "pools": memories_from_wire(wire.pools, fds, allow_direct)}
@@ -117,37 +117,37 @@ def model_from_wire(wire: WireModel, fds: FdBundle, allow_direct: bool = False) 
 
 
 def request_to_wire(request: Request) -> tuple[WireRequest, list[int]]:
-    """Return a request with handles in place of pools, and the descriptors of these (borrowed)."""
+    """Return a request with handles in place of pools, and the pools' descriptors (borrowed)."""
     handles, fds = pools_to_wire(request.pools)
     return WireRequest(inputs=request.inputs, outputs=request.outputs, pools=handles), fds
 
 
 def request_from_wire(wire: WireRequest, fds: FdBundle, owned: Container[int], allow_direct: bool) -> Request:
-    """Inverse of `request_to_wire`. The pools belong to the caller. Raises the same errors as `pools_from_wire`."""
+    """Build a request from a message. The caller closes its pools. Raises the same errors as `pools_from_wire`."""
     pools = pools_from_wire(wire.pools, fds, owned, allow_direct)
     return Request(inputs=wire.inputs, outputs=wire.outputs, pools=pools)
 
 
 def cache_to_wire(files: CacheFiles) -> tuple[CacheFiles, list[int]]:
-    """Return cache files with places among the descriptors of a message, and the descriptors (borrowed)."""
+    """Return cache files as indexes into a message's descriptors, and those descriptors (borrowed)."""
     fds = list(files.fds)
     return files.with_fds(range(len(fds))), fds
 
 
 def cache_from_wire(wire: CacheFiles, fds: FdBundle) -> CacheFiles:
-    """Inverse of `cache_to_wire`. The descriptors belong to the caller."""
+    """Return the cache files of a message. The caller closes their descriptors."""
     return wire.with_fds(fds.take(len(wire.fds)))
 
 
 def queue_to_wire(queue: MQDescriptor) -> tuple[WireQueue, list[int]]:
-    """Return a queue descriptor's numbers and its descriptors (borrowed)."""
+    """Return a queue descriptor's fields, and its descriptors (borrowed)."""
     fds = list(queue.fds)
     grantors = tuple(WireGrantor(*grantor) for grantor in queue.grantors)
     return WireQueue(grantors=grantors, quantum=queue.quantum, flags=int(queue.flags), n_fds=len(fds)), fds
 
 
 def descriptor_from_wire(wire: WireQueue, fds: FdBundle) -> MQDescriptor:
-    """Inverse of `queue_to_wire`; the result owns its descriptors.
+    """Build a queue descriptor from a message; the result owns its descriptors.
 
     Raises:
         InvalidArgument: A number is outside the format.

@@ -1,11 +1,11 @@
-"""One message as one datagram: header, body, descriptors.
+"""The format of a message, which is one datagram: header, body, descriptors.
 
     0        1        2          4            8
     | kind   | flags  | n_fds    | call id    | body (MessagePack)                      |   little-endian
 
-kind 0 = request, 1 = reply, 2 = error reply. Call id 0 = no answer wanted. flags bit 0 = the body is in a sealed memfd,
-which is the last descriptor, and the eight bytes after the header are the body's length. Descriptors travel by
-SCM_RIGHTS; n_fds does not count that memfd.
+kind 0 = request, 1 = reply, 2 = error reply. Call id 0 = no answer wanted. If bit 0 of flags is set, the body is in a
+sealed memfd, the last descriptor, and the eight bytes after the header are the body's length; n_fds does not count
+this memfd. Descriptors are passed by SCM_RIGHTS.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class EndOfStream(Exception):
 
 
 class DescriptorsLost(Exception):
-    """A message came without all of its descriptors, because this process may have no more."""
+    """A message lost some of its descriptors, because this process has reached its limit."""
 
     def __init__(self, kind: Kind, call_id: int) -> None:
         super().__init__(kind, call_id)
@@ -60,7 +60,7 @@ class Kind(enum.IntEnum):
 
 
 class FdBundle(FdSet, Closing):
-    """Descriptors that belong to a message. A handler owns those that it takes; the others are closed with the bundle.
+    """The descriptors of a message. A handler owns those that it takes; `close` closes the others.
 
     A closed bundle is empty.
     """
@@ -74,7 +74,7 @@ class FdBundle(FdSet, Closing):
         """Remove and return the next `count` descriptors.
 
         Raises:
-            InvalidArgument: There are fewer.
+            InvalidArgument: Fewer descriptors are left.
         """
         if count > len(self):
             raise InvalidArgument(f"{count} descriptors wanted, {len(self)} left in the message")
@@ -96,7 +96,7 @@ class Packet(Struct, frozen=True):
 
 
 def _spill(body: bytes) -> int:
-    """Return a memfd that holds `body` and can never change again."""
+    """Return a sealed memfd that contains `body`."""
     fd = system(os.memfd_create, "nnburst-message", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         view = memoryview(body)
@@ -110,7 +110,7 @@ def _spill(body: bytes) -> int:
 
 
 def _unspill(fd: int, length: int) -> bytes:
-    """Return a private copy of a spilled body; closes `fd`."""
+    """Return a copy of the body in a sealed memfd, and close `fd`."""
     try:
         if length > MAX_BODY:
             raise Malformed(f"a body of {length} bytes is longer than {MAX_BODY}")
@@ -118,7 +118,7 @@ def _unspill(fd: int, length: int) -> bytes:
             raise Malformed("a spilled body is not in a sealed memfd")
         if os.fstat(fd).st_size != length:
             raise Malformed(f"a spilled body has {os.fstat(fd).st_size} bytes, not the {length} announced")
-        return os.pread(fd, length, 0)  # sealed: there are so many
+        return os.pread(fd, length, 0)  # sealed, so it cannot be shorter
     except OSError as error:
         raise Malformed(f"a spilled body cannot be read: {error}") from None
     finally:
@@ -126,19 +126,19 @@ def _unspill(fd: int, length: int) -> bytes:
 
 
 class Outgoing:
-    """A message that is ready to be sent, in as many tries as it takes. It owns its descriptors until `close`.
+    """A message ready to be sent, with one or more tries. It owns its descriptors until `close`.
 
     Args:
         fds: At most 253 descriptors, 252 when the body is longer than 64 KiB.
 
     Attributes:
         size: Bytes of the datagram.
-        n_fds: Descriptors that go with it.
-        is_sent: True once it was sent.
-        release: Releases the message's charge once it is received or dropped; None without a charge.
+        n_fds: Number of descriptors that go with the message.
+        is_sent: True once the message was sent.
+        release: Gives back the message's charge, once it is received or dropped; None without a charge.
 
     Raises:
-        InvalidArgument: Too many descriptors.
+        InvalidArgument: There are too many descriptors.
         ResourceExhausted: The body is too long, or the process has no descriptor or memory for a long one.
     """
 
@@ -170,19 +170,19 @@ class Outgoing:
         self._ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", passed))] if passed else []
 
     def close(self) -> None:
-        """Close its descriptors, and release its charge. Idempotent."""
+        """Close the descriptors and release the charge. Idempotent."""
         self._fds.close()
         release, self.release = self.release, None
         if release is not None:
             release()
 
     def try_send(self, sock: socket.socket) -> None:
-        """Send it as one datagram, without waiting, and close its descriptors.
+        """Send the message as one datagram, without waiting, and close its descriptors.
 
         Raises:
             BlockingIOError: The socket is full; nothing was sent.
-            ResourceExhausted: The kernel has no room, or the user has as many descriptors in flight as it may.
-            ConnectionError: The peer is gone.
+            ResourceExhausted: The kernel has no room, or the user's limit of descriptors in flight is reached.
+            ConnectionError: The peer has ended.
         """
         try:
             sock.sendmsg(self._data, self._ancillary, _SEND_FLAGS)
@@ -199,19 +199,19 @@ class Outgoing:
 
 
 def unread_bytes(sock: socket.socket) -> int:
-    """Return the bytes that the kernel holds for unread datagrams, its own overhead included."""
+    """Return the bytes that unread datagrams take in the kernel, including its overhead."""
     answer = array.array("i", [0])
     fcntl.ioctl(sock, termios.TIOCOUTQ, answer)
     return answer[0]
 
 
 def receive(sock: socket.socket) -> Packet:
-    """Receive one message. Received descriptors are close-on-exec and are closed if anything is wrong.
+    """Receive one message. Its descriptors are close-on-exec; after an error they are closed.
 
     Raises:
-        BlockingIOError: Nothing there.
+        BlockingIOError: No message has come.
         EndOfStream: The peer closed its end, or the connection broke.
-        DescriptorsLost: This process may not have as many as came.
+        DescriptorsLost: The descriptors that came exceed this process's limit.
         Malformed: The datagram breaks the format.
     """
     try:
@@ -252,9 +252,9 @@ def peek_first(sock: socket.socket) -> tuple[int, Hello | EndClients | LoadModel
     """Return a client's first message, and its number, without receiving it.
 
     Raises:
-        BlockingIOError: Nothing there.
+        BlockingIOError: No message has come.
         EndOfStream: The peer closed its end.
-        Malformed: Its first message is something else.
+        Malformed: The first message is of another type.
     """
     data = sock.recvmsg(_MOST_FIRST, 0, socket.MSG_PEEK | socket.MSG_DONTWAIT)[0]
     if not data:

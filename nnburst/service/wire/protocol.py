@@ -1,11 +1,11 @@
-"""The calls of the control plane: ONE table of typed messages (`CALLS`, at the end).
+"""The calls of the control plane: one table of typed messages (`CALLS`, at the end).
 
-A message is a msgspec struct, encoded as MessagePack and tagged with its name. Adding a call is adding its two structs
-and one row; the transport, the host and the proxies look everything else up in the row. Decoding is strict: unknown
-names, wrong types, unknown fields and counts beyond the limits below are `Malformed`, which ends the connection.
+A message is a msgspec struct, encoded as MessagePack and tagged with its name. A new call needs two structs and one
+row; the transport, the host and the proxies find everything else in the row. Decoding is strict: an unknown name or
+field, a wrong type, or a count beyond the limits below raises `Malformed`, which ends the connection.
 
-Bytes of tensors never travel in a message. A pool is a `WireMemory` plus its descriptors; only constants of at most
-128 bytes are inline, in `WireModel.operand_values`.
+A message never contains tensors. A pool is a `WireMemory` plus its descriptors; only constants of at most 128 bytes
+are inline, in `WireModel.operand_values`.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from ...model.running import RunOptions, failure_of
 from ...model.types import MAX_OPERANDS, BufferRole, DeviceStatus, RequestArgument, Steps, Subgraph, Timing
 
 VERSION = (1, 0)
-"""Version of this table. Another one is refused at hello."""
+"""Version of this table. A peer with another version is refused at hello."""
 
 T = TypeVar("T")
 _MAX_TEXT = 4096
 
 
 class Malformed(Exception):
-    """The peer sent something that no correct peer sends. Ends the connection, nothing else."""
+    """The peer sent something that no correct peer sends. Only the connection ends."""
 
 
 class Side(enum.Enum):
-    """The end of a connection that serves a call; or the broker of a shared service, for a connection's first."""
+    """The side that serves a call: one of the two ends, or the broker of a shared service for the first call."""
 
     SERVICE = "service"
     CLIENT = "client"
@@ -52,11 +52,12 @@ class Side(enum.Enum):
 MAX_FDS = 253
 """Descriptors per message (SCM_MAX_FD of Linux)."""
 MAX_INLINE = 64 * 1024
-"""Longest body in a datagram; a longer one travels in a sealed memfd."""
+"""Longest body in a datagram, in bytes; a longer one is sent in a sealed memfd."""
 MAX_BODY = 16 * 1024 * 1024
-"""Longest body at all. Large constants are in pools, so this is structure only."""
+"""Longest body of a message, in bytes. It need not contain large constants, which are in pools."""
 MAX_REFERENCED = 1024
-"""Subgraphs that a model refers to; all together have at most `MAX_OPERANDS` operands and operations each."""
+"""Most subgraphs that a model refers to. Together they have at most `MAX_OPERANDS` operands and as many
+operations."""
 
 Id = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 Cpus = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, le=2**20)], ...], msgspec.Meta(max_length=8192)]
@@ -79,13 +80,13 @@ class Value(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Sandbox(Value, frozen=True, omit_defaults=True):
-    """The sandbox of a service process, as reported when it was closed.
+    """The sandbox of a service process, as it reported when the sandbox was closed.
 
     Attributes:
         mode: ``"strict"``, ``"on"`` or ``"off"``.
         landlock: Version of the kernel's Landlock, which limits files, ports and processes; 0 if it is not in force.
-        seccomp: True if it may make only the system calls of a list.
-        granted: Needs that its devices have declared, a sentence each.
+        seccomp: True if the process is limited to a list of system calls.
+        granted: Needs that the devices have declared, one sentence each.
         missing: Walls that this kernel, or this container, lacks.
     """
 
@@ -103,10 +104,10 @@ class Sandbox(Value, frozen=True, omit_defaults=True):
 
 
 class WireMemory(Value, frozen=True, omit_defaults=True):
-    """A memory pool: its schema, and how many of the message's descriptors are its own (in order).
+    """A memory pool: its layout, and how many of the message's descriptors belong to it (in order).
 
-    `buffer`: 0, or the id of a driver-managed buffer; `steps`: number of steps of a request. With one of the two, the
-    other fields mean nothing.
+    `buffer`: 0, or the id of a driver-managed buffer; `steps`: the number of steps of a request. If one of the two is
+        set, the other fields are ignored.
     """
 
     kind: Annotated[str, msgspec.Meta(max_length=64)]
@@ -144,8 +145,9 @@ class WireQueue(Value, frozen=True):
 class WireModel(Value, frozen=True):
     """A `Model` with handles in place of pools.
 
-    `referenced`: a Subgraph each, for IF and WHILE; `operand_values`: of CONSTANT_COPY operands; `pools`: of
-    CONSTANT_REFERENCE operands; `extension_name_to_prefix`: the upper 16 bits of an extension's types and operations.
+    `referenced`: the subgraphs of IF and WHILE; `operand_values`: bytes of CONSTANT_COPY operands; `pools`: bytes of
+        CONSTANT_REFERENCE operands; `extension_name_to_prefix`: the upper 16 bits of an extension's types and
+        operations.
     """
 
     main: Subgraph
@@ -162,17 +164,17 @@ _subgraphs = msgspec.msgpack.Decoder(Subgraph)
 
 
 def referenced_from_wire(encoded: Sequence[msgspec.Raw]) -> tuple[Subgraph, ...]:
-    """Decode the subgraphs that a model refers to, one by one, until there are too many operands.
+    """Decode the subgraphs that a model refers to. Stop at the first that has too many operands.
 
     Raises:
-        InvalidArgument: There are too many, or one of them is not a subgraph.
+        InvalidArgument: There are too many operands, or an item is not a subgraph.
     """
     graphs: list[Subgraph] = []
     left = MAX_OPERANDS
     for raw in encoded:
         try:
             graph = _subgraphs.decode(raw)
-        except Exception as error:  # of whatever the sender made of it
+        except Exception as error:  # the sender's bytes can cause any error
             raise InvalidArgument(f"subgraph {len(graphs)} cannot be read: {error}") from None
         graphs.append(graph)
         left -= max(len(graph.operands), len(graph.operations))
@@ -190,20 +192,20 @@ class WireRequest(Value, frozen=True):
 
 
 class Message(Struct, frozen=True, forbid_unknown_fields=True, tag_field="call"):
-    """Base of all messages. Comments add facts that a field's name and type do not tell."""
+    """Base of all messages. Docstrings describe only the fields whose name and type do not explain them."""
 
 
 # -- messages --------------------------------------------------------------------------------------------------------
 
 
 class Done(Message, tag="done", frozen=True):
-    """The reply of a call that succeeded and returns nothing."""
+    """The reply of a successful call that returns nothing."""
 
 
 class ErrorReply(Message, tag="error", frozen=True, omit_defaults=True):
-    """The reply of a call that failed; it comes back as the exception of `errors.py`.
+    """The reply of a failed call, which the caller raises as an exception of `errors.py`.
 
-    `cache`: why cache files were not accepted.
+    `cache`: the reason why cache files were not accepted.
     """
 
     status: Annotated[int, msgspec.Meta(ge=1, le=8)]
@@ -215,7 +217,7 @@ class ErrorReply(Message, tag="error", frozen=True, omit_defaults=True):
 class Hello(Message, tag="hello", frozen=True, omit_defaults=True):
     """Opens a connection. The first call.
 
-    `own`: for models of the client's own, on devices that `ListDevicesReply.apart` names.
+    `own`: True for a connection that runs the client's own models, on devices in `ListDevicesReply.apart`.
     """
 
     version: tuple[Id, Id]
@@ -224,7 +226,10 @@ class Hello(Message, tag="hello", frozen=True, omit_defaults=True):
 
 
 class HelloReply(Message, tag="hello.reply", frozen=True, omit_defaults=True):
-    """`sandbox`: the walls around the service."""
+    """The reply to `Hello`.
+
+    `sandbox`: the walls around the service.
+    """
 
     version: tuple[Id, Id]
     pid: Id
@@ -236,7 +241,10 @@ class ListDevices(Message, tag="list_devices", frozen=True):
 
 
 class ListDevicesReply(Message, tag="list_devices.reply", frozen=True, omit_defaults=True):
-    """`apart`: numbers of devices that are used over a connection with `Hello.own`."""
+    """The reply to `ListDevices`.
+
+    `apart`: numbers of devices that need a connection with `Hello.own`.
+    """
 
     devices: Annotated[tuple[DeviceInfo, ...], msgspec.Meta(max_length=256)]
     apart: Annotated[tuple[Id, ...], msgspec.Meta(max_length=256)] = ()
@@ -247,14 +255,17 @@ class ListModels(Message, tag="list_models", frozen=True):
 
 
 class ListModelsReply(Message, tag="list_models.reply", frozen=True, omit_defaults=True):
-    """`digests`: of each name, SHA-256 of the files of its model; empty if it came from none."""
+    """The reply to `ListModels`.
+
+    `digests`: SHA-256 of the files of each model; empty for a model without files.
+    """
 
     names: Annotated[tuple[ArgumentName, ...], msgspec.Meta(max_length=65536)]
     digests: Annotated[tuple[ArgumentName, ...], msgspec.Meta(max_length=65536)] = ()
 
 
 class GetDeviceStatus(Message, tag="get_device_status", frozen=True):
-    """Tells whether a device is available, busy or offline."""
+    """Asks for the status of a device: available, busy or offline."""
 
     device: Id
 
@@ -264,7 +275,7 @@ class GetDeviceStatusReply(Message, tag="get_device_status.reply", frozen=True):
 
 
 class GetSupportedOperations(Message, tag="get_supported_operations", frozen=True):
-    """Tells which operations of a model a device runs. Descriptors: those of the pools."""
+    """Asks which operations of a model a device can run. Carries the descriptors of the pools."""
 
     device: Id
     model: WireModel
@@ -275,7 +286,7 @@ class GetSupportedOperationsReply(Message, tag="get_supported_operations.reply",
 
 
 class ImportModel(Message, tag="import_model", frozen=True):
-    """Reads a model from a file, or looks one up by name. Descriptors: those of the pools."""
+    """Reads a model from a file, or looks one up by name. Carries the descriptors of the pools."""
 
     device: Id
     source: ArgumentName
@@ -283,7 +294,11 @@ class ImportModel(Message, tag="import_model", frozen=True):
 
 
 class ImportModelReply(Message, tag="import_model.reply", frozen=True):
-    """`model` has no pools; `files` says what each of them must be. The last `optional_inputs` have a default."""
+    """The reply to `ImportModel`.
+
+    `model`: the model without pools; `files`: the content of each pool; `optional_inputs`: how many of the last inputs
+    have defaults.
+    """
 
     model: WireModel
     files: Annotated[tuple[ArgumentName, ...], msgspec.Meta(max_length=MAX_FDS)]
@@ -294,12 +309,12 @@ class ImportModelReply(Message, tag="import_model.reply", frozen=True):
 
 
 Bytes32 = Annotated[bytes, msgspec.Meta(max_length=32)]
-"""32 bytes, or none."""
+"""A SHA-256 digest of 32 bytes, or empty."""
 Generation = Annotated[bytes, msgspec.Meta(max_length=16)]
 
 
 class PrepareModel(Message, tag="prepare_model", frozen=True):
-    """Compiles a model. Descriptors: of the pools, the model cache files, the data cache files, their directory."""
+    """Compiles a model. Carries the descriptors of pools, model cache files, data cache files and their directory."""
 
     device: Id
     model: WireModel
@@ -307,7 +322,11 @@ class PrepareModel(Message, tag="prepare_model", frozen=True):
 
 
 class PrepareModelReply(Message, tag="prepare_model.reply", frozen=True, omit_defaults=True):
-    """`cache`: what became of saving it; `takes_steps`: a slot of its bursts may be a number of steps."""
+    """The reply to `PrepareModel`.
+
+    `cache`: the result of saving; `takes_steps`: a burst's slot may be a number of
+    steps.
+    """
 
     prepared_model: Id
     cache: SaveResult | None = None
@@ -315,7 +334,7 @@ class PrepareModelReply(Message, tag="prepare_model.reply", frozen=True, omit_de
 
 
 class PrepareModelFromCache(Message, tag="prepare_model_from_cache", frozen=True):
-    """Restores a model. Descriptors: the model cache files, the data cache files, and their directory."""
+    """Restores a model. Carries the descriptors of model cache files, data cache files and their directory."""
 
     device: Id
     cache: CacheFiles
@@ -323,7 +342,7 @@ class PrepareModelFromCache(Message, tag="prepare_model_from_cache", frozen=True
 
 
 class ConfirmCache(Message, tag="confirm_cache", frozen=True):
-    """Says that a saved entry has been published."""
+    """Reports that a saved cache entry has been published."""
 
     device: Id
     cache_key: Bytes32
@@ -335,7 +354,7 @@ class ConfirmCacheReply(Message, tag="confirm_cache.reply", frozen=True):
 
 
 class Execute(Message, tag="execute", frozen=True):
-    """Runs an execution without a burst. Descriptors: those of the pools."""
+    """Runs an execution without a burst. Carries the descriptors of the pools."""
 
     prepared_model: Id
     request: WireRequest
@@ -350,7 +369,7 @@ class ExecuteReply(Message, tag="execute.reply", frozen=True):
 
 
 class ExecuteFenced(Message, tag="execute_fenced", frozen=True):
-    """Launches an execution that waits for fences. Descriptors: those of the pools, then one for each fence."""
+    """Launches an execution that waits for fences. Carries the descriptors of the pools, then one for each fence."""
 
     prepared_model: Id
     request: WireRequest
@@ -360,13 +379,13 @@ class ExecuteFenced(Message, tag="execute_fenced", frozen=True):
 
 
 class ExecuteFencedReply(Message, tag="execute_fenced.reply", frozen=True):
-    """Descriptor: the fence that the execution will signal."""
+    """The reply to `ExecuteFenced`. Carries the descriptor of the fence that the execution will signal."""
 
     execution: Id
 
 
 class GetFencedInfo(Message, tag="get_fenced_info", frozen=True):
-    """Tells how a fenced execution ended."""
+    """Asks how a fenced execution ended."""
 
     execution: Id
 
@@ -379,7 +398,7 @@ class GetFencedInfoReply(Message, tag="get_fenced_info.reply", frozen=True):
 
 
 class CancelFenced(Message, tag="cancel_fenced", frozen=True):
-    """Cancels a fenced execution that has not begun."""
+    """Cancels a fenced execution that has not started."""
 
     execution: Id
 
@@ -389,7 +408,8 @@ Dimensions = Annotated[tuple[Id, ...], msgspec.Meta(max_length=64)]
 
 
 class Allocate(Message, tag="allocate", frozen=True):
-    """Allocates a driver-managed buffer. Roles index `prepared_models`, which are numbers of this connection."""
+    """Allocates a driver-managed buffer. Roles are indexes into `prepared_models`, which has numbers of objects of
+    this connection."""
 
     device: Id
     dimensions: Dimensions
@@ -404,7 +424,7 @@ class AllocateReply(Message, tag="allocate.reply", frozen=True):
 
 
 class CopyTo(Message, tag="copy_to", frozen=True):
-    """Copies out of a buffer into a memory. Descriptors: those of the memory."""
+    """Copies a buffer into a memory. Carries the memory's descriptors."""
 
     buffer: Id
     memory: WireMemory
@@ -415,7 +435,7 @@ class CopyToReply(Message, tag="copy_to.reply", frozen=True):
 
 
 class CopyFrom(Message, tag="copy_from", frozen=True):
-    """Copies into a buffer out of a memory. Descriptors: those of the memory."""
+    """Copies a memory into a buffer. Carries the memory's descriptors."""
 
     buffer: Id
     memory: WireMemory
@@ -423,15 +443,14 @@ class CopyFrom(Message, tag="copy_from", frozen=True):
 
 
 class CopyBuffer(Message, tag="copy_buffer", frozen=True):
-    """Copies from buffer to buffer, inside the device."""
+    """Copies a buffer into another, inside the device."""
 
     buffer: Id
     source: Id
 
 
 class ConfigureBurst(Message, tag="configure_execution_burst", frozen=True, omit_defaults=True):
-    """Opens a burst. Descriptors: those of the request channel, those of the result channel, and the bell if there is
-    one.
+    """Opens a burst. Carries the descriptors of the request channel, the result channel and the bell (if any).
 
     `callback`: the client's number for the burst, not 0; `polling_window`: seconds that the service polls, None for the
     default; `cpus`: processors that the client may run on; `loop_timeout_ns`: limit of each WHILE, 0 for the default.
@@ -448,7 +467,11 @@ class ConfigureBurst(Message, tag="configure_execution_burst", frozen=True, omit
 
 
 class ConfigureBurstReply(Message, tag="configure_execution_burst.reply", frozen=True, omit_defaults=True):
-    """`cpus`: processors that the listener may run on; `pipelined`: several requests may wait, and the bell is rung."""
+    """The reply to `ConfigureBurst`.
+
+    `cpus`: processors of the listener; `pipelined`: several requests may wait, and the
+    bell is used.
+    """
 
     burst: Id
     cpus: Cpus = ()
@@ -463,14 +486,14 @@ class GetMemories(Message, tag="get_memories", frozen=True):
 
 
 class GetMemoriesReply(Message, tag="get_memories.reply", frozen=True):
-    """All memories, in order of the slots, or none and a status other than 0. Descriptors: those of the memories."""
+    """All memories in order of the slots, or none and a status other than 0. Carries the memories' descriptors."""
 
     status: Annotated[int, msgspec.Meta(ge=0, le=8)]
     memories: Pools = ()
 
 
 class FailureReason(Message, tag="failure_reason", frozen=True):
-    """Fetches the sentence of a burst's last failure. A packet has no room for it."""
+    """Fetches the message of a burst's last failure, for which a packet has no room."""
 
     burst: Id
 
@@ -480,29 +503,30 @@ class FailureReasonReply(Message, tag="failure_reason.reply", frozen=True):
 
 
 class EndNotice(Message, tag="ending", frozen=True, omit_defaults=True):
-    """Says that the service ends, or the burst of a callback alone, and why."""
+    """Reports that the service ends, or only the burst of a callback, and the reason."""
 
     reason: Text
     callback: Id = 0
 
 
 class FreeMemory(Message, tag="free_memory", frozen=True):
-    """Forgets the memory behind a slot."""
+    """Releases the memory behind a slot."""
 
     burst: Id
     slot: Slot
 
 
 class Release(Message, tag="release", frozen=True):
-    """Lets go of a prepared model, a burst or a buffer. An unknown number is no error."""
+    """Releases a prepared model, a burst or a buffer. An unknown number is not an error."""
 
     object: Id
 
 
 class EndClients(Message, tag="end_clients", frozen=True, omit_defaults=True):
-    """Ends all connections of a process, and their runs. For the user who runs the service, and root.
+    """Ends all connections of a process, and their runs. Only for the user who runs the service and for root.
 
-    `uid`: those of a user, except the asking process's, and the process of the user's own models, are ended instead.
+    `uid`: ends instead all connections of a user, except the asking process's, and the process of the user's own
+        models.
     """
 
     pid: Id = 0
@@ -516,36 +540,37 @@ class EndClientsReply(Message, tag="end_clients.reply", frozen=True):
 
 
 class TakeClient(Message, tag="take_client", frozen=True):
-    """Serves a client that the broker hands over. Descriptors: its socket, and a pidfd of it if there is one."""
+    """Hands a client over to a worker. Carries the descriptors of the client's socket and its pidfd (if any)."""
 
     number: Id
     has_pidfd: bool
 
 
 class ClientGone(Message, tag="client_gone", frozen=True, omit_defaults=True):
-    """Says that a client that was handed over has gone, or why it is not served."""
+    """Reports that a client that was handed over has disconnected, or why it is not served."""
 
     number: Id
     reason: Text = ""
 
 
 class LoadModel(Message, tag="load_model", frozen=True):
-    """Loads a named model, all versions, from its files again, or unloads it. For the user of the service, and root."""
+    """Reloads a named model, all versions, from its files, or unloads it. Only for the user who runs the service and
+    for root."""
 
     name: ArgumentName
     unload: bool
 
 
 class WithdrawModel(Message, tag="withdraw_model", frozen=True):
-    """Stops serving a model under its name. For the broker."""
+    """Stops serving a model under its name. Only for the broker."""
 
     name: ArgumentName
 
 
 class PublishModel(Message, tag="publish_model", frozen=True, omit_defaults=True):
-    """Compiles an imported model and serves it under a name. For the broker. Descriptors: those of the pools.
+    """Compiles an imported model and serves it under a name. Only for the broker. Carries the descriptors of the pools.
 
-    `batch`: rows that may run as one; `batch_wait`: seconds.
+    `batch`: most rows of one run; `batch_wait`: seconds that a request waits for others.
     """
 
     name: ArgumentName
@@ -560,14 +585,14 @@ class PublishModel(Message, tag="publish_model", frozen=True, omit_defaults=True
 
 
 class Goodbye(Message, tag="goodbye", frozen=True):
-    """Releases all that the connection owns, before the answer. The last call."""
+    """Releases everything that the connection owns, before the answer. The last call."""
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 
 def dotted(version: tuple[int, int]) -> str:
-    """Return a version for people."""
+    """Return a version as text, with dots."""
     return f"{version[0]}.{version[1]}"
 
 
@@ -584,10 +609,10 @@ def _of_cache(files: CacheFiles | None) -> int:
 
 
 class Call(Struct, frozen=True):
-    """One row: a call, the side that serves it, and how many descriptors its messages carry.
+    """A row of the table: a call, the side that serves it, and how many descriptors its messages carry.
 
     Attributes:
-        computes: True if a device computes; other calls do not wait for such calls.
+        computes: True if a device computes during the call. Calls that do not compute never wait for these.
     """
 
     request: type[Message]
@@ -599,12 +624,13 @@ class Call(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The tag of the request."""
+        """The tag of the request's type."""
         return str(self.request.__struct_config__.tag)
 
     @property
     def handler(self) -> str:
-        """The method of the serving side: it takes (request, fds) and returns the reply, or (reply, fds)."""
+        """The name of the serving side's method, which takes (request, fds) and returns the reply, or (reply,
+        fds)."""
         return f"on_{self.name}"
 
 
@@ -664,7 +690,7 @@ CALL_BY_REQUEST: Mapping[type[Message], Call] = {call.request: call for call in 
 
 
 def _encodable(value: Any) -> Any:
-    """Convert NumPy scalars and mappings that crept into a model."""
+    """Convert a NumPy scalar or a mapping in a model to a plain value."""
     if isinstance(value, np.integer):
         return int(value)
     if isinstance(value, np.floating):
@@ -687,17 +713,17 @@ def encode(message: Message) -> bytes:
     """Return the body of a message.
 
     Raises:
-        TypeError: A field holds something that is not a plain value.
+        TypeError: A field is not a plain value.
         ValueError, OverflowError: An integer needs more than 64 bits.
     """
     return _encoder.encode(message)
 
 
 def encode_request(message: Message) -> bytes:
-    """Encode a request that the other side will be able to read.
+    """Encode a request, and check that the other side can read it.
 
     Raises:
-        InvalidArgument: It could not; the message names the field.
+        InvalidArgument: The other side could not read it; the error names the field.
     """
     name = CALL_BY_REQUEST[type(message)].name
     try:
@@ -709,10 +735,10 @@ def encode_request(message: Message) -> bytes:
 
 
 def encode_reply(call: Call, message: Message) -> bytes:
-    """Encode a reply that the other side will be able to read.
+    """Encode a reply, and check that the other side can read it.
 
     Raises:
-        GeneralFailure: It could not; the message names the field.
+        GeneralFailure: The other side could not read it; the error names the field.
     """
     try:
         body = encode(message)
@@ -725,7 +751,7 @@ def encode_reply(call: Call, message: Message) -> bytes:
 def _decode(decoder: msgspec.msgpack.Decoder[T], body: bytes) -> T:
     try:
         return decoder.decode(body)
-    except Exception as error:  # any failure of decoding is the sender's fault
+    except Exception as error:  # the sender is at fault, whatever the error
         raise Malformed(f"undecodable message: {type(error).__name__}: {error}") from None
 
 
@@ -733,7 +759,7 @@ def decode_request(body: bytes, side: Side) -> tuple[Call, Message]:
     """Decode a request that `side` serves.
 
     Raises:
-        Malformed: It is not a request, or one that the other side serves.
+        Malformed: The body is not a request that `side` serves.
     """
     message: Message = _decode(_request_decoder, body)
     call = CALL_BY_REQUEST[type(message)]
@@ -746,7 +772,7 @@ def decode_first(body: bytes) -> Hello | EndClients | LoadModel:
     """Decode the first request of a connection to a shared service.
 
     Raises:
-        Malformed: It is something else.
+        Malformed: The body is something else.
     """
     return _decode(_first_decoder, body)
 
@@ -755,7 +781,7 @@ def decode_reply(call: Call, body: bytes) -> Message:
     """Decode the reply to `call`.
 
     Raises:
-        Malformed: It is something else.
+        Malformed: The body is something else.
     """
     return _decode(_reply_decoders[call.request], body)
 
@@ -764,28 +790,28 @@ def decode_error(body: bytes) -> ErrorReply:
     """Decode an error reply.
 
     Raises:
-        Malformed: It is something else.
+        Malformed: The body is something else.
     """
     return _decode(_error_decoder, body)
 
 
 def error_reply(error: NNBurstError) -> ErrorReply:
-    """Return the reply for an exception; statuses that are never sent become GENERAL_FAILURE."""
+    """Return the reply for an exception. A status that may not be sent becomes GENERAL_FAILURE."""
     failure = failure_of(error)
     reason = error.reason if isinstance(error, CacheRejected) else None
     return ErrorReply(int(failure[0]), sendable(failure.reason), failure[1], reason)
 
 
 def error_of(reply: ErrorReply) -> NNBurstError:
-    """Return the exception that a reply stands for."""
+    """Return the exception that an error reply describes."""
     status = ErrorStatus(reply.status)
     if reply.cache is not None:
-        said = reply.message.rsplit(" [", 1)[0]  # without what the exception adds again
+        said = reply.message.rsplit(" [", 1)[0]  # without the ending that the exception adds again
         return CacheRejected(reply.cache, said, status=status)
     return error_for(status, reply.message, reply.output_shapes)
 
 
 def sendable(text: str) -> str:
-    """Return a sentence that a message can carry: not too long, and without what UTF-8 cannot carry."""
-    text = text.encode(errors="backslashreplace").decode()  # a file name may hold such things
+    """Return a sentence that fits into a message: cut to the longest length, and valid UTF-8."""
+    text = text.encode(errors="backslashreplace").decode()  # a file name may contain invalid UTF-8
     return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"
