@@ -1,6 +1,6 @@
-"""The `nnburst` command as `python -P -m nnburst`, also where no script is installed.
+"""The `nnburst` command for `python -P -m nnburst`, which works without an installed script.
 
-Without ``-P``, Python takes modules from the working directory first, as for any program.
+Without ``-P``, Python searches the working directory for modules first.
 """
 
 from .cli import main

@@ -36,7 +36,7 @@ __all__ = [
 
 
 class ErrorStatus(enum.IntEnum):
-    """Outcome of a call to a device; the values are those of the wire."""
+    """The outcome of a call to a device, with the number that messages carry."""
 
     NONE = 0
     DEVICE_UNAVAILABLE = 1
@@ -48,9 +48,9 @@ class ErrorStatus(enum.IntEnum):
     RESOURCE_EXHAUSTED_TRANSIENT = 7
     RESOURCE_EXHAUSTED_PERSISTENT = 8
     DEAD_OBJECT = 10000
-    """The peer process ended. Never sent: only the surviving side can report it."""
+    """The peer process ended. No message carries this status: only the surviving side can report it."""
     BAD_STATE = 10001
-    """The object cannot do this now (closed, busy, not finished). Never sent."""
+    """The object cannot do this now (closed, busy, not finished). No message carries this status."""
 
 
 class NNBurstError(Exception):
@@ -85,7 +85,7 @@ class GeneralFailure(NNBurstError, RuntimeError):
 
 
 class OutputShape(Struct, frozen=True):
-    """Dimensions of an output, as far as known, and the fit of its buffer.
+    """The known dimensions of an output, and whether its buffer was large enough.
 
     Attributes:
         dimensions: Sizes, 0 where unknown.
@@ -124,8 +124,8 @@ class DeadObject(NNBurstError, ConnectionError):
     """The process on the other side has ended or closed its connection.
 
     Attributes:
-        signal: Number of the signal that killed it; None without a signal, or if it was no child of this process.
-        exit_status: Its exit status; None if it has none, or was no child of this process.
+        signal: Number of the signal that killed the process; None without one, or if it was no child of this process.
+        exit_status: Exit status of the process; None if it has none, or was no child of this process.
     """
 
     status = ErrorStatus.DEAD_OBJECT
@@ -150,7 +150,7 @@ class Ending(Struct, frozen=True):
     exit_status: int | None = None
 
     def error(self, message: str) -> DeadObject:
-        """Return (not raise) the exception for a call that failed by this end."""
+        """Return (not raise) the exception for a call that failed because the process or connection ended."""
         return DeadObject(message, signal=self.signal, exit_status=self.exit_status)
 
 

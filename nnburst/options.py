@@ -1,4 +1,4 @@
-"""Types of the words that options accept, to annotate functions that pass an option on.
+"""Literal types of the words that options accept, for annotations of functions that pass an option on.
 
 Where an option also accepts a member of an enumeration, or a number, its own annotation says so.
 """
@@ -21,9 +21,9 @@ SandboxMode = Literal["strict", "on", "off"]
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 """Lowest level that is logged: `nnburst.launch`."""
 RealTimePolicy = Literal["fifo", "rr"]
-"""The policy of a ``scheduler``: `nnburst.launch`."""
+"""The policy of the option ``scheduler``: `nnburst.launch`."""
 PreferenceName = Literal["low_power", "fast_single_answer", "sustained_speed"]
-"""Goal that a device optimises for: `nnburst.Session`."""
+"""The goal of a device's optimisation: `nnburst.Session`."""
 PriorityName = Literal["low", "medium", "high"]
 """Rank of a session's waiting runs in a shared service: `nnburst.Session`."""
 ActivationName = Literal["relu", "relu1", "relu6"]

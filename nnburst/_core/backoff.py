@@ -1,4 +1,4 @@
-"""Pauses before a process that has ended is started again."""
+"""Growing pauses before a process is started again."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _FIRST = 0.1
 
 
 class Backoff:
-    """The pauses before starts: a tenth of a second, then twice as long each time, at most five seconds."""
+    """The pauses between starts of a process: 0.1 s, then twice as long each time, at most 5 s."""
 
     def __init__(self) -> None:
         self._pause = self._not_before = 0.0
 
     def ended(self, lived: float) -> None:
-        """Begin a pause after a process that lived that many seconds."""
+        """Begin a pause after a process has ended that lived for `lived` seconds."""
         self._pause = _FIRST if lived > LONGEST or not self._pause else min(2 * self._pause, LONGEST)
         self._not_before = time.monotonic() + self._pause
 

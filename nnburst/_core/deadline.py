@@ -1,4 +1,4 @@
-"""Deadlines, and limits in seconds."""
+"""Deadlines and timeouts."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 OPENING = 60.0
-"""Seconds for opening without a limit of its own, where runs have one or a service has to be restarted."""
+"""Seconds that opening may take where the caller gave no limit for it."""
 _FOREVER_NS = 1 << 62
 
 
 class Deadline(Struct, frozen=True):
-    """A moment by which a call has to end.
+    """The time by which a call has to end.
 
     `call` limits a function and everything that it calls: `after` never returns a later deadline there.
 
@@ -34,7 +34,10 @@ class Deadline(Struct, frozen=True):
 
     @classmethod
     def after(cls, seconds: float | None = None) -> Deadline:
-        """Return the deadline of a wait that begins now (None: no limit), or that of `call` around it if sooner."""
+        """Return the deadline of a wait that begins now; never later than the deadline of an enclosing `call`.
+
+        None is no limit.
+        """
         limit, ambient = limit_ns(seconds), _ambient.get()
         return cls(time.monotonic_ns() + limit if seconds else limit).sooner(ambient) if limit else ambient
 
@@ -47,13 +50,13 @@ class Deadline(Struct, frozen=True):
         return max(0, self.at_ns - time.monotonic_ns()) / 1e9 if self.at_ns else None
 
     def postponed(self, since_ns: int) -> Deadline:
-        """Return the deadline, later by the time since a moment of CLOCK_MONOTONIC."""
+        """Return the deadline, moved by the time that has passed since a moment of CLOCK_MONOTONIC."""
         return Deadline(self.at_ns + time.monotonic_ns() - since_ns) if self.at_ns else self
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function whose waits end by this deadline. An outer deadline that comes sooner stays in force.
 
-        The deadline ends with the call, also if that is interrupted.
+        The deadline ends with the call, even if the call is interrupted.
         """
         ambient = _ambient.get()
         deadline = self.sooner(ambient)
@@ -64,7 +67,7 @@ class Deadline(Struct, frozen=True):
             _ambient.set(deadline)
             return function(*args, **kwargs)
 
-        return contextvars.copy_context().run(limited)  # the copy restores the old deadline in any case
+        return contextvars.copy_context().run(limited)  # Only the copy of the context changes.
 
 
 Deadline.never = Deadline(0)
@@ -72,14 +75,14 @@ _ambient: contextvars.ContextVar[Deadline] = contextvars.ContextVar("nnburst_dea
 
 
 def checked_timeout(seconds: float | None) -> float | None:
-    """Return `seconds` if it is a valid timeout. Timeouts mean the same everywhere.
+    """Return `seconds` if it is a valid timeout.
 
-    None means no limit, 0 no waiting; other numbers are seconds.
+    Everywhere in the package, None means no limit, 0 no waiting, and another number that many seconds.
 
     Raises:
         InvalidArgument: `seconds` is not a number, or is negative.
     """
-    if seconds is None or (is_real(seconds) and seconds >= 0):  # NaN fails
+    if seconds is None or (is_real(seconds) and seconds >= 0):  # NaN is refused.
         return None if seconds is None else float(seconds)
     if isinstance(seconds, Mapping) or hasattr(seconds, "__array__"):
         raise InvalidArgument(

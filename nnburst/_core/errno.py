@@ -61,16 +61,16 @@ _MEANINGS: dict[int, str] = {
 }
 
 this_process = SimpleNamespace(name="this process", refusals="")
-"""Name of this process in errors that peers read, too, and hint of `refusal` for actions that the system refuses."""
+"""The name of this process in errors that peers may read, and the hint that `refusal` returns."""
 
 
 def refusal(error: BaseException) -> str:
-    """Return a remedy for an exception that this process's own sandbox may have caused."""
+    """Return a hint for an exception that this process's sandbox may have caused; else an empty text."""
     return f": {this_process.refusals}" if this_process.refusals and isinstance(error, PermissionError) else ""
 
 
 def meaning(number: int) -> str:
-    """Return the meaning of an errno. The peer may read it, so it names the process whose limit was reached."""
+    """Return the meaning of an errno. It names the process whose limit was reached, as the peer may read it."""
     if number == errno.EMFILE:
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return (
@@ -90,7 +90,7 @@ def meaning(number: int) -> str:
 
 
 def check(rc: int, what: str = "", special: Mapping[int, NNBurstError] | None = None) -> int:
-    """Raise the exception that stands for a negative errno; return anything else.
+    """Raise the exception for a negative errno; return any other number unchanged.
 
     Args:
         rc: Return value of a function of the C core.
@@ -109,7 +109,12 @@ def check(rc: int, what: str = "", special: Mapping[int, NNBurstError] | None = 
 
 
 def system(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Make a system call of `os` or `socket`; `ResourceExhausted` at a limit, `GeneralFailure` if it is refused."""
+    """Make a system call of `os` or `socket`.
+
+    Raises:
+        ResourceExhausted: A limit is reached.
+        GeneralFailure: The system refuses the call.
+    """
     try:
         return call(*args, **kwargs)
     except OSError as error:
@@ -122,12 +127,12 @@ def system(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 def is_real(value: object) -> bool:
-    """True for a real number, also one of NumPy's."""
+    """Return True for a real number of Python or NumPy."""
     return isinstance(value, numbers.Real)
 
 
 def whole(value: object, what: str, unit: str = "") -> int:
-    """Return a whole number, which may be NumPy's; `InvalidArgument` that names any other value."""
+    """Return a whole number of Python or NumPy as an int; `InvalidArgument` for any other value."""
     try:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -135,7 +140,7 @@ def whole(value: object, what: str, unit: str = "") -> int:
 
 
 def flag(value: object, what: str) -> bool:
-    """Return a truth value given as a bool, NumPy's or a number; `InvalidArgument` for anything else."""
+    """Return a bool of Python or NumPy, or a number, as a bool; `InvalidArgument` for anything else."""
     if not isinstance(value, int | np.bool_):
         raise InvalidArgument(f"{what} is True or False, not {type(value).__name__}")
     return bool(value)

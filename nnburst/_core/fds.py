@@ -1,7 +1,7 @@
 """Owned file descriptors: closed once, duplicated when shared, carried into ``multiprocessing`` children.
 
-Each has a destructor in C. A Python finaliser could be interrupted half-way, and the interpreter drops its exceptions:
-the descriptor would be lost.
+Each descriptor has a destructor in C. A Python finaliser could be interrupted half-way, and the interpreter drops its
+exceptions: the descriptor would be lost.
 
 Closing a file on FUSE or NFS asks its server, and the server of another user's files may not answer. Closing a socket
 may take as long as its maker likes. Such a descriptor is always closed by a thread of its own, also when a worker, the
@@ -31,7 +31,7 @@ _cast = partial(ffi.cast, ffi.typeof("void *"))
 
 
 def _owned(flags: Iterable[int], fds: Iterable[int]) -> Iterator[Any]:
-    """Pair each descriptor with the C function that closes it when it is dropped, without a step in Python."""
+    """Yield each descriptor as an object that C closes when it is dropped, without a step in Python."""
     return map(ffi.gc, map(_cast, map(operator.or_, flags, fds)), repeat(lib.nnb_fd_drop))
 
 
@@ -49,7 +49,7 @@ def close_fds(fds: list[int]) -> None:
     All are taken from the list in one step, so that an interrupt neither loses a descriptor nor closes one twice. A
     thread closes a descriptor that may block.
     """
-    with contextlib.suppress(IndexError):  # another thread was faster
+    with contextlib.suppress(IndexError):  # Another thread has taken the last one.
         list(_owned(_flags(fds), iter(partial(fds.pop, 0), None)))
 
 
@@ -80,7 +80,7 @@ class FdSet:
     def duplicate(cls, fds: Iterable[int]) -> Self:
         """Return a set of copies; the descriptors stay with the caller."""
         copies, given = cls(), tuple(fds)
-        for fd in given:  # checked first: a copy could get the number of a closed one
+        for fd in given:  # All are checked before the first copy, which could get the number of a closed descriptor.
             if not isinstance(fd, int) or fd < 0:
                 raise InvalidArgument(f"{fd!r} is not a file descriptor")
             try:
@@ -88,7 +88,7 @@ class FdSet:
             except (OSError, OverflowError) as error:
                 raise InvalidArgument(f"file descriptor {fd} is not open") from error
         try:
-            copies._owned.extend(_owned(_flags(given), map(os.dup, given)))  # one step for an interrupt
+            copies._owned.extend(_owned(_flags(given), map(os.dup, given)))  # An interrupt cannot divide this step.
         except OSError as error:
             copies.close()
             raise ResourceExhausted(
@@ -105,21 +105,21 @@ class FdSet:
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """The descriptors, still owned by this object; `BadState` if they are closed."""
+        """The descriptors, still owned by this object; `BadState` if the set is closed."""
         return tuple(map(_number, self._open()))
 
     def copy(self) -> Self:
-        """Return a set of copies; `BadState` if they are closed. Another thread may close the set meanwhile."""
-        owned = self._open()  # until this returns
+        """Return a set of copies; `BadState` if this set is closed. Another thread may close it meanwhile."""
+        owned = self._open()  # `owned` keeps them open until this method returns.
         return self.duplicate(map(_number, owned))
 
     def add(self, fd: int) -> int:
-        """Own one more descriptor; return it."""
+        """Take ownership of one more descriptor and return it."""
         self._adopt([fd])
         return fd
 
     def disown(self, which: slice) -> tuple[int, ...]:
-        """Hand descriptors over to the caller."""
+        """Return the descriptors and leave them to the caller."""
         taken = self._owned[which]
         del self._owned[which]
         for owned in taken:
@@ -134,7 +134,7 @@ class FdSet:
         return len(self.fds)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from multiprocessing import reduction  # imported already where objects are pickled
+        from multiprocessing import reduction  # Processes that pickle objects have imported it already.
 
         return _receive, ([reduction.DupFd(fd) for fd in self.fds],)
 
@@ -144,7 +144,7 @@ def _receive(parcels: list[Any]) -> FdSet:
 
 
 def ready(fds: Iterable[int], seconds: float | None = None, events: int = select.POLLIN) -> set[int]:
-    """Wait until one of several descriptors is readable, its other side has closed, or its process has ended.
+    """Wait until a descriptor is readable, its other side has closed, or the process that it stands for has ended.
 
     Args:
         fds: Descriptors.
@@ -152,7 +152,7 @@ def ready(fds: Iterable[int], seconds: float | None = None, events: int = select
         events: Events of poll; 0 waits for an end only.
 
     Returns:
-        The ready descriptors; empty if the time is over.
+        The ready descriptors; empty after the time limit.
     """
     poll = select.poll()
     for fd in fds:

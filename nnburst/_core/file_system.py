@@ -1,4 +1,4 @@
-"""Check of file systems: an access to a descriptor must end, whatever another process does.
+"""A check of file systems: another process must not be able to make an access to a descriptor hang.
 
 A file on FUSE, NFS or the like belongs to a server that may never answer, and no thread that waits for it can be
 stopped. So nothing is asked of a file before its file system is known, not even its size:
@@ -66,8 +66,8 @@ def check_file_system(fd: int) -> None:
     """Refuse a descriptor on a file system that could block this process for ever.
 
     Raises:
-        GeneralFailure: It is on such a file system, and ``NNBURST_REMOTE_FILES`` is not 1.
-        OSError: It is not open.
+        GeneralFailure: The file is on such a file system, and ``NNBURST_REMOTE_FILES`` is not 1.
+        OSError: The descriptor is not open.
     """
     if _in_memory(fd) or os.environ.get(REMOTE_FILES) == "1":
         return
@@ -80,7 +80,7 @@ def check_file_system(fd: int) -> None:
 
 
 def may_block(fd: int) -> bool:
-    """True if closing a descriptor may wait for another process.
+    """Return True if closing a descriptor may wait for another process.
 
     Closing a file is an access, too: its server may not answer, and no signal ends it. A network socket lingers if its
     maker set SO_LINGER, also while it waits in the queue of a local socket.
@@ -91,10 +91,10 @@ def may_block(fd: int) -> bool:
         maker = lib.nnb_fd_socket_maker(fd)
         if maker >= 0:
             return maker != os.getpid()
-        if not os.readlink(f"/proc/self/fd/{fd}").startswith("/"):  # "pipe:[123]" and the like
+        if not os.readlink(f"/proc/self/fd/{fd}").startswith("/"):  # Links of pipes begin with "pipe:".
             return False
         return _remote_file_system(fd) is not None
-    except OSError as error:  # not open, or no descriptor is free to look with
+    except OSError as error:  # The descriptor is not open, or no other one is free to look with.
         return error.errno != errno.EBADF
 
 
@@ -109,7 +109,7 @@ def _in_memory(fd: int) -> bool:
 
 
 def _remote_file_system(fd: int) -> str | None:
-    """Return the name of a file's file system if its accesses may never end, else None."""
+    """Return the name of a file's file system if accesses to it may never end, else None."""
     name = _mounted_as(_mount_of(fd))
     if name is None:
         magic = check(lib.nnb_fd_filesystem(fd))

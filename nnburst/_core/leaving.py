@@ -1,8 +1,8 @@
-"""Closing: its four verbs, its time limit, and its safety against interrupts.
+"""Closing objects: four verbs, a time limit, and safety against interrupts.
 
 Four verbs, which mean the same everywhere:
 
-* ``close`` waits and frees everything on both sides. Idempotent. After an interrupt the next call does the rest.
+* ``close`` waits and frees everything on both sides. It is idempotent; after an interrupt the next call finishes.
 * ``hang_up`` ends an object at once without waiting: from any thread, a signal handler, a finaliser.
 * ``forget`` drops one thing without waiting for the service.
 * ``abandon`` is for objects that a forked child inherits: its copies are dropped, the originals stay with the parent.
@@ -59,7 +59,7 @@ class Leaving:
     def __call__(self) -> None:
         try:
             self._go()
-        except Exception:  # raised by a step; all steps are done
+        except Exception:  # A step raised it, and all steps are done.
             raise
         except BaseException:
             Deadline.after(0).call(self._go)
@@ -73,18 +73,18 @@ class Leaving:
                 step()
             except NNBurstError:
                 pass
-            except Exception as error:  # perhaps from a signal handler in the middle of the step
+            except Exception as error:  # A signal handler may have raised it in the middle of the step.
                 failure = failure or error
                 with contextlib.suppress(Exception):
                     Deadline.after(0).call(step)
-            with contextlib.suppress(ValueError):  # another thread has done the step, too
+            with contextlib.suppress(ValueError):  # Another thread may have done the step, too.
                 self._steps.remove(step)
         if failure is not None:
             raise failure
 
 
 class Closing:
-    """A context manager that is closed at the end of the block."""
+    """A base class of context managers that are closed at the end of the block."""
 
     __slots__ = ()
 
@@ -124,15 +124,15 @@ _locks: weakref.WeakSet[Any] = weakref.WeakSet()
 def abandon_when_forked(thing: Any) -> None:
     """Call ``thing.abandon()`` in each forked child, where only the forking thread continues.
 
-    It must not wait, and may find data that another thread had half changed.
+    `abandon` must not wait, and may find data that another thread had half changed.
     """
     _inherited.add(thing)
 
 
 def process_lock() -> threading.RLock:
-    """Return a lock of one process: it is free in a forked child, where the thread that holds it does not exist.
+    """Return a re-entrant lock that is free again in a forked child, where the thread that held it does not exist.
 
-    It is re-entrant, as a signal handler or a finaliser may need it in the same thread.
+    A signal handler or a finaliser may need the lock in the thread that holds it.
     """
     lock = threading.RLock()
     _locks.add(lock)
@@ -144,7 +144,7 @@ def _after_fork_in_child() -> None:
     for step in (*(lock._at_fork_reinit for lock in _locks), *(thing.abandon for thing in _inherited)):
         try:
             step()
-        except BaseException as error:  # an object not abandoned would use the parent's resources
+        except BaseException as error:  # An object that is not abandoned would use the parent's resources.
             failure = error
     if failure is not None:
         raise failure

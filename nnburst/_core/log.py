@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def warn(logger: str, text: str, *args: object) -> None:
-    """Log a warning, as `logging.Logger.warning` of that logger does."""
+    """Log a warning with the logger of that name, as `logging.Logger.warning` does."""
     import logging
 
     logging.getLogger(logger).warning(text, *args, stacklevel=2)

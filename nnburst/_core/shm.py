@@ -1,4 +1,4 @@
-"""POSIX shared memory by `posix_ipc`; where that is not installed (it has no wheel for CPython 3.14), by /dev/shm."""
+"""POSIX shared memory, through `posix_ipc` or, where that is not installed (no wheel for CPython 3.14), /dev/shm."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def shm_open(path: str, flags: int, mode: int = 0o600) -> int:
     """Open shared memory and return its descriptor.
 
     Args:
-        path: A slash and a name without any.
+        path: A slash, and a name without slashes.
         flags: O_RDWR, perhaps with O_CREAT | O_EXCL.
 
     Raises:
-        OSError, ValueError: It cannot be opened.
+        OSError, ValueError: The memory cannot be opened.
     """
     if posix_ipc is None:
         return os.open(f"/dev/shm{path}", flags | os.O_NOFOLLOW, mode)

@@ -22,7 +22,7 @@ _PATCHED = (
     ("os", "fork"),
     ("subprocess", "Popen"),
 )
-"""A function of each module that gevent and eventlet replace."""
+"""(module, function) for each module that gevent and eventlet replace."""
 
 
 def start(thread: threading.Thread, what: str) -> None:
@@ -47,14 +47,14 @@ def start(thread: threading.Thread, what: str) -> None:
 
 
 def start_daemon(target: Callable[..., object], *args: object, name: str, what: str) -> threading.Thread:
-    """Start a thread that does not keep the process alive, as it may be inside a device that never returns."""
+    """Start a thread that does not keep the process alive: it may be inside a device that never returns."""
     thread = threading.Thread(target=target, args=args, name=name, daemon=True)
     start(thread, what)
     return thread
 
 
 class JobThread:
-    """A thread that runs blocking jobs in turn, each when it is due. It ends a second after the last job."""
+    """A thread that runs blocking jobs one by one, each when it is due. It ends a second after the last job."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition(process_lock())
@@ -62,11 +62,11 @@ class JobThread:
         self._thread: threading.Thread | None = None
 
     def do(self, job: Callable[[], None], due: Deadline = Deadline.never) -> Callable[[], object]:
-        """Have a job done; if no thread can be started and the job is due, do it in the calling thread.
+        """Hand a job to the thread. If no thread can be started and the job is due, run it in the calling thread.
 
         Args:
             job: A function that raises nothing.
-            due: Time to begin; a deadline of never is at once.
+            due: Time to begin; a deadline of 0 is at once.
 
         Returns:
             A function that cancels the job if it has not begun.
@@ -92,17 +92,17 @@ class JobThread:
     def _run(self) -> None:
         while (job := self._next()) is not None:
             job()
-            del job  # its references must not live until the next job
+            del job  # The job's references must not live until the next job.
 
     def _next(self) -> Callable[[], None] | None:
-        """Wait for a job that is due; None if the thread has been idle for long."""
+        """Wait for a job that is due and return it; None if the thread has been idle for `_LINGER` seconds."""
         end = Deadline.after(_LINGER)
         with self._changed:
             while True:
                 first = min(self._jobs.copy().items(), key=lambda item: item[1][0], default=None)
                 left = end.left() if first is None else Deadline(first[1][0]).left()
                 if left:
-                    self._changed.wait(min(left, _LINGER))  # a cancelled job sends no wake-up
+                    self._changed.wait(min(left, _LINGER))  # A cancelled job sends no wake-up.
                 elif first is None:
                     self._thread = None
                     return None

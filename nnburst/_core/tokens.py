@@ -1,4 +1,4 @@
-"""Tokens of network clients: ``Authorization: Bearer TOKEN``."""
+"""Access tokens of network clients: ``Authorization: Bearer TOKEN``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import stat
 from ..errors import InvalidArgument
 
 _LEAST = 16
-"""Least length in characters: a shorter token can be guessed."""
+"""Least length of a token in characters: a shorter one can be guessed."""
 
 
 class Tokens:
@@ -19,7 +19,7 @@ class Tokens:
         file: Path of a file that only its owner may read or write. None: every client is admitted.
 
     Raises:
-        InvalidArgument: It cannot be read, other users may read it, or a line is malformed.
+        InvalidArgument: The file cannot be read, other users may read it, or a line is malformed.
     """
 
     def __init__(self, file: str | None) -> None:
@@ -28,7 +28,7 @@ class Tokens:
         self.renew()
 
     def renew(self) -> None:
-        """Read the file again; on an error, which the constructor lists, keep the old tokens."""
+        """Read the file again; raise the same errors as the constructor, and keep the old tokens then."""
         if self._file is None:
             return
         try:
@@ -52,7 +52,7 @@ class Tokens:
         self._tokens = found
 
     def admit(self, header: str | None) -> bool:
-        """True if the value of an Authorization header has a valid token. Takes equally long for all invalid ones."""
+        """Return True if an Authorization header has a valid token. Every invalid token takes equally long."""
         if self._tokens is None:
             return True
         scheme, _, token = (header or "").partition(" ")
@@ -62,4 +62,4 @@ class Tokens:
 
 
 EVERYONE = Tokens(None)
-"""Admits every client without a token."""
+"""Tokens that admit every client, also without one."""

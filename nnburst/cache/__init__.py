@@ -1,1 +1,1 @@
-"""Compilation caching that a service can trust although the client owns the files. No public names."""
+"""Compilation caching that a service can trust although the client owns the files; no public names."""

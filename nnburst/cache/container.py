@@ -1,4 +1,4 @@
-"""One cache file: a header, the payload, encrypted or not, and an authentication code over both.
+"""The format of a cache file: a header, the payload (encrypted or not), and an authentication code over both.
 
 ::
 
@@ -35,7 +35,7 @@ VERSION = 2
 HEADER_SIZE = 224
 CODE_SIZE = 16
 _CHUNK = 256 << 10
-"""Bytes that are authenticated at once: they are still in the processor's cache when they have just been read."""
+"""Bytes that are authenticated at once: so few that they are still in the processor's cache after the read."""
 DIRTY, COMPLETE = 0, 1
 
 _FORMAT = struct.Struct("<8sHHHHHHIQQ32s16s32s32s32s8s32s")
@@ -43,12 +43,12 @@ assert _FORMAT.size == HEADER_SIZE
 
 
 def overhead() -> int:
-    """Return the number of bytes in a file besides its payload."""
+    """Return the number of bytes that a file has besides its payload."""
     return HEADER_SIZE + CODE_SIZE
 
 
 class Header(Struct, frozen=True):
-    """The header of a file, not to be trusted before the file's authentication code was checked."""
+    """The header of a file. It can be trusted only after a check of the file's authentication code."""
 
     kind: int
     index: int
@@ -96,12 +96,12 @@ def is_encrypted(fd: int) -> bool:
 
 
 def chunks_of(payload: memoryview) -> Iterator[memoryview]:
-    """Yield a payload in parts of the size that is authenticated at once."""
+    """Yield a payload in parts of `_CHUNK` bytes."""
     return (payload[start : start + _CHUNK] for start in range(0, len(payload), _CHUNK))
 
 
 def seal(header: Header, payload: memoryview, master: MasterKey) -> Iterator[bytes | memoryview]:
-    """Yield the rest of a file after its header, in parts. The header's salt must never have been used before."""
+    """Yield the parts of a file that follow its header. The header's salt must never have been used before."""
     context = _cipher(header, master).encryptor()
     context.authenticate_additional_data(header.encode())
     for chunk in chunks_of(payload):

@@ -1,4 +1,4 @@
-"""Write the cache files of a device, and verify them before they are used."""
+"""Cache files of a device: writing them, and verifying them before their use."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _MODEL, _DATA = 1, 2
 _NO_FINGERPRINT = bytes(32)
 _MOST_BYTES = 2 << 30
 _MOST_FILES = 32
-"""Most files of each kind."""
+"""Largest number of files of each kind."""
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class VerifiedEntry(Struct, frozen=True):
-    """The payloads of an entry in private memory that can no longer change.
+    """The verified payloads of an entry, in private memory that can no longer change.
 
     Attributes:
         model: Read-only views, one per model file. They keep the memory.
@@ -75,7 +75,7 @@ class DeviceCache:
         self._most = most_bytes
         self._hook = hook
         self._copies = SealedCopies()
-        store.set_epoch(device, epoch)  # forgets entries of other builds
+        store.set_epoch(device, epoch)  # The store forgets entries of other builds.
 
     # ---- saving ----------------------------------------------------------------------------------------------
 
@@ -92,7 +92,7 @@ class DeviceCache:
         place: bytes = b"",
         encrypt: bool = False,
     ) -> SaveResult:
-        """Write an entry into files of the client. Never raises: the result says what happened.
+        """Write an entry into files of the client. Never raises: the result has the outcome.
 
         Digests are computed and stored before the first byte is written, so that a file that another program changes
         meanwhile is rejected later (THR-10).
@@ -158,7 +158,7 @@ class DeviceCache:
         except BaseException:
             with contextlib.suppress(CacheRejected):
                 self._store.revoke(cache_key, self._device, generation)
-            for _, _, _, fd in files:  # nothing that looks like an entry stays behind
+            for _, _, _, fd in files:  # Nothing that looks like an entry may stay behind.
                 try:
                     os.ftruncate(fd, 0)
                 except OSError:
@@ -197,9 +197,9 @@ class DeviceCache:
         fingerprint: bytes = b"",
         encrypted: bool = False,
     ) -> VerifiedEntry:
-        """Copy an entry and verify the copy. No byte is parsed before all are verified.
+        """Return a verified copy of an entry. All bytes are verified before the first one is parsed.
 
-        A second load of a payload that is still in use returns the same memory, without another copy or check.
+        Another load of a payload that is still in use returns the same memory, without a copy or check.
 
         Args:
             cache_key: 32 bytes that name the entry.
@@ -208,7 +208,7 @@ class DeviceCache:
             encrypted: True to accept encrypted files only, False to accept plain ones only.
 
         Raises:
-            CacheRejected: The entry is not exactly what this build of this device saved last under this cache key.
+            CacheRejected: The files are not exactly those that this build of this device saved last under this key.
         """
         self._check((model_fds, data_fds))
         known = self._store.records(cache_key, self._device)
@@ -232,7 +232,7 @@ class DeviceCache:
         return VerifiedEntry(tuple(views[:models]), tuple(views[models:]), first.generation, first.fingerprint)
 
     def _check_headers(self, headers: Sequence[Header], cache_key: bytes, encrypted: bool) -> None:
-        """Check that headers belong to this entry, build and device: an intact file may lie in another's place."""
+        """Check that headers belong to this entry, build and device: an intact file may be in a wrong place."""
         first = headers[0]
         places = [(kind, i) for kind in (_MODEL, _DATA) for i in range(self._counts[kind])]
         said = ("not encrypted", "encrypted")

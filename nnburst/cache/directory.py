@@ -1,4 +1,4 @@
-"""The directory where a client keeps the files of its compilations.
+"""The directory in which a client keeps the cache files of its compilations.
 
 ::
 
@@ -6,9 +6,9 @@
     objects/<hh>/<entry>.<generation>/{model.NN, data.NN}
     staging/<random>/
 
-An entry is written in `staging` and becomes visible by one rename; files are never written in place. Readers hold
+An entry is written in `staging` and becomes visible by one rename; no file is changed in place. Readers hold
 the shared `pub` lock of an entry's shard, writers the `build` lock, publishers and removers the exclusive `pub` lock.
-The time of change of an entry's directory is that of its last use.
+The modification time of an entry's directory is the time of its last use.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _log = logging.getLogger("nnburst.cache")
 _TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# Compilation cache of nnburst; may be deleted at any time.\n"
 _DECLINED_OFTEN = 3
 _MOST_DECLINED = 1 << 20
-"""Bytes of the list of what devices declined; then it begins anew."""
+"""Largest size of the file `declined` in bytes; after that it begins anew."""
 _DOWN_TO = 0.8
-"""Share of an exceeded limit that eviction leaves, so that not every save evicts."""
+"""Part of an exceeded limit down to which eviction goes, so that not every save evicts."""
 _TRASH = "trash-"
 _HEX = set("0123456789abcdef")
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -65,7 +65,7 @@ class Limits(Struct, frozen=True):
     """Limits of a cache directory.
 
     Attributes:
-        max_bytes: Bytes of all entries; 0: nothing is cached.
+        max_bytes: Bytes of all entries; 0 turns caching off.
         max_entries: Number of entries.
     """
 
@@ -74,7 +74,7 @@ class Limits(Struct, frozen=True):
 
     @classmethod
     def from_environment(cls) -> Limits:
-        """Return the defaults, with ``NNBURST_CACHE_MAX_BYTES``: a number, or one with a unit like 500M."""
+        """Return the default limits; ``NNBURST_CACHE_MAX_BYTES`` (such as 500M) replaces `max_bytes`."""
         given = os.environ.get("NNBURST_CACHE_MAX_BYTES", "") if os.getuid() == os.geteuid() else ""
         if not given:
             return cls()
@@ -87,7 +87,7 @@ class Limits(Struct, frozen=True):
 
 @cache
 def _warn_of(given: str) -> None:
-    """Say once that a value is not understood."""
+    """Warn once that a value is not understood."""
     _log.warning("NNBURST_CACHE_MAX_BYTES=%r is not a size and is ignored; give a number, or one like 500M", given)
 
 
@@ -98,7 +98,7 @@ class EntryInfo(Struct, frozen=True):
         entry: 64 hex digits that name it.
         generation: 32 hex digits.
         nbytes: Bytes of all files.
-        used: When it was restored last, or written; seconds since 1970.
+        used: Time of the last restore, or else of the save; seconds since 1970.
     """
 
     entry: str
@@ -108,7 +108,7 @@ class EntryInfo(Struct, frozen=True):
 
 
 class Pruned(Struct, frozen=True):
-    """Result of a pass: entries removed, their bytes, and entries in use."""
+    """The result of a clean-up: number of removed entries, their bytes, and number of entries in use."""
 
     entries: int
     nbytes: int
@@ -116,7 +116,7 @@ class Pruned(Struct, frozen=True):
 
 
 class OpenedEntry(Struct, frozen=True):
-    """An entry that is open; it is not removed until it is closed. `close` is idempotent."""
+    """An entry open for reading; nothing removes it before `close`, which is idempotent."""
 
     generation: str
     model_fds: list[int]
@@ -126,10 +126,10 @@ class OpenedEntry(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class StagedEntry:
-    """An entry that is being written: empty files that others do not see yet.
+    """An entry that is being written; other processes do not see it yet.
 
     Attributes:
-        waited: True if another process was writing before.
+        waited: True if another process was writing the entry before.
     """
 
     entry: str
@@ -142,10 +142,10 @@ class StagedEntry:
     _held: ExitStack
 
     def publish(self, generation: bytes) -> None:
-        """Make the entry visible, in one step. Older generations stay until `finish`.
+        """Make the entry visible in one step. Older generations stay until `finish`.
 
         Raises:
-            OSError, CacheRejected: It could not be done; the entry stays staged.
+            OSError, CacheRejected: The entry cannot be published; it stays staged.
         """
         os.fsync(self._directory)
         self._cache.hook("staged")
@@ -162,7 +162,7 @@ class StagedEntry:
         self._cache.hook("published")
 
     def finish(self, generation: bytes) -> None:
-        """Remove older generations, once the device knows the published one, and close."""
+        """Remove older generations and close. Call it once the device has confirmed the published generation."""
         self._cache.hook("confirmed")
         with suppress(CacheRejected), self._cache.place("objects", self.entry[:2]) as shard:
             for name in _generations(shard, self.entry):
@@ -179,11 +179,11 @@ class Cache:
     """A cache directory of this user. Several processes may share it; thread safe.
 
     Args:
-        root: The directory; made with mode 0700 when something is saved. Or a descriptor of it.
-        hook: Called with the name of each step of a publication, for tests of what happens if it ends there.
+        root: The directory, or a descriptor of it. The first save makes a missing directory, with mode 0700.
+        hook: Called with the name of each step of a publication; tests end the process there.
 
     Raises:
-        InvalidArgument: The root cannot be a path, or `limits` is something else.
+        InvalidArgument: `root` or `limits` has a wrong type.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class Cache:
             if isinstance(place, bool) or not isinstance(place, str | bytes | os.PathLike | int):
                 raise InvalidArgument(f"the cache directory is {type(place).__name__}; give a path or a descriptor")
             self._root = f"{_BY_DESCRIPTOR}{place}" if isinstance(place, int) else os.fsdecode(place)
-        except CacheRejected as error:  # raised when something is asked of the cache
+        except CacheRejected as error:  # The first use of the cache raises it.
             self._root, self._nowhere = "", error
         if "\0" in self._root:
             raise InvalidArgument(f"the cache directory {self._root!r} cannot be a path: it contains a NUL")
@@ -217,10 +217,10 @@ class Cache:
 
     @contextmanager
     def place(self, *names: str, create: bool = False) -> Iterator[int]:
-        """Open the directory, or one below it, for the duration of a with block.
+        """Open the directory, or one below it, for a with block.
 
-        Every component is opened by name below the one before it. What the file system refuses, also in the with block,
-        is raised as `CacheRejected`.
+        Every component is opened by name below the one before it. An error of the file system, even in the with
+        block, becomes a `CacheRejected`.
         """
         try:
             with ExitStack() as stack:
@@ -254,7 +254,7 @@ class Cache:
             yield self._open(entry, name, counts)
 
     def generations(self, entry: str) -> set[str]:
-        """Return the generations of an entry that there are now."""
+        """Return the present generations of an entry."""
         with suppress(CacheRejected), self.place("objects", entry[:2]) as shard:
             return {name.partition(".")[2] for name in _generations(shard, entry)}
         return set()
@@ -279,7 +279,7 @@ class Cache:
             return OpenedEntry(name.partition(".")[2], fds[:models], fds[models:], stack.pop_all().close)
 
     def note_use(self, entry: str, generation: str) -> None:
-        """Remember that an entry was restored just now."""
+        """Record the present time as an entry's last use."""
         with suppress(CacheRejected), self.place("objects", entry[:2], f"{entry}.{generation}") as place:
             os.utime(place)
 
@@ -297,7 +297,7 @@ class Cache:
             _log.log(level, "%s: nothing is cached here: %s", self._root, why or reason.value)
 
     def decline(self, entry: str, reason: CacheReason) -> None:
-        """Note that a device did not want to save an entry."""
+        """Record that a device declined to save an entry."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         with suppress(CacheRejected), self.place(create=True) as root:
             with os.fdopen(os.open("declined", flags, 0o600, dir_fd=root), "a") as file:
@@ -307,20 +307,20 @@ class Cache:
                 os.unlink("declined", dir_fd=root)
 
     def _declined(self, entry: str) -> list[CacheReason]:
-        """Return the reasons for which devices declined to save an entry, one for each time."""
+        """Return one reason for each time that a device declined to save an entry."""
         with suppress(CacheRejected, ValueError), self.place() as root, os.fdopen(open_file(root, "declined")) as file:
             return [CacheReason(line[len(entry) :].strip()) for line in file if line.startswith(entry)]
         return []
 
     def stage(self, entry: str, counts: tuple[int, int], *, timeout: float = 30.0) -> StagedEntry:
-        """Make empty files for an entry.
+        """Make empty files for a new generation of an entry.
 
         Args:
-            counts: Of model and data files.
-            timeout: Seconds to wait for another process that is writing it.
+            counts: Number of model files and of data files.
+            timeout: Seconds to wait for another process that is writing the entry.
 
         Raises:
-            CacheRejected: BUSY, DISK_FULL, READ_ONLY, …: compile without saving.
+            CacheRejected: The files cannot be made (BUSY, DISK_FULL, READ_ONLY, …): compile without saving.
         """
         self._check_on()
         reasons = self._declined(entry)
@@ -355,7 +355,7 @@ class Cache:
             remove_tree(staging, name)
 
     def remove(self, entry: str, generation: str) -> int:
-        """Remove a generation that is not in use. Returns the bytes, or -1 if it is."""
+        """Remove a generation and return its bytes; leave it and return -1 if it is in use."""
         held = self._lock(entry, "pub", shared=False)
         if held is None:
             return -1
@@ -374,17 +374,17 @@ class Cache:
             return 0
 
     def enforce_limits(self) -> None:
-        """Remove entries, if there are too many. Never raises: the entry that was saved is good."""
+        """Remove entries beyond the limits. Never raises: a save that came before has succeeded."""
         try:
             self.prune()
         except Exception as error:
             _log.warning("%s: the limits of the cache were not enforced: %s", self._root, error)
 
     def prune(self, max_bytes: int | None = None) -> Pruned:
-        """Remove what saves left behind, and the least recently used entries, if there are too many.
+        """Remove left-over files of interrupted saves, then the least recently used entries beyond the limits.
 
         Args:
-            max_bytes: Instead of the limit. 0: all that are not in use.
+            max_bytes: Replaces the limit; 0 removes all entries that are not in use.
         """
         self.sweep()
         there = sorted(self.entries(), key=lambda info: info.used)
@@ -406,18 +406,18 @@ class Cache:
         return Pruned(len(there) - count, sum(info.nbytes for info in there) - total, busy)
 
     def sweep(self) -> None:
-        """Remove what is left in `staging`: of removals, and of saves that were cut off more than an hour ago."""
+        """Empty `staging` of removed entries, and of saves that were cut off more than an hour ago."""
         old = time.time() - 3600
         with suppress(CacheRejected), self.place("staging") as staging:
             for name in os.listdir(staging):
-                with suppress(FileNotFoundError):  # the process that works there has just finished
+                with suppress(FileNotFoundError):  # Another process has just finished with the directory.
                     if name.startswith(_TRASH) or os.stat(name, dir_fd=staging, follow_symlinks=False).st_mtime < old:
                         remove_tree(staging, name)
 
-    # ---- looking -------------------------------------------------------------------------------------------------
+    # ---- looking -----------------------------------------------------------------------------------------------
 
     def entries(self) -> list[EntryInfo]:
-        """Return all entries that are there; `CacheRejected` if they cannot be listed."""
+        """Return all entries; `CacheRejected` if they cannot be listed."""
         found = []
         try:
             with self.place("objects") as objects:
@@ -431,7 +431,7 @@ class Cache:
 
 
 def _described(shard: int, name: str) -> EntryInfo:
-    """Look at the entry in a directory of a shard, of which nothing needs to make sense."""
+    """Describe the entry in a directory of a shard, without trusting its name or contents."""
     entry, _, generation = name.partition(".")
     nbytes = used = 0
     with suppress(OSError, CacheRejected), opened(shard, name) as place:

@@ -1,4 +1,4 @@
-"""Files of a cache directory, reached by descriptors and never through a link (`caching.md` THR-14, THR-15)."""
+"""Access to files of a cache directory, by descriptors and never through a link (`caching.md` THR-14, THR-15)."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def default_state_directory() -> Path:
 
 
 def _own_directory(variable: str) -> Path | None:
-    """Return the path in a variable of nnburst; None in a privileged process, whose variables another user has set."""
+    """Return the path in an environment variable; None in a privileged process, where another user set it."""
     given = os.environ.get(variable)
     return Path(given) if given and os.getuid() == os.geteuid() else None
 
 
 def _xdg_directory(variable: str, below_home: str) -> Path:
-    """Return a directory of the XDG specification, which ignores relative paths."""
+    """Return a base directory by the XDG specification, which ignores relative paths."""
     given = os.environ.get(variable, "")
     return Path(given) if os.path.isabs(given) else _home() / below_home
 
@@ -57,7 +57,7 @@ def _home() -> Path:
     if not os.path.isabs(home):
         try:
             home = pwd.getpwuid(os.getuid()).pw_dir
-        except KeyError:  # a container's user id without a name
+        except KeyError:  # A user id in a container may have no name.
             home = ""
     if not os.path.isabs(home):
         raise CacheRejected(
@@ -67,7 +67,7 @@ def _home() -> Path:
 
 
 def reason_of(error: OSError) -> CacheReason:
-    """Return the reason that stands for an error of the file system."""
+    """Return the `CacheReason` for an error of the file system."""
     return _REASONS.get(error.errno or 0, CacheReason.IO_ERROR)
 
 
@@ -80,7 +80,7 @@ def open_directory(path: str | os.PathLike[str], *, create: bool) -> int:
 
 
 def make_directories(path: str | os.PathLike[str]) -> None:
-    """Make a directory and its missing parents, private whatever the umask is."""
+    """Make a directory and its missing parents with mode 0700, whatever the umask is."""
     missing = []
     place = os.path.abspath(path)
     while not os.path.isdir(place):
@@ -113,7 +113,7 @@ def open_file(parent: int, name: str) -> int:
 
 
 def whole_file(kind: int) -> bytes:
-    """Return a ``struct flock`` for all of a file, as F_OFD_SETLK takes it.
+    """Return a ``struct flock`` for a whole file, as F_OFD_SETLK takes it.
 
     Args:
         kind: F_RDLCK, F_WRLCK or F_UNLCK.
@@ -122,19 +122,19 @@ def whole_file(kind: int) -> bytes:
 
 
 class FileLock:
-    """A lock on a file, released by `close`. The file itself is never removed."""
+    """A lock on a file until `close`. The file itself is never removed."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._pid = os.getpid()
 
     def close(self) -> None:
-        """Release the lock. Idempotent. A forked child only closes its copy: the lock is its parent's."""
+        """Release the lock. Idempotent. In a forked child it only closes the copy: the parent keeps the lock."""
         fd, self._fd = self._fd, -1
         if fd < 0:
             return
         if self._pid == os.getpid():
-            with suppress(OSError):  # releases it for forked children's copies, too
+            with suppress(OSError):  # Copies in forked children lose the lock, too.
                 fcntl.fcntl(fd, fcntl.F_OFD_SETLK, whole_file(fcntl.F_UNLCK))
         os.close(fd)
 
@@ -144,7 +144,7 @@ def lock(parent: int, name: str, *, shared: bool, timeout: float = 0.0) -> FileL
 
     Args:
         name: Name of the file, made if missing.
-        shared: True to share it with other holders that share it.
+        shared: True for a lock that several holders may have at once.
         timeout: Seconds to wait.
     """
     fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent)
@@ -165,7 +165,7 @@ def lock(parent: int, name: str, *, shared: bool, timeout: float = 0.0) -> FileL
 
 @contextmanager
 def opened(parent: int, name: str, *, create: bool = False) -> Iterator[int]:
-    """Open a directory below another during a with block.
+    """Open a directory below another for a with block.
 
     Raises the same errors as `open_directory`, also for a link.
     """

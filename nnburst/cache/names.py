@@ -1,4 +1,4 @@
-"""Names of cache entries: cache keys, fingerprints of models, file names."""
+"""Cache keys, fingerprints of models, and file names of cache entries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..model.types import Lifetime, Model, Priority, Subgraph, SymmPerChannelQua
 
 _KEY_SIZE = 32
 PRIORITY_CODE = {Priority.LOW: 90, Priority.MEDIUM: 100, Priority.HIGH: 110}
-"""Numbers of the priorities in cache keys; those of NNAPI."""
+"""Numbers of priorities in cache keys: NNAPI's."""
 _PIECE = 4 << 20
 
 
@@ -27,7 +27,7 @@ def checked_cache_key(cache_key: object) -> bytes:
 
 
 def packed_part(operations: Sequence[tuple[int, int]]) -> bytes:
-    """Return the bytes for a part of a model in a cache key: for each operation the subgraph and the index."""
+    """Encode a part of a model for a cache key: the subgraph and the index of each operation."""
     return b"".join(struct.pack("<Ii", subgraph, index) for subgraph, index in operations)
 
 
@@ -43,7 +43,7 @@ def device_cache_key(
     files: tuple[int, int],
     part: Sequence[tuple[int, int]] = (),
 ) -> bytes:
-    """Derive a device's cache key from tagged fields of explicit length: no two lists of fields read the same."""
+    """Derive a device's cache key from tagged fields with their lengths: different fields never look alike."""
     from hashlib import sha256
 
     digest = sha256()
@@ -67,7 +67,7 @@ def device_cache_key(
 
 
 def entry_name(cache_key: bytes) -> str:
-    """Return the name of the entry of a derived cache key, from which the key cannot be found."""
+    """Return the entry's name for a derived cache key; the key cannot be found from the name."""
     from hashlib import sha256
 
     return sha256(b"nnburst-entry-v1" + cache_key).hexdigest()
@@ -78,8 +78,8 @@ def model_fingerprint(
 ) -> bytes:
     """Return 32 bytes that differ between any two models that compute different things.
 
-    Memory and files that constants refer to can be written at any time. A device that compiled private copies of them
-    finds out with `copies` which contents it has really compiled.
+    Another process may change memory and files that constants refer to at any time. A device that compiled private
+    copies gives them as `copies`, for the fingerprint of the contents that it has really compiled.
 
     Args:
         constants: True if the values of constants count. Without them, models that differ only in weights are alike.
@@ -111,7 +111,7 @@ def _feed_subgraph(
 ) -> None:
     _feed(digest, (subgraph.input_indexes, subgraph.output_indexes))
     _feed(digest, [(int(o.type), o.inputs, o.outputs) for o in subgraph.operations])
-    for index, operand in enumerate(subgraph.operands):  # as plain numbers, so that both sides of a wire agree
+    for index, operand in enumerate(subgraph.operands):  # Plain numbers are the same on both sides of a connection.
         params = operand.extra_params
         extra = (
             (tuple(map(float, params.scales)), int(params.channel_dim))
@@ -119,7 +119,7 @@ def _feed_subgraph(
             else params
         )
         constant = operand.lifetime in (Lifetime.CONSTANT_COPY, Lifetime.CONSTANT_REFERENCE)
-        lifetime = "constant" if constant else int(operand.lifetime)  # where it is stored does not matter
+        lifetime = "constant" if constant else int(operand.lifetime)  # The place of a constant does not matter.
         numbers = (float(operand.scale), int(operand.zero_point), lifetime, extra)
         _feed(digest, (int(operand.type), tuple(map(int, operand.dimensions)), *numbers))
         if not constant or not constants:

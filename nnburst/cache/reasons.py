@@ -11,12 +11,12 @@ from ..errors import ErrorStatus, NNBurstError
 
 
 class CacheReason(enum.StrEnum):
-    """The outcome for an entry; counted and reported, never a reason to fail a compilation."""
+    """The outcome of loading or saving an entry. It is counted and reported; no outcome fails a compilation."""
 
     HIT = "HIT"
     SAVED = "SAVED"
     NO_INFO = "NO_INFO"
-    """Caching was not asked for."""
+    """The client did not ask for caching."""
     UNSUPPORTED = "UNSUPPORTED"
     """The device has no cache files."""
     DISABLED = "DISABLED"
@@ -30,33 +30,33 @@ class CacheReason(enum.StrEnum):
     BAD_DIGEST = "BAD_DIGEST"
     OTHER_ENTRY = "OTHER_ENTRY"
     BAD_EPOCH = "BAD_EPOCH"
-    """Written by another build of the device."""
+    """Another build of the device wrote the entry."""
     BAD_CONTENT = "BAD_CONTENT"
-    """Authentic, but not what this device reads."""
+    """The entry is authentic, but this device cannot read it."""
     ROLLED_BACK = "ROLLED_BACK"
-    """An older or a mixed generation."""
+    """The files belong to an older generation, or to several."""
     OTHER_MODEL = "OTHER_MODEL"
     """The cache key was used for another model."""
     BAD_FD = "BAD_FD"
-    """A descriptor is not a plain file that can be read and written, or there are too few or too many."""
+    """A descriptor is not a regular file open for reading and writing, or their number is wrong."""
     REMOTE_FILES = "REMOTE_FILES"
     """The files are on a file system that could block the service for ever; see ``NNBURST_REMOTE_FILES``."""
     UNSAFE_PATH = "UNSAFE_PATH"
-    """A link, or another user's file."""
+    """A path leads through a link, or to another user's file."""
     NO_ROW = "NO_ROW"
     """The trust store does not know the entry."""
     KEY_CHANGED = "KEY_CHANGED"
     OTHER_CIPHER = "OTHER_CIPHER"
-    """Encrypted, and that was not asked for, or the other way round."""
+    """The entry is encrypted and the client asked for a plain one, or the reverse."""
     NO_STORE = "NO_STORE"
-    """The trust store cannot be used, or there is no directory for it or for the entries."""
+    """The trust store cannot be used, or it or the entries have no directory."""
     DEADLINE = "DEADLINE"
     BUSY = "BUSY"
     """Another process is writing this entry."""
     DISK_FULL = "DISK_FULL"
     TOO_BIG = "TOO_BIG"
     CHANGED = "CHANGED"
-    """Constants were written while the model was compiled: the result is not the model that was asked for."""
+    """Constants changed during the compilation, so the compiled model is not the requested one."""
     DECLINED = "DECLINED"
     """The device does not cache this model."""
     READ_ONLY = "READ_ONLY"
@@ -71,7 +71,7 @@ SPOILT = frozenset(
         "ROLLED_BACK", "OTHER_MODEL", "NO_ROW", "KEY_CHANGED", "OTHER_CIPHER", "TOO_BIG", "DEAD_SERVICE",
     )
 )  # fmt: skip
-"""Defects of the entry itself: it would be refused again, and nothing is lost with it."""
+"""Reasons that lie in the entry itself: it would be refused again, so it may be removed."""
 
 _STATUS = {
     CacheReason.DEADLINE: ErrorStatus.MISSED_DEADLINE_TRANSIENT,

@@ -1,6 +1,6 @@
-"""Private copies of files: each is read once, sealed, verified and used; the file is not read again.
+"""Private copies of files. A file is read once; its copy is sealed, verified and used.
 
-No other process can reach the memory of a copy, and no process, this one included, can write it once it is filled.
+No other process can reach the memory of a copy, and once filled, nothing can write to it, not even this process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PATH_ONLY = getattr(os, "O_PATH", 0o10000000)
 def check_fd(fd: int) -> os.stat_result:
     """Check that a descriptor is a regular file, open for reading and writing at any offset (THR-16)."""
     try:
-        check_file_system(fd)  # first: other calls could wait for the file's server for ever
+        check_file_system(fd)  # This check comes first: other calls could wait for the file's server for ever.
         status, flags, seals = os.fstat(fd), fcntl.fcntl(fd, fcntl.F_GETFL), check(lib.nnb_seals(fd))
     except GeneralFailure as error:
         raise CacheRejected(CacheReason.REMOTE_FILES, str(error)) from error
@@ -43,12 +43,12 @@ def check_fd(fd: int) -> os.stat_result:
 
 
 def place_of(fd: int) -> bytes:
-    """Return the identity of a directory where a client keeps entries; each has newest generations of its own.
+    """Return an identity for a client's directory of entries. Each directory has newest generations of its own.
 
-    The file system tells the identity, so a client can only name a directory that it can open.
+    The identity comes from the file system, so a client can only name a directory that it can open.
 
     Raises:
-        CacheRejected: It is not a directory, or on a file system that could block this process for ever.
+        CacheRejected: The descriptor is no directory, or is on a file system that could block this process for ever.
     """
     try:
         check_file_system(fd)
@@ -64,16 +64,17 @@ def place_of(fd: int) -> bytes:
 
 
 class _Copy(mmap.mmap):
-    """Memory with the payload of a file."""
+    """Memory that contains the payload of a file."""
 
     is_claimed = False
     """True after `claim`."""
 
 
 def claim(payload: memoryview) -> bool:
-    """Claim the memory of a verified payload, to release parts of it; return False if it is claimed already.
+    """Claim the memory of a verified payload, and so the right to release parts of it.
 
-    Later loads of the file get the same memory, and False here.
+    Returns:
+        False if it was claimed before: later loads of the file share the memory.
     """
     copy = payload.obj
     assert isinstance(copy, _Copy)
@@ -92,18 +93,18 @@ def anonymous_memory(nbytes: int) -> _Copy:
 class SealedCopies:
     """Verified copies of files in memory that cannot change. Thread safe.
 
-    While a copy is in use, the same unchanged file gets it again.
+    Another request for the same unchanged file returns the copy that is still in use.
     """
 
     def __init__(self) -> None:
         self._used: WeakValueDictionary[tuple[object, ...], _Copy] = WeakValueDictionary()
 
     def get(self, fd: int, header: Header, key: MasterKey) -> memoryview:
-        """Return a read-only view of the payload of a file; it keeps the memory.
+        """Return a read-only view of the payload of a file; the view keeps the memory alive.
 
         Args:
             fd: The file; its offset is neither used nor moved.
-            header: The result of `read_header`; no more bytes are copied than it says.
+            header: The result of `read_header`, which limits the bytes that are copied.
 
         Raises:
             CacheRejected: The file changed meanwhile, cannot be read, or was not written with the key.
@@ -111,7 +112,7 @@ class SealedCopies:
         size = header.payload + overhead()
         try:
             status = os.fstat(fd)
-            if status.st_size != size:  # before memory is allocated
+            if status.st_size != size:  # The check comes before any allocation.
                 raise CacheRejected(CacheReason.BAD_LENGTH, "a file changed its size while it was read")
             code = _read(fd, CODE_SIZE, HEADER_SIZE + header.payload)
             # Header and code name the contents. The change time, which no client can set, tells that the file has been
@@ -132,14 +133,14 @@ class SealedCopies:
 
 
 def read_header(fd: int, most: int) -> Header:
-    """Read the header of a file, not authenticated yet, and compare it with the length of the file.
+    """Read the header of a file, and compare it with the length of the file. It is not authenticated yet.
 
     Args:
         fd: The file; its offset is neither used nor moved.
         most: Largest length in bytes.
 
     Raises:
-        CacheRejected: The file is no complete cache file, or too long.
+        CacheRejected: The file is not a complete cache file, or is too long.
     """
     size = check_fd(fd).st_size
     if size > most:

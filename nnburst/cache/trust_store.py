@@ -1,4 +1,4 @@
-"""Records of the service about its clients' cache files: the valid generations of each entry.
+"""The service's records of its clients' cache files: the valid generations of each entry.
 
 The authentication code of a cache file proves that this service wrote it. Only this store proves that it is the newest:
 without it an old file could be put back. The store has one file per entry of each device, replaced by rename::
@@ -28,9 +28,9 @@ from .reasons import CacheReason, CacheRejected
 
 _PENDING_SECONDS = 600
 _MOST_ENTRIES = 10_000
-"""Most entries of a device; the oldest are removed."""
+"""Largest number of entries of a device; beyond it the oldest are removed."""
 _MOST_GENERATIONS = 64
-"""Most generations of an entry, in all places together."""
+"""Largest number of generations of an entry, in all places together."""
 _CODE_SIZE = 32
 _LOCK, _EPOCH, _NEW, _KEY = "lock", "epoch", "new", "key"
 _KEY_SIZE = 32
@@ -45,10 +45,10 @@ class MasterKey:
 
     @classmethod
     def open(cls, directory: int) -> MasterKey:
-        """Read the key of a state directory, or make one; `CacheRejected` if another user may read the file."""
+        """Read the key of a state directory, or make one; `CacheRejected` if other users may read the file."""
         if _KEY not in os.listdir(directory):
             with _locked(directory):
-                if _KEY not in os.listdir(directory):  # another process may have made it meanwhile
+                if _KEY not in os.listdir(directory):  # Another process may have made the key meanwhile.
                     _replace(directory, _KEY, os.urandom(_KEY_SIZE))
         with open(_KEY, "rb", opener=_opener(directory)) as file:
             status = os.fstat(file.fileno())
@@ -68,15 +68,15 @@ class MasterKey:
 
 
 class EntryRecord(Struct, frozen=True, array_like=True):
-    """One generation of an entry."""
+    """The record of one generation of an entry."""
 
     generation: bytes
     epoch: bytes
     fingerprint: bytes
     files: tuple[tuple[int, bytes], ...]
-    """Length and digest of each file: of the model files, then of the data files."""
+    """(length, digest) of each model file, then of each data file."""
     live: bool
-    """False until the client has published it; such a record expires after ten minutes."""
+    """False until the client has published the generation; such a record expires after ten minutes."""
     created: int
     place: bytes = b""
     """The directory where the client keeps the entry: see `place_of`. A generation replaces others of its place."""
@@ -86,10 +86,10 @@ class TrustStore:
     """Files in the service's own directory. Several services of a user may share them; thread safe.
 
     Args:
-        directory: Made with mode 0700 if need be; default: see `default_state_directory`.
+        directory: Made with mode 0700 if it is missing; default: see `default_state_directory`.
 
     Raises:
-        CacheRejected: The directory cannot be used (NO_STORE). Every method may raise it.
+        CacheRejected: The directory cannot be used (NO_STORE). Every method may raise this.
     """
 
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
@@ -122,7 +122,7 @@ class TrustStore:
 
     @contextmanager
     def _open(self, device: str, *, writing: bool) -> Iterator[tuple[int, bytes]]:
-        """Open the directory of a device, with the key of its files; a writer locks others out."""
+        """Yield the open directory of a device and the key of its files; a writer locks others out."""
         with (
             self._root() as (root, key),
             opened(root, "trust", create=True) as devices,
@@ -145,7 +145,7 @@ class TrustStore:
             return _read(place, key, entry_name(cache_key))
 
     def put(self, cache_key: bytes, device: str, record: EntryRecord) -> None:
-        """Store a generation. A live one replaces all others of its entry and place."""
+        """Record a generation. A live one replaces all others of its entry and place."""
         with self._open(device, writing=True) as (place, key):
             known: list[EntryRecord] = []
             with suppress(CacheRejected):
@@ -178,7 +178,7 @@ class TrustStore:
 
 @contextmanager
 def _locked(place: int) -> Iterator[None]:
-    """Lock other writers out of a directory during a with block."""
+    """Lock other writers out of a directory for a with block."""
     held = lock(place, _LOCK, shared=False, timeout=10.0)
     if held is None:
         raise CacheRejected(CacheReason.NO_STORE, "another process writes to the trust store all the time")
@@ -206,7 +206,7 @@ def _contents(place: int, name: str) -> bytes:
 
 
 def _replace(place: int, name: str, contents: bytes, *, durable: bool = True) -> None:
-    """Replace a file in one step. One that is not durable may be missing after a crash of the machine."""
+    """Replace a file in one step. Without `durable`, the new file may be lost if the machine crashes."""
     with open(_NEW, "wb", opener=_opener(place)) as file:
         file.write(contents)
         file.flush()
@@ -230,13 +230,13 @@ def _read(place: int, key: bytes, name: str) -> list[EntryRecord]:
 
 
 def _add(place: int, key: bytes, name: str, known: list[EntryRecord], record: EntryRecord) -> None:
-    """Write the known generations without those that a new one replaces, and the new one."""
+    """Write a new generation, and the known ones that it does not replace."""
     kept = [
         other
         for other in known
         if other.generation != record.generation and not (record.live and other.place == record.place)
     ]
-    kept.sort(key=lambda other: other.live)  # unpublished generations are dropped first
+    kept.sort(key=lambda other: other.live)  # Unpublished generations are dropped first.
     _write(place, key, name, [*kept, record][-_MOST_GENERATIONS:], durable=record.live)
 
 

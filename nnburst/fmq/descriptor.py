@@ -1,4 +1,4 @@
-"""Descriptors of queues, with which peers attach: the regions of a queue and their files."""
+"""Descriptors of queues: the regions of a queue and their files, with which peers attach."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Flavour(enum.IntEnum):
-    """Flavour of a queue: its number of readers, and refusal or overwriting when full."""
+    """The flavour of a queue: its number of readers, and the outcome of a write that does not fit."""
 
     SYNCHRONIZED = lib.NNB_SYNCHRONIZED
     """One writer, one reader; a write that does not fit fails."""
@@ -32,18 +32,18 @@ class Flavour(enum.IntEnum):
 
 
 class Layout(enum.IntEnum):
-    """Placement of a new queue's counters. Attaching accepts any layout."""
+    """The placement of a new queue's counters. `MessageQueue.attach` accepts any layout."""
 
     LINES = lib.NNB_LAYOUT_LINES
-    """Each counter and the event word on 128 bytes of its own: no false sharing."""
+    """128 bytes for each counter and for the event word: no false sharing."""
     COMPAT = lib.NNB_LAYOUT_COMPAT
     """The 16-byte header of libfmq."""
     STAMPED = lib.NNB_LAYOUT_STAMPED
-    """As LINES, with room beside the write counter for the time of a packet (synchronized queues)."""
+    """Like LINES, with space beside the write counter for the time of a packet (synchronized queues)."""
 
 
 class Grantor(NamedTuple):
-    """One region of a queue. The first four are: read counter, write counter, data, event word.
+    """A region of a queue. The first four are the read counter, the write counter, the data, the event word.
 
     Attributes:
         flags: Always 0.
@@ -72,7 +72,7 @@ class Dialect(enum.Enum):
     """Signed fdIndex, offset and extent, no flags; 16 bytes."""
 
 
-_F_SEAL_FUTURE_WRITE = 0x10  # in the module since Python 3.13
+_F_SEAL_FUTURE_WRITE = 0x10  # Python 3.13 has it in the module `fcntl`.
 _LIMITS = (0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)
 
 
@@ -110,7 +110,7 @@ def unpack_grantors(data: bytes, dialect: Dialect) -> tuple[Grantor, ...]:
 class MQDescriptor(Closing):
     """A description of a queue with which a peer attaches. It owns its file descriptors.
 
-    Pickles into ``multiprocessing`` children under every start method; made from plain parts it travels over any
+    It can be pickled for ``multiprocessing`` children under every start method. Its plain parts can be sent over any
     channel that carries descriptors (SCM_RIGHTS).
 
     Args:
@@ -171,14 +171,14 @@ class MQDescriptor(Closing):
         """Return a copy for readers of an unsynchronized queue: the kernel grants them read-only mappings.
 
         The memory of the queue is sealed: existing mappings stay writable, and no new writable mapping can be made.
-        Memory that cannot be sealed (perhaps that of ``ring_fd=``) is opened for reading only; then a reader of the
-        same user could reopen it for writing, and a libfmq reader cannot attach.
+        Memory that cannot be sealed (as ``ring_fd=`` may be) is opened for reading only; then a reader of the same
+        user could reopen it for writing, and a libfmq reader cannot attach.
         """
         copies = FdSet(_without_write_access(fd) for fd in self.fds)
         return MQDescriptor(self.grantors, copies, self.quantum, self.flags, dtype=self.dtype)
 
     def pack_grantors(self, dialect: Dialect) -> bytes:
-        """Return the grantors in a binary form that libfmq understands.
+        """Return the grantors in a binary form of libfmq.
 
         Args:
             dialect: HIDL or AIDL.
@@ -202,8 +202,7 @@ class MQDescriptor(Closing):
 
 
 def _without_write_access(fd: int) -> int:
-    """Return a new descriptor of the same file. Mapping it for writing fails with EPERM, which libfmq's readers
-    expect."""
+    """Return a new descriptor of a file. Mapping it for writing fails with EPERM, as libfmq's readers expect."""
     try:
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
     except OSError:

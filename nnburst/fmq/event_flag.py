@@ -22,7 +22,7 @@ _ALL_BITS = 0xFFFFFFFF
 class EventFlag(Closing):
     """32 sticky bits in shared memory. A bit stays set until a wait for it consumes it.
 
-    Safe to use from several threads and processes at once; with two waiters on one bit, one consumes it and the other
+    Several threads and processes may use a flag at once. If two wait for one bit, one consumes it and the other
     continues to wait.
 
     Args:
@@ -46,7 +46,7 @@ class EventFlag(Closing):
         self._word, self._owner = _find_word(source, offset)
 
     def wake(self, mask: int) -> None:
-        """Set bits and wake all waiters for one that was not set already. No system call if all were set.
+        """Set bits, and wake all waiters for bits that were not set before. If all were set, no system call is made.
 
         Args:
             mask: Bits; 0 does nothing.
@@ -82,13 +82,13 @@ class EventFlag(Closing):
         state = ffi.new("uint32_t *")
         one_round = lib.nnb_event_wait_retry if retry else lib.nnb_event_wait
         while True:
-            # Looked up each time: close() in another thread ends the wait, and the mapping lives while C uses it.
+            # Look the word up each time: close() in another thread ends the wait, and `_owner` keeps the mapping for C.
             word, _owner = self._live(), self._owner
             rc = one_round(word, bits, state, deadline)
             if rc == 0:
                 return int(state[0])
             if rc == -errno.ERESTART:
-                continue  # back in the interpreter: signal handlers have run
+                continue  # Signal handlers have run meanwhile.
             if not retry and rc in (-errno.EAGAIN, -errno.EINTR):
                 return 0
             check(rc, f"EventFlag.wait for bits {bits:#x}")

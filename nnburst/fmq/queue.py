@@ -47,11 +47,11 @@ def _not_here(_: object) -> Any:
 class Handle:
     """An ``nnb_mq *`` that is closed with the last reference to it.
 
-    A queue, the NumPy views on its ring and a call that waits in another thread each hold one reference, so closing
+    A queue, the NumPy views of its ring and a call that waits in another thread have one reference each, so closing
     the queue never unmaps memory that a view still shows.
 
     Attributes:
-        read: Fills an array, or a new one of that many elements. Returns it; None if there are not enough elements;
+        read: Fills an array, or a new one of that many elements. Returns it; None if there are too few elements;
             False if this reader was overtaken; NotImplemented for cases that need a call with `pointer`.
         write: Appends an array or bytes. Returns True; False if there is no room; NotImplemented as for `read`.
     """
@@ -86,7 +86,7 @@ _CLOSED = Handle(None)
 
 
 class _RingMemory:
-    """The owner of the ring's bytes, for NumPy."""
+    """The owner of the ring's bytes in NumPy's array interface."""
 
     __slots__ = ("__array_interface__", "_handle")
 
@@ -96,7 +96,7 @@ class _RingMemory:
 
 
 def _ring_array(handle: Handle, start: Any, dtype: np.dtype[Any], read_only: bool) -> np.ndarray[Any, np.dtype[Any]]:
-    """The whole ring, from a ``uint8_t *`` on, as an array of elements that keeps the handle alive."""
+    """Return the whole ring, which begins at a ``uint8_t *``, as an array of elements that keeps the handle alive."""
     pointer = handle.live()
     size = lib.nnb_mq_capacity(pointer) * lib.nnb_mq_quantum(pointer)
     address = int(ffi.cast("uintptr_t", start))
@@ -106,9 +106,9 @@ def _ring_array(handle: Handle, start: Any, dtype: np.dtype[Any], read_only: boo
 class MessageQueue(Closing):
     """A lock-free FIFO in shared memory: one writer, and one reader (or many, if unsynchronized).
 
-    Making one creates the shared memory; `attach` joins an existing one. With its first write (read) an object becomes
-    the writer (reader) for good: a second writer is detected as a corrupt counter. After a fork the child's copy may
-    become one anew. One thread at a time may use an end.
+    The constructor creates the shared memory; `attach` joins an existing queue. With its first write (read) an object
+    becomes the writer (reader) for good: a second writer is detected as a corrupt counter. After a fork the child's
+    copy may become one anew. Only one thread at a time may use an object.
 
     Args:
         dtype: Element type: any NumPy dtype without object fields, also structured.
@@ -116,10 +116,10 @@ class MessageQueue(Closing):
         flavour: ``"synchronized"`` or ``"unsynchronized"``, or a `Flavour`.
         event_flag: True for a queue with an event word, which blocking calls need.
         layout: ``"lines"``, ``"stamped"`` or ``"compat"``, or a `Layout`.
-        ring_fd: Descriptor of a memory object to put the ring into, from its beginning; duplicated. The counters stay
-            in the queue's own memory.
-        exclusive: False lets several objects, of several threads or processes, take turns as the writer (reader). Each
-            call then reads the counters again, which takes C about twice as long.
+        ring_fd: Descriptor of a memory object whose beginning becomes the ring; duplicated. The counters stay in the
+            queue's own memory.
+        exclusive: False lets objects of several threads or processes take turns as the writer (reader). Each call
+            then reads the counters again, and C takes about twice as long.
 
     Attributes:
         dtype: Element type.
@@ -212,11 +212,11 @@ class MessageQueue(Closing):
         self._ring: Elements | None = None
         self._ring_start: Any = None
 
-    # -- for others ----------------------------------------------------------------------------------------------------
+    # -- sharing ------------------------------------------------------------------------------------------------------
 
     @property
     def descriptor(self) -> MQDescriptor:
-        """A new descriptor for a peer, with file descriptors of its own: close it, or let it be collected."""
+        """A new descriptor for a peer, with file descriptors of its own: close it, or leave it to the collector."""
         self._handle.live()
         return self._own.duplicate()
 
@@ -232,7 +232,7 @@ class MessageQueue(Closing):
     # -- without waiting ----------------------------------------------------------------------------------------------
 
     def write(self, data: Any) -> bool:
-        """Append elements, all or none. Wakes no waiter.
+        """Append elements, all or none, without waking a waiter.
 
         Args:
             data: An array of the element type, a bytes-like object, or values that NumPy can convert to elements.
@@ -252,22 +252,22 @@ class MessageQueue(Closing):
         return rc == 0 or self._explain(rc, f"write of {array.size} elements")
 
     def read(self, count: int = 1, *, out: Elements | None = None) -> Elements | None:
-        """Take elements from the front, all or none. Wakes no waiter.
+        """Take elements from the front, all or none, without waking a waiter.
 
         Args:
             count: Number of elements; ignored if `out` is given.
-            out: Fill this contiguous array of the element type instead of a new one.
+            out: Contiguous array of the element type to fill, instead of a new one.
 
         Returns:
             The array of elements; None if there are not enough, or if the writer of an unsynchronized queue has
-            overtaken this reader (then the newer half of the ring can be read next, and `overruns` has grown).
+            overtaken this reader. Then `overruns` has grown, and the newer half of the ring can be read next.
 
         Raises:
             InvalidArgument: More than the capacity, or `out` is of the wrong kind.
             GeneralFailure: The shared counters are corrupt.
         """
         wanted: Any = count if out is None else out
-        if (type(wanted) is int) is not (out is None):  # a number for an array, or an array for a number
+        if (type(wanted) is int) is not (out is None):  # An array was given for a number, or the reverse.
             wanted = None
         got: Elements | Literal[False] | None = self._handle.read(wanted)
         if got is False:
@@ -280,7 +280,7 @@ class MessageQueue(Closing):
         return array if rc == 0 or self._explain(rc, f"read of {array.size} elements") else None
 
     def begin_write(self, count: int) -> MemTransaction | None:
-        """Lend free elements of the ring to be filled in place; `commit` publishes them.
+        """Return free elements of the ring, to be filled in place; `commit` publishes them.
 
         Args:
             count: Elements.
@@ -298,7 +298,7 @@ class MessageQueue(Closing):
         return MemTransaction(*self._views(writable=True), self._commit_write)
 
     def begin_read(self, count: int) -> MemTransaction | None:
-        """Lend the next elements for reading in place; `commit` removes them from the ring.
+        """Return the next elements, to be read in place; `commit` removes them from the ring.
 
         Args:
             count: Elements.
@@ -409,14 +409,14 @@ class MessageQueue(Closing):
             needs = "a blocking call needs a synchronized queue, an event flag (event_flag=True) and bits to wait for"
             self._explain(rc, f"blocking transfer of {count} elements", {errno.EINVAL: InvalidArgument(needs)})
 
-    # -- the rest -----------------------------------------------------------------------------------------------------
+    # -- internals ----------------------------------------------------------------------------------------------------
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._handle.live()
         return _attach, (self._own, self._exclusive)
 
     def _source(self, data: Any) -> Elements:
-        if isinstance(data, np.ndarray) and data.size > self.capacity:  # checked before the copy
+        if isinstance(data, np.ndarray) and data.size > self.capacity:  # This check comes before the copy.
             self._explain(-errno.EMSGSIZE, f"write of {data.size} elements")
         return as_elements(data, self.dtype)
 
@@ -431,7 +431,7 @@ class MessageQueue(Closing):
         return out
 
     def _views(self, *, writable: bool) -> tuple[Elements, Elements]:
-        """Return the region that C has just filled in, as slices of one array over the ring."""
+        """Return the two parts of the region that C has just chosen, as slices of one array over the ring."""
         region = self._region
         ring = self._ring
         if ring is None:
@@ -444,11 +444,11 @@ class MessageQueue(Closing):
             first.flags.writeable = second.flags.writeable = False
         return first, second
 
-    # -- as a whole ---------------------------------------------------------------------------------------------------
+    # -- properties ---------------------------------------------------------------------------------------------------
 
     @property
     def capacity(self) -> int:
-        """Capacity in elements."""
+        """The capacity in elements."""
         return int(lib.nnb_mq_capacity(self.handle))
 
     @property
@@ -484,12 +484,12 @@ class MessageQueue(Closing):
 
     @property
     def available_to_read(self) -> int:
-        """Return the elements that can be read now; 0 if the counters are corrupt (the error handler is called)."""
+        """Return the number of elements that can be read now; 0, after a call of the error handler, if corrupt."""
         return self._available(lib.nnb_mq_available_to_read(self.handle))
 
     @property
     def available_to_write(self) -> int:
-        """Return the elements that fit now; 0 if the counters are corrupt (the error handler is called).
+        """Return the number of elements that fit now; 0, after a call of the error handler, if corrupt.
 
         The number is meaningless for the writer of an unsynchronized queue: a write up to the capacity always succeeds.
         """
@@ -502,7 +502,7 @@ class MessageQueue(Closing):
         return check(rc, "MessageQueue")
 
     def set_error_handler(self, handler: ErrorHandler | None) -> None:
-        """Set a function to be called whenever the shared counters are found corrupt.
+        """Set a function that is called whenever the shared counters are found corrupt.
 
         Args:
             handler: Called with the `QueueError` and a message; None removes it.
@@ -510,7 +510,7 @@ class MessageQueue(Closing):
         self._on_error = handler
 
     def close(self) -> None:
-        """Release the memory; NumPy views on the ring stay valid. Ends waits in other threads. Idempotent."""
+        """Release the memory and end waits in other threads. NumPy views of the ring stay valid. Idempotent."""
         if self._handle is not _CLOSED:
             self._handle = _CLOSED
             self._ring = None
@@ -552,7 +552,7 @@ def _attach(descriptor: MQDescriptor, exclusive: bool) -> MessageQueue:
 def _create_memory(
     count: int, quantum: int, flavour: Flavour, layout: Layout, event_flag: bool, ring_fd: int | None
 ) -> tuple[tuple[Grantor, ...], FdSet]:
-    """Lay out a new queue and make its memory."""
+    """Make the memory of a new queue and lay it out."""
     regions, size = ffi.new("nnb_grantor[5]"), ffi.new("uint64_t *")
     # A ring in other memory needs no room beside the counters.
     inner = 1 if ring_fd is not None else count
@@ -563,7 +563,7 @@ def _create_memory(
         raise InvalidArgument(f"a queue of {count} elements of {quantum} bytes is larger than any memory")
     seals: int = lib.NNB_SEALS_FIXED_SIZE
     if flavour is Flavour.UNSYNCHRONIZED:
-        seals &= ~fcntl.F_SEAL_SEAL  # `MQDescriptor.without_write_access` adds one
+        seals &= ~fcntl.F_SEAL_SEAL  # `MQDescriptor.without_write_access` adds a seal.
     ring = FdSet() if ring_fd is None else FdSet.duplicate([ring_fd])
     what = f"shared memory of {size[0]} bytes for a queue"
     own = FdSet([check(lib.nnb_memfd_create(b"MessageQueue", size[0], seals), what), *ring.disown(slice(None))])
@@ -573,17 +573,17 @@ def _create_memory(
     return tuple(grantors), own
 
 
-# -- access without copies ------------------------------------------------------------------------------------------
+# -- access without copies --------------------------------------------------------------------------------------------
 
 
 class MemTransaction:
-    """Part of a ring, lent by `MessageQueue.begin_write` or `begin_read` until `commit`.
+    """Part of a ring, from `MessageQueue.begin_write` or `begin_read`, usable until `commit`.
 
     As a context manager it commits when the block ends without an exception.
 
     Attributes:
         first: View of the elements up to the end of the ring.
-        second: View of those that continue at its beginning; empty unless the transaction wraps.
+        second: View of the elements that continue at the ring's beginning; empty unless the transaction wraps.
 
     Example:
         >>> from nnburst.fmq import MessageQueue
@@ -597,7 +597,7 @@ class MemTransaction:
     __slots__ = ("_commit", "first", "second")
 
     def __init__(self, first: Elements, second: Elements, commit: Callable[[int], bool]) -> None:
-        """Use `MessageQueue.begin_write` or `begin_read`."""
+        """Use `MessageQueue.begin_write` or `begin_read` instead."""
         self.first = first
         self.second = second
         self._commit: Callable[[int], bool] | None = commit
@@ -660,13 +660,13 @@ class MemTransaction:
         return self.first[start:end], self.second[max(start - split, 0) : max(end - split, 0)]
 
     def commit(self, count: int | None = None) -> bool:
-        """Publish the written elements, or free the room of the read ones.
+        """Publish written elements, or free the space of read ones.
 
         Args:
             count: Number of elements from the first; None for all.
 
         Returns:
-            False if the writer of an unsynchronized queue overtook this reader meanwhile: the elements read are void.
+            False if the writer of an unsynchronized queue overtook this reader meanwhile: its elements are void.
 
         Raises:
             InvalidArgument: `count` is larger than the transaction.
@@ -687,7 +687,7 @@ class MemTransaction:
             self.commit()
 
 
-# -- elements ----------------------------------------------------------------------------------------------------------
+# -- elements ---------------------------------------------------------------------------------------------------------
 
 
 def element_type(dtype: npt.DTypeLike) -> np.dtype[Any]:
@@ -728,12 +728,12 @@ def as_elements(data: Any, dtype: np.dtype[Any]) -> Elements:
 
 
 def _exportable(array: Elements) -> Elements:
-    # Dates export no buffer; their bytes do.
+    # Arrays of dates export no buffer, so they are viewed as bytes.
     return array.view(np.int64) if array.dtype.kind in "mM" else array
 
 
 def readable(array: Elements) -> Any:
-    """Return a C pointer to an array's memory, which it keeps alive."""
+    """Return a C pointer to an array's memory; the pointer keeps it alive."""
     return ffi.from_buffer("char[]", _exportable(array))
 
 

@@ -1,4 +1,4 @@
-"""Memory pools: shared memory that client and service both reach."""
+"""Memory pools: shared memory that both client and service can use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kind of file behind a descriptor, which decides between copying and mapping its bytes."""
+"""Files behind descriptors: their kind, which decides between mapping and copying, and access to their bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _UNUSABLE = {
     stat.S_IFBLK: "a block device",
 }
 _ANONYMOUS = 0
-"""File type of objects outside any directory: dma-bufs, but also eventfds, epolls and the like."""
+"""File type of objects that are in no directory: dma-bufs, but also eventfds, epolls and the like."""
 
 _DMA_BUF_SYNC = 0x40086200
 _SYNC_END = 4
@@ -39,11 +39,11 @@ class MemoryMapping:
         fd: Descriptor of the object; not needed afterwards.
         offset: First byte; need not be page-aligned.
         prot: PROT_READ and/or PROT_WRITE.
-        guarded: Survive a peer that truncates the object. The caller checks `faults` after each use.
+        guarded: True to survive a peer that truncates the object. The caller checks `faults` after each use.
 
     Raises:
         GeneralFailure: The object cannot be mapped with these arguments.
-        ResourceExhausted: The process has no address space for it, or the machine no memory.
+        ResourceExhausted: The process has no address space left, or the machine no memory.
     """
 
     __slots__ = ("__array_interface__", "__weakref__", "_mapping", "address", "size", "writable")
@@ -76,7 +76,7 @@ class MemoryMapping:
 
 
 def private_bytes(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return zeroed bytes of this process alone; `ResourceExhausted` without memory for them."""
+    """Return zeroed private memory as uint8; `ResourceExhausted` if there is not enough."""
     try:
         return np.zeros(nbytes, np.uint8)
     except (MemoryError, ValueError, OverflowError) as error:
@@ -84,15 +84,15 @@ def private_bytes(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 class MemoryObject(Struct, frozen=True):
-    """A file or memory object with bytes.
+    """The facts about a file or memory object, as `examine` found them.
 
     Attributes:
-        size: Bytes at the time of the look.
-        fixed: True if the size cannot change: it may be mapped.
-        can_fail: True if an access may fault even so; huge pages can run out.
+        size: Bytes when it was examined.
+        fixed: True if the size cannot change, so that the object may be mapped.
+        can_fail: True if an access may fault all the same: huge pages can run out.
         dma_buf: True if CPU access must be bracketed, see `sync_dma_buf`.
         writable: True if the descriptor allows a shared writable mapping.
-        appends: True if every write goes to the end.
+        appends: True if every write goes to the end of the file.
     """
 
     size: int
@@ -104,7 +104,10 @@ class MemoryObject(Struct, frozen=True):
 
 
 def examine(fd: int) -> MemoryObject:
-    """Return the kind of object behind a descriptor, without touching its bytes; its file system is checked before."""
+    """Return the facts about the object behind a descriptor, without touching its bytes.
+
+    The caller has checked the file system.
+    """
     try:
         status, flags = os.fstat(fd), fcntl.fcntl(fd, fcntl.F_GETFL)
         filesystem = check(lib.nnb_fd_filesystem(fd))
@@ -136,8 +139,11 @@ def examine(fd: int) -> MemoryObject:
 
 
 def read_into(fd: int, offset: int, target: Array) -> None:
-    """Fill a dense array of bytes from a file by copying, which never faults; `GeneralFailure` if the file is too
-    short."""
+    """Fill a dense array of bytes with a copy from a file, which never faults.
+
+    Raises:
+        GeneralFailure: The file is too short.
+    """
     view = target.data.cast("B") if target.nbytes else memoryview(b"")
     while view:
         count = _retry(os.preadv, fd, [view], offset)
@@ -158,7 +164,7 @@ def write_from(fd: int, offset: int, source: Array) -> None:
 
 def _retry(call: Any, *args: Any) -> int:
     try:
-        return int(call(*args))  # Python repeats interrupted calls itself
+        return int(call(*args))  # Python repeats interrupted calls.
     except OSError as error:
         name = errno.errorcode.get(error.errno or 0, "?")
         kind = ResourceExhausted if error.errno in (errno.ENOSPC, errno.EDQUOT) else GeneralFailure

@@ -23,7 +23,7 @@ def fourcc(code: str) -> int:
 
 
 class PlaneFormat(Struct, frozen=True):
-    """One plane: `channels` elements per sample, and the pixels in each direction that share a sample."""
+    """A plane of an image: elements per sample (`channels`), and pixels per sample in each direction."""
 
     channels: int
     subsampling: int = 1
@@ -34,9 +34,9 @@ class PixelFormat(Struct, frozen=True):
 
     Attributes:
         name: Common name.
-        fourcc: The DRM code; it names the channels from the highest bits down, hence seemingly backwards.
+        fourcc: The DRM code. It names the channels from the highest bits down, so it seems reversed.
         dtype: Name of the type of one channel.
-        order: For each channel of the tensor, its position in memory; empty if the orders are equal.
+        order: For each channel of the tensor, its position in memory; empty if the order is the same.
     """
 
     name: str
@@ -47,7 +47,7 @@ class PixelFormat(Struct, frozen=True):
 
     @property
     def element(self) -> np.dtype[Any]:
-        """Type of one channel."""
+        """The NumPy type of one channel."""
         return np.dtype(self.dtype)
 
 
@@ -73,7 +73,7 @@ FORMATS: dict[str, PixelFormat] = {row.name: row for row in _ROWS}
 """The formats that can be read and written, by name."""
 _BY_FOURCC = {row.fourcc: row for row in _ROWS}
 _OF_ONE_PLANE = {(1, 1): "GRAY8", (1, 2): "R8G8", (2, 1): "GRAY16", (2, 2): "R16G16"}
-"""Format of a single plane, by the size of its elements in bytes and its number of channels."""
+"""Formats of single planes, by the size of an element in bytes and the number of channels."""
 
 
 class ImageLayout(Struct, frozen=True):
@@ -82,10 +82,10 @@ class ImageLayout(Struct, frozen=True):
     Attributes:
         width: Pixels.
         height: Pixels.
-        layers: Images of equal layout, one behind the other; the N of the tensor.
+        layers: Number of images of equal layout, one behind the other; the N of the tensor.
         fourcc: DRM code; docs/memory.md lists the supported ones, all for linear images.
         planes: (first byte in the object, bytes from row to row) of each plane of the first layer.
-        layer_stride: Bytes from layer to layer; 0 if there is one.
+        layer_stride: Bytes from layer to layer; 0 if there is only one.
     """
 
     width: int
@@ -97,7 +97,7 @@ class ImageLayout(Struct, frozen=True):
 
     @property
     def start(self) -> int:
-        """First byte of the first pixel in the object."""
+        """Position of the first pixel in the object, in bytes."""
         return min(offset for offset, _ in self.planes)
 
     @property
@@ -133,7 +133,7 @@ class ImageLayout(Struct, frozen=True):
 
     @property
     def is_tensor(self) -> bool:
-        """True if the bytes from `start` on are the tensor: no gaps, and the same order."""
+        """True if the bytes from `start` on are exactly the tensor's: no gaps, and the same order."""
         form = format_of(self)
         offsets = [offset for offset, _ in self.planes]
         return not form.order and offsets == sorted(offsets) and self.span == self.tight_size
@@ -150,7 +150,7 @@ def format_of(layout: ImageLayout) -> PixelFormat:
 
 
 def _plane_sizes(layout: ImageLayout, form: PixelFormat) -> list[tuple[int, int]]:
-    """Return (rows, bytes of a row's pixels) of each plane. Pixels at an edge have a sample of their own."""
+    """Return (rows, bytes of a row without its gap) for each plane. Pixels at an edge have their own sample."""
     return [
         (
             -(-layout.height // plane.subsampling),
@@ -219,7 +219,7 @@ def new_layout(width: int, height: int, name: str, layers: int = 1, pitch: int =
 
 
 def plane_layout(layout: ImageLayout, index: int) -> ImageLayout:
-    """Return the layout of one plane alone: an image of GRAY8, R8G8, GRAY16 or R16G16, whatever its colours.
+    """Return the layout of one plane as an image of its own: GRAY8, R8G8, GRAY16 or R16G16, whatever its colours.
 
     Raises:
         InvalidArgument: There is no such plane.
@@ -237,10 +237,10 @@ def plane_layout(layout: ImageLayout, index: int) -> ImageLayout:
 
 
 def plane_views(layout: ImageLayout, raw: Array) -> tuple[Array, ...]:
-    """Return views of an image's planes in its bytes, from `ImageLayout.start` on.
+    """Return views of an image's planes.
 
     Returns:
-        For each plane a strided view (layers, rows, samples, channels), channels as they are in memory.
+        A strided view (layers, rows, samples, channels) for each plane; channels are in memory order.
     """
     form = format_of(layout)
     element, views = form.element, []
@@ -254,24 +254,24 @@ def plane_views(layout: ImageLayout, raw: Array) -> tuple[Array, ...]:
 
 
 def gather(layout: ImageLayout, planes: tuple[Array, ...], tensor: Array) -> None:
-    """Copy an image into a dense tensor of `ImageLayout.shape`, channels as R, G, B, A."""
+    """Copy an image into a dense tensor of `ImageLayout.shape`, with channels in the order R, G, B, A."""
     for source, target in _pairs(layout, planes, tensor):
         np.copyto(target, source)
 
 
 def scatter(layout: ImageLayout, planes: tuple[Array, ...], tensor: Array) -> None:
-    """Copy a dense tensor into an image; the bytes between the rows stay unchanged."""
+    """Copy a dense tensor into an image; bytes between the rows stay unchanged."""
     for target, source in _pairs(layout, planes, tensor):
         np.copyto(target, source)
 
 
 def _pairs(layout: ImageLayout, planes: tuple[Array, ...], tensor: Array) -> list[tuple[Array, Array]]:
-    """Return views of equal shape on image and tensor, of all channels."""
+    """Yield pairs of views of equal shape, one of the image and one of the tensor, for all channels."""
     form = format_of(layout)
     if form.order:
         return [(planes[0][..., channel], tensor[..., where]) for where, channel in enumerate(form.order)]
     flat, pairs, end = tensor.reshape(layout.layers, -1), [], 0
     for plane in planes:
         start, end = end, end + plane[0].size
-        pairs.append((plane, flat[:, start:end].reshape(plane.shape)))  # a view, as the tensor is dense
+        pairs.append((plane, flat[:, start:end].reshape(plane.shape)))  # The tensor is dense, so this is a view.
     return pairs

@@ -1,4 +1,4 @@
-"""The plain value for a memory pool on the wire, and its checks."""
+"""The description of a memory pool in messages, and its checks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class MemoryHandle(Struct, frozen=True):
         size: Bytes; 0 for a ``"hardware_buffer"``, whose bytes are not addressed one by one.
         prot: PROT_READ and/or PROT_WRITE.
         offset: First byte in the object.
-        direct: True if the owner wants the pool mapped although it could be truncated.
+        direct: True if the owner wants devices to map the pool although it could be truncated.
         image: Layout of a ``"hardware_buffer"``.
     """
 
@@ -66,7 +66,7 @@ def check_handle(handle: MemoryHandle) -> MemoryHandle:
 
 
 def check_size(size: int) -> int:
-    """Return a size as an integer; refuse an impossible one."""
+    """Return a size as an integer; `InvalidArgument` if it is impossible."""
     length = whole(size, "size", " of bytes")
     if not 0 < length <= _MAX_SIZE:
         raise InvalidArgument(f"size is {size}; a memory pool has at least one byte")
@@ -74,7 +74,7 @@ def check_size(size: int) -> int:
 
 
 def check_prot(prot: int) -> int:
-    """Refuse unknown rights."""
+    """Refuse unknown rights with `InvalidArgument`."""
     if whole(prot, "prot") & ~(PROT_READ | PROT_WRITE):
         raise InvalidArgument(f"prot is {prot}; PROT_READ (1) and PROT_WRITE (2) are the rights there are")
     return prot

@@ -1,4 +1,4 @@
-"""Driver-managed buffers: state, storage, and current users, which ``csrc/buffer_admission.c`` counts."""
+"""Driver-managed buffers: their state, storage, and users, which ``csrc/buffer_admission.c`` counts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SLICE_NS = 100_000_000
 
 
 class Gate:
-    """The state of all buffers of the process, and a lock for Python's references to their bytes."""
+    """The state of all buffers of the process, and the lock for Python's references to their bytes."""
 
     def __init__(self) -> None:
         self.lock = process_lock()
@@ -40,11 +40,11 @@ class Gate:
 
     @property
     def moves(self) -> int:
-        """A count that changes when any buffer grows, is closed, or gets contents of other dimensions."""
+        """A counter that changes when a buffer grows, is closed, or gets contents of other dimensions."""
         return int(lib.nnb_gate_moves(0))
 
     def moved(self) -> None:
-        """Note that existing views of buffers must be checked again."""
+        """Change `moves`, so that existing views of buffers are checked again."""
         lib.nnb_gate_moves(1)
 
 
@@ -52,7 +52,7 @@ gate = Gate()
 
 
 class Uses:
-    """The buffers of one request or copy, taken and released together; no buffer is both read and written."""
+    """The buffers of one request or copy, locked and released together; no buffer is both read and written."""
 
     __slots__ = ("handle",)
 
@@ -64,7 +64,7 @@ class Uses:
         self.handle = ffi.gc(out[0], lib.nnb_uses_destroy)
 
     def enter(self) -> None:
-        """Lock the buffers: shared for those that are read, exclusive for those that are written."""
+        """Lock the buffers: shared for reading, exclusive for writing."""
         rc = lib.nnb_uses_enter(self.handle, 0)
         if rc == -errno.EAGAIN:
             end = time.monotonic_ns() + int(_PATIENCE * 1e9)
@@ -76,7 +76,7 @@ class Uses:
             check(rc, "cannot use the buffer", {errno.ESHUTDOWN: closed, errno.EAGAIN: in_use})
 
     def leave(self, outcome: int) -> None:
-        """Release the buffers; those that were written are NNB_UNCHANGED, NNB_COMMITTED or NNB_LOST."""
+        """Release the buffers; `outcome` of the written ones is NNB_UNCHANGED, NNB_COMMITTED or NNB_LOST."""
         if lib.nnb_uses_leave(self.handle, outcome):
             free_closed_buffers()
 
@@ -88,7 +88,7 @@ def free_closed_buffers() -> None:
 
 
 class RoleKey(NamedTuple):
-    """The roles in which a buffer may be used. Prepared models have numbers that are never used again."""
+    """A role in which a buffer may be used. Numbers of prepared models are never used again."""
 
     model: int
     is_input: bool
@@ -96,10 +96,10 @@ class RoleKey(NamedTuple):
 
 
 class ManagedBuffer:
-    """One buffer. Its contents are undefined until a copy or a successful execution has written them.
+    """A buffer of a device. Its contents are undefined until a copy or a successful execution has written them.
 
     Args:
-        operand: Type, quantisation and extra parameters of the operands it may stand for.
+        operand: Type, quantisation and extra parameters of the operands that it may stand for.
         dimensions: Combined dimensions of all roles and the descriptor; 0 where open. They never change.
     """
 
@@ -156,7 +156,7 @@ class ManagedBuffer:
 
     @property
     def generation(self) -> int:
-        """Number of changes of the contents."""
+        """Number of changes of the contents so far."""
         return int(self._look().generation)
 
     @property
@@ -176,7 +176,7 @@ class ManagedBuffer:
         self._contents.place, self._contents.room = ffi.cast("uint8_t *", storage.ctypes.data), storage.nbytes
 
     def account_to(self, account: Callable[[int], None]) -> None:
-        """Set a function that is called with the bytes by which the buffer will grow; its error prevents the growth."""
+        """Set a function that gets the number of bytes before the buffer grows; its exception prevents the growth."""
         self._account = account
         self._reserve(self.storage.nbytes)
 
@@ -186,12 +186,12 @@ class ManagedBuffer:
             self._accounted = nbytes
 
     def room(self, nbytes: int) -> Array:
-        """Return storage of at least that size, to be overwritten as a whole. Call it only while writing."""
+        """Return storage of at least `nbytes`, to be overwritten as a whole. Call it only while writing."""
         if self.storage.nbytes < nbytes:
-            size = max(nbytes, 2 * self.storage.nbytes)  # a buffer that grows in each run should move rarely
+            size = max(nbytes, 2 * self.storage.nbytes)  # A buffer that grows in each run should move rarely.
             try:
                 self._reserve(size)
-            except ResourceExhausted:  # there is no memory for twice as much
+            except ResourceExhausted:  # The exact size may still fit.
                 size = nbytes
                 self._reserve(size)
             larger = private_bytes(size)
@@ -201,7 +201,7 @@ class ManagedBuffer:
         return self.storage
 
     def close(self) -> None:
-        """Admit no more requests, and free the storage as soon as it is unused. Idempotent."""
+        """Refuse further requests, and free the storage as soon as it is unused. Idempotent."""
         with gate.lock:
             if not self.closed:
                 lib.nnb_buffer_close(self.handle)
@@ -209,7 +209,7 @@ class ManagedBuffer:
                     gate.closed.append(self)
 
     def drop(self) -> bool:
-        """Free the storage of a closed buffer, unless it is in use. Under the gate's lock."""
+        """Free the storage of a closed buffer, unless it is in use. The caller has the gate's lock."""
         if not self._look().is_idle:
             return False
         self._store(private_bytes(0))
@@ -237,11 +237,11 @@ class ManagedBuffer:
             uses.leave(outcome)
 
     def copy_from(self, memory: Memory, dimensions: tuple[int, ...]) -> None:
-        """Copy new contents in. After a failure the contents are undefined.
+        """Copy contents from a memory. After a failure the contents are undefined.
 
         Args:
             memory: Memory exactly as large as the contents.
-            dimensions: Dimensions of the contents; may be empty if the buffer's own are complete.
+            dimensions: Dimensions of the contents; may be empty if the buffer's own have no 0.
 
         Raises:
             InvalidArgument: Size or dimensions do not fit.
@@ -273,7 +273,7 @@ class ManagedBuffer:
         return combined
 
     def copy_to(self, memory: Memory) -> int:
-        """Copy the contents out and return their generation.
+        """Copy the contents to a memory and return their generation.
 
         Raises:
             InvalidArgument: The memory has another size.
@@ -292,11 +292,11 @@ class ManagedBuffer:
             return int(state.generation)
 
     def copy_buffer(self, source: ManagedBuffer) -> None:
-        """Copy the contents of another buffer in.
+        """Copy the contents of another buffer.
 
         Raises:
-            InvalidArgument: The source has no contents, or does not fit. As after every failed copy, this buffer's
-                contents are undefined then; only a copy onto itself changes nothing.
+            InvalidArgument: The source has no contents, or does not fit. Then this buffer's contents are undefined,
+                unless source and target are the same.
             ResourceExhausted: A buffer is in use; both stay as they are.
         """
         if source is self:
@@ -323,7 +323,7 @@ class BufferTracker:
         self._buffers: dict[int, ManagedBuffer] = {}
 
     def add(self, buffer: ManagedBuffer) -> int:
-        """Register a buffer and return its id: a number of 31 bits, never 0, reused after all others."""
+        """Register a buffer and return its id: a number of 31 bits, not 0, which is reused only after all others."""
         while (id := next(_numbers) % _HIGHEST_ID + 1) in self._buffers:
             pass
         self._buffers[id] = buffer
@@ -346,7 +346,7 @@ class BufferTracker:
         return len(self._buffers)
 
 
-# ---- the buffers of one request -------------------------------------------------------------------------------------
+# ---- the buffers of one request -----------------------------------------------------------------------------
 
 
 def _nothing() -> None:
@@ -354,16 +354,16 @@ def _nothing() -> None:
 
 
 class BufferUse(Struct, frozen=True):
-    """A buffer as one argument of a request."""
+    """The use of a buffer as one argument of a request."""
 
     buffer: ManagedBuffer
     role: RoleKey
     dimensions: tuple[int, ...]
-    """Dimensions in the request."""
+    """Dimensions of the argument in the request."""
 
 
 class BufferView:
-    """A buffer in the role of a memory pool for kernels, while its execution is admitted.
+    """A view of a buffer that kernels use like a memory pool while the execution is admitted.
 
     Args:
         origin: See `Region`.
@@ -387,7 +387,7 @@ class BufferView:
 
     @property
     def identity(self) -> tuple[int, int, int, int]:
-        """An identity that no other pool has."""
+        """A key that no other pool has."""
         return -1, id(self.buffer), 0, self.size
 
     def array(self, dtype: Any, shape: tuple[int, ...], offset: int = 0) -> Array:
@@ -401,10 +401,10 @@ class BufferView:
 
 
 class BufferSet:
-    """The buffers of one request: one admit, then one commit or fail, for every way to execute.
+    """The buffers of one request. Every execution calls `admit`, then either `commit` or `fail`.
 
     Args:
-        uses: Uses in the order of the arguments, inputs first; omitted arguments have none.
+        uses: Buffers among the arguments, in the order of the arguments, inputs first.
 
     Raises:
         InvalidArgument: A use is not among the buffer's roles, or an output shares its buffer with another argument.
@@ -440,7 +440,7 @@ class BufferSet:
                 buffer.sets.add(self)
 
     def forget(self) -> None:
-        """Drop the views over the buffers' bytes, since the bytes of a closed buffer are to be freed."""
+        """Drop the views of the buffers' bytes, so that a closed buffer's bytes can be freed."""
         self.found_in_c = False
         """True if `current` looks in each run where the buffers are; see `Kernel`."""
         self.current: Any = None
@@ -452,19 +452,19 @@ class BufferSet:
         """Lock the buffers for one execution, which must end with `commit` or `fail`.
 
         Returns:
-            The object given to `keep` while the buffers' bytes were where they are now, or None.
+            The object that `keep` got, if the buffers' bytes have not moved since; else None.
 
         Raises:
             InvalidArgument: An input's contents have other dimensions than the request says, or a buffer was closed.
             GeneralFailure: An input has no contents.
             ResourceExhausted: A buffer is in use.
         """
-        if lib.nnb_uses_admit(self.handle):  # the usual case: all buffers are free and unmoved
+        if lib.nnb_uses_admit(self.handle):  # Usually all buffers are free and have not moved.
             return self.current
         return self._admit_with_care()
 
     def _admit_with_care(self) -> Any:
-        """Admit with all checks and waits, and for buffers that have moved."""
+        """Lock the buffers with all checks and waits; they may have moved."""
         self._uses.enter()
         try:
             if not all(buffer.initialised for buffer in self._reading):
@@ -482,13 +482,13 @@ class BufferSet:
             raise
 
     def keep(self, made: Any) -> None:
-        """Remember a kernel over the buffers' bytes. Call it only while admitted."""
+        """Remember a kernel that uses the buffers' bytes. Call it only between `admit` and `commit` or `fail`."""
         self._made_for, self.current = self._layout(), made
         self.found_in_c = getattr(made, "finds_buffers", False)
         lib.nnb_uses_settle(self.handle, lib.NNB_ANYWHERE if self.found_in_c else self._moves)
 
     def when_freed(self, forget: Callable[[], None]) -> None:
-        """Set a function that drops views over a buffer when it is freed; any thread may call it."""
+        """Set a function that drops views of a buffer when it is freed. Any thread may call that function."""
         self._also_forget = forget
 
     def _layout(self) -> Hashable:
@@ -498,10 +498,10 @@ class BufferSet:
         """Commit the outputs of a successful execution.
 
         Args:
-            shapes: Shapes of the outputs in the set, in order; not needed if the set is `fixed`.
+            shapes: Shapes of the outputs that are buffers, in order; not needed if the set is `fixed`.
 
         Raises:
-            GeneralFailure: A shape contradicts its buffer; then no output has contents.
+            GeneralFailure: A shape contradicts its buffer. No output has contents then.
         """
         if not self.fixed:
             try:
@@ -515,7 +515,7 @@ class BufferSet:
         self._uses.leave(lib.NNB_COMMITTED)
 
     def fail(self) -> None:
-        """Leave the outputs of a failed execution without contents."""
+        """Release the buffers after a failed execution; its outputs have no contents."""
         self._uses.leave(lib.NNB_LOST)
 
 

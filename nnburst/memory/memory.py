@@ -1,4 +1,4 @@
-"""Memory pools: making them, and the views of their maker."""
+"""Memory pools, and their maker's views of them."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ PAGES_GONE = "a memory object was truncated, or its file system is too full to h
 class Memory(Closing):
     """A pool of shared memory. It is mapped at its first use; views keep the mapping alive.
 
-    Made by `ashmem`, `mmap_fd`, `posix_shm`, `hardware_buffer_blob`, `hardware_buffer`, `from_image` or `from_handle`.
-    Usable in forked children.
+    Make one with `ashmem`, `mmap_fd`, `posix_shm`, `hardware_buffer_blob`, `hardware_buffer`, `from_image` or
+    `from_handle`. Forked children may use it.
 
     The maker of a pool may use `array`, `buffer` and the like. A device uses `read`, `write` and `open_request` of
-    `nnburst.memory.staging`, which map memory that cannot be truncated, and copy other memory (`docs/memory.md`).
+    `nnburst.memory.staging`, which map memory that cannot be truncated and copy other memory (`docs/memory.md`).
 
     Example:
         >>> with nnburst.Memory.ashmem(16) as memory:
@@ -49,7 +49,7 @@ class Memory(Closing):
     """
 
     def __init__(self, handle: MemoryHandle, fds: FdSet, map_prot: int, foreign: bool = False) -> None:
-        """Use `ashmem` and its like."""
+        """Use `ashmem` or another class method instead."""
         self._handle = handle
         self._fds = fds
         self._map_prot = map_prot
@@ -84,15 +84,15 @@ class Memory(Closing):
     def mmap_fd(
         cls, fd: int, size: int, *, prot: int = PROT_READ | PROT_WRITE, offset: int = 0, direct: bool = False
     ) -> Memory:
-        """Return a range of an existing file or other object. A failure to map it shows at its first use.
+        """Return a pool over part of an existing file or memory object, which is mapped at its first use.
 
         Args:
-            fd: The object; duplicated.
+            fd: Descriptor of the object; duplicated.
             size: Bytes, at least 1.
             prot: PROT_READ and/or PROT_WRITE; without PROT_WRITE all views are read-only.
             offset: First byte; need not be page-aligned.
-            direct: Ask devices to map the object instead of copying it, even if it could be truncated. Services of the
-                same user do so. A run during which it is truncated fails.
+            direct: True to ask devices to map the object, even if it could be truncated, instead of copying it.
+                Services of the same user do so. A run fails if the object is truncated meanwhile.
 
         Raises:
             InvalidArgument: A number is out of range, or `fd` is not open.
@@ -108,8 +108,8 @@ class Memory(Closing):
         as the same user. The pages of new memory are allocated at once; it exists until `unlink_posix_shm`.
 
         Args:
-            name: Without slashes, except at the beginning.
-            size: Bytes of a new object; None to attach to one that exists.
+            name: Name without slashes, except at the beginning.
+            size: Bytes of a new object; None to attach to an existing one.
             direct: See `mmap_fd`.
 
         Raises:
@@ -135,7 +135,7 @@ class Memory(Closing):
 
     @classmethod
     def hardware_buffer_blob(cls, size: int) -> Memory:
-        """Return new memory as `ashmem`, under NNAPI's name for bytes that a driver shares.
+        """Return new memory like `ashmem`, with the kind that NNAPI has for bytes that a driver shares.
 
         Args:
             size: Bytes, at least 1.
@@ -151,7 +151,7 @@ class Memory(Closing):
     def hardware_buffer(
         cls, width: int, height: int, format: ImageFormat, *, layers: int = 1, pitch: int = 0
     ) -> Memory:
-        """Return a new strided image, to be an input or output as a whole.
+        """Return a new strided image. An input or output uses it as a whole.
 
         Args:
             width: Pixels.
@@ -170,12 +170,12 @@ class Memory(Closing):
 
     @classmethod
     def from_image(cls, fd: int, layout: ImageLayout, *, prot: int = PROT_READ | PROT_WRITE) -> Memory:
-        """Return an image from elsewhere, e.g. a camera's dma-buf.
+        """Return an existing image, for example a camera's dma-buf.
 
         Args:
             fd: The object; duplicated.
             layout: Layout of its pixels.
-            prot: PROT_READ for a descriptor that was exported for reading: the image is not an output.
+            prot: PROT_READ for a descriptor that was exported for reading; such an image cannot be an output.
 
         Raises:
             InvalidArgument: The layout contradicts itself, or `fd` is not open.
@@ -187,15 +187,15 @@ class Memory(Closing):
     def from_handle(
         cls, handle: MemoryHandle, fds: Iterable[int], *, prot: int | None = None, allow_direct: bool = False
     ) -> Memory:
-        """Return a pool that a peer sent, without trusting the peer.
+        """Return a pool that a peer sent. The peer is not trusted.
 
         The file behind the descriptor is checked when the pool is used.
 
         Args:
             handle: The handle that the peer sent.
-            fds: Descriptors that came with it; owned by the pool from now on, closed if it is refused.
-            prot: Rights to use it with; None for those of the handle.
-            allow_direct: True to map it if the handle says `direct`, although the peer could truncate the object.
+            fds: Descriptors that came with the handle; the pool owns them from now on, even if the call fails.
+            prot: Rights of this pool; None for the handle's.
+            allow_direct: True to map the object if the handle says `direct`, although the peer could truncate it.
 
         Raises:
             InvalidArgument: The handle contradicts itself, its descriptors or `prot`.
@@ -216,7 +216,7 @@ class Memory(Closing):
             raise
         return cls(handle, owned, rights, foreign=not (allow_direct and handle.direct))
 
-    # -- what it is ------------------------------------------------------------------------------------------------
+    # -- properties ------------------------------------------------------------------------------------------------
 
     @property
     def kind(self) -> str:
@@ -235,7 +235,7 @@ class Memory(Closing):
 
     @property
     def offset(self) -> int:
-        """First byte of the pool in the object."""
+        """Position of the pool in the object, in bytes."""
         return self._handle.offset if self._handle.image is None else self._handle.image.start
 
     @property
@@ -245,7 +245,7 @@ class Memory(Closing):
 
     @property
     def _contents_size(self) -> int:
-        """Bytes of the contents; of an image, without gaps between rows."""
+        """Bytes of the contents; for an image, without the gaps between rows."""
         return self.size if self.image is None else self.image.tight_size
 
     @property
@@ -255,7 +255,7 @@ class Memory(Closing):
 
     @property
     def handle(self) -> MemoryHandle:
-        """The plain value from which a peer makes the same pool, together with `fds`."""
+        """The description from which a peer makes the same pool, together with `fds`."""
         return self._handle
 
     @property
@@ -276,11 +276,11 @@ class Memory(Closing):
 
     @property
     def identity(self) -> tuple[int, int, int, int]:
-        """Device, inode, offset and span, equal for pools over the same bytes. Known after `close` if read before."""
+        """(device, inode, offset, span), equal for pools of the same bytes. If read before, it outlives `close`."""
         if self._identity is None:
             status = system(
                 os.fstat, self._file if self._foreign else self.fds[0]
-            )  # otherwise another thread may close it
+            )  # Another thread may close the pool meanwhile.
             self._identity = status.st_dev, status.st_ino, self.offset, self.span
         return self._identity
 
@@ -296,21 +296,21 @@ class Memory(Closing):
 
     @property
     def faults(self) -> int:
-        """Number of device accesses to pages that the object had lost. They read zeros; their results are void."""
+        """Number of device accesses to pages that the object had lost. They read zeros, so their results are void."""
         return 0 if self._guarded is None else self._guarded.faults
 
-    # -- for its maker -------------------------------------------------------------------------------------------------
+    # -- the maker's views -----------------------------------------------------------------------------------------
 
     def array(self, dtype: npt.DTypeLike, shape: tuple[int, ...], offset: int = 0) -> Array:
         """Return a view of part of the pool as an array, without a copy.
 
         Args:
             dtype: Element type without object fields.
-            shape: Lengths of the axes, elements.
+            shape: Elements along each axis.
             offset: First byte in the pool.
 
-        Returns:
-            A C-contiguous view, read-only if the pool is. It stays valid after `close`.
+            Returns:
+                A C-contiguous view, read-only if the pool is. It stays valid after `close`.
 
         Raises:
             InvalidArgument: The view exceeds the pool, or the pool cannot be read.
@@ -321,7 +321,7 @@ class Memory(Closing):
         return self._all()[offset : offset + nbytes].view(element).reshape(lengths)
 
     def planes(self) -> tuple[Array, ...]:
-        """Return views of the planes of an image: (layers, rows, samples, channels), channels as in memory.
+        """Return a view (layers, rows, samples, channels) of each plane of an image; channels are in memory order.
 
         Raises:
             InvalidArgument: The pool is not an image.
@@ -330,13 +330,13 @@ class Memory(Closing):
         return plane_views(self._layout(), self._all(image=True))
 
     def plane_memory(self, index: int) -> Memory:
-        """Return one plane of an image as an input or output, without a copy if its rows have no gaps.
+        """Return one plane of an image, for use as an input or output; without a copy if its rows have no gaps.
 
         Args:
             index: 0 is Y; 1 is U and V, or one of them.
 
         Returns:
-            An image of one plane over the same bytes, to be closed like any memory. Its channels are in memory order: V
+            An image of one plane over the same bytes; close it like any memory. Its channels are in memory order: V
             comes first in NV21.
 
         Raises:
@@ -355,14 +355,14 @@ class Memory(Closing):
         """
         return self._all().data
 
-    def __buffer__(self, flags: int) -> memoryview:  # called by CPython >= 3.12; older versions have `buffer`
+    def __buffer__(self, flags: int) -> memoryview:  # CPython calls it from 3.12 on; older versions have `buffer`.
         view = self.buffer
         if flags & 1 and view.readonly:
             raise BufferError("the memory pool is read-only")
         return view
 
     def _all(self, *, image: bool = False) -> Array:
-        """Map everything for the pool's maker, with all rights of the pool."""
+        """Return the whole pool, mapped for its maker with all its rights."""
         if self._fds.closed:
             raise BadState("the memory pool is closed; take views before closing it")
         if self.image is not None and not image:
@@ -378,7 +378,7 @@ class Memory(Closing):
             self._mapping = MemoryMapping(self.fds[0], self.offset, self.span, rights, guarded=False)
         return self._mapping.bytes()
 
-    # -- doors for devices ---------------------------------------------------------------------------------------------
+    # -- access by devices -----------------------------------------------------------------------------------------
 
     def _check_usable(self) -> None:
         """Check that a device can map or copy the pool, without touching its bytes.
@@ -393,7 +393,7 @@ class Memory(Closing):
             raise GeneralFailure(f"{self.span} bytes at {self.offset} exceed the object of {found.size} bytes")
 
     def _check_writable(self) -> None:
-        """Check the pool as `_check_usable`, and that its descriptor allows writing."""
+        """Check the pool as `_check_usable` does, and that its descriptor allows writing."""
         self._check_usable()
         found = self._examined()
         if not found.writable:
@@ -406,7 +406,7 @@ class Memory(Closing):
 
         Args:
             dtype: Element type.
-            shape: Lengths of the axes, elements.
+            shape: Elements along each axis.
             offset: First byte in the pool.
 
         Raises:
@@ -423,7 +423,7 @@ class Memory(Closing):
         """Copy an array into the pool, whatever its kind. An image is written whole, from an NHWC tensor.
 
         Args:
-            values: Array whose bytes to write, of any dtype.
+            values: Array of any dtype; its bytes are written.
             offset: First byte in the pool.
 
         Raises:
@@ -434,7 +434,7 @@ class Memory(Closing):
         self._copy_in(offset, source.reshape(-1).view(np.uint8))
 
     def _copy_out(self, offset: int, target: Array) -> None:
-        """Fill an array of bytes from the pool (an image: with its whole tensor).
+        """Copy the pool (of an image, the whole tensor) to an array of bytes.
 
         Raises the same errors as `read`.
         """
@@ -451,7 +451,7 @@ class Memory(Closing):
             gather(self.image, plane_views(self.image, raw), self._tensor(target))
 
     def _copy_in(self, offset: int, source: Array) -> None:
-        """Fill the pool (an image: its whole tensor) from an array of bytes. Raises the same errors as `read`."""
+        """Copy an array of bytes to the pool (of an image, the whole tensor). Raises the same errors as `read`."""
         if self._map_prot != PROT_READ | PROT_WRITE:
             raise InvalidArgument(
                 f"the pool was shared with prot {self._map_prot}; writing needs PROT_READ | PROT_WRITE"
@@ -462,16 +462,16 @@ class Memory(Closing):
         elif self.image is None:
             write_from(self.fds[0], self.offset + offset, source)
         else:
-            raw = private_bytes(self.span)  # includes the gaps between rows
+            raw = private_bytes(self.span)  # The span includes the gaps between rows.
             read_into(self.fds[0], self.offset, raw)
             scatter(self.image, plane_views(self.image, raw), self._tensor(source))
             write_from(self.fds[0], self.offset, raw)
 
     def _map_for(self, *, writable: bool) -> MemoryMapping:
-        """Map the pool for a device, with no more rights than the uses so far need.
+        """Return the pool mapped for a device, with no more rights than its uses so far need.
 
         Raises:
-            GeneralFailure: It cannot or must not be mapped: see `mappable`.
+            GeneralFailure: The pool cannot or must not be mapped: see `mappable`.
         """
         if not self.mappable:
             raise GeneralFailure("a peer could truncate this memory; a device copies it (read, write)")
@@ -522,7 +522,7 @@ class Memory(Closing):
         if self.dma_buf:
             sync_dma_buf(self.fds[0], write=write, end=True)
 
-    # -- inside --------------------------------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Close the file descriptors and drop the mapping; views stay valid. Idempotent."""
@@ -532,7 +532,7 @@ class Memory(Closing):
     def _region(
         self, dtype: npt.DTypeLike, shape: tuple[int, ...], offset: int, *, tensor: bool = False
     ) -> tuple[np.dtype[Any], tuple[int, ...], int]:
-        """Check a part of the pool; of an image, only the whole tensor is one."""
+        """Check a part of the pool; an image has no part but the whole tensor."""
         try:
             element = np.dtype(dtype)
             lengths = tuple(map(operator.index, shape if isinstance(shape, Iterable) else (shape,)))
@@ -570,7 +570,7 @@ class Memory(Closing):
 
     @property
     def _file(self) -> int:
-        """The descriptor, after a check of its file system."""
+        """Return the descriptor after a check of its file system."""
         fd = self.fds[0]
         if not self._answers:
             try:
@@ -581,7 +581,7 @@ class Memory(Closing):
         return fd
 
     def _copy_mapped(self, offset: int, private: Array, *, writing: bool) -> None:
-        """Copy between the mapping and a private array of bytes; detect a fault."""
+        """Copy between the mapping and a private array of bytes; `GeneralFailure` after a fault."""
         mapping = self._map_for(writable=writing)
         self.begin_access(write=writing)
         try:
@@ -614,8 +614,11 @@ def _sealed(name: str, size: int) -> FdSet:
 
 
 def locate_view(array: Array) -> tuple[Memory, int]:
-    """Return the open `Memory` that contains a dense array, and its offset there; `InvalidArgument` if there is
-    none."""
+    """Return the open `Memory` that contains a dense array, and the array's offset in it.
+
+    Raises:
+        InvalidArgument: No open memory contains it.
+    """
     start = array.__array_interface__["data"][0]
     for memory in filter(None, (ref() for ref in _pools.valuerefs())):
         mapping = memory._mapping

@@ -1,4 +1,4 @@
-"""POSIX shared memory, found by name and never sealed."""
+"""POSIX shared memory, which is found by name and cannot be sealed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..errors import GeneralFailure, InvalidArgument, ResourceExhausted
 _PIECE = 1 << 20
 
 made: set[str] = set()
-"""Names that this process has made and not removed, with the slash."""
+"""Names that this process has made and not removed, each with its slash."""
 
 
 def _slashed(name: str) -> str:
@@ -22,13 +22,13 @@ def _slashed(name: str) -> str:
 
 
 def _reserve(fd: int, path: str, size: int) -> None:
-    """Allocate the pages of new memory now: a page missing later is a SIGBUS for its writer."""
+    """Allocate the pages of new memory now: a page that is missing later is a SIGBUS for its writer."""
     place = os.fstatvfs(fd)
     free = place.f_bavail * place.f_frsize
     try:
-        if place.f_blocks and size > free:  # do not take even briefly the room that other programs need
+        if place.f_blocks and size > free:  # Allocating even briefly could take room that other programs need.
             raise OSError(errno.ENOSPC, "")
-        for start in range(0, size, _PIECE):  # after a signal the kernel begins the piece anew
+        for start in range(0, size, _PIECE):  # After a signal the kernel begins the piece anew.
             os.posix_fallocate(fd, start, min(_PIECE, size - start))
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.ENOMEM):
@@ -40,12 +40,12 @@ def _reserve(fd: int, path: str, size: int) -> None:
 
 
 def open_shared(name: str, size: int | None) -> tuple[int, int]:
-    """Create shared memory of `size` bytes, readable by this user alone, or attach to it (None). Return (fd, size).
+    """Create shared memory of `size` bytes for this user alone, or attach to it (None); return (fd, size).
 
     Raises:
         InvalidArgument: The name is impossible, taken, or does not exist.
-        ResourceExhausted: There is no room for it; nothing is left behind.
-        GeneralFailure: It cannot be opened.
+        ResourceExhausted: The memory does not fit; nothing is left behind.
+        GeneralFailure: The memory cannot be opened.
     """
     path = _slashed(name)
     try:
@@ -71,7 +71,7 @@ def open_shared(name: str, size: int | None) -> tuple[int, int]:
 
 
 def unlink_shared(name: str) -> None:
-    """Remove a name."""
+    """Remove a name; `InvalidArgument` if it does not exist."""
     path = _slashed(name)
     try:
         shm_unlink(path)

@@ -1,4 +1,4 @@
-"""The memory of a request opened for a device: mapped with the least rights, or copied."""
+"""Memory of a request for a device: mapped with the least rights, or copied before and after a run."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 def undecodable_pools(pools: Iterable[MemoryLike | Named]) -> dict[int, GeneralFailure]:
-    """Return the reason, by index, for each pool that a device can neither map nor copy."""
+    """Return {index: error} for the pools that a device can neither map nor copy."""
     failures: dict[int, GeneralFailure] = {}
     for index, pool in enumerate(pools):
         if isinstance(pool, Memory):
             try:
                 pool._check_usable()
             except GeneralFailure as error:
-                failures[index] = error.with_traceback(None)  # frames would keep the pools until a collection
+                failures[index] = error.with_traceback(None)  # Its frames would keep the pools.
     return failures
 
 
@@ -41,7 +41,7 @@ def check_open(request: Request) -> None:
     for kind, arguments in (("input", request.inputs), ("output", request.outputs)):
         for i, argument in enumerate(arguments):
             index = argument.location.pool_index
-            # The service refuses an index that is out of range, as it has to in any case.
+            # The service refuses an index that is out of range.
             pool = request.pools[index] if not argument.has_no_value and 0 <= index < len(request.pools) else None
             if getattr(pool, "closed", False):
                 raise BadState(f"the memory of {kind} {i} is closed: {pool!r}; keep it open until the last run")
@@ -53,10 +53,10 @@ def read_constant(pool: MemoryLike, dtype: npt.DTypeLike, dims: tuple[int, ...],
 
 
 class Region:
-    """One argument's bytes as a pool of its own, to which a device binds its plan.
+    """The bytes of one argument as a separate pool, to which a device binds its plan.
 
     Args:
-        is_private: True if no client can change them while a kernel runs.
+        is_private: True if no client can change the bytes while a kernel runs.
         room: Number of bytes from the region's start that no other argument of the request uses.
         origin: Index of the region's pool in the request, and the region's offset in that pool.
     """
@@ -81,11 +81,11 @@ class Region:
 
 
 class OpenRequest:
-    """A request whose memory is open for one device. Made by `open_request`.
+    """A request whose memory is open for one device; `open_request` returns it.
 
     Attributes:
-        request: The same request on pools that a device may use directly; pools that are no `Memory` are unchanged.
-        is_direct: True if runs need no copying: all memory is mapped and cannot fail.
+        request: The same request with pools that a device may use directly; pools that are no `Memory` are unchanged.
+        is_direct: True if runs need no copies: all memory is mapped and accesses cannot fail.
     """
 
     def __init__(self, take: Callable[[int], None]) -> None:
@@ -101,7 +101,7 @@ class OpenRequest:
         return not (self._inputs or self._outputs or self._fallible or self._bracketed)
 
     def before_run(self) -> None:
-        """Fetch staged inputs; `GeneralFailure` if one can no longer be read."""
+        """Copy staged inputs from the client; `GeneralFailure` if one can no longer be read."""
         for memory, write in self._bracketed.values():
             memory.begin_access(write=write)
         for memory, offset, private in self._inputs:
@@ -148,7 +148,7 @@ class OpenRequest:
                 raw = raw[:]
                 raw.flags.writeable = False
             return Region(raw, room=room, origin=(location.pool_index, offset))
-        private = self._private(length)  # a short result must not expose older bytes
+        private = self._private(length)  # A short result must not expose older bytes.
         (self._outputs if write else self._inputs).append((memory, offset, private))
         return Region(private, is_private=True)
 
@@ -161,10 +161,10 @@ def open_request(request: Request, take: Callable[[int], None] = lambda nbytes: 
     """Open the memory of a request that `validate_request` accepted.
 
     Memory that cannot be truncated is mapped, read-only if the request only reads it. Other arguments get private
-    memory of their size, which `OpenRequest.before_run` and `OpenRequest.after_run` copy from and to the object.
+    memory; `OpenRequest.before_run` copies inputs into it, and `OpenRequest.after_run` copies outputs back.
 
     Raises:
-        GeneralFailure: A pool can neither be mapped nor copied. Every listed pool is looked at.
+        GeneralFailure: A pool can be neither mapped nor copied, even if no argument uses it.
     """
     check_pools(request.pools, "request")
     opened = OpenRequest(take)
@@ -174,7 +174,7 @@ def open_request(request: Request, take: Callable[[int], None] = lambda nbytes: 
         if isinstance(pool, Memory):
             pool._check_writable()
     pools: list[Any] = list(request.pools)
-    starts: dict[tuple[int, int], list[int]] = {}  # by file: two pools may be parts of one file
+    starts: dict[tuple[int, int], list[int]] = {}  # Two pools may be parts of one file.
     for argument in (*request.inputs, *request.outputs):
         where = argument.location
         if not argument.has_no_value and isinstance(memory := request.pools[where.pool_index], Memory):
