@@ -25,7 +25,6 @@ SIDE = 64
 HEADER = 64
 SLOT = HEADER + SIDE * SIDE
 READY = np.dtype([("slot", "<u4"), ("frame", "<u4")])
-LAST = 2**32 - 1
 CORNERS = ("top left", "top right", "bottom left", "bottom right")
 
 
@@ -50,11 +49,10 @@ def camera(ring: nnburst.Memory, queue: MQDescriptor, slots: int, frames: int, f
         y, x = row * SIDE // 2 + 8, column * SIDE // 2 + 8
         pixels[y : y + 16, x : x + 16] = 250
         number[0] = 2 * frame + 2
-        if ready.available_to_write:  # a full queue loses the news, not the rhythm
-            ready.write_blocking(np.array([(slot, frame)], READY))  # wakes the reader
+        if ready.available_to_write or frame == frames - 1:  # a full queue loses the news, but for the last
+            ready.write_blocking(np.array([(slot, frame)], READY), timeout=30)  # wakes the reader
         due += 1 / fps
         time.sleep(max(0.0, due - time.monotonic()))
-    ready.write_blocking(np.array([(0, LAST)], READY), timeout=30)
     ready.close()
     ring.close()
 
@@ -73,9 +71,10 @@ def look(
     ring: nnburst.Memory,
     ready: MessageQueue,
     slots: int,
+    last: int,
     camera_runs: Callable[[], bool],
 ) -> dict[str, float]:
-    """Classify frames until the camera says that it was the last."""
+    """Classify frames up to the last, which nothing overwrites."""
     seen = torn = wrong = 0
     newest = -1
     with service.session(build()) as session:
@@ -83,7 +82,7 @@ def look(
         frames = [ring.array(np.uint8, (1, SIDE, SIDE, 1), slot * SLOT + HEADER) for slot in range(slots)]
         bound = [session.bind(memory={"image": frame}) for frame in frames]
         started = time.perf_counter()
-        while True:
+        while newest < last:
             try:
                 news = ready.read_blocking(1, timeout=2)
             except nnburst.MissedDeadline:
@@ -92,18 +91,15 @@ def look(
                 raise SystemExit("the camera process has ended without a last frame") from None
             while (more := ready.read(1)) is not None:
                 news = more  # only the newest frame is worth looking at
-            slot, frame = news[0].tolist()
-            if frame == LAST:
-                break
+            slot, newest = news[0].tolist()
             bound[slot].run()
-            newest = frame
-            if int(numbers[slot][0]) != 2 * frame + 2:
+            if int(numbers[slot][0]) != 2 * newest + 2:
                 torn += 1  # the camera came around while the service looked
                 continue
             seen += 1
-            wrong += int(np.argmax(bound[slot].outputs["brightness"])) != corner_of(frame)
+            wrong += int(np.argmax(bound[slot].outputs["brightness"])) != corner_of(newest)
         seconds = time.perf_counter() - started
-    return {"seen": seen, "torn": torn, "wrong": wrong, "lost": newest + 1 - seen - torn, "fps": seen / seconds}
+    return {"seen": seen, "torn": torn, "wrong": wrong, "lost": last + 1 - seen - torn, "fps": seen / seconds}
 
 
 def main() -> int:
@@ -124,7 +120,7 @@ def main() -> int:
         process = spawn.Process(target=camera, args=arguments, daemon=True)
         process.start()
         try:
-            found = look(service, ring, ready, options.slots, process.is_alive)
+            found = look(service, ring, ready, options.slots, options.frames - 1, process.is_alive)
         finally:
             process.join(5)
             if process.is_alive():
