@@ -113,7 +113,7 @@ def test_recipe_runs_and_its_answers_are_right(name: str) -> None:
         shared, each = map(int, re.findall(r": (\d+) MiB", done.stdout))
         assert shared < each
     if name == "crash_and_hang.py":
-        assert done.stdout.count("another service after ") == 2
+        assert done.stdout.count("another service after ") >= 2
     if name == "standby.py":
         assert "3 services were killed" in done.stdout
 
