@@ -114,11 +114,10 @@ def test_interpreter_that_is_frozen_serves_nothing_and_is_killed_by_close(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nnburst.service.connection.transport.LEAVING", 0.05)
-    with service.session(relu((1, 4))) as session:
-        session.run(None, ONES)
-        inject(service, freeze="interpreter")
-        with pytest.raises(MissedDeadline):
-            session.run(None, ONES, 0.05)
+    with service.session(relu((1, 4))) as session, session.bind() as execution:
+        execution.run()
+        fault = inject(service, freeze="interpreter")
+        until(lambda: is_late(execution) and fault.times, "no run comes to the fault in its time")
         with pytest.raises(MissedDeadline):
             service.session(relu((1, 4)), open_timeout=0.05)
         service.close()

@@ -113,7 +113,7 @@ def test_killed_worker_takes_the_models_of_its_user_alone(start: Callable[..., S
             first = worker_of(lost)
             os.kill(first, signal.SIGKILL)
             with pytest.raises(DeadObject, match=rf"the worker of user \d+ \(process {first}\):.*SIGKILL") as death:
-                lost.run(None, X)
+                until(lambda: not lost.run(None, X))  # on a CPU of its own it may answer once more
             assert "the service ended: " in str(death.value)
             assert kept.run(None, X)[0].tolist() == [[1.0] * 4]
             assert named.run(None, X)[0].tolist() == [[1.0] * 4]

@@ -23,7 +23,7 @@ from nnburst.errors import DeadObject, DeviceUnavailable, InvalidArgument
 from nnburst.service.process.command import service_environment
 from nnburst.service.process.discovery import dial
 from support import ROOT
-from support.processes import line_of
+from support.processes import line_of, stop
 from support.services import COMMAND, let_pass, run_command, save_scaling, shared_service, told_to_pass
 from support.users import GUEST, as_root, as_user
 from support.waiting import PATIENCE, Background, until
@@ -268,25 +268,31 @@ def test_term_ends_a_service_though_a_run_does_not_return(waiting: Served, tmp_p
     assert not list((tmp_path / "run").glob("slow*"))
 
 
+def logged_until(served: Served, last: str) -> list[str]:
+    """Return the lines of a service's log up to one with a text."""
+    assert served.process.stderr is not None
+    lines = [""]
+    while last not in lines[-1]:
+        lines.append(served.process.stderr.readline())
+        assert lines[-1], "the log has ended"
+    return lines
+
+
 def test_hup_serves_the_new_file_and_keeps_open_sessions(
     start: Callable[..., Served], scaling: str, tmp_path: Path
 ) -> None:
     served = start("--name", "vision", "--model", f"scale={scaling}", "--log-level", "info")
-    assert served.process.stderr is not None
     with nnburst.connect("vision") as service, service.session("scale") as old:
         save_scaling(Path(scaling), 3.0)
         served.process.send_signal(signal.SIGHUP)
-        said = []
-        while "models were loaded again" not in "".join(said[-1:]):
-            said.append(served.process.stderr.readline())
-            assert said[-1], "the log has ended"
+        said = logged_until(served, "models were loaded again")
         assert sum("was loaded" in line for line in said) == 2  # the first time when it started
         with service.session("scale") as new:
             np.testing.assert_array_equal(new.run(None, {"x": X})[0], 3 * X)
         np.testing.assert_array_equal(old.run(None, {"x": X})[0], 2 * X)
         Path(scaling).write_bytes(b"no model")
         served.process.send_signal(signal.SIGHUP)
-        assert "is served as before" in served.process.stderr.readline()
+        logged_until(served, "is served as before")
         with service.session("scale") as new:
             np.testing.assert_array_equal(new.run(None, {"x": X})[0], 3 * X)
 
@@ -303,9 +309,7 @@ def test_hup_while_it_starts_loads_the_models_again(start: Callable[..., Served]
     devices = ("--device", "nnburst-function:call=hung:same", "--device", "nnburst-onnxruntime")
     options = ("--name", "vision", "--model", f"scale={scaling}", "--log-level", "info")
     served = start(*options, *devices, env=finding(tmp_path))
-    assert served.process.stderr is not None
-    while "were loaded again" not in (line := served.process.stderr.readline()):
-        assert line, "the log has ended"
+    logged_until(served, "models were loaded again")
     served.process.terminate()
     assert served.ended() == 0
 
@@ -459,7 +463,7 @@ def test_ls_shows_what_runs_and_stop_ends_it(start: Callable[..., Served]) -> No
 
 def test_stop_kills_a_service_that_does_not_answer(start: Callable[..., Served]) -> None:
     served = start("--name", "hangs")
-    os.kill(served.process.pid, signal.SIGSTOP)
+    stop(served.process.pid)
     waiting = Background(served.ended)
     told = run_command("stop", "hangs", "--timeout", "0.1")
     assert told.exit_code == 1

@@ -172,9 +172,13 @@ def test_session_of_short_runs_gets_another_burst(monkeypatch: pytest.MonkeyPatc
     with nnburst.launch(devices=["nnburst-reference"]) as service:
         with service.session(counter(), timeout=1e-6, concurrency=2) as session:
             monkeypatch.setattr(session._pool, "free", lambda: None)  # the one that there is runs something
-            with contextlib.suppress(nnburst.MissedDeadline):
-                session.run(None, {"t": np.ones(4, np.float32)})
-            assert len(session._pool._bursts) == 2
+
+            def has_two() -> bool:
+                with contextlib.suppress(nnburst.MissedDeadline):
+                    session.run(None, {"t": np.ones(4, np.float32)})
+                return len(session._pool._bursts) == 2
+
+            until(has_two)  # opening one may take a busy machine more than its second
 
 
 @pytest.mark.check

@@ -68,10 +68,13 @@ print(json.dumps([hashlib.sha256(first).hexdigest(), *times]))
 """
 CRASH = """
 import os, signal
+from pathlib import Path
 from nnburst import DeadObject
 session, failures = sessions[0], []
 sent = session._session.stats.sent
 os.kill(session._session.service.pid, signal.SIGSTOP)
+while "State:\tT" not in Path(f"/proc/{session._session.service.pid}/status").read_text():
+    time.sleep(0.001)
 def attempt():
     try:
         work()

@@ -64,7 +64,7 @@ def test_user_whose_model_compiles_too_long_disturbs_no_named_model(model: str, 
             assert named.run(None, {"x": np.ones(4, np.float32)})[0].tolist() == [1] * 4
             with service.session(relu((1, 4)), device="nnburst-reference") as again:
                 again.run(None, {"x": np.ones((1, 4), np.float32)})
-        assert "longer than 3 s to compile" in shared.log.read_text()
+    assert "longer than 3 s to compile" in shared.log.read_text()
 
 
 def test_limit_that_is_none_is_refused() -> None:
