@@ -7,6 +7,7 @@
  * bell is an end of a connected pair of local sockets that has received nothing, and can receive nothing any more.
  */
 #define _GNU_SOURCE
+#include <fcntl.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
@@ -22,6 +23,12 @@ int nnb_bell_check(int fd)
         shutdown(fd, SHUT_RD) < 0 || ioctl(fd, FIONREAD, &waiting) < 0 || waiting)
         return -EINVAL;
     return 0;
+}
+
+int nnb_bell_copy(int *copy, int fd)
+{
+    *copy = fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    return fd >= 0 && *copy < 0 ? -errno : 0;
 }
 
 void nnb_bell_ring(int fd)

@@ -212,10 +212,10 @@ int nnb_client_create(nnb_client **out, nnb_mq *request, nnb_mq *result, uint64_
     return 0;
 }
 
-void nnb_client_set_pipelined(nnb_client *c, int bell)
+int nnb_client_set_pipelined(nnb_client *c, int bell)
 {
     c->pipelined = 1;
-    c->bell = bell;
+    return nnb_bell_copy(&c->bell, bell);
 }
 
 void nnb_client_hang_up(nnb_client *c)

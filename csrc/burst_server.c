@@ -117,7 +117,7 @@ int nnb_server_create(nnb_server **out, nnb_mq *request, nnb_mq *result, uint64_
     return 0;
 }
 
-void nnb_server_set_bell(nnb_server *s, int bell) { s->result.bell = bell; }
+int nnb_server_set_bell(nnb_server *s, int bell) { return nnb_bell_copy(&s->result.bell, bell); }
 
 void nnb_server_hang_up(nnb_server *s)
 {

@@ -159,9 +159,9 @@ static void leave_to_thread(int fd)
 
 void nnb_fd_drop(void *owned)
 {
-    intptr_t fd = (intptr_t)owned & ~NNB_FD_MAY_BLOCK;
-    if (fd == (intptr_t)owned)
-        close((int)fd);
+    intptr_t fd = (intptr_t)owned;
+    if (fd < NNB_FD_MAY_BLOCK)
+        close((int)fd); /* nothing for a negative errno */
     else
-        leave_to_thread((int)fd);
+        leave_to_thread((int)(fd - NNB_FD_MAY_BLOCK));
 }

@@ -42,6 +42,7 @@ int nnb_event_wake_unless(uint32_t *word, uint32_t mask, uint32_t mark);
 
 /* bell.c: makes a socket readable; never waits, whatever the other end has done to it. */
 void nnb_bell_ring(int fd);
+int nnb_bell_copy(int *copy, int fd); /* -1: none */
 
 struct nnb_mq {
     uint8_t *ring;

@@ -52,7 +52,8 @@ int nnb_give_back(void *address, uint64_t length);
 
 /* Returns the process that made a pair of local stream sockets, 0 for another socket; -ENOTSOCK. */
 int nnb_fd_socket_maker(int fd);
-/* Closes a descriptor, given as a pointer: a destructor for cffi. A thread closes one that may block. */
+/* Closes a descriptor, given as a pointer: a destructor for cffi. A thread closes one that may block. A negative errno
+ * in its place is ignored. */
 void nnb_fd_drop(void *fd);
 
 /* ---- event_flag.c: a 32-bit word in shared memory, each bit a sticky notification ---------------------------- */
@@ -306,8 +307,8 @@ typedef struct nnb_client nnb_client;
  * polling_window_ns: how long to poll before sleeping, 0 never polls. */
 int nnb_client_create(nnb_client **out, nnb_mq *request, nnb_mq *result, uint64_t polling_window_ns);
 /* Tells the client, before its first request, that the peer answers any number of requests in turn and rings bells
- * (nnb_client_arm). bell: a socket that this end rings for itself, and owns from now on; -1: none. */
-void nnb_client_set_pipelined(nnb_client *c, int bell);
+ * (nnb_client_arm). bell: a socket that this end rings for itself; duplicated; -1: none. */
+int nnb_client_set_pipelined(nnb_client *c, int bell);
 void nnb_client_hang_up(nnb_client *c); /* ends every wait: the peer is gone. Any thread, before nnb_client_destroy */
 /* Unmaps the queues. Idempotent. -EBUSY while an execution is in flight (it has been told to stop: try again);
  * -EDEADLK if it is this thread's own, below a signal handler: nnb_client_destroy will unmap them. */
@@ -591,9 +592,9 @@ void nnb_server_forgo(nnb_server *s);
  * runs at the moment: nnb_server_outcome says when it has ended. NNB_ANY_SLOT: all that use one; the memories stay,
  * so a plan that is being bound meanwhile is kept. Returns how many. Any thread. */
 int nnb_server_free_slot(nnb_server *s, int32_t slot, uint32_t *ids);
-/* Gives the server a socket, to own, to ring at answers that the client awaits in an event loop. Before the first
- * request. */
-void nnb_server_set_bell(nnb_server *s, int bell);
+/* Gives the server a socket, which is duplicated, to ring at answers that the client awaits in an event loop. Before the
+ * first request. */
+int nnb_server_set_bell(nnb_server *s, int bell);
 /* Checks that a client's socket can be a bell: -EINVAL unless it is an end of a connected pair of local stream
  * sockets and nothing waits in it. After that nothing can be sent to it. */
 int nnb_bell_check(int fd);

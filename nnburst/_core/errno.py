@@ -118,12 +118,17 @@ def system(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     try:
         return call(*args, **kwargs)
     except OSError as error:
-        number = error.errno or 0
-        kind = ResourceExhausted if _ERRORS.get(number) is ResourceExhausted else GeneralFailure
-        name = errno.errorcode.get(number, str(number))
-        why = meaning(number) if kind is ResourceExhausted else os.strerror(number)
-        blocked = "; a sandbox must allow it" if number in (errno.EPERM, errno.ENOSYS, errno.EACCES) else ""
-        raise kind(f"the system call {call.__name__} failed: {why} [{name}]{blocked}") from error
+        raise failed(call, error) from error
+
+
+def failed(call: Callable[..., object], error: OSError) -> NNBurstError:
+    """Return the exception for a failed system call, as `system` raises it."""
+    number = error.errno or 0
+    kind = ResourceExhausted if _ERRORS.get(number) is ResourceExhausted else GeneralFailure
+    name = errno.errorcode.get(number, str(number))
+    why = meaning(number) if kind is ResourceExhausted else os.strerror(number)
+    blocked = "; a sandbox must allow it" if number in (errno.EPERM, errno.ENOSYS, errno.EACCES) else ""
+    return kind(f"the system call {call.__name__} failed: {why} [{name}]{blocked}")
 
 
 def is_real(value: object) -> bool:

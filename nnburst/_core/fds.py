@@ -16,14 +16,14 @@ import math
 import operator
 import os
 import select
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import repeat
+from itertools import repeat, starmap
 from typing import Any, Self
 
 from ..errors import BadState, InvalidArgument, ResourceExhausted
 from ._nnburst import ffi, lib
-from .errno import meaning
+from .errno import failed, meaning
 from .file_system import may_block
 
 _LONGEST_POLL = 1e6
@@ -40,7 +40,8 @@ def _flags(fds: Iterable[int]) -> list[int]:
 
 
 def _number(owned: Any) -> int:
-    return int(ffi.cast("intptr_t", owned)) & ~lib.NNB_FD_MAY_BLOCK
+    number = int(ffi.cast("intptr_t", owned))
+    return number if number < lib.NNB_FD_MAY_BLOCK else number - lib.NNB_FD_MAY_BLOCK
 
 
 def close_fds(fds: list[int]) -> None:
@@ -64,17 +65,21 @@ class FdSet:
 
     def __init__(self, fds: Iterable[int] = ()) -> None:
         self.closed = False
-        self._owned: list[Any] = []
-        self._adopt(list(fds))
+        given = list(fds)
+        self._owned: list[Any] = list(_owned(_flags(given), given))
 
-    def _adopt(self, fds: list[int]) -> None:
+    @classmethod
+    def made(cls, call: Callable[..., int], *args: Any) -> Self:
+        """Return the owner of a descriptor that a function in C makes, or of its negative errno; raises as `system`.
+
+        An interrupt cannot come between the descriptor and its owner.
+        """
+        fds = cls()
         try:
-            flags = _flags(fds)
-        except BaseException:  # an interrupt
-            flags = [0] * len(fds)
-            raise
-        finally:
-            self._owned.extend(_owned(flags, fds))
+            fds._owned.extend(_owned((0,), starmap(call, (args,))))
+        except OSError as error:
+            raise failed(call, error) from error
+        return fds
 
     @classmethod
     def duplicate(cls, fds: Iterable[int]) -> Self:
@@ -115,7 +120,7 @@ class FdSet:
 
     def add(self, fd: int) -> int:
         """Take ownership of one more descriptor and return it."""
-        self._adopt([fd])
+        self._owned.extend(_owned(_flags((fd,)), (fd,)))
         return fd
 
     def disown(self, which: slice) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ import errno
 import fcntl
 import os
 
-from ..errors import GeneralFailure
+from ..errors import GeneralFailure, NNBurstError
 from ._nnburst import lib
 from .errno import check
 
@@ -94,8 +94,8 @@ def may_block(fd: int) -> bool:
         if not os.readlink(f"/proc/self/fd/{fd}").startswith("/"):  # Links of pipes begin with "pipe:".
             return False
         return _remote_file_system(fd) is not None
-    except OSError as error:  # The descriptor is not open, or no other one is free to look with.
-        return error.errno != errno.EBADF
+    except (OSError, NNBurstError) as error:  # The descriptor is not open, or no other one is free.
+        return getattr(error, "errno", None) != errno.EBADF
 
 
 def _in_memory(fd: int) -> bool:

@@ -24,7 +24,6 @@ from ..errors import (
     GeneralFailure,
     InvalidArgument,
     MissedDeadline,
-    ResourceExhausted,
 )
 from ..model.running import ExecutionResult, RunOptions, failure_of, reason_of
 from ..model.types import NO_TIMING, MeasureTiming, Timing
@@ -103,10 +102,7 @@ class LocalFenced(FencedExecution):
         self._duration_ns = duration_ns
         self._launched = time.monotonic_ns()
         self._fences = FdSet.duplicate(fence.fileno() for fence in wait_for)
-        try:
-            self._cancelled = FdSet((os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK),))
-        except OSError as error:
-            raise ResourceExhausted(f"no descriptors for a fenced execution: {error.strerror}") from error
+        self._cancelled = FdSet.made(os.eventfd, 0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._signal = FenceSignal()
         self.fence = self._signal.fence
         self._info: FencedInfo | None = None

@@ -158,8 +158,7 @@ class MessageQueue(Closing):
         if drawing is not Layout.COMPAT and not event_flag:
             name = drawing.name.lower()
             raise InvalidArgument(f"the {name} layout always has an event word; use layout='compat' to do without")
-        grantors, fds = _create_memory(size, element.itemsize, kind, drawing, event_flag, ring_fd)
-        own = MQDescriptor(grantors, fds, element.itemsize, kind, dtype=element)
+        own = new_queue(element, size, flavour=kind, layout=drawing, event_flag=event_flag, ring_fd=ring_fd)
         self._open(own, element, reset=True, exclusive=exclusive, sealed=False)
 
     @classmethod
@@ -549,10 +548,17 @@ def _attach(descriptor: MQDescriptor, exclusive: bool) -> MessageQueue:
         return MessageQueue.attach(descriptor, exclusive=exclusive)
 
 
-def _create_memory(
-    count: int, quantum: int, flavour: Flavour, layout: Layout, event_flag: bool, ring_fd: int | None
-) -> tuple[tuple[Grantor, ...], FdSet]:
-    """Make the memory of a new queue and lay it out."""
+def new_queue(
+    dtype: np.dtype[Any],
+    count: int,
+    *,
+    flavour: Flavour = Flavour.SYNCHRONIZED,
+    layout: Layout,
+    event_flag: bool = True,
+    ring_fd: int | None = None,
+) -> MQDescriptor:
+    """Make the memory of a new queue and lay it out. The first to attach has to reset the queue."""
+    quantum = dtype.itemsize
     regions, size = ffi.new("nnb_grantor[5]"), ffi.new("uint64_t *")
     # A ring in other memory needs no room beside the counters.
     inner = 1 if ring_fd is not None else count
@@ -564,13 +570,14 @@ def _create_memory(
     seals: int = lib.NNB_SEALS_FIXED_SIZE
     if flavour is Flavour.UNSYNCHRONIZED:
         seals &= ~fcntl.F_SEAL_SEAL  # `MQDescriptor.without_write_access` adds a seal.
-    ring = FdSet() if ring_fd is None else FdSet.duplicate([ring_fd])
-    what = f"shared memory of {size[0]} bytes for a queue"
-    own = FdSet([check(lib.nnb_memfd_create(b"MessageQueue", size[0], seals), what), *ring.disown(slice(None))])
+    own = FdSet.made(lib.nnb_memfd_create, b"MessageQueue", size[0], seals)
+    check(own.fds[0], f"shared memory of {size[0]} bytes for a queue")
+    if ring_fd is not None:
+        own = FdSet.duplicate((*own.fds, ring_fd))
     grantors = [Grantor(g.flags, g.fd_index, g.offset, g.extent) for g in list(regions)[:n]]
     if ring_fd is not None:
         grantors[lib.NNB_GRANTOR_DATA] = Grantor(0, 1, 0, count * quantum)
-    return tuple(grantors), own
+    return MQDescriptor(grantors, own, quantum, flavour, dtype=dtype)
 
 
 # -- access without copies --------------------------------------------------------------------------------------------

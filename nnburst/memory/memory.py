@@ -609,8 +609,9 @@ class Memory(Closing):
 
 def _sealed(name: str, size: int) -> FdSet:
     """Return new memory of a size that cannot change."""
-    fd = lib.nnb_memfd_create(name.encode(errors="replace")[:200], size, lib.NNB_SEALS_FIXED_SIZE)
-    return FdSet([check(fd, f"shared memory of {size} bytes")])
+    fds = FdSet.made(lib.nnb_memfd_create, name.encode(errors="replace")[:200], size, lib.NNB_SEALS_FIXED_SIZE)
+    check(fds.fds[0], f"shared memory of {size} bytes")
+    return fds
 
 
 def locate_view(array: Array) -> tuple[Memory, int]:

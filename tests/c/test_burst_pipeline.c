@@ -15,8 +15,9 @@ static void begin(uint64_t length)
     CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair), 0);
     p = new_pair(length, 0, 0);
     watched = pair[0];
-    nnb_server_set_bell(p.server, dup(pair[1]));
-    nnb_client_set_pipelined(p.client, pair[1]);
+    CHECK_EQ(nnb_server_set_bell(p.server, pair[1]), 0);
+    CHECK_EQ(nnb_client_set_pipelined(p.client, pair[1]), 0);
+    close(pair[1]);
 }
 
 static void over(void)

@@ -241,6 +241,7 @@ static long model_futex_wait(nnb_a32 *word, uint32_t value, uint32_t mask)
 /* Bells: what the kernel sends along with a byte is seen by who receives it. */
 static nnb_a32 model_bells[2];
 #define nnb_bell_ring(fd) nnb_or32_release(&model_bells[fd], 1)
+#define nnb_bell_copy(copy, fd) (*(copy) = (fd), 0)
 #define BELL_RINGS(fd) nnb_load32_acquire(&model_bells[fd])
 #define SILENCE(fd) nnb_and32_acquire(&model_bells[fd], 0)
 

@@ -19,8 +19,6 @@ from nnburst.runtime.run.permits import Permits
 from support.models import relu
 from support.waiting import PATIENCE
 
-pytestmark = pytest.mark.leaks("one may come between a new descriptor and its owner, while another burst is opened")
-
 
 @pytest.fixture
 def storm(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], None], int], None]:

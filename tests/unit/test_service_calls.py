@@ -228,7 +228,6 @@ def alarm() -> Iterator[Any]:
 
 @pytest.mark.check
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # swallowed in a callback of weakref
-@pytest.mark.leaks("a constructor that is interrupted may lose what it was about to own")
 @pytest.mark.parametrize("what", ["run", "session"])
 def test_ctrl_c_at_any_moment_leaves_a_service_and_its_sessions_usable(what: str, alarm: Any) -> None:
     rng = np.random.default_rng(1)

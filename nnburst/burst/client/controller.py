@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
-import os
 import time
 import weakref
 from collections import deque
@@ -14,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from ..._core._nnburst import ffi, lib
 from ..._core.deadline import Deadline
-from ..._core.errno import check, system
+from ..._core.errno import check
 from ..._core.leaving import Closing, Leaving, OneProcess, process_lock
 from ...errors import BadState, DeadObject, GeneralFailure, InvalidArgument, MissedDeadline, NNBurstError
 from ...fmq.descriptor import Layout
-from ...fmq.queue import MessageQueue
+from ...fmq.queue import new_queue
 from ...model.running import RunOptions
 from ...model.types import MeasureTiming, Named
 from ...watch.page import private_row
@@ -82,26 +81,21 @@ class ExecutionBurstController(OneProcess, Closing):
             raise InvalidArgument(f"a burst channel has {least} to {most} datums, not {lengths}")
         watched, rung = bell()
         slots = SlotTable(rung.fds[0], loop_ns)
-        with contextlib.ExitStack() as stack, contextlib.closing(rung):
-            failing = stack.enter_context(contextlib.ExitStack())
+        with contextlib.closing(rung), contextlib.ExitStack() as stack, contextlib.ExitStack() as failing:
             failing.callback(watched.close)  # at once, since the error may be kept alive
-            queues = [stack.enter_context(MessageQueue(DATUM, length, layout=Layout.STAMPED)) for length in lengths]
-            request, result = [stack.enter_context(queue.descriptor) for queue in queues]
+            request, result = [stack.enter_context(new_queue(DATUM, n, layout=Layout.STAMPED)) for n in lengths]
             context = prepared_model.configure_execution_burst(slots, request, result, polling_window)
-            try:
-                # The server has attached and emptied the queues: only from now on may the client write.
-                window = window_ns(polling_window, context.cpus)
-                ends = open_channels(request, result, reset=False)
-                out = ffi.new("nnb_client **")
-                check(lib.nnb_client_create(out, *ends, window), "burst channels")
-                endpoint = ffi.gc(out[0], lib.nnb_client_destroy)
-                flights = None
-                if context.pipelined:
-                    lib.nnb_client_set_pipelined(endpoint, system(os.dup, rung.fds[0]))
-                    flights = InFlightRuns(endpoint, watched, polls=window > 0)
-            except BaseException:
-                context.close()
-                raise
+            failing.callback(context.close)
+            # The server has attached and emptied the queues: only from now on may the client write.
+            window = window_ns(polling_window, context.cpus)
+            ends = open_channels(request, result, reset=False)
+            out = ffi.new("nnb_client **")
+            check(lib.nnb_client_create(out, *ends, window), "burst channels")
+            endpoint = ffi.gc(out[0], lib.nnb_client_destroy)
+            flights = None
+            if context.pipelined:
+                check(lib.nnb_client_set_pipelined(endpoint, rung.fds[0]), "bell")
+                flights = InFlightRuns(endpoint, watched, polls=window > 0)
             failing.pop_all()
         return cls(prepared_model, context, slots, endpoint, flights)
 

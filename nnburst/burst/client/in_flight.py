@@ -32,11 +32,10 @@ _RESTART = -errno.ERESTART
 
 def bell() -> tuple[FdSet, FdSet]:
     """Return a pair of connected sockets: one to watch, one to ring."""
-    import socket
+    import _socket  # whose objects own descriptors from the first; those of `socket` take them over
 
-    watched, rung = system(socket.socketpair, socket.AF_UNIX, socket.SOCK_STREAM)
-    watched.setblocking(False)
-    return FdSet([watched.detach()]), FdSet([rung.detach()])
+    watched, rung = system(_socket.socketpair, _socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_NONBLOCK)
+    return FdSet.made(watched.detach), FdSet.made(rung.detach)
 
 
 class InFlight:

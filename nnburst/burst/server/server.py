@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import threading
 import time
 import weakref
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..._core._nnburst import drop_plans, ffi, lib
 from ..._core.deadline import Deadline
-from ..._core.errno import check, system
+from ..._core.errno import check
 from ..._core.threads import start_daemon
 from ...errors import BadState, ErrorStatus, InvalidArgument, MissedDeadline, NNBurstError, error_for
 from ...memory.managed import BufferSet
@@ -43,9 +42,6 @@ class ServerEnd:
 
     It has no reference to the `ExecutionBurstServer`, which its user may drop. All resources are released when the
     burst ends for any reason.
-
-    Raises:
-        BadState, ResourceExhausted: See `ListenerGroup.add`, or no thread could be started.
     """
 
     def __init__(self, callback: BurstCallback, executor: BurstExecutorWithCache, endpoint: CData) -> None:
@@ -65,17 +61,19 @@ class ServerEnd:
         queue = callback.flow_queue
         self._group = None if queue is None else queue.flow.group
         self._thread: threading.Thread | None = None
-        try:
-            if queue is not None:
-                queue.flow.group.add(self, queue, endpoint)
-            else:
-                self.take_places([], 0)
-                self._thread = start_daemon(self._listen, name="nnburst-listener", what="a burst")
-                SERVING[id(self)] = self
-        except BaseException:
-            ffi.release(endpoint)
-            self._row.close()
-            raise
+
+    def start(self) -> None:
+        """Serve the burst from now on.
+
+        Raises:
+            BadState, ResourceExhausted: See `ListenerGroup.add`, or no thread could be started.
+        """
+        if (queue := self._callback.flow_queue) is not None:
+            queue.flow.group.add(self, queue, self._endpoint)
+        else:
+            self.take_places([], 0)
+            self._thread = start_daemon(self._listen, name="nnburst-listener", what="a burst")
+            SERVING[id(self)] = self
 
     def _listen(self) -> None:
         ending = 0
@@ -352,8 +350,10 @@ class ExecutionBurstServer(BurstContext):
         if callback.max_run is not None:
             lib.nnb_server_limit_runs(endpoint, max(1, int(callback.max_run * 1e9)))
         if callback.bell is not None:
-            lib.nnb_server_set_bell(endpoint, system(os.dup, callback.bell))
-        return cls(ServerEnd(callback, executor, endpoint))
+            check(lib.nnb_server_set_bell(endpoint, callback.bell), "bell")
+        server = cls(ServerEnd(callback, executor, endpoint))
+        server._end.start()  # if an interrupt drops the server, its thread ends
+        return server
 
     def __init__(self, end: ServerEnd) -> None:
         """Use `create`."""

@@ -6,7 +6,7 @@ import operator
 import sys
 from collections.abc import Collection, Container, Hashable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from msgspec import Struct
@@ -19,9 +19,6 @@ from ...model.dimensions import HIGHEST_RANK
 from ...model.extensions import Extension, ImportedModel, OpenShape, extension_operand_type
 from ...model.operand_types import is_extension, operand_info
 from ...model.types import Array, Model
-
-if TYPE_CHECKING:
-    pass
 
 _MOST_DATUMS = 1 << 16
 """Longest channel, in datums."""

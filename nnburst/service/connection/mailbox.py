@@ -20,7 +20,6 @@ import os
 from collections import deque
 from collections.abc import Callable
 
-from ..._core.errno import system
 from ..._core.fds import FdSet
 
 Job = Callable[[], None]
@@ -31,7 +30,7 @@ class Mailbox:
 
     def __init__(self) -> None:
         self._jobs: deque[Job] = deque()
-        self._bell: FdSet | None = FdSet((system(os.eventfd, 0, os.EFD_CLOEXEC | os.EFD_NONBLOCK),))
+        self._bell: FdSet | None = FdSet.made(os.eventfd, 0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def fileno(self) -> int:
         """Return a descriptor that is readable while jobs wait."""

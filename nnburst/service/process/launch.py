@@ -190,7 +190,7 @@ def _spawn(
             env=child_environment(os.environ if env is None else env),
         )
     try:
-        return FdSet((system(os.pidfd_open, process.pid),)), lambda _: process.wait()
+        return FdSet.made(os.pidfd_open, process.pid), lambda _: process.wait()
     except BaseException:
         process.kill()
         process.wait()
