@@ -108,7 +108,7 @@ class LocalFenced(FencedExecution):
         self._info: FencedInfo | None = None
 
     def start(self, on_end: Callable[[], None] = lambda: None) -> LocalFenced:
-        """Wait for the fences, and run, in a new thread, which calls `on_end` at the end. Call it once."""
+        """Wait for the fences, and run, in a new thread, which calls `on_end` before it signals. Call it once."""
         start_daemon(partial(self._own, on_end), name="nnburst-fenced", what="a fenced execution")
         return self
 
@@ -129,10 +129,6 @@ class LocalFenced(FencedExecution):
             failure = failure_of(error)
             info = FencedInfo(failure[0], reason=failure.reason)
         self._info = info
-        if info.status is ErrorStatus.NONE:
-            self._signal.set()
-        else:
-            self._signal.fail()
         self._fences.close()
         try:
             on_end()
@@ -140,6 +136,10 @@ class LocalFenced(FencedExecution):
             import logging
 
             logging.getLogger(__name__).exception("the end of a fenced execution could not be told")
+        if info.status is ErrorStatus.NONE:
+            self._signal.set()
+        else:
+            self._signal.fail()
 
     def _outcome(self) -> FencedInfo:
         self._wait()

@@ -159,7 +159,7 @@ class PreparedModel(abc.ABC):
             wait_for: Fences; the caller keeps and closes them.
             options: Options of the run. The deadline also limits the wait for fences; nothing else limits it.
             duration_ns: Nanoseconds that the execution may take once the last fence is signalled; 0 for no limit.
-            on_end: Called in some thread after the end, also after a failure, but not if this method raises.
+            on_end: Called in some thread before the fence tells of the end or a failure; not if this method raises.
 
         Returns:
             The execution: its fence, and its outcome once it has ended.

@@ -35,6 +35,7 @@ from nnburst.model.types import DeviceStatus
 from nnburst.runtime.compile.cache_sources import DirectoryCache, Job
 from nnburst.runtime.compile.caching import compile_with_cache
 from support.cache_worker import build
+from support.waiting import until
 
 R = CacheReason
 
@@ -231,8 +232,7 @@ def test_service_that_was_dead_before_does_not_cost_the_entry(tmp_path: Path) ->
     with nnburst.launch(devices=["nnburst-reference"]) as service:
         assert compiled(service.devices[0], tmp_path / "c") == "SAVED/SAVED/-"
         os.kill(service.pid, signal.SIGKILL)
-        while service.devices[0].status is not DeviceStatus.OFFLINE:
-            pass
+        until(lambda: service.devices[0].status is DeviceStatus.OFFLINE)
         for _ in range(3):
             with pytest.raises(DeadObject):
                 compiled(service.devices[0], tmp_path / "c")
