@@ -23,7 +23,7 @@ def validate_request(model: Model, request: Request, allow_unspecified_output: b
     used as a whole: offset and length are 0.
 
     Args:
-        allow_unspecified_output: True if outputs may leave dimensions open; a fenced execution may not, nor may one of
+        allow_unspecified_output: True if outputs may leave dimensions open; False for a fenced execution and for
             several steps.
 
     Raises:
@@ -49,7 +49,7 @@ def validate_request(model: Model, request: Request, allow_unspecified_output: b
                 place, written, model, main.operands[index], argument, request.pools, steps, position in state, closed
             )
             case.check()
-            if not argument.has_no_value and not isinstance(case.pool, BufferId):  # its device checks those
+            if not argument.has_no_value and not isinstance(case.pool, BufferId):  # The device checks its buffers.
                 regions.append(_region(case.pool, argument.location, place, written))
     if request.outputs:
         regions += _constant_regions(model)
@@ -80,7 +80,7 @@ def _check_steps(model: Model, request: Request, steps: Steps) -> None:
 
 @dataclass
 class _Case:
-    """An argument during its check. `dims` combines model and request, once `_dimensions` ran."""
+    """An argument during its check. After `_dimensions`, `dims` combines the model's and the request's."""
 
     place: str
     written: bool
@@ -90,14 +90,14 @@ class _Case:
     pools: tuple[Any, ...]
     steps: Steps | None
     is_state: bool
-    """True if steps hand it on."""
+    """True if one step passes the argument to the next."""
     closed: bool
-    """True if all dimensions have to be known."""
+    """True if all dimensions must be known before the run."""
     dims: tuple[int, ...] = ()
 
     @property
     def info(self) -> OperandInfo | None:
-        """The row of the operand type; None for an extension's type, whose size the device knows."""
+        """The row of the operand type; None for an extension's type, whose size only the device knows."""
         return OPERANDS.get(self.operand.type)
 
     @property
@@ -110,12 +110,12 @@ class _Case:
 
     @property
     def whole(self) -> bool:
-        """True if the pool is used as a whole."""
+        """True if the pool can only be used as a whole."""
         return not getattr(self.pool, "size", 0)
 
     @property
     def may_be_empty(self) -> bool:
-        """True if a dimension may really be 0. To NNAPI's operations a 0 is always an unknown size."""
+        """True if a 0 may be a real size. In NNAPI's operations it is always an unknown one."""
         return not self.written and all(is_extension(operation.type) for operation in self.model.main.operations)
 
     @property
@@ -127,7 +127,7 @@ class _Case:
         return InvalidArgument(f"{self.place} {why}")
 
     def check(self) -> None:
-        """Apply the rules, in this order."""
+        """Apply the rules in order."""
         if self.argument.has_no_value:
             self._nothing_given()
             return
@@ -172,7 +172,7 @@ class _Case:
             raise self.refuse("has no bytes; give its size, or at least 1 for an output of unknown size")
 
     def _with_the_rights(self) -> None:
-        """Check access rights: without this check the service itself would fault."""
+        """Check access rights; without them the service itself would fault."""
         given, needed = getattr(self.pool, "prot", _READ | _WRITE), _READ | _WRITE if self.written else _READ
         if needed & ~given:
             raise self.refuse(f"needs rights {needed} (1 read, 2 write), but its memory was shared with {given}")
@@ -199,7 +199,7 @@ class _Case:
             return
         if self.closed:
             raise self.refuse(f"has dimensions {list(self.dims)}; this execution needs all of them known")
-        if not self.written and not isinstance(self.pool, BufferId):  # a buffer knows its dimensions
+        if not self.written and not isinstance(self.pool, BufferId):  # A buffer has dimensions of its own.
             raise self.refuse(f"has dimensions {list(self.dims)}, which are not all known; give them in the request")
 
     def _length(self) -> None:
@@ -233,11 +233,11 @@ class _Case:
 
 
 _Region = tuple[Hashable, int, int, str, bool]
-"""(object, first byte, end, place, is written)."""
+"""The bytes of one argument: (object, first byte, end, place, is written)."""
 
 
 def _region(pool: Any, location: DataLocation, place: str, written: bool) -> _Region:
-    """Locate bytes in the file behind a pool, so that two pools on one file are compared rightly."""
+    """Return a region in terms of the file behind a pool, since two pools may share one file."""
     identity: Any = getattr(pool, "identity", None)
     if identity is None:
         return id(pool), location.offset, location.offset + location.length, place, written
@@ -260,8 +260,8 @@ def _constant_regions(model: Model) -> Iterator[_Region]:
 def _check_overlap(regions: list[_Region]) -> None:
     """Check that outputs overlap nothing; inputs and constants may overlap each other.
 
-    In the order of their first bytes, a region overlaps an earlier one if and only if it starts before the furthest
-    end so far: of all regions for an output, of outputs for the others.
+    The regions are sorted by their first bytes. An output overlaps an earlier region if and only if it starts before
+    the furthest end so far; another region is compared with the furthest end of an output.
     """
     regions.sort(key=lambda region: (hash(region[0]), region[1]))
     reach: dict[Hashable, tuple[int, str]] = {}

@@ -1,4 +1,4 @@
-"""Building models: from NumPy arrays with inferred outputs, or call by call with indexes, in the NDK's manner."""
+"""The model builder: from NumPy arrays with inferred outputs, or call by call with indexes as in the NDK."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ if TYPE_CHECKING:
     from typing import Unpack
 
 INLINE_LIMIT = 128
-"""Most bytes of a constant that is sent inside the model; larger ones are in a pool, of which only a handle is sent."""
+"""Largest size in bytes of a constant that is sent inside the model. Larger ones are in a shared pool."""
 
 _MOST_LOOKED_AT = 4096
-"""Bytes of a constant in a caller's memory whose values may decide about shapes, as the target of RESHAPE does."""
+"""Largest size in bytes of a caller's constant that is read to infer shapes, such as the target of RESHAPE."""
 
 _ALIGNMENT = 64
 _NOWHERE = DataLocation()
@@ -84,7 +84,7 @@ Padding = PaddingName | tuple[tuple[int, int], tuple[int, int]]
 
 
 class Quantisation(TypedDict, total=False):
-    """Scale and zero point of a constant of a quantised type; the scale is required."""
+    """Quantisation of a constant; the scale is required."""
 
     scale: float | None
     zero_point: int
@@ -93,7 +93,7 @@ class Quantisation(TypedDict, total=False):
 
 
 class PoolOptions(TypedDict, total=False):
-    """Options of a pool: the size is its stride, too, unless another is given; the rest as for a convolution."""
+    """Options of a pool, as for a convolution; the default stride is the size of the window."""
 
     stride: Pair | None
     padding: Padding
@@ -102,9 +102,9 @@ class PoolOptions(TypedDict, total=False):
 
 
 class ModelBuilder(OperationMethods):
-    """Builds a model from arrays.
+    """A builder of models, from arrays or operand indexes.
 
-    Methods return operands, which are the arguments of later calls and have operators; arrays become constants.
+    Methods return operands, which have operators and are arguments of later calls; arrays become constants.
 
     There is a method for each operation; docs/operations.md lists them with the names of their arguments. Calls such
     as `add_operand` and `add_operation` work with operand indexes, as in the NDK. They accept an `Operand` in place
@@ -126,7 +126,7 @@ class ModelBuilder(OperationMethods):
         self._relaxed = relaxed
         self._operands: list[OperandDesc] = []
         self._operations: list[Operation] = []
-        self._arrays: dict[int, Array] = {}  # constants that are placed by `finish`
+        self._arrays: dict[int, Array] = {}  # `finish` places these constants.
         self._pools: list[MemoryLike] = []
         self._models: list[Model] = []
         self._inputs: list[int] = []
@@ -151,13 +151,13 @@ class ModelBuilder(OperationMethods):
         """Add an input of the model and return it.
 
         Args:
-            name: For people; inputs of a request are in the order of these calls.
+            name: Name for `Session.run`; inputs of a request are in the order of these calls.
             type: Operand type, or a dtype such as ``"float32"`` (uint8 and int8: the asymmetric types).
             dimensions: Sizes, 0 where only the request knows.
-            scale, zero_point: For quantised types.
+            scale, zero_point: Quantisation of a quantised type.
 
         Raises:
-            InvalidArgument: The name is taken or the operand is not legal.
+            InvalidArgument: The name is taken, or type, dimensions and quantisation do not belong together.
         """
         if not isinstance(name, str):
             raise InvalidArgument(f"the name of an input is text, not {name!r}")
@@ -172,7 +172,7 @@ class ModelBuilder(OperationMethods):
         """Make an operand an output of the model.
 
         Args:
-            name: For people; outputs of a request are in the order of these calls.
+            name: Name for `Session.run`; outputs of a request are in the order of these calls.
             operand: The result of an operation.
 
         Raises:
@@ -202,11 +202,11 @@ class ModelBuilder(OperationMethods):
         """Add a constant tensor and return it.
 
         Args:
-            value: Array of rank 1 or more, or a list of numbers. int64 becomes int32 if no number is too large. float64
-                becomes float32, which drops digits, only if `type` says so; Python's own floats do in any case.
-            type: Operand type or dtype; default: what the dtype says (uint8 and int8: the asymmetric types).
-            quantisation: ``scale`` (needed) and ``zero_point`` of a quantised type. ``channel_scales`` makes an int8
-                array TENSOR_QUANT8_SYMM_PER_CHANNEL, with one scale per index along ``channel_dim`` (default 0).
+            value: Array of rank 1 or more, or a list of numbers. int64 becomes int32 if no number is too large. A
+                float64 array becomes float32, with fewer digits, only if `type` asks for it; Python floats always do.
+            type: Operand type or dtype; default: the type of the array (uint8 and int8: the asymmetric types).
+            quantisation: ``scale`` (required) and ``zero_point`` of a quantised type. ``channel_scales`` makes an
+                int8 array TENSOR_QUANT8_SYMM_PER_CHANNEL, with one scale per index along ``channel_dim`` (default 0).
 
         Raises:
             InvalidArgument: The dtype has no operand type, the value does not fit it, or a scale is missing.
@@ -235,18 +235,18 @@ class ModelBuilder(OperationMethods):
         offset: int = 0,
         **quantisation: Unpack[Quantisation],
     ) -> Operand:
-        """Add and return a constant tensor whose values lie in a memory, for example weights in a file.
+        """Add a constant tensor whose values are in a memory, for example weights in a file, and return it.
 
-        Nothing is read or copied here, and only the memory's handle crosses to a service. The device reads the values
-        once, privately, when the model is prepared, so that they cannot change under it::
+        This call reads and copies nothing, and a service only gets the memory's handle. The device reads the values
+        once, when the model is prepared, into private memory, so that they cannot change later::
 
             with open("weights.bin", "rb") as file:
                 weights = Memory.mmap_fd(file.fileno(), size, prot=PROT_READ)
             w = b.constant_from_memory(weights, (64, 128), offset=4096)
 
         Args:
-            memory: Holds the values in C order and the machine's byte order; it must outlive the model.
-            dimensions: Sizes, all known.
+            memory: Memory with the values in C order and the machine's byte order; it must outlive the model.
+            dimensions: Sizes, without a 0.
             type: Operand type, or the dtype of the values (uint8 and int8: the asymmetric types).
             offset: First byte; any alignment.
             quantisation: See `constant`.
@@ -268,7 +268,7 @@ class ModelBuilder(OperationMethods):
         channel_scales: npt.ArrayLike | None = None,
         channel_dim: int = 0,
     ) -> tuple[OperandType, int]:
-        """Add an operand of a type, or of that for a dtype; return its type and index."""
+        """Add an operand of a type, or of the type for a dtype; return its type and index."""
         kind = type if isinstance(type, OperandType) else _type_of(np.dtype(type), channel_scales)
         if operand_info(kind).is_quantised and scale is None:
             raise InvalidArgument(f"a constant of {kind.name} needs scale= (and zero_point=)")
@@ -284,10 +284,10 @@ class ModelBuilder(OperationMethods):
 
         Args:
             value: A bool, int or float.
-            type: Default BOOL, INT32 or FLOAT32 after the Python type.
+            type: Type of the scalar; default: BOOL, INT32 or FLOAT32 for a bool, int or float.
 
         Raises:
-            InvalidArgument: The type is not a scalar's, or the value does not fit it.
+            InvalidArgument: `type` is not a scalar type, or the value does not fit it.
         """
         if type is None:
             kind = bool if isinstance(value, bool | np.bool_) else int if isinstance(value, int | np.integer) else float
@@ -333,22 +333,22 @@ class ModelBuilder(OperationMethods):
         number: int = 0,
         outputs: Outputs = None,
     ) -> tuple[Operand, ...]:
-        """Add an operation that is named by a value: one of an extension, or any of the table.
+        """Add an operation by its code or by the name of its extension, and return its results.
 
-        An operation of the table has a method of its own, which takes numbers and options by name. An extension's is
-        described by its outputs::
+        Every NNAPI operation also has a method of its own, which takes numbers and options by name. An operation of
+        an extension needs a description of its outputs::
 
             (y,) = b.operation("com.example.blur", x, outputs=[{"type": x.type, "dimensions": x.shape}])
 
         Args:
             operation: A member of `OperationType`, or the name of an extension.
-            inputs: Operands (scalars through `scalar`) or arrays, in the order of the signature.
+            inputs: Operands or arrays, in the order of the signature; `scalar` makes operands of scalars.
             number: Number of the operation within its extension.
-            outputs: For each output the values that are not inferred: type, dimensions, scale, zero_point.
-                Default: the fewest that the operation has. Types of extensions are made by `extension_code`.
+            outputs: For each output the facts that are not inferred: type, dimensions, scale, zero_point.
+                Default: as few outputs as the operation allows. `extension_code` returns types of extensions.
 
         Returns:
-            An operand for each output.
+            One operand for each output.
 
         Raises:
             InvalidArgument: The inputs do not fit the operation, or something cannot be inferred.
@@ -389,9 +389,9 @@ class ModelBuilder(OperationMethods):
 
         Args:
             condition: TENSOR_BOOL8 of one element.
-            then: Runs if it is true; its inputs are the values, its outputs the results.
-            otherwise: Runs if it is false; the same inputs and outputs.
-            values: As many as the models have inputs.
+            then: Model that runs if `condition` is true; its inputs are the values, its outputs the results.
+            otherwise: Model that runs if `condition` is false, with the same inputs and outputs.
+            values: Inputs of either model.
         """
         inputs = [condition, self._subgraph(then), self._subgraph(otherwise), *_listed(values, "operands")]
         return self.operation(OperationType.IF, *inputs, outputs=_outputs_of(then))
@@ -402,10 +402,10 @@ class ModelBuilder(OperationMethods):
         """Add a WHILE and return its results.
 
         Args:
-            condition: Model that computes a TENSOR_BOOL8 of one element from the values: true runs the body again.
-            body: Model that computes the next values: all, or the first ones.
-            values: Initial values, as many as both models have inputs.
-            outputs: How many of the body's outputs are results; default: all.
+            condition: Model that computes a TENSOR_BOOL8 of one element from the values; true runs the body again.
+            body: Model that computes the next values: all of them, or the first ones.
+            values: Initial values, one for each input of both models.
+            outputs: Number of the body's outputs that are results; default: all.
         """
         inputs = [self._subgraph(condition), self._subgraph(body), *_listed(values, "operands")]
         return self.operation(OperationType.WHILE, *inputs, outputs=_outputs_of(body)[: outputs or None])
@@ -459,7 +459,7 @@ class ModelBuilder(OperationMethods):
         """Add a DEPTHWISE_CONV_2D and return its result. Other arguments as for `conv_2d`.
 
         Args:
-            multiplier: `filter` is [1, height, width, depth x multiplier].
+            multiplier: Results per channel: `filter` is [1, height, width, depth x multiplier].
         """
         x, filter = self._operand(x), self._operand(filter)
         inputs = [x, filter, self._bias(x, filter, bias, 3), *self._window(padding, stride), self.scalar(multiplier)]
@@ -537,10 +537,10 @@ class ModelBuilder(OperationMethods):
         return self._single(OperationType.SOFTMAX, inputs if axis is None else [*inputs, self.scalar(axis)], {})
 
     def build(self) -> Model:
-        """Return the finished, validated model with the inputs and outputs in the order of their calls.
+        """Return the validated model, with inputs and outputs in the order of their calls.
 
         Raises:
-            InvalidArgument: There is no output, or a rule of the model is violated.
+            InvalidArgument: The model has no output, or breaks a rule.
         """
         self._require_open()
         if not self._named_outputs:
@@ -588,7 +588,7 @@ class ModelBuilder(OperationMethods):
         return len(self._operands) - 1
 
     def describe(self, index: int) -> OperandDesc:
-        """Return the known facts of an operand: type, dimensions, quantisation.
+        """Return the description of an operand: type, dimensions, quantisation.
 
         Args:
             index: Index of the operand.
@@ -600,9 +600,9 @@ class ModelBuilder(OperationMethods):
 
         Args:
             operand: Index of the operand.
-            value: Array (or scalar) with the operand's dimensions and dtype, or None for an optional input without
-                a value. Up to `INLINE_LIMIT` it is copied now; a larger array must keep its contents until `finish`.
-                For an operand of type SUBGRAPH a model, whose main subgraph it then refers to.
+            value: Array or scalar with the operand's dimensions and dtype, or None to omit an optional input. Up to
+                `INLINE_LIMIT` bytes it is copied now; a larger array must keep its contents until `finish`. For an
+                operand of type SUBGRAPH, a model, whose main subgraph the operand refers to.
 
         Raises:
             InvalidArgument: The value does not fit the operand.
@@ -630,13 +630,13 @@ class ModelBuilder(OperationMethods):
     def set_operand_value_from_memory(
         self, operand: int | Operand, memory: MemoryLike, offset: int, length: int
     ) -> None:
-        """Make an operand a constant that lives in a memory pool; nothing is copied.
+        """Make an operand a constant with its value in a memory pool, without a copy.
 
         Args:
             operand: Index of the operand.
             memory: The pool; it must outlive the model.
             offset: First byte.
-            length: Bytes; exactly what type and dimensions need.
+            length: Bytes; exactly the size that type and dimensions need.
 
         Raises:
             InvalidArgument: The region is outside the memory or has the wrong length.
@@ -697,11 +697,11 @@ class ModelBuilder(OperationMethods):
         self._operations.append(operation)
 
     def identify_inputs_and_outputs(self, inputs: Sequence[int | Operand], outputs: Sequence[int | Operand]) -> None:
-        """Set the operands that the caller supplies, and those that it receives, in order.
+        """Set the inputs and outputs of the model, in order.
 
         Args:
-            inputs: Operands that the caller supplies.
-            outputs: Operands that it receives.
+            inputs: Indexes of the operands that a request supplies.
+            outputs: Indexes of the operands that a request receives.
 
         Raises:
             InvalidArgument: An operand appears twice, or is a constant, or the call was made before.
@@ -719,7 +719,7 @@ class ModelBuilder(OperationMethods):
         self._operands, self._inputs, self._outputs = operands, ins, outs
 
     def finish(self) -> Model:
-        """Sort the operations into execution order, gather the constants and validate; return the model.
+        """Sort the operations into execution order, place the constants, validate the model and return it.
 
         Raises:
             InvalidArgument: The operations form a cycle or a rule is violated; the builder can no longer be used.
@@ -744,7 +744,7 @@ class ModelBuilder(OperationMethods):
         return model
 
     def _sorted_operations(self) -> list[Operation]:
-        """Return the operations so that each comes after those whose results it reads; stable."""
+        """Return the operations in execution order: each comes after the operations whose results it reads."""
         producer = {index: n for n, operation in enumerate(self._operations) for index in operation.outputs}
         sorter = TopologicalSorter(
             {
@@ -767,7 +767,7 @@ class ModelBuilder(OperationMethods):
         return ordered
 
     def _placed_constants(self) -> tuple[list[OperandDesc], bytes, tuple[MemoryLike, ...]]:
-        """Return the operands with the places of their constants, the small constants, and the pools of large ones."""
+        """Place the constants; return the operands, the bytes of small constants, and the pools of large ones."""
         operands, inline, large_end = list(self._operands), bytearray(), 0
         large: list[tuple[int, Array]] = []
         for index, value in sorted(self._arrays.items()):
@@ -841,7 +841,7 @@ class ModelBuilder(OperationMethods):
         return self.operation(operation, *self._arguments(operation, values), outputs=outputs)
 
     def _arguments(self, operation: OperationType, values: Sequence[Any]) -> list[Any]:
-        """Return operands or arrays for the arguments of a method, without trailing options of default value."""
+        """Return operands or arrays for the arguments of a method, without trailing options that have the default."""
         row = OPERATIONS[operation]
         first = row.forms[0]
         form = max((form for form in row.forms if form[: len(first)] == first), key=len)
@@ -860,7 +860,7 @@ class ModelBuilder(OperationMethods):
         return _TYPE_OF_DTYPE.get(value.dtype.name) if isinstance(value, np.ndarray) else None
 
     def _argument(self, param: Param, value: Any, data_type: OperandType | None) -> Any:
-        """Return an operand or array for one value."""
+        """Return an operand or array for one argument of a method."""
         kind = param.kinds[0][0]
         types = types_of(kind, data_type)
         if value is None and param.may_be_omitted:
@@ -884,7 +884,7 @@ class ModelBuilder(OperationMethods):
         return self.constant([value] if np.ndim(value) == 0 else value, None if info is None else info.type)
 
     def _inferred(self, operation: Operation, said: tuple[Output, ...]) -> list[OutputSpec]:
-        """Return the outputs, from the row of the operation and the given descriptions."""
+        """Infer the outputs from the operation's row and the given descriptions."""
         view = view_operation(operation, self._operands, value_of=self._constant_value, with_outputs=False)
         shapes = [output["dimensions"] for output in said if output.get("dimensions") is not None]
         all_shapes = bool(said) and len(shapes) == len(said)
@@ -968,7 +968,7 @@ class ModelBuilder(OperationMethods):
         if dtype is None or operand.location.length > _MOST_LOOKED_AT:
             return None
         memory = self._pools[operand.location.pool_index]
-        read = getattr(memory, "read", memory.array)  # a private copy, where there is such a thing
+        read = getattr(memory, "read", memory.array)  # `Memory.read` returns a private copy.
         values: Array = read(dtype, operand.dimensions, operand.location.offset)
         return values
 
@@ -994,7 +994,7 @@ class ModelBuilder(OperationMethods):
 
 
 def _padding_numbers(padding: Padding) -> list[int]:
-    """Return the scheme, or left, right, top and bottom."""
+    """Return padding as inputs of an operation: the scheme, or left, right, top and bottom."""
     problem = InvalidArgument(f"padding is {padding!r}; it must be 'same', 'valid' or ((t, b), (l, r))")
     if isinstance(padding, str):
         if padding not in _SCHEMES:
@@ -1008,7 +1008,7 @@ def _padding_numbers(padding: Padding) -> list[int]:
 
 
 def _fewest_outputs(view: OperationView) -> int | None:
-    """Return the least number of an operation's outputs; None if it depends on the inputs."""
+    """Return the least number of outputs of an operation; None if it depends on the inputs."""
     forms = view.row.outputs
     return None if any(param.variadic for param in forms[0]) else min(len(form) for form in forms)
 
@@ -1038,7 +1038,7 @@ def _is_default(param: Param, value: object) -> bool:
 
 
 def _outputs_of(model: Model) -> list[Output]:
-    """Describe the outputs of a model as those of an operation."""
+    """Return the outputs of a model as descriptions of an operation's outputs."""
     return [
         Output(type=o.type, dimensions=o.dimensions, scale=o.scale, zero_point=o.zero_point)
         for o in (model.main.operands[index] for index in model.main.output_indexes)
@@ -1093,7 +1093,7 @@ def _type_of_input(name: str, type: npt.DTypeLike) -> OperandType:
         dtype = np.dtype(type)
     except TypeError:
         raise InvalidArgument(f"input {name!r} has type {type!r}; give an OperandType, or a dtype: 'float32'") from None
-    if dtype.name in ("float64", "int64"):  # constants are narrowed from these
+    if dtype.name in ("float64", "int64"):  # Constants are converted from these types.
         raise InvalidArgument(f"input {name!r}: no operand type holds {dtype}; give {dtype.name.replace('64', '32')!r}")
     return _type_of(dtype, None)
 
@@ -1110,7 +1110,7 @@ def _narrowed(array: Array, dtype: np.dtype[Any] | None) -> Array:
 
 
 def activation_code(name: ActivationName | None) -> int:
-    """Return the code of a fused activation; `InvalidArgument` if there is none of that name."""
+    """Return the code of a fused activation; `InvalidArgument` if the name is unknown."""
     if not isinstance(name, str | None) or name not in _ACTIVATIONS:
         raise InvalidArgument(f"activation is {name!r}; it must be one of {list(_ACTIVATIONS)}")
     return int(_ACTIVATIONS[name])
@@ -1119,9 +1119,9 @@ def activation_code(name: ActivationName | None) -> int:
 def _linked(
     models: Sequence[Model], inline: bytes, pools: tuple[MemoryLike, ...], prefix: Callable[[str], int]
 ) -> tuple[tuple[Subgraph, ...], bytes, tuple[MemoryLike, ...]]:
-    """Return the subgraphs of models with their constants behind those of the model that refers to them.
+    """Return the subgraphs of other models, changed to parts of this one: constants follow this model's constants.
 
-    Extensions get the prefixes of that model, which `prefix` hands out.
+    Extensions get the prefixes of this model, from `prefix`.
     """
     subgraphs: list[Subgraph] = []
     for model in models:
@@ -1150,7 +1150,7 @@ def _linked(
 
 
 def _position(pools: list[MemoryLike], memory: MemoryLike) -> int:
-    """Return the index of a memory in the list, adding it if it is new."""
+    """Return the index of a memory in the list, to which a new one is added."""
     for position, pool in enumerate(pools):
         if pool is memory:
             return position

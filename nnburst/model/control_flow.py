@@ -1,4 +1,4 @@
-"""IF and WHILE: rule V16."""
+"""Rule V16: the signatures of IF and WHILE."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .types import Lifetime, Model, OperandDesc, Operation, Subgraph
 
 
 def check_control_flow(model: Model, subgraph: Subgraph, operation: Operation) -> None:
-    """Check the signature of an IF or WHILE against the subgraphs it refers to, with `InvalidArgument`."""
+    """Check the signature of an IF or WHILE against its subgraphs; `InvalidArgument` if they do not match."""
     inputs = [subgraph.operands[index] for index in operation.inputs]
     outputs = [subgraph.operands[index] for index in operation.outputs]
     if not outputs:
@@ -64,7 +64,7 @@ def _subgraph(model: Model, operand: OperandDesc, what: str) -> Subgraph:
 
 
 def _check_compatible(subgraph: Subgraph, indexes: Sequence[int], outer: Sequence[OperandDesc], what: str) -> None:
-    """Compare operands of a subgraph with those outside. The counts come first: they bound the work."""
+    """Compare operands of a subgraph with the operands outside. The counts come first: they bound the work."""
     if len(indexes) != len(outer):
         raise InvalidArgument(f"{what} are {len(indexes)}; the operation has {len(outer)}")
     for position, (index, b) in enumerate(zip(indexes, outer, strict=True)):

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from ..errors import InvalidArgument
 
 HIGHEST_RANK = 64
-"""Dimensions of any tensor, at most, as in NumPy."""
+"""Largest rank of a tensor, as in NumPy."""
 _LARGEST_SIZE = 2**32 - 1
 _MOST_ELEMENTS = sys.maxsize // 16
-"""Most elements of a tensor, of up to 16 bytes. A size of 0 counts as 1: an empty array has strides, too."""
+"""Largest number of elements of a tensor. A size of 0 counts as 1: an empty array has strides, too."""
 
 
 def check_dimensions(dimensions: Sequence[int]) -> None:
@@ -21,7 +21,7 @@ def check_dimensions(dimensions: Sequence[int]) -> None:
     The product of a hundred thousand sizes would block the interpreter for minutes.
 
     Raises:
-        InvalidArgument: There are more than 64 dimensions, a size does not fit in 32 bits, or no array has the shape.
+        InvalidArgument: There are more than 64 dimensions, a size exceeds 32 bits, or no array can have the shape.
     """
     if len(dimensions) > HIGHEST_RANK:
         raise InvalidArgument(f"a rank of {len(dimensions)} is too high; a tensor has at most {HIGHEST_RANK} axes")
@@ -38,14 +38,14 @@ def element_count(dimensions: Sequence[int]) -> int:
 
 
 def combine_dimensions(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
-    """Merge what two sources know about a tensor's dimensions.
+    """Merge two descriptions of a tensor's dimensions.
 
     Args:
         a: Dimensions; ``()`` is an unknown rank, 0 an unknown dimension.
         b: Dimensions, as `a`.
 
     Returns:
-        The dimensions that both allow, as specific as both together. Commutative.
+        The dimensions that both allow, with each size that either knows. Commutative.
 
     Raises:
         InvalidArgument: The ranks differ or are too high, or a dimension that both know differs.

@@ -1,4 +1,4 @@
-"""Additions of extensions to models: types of their own, and models that a device reads from files."""
+"""Extensions: their operand types, and the models that a device imports from files."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ..errors import InvalidArgument
 from .types import Model
 
 OpenShape = tuple[int | str | None, ...] | None
-"""Dimensions of which some are open: a symbolic name, or None without one. None as a whole if the rank is open."""
+"""Dimensions, where an open one is its symbolic name, or None; None as a whole for an open rank."""
 
 _NUMBERS = "biuf"
 _LOW = 0xFFFF
 
 
 class ExtensionOperandType(Struct, frozen=True):
-    """One operand type of an extension.
+    """An operand type of an extension.
 
     Attributes:
         type: Number within the extension, 0 … 65535.
@@ -36,7 +36,7 @@ class ExtensionOperandType(Struct, frozen=True):
     bits_of: str = ""
 
     def element(self) -> np.dtype[np.generic]:
-        """Return the NumPy type; `InvalidArgument` if values are opaque, or the description contradicts itself."""
+        """Return the NumPy type of an element; `InvalidArgument` if values are opaque or the description is wrong."""
         try:
             dtype = np.dtype(self.dtype) if self.dtype else None
         except TypeError:
@@ -53,7 +53,7 @@ class Extension(Struct, frozen=True):
 
     Attributes:
         name: Lower-case letters, digits, ``_`` and ``.``, with at least one dot.
-        operand_types: Its types.
+        operand_types: All operand types of the extension.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Extension(Struct, frozen=True):
 
 
 class ModelMetadata(Struct, frozen=True):
-    """A model file's account of itself, in ONNX Runtime's words."""
+    """The metadata of a model file, with ONNX Runtime's names."""
 
     version: int
     custom_metadata_map: dict[str, str]
@@ -73,15 +73,15 @@ class ModelMetadata(Struct, frozen=True):
 
 
 class ImportedModel(Struct, frozen=True):
-    """A model as a device read it from files.
+    """A model that a device has imported from files.
 
     Attributes:
-        model: Without pools, unless the importer attached them.
-        files: Name of the file for each pool: the empty name is the imported file, the others lie beside it.
-        input_shapes: One per input, with symbolic dimensions.
-        output_shapes: One per output.
-        optional_inputs: Number of last inputs that a request may omit: the model has a default for them.
-        metadata: Metadata of the file, unless it has none or they are too long.
+        model: The model, without pools unless the importer attached them.
+        files: Name of the file for each pool. An empty name is the imported file; others are in the same directory.
+        input_shapes: Shape of each input, with symbolic dimensions.
+        output_shapes: Shape of each output.
+        optional_inputs: Number of inputs, from the last one back, that a request may omit: they have defaults.
+        metadata: Metadata of the file; None if it has none or they are too long.
     """
 
     model: Model
@@ -93,20 +93,20 @@ class ImportedModel(Struct, frozen=True):
 
 
 def extension_code(prefix: int, number: int) -> int:
-    """Return the operand or operation type of an extension's number under a model's prefix."""
+    """Return the operand or operation type for a number of an extension and a model's prefix of it."""
     return prefix << 16 | number
 
 
 def extension_prefix(model: Model, name: str) -> int:
-    """Return the prefix that a model gave an extension, 0 if it does not use it."""
+    """Return a model's prefix of an extension; 0 if the model does not use it."""
     return model.extension_name_to_prefix.get(name, 0)
 
 
 def extension_operand_type(model: Model, code: int, extensions: Iterable[Extension]) -> ExtensionOperandType:
-    """Find the description of an extension type of a model.
+    """Return the description of an extension type that a model uses.
 
     Args:
-        model: Maps prefixes to extensions.
+        model: The model, which maps prefixes to extensions.
         code: Operand type above 0xFFFF.
         extensions: Extensions of the device.
 

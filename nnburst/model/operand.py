@@ -1,4 +1,4 @@
-"""Operands of `ModelBuilder`: tensors and scalars of the model that is being built."""
+"""Operands of `ModelBuilder`: tensors and scalars of an unfinished model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def _operators(name: str) -> tuple[Callable[[Operand, Value], Operand], Callable[[Operand, Value], Operand]]:
-    """Return the left and the right form of an operator, which call the builder's method of that name."""
+    """Return the methods for the left and the right form of an operator. They call the builder's method `name`."""
 
     def left(self: Operand, other: Value) -> Operand:
         return getattr(self._builder, name)(self, other) if _is_value(other) else NotImplemented
@@ -28,7 +28,7 @@ def _operators(name: str) -> tuple[Callable[[Operand, Value], Operand], Callable
 
 
 class Operand:
-    """A tensor or scalar of a model that is being built: an input, a constant or the result of an operation.
+    """A tensor or scalar of an unfinished model: an input, a constant or the result of an operation.
 
     Methods of a `ModelBuilder` return operands, and take those of the same builder. ``+ - * /`` and the unary ``-`` add
     ADD, SUB, MUL, DIV and NEG; the other side may be an array, a list or a number, which takes the type of the
@@ -41,11 +41,11 @@ class Operand:
         (2, 3)
     """
 
-    __array_ufunc__ = None  # an array on the left leaves the operator to the operand on the right
+    __array_ufunc__ = None  # With None, an array on the left leaves the operator to the operand on the right.
     __slots__ = ("_builder", "_index")
 
     def __init__(self, builder: ModelBuilder, index: int) -> None:
-        """Use `ModelBuilder.input` and its like."""
+        """Use `ModelBuilder.input` or another method of the builder instead."""
         self._builder = builder
         self._index = index
 
@@ -56,23 +56,23 @@ class Operand:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The dimensions; 0 for one that only a run knows, ``()`` for a scalar or a rank that only a run knows."""
+        """The dimensions: 0 for a size that only a run knows, ``()`` for a scalar or an unknown rank."""
         return self._builder.describe(self._index).dimensions
 
     @property
     def dtype(self) -> np.dtype[Any] | None:
-        """NumPy type of the stored values; None for a model and for types of extensions."""
+        """The NumPy type of the stored values; None for a model and for types of extensions."""
         info = OPERANDS.get(self.type)
         return None if info is None else info.dtype
 
     @property
     def scale(self) -> float:
-        """The scale of a quantised type: real value = (stored - zero point) x scale; else 0."""
+        """The scale of a quantised type, 0 for others: real value = (stored - zero point) x scale."""
         return self._builder.describe(self._index).scale
 
     @property
     def zero_point(self) -> int:
-        """See `scale`."""
+        """The zero point of a quantised type; see `scale`."""
         return self._builder.describe(self._index).zero_point
 
     @property
@@ -117,13 +117,13 @@ class Operand:
 
 
 Value = Operand | Array | Sequence[Any] | float
-"""A tensor may be given as an operand, or as an array or number that becomes a constant."""
+"""A tensor as an argument: an operand, or an array or number that becomes a constant."""
 
 
 class Output(TypedDict, total=False):
-    """Description of an output where it is not inferred.
+    """The facts about an output that are not inferred.
 
-    ``dimensions``: 0 for unknown ones. ``scale`` and ``zero_point`` are for quantised types.
+    A 0 in ``dimensions`` is an unknown size. ``scale`` and ``zero_point`` are for quantised types.
     """
 
     type: int | None
@@ -133,7 +133,7 @@ class Output(TypedDict, total=False):
 
 
 Outputs = Sequence[Output] | None
-"""The outputs of an operation that has several: each as far as it is not inferred."""
+"""The facts about each output of an operation with several outputs."""
 
 
 def _is_value(value: object) -> bool:

@@ -12,13 +12,13 @@ from ..errors import InvalidArgument
 from .dimensions import element_count
 
 BASE_MAXIMUM = 0xFFFF
-"""Codes above it carry an extension's prefix in their high 16 bits."""
+"""Largest code of NNAPI's own types; a larger code has an extension's prefix in its high 16 bits."""
 
 _SIZE_LIMIT = 2**32 - 1
 
 
 class HalVersion(enum.IntEnum):
-    """Version of the device interface that a model is written for."""
+    """The version of the device interface that a model is written for."""
 
     V1_0 = 10
     V1_1 = 11
@@ -27,7 +27,7 @@ class HalVersion(enum.IntEnum):
 
 
 class OperandType(enum.IntEnum):
-    """Type of an operand; the values are those of the wire."""
+    """The type of an operand, with the number that messages carry."""
 
     FLOAT32 = 0
     INT32 = 1
@@ -54,12 +54,12 @@ class OperandInfo(Struct, frozen=True):
 
     Attributes:
         short: Name in signatures.
-        since: First HAL version that knows it.
-        dtype: NumPy type of an element in memory. Booleans are ``uint8``: any byte but 0 is true, which is not a
-            legal ``bool_`` array. None where the service defines the contents.
-        is_scalar: Rank 0, as opposed to a tensor.
-        scale: "zero", "non-negative", "positive" or "any".
-        zero_points: Smallest and largest zero point, None for any.
+        since: First HAL version with the type.
+        dtype: NumPy type of an element in memory; None where the service defines the contents. Booleans are
+            ``uint8``, since any byte but 0 is true, which ``bool_`` does not allow.
+        is_scalar: True for scalars, False for tensors.
+        scale: Rule for the scale: "zero", "non-negative", "positive" or "any".
+        zero_points: Smallest and largest zero point; None for any.
     """
 
     type: OperandType
@@ -72,7 +72,7 @@ class OperandInfo(Struct, frozen=True):
 
     @property
     def element_size(self) -> int:
-        """Bytes per element, 0 when not defined here."""
+        """Bytes per element; 0 where the service defines the contents."""
         return 0 if self.dtype is None else self.dtype.itemsize
 
     @property
@@ -114,7 +114,7 @@ OPERANDS: dict[int, OperandInfo] = {
         _row(_T.TENSOR_OEM_BYTE, "OEM8", _H.V1_0, "u1", False, "any", None),
     )
 }
-"""Every operand type that is not an extension's, by code."""
+"""NNAPI's operand types, by code."""
 
 
 def is_extension(code: int) -> bool:
@@ -137,7 +137,7 @@ def checked_type(type: int) -> int:
 
 
 def operand_info(code: int) -> OperandInfo:
-    """Return the row of an operand type; `InvalidArgument` if the code is unknown or an extension's."""
+    """Return the row of an operand type; `InvalidArgument` for an unknown code or a type of an extension."""
     try:
         return OPERANDS[code]
     except KeyError:
@@ -151,7 +151,7 @@ def operand_nbytes(code: int, dimensions: tuple[int, ...]) -> int:
         dimensions: ``()`` for scalars and for tensors of unknown rank; 0 is an unknown dimension.
 
     Returns:
-        Bytes; 0 when the size is unknown or defined elsewhere.
+        Bytes; 0 when the size is unknown or defined by an extension.
 
     Raises:
         InvalidArgument: The type is unknown, the rank too high, or the size does not fit in 32 bits.
@@ -159,7 +159,7 @@ def operand_nbytes(code: int, dimensions: tuple[int, ...]) -> int:
     info = operand_info(code)
     if info.is_scalar:
         return info.element_size
-    least = info.element_size * element_count([size or 1 for size in dimensions])  # an unknown size is at least 1
+    least = info.element_size * element_count([size or 1 for size in dimensions])  # An unknown size is at least 1.
     if least > _SIZE_LIMIT:
         raise InvalidArgument(f"{info.type.name} of dimensions {list(dimensions)} is larger than 2^32-1 bytes")
     return least if dimensions and 0 not in dimensions else 0

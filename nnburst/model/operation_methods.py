@@ -1,8 +1,8 @@
 """Methods of `ModelBuilder`, one for each row of the operation table: `b.mean(x, [1, 2])`.
 
-Written by `make tables` (docs/operation_methods.py); a test compares the two. A method takes the inputs of the
-operation under the names of its row. Tensors are operands, arrays, lists or numbers; where the row asks for a scalar,
-a number becomes one of its type; an input that may be omitted is None.
+`make tables` (docs/operation_methods.py) generates this module; a test compares the two. A method takes the inputs of
+the operation under the names of its row. A tensor may be an operand, an array, a list or a number. Where the row asks
+for a scalar, a number becomes one of its type. An input that may be omitted can be None.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Maybe = Value | None
 
 
 class OperationMethods:
-    """The methods that are made from the table; `ModelBuilder` adds the others."""
+    """The methods of `ModelBuilder` that are generated from the operation table."""
 
     _one: Callable[..., Operand]
     _several: Callable[..., tuple[Operand, ...]]

@@ -1,4 +1,4 @@
-"""Operation codes."""
+"""Codes of operations, activations and paddings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .operand_types import HalVersion, is_extension
 
 
 class FusedActivation(enum.IntEnum):
-    """Function applied to the result of an operation that has an activation input."""
+    """The function that an operation with an activation input applies to its result."""
 
     NONE = 0
     RELU = 1
@@ -18,14 +18,14 @@ class FusedActivation(enum.IntEnum):
 
 
 class PaddingScheme(enum.IntEnum):
-    """Implicit padding: SAME keeps ceil(size / stride), VALID adds nothing."""
+    """Implicit padding: SAME makes the output ceil(size / stride), VALID adds nothing."""
 
     SAME = 1
     VALID = 2
 
 
 class OperationType(enum.IntEnum):
-    """Code of an operation; the values are those of the wire."""
+    """The code of an operation, with the number that messages carry."""
 
     ADD = 0
     AVERAGE_POOL_2D = 1
@@ -141,7 +141,7 @@ _FIRST_CODE_OF_VERSION = (
 
 
 def operation_since(operation: OperationType) -> HalVersion:
-    """Return the first HAL version that has an operation; codes were handed out version by version."""
+    """Return the first HAL version with an operation; codes ascend from version to version."""
     if operation is OperationType.OEM_OPERATION:
         return HalVersion.V1_0
     return next(version for first, version in _FIRST_CODE_OF_VERSION if operation >= first)

@@ -1,4 +1,4 @@
-"""A row of the operation table, and one operation seen through the names of its row.
+"""Rows of the operation table, and views of operations, which give access to inputs by the row's names.
 
 Validation, the builder and devices ask the same questions ("dimensions of x", "value of stride_w") at different times;
 the view answers with the values that are known at that time.
@@ -17,11 +17,11 @@ from .types import Array, Lifetime, OperandDesc, Operation, SymmPerChannelQuantP
 
 
 class UnknownYet(InvalidArgument):
-    """Raised while a value or shape that the answer depends on is not yet known."""
+    """The exception for an answer that depends on a value or shape that is not yet known."""
 
 
 class OutputSpec(Struct, frozen=True):
-    """The output of an operation. A quantisation of None is left to the output operand."""
+    """An inferred output of an operation. If its quantisation is None, the output operand decides."""
 
     type: OperandType
     dimensions: tuple[int, ...]
@@ -30,7 +30,7 @@ class OutputSpec(Struct, frozen=True):
 
 
 class Param(Struct, frozen=True):
-    """An input of a form."""
+    """One input in an input list."""
 
     name: str
     kinds: tuple[tuple[str, HalVersion], ...]
@@ -47,16 +47,15 @@ class Signature(Struct, frozen=True):
 
     Attributes:
         forms: Every accepted input list, options expanded.
-        types: Data types that T may be, with the first version that has them.
+        types: Data types for T, with the first version that has each.
         outputs: Every accepted output list, options expanded.
-        infer: Computes the outputs from the inputs; raises `InvalidArgument` when they do not fit together.
+        infer: Function from the inputs to the outputs; raises `InvalidArgument` when the inputs do not fit together.
         ranks: Smallest and largest rank of an input, by name; checked once the rank is known.
-        output_quantisation: Quantisation of the first output: the name of an input with the same, a mapping type →
-            (scale, zero point), or None for any.
+        output_quantisation: Quantisation of the first output: the name of an input that has the same, a mapping
+            {type: (scale, zero point)}, or None for any.
         check: Further rules on the operands of a model, or None.
-        zero_sized: True if inputs may have a dimension that really is 0.
-        measured: True if the sizes of the outputs depend on the values of the inputs, so that a device finds them by
-            computing.
+        zero_sized: True if a dimension of an input may really be 0.
+        measured: True if sizes of outputs depend on the values of inputs, so that only a run finds them.
     """
 
     forms: tuple[tuple[Param, ...], ...]
@@ -71,7 +70,7 @@ class Signature(Struct, frozen=True):
 
 
 class Match(Struct, frozen=True):
-    """The way that an operation's inputs fill a form: names to positions in ``operation.inputs``."""
+    """An input list that an operation's inputs fit, with the positions in ``operation.inputs`` of each name."""
 
     data_type: OperandType
     positions: Mapping[str, tuple[int, ...]]
@@ -79,11 +78,11 @@ class Match(Struct, frozen=True):
 
 
 class OperationView:
-    """An operation with its operands by name.
+    """An operation that gives access to its operands by name.
 
     Attributes:
-        match: How the inputs fill the signature.
-        partial: True if 0 in `dims` is a dimension that is not known yet, rather than a real zero size.
+        match: The input list of the signature that the inputs fit.
+        partial: True if a 0 in `dims` is an unknown dimension, False if it is a real size.
     """
 
     partial = True
@@ -104,7 +103,7 @@ class OperationView:
 
     @property
     def data_type(self) -> OperandType:
-        """T of the signature."""
+        """The operand type for T of the signature."""
         return self.match.data_type
 
     @property
@@ -115,7 +114,7 @@ class OperationView:
         return self.operation.inputs[self.match.positions[name][which]]
 
     def count(self, name: str) -> int:
-        """Return the number of inputs of a name: 0 for an option that is not in the list."""
+        """Return the number of inputs with a name; 0 for an option that is not in the list."""
         return len(self.match.positions.get(name, ()))
 
     def operand(self, name: str, which: int = 0) -> OperandDesc:
@@ -125,11 +124,11 @@ class OperationView:
         return self._operands[self.operation.outputs[which]]
 
     def given(self, name: str) -> bool:
-        """Return True if an input is in the list and has a value."""
+        """Return True if the input is in the list and not omitted."""
         return self.count(name) > 0 and self.operand(name).lifetime != Lifetime.NO_VALUE
 
     def dims(self, name: str, which: int = 0) -> tuple[int, ...]:
-        """Return an input's dimensions; `UnknownYet` if the rank is not known."""
+        """Return the dimensions of an input; `UnknownYet` if the rank is unknown."""
         operand = self.operand(name, which)
         dims = self._dims_of(self.index(name, which))
         if not dims and not operand.is_scalar:
@@ -143,14 +142,14 @@ class OperationView:
         return None if self._known is None else self._known(index)
 
     def value(self, name: str) -> Array:
-        """Return the stored value of an input; `UnknownYet` if it is computed later, or supplied by the request."""
+        """Return the stored value of an input; `UnknownYet` if only the request or a run has it."""
         value = self._value_of(self.index(name))
         if value is None:
             raise UnknownYet(f"the value of {name} is not known")
         return value
 
     def integer(self, name: str, default: int = 0, *, least: int | None = None) -> int:
-        """Return an integer or boolean scalar input, at least `least`, or the default if it is not in the list."""
+        """Return an integer or boolean scalar input, or its default; `InvalidArgument` if it is below `least`."""
         number = int(self.value(name).reshape(-1)[0]) if self.count(name) else default
         if least is not None and number < least:
             raise InvalidArgument(f"{name} is {number}; it must be at least {least}")
@@ -160,30 +159,30 @@ class OperationView:
         return [int(number) for number in self.value(name).reshape(-1)]
 
     def number(self, name: str, default: float = 0.0) -> float:
-        """Return a floating point scalar input, or the default if it is not in the list."""
+        """Return a floating point scalar input, or its default."""
         return float(self.value(name).reshape(-1)[0]) if self.count(name) else default
 
     def axes(self, name: str, rank: int) -> tuple[int, ...]:
-        """Return the elements of a tensor of axes, counted from the front, ascending, each once."""
+        """Return the axes in a tensor input: counted from the front, ascending, each once."""
         axes = self.integers(name)
         if any(not -rank <= axis < rank for axis in axes):
             raise InvalidArgument(f"{name} {axes} are not all axes of rank {rank}")
         return tuple(sorted({axis % rank for axis in axes}))
 
     def axis(self, name: str, rank: int) -> int:
-        """Return an axis counted from the front, the last one if it is not in the list."""
+        """Return an axis, counted from the front; the last axis by default."""
         axis = self.integer(name, -1)
         if not -rank <= axis < rank:
             raise InvalidArgument(f"{name} {axis} is not an axis of rank {rank}")
         return axis % rank
 
     def infer(self) -> tuple[OutputSpec, ...]:
-        """Compute the outputs; `UnknownYet` while a value that decides their shape is not known."""
+        """Infer the outputs; `UnknownYet` while a value that decides their shape is unknown."""
         specs, count = self.row.infer(self), len(self.operation.outputs)
         return specs[:count] if count else specs
 
     def check_ranks(self) -> None:
-        """Check the known ranks of the inputs, on which `infer` relies."""
+        """Check the known ranks of the inputs; `infer` relies on this check."""
         for name, (least, most) in self.row.ranks.items():
             for which in range(self.count(name)):
                 rank = len(self.operand(name, which).dimensions)
@@ -192,7 +191,7 @@ class OperationView:
                     raise InvalidArgument(f"{name} has rank {rank}; it must be {wanted}")
 
     def check(self) -> None:
-        """Check ranks and quantisation (the part of V8 that concerns values of operands)."""
+        """Check ranks and quantisation: the part of rule V8 about operands."""
         self.check_ranks()
         self._check_output_quantisation()
         if self.row.check is not None:
@@ -211,7 +210,7 @@ class OperationView:
             )
 
     def output_quantisation(self) -> tuple[float | None, int | None]:
-        """Return the (scale, zero point) that the operation prescribes for its output, or (None, None)."""
+        """Return the prescribed (scale, zero point) of the output, or (None, None)."""
         rule = self.row.output_quantisation
         if not self.info.is_quantised:
             return None, None

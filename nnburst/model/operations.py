@@ -1,8 +1,8 @@
-"""The operation table: one row per operation, and the view of an operation through its row.
+"""The operation table, with one row per operation, and views of operations through their rows.
 
-A row has all facts of an operation that do not depend on a device: its first version, inputs, outputs, data types and
-the inference of output shapes. To add an operation, add its code to `operation_types.py`, its row to the family in
-`rows/` and its kernel to the reference device.
+A row has all facts about an operation that do not depend on a device: its first version, inputs, outputs, data types
+and the inference of output shapes. To add an operation, add its code to `operation_types.py`, its row to the family
+in `rows/` and its kernel to the reference device.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def view_operation(
     """Match an operation with its signature.
 
     Args:
-        value_of: Returns an operand's stored value if it is known.
+        value_of: Function that returns the stored value of an operand, if known.
         with_outputs: See `match_signature`.
 
     Returns:
-        The view, or None for an operation without a signature: OEM_OPERATION, and those of extensions.
+        The view; None for an operation without a signature: OEM_OPERATION, or an operation of an extension.
 
     Raises:
         InvalidArgument: The operation does not fit its signature.

@@ -1,4 +1,4 @@
-"""Cutting a model into parts for several devices."""
+"""Partitioning: cutting a model into parts for several devices."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _COMPUTED = (Lifetime.TEMPORARY_VARIABLE, Lifetime.SUBGRAPH_OUTPUT)
 
 
 class Part(Struct, frozen=True):
-    """Operations of a model that one device runs, one after the other, as a model of their own.
+    """The operations of a model that one device runs one after the other, as a separate model.
 
     Attributes:
         device: The device, as the caller numbers devices.
-        operations: Their indexes in the main subgraph, in the order in which they run.
-        model: The part. Its constants are where they are in the whole model.
+        operations: Indexes of the operations in the main subgraph, in running order.
+        model: The part as a model. Its constants are in the same places as the whole model's.
         inputs: Operands of the main subgraph, one per input of `model`.
         outputs: Operands of the main subgraph, one per output of `model`.
     """
@@ -36,9 +36,9 @@ class Part(Struct, frozen=True):
 
 
 def cut(model: Model, chosen: Sequence[int]) -> tuple[Part, ...]:
-    """Cut a valid model greedily into few parts that run in order.
+    """Cut a valid model greedily into few parts, and return them in running order.
 
-    Control flow stays whole: IF and WHILE are operations like others, with the subgraphs that they refer to.
+    An IF or WHILE stays whole: its subgraphs belong to the same part.
 
     Args:
         chosen: The device of each operation of the main subgraph.
@@ -57,7 +57,7 @@ def cut(model: Model, chosen: Sequence[int]) -> tuple[Part, ...]:
 
     while waiting:
         device, group = next(chosen[n] for n in waiting if able(n)), []
-        for n in waiting:  # in execution order: what an operation needs comes before it
+        for n in waiting:  # They are in execution order, so an operation's inputs come before it.
             if chosen[n] == device and able(n):
                 group.append(n)
                 done.add(n)
@@ -119,21 +119,21 @@ def _part(model: Model, device: int, group: Sequence[int], writer: dict[int, int
 
 
 def has_known_size(operand: OperandDesc) -> bool:
-    """Return True if the bytes of an operand are known before a run."""
+    """Return True if the size of an operand in bytes is known before a run."""
     if operand.type not in OPERANDS or operand_info(operand.type).dtype is None:
         return False
     return operand_info(operand.type).is_scalar or is_fully_specified(operand.dimensions)
 
 
 def regions(sizes: Sequence[int], lives: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], int]:
-    """Place values in one pool so that those that live at the same time do not overlap.
+    """Place values in one pool so that values that live at the same time do not overlap.
 
     Args:
         sizes: Bytes of each value.
         lives: First and last step of each value, ordered by first step.
 
     Returns:
-        Offsets, multiples of 64, and the bytes of the pool.
+        The offsets, which are multiples of 64, and the size of the pool in bytes.
     """
     offsets: list[int] = []
     for k, (first, _) in enumerate(lives):

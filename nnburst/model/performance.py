@@ -10,13 +10,13 @@ from .rows import OPERATIONS, recurrent
 from .types import Capabilities, Lifetime, Model, Operation, Subgraph
 
 NEVER = 3.4028234663852886e38
-"""Cost of a type of which nothing is known: the largest float32."""
+"""Cost of an operand type that the device says nothing about: the largest float32."""
 _ELEMENT = 16
-"""Multiplications and additions of a matrix product that take as long as one that goes element by element."""
+"""Multiplications and additions of a matrix product that take as long as one of an elementwise operation."""
 _PRODUCTS = {kind for kind, row in OPERATIONS.items() if {"filter", "bias"} <= {param.name for param in row.forms[0]}}
-"""Operations of x, a filter and a bias."""
+"""Operations with the inputs x, a filter and a bias."""
 _CELLS = recurrent.ROWS.keys()
-"""Operations that multiply a row for each step by all their matrices."""
+"""Recurrent operations, which multiply a row by all their matrices in each step."""
 _FLOATS = {OperandType.TENSOR_FLOAT32: "relaxed_tensor", OperandType.FLOAT32: "relaxed_scalar"}
 
 
@@ -27,19 +27,19 @@ def operation_cost(
     capabilities: Capabilities,
     branches: dict[int, float] | None = None,
 ) -> float:
-    """Return the cost of one operation: its work, in the type of its first operand, and its fixed overhead.
+    """Return the cost of one operation: its work in the type of its first operand, plus its fixed overhead.
 
-    An IF costs in addition the mean of its branches, a WHILE its condition and its body once.
+    An IF also costs the mean of its branches, a WHILE one run of its condition and its body.
 
     Args:
-        branches: Known costs of referenced subgraphs, by number; more are added. Each is computed once,
-            however many operations refer to it.
+        branches: Known costs of referenced subgraphs, by number. The function adds new ones, so that each is
+            computed once, however many operations refer to it.
     """
     known_branches = {} if branches is None else branches
 
     def branch(position: int) -> float:
         wanted = graph.operands[operation.inputs[position]].location.offset
-        todo = [wanted]  # innermost last, however deep: a valid model has no circles
+        todo = [wanted]  # The innermost subgraph comes last. A valid model has no cycles.
         while wanted not in known_branches:
             inner = model.referenced[todo[-1]]
             refers = (each.location.offset for each in inner.operands if each.lifetime == Lifetime.SUBGRAPH)

@@ -1,4 +1,4 @@
-"""The source of pools for constants."""
+"""The source of memory pools for large constants."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ if TYPE_CHECKING:
     from .types import MemoryLike
 
 PoolFactory = Callable[[int], "MemoryLike"]
-"""Makes a writable memory of so many bytes for the large constants of a model."""
+"""A function that returns writable memory of a size in bytes, for large constants of a model."""
 
 _given: list[PoolFactory] = []
 
 
 def provide_pools(factory: PoolFactory) -> None:
-    """Set the function that makes pools of large constants.
+    """Set the function that makes pools for large constants.
 
-    The package calls this when it is imported: describing and checking models needs neither the C core nor
-    shared memory.
+    The package calls this when it is imported. Without it, models can be described and checked without the C core
+    and shared memory.
     """
     _given[:] = [factory]
 
 
 def make_pool(nbytes: int) -> MemoryLike:
-    """Return a memory for constants of so many bytes."""
+    """Return memory for constants, of a size in bytes."""
     return _given[0](nbytes)

@@ -1,4 +1,4 @@
-"""Options and results of an execution, beside its arguments."""
+"""Options and results of an execution."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import ErrorStatus, NNBurstError, OutputShape
 from .types import NO_TIMING, MeasureTiming, Timing
 
 ExecutionResult = tuple[ErrorStatus, tuple[OutputShape, ...], Timing]
-"""(status, one shape per output or empty, timing). A `Failure` says more."""
+"""The result of an execution: status, one shape per output or none, timing. A `Failure` adds a reason."""
 
 Nanoseconds = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -21,7 +21,7 @@ class RunOptions(Struct, frozen=True):
     """Options of an execution.
 
     Attributes:
-        measure: True if `Timing` is filled.
+        measure: True to measure the `Timing`.
         deadline_ns: Absolute CLOCK_MONOTONIC nanoseconds, 0 for none.
         loop_timeout_ns: Longest duration of a WHILE loop, 0 for the default of 2 s.
     """
@@ -32,7 +32,7 @@ class RunOptions(Struct, frozen=True):
 
 
 class Failure(tuple[ErrorStatus, tuple[OutputShape, ...], Timing]):
-    """An `ExecutionResult` with a reason.
+    """An `ExecutionResult` with the reason for the failure.
 
     Attributes:
         reason: A sentence, for people.
@@ -47,9 +47,9 @@ class Failure(tuple[ErrorStatus, tuple[OutputShape, ...], Timing]):
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Convert an exception to the client's result. Only this function turns exceptions into statuses.
+    """Convert an exception to the result that the client gets; no other function does this.
 
-    The status is the error's own, if that may be sent; RESOURCE_EXHAUSTED_TRANSIENT for lack of memory; else
+    The status is the exception's own, if that may be sent; RESOURCE_EXHAUSTED_TRANSIENT for lack of memory; else
     GENERAL_FAILURE.
     """
     if isinstance(error, NNBurstError):
@@ -60,12 +60,12 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def took_too_long(reason: str, max_run: float) -> str:
-    """Return the reason for a run that exceeded its service's limit of seconds."""
+    """Return a sentence for a run that exceeded its service's time limit, in seconds."""
     return f"{reason}; this service ends a run after {max_run:g} s (nnburst serve --max-run, launch(max_run=...))"
 
 
 def _sendable(status: ErrorStatus) -> ErrorStatus:
-    """Return a status as a client may get it: only a surviving side can report the other's death."""
+    """Return a status, or GENERAL_FAILURE for one that is never sent, such as the death of the other side."""
     return status if status <= ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT else ErrorStatus.GENERAL_FAILURE
 
 
@@ -74,8 +74,8 @@ def consistent_result(
 ) -> ExecutionResult:
     """Drop the parts that a result must not have (REQ-MODEL-077).
 
-    OUTPUT_INSUFFICIENT_SIZE without shapes is a general failure, and so is NONE with an output that was too small.
-    Other errors lose their shapes, every error loses its times, and so do times that contradict each other.
+    OUTPUT_INSUFFICIENT_SIZE without shapes becomes a general failure, and so does NONE with an output that was too
+    small. Other errors lose their shapes. Errors lose their times, and so do results with contradictory times.
     """
     status = _sendable(status)
     if status is ErrorStatus.NONE and all(shape.is_sufficient for shape in shapes):
@@ -89,5 +89,5 @@ def consistent_result(
 
 
 def reason_of(result: ExecutionResult) -> str:
-    """Return the reason that an execution failed; empty if unknown."""
+    """Return the reason for which an execution failed; empty if unknown."""
     return result.reason if isinstance(result, Failure) else ""

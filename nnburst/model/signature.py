@@ -1,14 +1,14 @@
-"""A small language for the input lists of operations, and matching an operation against it (rule V8).
+"""A small language for the input lists of operations, and the matching of operations with it (rule V8).
 
-A form is written so: names with kinds in order, ``[ ]`` around trailing options::
+An input list is written as names with kinds, in order, with ``[ ]`` around trailing options::
 
     x:T filter:W bias:B scheme:i32 stride_w:i32 stride_h:i32 act:i32 [nchw:bool@1.2 [dilation_w:i32 dilation_h:i32]]
 
-Kinds: ``T`` the row's data type; ``any`` every type; a kind of `_FOLLOWS`, which depends on T (``fx`` a float scalar,
-``W`` a filter, ``B`` a bias …); otherwise the short names of the operand table, ``|`` between alternatives. ``T+`` is
-one or more, ``T*`` none or more, ``@1.2`` the first version of an option or type, ``I32?`` an input that may be omitted
-(present in the list, but without a value), ``x/2-4:T`` one whose rank is 2 to 4. Output lists are written in the same
-way; ``out:T=x`` is quantised like x.
+Kinds are: ``T`` the row's data type; ``any`` every type; a kind of `_FOLLOWS`, which depends on T (``fx`` a float
+scalar, ``W`` a filter, ``B`` a bias …); otherwise short names of the operand table, with ``|`` between alternatives.
+``T+`` is one input or more, ``T*`` none or more, ``@1.2`` the first version of an option or type, ``I32?`` an input
+that may be omitted (in the list, but without a value), ``x/2-4:T`` an input of rank 2 to 4. Output lists look alike;
+``out:T=x`` is quantised like x.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _FOLLOWS: dict[str, Mapping[OperandType, tuple[OperandType, ...]]] = {
     "delta": {_T.TENSOR_QUANT16_ASYMM: _QUANT8},
     "cast": dict.fromkeys((*_CASTS,), _CASTS),
 }
-"""Kinds that depend on T: its row gives the types, and T itself where there is none."""
+"""Types of the kinds that depend on T, by T; T itself where no row exists."""
 
 
 def _accepts(param: Param, operand_type: int, data_type: OperandType | None, version: HalVersion) -> bool:
@@ -117,7 +117,7 @@ def signature(
 ) -> Signature:
     """Build a table row from text: input lists, data types such as ``"F32 F16@1.2 Q8"``, output lists.
 
-    The module's docstring has the language, `Signature` the rest.
+    The module's docstring explains the language, `Signature` the options.
     """
     kinds = [_kinds(word)[0] for word in types.split()]
     inputs, results = _expand_all(forms), _expand_all(outputs)
@@ -139,7 +139,7 @@ def _expand_all(texts: str | Sequence[str]) -> tuple[tuple[Param, ...], ...]:
 
 
 def _spread(form: tuple[Param, ...], count: int) -> list[Param] | None:
-    """Return one parameter per input, repeating the variadic one, or None if the count cannot fit."""
+    """Repeat the variadic parameter until each input has one; return None if the count cannot fit."""
     many = next((param for param in form if param.variadic), None)
     extra = count - len(form)
     if many is None or extra == 0:
@@ -160,13 +160,13 @@ def match_signature(
     *,
     with_outputs: bool = True,
 ) -> Match:
-    """Find the form that an operation's inputs fill, and check count and types of its outputs.
+    """Return the input list that an operation's inputs fit, after a check of its outputs' number and types.
 
     Args:
-        with_outputs: True if the outputs are there already (they are not while a builder infers them).
+        with_outputs: False if the outputs do not exist yet, while a builder infers them.
 
     Raises:
-        InvalidArgument: No form fits; the message names the nearest form.
+        InvalidArgument: No input list fits; the message names the nearest one.
     """
     types = [operands[index].type for index in operation.inputs]
     problems: list[tuple[int, str]] = [(-1, f"{len(types)} inputs, but it takes {_counts(row)}")]
@@ -192,7 +192,7 @@ def _counts(row: Signature) -> str:
 
 
 def _data_type(spread: list[Param], types: list[int]) -> OperandType | None:
-    """Return the type of the first input that the signature declares with the type variable T."""
+    """Return the type of the first input whose kind is T."""
     for param, operand_type in zip(spread, types, strict=True):
         if param.kinds[0][0] == "T":
             return OperandType(operand_type) if operand_type in OPERANDS else None

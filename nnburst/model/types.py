@@ -33,7 +33,7 @@ class MemoryLike(Protocol):
 
 
 class Lifetime(enum.IntEnum):
-    """The place where an operand's value lives."""
+    """The place of an operand's value."""
 
     TEMPORARY_VARIABLE = 0
     SUBGRAPH_INPUT = 1
@@ -45,7 +45,7 @@ class Lifetime(enum.IntEnum):
 
 
 class ExecutionPreference(enum.IntEnum):
-    """The aim of a compilation."""
+    """The goal of a compilation."""
 
     LOW_POWER = 0
     FAST_SINGLE_ANSWER = 1
@@ -53,7 +53,7 @@ class ExecutionPreference(enum.IntEnum):
 
 
 class Priority(enum.IntEnum):
-    """Relative priority of a prepared model's executions."""
+    """The relative priority of a prepared model's executions."""
 
     LOW = 0
     MEDIUM = 1
@@ -101,8 +101,8 @@ class SymmPerChannelQuantParams(Struct, frozen=True):
 
 
 MAX_OPERANDS = 65536
-"""Operands, operations, names or arguments in one model or request."""
-# What a message may hold is limited before it is decoded, so that a short one cannot make much of itself.
+"""Largest number of operands, operations, names or arguments in one model or request."""
+# These limits hold before a message is decoded: a short one cannot demand much memory.
 _Dimensions = Annotated[tuple[int, ...], msgspec.Meta(max_length=64)]
 _Indexes = Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
 
@@ -110,9 +110,9 @@ _Indexes = Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_OPERANDS)]
 class OperandDesc(Struct, frozen=True):
     """A value of a subgraph.
 
-    ``type`` is an `OperandType` value or an extension type above 0xFFFF. ``dimensions``: 0 is an unspecified
-    dimension, ``()`` on a tensor an unspecified rank. ``extra_params`` belongs to
-    TENSOR_QUANT8_SYMM_PER_CHANNEL (`SymmPerChannelQuantParams`) and to extension types (bytes).
+    ``type`` is an `OperandType` value or an extension type above 0xFFFF. In ``dimensions``, 0 is an unspecified
+    size; ``()`` is an unspecified rank of a tensor. ``extra_params`` belongs to TENSOR_QUANT8_SYMM_PER_CHANNEL
+    (`SymmPerChannelQuantParams`) and to extension types (bytes).
     """
 
     type: int
@@ -126,13 +126,13 @@ class OperandDesc(Struct, frozen=True):
 
     @property
     def is_scalar(self) -> bool:
-        """True if the type is known to have rank 0."""
+        """True if the type is a known scalar type."""
         info = OPERANDS.get(self.type)
         return info is not None and info.is_scalar
 
     @property
     def meaning(self) -> tuple[Any, ...]:
-        """The facts that give an operand's bytes their meaning; equal if two operands' bytes mean the same."""
+        """The facts that give an operand's bytes their meaning; equal for two operands whose bytes mean the same."""
         return self.type, self.scale, self.zero_point, self.extra_params
 
 
@@ -162,8 +162,8 @@ class Model(Struct, frozen=True):
         operand_values: Values of CONSTANT_COPY operands of all subgraphs.
         pools: Pools of CONSTANT_REFERENCE operands of all subgraphs.
         relax_computation_float32_to_float16: Allow the precision of float16 for float32.
-        extension_name_to_prefix: A number for each extension that is used.
-        input_names, output_names: For people, and `Session.run`; none, or one for each input or output of `main`.
+        extension_name_to_prefix: A number for each extension that the model uses.
+        input_names, output_names: Names for `Session.run`: none, or one for each input or output of `main`.
 
     Example:
         >>> model.input_names, len(model.main.operations)
@@ -181,7 +181,7 @@ class Model(Struct, frozen=True):
 
 
 class RequestArgument(Struct, frozen=True):
-    """The place of one input or output of a request; ``dimensions`` empty means "as in the model"."""
+    """The place of one input or output of a request. Empty ``dimensions`` stand for the model's."""
 
     has_no_value: bool = False
     location: DataLocation = DataLocation()
@@ -189,7 +189,7 @@ class RequestArgument(Struct, frozen=True):
 
 
 class BufferDesc(Struct, frozen=True):
-    """Wishes for a driver-managed buffer beyond its roles; dimensions combine with theirs."""
+    """A description of a driver-managed buffer. Its dimensions are combined with those of the buffer's roles."""
 
     dimensions: tuple[int, ...] = ()
 
@@ -206,7 +206,7 @@ class BufferRole(Struct, frozen=True):
 
 
 class BufferId(Struct, frozen=True):
-    """A driver-managed buffer as a pool of a request; used whole: offset and length of its arguments are 0."""
+    """A driver-managed buffer as a pool of a request. It is used whole: its argument has offset and length 0."""
 
     id: int
 
@@ -218,13 +218,13 @@ _Position = Annotated[int, msgspec.Meta(ge=0, lt=MAX_OPERANDS)]
 class Steps(Struct, frozen=True):
     """A pool of a request that runs its model several times, one step after the other.
 
-    The region of an argument then contains the values of all steps in order; its dimensions are those of one step.
+    The region of an argument contains the values of all steps in order; its dimensions are those of one step.
 
     Attributes:
         count: Number of steps.
-        state: Pairs of positions (output, input): the next step reads the output of a step as the input.
-            Both are driver-managed buffers: the first step reads the input's; the output's gets the last step's
-            result, once all have succeeded. No other argument is in a buffer.
+        state: Pairs of positions (output, input): the next step reads the output of a step as its input.
+            Both are driver-managed buffers. The first step reads the input's buffer; the output's buffer gets the
+            last step's result once all steps have succeeded. No other argument is in a buffer.
     """
 
     count: Annotated[int, msgspec.Meta(ge=1, le=MOST_STEPS)]
@@ -232,11 +232,11 @@ class Steps(Struct, frozen=True):
 
 
 Named = BufferId | Steps
-"""Pools of a request, and so slots of a burst, that are no memory."""
+"""Pools of a request, or slots of a burst, that are no memory."""
 
 
 class Request(Struct, frozen=True):
-    """Arguments of one execution, or of several steps. ``location.pool_index`` of an argument indexes ``pools``."""
+    """The arguments of one execution, or of several steps. Their ``location.pool_index`` refers to ``pools``."""
 
     inputs: tuple[RequestArgument, ...]
     outputs: tuple[RequestArgument, ...]
@@ -244,7 +244,7 @@ class Request(Struct, frozen=True):
 
     @property
     def steps(self) -> Steps | None:
-        """The `Steps` among the pools; None: the model runs once."""
+        """The `Steps` among the pools; None if the model runs once."""
         return next((pool for pool in self.pools if isinstance(pool, Steps)), None)
 
 
@@ -259,7 +259,7 @@ NO_TIMING = Timing()
 
 
 class PerformanceInfo(Struct, frozen=True):
-    """Cost relative to a CPU baseline of 1; smaller is better, always > 0."""
+    """The cost relative to a CPU baseline of 1: above 0, smaller is better."""
 
     exec_time: float = 1.0
     power_usage: float = 1.0
@@ -269,8 +269,8 @@ class Capabilities(Struct, frozen=True):
     """A device's declared speed. ``operand_performance`` is sorted by operand type.
 
     Attributes:
-        operation_time: Fixed time of each operation beyond the baseline's, in the unit in which a
-            type's ``exec_time`` is that of a multiplication and addition.
+        operation_time: Fixed time of each operation beyond the baseline's. The unit is the baseline's time for one
+            multiplication and addition, as for ``exec_time`` of a type.
     """
 
     relaxed_scalar: PerformanceInfo = PerformanceInfo()

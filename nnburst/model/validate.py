@@ -1,4 +1,4 @@
-"""Validation of models: rules V1 to V15."""
+"""Validation of models by rules V1 to V15."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ POOL_KINDS = {
     "hardware_buffer_blob": HalVersion.V1_2,
     "hardware_buffer": HalVersion.V1_2,
 }
-"""Kinds of pools with the HAL version that allows them (V14)."""
+"""The first HAL version that allows each kind of pool (V14)."""
 
 _CONSTANT = (Lifetime.CONSTANT_COPY, Lifetime.CONSTANT_REFERENCE)
 _WRITTEN = (Lifetime.TEMPORARY_VARIABLE, Lifetime.SUBGRAPH_OUTPUT)
@@ -40,10 +40,10 @@ _NOWHERE = DataLocation()
 
 
 def validate_model(model: Model, version: HalVersion = HalVersion.V1_3) -> None:
-    """Check a model, as each device does before it answers anything about it.
+    """Check a model. Each device does so before it answers a question about the model.
 
     Args:
-        version: HAL version that the model is written for; anything newer in it is an error (REQ-MODEL-044).
+        version: HAL version of the model; anything newer in the model is an error (REQ-MODEL-044).
 
     Raises:
         InvalidArgument: A rule is violated; the message names the rule and the operand or operation.
@@ -70,7 +70,7 @@ def validate_model(model: Model, version: HalVersion = HalVersion.V1_3) -> None:
 
 @contextlib.contextmanager
 def _at(place: str) -> Iterator[None]:
-    """Prefix the message of an `InvalidArgument` with its place."""
+    """Put the place in front of the message of an `InvalidArgument` from the with block."""
     try:
         yield
     except InvalidArgument as error:

@@ -1,4 +1,4 @@
-"""Device memory, described by its uses: NNAPI's memory domains."""
+"""NNAPI's memory domains: device memory that is described by its uses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _UINT32 = 2**32 - 1
 _CHUNK = 4 << 20
-"""Bytes to copy at a time if neither memory is mapped."""
+"""Bytes that are copied at a time if neither memory is mapped."""
 
 
 class _Role(Struct, frozen=True):
@@ -43,10 +43,10 @@ class _Role(Struct, frozen=True):
 
 
 class MemoryDesc:
-    """The uses of a memory, from which the device chooses its place.
+    """A description of a memory by its uses, from which the device chooses its place.
 
-    Add roles and perhaps dimensions, call `finish`, then `create_memory` as often as you like. Only one thread at a
-    time may build it.
+    Add roles and perhaps dimensions, call `finish`, then `create_memory` any number of times. Only one thread at a
+    time may change a description.
 
     Example:
         >>> with nnburst.launch() as service, nnburst.nnapi.Compilation(model, service) as compilation:
@@ -71,7 +71,7 @@ class MemoryDesc:
         Args:
             compilation: A finished compilation.
             index: Position among the model's inputs.
-            frequency: Likelihood of this use, in (0, 1]; a hint.
+            frequency: Likelihood of this use, in (0, 1], as a hint.
 
         Raises:
             BadState: The description is finished.
@@ -96,7 +96,7 @@ class MemoryDesc:
         if any(other.is_use(compilation, kind, role.index) for other in self._roles):
             raise InvalidArgument(f"{place} of this compilation is among the roles already")
         operand = _operand_of(role)
-        if not is_real(frequency) or not 0 < frequency <= 1:  # also refuses NaN
+        if not is_real(frequency) or not 0 < frequency <= 1:  # NaN is refused, too.
             raise InvalidArgument(f"{place}: frequency {frequency} is not in (0, 1]")
         dimensions = with_role(place, operand, self._operand, self._dimensions)
         self._roles.append(role)
@@ -104,10 +104,10 @@ class MemoryDesc:
         self._dimensions = dimensions
 
     def set_dimensions(self, dimensions: Sequence[int]) -> None:
-        """Set dimensions that the roles leave open. It may be called again for others.
+        """Set dimensions that the roles leave open. Further calls may add more.
 
         Args:
-            dimensions: All dimensions, 0 where still open.
+            dimensions: All dimensions, 0 for those that stay open.
 
         Raises:
             BadState: The description is finished.
@@ -125,11 +125,11 @@ class MemoryDesc:
         self._dimensions = combine_dimensions(self._dimensions, given)
 
     def finish(self) -> None:
-        """End the description.
+        """Finish the description, so that `create_memory` can use it.
 
         Raises:
             InvalidArgument: The description has no role; add one.
-            BadState: It is finished already.
+            BadState: The description is finished already.
         """
         self._check_open()
         if not self._roles:
@@ -139,9 +139,8 @@ class MemoryDesc:
     def create_memory(self) -> DeviceMemory:
         """Return a new memory for these roles.
 
-        A device allocates it if all compilations are for that device. If the device refuses, or there are several
-        devices, shared memory takes its place, provided that no compilation names its devices and all dimensions are
-        known.
+        The device allocates it if all compilations are for one device. If that refuses, or there are several devices,
+        shared memory replaces it, provided that no compilation names its devices and all dimensions are known.
 
         Raises:
             BadState: The description is not finished, or a compilation is closed.
@@ -154,7 +153,7 @@ class MemoryDesc:
         refusal: NNBurstError
         try:
             buffer, memory = self._allocate(), None
-        except (BadState, DeadObject, MissedDeadline):  # no device refused
+        except (BadState, DeadObject, MissedDeadline):  # These errors are no refusal of the device.
             raise
         except NNBurstError as error:
             refusal = error
@@ -174,7 +173,7 @@ class MemoryDesc:
         }
         prepared = [compilation.prepared_model for compilation in compilations]
         buffer = device.allocate(BufferDesc(self._dimensions), prepared, roles["input"], roles["output"])
-        if buffer is None or buffer.id <= 0:  # a third party's device may answer so
+        if buffer is None or buffer.id <= 0:  # A device of another package may return such a buffer.
             raise GeneralFailure(f"{device.name} gave no usable buffer")
         return buffer
 
@@ -190,7 +189,7 @@ class MemoryDesc:
 
 
 class DeviceMemory(OneProcess, Closing):
-    """A buffer of a device, or shared memory in its place, made by `MemoryDesc.create_memory`. Context manager.
+    """A buffer of a device, or shared memory in its place, from `MemoryDesc.create_memory`. Context manager.
 
     It is used whole, and only in the roles that it was described for. Its contents are undefined until `copy_memory`
     or an execution has filled it.
@@ -224,7 +223,7 @@ class DeviceMemory(OneProcess, Closing):
         buffer: Buffer | None,
         memory: Memory | None,
     ) -> None:
-        """Use `MemoryDesc.create_memory`."""
+        """Use `MemoryDesc.create_memory` instead."""
         self._roles = tuple(roles)
         self.operand, self.buffer, self.memory, self.initialised = operand, buffer, memory, False
         self._initial = self.dimensions = dimensions
@@ -248,16 +247,16 @@ class DeviceMemory(OneProcess, Closing):
 
     @property
     def pool(self) -> Memory | BufferId:
-        """The pool that represents it in a request.
+        """The pool that represents the memory in a request.
 
         Raises:
-            BadState: It is closed.
+            BadState: The memory is closed.
         """
         self._check_open()
         place = self._place
         return place if isinstance(place, Memory) else BufferId(place.id)
 
-    # ---- rules of executions ---------------------------------------------------
+    # ---- rules for executions --------------------------------------------------------------------------------
 
     def _check_use(
         self, compilation: Compilation, kind: str, index: int, region: tuple[int, int], dimensions: tuple[int, ...]
@@ -294,10 +293,10 @@ class DeviceMemory(OneProcess, Closing):
             raise GeneralFailure(f"input {index}: the memory's contents have other dimensions: {error}") from None
 
     def _written(self, dimensions: tuple[int, ...] | None) -> None:
-        """Record that an execution or copy has written the memory: the new dimensions, or None if it failed.
+        """Record the end of an execution or copy that wrote the memory: the new dimensions, or None after a failure.
 
         Raises:
-            GeneralFailure: The dimensions contradict its description; it has no contents then.
+            GeneralFailure: The dimensions contradict the description. The memory has no contents then.
         """
         self.initialised = False
         if dimensions is None:
@@ -319,11 +318,11 @@ class DeviceMemory(OneProcess, Closing):
         combine_dimensions(self._initial, other.dimensions)
 
     def _nbytes_of(self, dimensions: tuple[int, ...]) -> int:
-        """Return the size in bytes of contents with these dimensions (`()`: the description's own); 0 if unknown."""
+        """Return the size of contents with these dimensions (`()`: the description's) in bytes; 0 if unknown."""
         return _nbytes(self.operand, combine_dimensions(self._initial, dimensions))
 
     def _seen_by(self, burst: ExecutionBurstController) -> None:
-        """Note that a burst remembers the memory until one of the two is closed."""
+        """Record that a burst remembers the memory, until one of the two is closed."""
         self._bursts.add(burst)
 
     # ---- life ------------------------------------------------------------------------------------------------
@@ -333,7 +332,7 @@ class DeviceMemory(OneProcess, Closing):
             raise BadState("the memory is closed")
 
     def close(self) -> None:
-        """Free the memory, and have the bursts that used it forget it. Idempotent."""
+        """Free the memory; bursts that used it forget it. Idempotent."""
         if not self._closed:
             known = [partial(burst.free_memory, self.pool) for burst in list(self._bursts)]
             self._leaving = Leaving(*known, self._place.close)
@@ -370,7 +369,7 @@ def _nbytes(operand: OperandDesc | None, dimensions: tuple[int, ...]) -> int:
 
 
 def copy_memory(source: Memory | DeviceMemory, target: Memory | DeviceMemory) -> None:
-    """Copy the whole contents of one memory to another. Copying a memory to itself does nothing.
+    """Copy the whole contents of one memory to another. A copy of a memory to itself does nothing.
 
     After a failure, a target made by a `MemoryDesc` has no contents. The bytes are copied within the device if both
     buffers belong to it.
@@ -443,7 +442,7 @@ def _transfer(source: Memory | DeviceMemory, target: Memory | DeviceMemory, dime
     elif isinstance(taken, Memory):
         given.copy_from(taken, dimensions)
     else:
-        try:  # within one device if possible: only the device knows its own buffers
+        try:  # Only the device can copy between its own buffers.
             given.copy_buffer(taken)
         except (InvalidArgument, GeneralFailure):
             with Memory.hardware_buffer_blob(source.size) as between:
@@ -453,7 +452,7 @@ def _transfer(source: Memory | DeviceMemory, target: Memory | DeviceMemory, dime
 
 def _copy(source: Memory, target: Memory) -> None:
     size, chunk = source._contents_size, _CHUNK
-    if source.image is not None or target.image is not None:  # pieces do not know an image's gaps
+    if source.image is not None or target.image is not None:  # An image's gaps make copying in pieces impossible.
         chunk = size
     buffer = np.empty(min(size, chunk), np.uint8)
     for start in range(0, size, max(chunk, 1)):

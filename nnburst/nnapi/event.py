@@ -1,4 +1,4 @@
-"""Events: the end of a started execution, to wait for or poll."""
+"""Events, which report the end of a started execution."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ from ..errors import GeneralFailure, InvalidArgument, MissedDeadline
 class Event:
     """The end of a started execution, as `Execution.start_compute` and similar methods return it.
 
-    It has a file descriptor that becomes readable at the end, so it can be awaited with ``select``, with
-    ``loop.add_reader``, or in another process; other executions can wait for it without this process
-    (`Execution.start_compute_with_dependencies`). Only `wait` copies outputs to the caller's arrays and raises the
-    execution's error.
+    An event has a file descriptor that becomes readable at the end, for ``select``, ``loop.add_reader``, or another
+    process. Other executions can wait for it without this process (`Execution.start_compute_with_dependencies`). Only
+    `wait` copies outputs to the caller's arrays and raises the execution's error.
 
     Args:
-        fence: Fence that is signalled at the end, in error if the execution failed. It belongs to the event from now
-            on, as an attribute.
-        settle: Called once after the end, by the first `wait`; raises the execution's error.
+        fence: Fence that is signalled at the end, in error if the execution failed. The event owns it.
+        settle: Function that the first `wait` after the end calls; it raises the execution's error.
     """
 
     def __init__(self, fence: Fence, settle: Callable[[], None]) -> None:
@@ -33,8 +31,7 @@ class Event:
 
     @classmethod
     def start(cls, work: Callable[[], None]) -> Event:
-        """Call a function in a thread of its own and return its event; `ResourceExhausted` if no thread can be
-        started."""
+        """Call a function in a new thread and return an event of its end; `ResourceExhausted` without a thread."""
         signal = FenceSignal()
         failures: list[BaseException] = []
 
@@ -42,7 +39,7 @@ class Event:
             try:
                 work()
                 signal.set()
-            except BaseException as error:  # raised again by `wait`
+            except BaseException as error:  # `wait` raises it again.
                 failures.append(error)
                 signal.fail()
 
@@ -56,13 +53,13 @@ class Event:
 
     @classmethod
     def from_fd(cls, fd: int) -> Event:
-        """Make an event of another library's descriptor, which becomes readable at the end.
+        """Return an event for another library's descriptor that becomes readable at the end.
 
         Args:
             fd: A socket, pipe, eventfd, timerfd, pidfd or ``sync_file``; the caller keeps and closes it.
 
         Raises:
-            InvalidArgument: The descriptor is of another kind, or not open.
+            InvalidArgument: The descriptor has another kind, or is not open.
         """
         if not isinstance(fd, int) or isinstance(fd, bool) or fd <= 0:
             raise InvalidArgument(f"{fd!r} is not the descriptor of a fence")
@@ -83,19 +80,19 @@ class Event:
         return self._settled or self.fence.state is not FenceState.ACTIVE
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait for the end.
+        """Wait for the end of the execution, and copy its outputs.
 
         Args:
-            timeout: Seconds; None for no limit, 0 to only ask. The execution continues after a timeout.
+            timeout: Seconds; None for no limit, 0 to ask without waiting. The execution continues after a timeout.
 
         Raises:
-            MissedDeadline: It has not ended in time.
-            NNBurstError: The execution failed, with this status.
+            MissedDeadline: The execution has not ended in time.
+            NNBurstError: The execution failed; the status says how.
         """
         if not self._settled:
             try:
                 self.fence.wait(timeout)
-            except GeneralFailure:  # the outcome is more precise
+            except GeneralFailure:  # The outcome is more precise.
                 pass
             except MissedDeadline:
                 raise MissedDeadline("the execution has not ended in time; wait longer, it goes on") from None

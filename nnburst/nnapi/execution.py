@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Duration(enum.IntEnum):
-    """Durations for `Execution.get_duration`. The fenced ones count from the last fence that was waited for."""
+    """Durations for `Execution.get_duration`. Fenced durations begin when the last fence is signalled."""
 
     ON_HARDWARE = 0
     IN_DRIVER = 1
@@ -47,11 +47,11 @@ class Duration(enum.IntEnum):
 
 
 class _Given(Argument, frozen=True):
-    """An argument as set by the caller.
+    """An argument that the caller has set.
 
     Attributes:
-        array: Caller's array, copied before a run (input) or after it (output).
-        device_memory: Device memory that contains it, if any.
+        array: The caller's array, copied before a run (input) or after it (output).
+        device_memory: The device memory that contains the argument, if any.
     """
 
     array: Array | None = None
@@ -59,7 +59,7 @@ class _Given(Argument, frozen=True):
 
     @property
     def placed(self) -> Argument:
-        """The argument with its present memory; `BadState` if that is closed."""
+        """The argument with the present pool of its memory; `BadState` if the memory is closed."""
         if self.device_memory is None:
             return self
         pool = self.device_memory.pool
@@ -67,14 +67,14 @@ class _Given(Argument, frozen=True):
 
 
 class Execution(OneProcess, Closing):
-    """Arguments for a compiled model, each set by a ``set_`` method. Context manager.
+    """An execution of a compiled model, with one ``set_`` call for each argument. Context manager.
 
     `compute`, `start_compute`, `start_compute_with_dependencies` and `burst_compute` run it once, or repeatedly if it
-    is reusable: each run puts its arguments into memory of its own, and copies the arrays there and back.
+    is reusable. Each run copies the arrays to memory of its own and back.
 
     Args:
         compilation: A finished compilation.
-        reusable: True if it may run again after it has ended.
+        reusable: True to allow further runs after the first has ended.
 
     Raises:
         BadState: The compilation is not finished or has failed.
@@ -114,12 +114,12 @@ class Execution(OneProcess, Closing):
     # ---- arguments, one by one -------------------------------------------------------------------------------
 
     def set_input(self, index: int, array: Array | None, *, dimensions: Sequence[int] | None = None) -> None:
-        """Set an input to an array, which is copied when the execution runs; None omits the input.
+        """Set an input to an array, which each run copies; None omits the input.
 
         Args:
             index: Position among the model's inputs.
             array: Array of the operand's dtype; it need not be C-contiguous.
-            dimensions: Dimensions, if the model leaves some open; default: the array's shape.
+            dimensions: Dimensions of the input if the model leaves some open; default: the array's shape.
 
         Raises:
             InvalidArgument: The index, dtype, size or dimensions are wrong.
@@ -130,7 +130,7 @@ class Execution(OneProcess, Closing):
     def set_output(self, index: int, array: Array | None, *, dimensions: Sequence[int] | None = None) -> None:
         """Set the array that an output is copied to (C-contiguous, writable); arguments as for `set_input`.
 
-        Where the model leaves dimensions open, the array need only be large enough: after the run,
+        Where the model leaves dimensions open, any array that is large enough will do; after the run,
         `get_output_dimensions` returns the shape.
         """
         self._set_array("output", index, array, dimensions)
@@ -150,8 +150,8 @@ class Execution(OneProcess, Closing):
 
         Args:
             index: Position among the model's inputs.
-            memory: The pool, or memory of the device.
-            offset, length: Region in bytes; both 0 for an image or a `DeviceMemory`, used whole.
+            memory: The pool or device memory.
+            offset, length: Region in bytes; both 0 for an image or a `DeviceMemory`, which are used whole.
             dimensions: See `set_input`.
         """
         self._set_memory("input", index, memory, (offset, length), dimensions)
@@ -169,7 +169,7 @@ class Execution(OneProcess, Closing):
         self._set_memory("output", index, memory, (offset, length), dimensions)
 
     def set_measure_timing(self, measure: bool) -> None:
-        """Turn the measuring of durations, for `get_duration`, on or off.
+        """Turn the measurement of durations for `get_duration` on or off.
 
         Args:
             measure: True to measure.
@@ -193,9 +193,9 @@ class Execution(OneProcess, Closing):
             self._timeout = checked_timeout(seconds)
 
     def set_loop_timeout(self, seconds: float | None) -> None:
-        """Limit the time that each WHILE of a run may take.
+        """Limit the time of each WHILE loop in a run.
 
-        A longer loop ends the run with `MissedDeadline`. It does not apply to bursts: see ``Burst(loop_timeout=)``.
+        A longer loop ends the run with `MissedDeadline`. Bursts have a limit of their own: ``Burst(loop_timeout=)``.
 
         Args:
             seconds: None for the default of 2 s; more than 15 s is cut to 15.
@@ -280,21 +280,21 @@ class Execution(OneProcess, Closing):
     # ---- running ---------------------------------------------------------------------------------------------
 
     def compute(self, timeout: Timeout = ...) -> None:
-        """Run without a burst and wait for the end.
+        """Run the model without a burst and wait for the end.
 
         Args:
-            timeout: Seconds that this run may take; None for no limit. Default: the one of `set_timeout`.
+            timeout: Seconds that this run may take; None for no limit. Default: the limit of `set_timeout`.
 
         Raises:
             InvalidArgument: An argument is not set, or the device refuses the request; a timeout without a compilation
                 for exactly one device.
-            BadState: It is running, or has run and is not reusable.
+            BadState: The execution is running, or has run and is not reusable.
             NNBurstError: The execution failed; the status says how.
         """
         self._compute(self._begin(timeout))
 
     def start_compute(self, timeout: Timeout = ...) -> Event:
-        """Run without a burst, in the background.
+        """Start a run without a burst, and return at once.
 
         Raises the same errors as `compute`; `Event.wait` raises the run's errors.
 
@@ -314,7 +314,7 @@ class Execution(OneProcess, Closing):
     def start_compute_with_dependencies(
         self, wait_for: Iterable[Event | Fence] = (), *, duration: float | None = None, timeout: Timeout = ...
     ) -> Event:
-        """Have the service run this once everything in `wait_for` is over, and return at once.
+        """Start a run that begins when all events in `wait_for` have ended, and return at once.
 
         The service waits, not this process: an execution may wait for the event of another one, on any model or
         service, before either has run. Pass data between them in a `Memory` or `DeviceMemory`; arrays are copied now
@@ -326,14 +326,14 @@ class Execution(OneProcess, Closing):
             timeout: See `compute`; it counts from now, including the wait.
 
         Returns:
-            The event of the end. Call its `Event.wait` before you use this execution again or ask for results.
+            The event of the run's end. Call its `Event.wait` before you use this execution again or ask for results.
 
         Raises:
-            InvalidArgument: An argument is not set; an output has open dimensions; something in `wait_for` is not an
-                event, or has failed; a duration is given without a compilation for exactly one device; or the device
-                refuses the request.
+            InvalidArgument: An argument is not set; an output has open dimensions; an item of `wait_for` is not an
+                event, or has failed; `duration` is given but the compilation is not for exactly one device; or the
+                device refuses the request.
             BadState: See `compute`.
-            ResourceExhausted: The service has no thread for it, or its quota is used up.
+            ResourceExhausted: The service has no thread for the run, or the client's quota is used up.
             MissedDeadline: The timeout is 0.
         """
         if not isinstance(wait_for, Iterable):
@@ -352,12 +352,12 @@ class Execution(OneProcess, Closing):
         with contextlib.ExitStack() as running:
             request, _ = running.enter_context(self._running())
             run = self._prepared.execute_fenced(request, fences, self._options(limit), duration_ns)
-            self._note_outputs(())  # dependent executions may be started
+            self._note_outputs(())  # Executions that depend on the outputs may be started now.
             ending = running.pop_all()
         return Event(run.fence, lambda: self._settle(run, ending, limit))
 
     def burst_compute(self, burst: Burst, timeout: Timeout = ...) -> None:
-        """Run through a burst and wait for the end.
+        """Run the model through a burst and wait for the end.
 
         Args:
             burst: A burst of this compilation.
@@ -365,7 +365,7 @@ class Execution(OneProcess, Closing):
 
         Raises:
             InvalidArgument: `burst` is not a burst of this compilation; an argument is not set.
-            BadState: The burst is in use, or as `compute`.
+            BadState: The burst is in use, or see `compute`.
             NNBurstError: The execution failed; the status says how.
         """
         if not isinstance(burst, Burst):
@@ -408,7 +408,7 @@ class Execution(OneProcess, Closing):
 
     @contextlib.contextmanager
     def _running(self) -> Iterator[tuple[Request, Memory | None]]:
-        """Lay the arguments out and copy the inputs; after the ``with`` block copy the outputs.
+        """Lay out the arguments and copy the inputs; copy the outputs after the ``with`` block.
 
         Yields:
             The request, and the memory that was made for it.
@@ -436,7 +436,7 @@ class Execution(OneProcess, Closing):
             has_run = self._has_run
             raise
         except BaseException as error:
-            if layout is not None and not isinstance(error, InvalidArgument):  # refused before the run begins
+            if layout is not None and not isinstance(error, InvalidArgument):  # A refused request has not run.
                 self._note_outputs(None)
             raise
         finally:
@@ -463,7 +463,7 @@ class Execution(OneProcess, Closing):
         return RunOptions(measure, Deadline.after(limit).at_ns, self._loop_timeout_ns)
 
     def _take(self, result: ExecutionResult, limit: float | None, fenced: Timing | None = None) -> None:
-        """Keep the result of a run, and raise its error."""
+        """Store the result of a run; raise its error, if any."""
         result = consistent_result(*result, reason_of(result))
         if result[1]:
             check_shapes(self.compilation.outputs, self._in_order("output"), result[1])
@@ -478,7 +478,7 @@ class Execution(OneProcess, Closing):
         return {i: memory for i, memory in found if memory is not None}
 
     def _note_outputs(self, shapes: Sequence[OutputShape] | None) -> None:
-        """Update the contents of device memories among the outputs; None: no contents."""
+        """Update the dimensions of device memories among the outputs; None after a failure: no contents."""
         for index, memory in self._device_memories("output").items():
             known = shapes and shapes[index].dimensions
             memory._written(None if shapes is None else known or self._known_dimensions("output", index))
@@ -504,9 +504,9 @@ class Execution(OneProcess, Closing):
             index: Position among the model's outputs.
 
         Raises:
-            BadState: No run has ended, or it failed for another reason than lack of room.
-            InvalidArgument: No such output, or it is a scalar.
-            OutputInsufficientSize: Its region was too small; ``output_shapes`` has the needed dimensions.
+            BadState: No run has ended, or it failed for another reason than a too small output.
+            InvalidArgument: The index is wrong, or the output is a scalar.
+            OutputInsufficientSize: The output's region was too small; ``output_shapes`` has the needed dimensions.
         """
         status, shapes, _ = self._completed()
         operand = self._operand("output", index)
@@ -533,10 +533,10 @@ class Execution(OneProcess, Closing):
         """Return a duration of the last run in nanoseconds; None if the device does not know it.
 
         Args:
-            code: The duration: on the device or in the driver, and its beginning.
+            code: The duration: on the device or in the driver, with or without the wait for fences.
 
         Raises:
-            InvalidArgument: Unknown code.
+            InvalidArgument: The code is unknown.
             BadState: No run has succeeded, or timing was not requested.
         """
         which = member(Duration, code, "duration")

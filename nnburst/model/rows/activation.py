@@ -1,4 +1,4 @@
-"""Functions of one tensor that keep its shape: activations, elementary functions, normalisations, conversions."""
+"""Rows of functions that keep the shape: activations, elementary functions, normalisations, conversions."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _infer_image(view: OperationView) -> Outputs:
 
 
 def _infer_quantize(view: OperationView) -> Outputs:
-    """Infer the shape; the output operand has the type and quantisation."""
+    """Infer the shape. Type and quantisation come from the output operand."""
     return (OutputSpec(OperandType.TENSOR_QUANT8_ASYMM, view.dims("x")),)
 
 

@@ -1,4 +1,4 @@
-"""Common parts of rows of several families."""
+"""Parts that rows of several families share."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ FLOAT_QUANT8_INT = "F32 F16@1.2 Q8 Q8S@1.3 I32@1.3"
 LATE_FLOAT = "F32 F16"
 LATE_FLOAT_QUANT8 = "F32 F16 Q8 Q8S@1.3"
 LATE_FLOAT_INT_QUANT8 = "F32 F16 I32 Q8 Q8S@1.3"
-"""Data types of families; "late" ones came with HAL 1.2 as a whole."""
+"""Data types of whole families; operations with a "late" one came with HAL 1.2."""
 
 I32 = OperandType.TENSOR_INT32
 UNIT = {OperandType.TENSOR_QUANT8_ASYMM: (1 / 256, 0), OperandType.TENSOR_QUANT8_ASYMM_SIGNED: (1 / 256, -128)}
 SIGNED_UNIT = {OperandType.TENSOR_QUANT8_ASYMM: (1 / 128, 128), OperandType.TENSOR_QUANT8_ASYMM_SIGNED: (1 / 128, 0)}
-"""Quantisation of results in 0 … 1 and -1 … 1."""
+"""Quantisation of results in -1 … 1."""
 
 
 def like_data(view: OperationView, *shapes: tuple[int, ...]) -> Outputs:
@@ -46,6 +46,6 @@ def check_activation(view: OperationView) -> None:
 
 
 def require_equal(what: str, found: int, wanted: int, partial: bool) -> None:
-    """Compare two sizes; a size that is not known yet is equal to any."""
+    """Require that two sizes are equal; an unknown size is equal to any."""
     if found != wanted and not (partial and 0 in (found, wanted)):
         raise InvalidArgument(f"{what} is {found}; it must be {wanted}")

@@ -1,4 +1,4 @@
-"""IF and WHILE: their subgraphs determine inputs and outputs (rule V16)."""
+"""Rows of IF and WHILE, whose subgraphs determine the inputs and outputs (rule V16)."""
 
 from __future__ import annotations
 

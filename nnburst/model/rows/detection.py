@@ -1,4 +1,4 @@
-"""Object detection: regions, boxes, suppression, key points. Quantised boxes are in eighths of a pixel."""
+"""Rows of object detection: regions, boxes, suppression, key points. Quantised boxes count eighths of a pixel."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _check_eighths(view: OperationView) -> None:
 
 
 def box_type(data_type: OperandType) -> OperandType:
-    """Return the type of boxes that go with scores or images of a type."""
+    """Return the type of boxes for scores or images of a type."""
     quantised = data_type in (OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED)
     return OperandType.TENSOR_QUANT16_ASYMM if quantised else data_type
 
@@ -58,7 +58,7 @@ def _infer_transform(view: OperationView) -> Outputs:
 
 
 def _infer_nms(view: OperationView) -> Outputs:
-    """Infer shapes; the number of boxes that are left is known only after a run."""
+    """Infer shapes. Only a run finds the number of remaining boxes."""
     scores, boxes = view.dims("scores"), view.dims("boxes")
     require_equal("the number of columns of boxes", boxes[1], 4 * scores[1], view.partial)
     require_equal("the number of boxes", boxes[0], scores[0], view.partial)

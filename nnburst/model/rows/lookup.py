@@ -1,4 +1,4 @@
-"""Tables of rows, hashing, random draws."""
+"""Rows of table look-ups, hashing and random draws."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recurrent operations: long input lists, one cell each, once or for every step of a sequence."""
+"""Rows of recurrent operations, which apply a cell once or in every step of a sequence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _GATES = ("in", "forget", "cell", "out")
 
 
 def _gates(prefix: str, kind: str, omittable: str = "", suffix: str = "", gates: tuple[str, ...] = _GATES) -> str:
-    """Return one input for each gate; those of the `omittable` gates may be omitted (``*``: all)."""
+    """Return the text of one input per gate. Inputs of `omittable` gates may be omitted (``*``: of all gates)."""
     return " ".join(
         f"{prefix}_{gate}{suffix}:{kind}{'?' if omittable == '*' or gate in omittable.split() else ''}"
         for gate in gates
@@ -21,12 +21,12 @@ def _gates(prefix: str, kind: str, omittable: str = "", suffix: str = "", gates:
 
 
 def _matrices(prefix: str, suffix: str) -> str:
-    """Return the weights of the gates; those of the output gate give the sizes of the cell."""
+    """Return the text of the gates' weights. The output gate's weights give the sizes of the cell."""
     return f"{_gates(prefix, 'T', 'in', suffix, _GATES[:3])} {prefix}_out{suffix}/2:T"
 
 
 def _lstm(suffix: str = "") -> str:
-    """Return weights, recurrent weights, peepholes, biases and projection of a cell: inputs 1 to 17 of LSTM."""
+    """Return the text of inputs 1 to 17 of LSTM: weights, recurrent weights, peepholes, biases, projection."""
     return (
         f"{_matrices('w', suffix)} {_matrices('r', suffix)} {_gates('p', 'T', '*', suffix, ('in', 'forget', 'out'))} "
         f"{_gates('b', 'T', 'in', suffix)} proj{suffix}:T? proj_bias{suffix}:T?"
@@ -37,7 +37,7 @@ _CLIPS = "activation:i32 cell_clip:fx proj_clip:fx"
 
 
 def _cell_sizes(view: OperationView, suffix: str = "") -> tuple[int, int]:
-    """Return units and outputs of an LSTM cell."""
+    """Return the numbers of units and outputs of an LSTM cell."""
     units, outputs = view.dims(f"r_out{suffix}")
     require_equal("the number of units of w_out", view.dims(f"w_out{suffix}")[0], units, view.partial)
     require_equal("the input size of w_out", view.dims(f"w_out{suffix}")[1], view.dims("x")[-1], view.partial)
@@ -46,7 +46,7 @@ def _cell_sizes(view: OperationView, suffix: str = "") -> tuple[int, int]:
 
 
 def _check_gates(view: OperationView, suffix: str) -> None:
-    """Check that the input gate has all its inputs or none, and layer normalisation all its weights."""
+    """Check that the input gate has all its inputs or none, and that layer normalisation has all its weights."""
     given = {name: view.given(f"{name}_in{suffix}") for name in ("w", "r", "b")}
     if len(set(given.values())) > 1:
         raise InvalidArgument(f"the input gate has only some of its inputs: {given}")
@@ -56,7 +56,7 @@ def _check_gates(view: OperationView, suffix: str) -> None:
 
 
 def _infer_lstm(view: OperationView) -> Outputs:
-    """Infer scratch, state of the output, state of the cell, output."""
+    """Infer the outputs: scratch space, output state, cell state, output."""
     units, outputs = _cell_sizes(view)
     batch = view.dims("x")[0]
     scratch = units * (4 if view.given("w_in") else 3)
@@ -80,7 +80,7 @@ def _infer_sequence_lstm(view: OperationView) -> Outputs:
 
 
 def _both_ways(view: OperationView, forward: int, backward: int, states: list[tuple[int, int]]) -> Outputs:
-    """Return one sequence if merged, else two; then the last states, all or none."""
+    """Return the text of the outputs: one merged sequence or two, then all of the last states or none."""
     merged = bool(view.integer("merge"))
     shapes = [_sequence(view, forward + backward)] if merged else [_sequence(view, n) for n in (forward, backward)]
     count = len(view.operation.outputs)
@@ -114,7 +114,7 @@ def _infer_both_rnn(view: OperationView) -> Outputs:
 
 
 def _infer_svdf(view: OperationView) -> Outputs:
-    """Infer SVDF: filters are units x rank; the state has the memory of every filter."""
+    """Infer the outputs of SVDF: units x rank filters, and a state with the memory of every filter."""
     (batch, _), rank = view.dims("x"), view.integer("rank", least=1)
     filters, memory = view.dims("w_time")
     if filters % rank:
@@ -130,7 +130,7 @@ _Q16S, _Q8, _Q8S = (
 
 
 def _infer_quantized_16bit_lstm(view: OperationView) -> Outputs:
-    """Infer the state of the cell, with 11 binary digits after the point, and the output in -1 … 1."""
+    """Infer the cell state, with 11 binary digits after the point, and the output in -1 … 1."""
     shape = view.dims("prev_out")
     return OutputSpec(_Q16S, shape, 2.0**-11, 0), OutputSpec(_Q8, shape, 1 / 128, 128)
 

@@ -1,4 +1,4 @@
-"""Reductions over axes, arguments of extremes, TOPK_V2."""
+"""Rows of reductions over axes, ARGMAX, ARGMIN and TOPK_V2."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .common import FLOAT_QUANT8, I32, LATE_FLOAT, LATE_FLOAT_INT_QUANT8, LATE_F
 
 
 def _infer_reduction(view: OperationView) -> Outputs:
-    """Infer a reduction: none without axes; when no axis is left the result has the shape [1]."""
+    """Infer the shape without the reduced axes; [1] if no axis is left. Without axes nothing is reduced."""
     dims, keep = view.dims("x"), view.integer("keep") > 0
     axes = view.axes("axes", len(dims))
     kept = tuple(1 if i in axes else size for i, size in enumerate(dims) if keep or i not in axes)
@@ -18,7 +18,7 @@ def _infer_reduction(view: OperationView) -> Outputs:
 
 
 def _infer_argument(view: OperationView) -> Outputs:
-    """Infer the shape without the axis; an only axis leaves [1]."""
+    """Infer the shape without the axis; [1] if no axis is left."""
     dims = view.dims("x")
     axis = view.axis("axis", len(dims))
     return (OutputSpec(I32, dims[:axis] + dims[axis + 1 :] or (1,)),)

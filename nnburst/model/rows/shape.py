@@ -1,4 +1,4 @@
-"""Operations that move elements without changing them."""
+"""Rows of operations that move elements without changing them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .common import (
 
 
 def _infer_concatenation(view: OperationView) -> Outputs:
-    """Require equal dimensions except on the axis, where sizes add up."""
+    """Infer the sum of the sizes along the axis; other dimensions must be equal."""
     shapes = [view.dims("x", which) for which in range(view.count("x"))]
     first = shapes[0]
     axis = view.axis("axis", len(first))
@@ -39,7 +39,7 @@ def _infer_concatenation(view: OperationView) -> Outputs:
 
 
 def _infer_reshape(view: OperationView) -> Outputs:
-    """Infer a shape in which one -1 stands for the rest."""
+    """Infer the target shape, where one size may be -1 for the remaining elements."""
     dims, target = view.dims("x"), view.integers("shape")
     if any(size < -1 for size in target) or target.count(-1) > 1:
         raise InvalidArgument(f"shape {target} may have one -1 and no other negative size")
@@ -56,7 +56,7 @@ def _infer_reshape(view: OperationView) -> Outputs:
 
 
 def _infer_transpose(view: OperationView) -> Outputs:
-    """Infer permuted axes: reversed without a permutation."""
+    """Infer permuted dimensions; without a permutation they are reversed."""
     dims = view.dims("x")
     perm = view.integers("perm") if view.given("perm") else list(range(len(dims)))[::-1]
     if sorted(perm) != list(range(len(dims))):
@@ -80,7 +80,7 @@ def slice_bounds(view: OperationView, dims: tuple[int, ...]) -> list[tuple[int, 
 
 
 def _infer_slice(view: OperationView) -> Outputs:
-    """Infer a box out of x."""
+    """Infer the shape of a box cut out of x."""
     return like_data(view, tuple(length for _, length in slice_bounds(view, view.dims("x"))))
 
 
@@ -103,13 +103,13 @@ def strided_slices(view: OperationView, dims: tuple[int, ...]) -> tuple[tuple[ra
 
 
 def _infer_strided_slice(view: OperationView) -> Outputs:
-    """Infer the shape without dropped axes; when no axis is left the result has the shape [1]."""
+    """Infer the shape without dropped axes; [1] if no axis is left."""
     ranges, dropped = strided_slices(view, view.dims("x"))
     return like_data(view, tuple(len(part) for axis, part in enumerate(ranges) if axis not in dropped) or (1,))
 
 
 def _infer_squeeze(view: OperationView) -> Outputs:
-    """Drop the axes, by default every one of size 1; an empty shape becomes [1]."""
+    """Infer the shape without the given axes, by default all of size 1; [1] if no axis is left."""
     dims = view.dims("x")
     if view.given("axes"):
         axes: tuple[int, ...] = view.axes("axes", len(dims))
@@ -129,7 +129,7 @@ def _infer_expand_dims(view: OperationView) -> Outputs:
 
 
 def pad_widths(view: OperationView, rank: int) -> list[tuple[int, int]]:
-    """Return (before, after) for each axis."""
+    """Return the padding (before, after) of each axis."""
     numbers = view.integers("pads")
     if len(numbers) != 2 * rank or any(number < 0 for number in numbers):
         raise InvalidArgument(f"pads {numbers} must be {2 * rank} numbers that are not negative")
@@ -143,7 +143,7 @@ def _infer_pad(view: OperationView) -> Outputs:
 
 
 def _infer_gather(view: OperationView) -> Outputs:
-    """Replace the axis by the axes of the indices."""
+    """Infer the shape, where the axes of the indices replace the gathered axis."""
     dims = view.dims("x")
     axis = view.axis("axis", len(dims))
     return like_data(view, dims[:axis] + view.dims("indices") + dims[axis + 1 :])

@@ -1,4 +1,4 @@
-"""Sliding windows and matrices: convolutions, pools, FULLY_CONNECTED."""
+"""Rows of convolutions, pools and FULLY_CONNECTED."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .common import FLOAT, FLOAT_QUANT8, LATE_FLOAT_QUANT8, Outputs, check_activ
 
 
 def _check_bias(view: OperationView, channel_dim: int = 0) -> None:
-    """Check the bias rule and the channel dimension of a per-channel filter."""
+    """Check the scale of the bias and the channel dimension of a per-channel filter."""
     if not view.info.is_quantised:
         return
     x, filter_, bias = view.operand("x"), view.operand("filter"), view.operand("bias")
@@ -32,7 +32,7 @@ def _check_bias(view: OperationView, channel_dim: int = 0) -> None:
 
 
 def _infer_conv(view: OperationView) -> Outputs:
-    """Infer a convolution with a filter [co, fh, fw, ci / groups]."""
+    """Infer the output of a convolution with a filter [co, fh, fw, ci / groups]."""
     check_activation(view)
     co, fh, fw, ci = view.dims("filter")
     groups = view.integer("groups", 1, least=1)
@@ -45,7 +45,7 @@ def _infer_conv(view: OperationView) -> Outputs:
 
 
 def _infer_depthwise_conv(view: OperationView) -> Outputs:
-    """Infer a depthwise convolution with a filter [1, fh, fw, ci x multiplier]."""
+    """Infer the output of a depthwise convolution with a filter [1, fh, fw, ci x multiplier]."""
     check_activation(view)
     one, fh, fw, co = view.dims("filter")
     geometry = window_geometry(view, fh, fw)
@@ -57,7 +57,7 @@ def _infer_depthwise_conv(view: OperationView) -> Outputs:
 
 
 def _infer_transpose_conv(view: OperationView) -> Outputs:
-    """Infer a transposed convolution, filter [co, fh, fw, ci]; the output size is given or follows from padding."""
+    """Infer the output of a transposed convolution with a filter [co, fh, fw, ci]."""
     check_activation(view)
     co, fh, fw, ci = view.dims("filter")
     geometry = transposed_axes(view, fh, fw)
@@ -67,7 +67,7 @@ def _infer_transpose_conv(view: OperationView) -> Outputs:
 
 
 def _infer_pool(view: OperationView) -> Outputs:
-    """Infer a pool. Padding must be smaller than the filter, so that every window touches the image."""
+    """Infer the output of a pool. Padding must be smaller than the filter: every window touches the image."""
     check_activation(view)
     geometry = window_geometry(view, view.integer("filter_h", least=1), view.integer("filter_w", least=1))
     for axis in (geometry.height, geometry.width):
@@ -77,7 +77,7 @@ def _infer_pool(view: OperationView) -> Outputs:
 
 
 def _infer_fully_connected(view: OperationView) -> Outputs:
-    """Infer FULLY_CONNECTED; x is flattened to [count / inputs, inputs]."""
+    """Infer the output of FULLY_CONNECTED, which flattens x to [count / inputs, inputs]."""
     check_activation(view)
     dims = view.dims("x")
     if len(dims) < 2:
