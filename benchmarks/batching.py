@@ -31,7 +31,7 @@ from programs import PATIENCE, shared_service, together
 import nnburst
 from nnburst.cli.bench.model import in_process_session
 from nnburst.cli.bench.sampling import time_calls
-from nnburst.cli.tensors import made_up
+from nnburst.cli.tensors import generate_values
 
 CLIENTS, WIDTH, LAYERS, WAIT = 16, 256, 4, 0.001
 LEAST_ROWS, MOST_P99, MOST_ALONE = 3.0, 1.0, 1.02
@@ -76,7 +76,7 @@ def _client(address: str, end: Connection) -> None:
         nnburst.connect(address, open_timeout=PATIENCE) as service,
         service.session("model", preference="sustained_speed") as session,
     ):
-        inputs = made_up(session.get_inputs(), {})
+        inputs = generate_values(session.get_inputs(), {})
         execution = session.bind(shapes={name: array.shape for name, array in inputs.items()})
         for name, array in inputs.items():
             execution.inputs[name][...] = array

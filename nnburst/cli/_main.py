@@ -1,4 +1,4 @@
-"""The group of commands and the table that says where each of them lives."""
+"""The `nnburst` command group, and the table of its subcommands and their modules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..errors import NNBurstError
 
 
 class CommandRow(NamedTuple):
-    """The module that has a command under its name, and its line in the help (so that help imports nothing)."""
+    """The module that defines a command, and the command's line in the help, which needs no import."""
 
     module: str
     help: str
@@ -23,27 +23,27 @@ class CommandRow(NamedTuple):
 
 COMMANDS: dict[str, CommandRow] = {
     "bench": CommandRow("nnburst.cli.bench.command", "Measure latencies of bursts, or of a model in several ways."),
-    "cache": CommandRow("nnburst.cli.cache", "Look after compilations that are kept in files."),
+    "cache": CommandRow("nnburst.cli.cache", "Show and remove compiled models that are cached in files."),
     "demo": CommandRow("nnburst.cli.demo.command", "Classify real handwritten digits in an isolated service process."),
-    "kick": CommandRow("nnburst.cli.serve.control", "End a client of a shared service, and what runs for it."),
-    "ls": CommandRow("nnburst.cli.serve.control", "List the shared services of this machine."),
+    "kick": CommandRow("nnburst.cli.serve.control", "End the connections and runs of a client of a shared service."),
+    "ls": CommandRow("nnburst.cli.serve.control", "List the shared services that this user can connect to."),
     "run": CommandRow("nnburst.cli.run.command", "Run a model file in a service process, once or for many inputs."),
     "doctor": CommandRow("nnburst.cli.doctor", "Check this machine, the devices and the extras."),
     "serve": CommandRow("nnburst.cli.serve.command", "Run a service that programs of this machine share."),
-    "stop": CommandRow("nnburst.cli.serve.control", "End a shared service."),
+    "stop": CommandRow("nnburst.cli.serve.control", "Stop a shared service."),
     "trace": CommandRow("nnburst.cli.trace", "Run a program and record its executions for Perfetto."),
-    "top": CommandRow("nnburst.cli.top", "Show what services do, without disturbing them."),
+    "top": CommandRow("nnburst.cli.top", "Show running services, their models and their use of resources."),
 }
 
 
 class _LazyGroup(click.Group):
-    """Looks commands up in `COMMANDS`, and says their errors as sentences."""
+    """Command group that finds commands in `COMMANDS` and prints their errors as sentences."""
 
     def main(self, *args: Any, **options: Any) -> Any:
         try:
             return super().main(*args, **options)
         except OSError as error:
-            sys.stdout = io.StringIO()  # else Python tries to write what is left when it ends
+            sys.stdout = io.StringIO()  # otherwise Python would try to flush the closed pipe at exit
             click.echo(f"Error: the system refuses what this command needs: {error}", err=True)
             sys.exit(1)
 
@@ -73,7 +73,7 @@ class _LazyGroup(click.Group):
 @click.version_option(VERSION, message="nnburst %(version)s", help="Show the version.")
 def main() -> None:
     """Run neural networks in another process at the cost of a function call."""
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # as in a service: `bench` and `cache` load the library here
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # `bench` and `cache` load ONNX Runtime here
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that has no such character shows a question mark
+            stream.reconfigure(errors="replace")  # a character that the terminal lacks becomes a question mark

@@ -21,7 +21,7 @@ _IN_USE, _ROOT = 1, 3
 
 
 def _bytes(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
-    """Read a size."""
+    """Return the bytes that a size option gives."""
     from ..cache.directory import amount
 
     number = None if value is None else amount(value)
@@ -33,14 +33,13 @@ def _bytes(context: click.Context, parameter: click.Parameter, value: str | None
 @click.group()
 @click.option(
     "--dir", "directory", type=click.Path(exists=True, file_okay=False, path_type=Path), default=None,
-    help="The cache directory, which exists [default: NNBURST_CACHE_DIR, else the user's cache].",
+    help="The cache directory, which must exist [default: NNBURST_CACHE_DIR, else the user's cache].",
 )  # fmt: skip
 @click.pass_context
 def cache(context: click.Context, directory: Path | None) -> None:
-    """Look after compilations that are kept in files.
+    """Show and remove compiled models that are cached in files.
 
-    No command harms a running program: entries in use are left alone, and a removed entry is
-    compiled again when it is needed.
+    No command harms a running program: entries in use stay, and a removed entry is compiled again when it is needed.
     """
     from ..cache.directory import Cache
 
@@ -59,7 +58,7 @@ def _readable() -> Iterator[None]:
 
 
 @cache.command("ls")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_obj
 def ls(directory: Cache, as_json: bool) -> None:
     """List the entries, the least recently used first. Needs no service."""
@@ -77,13 +76,13 @@ def ls(directory: Cache, as_json: bool) -> None:
 
 
 @cache.command("prune")
-@click.option("--max-bytes", metavar="SIZE", callback=_bytes, help="Entries until that much is left, e.g. 500M.")
-@click.option("--all", "everything", is_flag=True, help="Everything.")
+@click.option("--max-bytes", metavar="SIZE", callback=_bytes, help="Remove entries until this much is left, e.g. 500M.")
+@click.option("--all", "everything", is_flag=True, help="Remove all entries.")
 @click.pass_obj
 def prune_command(directory: Cache, max_bytes: int | None, everything: bool) -> None:
     """Remove entries, the least recently used first.
 
-    Without options, it prunes to the limits, as each save does.
+    Without options, the directory is pruned to its limits, as after each save.
     """
     with _readable():
         done = directory.prune(0 if everything else max_bytes)
@@ -96,7 +95,7 @@ def prune_command(directory: Cache, max_bytes: int | None, everything: bool) -> 
 @cache.command()
 @click.pass_obj
 def path(directory: Cache) -> None:
-    """Print the directory of compilations, and that of a service's key and trust store for this user."""
+    """Print the cache directory, and the directory of this user's key and trust store."""
     from ..cache.files import default_state_directory
 
     with _readable():

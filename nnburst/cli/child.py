@@ -1,4 +1,4 @@
-"""A function in a process of its own, by Python's means alone: asked with pickles, through a `multiprocessing.Pipe`."""
+"""A function in another process, called with pickles through a `multiprocessing.Pipe`, for comparison."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ..errors import GeneralFailure
 
 
 @contextmanager
-def answering(make: Callable[..., Callable[[Any], Any]], *arguments: Any) -> Iterator[tuple[Callable[[Any], Any], int]]:
-    """Spawn a process, call ``make(*arguments)`` there, and yield a function that asks it, and the process id."""
+def caller_of(make: Callable[..., Callable[[Any], Any]], *arguments: Any) -> Iterator[tuple[Callable[[Any], Any], int]]:
+    """Spawn a process that makes a function by ``make(*arguments)``. Yield a proxy of it, and the process id."""
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     process = spawn.Process(target=_serve, args=(theirs, make, *arguments), daemon=True)
@@ -39,6 +39,6 @@ def answering(make: Callable[..., Callable[[Any], Any]], *arguments: Any) -> Ite
 
 def _serve(connection: Connection, make: Callable[..., Callable[[Any], Any]], *arguments: Any) -> None:
     answer = make(*arguments)
-    with suppress(EOFError, KeyboardInterrupt):  # Ctrl-C reaches the whole group
+    with suppress(EOFError, KeyboardInterrupt):  # Ctrl-C reaches this process, too
         while True:
             connection.send(answer(connection.recv()))

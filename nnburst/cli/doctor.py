@@ -1,7 +1,7 @@
 """`nnburst doctor`: check whether this machine suits bursts, and recommend remedies.
 
-There is one function for each check, and a table of them. A check returns what it found. One that raises is reported as
-failed, with the exception: on a broken machine the doctor must still say something about everything else.
+Each check is a function in a table, and returns a `Finding`. A check that raises is reported as failed, with the
+exception, so that the other checks still run on a broken machine.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Level(enum.IntEnum):
 
 
 class Finding(NamedTuple):
-    """The finding of a check, with a remedy unless all is well."""
+    """The result of a check, with a remedy unless all is well."""
 
     level: Level
     found: str
@@ -62,14 +62,14 @@ def _read(path: str) -> str | None:
 
 
 def check_versions() -> Finding:
-    """Versions of the kernel, of Python, of the package and of libraries in its core."""
+    """Check the versions of the kernel, of Python, of the package and of libraries in its core."""
     machine = f"{platform.system()} {platform.release()}, {platform.machine()}, Python {sys.version.split()[0]}"
     versions = [f"{name} {importlib.metadata.version(name)}" for name in CORE]
     return _ok(", ".join([machine, *versions]))
 
 
 def check_device(name: str) -> Finding:
-    """A device opens in a service process of its own; what it asks for beyond the sandbox."""
+    """Check that a device opens in its own service process, and report what it needs beyond the sandbox."""
     from nnburst.errors import DeviceUnavailable
     from nnburst.runtime.open_service import launch
 
@@ -86,7 +86,7 @@ def check_device(name: str) -> Finding:
 
 
 def check_extra(extra: str) -> Finding:
-    """The modules of an extra can be imported; of ONNX Runtime, also the providers that it has."""
+    """Check that the modules of an extra can be imported. List the providers of ONNX Runtime."""
     found = []
     for name in EXTRAS[extra]:
         try:
@@ -101,7 +101,7 @@ def check_extra(extra: str) -> Finding:
 
 
 def check_cpus() -> Finding:
-    """Two CPUs, so that both ends of a burst can be awake at once."""
+    """Check that there are two CPUs, so that both ends of a burst can run at the same time."""
     allowed = len(os.sched_getaffinity(0))
     found = f"{os.cpu_count()} in this machine, {allowed} for this process"
     if allowed < 2:
@@ -136,7 +136,7 @@ def check_sandbox() -> Finding:
 
 
 def check_limits() -> Finding:
-    """Enough descriptors: a burst costs a handful, each memory pool one."""
+    """Check the limit of descriptors. A burst takes a few, each memory pool one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     found = f"{soft} open files (at most {hard})"
     if soft < ENOUGH_FDS:
@@ -153,10 +153,10 @@ CHECKS: dict[str, Callable[[], Finding]] = {
 
 
 def all_checks(more: Sequence[str] = ()) -> dict[str, Callable[[], Finding]]:
-    """The table, with a check for each device and each extra of this installation.
+    """Return the checks by title, including one for each device and each extra of this installation.
 
     Args:
-        more: Devices with options, which are checked as well.
+        more: Names of further devices, with options.
     """
     from nnburst.devices.registry import device_names
 
@@ -166,7 +166,7 @@ def all_checks(more: Sequence[str] = ()) -> dict[str, Callable[[], Finding]]:
 
 
 def run_check(check: Callable[[], Finding]) -> Finding:
-    """Run one check; an exception is a failure that names itself."""
+    """Run one check. An exception becomes a failed finding that names it."""
     try:
         return check()
     except Exception as error:
@@ -175,13 +175,13 @@ def run_check(check: Callable[[], Finding]) -> Finding:
 
 @click.command()
 @click.argument("devices", nargs=-1, metavar="[DEVICE]...")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def doctor(devices: tuple[str, ...], as_json: bool) -> None:
     """Check whether this machine suits bursts, and recommend remedies.
 
-    Opens each device in a service, with those that are named, such as nnburst-function:call=FILE.py:NAME, and says what
-    they need beyond the sandbox; imports each extra, and lists ONNX Runtime's execution providers. Exits with 1 if
-    nnburst cannot work here. The last line reads "doctor: ok=… warn=… fail=…".
+    Opens each installed device, and each DEVICE given (such as nnburst-function:call=FILE.py:NAME), in a service, and
+    shows what it needs beyond the sandbox. Imports each extra, and lists ONNX Runtime's execution providers. Exits
+    with 1 if nnburst cannot work here. The last line reads "doctor: ok=… warn=… fail=…".
     """
     findings = {name: run_check(check) for name, check in all_checks(devices).items()}
     levels = [finding.level for finding in findings.values()]

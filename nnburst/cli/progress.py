@@ -1,4 +1,4 @@
-"""The progress of a command, on a terminal."""
+"""Progress of a command, shown on a terminal."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import ParamSpec, TypeVar
 T = TypeVar("T")
 P = ParamSpec("P")
 PATIENCE = 1.0
-"""Seconds that a command may take to compile before it says so."""
+"""Seconds of compilation after which a command shows a line."""
 
 
 def progress(items: Iterable[T], total: int, words: str, *, draws_between: bool = False) -> Iterable[T]:
-    """Yield items, and show on a terminal how many have been yielded.
+    """Yield items, and show on a terminal how many are done.
 
     Args:
-        draws_between: True to draw between two items only, so that no thread disturbs a measurement.
+        draws_between: True to draw only between two items, so that no thread disturbs a measurement.
     """
     from rich.console import Console
     from rich.progress import track
@@ -27,8 +27,8 @@ def progress(items: Iterable[T], total: int, words: str, *, draws_between: bool 
     return track(items, words, total, not draws_between, console=console, transient=True, disable=quiet)
 
 
-def said(words: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a function and return its result. During a long call a terminal shows a line."""
+def call_with_notice(words: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a function and return its result. A long call shows a line on a terminal."""
     if not sys.stderr.isatty():
         return call(*args, **kwargs)
     line = threading.Timer(PATIENCE, print, [f"{words} …"], {"end": "", "file": sys.stderr, "flush": True})

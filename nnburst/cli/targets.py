@@ -1,4 +1,4 @@
-"""Values that people write and read in commands: whole numbers, pairs, sizes, users."""
+"""Conversion of values on the command line: whole numbers, pairs, sizes, users."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _DIGITS = 18
 
 
 def whole_number(text: str) -> int | None:
-    """Return a text as a whole number; None if it is not one or has too many digits."""
+    """Return the whole number in a text; None if it is not one or has too many digits."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS else None
 
 
@@ -31,7 +31,7 @@ def parse_pairs(texts: Sequence[str], option: str) -> dict[str, str]:
 
 
 def size(nbytes: float) -> str:
-    """Return a number of bytes for people."""
+    """Return a number of bytes as text with a unit."""
     units = ["B", "KiB", "MiB", "GiB"]
     while nbytes >= 1024 and len(units) > 1:
         nbytes /= 1024
@@ -40,15 +40,15 @@ def size(nbytes: float) -> str:
 
 
 def user_number(user: str, option: str) -> int:
-    """Return the number of a user who is given by name or number.
+    """Return the id of a user, from a name or a number.
 
     Raises:
-        InvalidArgument: No user has the name or the number.
+        InvalidArgument: No user has this name or number.
     """
     uid = whole_number(user)
     try:
         if (uid := pwd.getpwnam(user).pw_uid if uid is None else uid) < 1 << 32:
             return uid
-    except (KeyError, ValueError):  # a name with NUL
+    except (KeyError, ValueError):  # ValueError: a name that contains NUL
         pass
     raise InvalidArgument(f"{option} {user}: this machine has no such user")

@@ -1,4 +1,4 @@
-"""Values for the inputs of a model, from files or made up, and forms of outputs in words, JSON and files."""
+"""Values for the inputs of a model, from files or generated, and outputs as text, JSON and files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def describe(argument: NodeArg) -> str:
 
 
 def as_row(argument: NodeArg) -> dict[str, Any]:
-    """Describe an argument for JSON; the shape is null where any rank will do."""
+    """Return the description of an argument for JSON. The shape is null if any rank is accepted."""
     shape = None if argument.shape is None else list(argument.shape)
     return {"name": argument.name, "dtype": argument.holds or argument.dtype.name, "shape": shape}
 
@@ -38,27 +38,27 @@ def _is_array(argument: NodeArg) -> bool:
 
 
 def as_result(argument: NodeArg, value: Any) -> dict[str, Any]:
-    """Describe an output's value for JSON, without its content; a list's shape is its length, a dict has none."""
+    """Return an output's description for JSON. A list's shape is its length; a dict has none."""
     shape = [len(value)] if isinstance(value, list) else list(value.shape) if isinstance(value, np.ndarray) else None
     return {"name": argument.name, "dtype": argument.holds or value.dtype.name, "shape": shape}
 
 
 def plain(value: Any) -> Any:
-    """Return an output's value for JSON: lists for arrays."""
+    """Return an output's value for JSON, with lists in place of arrays."""
     if isinstance(value, list):
         return list(map(plain, value))
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
-def shortened(value: Any) -> str:
-    """Return a value as text for people, long ones shortened."""
+def shorten(value: Any) -> str:
+    """Return a value as text, shortened if it is long."""
     return np.array2string(value, threshold=40, precision=6) if isinstance(value, np.ndarray) else reprlib.repr(value)
 
 
 def as_saved(value: Any) -> Array:
-    """Return a value as an array that any NumPy reads without pickle: strings of one width, other values as JSON.
+    """Return a value as an array that NumPy can load without pickle: fixed-width strings, and JSON for other values.
 
-    Strings become JSON if a string ends with NUL, which an array of fixed-width strings would lose.
+    Strings are saved as JSON if one ends with NUL, which a fixed-width array would lose.
     """
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in ("O", "T"):
@@ -70,7 +70,7 @@ def as_saved(value: Any) -> Array:
 
 
 def parse_shapes(pairs: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Return ``NAME=1,3,224,224`` options; raises the same errors as `parse_pairs`."""
+    """Return the shapes in ``NAME=1,3,224,224`` options. Raises the same errors as `parse_pairs`."""
     try:
         return {
             name: tuple(int(size) for size in value.split(",") if size)
@@ -81,7 +81,7 @@ def parse_shapes(pairs: Sequence[str]) -> dict[str, tuple[int, ...]]:
 
 
 def load_arrays(files: Mapping[str, str]) -> dict[str, Array]:
-    """Read the arrays of ``.npy`` files, by name of the input.
+    """Return the arrays in ``.npy`` files, by name of the input.
 
     Raises:
         InvalidArgument: A file cannot be read, or does not contain an array of numbers.
@@ -96,7 +96,7 @@ def load_arrays(files: Mapping[str, str]) -> dict[str, Array]:
 
 
 def load_array(file: str | os.PathLike[str]) -> Array | dict[str, Array]:
-    """Read a ``.npy`` file, or the arrays of a ``.npz`` file by name.
+    """Return the array in a ``.npy`` file, or the arrays in a ``.npz`` file by name.
 
     Raises:
         InvalidArgument: The file cannot be read, or contains something other than numbers.
@@ -108,22 +108,22 @@ def load_array(file: str | os.PathLike[str]) -> Array | dict[str, Array]:
                 return found
             with found:
                 return {name: found[name] for name in found.files}
-    except Exception as error:  # whatever NumPy makes of a damaged file
+    except Exception as error:  # a damaged file can cause any error in NumPy
         raise InvalidArgument(f"{file} is no .npy or .npz file that can be read: {error}") from None
 
 
-def made_up(arguments: Sequence[NodeArg], shapes: Mapping[str, Sequence[int]], seed: int = 0) -> dict[str, Any]:
-    """Return reproducible values for arguments: numbers in [0, 1) for floats, zeros for the others, "0" for strings.
+def generate_values(arguments: Sequence[NodeArg], shapes: Mapping[str, Sequence[int]], seed: int = 0) -> dict[str, Any]:
+    """Return reproducible values for arguments: floats in [0, 1), zeros for other numbers, "0" for strings.
 
     Values that are not arrays are empty.
 
     Args:
-        arguments: Open dimensions become 1.
-        shapes: By name, where other shapes are wanted.
-        seed: Other numbers for another seed.
+        arguments: The arguments. Open dimensions become 1.
+        shapes: Other shapes, by name.
+        seed: Seed of the random numbers.
 
     Raises:
-        InvalidArgument: A shape is for no argument, or does not fit; or the rank is open and no shape is given.
+        InvalidArgument: A shape belongs to no argument or does not fit, or an argument of open rank has no shape.
     """
     unknown = sorted(set(shapes) - {argument.name for argument in arguments})
     if unknown:
@@ -145,6 +145,6 @@ def made_up(arguments: Sequence[NodeArg], shapes: Mapping[str, Sequence[int]], s
         try:
             array = rng.random(tuple(shape)) if argument.dtype.kind == "f" else np.zeros(tuple(shape), np.int8)
             out[argument.name] = array.astype("U1" if argument.dtype.kind in ("O", "T") else argument.dtype)
-        except (MemoryError, ValueError) as error:  # ValueError: more dimensions than NumPy has
+        except (MemoryError, ValueError) as error:  # ValueError: more dimensions than NumPy supports
             raise InvalidArgument(f"{argument.name!r} of shape {tuple(shape)} cannot be made up: {error}") from None
     return out

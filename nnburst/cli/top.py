@@ -1,4 +1,4 @@
-"""`nnburst top`: the present work of services, read from their pages without a request."""
+"""`nnburst top`: show the current work of services, from statistics in shared memory."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _UNLIMITED = 100_000
 
 @click.command()
 @click.argument("services", nargs=-1, metavar="[NAME|PID]...")
-@click.option("--once", is_flag=True, help="One look, with what happened since each service began.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON list for each look, on a line of its own.")
+@click.option("--once", is_flag=True, help="Print once, with totals since the start of each service.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list at each update, one per line.")
 @click.option(
     "--interval", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True, metavar="S",
     help="Seconds between updates.",
 )  # fmt: skip
-@click.option("--every-user", is_flag=True, help="Also those of other users, which root may watch.")
+@click.option("--every-user", is_flag=True, help="Show services of all users; only for root.")
 def top(services: tuple[str, ...], once: bool, as_json: bool, interval: float, every_user: bool) -> None:
-    """Show running services, child services too, with their models and bursts, their use of resources and their limits.
+    """Show running services, including child services, with their models, bursts, resources and limits.
 
-    No request is sent, and no service is disturbed: it writes its numbers into memory that this command reads.
-    Without arguments: all services of this user. Named services are looked for among every user's.
+    No request is sent: services write their numbers into shared memory that this command reads. Without arguments,
+    all services of this user are shown. Named services may belong to any user.
     """
     watched = _Watched(services, every_user=every_user)
     looks = watched.look(rates=not once)
@@ -53,7 +53,7 @@ def top(services: tuple[str, ...], once: bool, as_json: bool, interval: float, e
             from rich.console import Console
 
             console = Console()
-            if not console.is_terminal:  # a file, or a program that reads it: nothing is cut off
+            if not console.is_terminal:  # a file or a pipe gets the full width
                 console.width = _UNLIMITED
             console.print(_table(looks))
         return
@@ -80,10 +80,10 @@ class _Watched:
         self._viewers: dict[str, Viewer] = {}
         self._last: dict[str, ServiceStats] = {}
         self._used: dict[int, tuple[float, int]] = {}
-        """By process: the time of the last look, and the processor time used until then."""
+        """The time of the last report, and the processor time used until then, by process."""
 
     def look(self, *, rates: bool = True) -> list[dict[str, Any]]:
-        """Return a report of each service; with `rates`, for the time since the last look."""
+        """Return a report of each service. With `rates`, it has rates since the last report."""
         from ..errors import DeviceUnavailable
         from ..watch._report import report
         from ..watch.reader import OF_USER, Viewer, find_services
@@ -103,7 +103,7 @@ class _Watched:
             except DeviceUnavailable as error:
                 if page.pid in self._pids:
                     raise click.ClickException(f"{page.pid}: {error}") from error
-                continue  # gone meanwhile, of another version, or dishonest
+                continue  # the service has ended, has another version, or its page is invalid
             self._viewers[key] = viewer
             if workers := stats.of(RowKind.PROCESS):  # the broker's page
                 limits.update((row.client_pid, row.counters) for row in workers)
@@ -117,7 +117,7 @@ class _Watched:
         return reports
 
     def _process(self, service: dict[str, Any], limits: Mapping[str, int], *, rates: bool) -> dict[str, Any]:
-        """Return the process's use of resources, from the kernel, and its limits, from the page of its broker."""
+        """Return the process's use of resources, from the kernel, and its limits, from its broker's page."""
         from ..watch.stats import ACCOUNT
         from ..watch.usage import Usage, usage_of
 
@@ -146,7 +146,7 @@ def _table(reports: Sequence[dict[str, Any]]) -> RenderableType:
         who = f"{service['name'] or 'child'} ({service['pid']})"
         table.add_row(Text(who), "", _count(len(service["models"])), *_cells(service), style="bold")
         for model in service["models"]:
-            label = Text(model["label"])  # no markup: another process wrote it
+            label = Text(model["label"])  # no markup, as another process wrote it
             for burst in model["bursts"]:
                 table.add_row("", _client(burst), label, *_cells(burst))
             if not model["bursts"]:

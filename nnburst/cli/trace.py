@@ -19,7 +19,7 @@ import click
     type=click.Path(path_type=Path),
     required=True,
     metavar="FILE",
-    help="The trace; JSON for Perfetto and Chrome.",
+    help="File of the trace, JSON for Perfetto and Chrome.",
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND...")
 def trace(output: Path, command: tuple[str, ...]) -> None:
@@ -29,7 +29,7 @@ def trace(output: Path, command: tuple[str, ...]) -> None:
     nnburst trace -o trace.json python program.py
     # then open trace.json at https://ui.perfetto.dev
 
-    The last 65,536 runs of each burst are kept. The status is that of COMMAND.
+    The last 65,536 runs of each burst are kept. The exit status is that of COMMAND.
     """
     from ..watch.trace import FILE_VARIABLE, adopt, begin
 
@@ -40,7 +40,7 @@ def trace(output: Path, command: tuple[str, ...]) -> None:
     env = {**os.environ, FILE_VARIABLE: str(output.absolute())}
     adopt(env)
     process = subprocess.Popen(command, env=env)
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command decides what Ctrl-C ends
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command decides about Ctrl-C
     try:
         status = process.wait()
     finally:

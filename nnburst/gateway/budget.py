@@ -1,4 +1,4 @@
-"""A limit on all requests under way, of both protocols, and on their bytes."""
+"""A limit on the requests in progress, over both protocols, and on their bytes."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterator
 from ..errors import DeviceUnavailable, ResourceExhausted
 
 RETRY_S = 1
-"""Seconds after which a client may repeat a request that was refused for the moment."""
+"""Seconds after which a client may repeat a request that was refused for lack of resources."""
 FAREWELL_S = 0.5
-"""Seconds that the last answers may take when the gateway is stopped."""
+"""Seconds to send the last answers when the gateway is stopped."""
 
 
 class Budget:
-    """Counts requests, and the bytes that were received of them, until they are answered. For the loop's thread only.
+    """Counts requests and their received bytes until they are answered. Only the loop's thread may use it.
 
     Attributes:
-        most_connections: Most connections of each protocol; descriptors that the process itself needs stay free.
+        most_connections: Most connections of each protocol. It leaves the process enough descriptors for itself.
     """
 
     def __init__(self, most_requests: int = 1024, most_bytes: int = 1 << 30) -> None:
@@ -31,10 +31,10 @@ class Budget:
 
     @contextlib.contextmanager
     def request(self) -> Iterator[Callable[[int], None]]:
-        """Count a request until the context ends, and its bytes as the yielded function is told of them.
+        """Count a request until the context ends. Yields a function that adds a number of received bytes.
 
         Raises:
-            ResourceExhausted: Too many are under way; from the function: too many bytes.
+            ResourceExhausted: Too many requests are in progress. The yielded function raises it for too many bytes.
             DeviceUnavailable: The gateway no longer takes requests.
         """
         if self._is_finishing:
@@ -60,7 +60,7 @@ class Budget:
                 self._idle.set()
 
     async def finish(self, seconds: float) -> None:
-        """Take no more requests, and wait for those that are under way, for a limited number of seconds."""
+        """Take no more requests, and wait up to `seconds` for those in progress."""
         self._is_finishing = True
         if self._requests:
             self._idle.clear()

@@ -1,4 +1,4 @@
-"""The protocol over gRPC, with the messages and calls of `open_inference.proto`."""
+"""The Open Inference Protocol over gRPC, with the messages and calls of `open_inference.proto`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .inference import CODES, Answers, Inference, InputTensor, OutputTensor, Ter
 from .listen import note_request, request_id
 from .models import Models, NoSuchModel
 from .regions import Regions
-from .tensors import PIECE, as_sent, converted, text_size
+from .tensors import PIECE, convert_aside, text_size, to_wire
 
 _log = logging.getLogger(__name__)
 _MOST_BYTES = 256 << 20
@@ -41,7 +41,7 @@ _MOST_BYTES = 256 << 20
 _LEAST_PING_MS = 10_000
 """Least time between two pings of a client that keeps its connection alive."""
 _MOST_STREAMS = 64
-"""Requests under way on one connection. One client alone cannot use up the gateway's limit."""
+"""Most requests in progress on one connection, so that one client cannot use up the gateway's limit."""
 
 (_DESCRIPTION,) = FileDescriptorSet.FromString(Path(__file__).with_name("open_inference.binpb").read_bytes()).file
 _POOL = DescriptorPool()  # a private pool, so that a program may also load a client's messages of the same names
@@ -62,18 +62,18 @@ _CONTENTS = {
     "FP64": ("fp64_contents", "f8"),
     "BYTES": ("bytes_contents", "O"),
 }
-"""By datatype: the message field for its elements, and their dtype. Other datatypes are sent as raw bytes only."""
+"""The message field for elements of each datatype, and their dtype. Other datatypes are sent only as raw bytes."""
 
 
 async def _abort(context: Any, error: NNBurstError) -> None:
-    """End a call with an error, and say when to try again if that may help."""
+    """End a call with an error. If another try may succeed, the trailers say when."""
     code = next(code for kind, code, _ in CODES if isinstance(error, kind))
     hint = (("grpc-retry-pushback-ms", str(RETRY_S * 1000)),) if code in ("UNAVAILABLE", "RESOURCE_EXHAUSTED") else ()
     await context.abort(grpc.StatusCode[code], str(error), (*context.trailing_metadata(), *hint))
 
 
 class Servicer:
-    """Answers the calls that a model on a CPU has: a method for each, by its name, returns the answer as JSON."""
+    """Answers the calls of the protocol. Each has a method of the same name, which returns the answer as JSON."""
 
     def __init__(self, models: Models, regions: Regions, budget: Budget, tokens: Tokens = EVERYONE) -> None:
         self._models = models
@@ -82,7 +82,7 @@ class Servicer:
         self._tokens = tokens
 
     def handlers(self) -> dict[str, Any]:
-        """Return the handler of each call. Requests for inference come as bytes, to be counted first."""
+        """Return the handler of each call. Inference requests arrive as bytes, counted before they are decoded."""
         made = {}
         for call in _CALLS.methods:
             work, answer = getattr(self, call.name), GetMessageClass(call.output_type)
@@ -104,7 +104,7 @@ class Servicer:
     # ---- health and metadata ---------------------------------------------------------------------------------
 
     async def check_health(self, request: Any, context: Any) -> Any:
-        """Answer ``grpc.health.v1`` for the server; for a model by its name, only to clients with a token."""
+        """Answer ``grpc.health.v1`` for the server or, if the client has a token, for a model by name."""
         name = "" if request.service == _SERVICE else request.service
         if name and not _is_admitted(self._tokens, context.invocation_metadata()):
             await _refuse(request, context)
@@ -179,7 +179,7 @@ class Servicer:
         return answer
 
     async def ModelStreamInfer(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
-        """Yield one answer for each request, in their order; an error is an answer, too."""
+        """Yield one answer for each request, in order. A failed request gets an answer with its error."""
         async for data in requests:
             answer = pb.ModelStreamInferResponse()
             try:
@@ -195,19 +195,19 @@ class Servicer:
                 request = pb.ModelInferRequest.FromString(data)
             except DecodeError as error:
                 raise InvalidArgument(f"the request cannot be read: {error}") from None
-            answer.id = request.id  # also on failure
+            answer.id = request.id  # set even if the request failed
             to_convert = 0 if request.raw_input_contents else len(data)
-            inference = await converted(to_convert, _inference, request, to_convert)
+            inference = await convert_aside(to_convert, _inference, request, to_convert)
             with below(lambda: dict(context.invocation_metadata())):
                 version, answers = await infer(self._models, self._regions, inference, context.time_remaining())
             texts = sum(text_size(array) for *_, array in answers)
-            await converted(texts, _fill, answer, request, version, answers)
+            await convert_aside(texts, _fill, answer, request, version, answers)
 
 
 def _fill(answer: Any, request: Any, version: str, answers: Answers) -> None:
     answer.model_name, answer.model_version = request.model_name, version
     for (name, place), datatype, shape, array in answers:
-        output, elements = answer.outputs.add(name=name, datatype=datatype, shape=shape), as_sent(array)
+        output, elements = answer.outputs.add(name=name, datatype=datatype, shape=shape), to_wire(array)
         if place is None:
             answer.raw_output_contents.append(elements.tobytes())
             continue
@@ -244,7 +244,7 @@ def _inference(request: Any, to_convert: int) -> Inference:
 
 
 def _elements(tensor: Any) -> Any:
-    """Return the elements of a tensor that came one by one."""
+    """Return the elements of a tensor that was sent element by element."""
     filled = [(field.name, values) for field, values in tensor.contents.ListFields()]
     if not filled:
         return ()
@@ -270,7 +270,7 @@ async def _refuse(request: Any, context: Any) -> None:
 
 
 class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Refuses calls without a token, except for the server's health; gives each an id and a line in the log."""
+    """Refuses calls without a token, except for the server's health. Gives each call an id and a line in the log."""
 
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
@@ -333,10 +333,10 @@ async def serve(
     certificate: Certificate | None = None,
     keepalive: float = 75,
 ) -> tuple[Any, int | str]:
-    """Start a server at ``HOST:PORT``, where port 0 takes a free one, or at ``unix:PATH``.
+    """Start a server at ``HOST:PORT`` (port 0 stands for any free port) or at ``unix:PATH``.
 
     Returns:
-        The server, and its port or its address.
+        The server, and its port, or its address if it is a Unix socket.
 
     Raises:
         DeviceUnavailable: The address cannot be used.
@@ -351,7 +351,7 @@ async def serve(
             ("grpc.max_concurrent_streams", _MOST_STREAMS),
             ("grpc.keepalive_time_ms", int(keepalive * 1000)),
             ("grpc.http2.min_ping_interval_without_data_ms", _LEAST_PING_MS),
-            ("grpc.http.overload_protection", 0),  # it resets streams of clients that have not heard of an end yet
+            ("grpc.http.overload_protection", 0),  # off: it resets streams of well-behaved clients, too
         ],
         interceptors=[_Guard(tokens)],
     )
@@ -372,7 +372,7 @@ async def serve(
 
 
 async def serve_again(start: Callable[[], Awaitable[Any]]) -> None:
-    """Start another server whenever grpcio's own loop has ended: a path that is no UTF-8 raises there."""
+    """Start a server again whenever grpcio's serving loop ends, as a path that is not UTF-8 raises inside it."""
     lost, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -384,6 +384,6 @@ async def serve_again(start: Callable[[], Awaitable[Any]]) -> None:
     while await lost.wait():
         lost.clear()
         try:
-            _server = await start()  # which ends with the last reference
+            _server = await start()  # the server ends with its last reference
         except NNBurstError as error:
             _log.error("%s", error)

@@ -1,4 +1,4 @@
-"""The check, run and answer of one request, for both protocols."""
+"""Inference requests of both protocols: check, run, answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..errors import (
 from ..model.types import Array, Priority
 from .models import Models, NoSuchModel, OpenedModel
 from .regions import Regions, RegisteredRegion
-from .tensors import as_sent, bytes_of, converted, text_size
+from .tensors import bytes_of, convert_aside, text_size, to_wire
 
 CODES: tuple[tuple[type[NNBurstError], str, int], ...] = (
     (NoSuchModel, "NOT_FOUND", 404),
@@ -31,7 +31,7 @@ CODES: tuple[tuple[type[NNBurstError], str, int], ...] = (
     (DeadObject, "UNAVAILABLE", 503),
     (NNBurstError, "INTERNAL", 400),
 )
-"""The status of gRPC and of HTTP for each kind of error."""
+"""The gRPC and HTTP status of each type of error."""
 
 
 class RegionPlace(NamedTuple):
@@ -43,10 +43,10 @@ class RegionPlace(NamedTuple):
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any], kind: str, name: str) -> RegionPlace | None:
-        """Return the place that a tensor's parameters give, None if it is not in shared memory.
+        """Return the place given by a tensor's parameters; None if the tensor is not in shared memory.
 
         Raises:
-            InvalidArgument: They make no sense.
+            InvalidArgument: The parameters are invalid.
         """
         region = parameters.get("shared_memory_region")
         if region is None:
@@ -58,7 +58,7 @@ class RegionPlace(NamedTuple):
 
 
 class InputTensor(NamedTuple):
-    """An input: its elements, or their place."""
+    """An input tensor: its elements, or their place in a region."""
 
     name: str
     datatype: str
@@ -75,7 +75,7 @@ class InputTensor(NamedTuple):
         raw: bytes | memoryview | None,
         elements: Sequence[Any] | Array | None,
     ) -> InputTensor:
-        """Return an input that comes in a region, as bytes, or as elements.
+        """Return the input that a request gives in a region, as bytes, or as elements.
 
         Raises the same errors as `RegionPlace.of`.
         """
@@ -90,7 +90,7 @@ class InputTensor(NamedTuple):
 
 
 class OutputTensor(NamedTuple):
-    """An output that a client asks for."""
+    """An output that a client requests."""
 
     name: str
     place: RegionPlace | None = None
@@ -104,10 +104,10 @@ class OutputTensor(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """The terms on which a request is run.
+    """The priority and time limit of a request.
 
     Attributes:
-        timeout: Seconds that the run may take; None without a limit of the client.
+        timeout: Seconds that the run may take; None if the client sets no limit.
     """
 
     timeout: float | None = None
@@ -115,10 +115,10 @@ class Terms(NamedTuple):
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> Terms:
-        """Return the terms that a request's parameters give, in the words of the protocol's extension for schedules.
+        """Return the terms given by a request's parameters, which the protocol's schedule extension defines.
 
         Raises:
-            InvalidArgument: They make no sense, or ask for a sequence.
+            InvalidArgument: The parameters are invalid, or ask for a sequence.
         """
         if not parameters:
             return _USUAL
@@ -134,15 +134,15 @@ class Terms(NamedTuple):
 
 _USUAL = Terms()
 _PRIORITIES = {0: Priority.MEDIUM, 1: Priority.HIGH, 2: Priority.MEDIUM}
-"""Protocol's priorities; 1 is the highest, and numbers not listed are low."""
+"""Priorities by the protocol's numbers: 0 is the default, 1 the highest; all others are low."""
 
 
 class Inference(NamedTuple):
     """A request to run a model.
 
     Attributes:
-        inputs, outputs: In any order; no outputs mean all.
-        size: Bytes that have to be turned into arrays element by element.
+        inputs, outputs: The tensors, in any order. No outputs means all outputs.
+        size: Bytes that must be converted element by element.
     """
 
     model: str
@@ -154,18 +154,18 @@ class Inference(NamedTuple):
 
 
 def extensions(models: Models, regions: Regions) -> list[str]:
-    """Return the extensions of the protocol that both gRPC and REST have."""
+    """Return the protocol extensions that both gRPC and REST support."""
     optional = {"model_repository": models.may_change, "system_shared_memory": regions.allowed}
     usual = ["model_configuration", "schedule_policy", "statistics"]
     return usual + [name for name, is_on in optional.items() if is_on]
 
 
 Answers = list[tuple[OutputTensor, str, tuple[int, ...], Array]]
-"""For each output: the request, the datatype, the shape, and the elements, also if they were written to a place."""
+"""The requested output, datatype, shape and elements of each output, even if they were written to a region."""
 
 
 def _size(given: InputTensor) -> int:
-    """Return how many bytes or elements came, or lie in a region."""
+    """Return the number of bytes or elements of an input, in the request or in a region."""
     return max(given.data.byte_size, 0) if isinstance(given.data, RegionPlace) else len(given.data)
 
 
@@ -175,13 +175,13 @@ async def infer(
     """Run a request, and once more if the process that ran it has died.
 
     Args:
-        timeout: Seconds that the run may take, from its call; the request may set less.
+        timeout: Seconds that the run may take; the request may set a shorter limit.
 
     Returns:
-        The version that ran, and the outputs that the client asks for, or all.
+        The version that ran, and the requested outputs, or all.
 
     Raises:
-        NNBurstError: It cannot be run, or failed.
+        NNBurstError: The request cannot be run, or failed.
     """
     own, priority = inference.terms
     if own is not None:
@@ -201,10 +201,10 @@ async def infer(
 async def _run(model: OpenedModel, regions: Regions, inference: Inference, timeout: float | None) -> Answers:
     began = time.monotonic_ns()
     texts = sum(_size(given) for given in inference.inputs if given.datatype == "BYTES")
-    arrays, used = await converted(inference.size + texts, _arrays, model, regions, inference.inputs)
+    arrays, used = await convert_aside(inference.size + texts, _arrays, model, regions, inference.inputs)
     outputs = model.outputs
     names = [output.name for output in inference.outputs]
-    for name in names:  # a short request must not ask for a huge answer
+    for name in names:  # a short request must not repeat an output to get a huge answer
         if name not in outputs:
             raise InvalidArgument(f"output {name!r} is unknown; the model gives {list(outputs)}")
         if names.count(name) > 1:
@@ -219,7 +219,7 @@ async def _run(model: OpenedModel, regions: Regions, inference: Inference, timeo
         array = values[output.name]
         shape = array.shape
         if output.place is not None:
-            array = await converted(text_size(array), as_sent, array)
+            array = await convert_aside(text_size(array), to_wire, array)
             _put(regions, output.place, array)
         answers.append((output, outputs[output.name].datatype, shape, array))
     model.counts.spent(began, given, ran, time.monotonic_ns())
@@ -229,7 +229,7 @@ async def _run(model: OpenedModel, regions: Regions, inference: Inference, timeo
 def _arrays(
     model: OpenedModel, regions: Regions, inputs: Sequence[InputTensor]
 ) -> tuple[dict[str, Array], list[RegisteredRegion]]:
-    """Return the inputs by name, and the regions that they lie in."""
+    """Return the inputs by name, and the regions that contain some of them."""
     arrays: dict[str, Array] = {}
     used: list[RegisteredRegion] = []
     for given in inputs:
@@ -245,7 +245,7 @@ def _arrays(
             if tensor.datatype != "BYTES":
                 arrays[given.name] = lying.view(tensor.dtype).reshape(given.shape)
                 continue
-            data = lying.tobytes()  # a private copy, before it is read
+            data = lying.tobytes()  # a private copy, as the client may change the region
             region.check()
         arrays[given.name] = tensor.array_of(given.datatype, given.shape, data)
     return arrays, used

@@ -1,4 +1,4 @@
-"""HTTP servers of this package: their addresses, access and numbers of connections."""
+"""HTTP servers: their addresses, access and limits on connections."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _ID = "X-Request-ID"
 _MOST_ID = 128
 
 
-def _is_of_us(record: logging.LogRecord) -> bool:
-    """Return True for aiohttp's log records about this program, False for errors of a client."""
+def _is_own_error(record: logging.LogRecord) -> bool:
+    """Return True for aiohttp's log records about this program, False for those about errors of clients."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, ConnectionError | web.RequestPayloadError | HttpProcessingError)
 
 
 _log = logging.getLogger("nnburst.gateway")
-_log.addFilter(_is_of_us)
+_log.addFilter(_is_own_error)
 access = logging.getLogger("nnburst.access")
-"""A line at level INFO for each request, of whatever protocol."""
+"""The log of requests: one line at level INFO for each, over any protocol."""
 
 
 def request_id(given: object) -> str:
-    """Return the id that a client gave its request, a new one if it gave none that is short and printable."""
+    """Return the id that a client gave its request, or a new one if that id is missing, too long or not printable."""
     is_id = isinstance(given, str) and given.isascii() and given.isprintable() and 0 < len(given) <= _MOST_ID
     return str(given) if is_id else uuid4().hex
 
@@ -43,7 +43,7 @@ def note_request(client: str, call: str, status: object, seconds: float, name: s
     """Log an answered request, if the log level allows it."""
     if not access.isEnabledFor(logging.INFO):
         return
-    call = "".join(c if c.isprintable() else " " for c in call)  # gRPC takes paths of any characters
+    call = "".join(c if c.isprintable() else " " for c in call)  # gRPC accepts any characters in paths
     fields = {"client": client, "call": call, "status": str(status), "ms": round(seconds * 1e3, 3), "request_id": name}
     access.info(
         "%(client)s %(call)s: %(status)s in %(ms)s ms, request %(request_id)s", fields, extra={"fields": fields}
@@ -61,12 +61,12 @@ class _AccessLogger(AbstractAccessLogger):
 
 
 async def _name(request: web.Request, response: web.StreamResponse) -> None:
-    """Send the id of a request back."""
+    """Add the request's id to its response."""
     response.headers[_ID] = request_id(request.headers.get(_ID))
 
 
 def guard(tokens: Tokens, free: str | None = None) -> Any:
-    """Refuse requests without a token, except those of paths that begin with `free`."""
+    """Return a middleware that refuses requests without a token, except at paths that begin with `free`."""
 
     @web.middleware
     async def guarded(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
@@ -80,7 +80,7 @@ def guard(tokens: Tokens, free: str | None = None) -> Any:
 
 
 def _limit_connections(server: Any, most: int, *, ends_oldest: bool) -> None:
-    """Reset connections beyond a limit: without a free descriptor, the loop would log errors without end."""
+    """Reset connections beyond a limit. Without free descriptors, the loop would log errors endlessly."""
     note = server.connection_made
 
     def connection_made(handler: object, transport: asyncio.Transport) -> None:
@@ -88,7 +88,7 @@ def _limit_connections(server: Any, most: int, *, ends_oldest: bool) -> None:
         if len(server.connections) > most:
             gone = server.connections[-most - 1].transport if ends_oldest else transport
             if gone is not None:
-                asyncio.get_running_loop().call_soon(gone.abort)  # once aiohttp has begun with it
+                asyncio.get_running_loop().call_soon(gone.abort)  # after aiohttp has set up the connection
 
     server.connection_made = connection_made
 
@@ -102,15 +102,15 @@ async def listen(
     ends_oldest: bool = False,
     certificate: Certificate | None = None,
 ) -> tuple[web.AppRunner, int | str]:
-    """Start a server at ``HOST:PORT``, where port 0 takes a free one, or at ``unix:PATH``.
+    """Start a server at ``HOST:PORT`` (port 0 stands for any free port) or at ``unix:PATH``.
 
     Args:
-        most: Most connections at once: one more is reset, or has the oldest reset.
-        certificate: For TLS.
-        idle: Seconds that a connection may be without a request whose head has come.
+        most: Most connections at a time. Beyond that the new connection is reset or, with `ends_oldest`, the oldest.
+        certificate: The certificate for TLS; None for no TLS.
+        idle: Seconds that a connection may stay open without sending the head of a request.
 
     Returns:
-        The runner, and its port or its address.
+        The runner, and its port, or its address if it is a Unix socket.
 
     Raises:
         DeviceUnavailable: The address cannot be used.
@@ -121,7 +121,7 @@ async def listen(
         application,
         access_log=access,
         access_log_class=_AccessLogger,
-        auto_decompress=False,  # the handlers inflate bodies, and count them
+        auto_decompress=False,  # the handlers inflate bodies, and count the bytes
         keepalive_timeout=idle,
         logger=_log,
         shutdown_timeout=FAREWELL_S,

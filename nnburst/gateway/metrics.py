@@ -1,4 +1,4 @@
-"""Metrics over HTTP: numbers of a service's pages, and counts of inferences under Triton's names."""
+"""Metrics over HTTP: the statistics of a service, and counts of inferences under Triton's names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .listen import guard, listen
 from .models import REASONS, ModelCounts
 
 _MOST_CONNECTIONS = 8
-"""Anyone on the machine may connect: the oldest makes room for the next."""
+"""Most connections. Any user of the machine may connect, so the oldest connection is reset for a new one."""
 _IDLE_S = 5
 
 _US = 1000
@@ -29,7 +29,7 @@ _METRICS: tuple[tuple[str, str, str, Callable[[ModelCounts], int]], ...] = (
 
 
 def triton_metrics(counts: Sequence[tuple[str, str, ModelCounts]]) -> str:
-    """Return `Models.counts` in Prometheus' text format: ``nv_inference_count{model="m",version="1"} 3``.
+    """Return `Models.counts` in Prometheus' text format, such as ``nv_inference_count{model="m",version="1"} 3``.
 
     Source: https://prometheus.io/docs/instrumenting/exposition_formats/
     """
@@ -60,7 +60,7 @@ def _escaped(text: str) -> str:
 async def serve_metrics(
     shown: Any, address: str, tokens: Tokens, most: int = _MOST_CONNECTIONS
 ) -> tuple[web.AppRunner, int | str]:
-    """Answer every request with the metrics that an object's `collect` gives; arguments as for `listen`."""
+    """Start a server that answers each request with the result of `collect`. See `listen` for other arguments."""
     from prometheus_client.exposition import choose_encoder
 
     async def answer(request: web.Request) -> web.Response:

@@ -1,4 +1,4 @@
-"""The named models of a shared service, opened when they are first asked for and again after the service died."""
+"""The named models of a shared service. Each is opened at its first request, and again after the service's death."""
 
 from __future__ import annotations
 
@@ -32,20 +32,21 @@ from .tensors import ModelTensor
 T = TypeVar("T")
 
 _ONLY = "1"
-"""The version of a model without versions."""
+"""The version given for a model without versions."""
 
 
 class NoSuchModel(InvalidArgument):
-    """There is no such model or version, and there was none since this gateway started."""
+    """The model or version does not exist, and has not existed since this gateway started."""
 
 
 @dataclass
 class ModelCounts:
-    """Counts and times (in nanoseconds) of the requests for one version of a model. The loop's thread counts.
+    """Counts and times (in nanoseconds) of requests for one version of a model, for the loop's thread.
 
     Attributes:
-        failures: By reason, in Triton's words.
-        input_ns, run_ns, output_ns: Time of each part of answered requests; `run_ns` includes the wait for others.
+        failures: Number of failures by reason; Triton defines the reasons.
+        input_ns, run_ns, output_ns: Time of each part of answered requests; `run_ns` includes the wait for other
+            requests.
     """
 
     inferences: int = 0
@@ -76,7 +77,7 @@ class ModelCounts:
             self.last_ms = time.time_ns() // 1_000_000
 
     def spent(self, began: int, given: int, ran: int, ended: int) -> None:
-        """Add the parts of an answered request, from the moments between them."""
+        """Add the times of an answered request's parts, computed from the times at their borders."""
         self.input_ns += given - began
         self.run_ns += ran - given
         self.output_ns += ended - ran
@@ -110,15 +111,17 @@ REASONS: tuple[tuple[type[BaseException], str], ...] = (
 
 
 class OpenedModel:
-    """A model that can be run. Its session ends with the last reference to it: of `Models`, and of requests.
+    """A model that can be run. Its session ends once neither `Models` nor a request has a reference to it.
 
     Attributes:
-        digest: SHA-256 of its files; empty if it has none.
-        platform: The protocol's name for the software that runs it.
-        is_repeatable: True if a run that died with its process may be run again: a function may have had side effects.
-        inputs, outputs: By name, in order.
-        optional: Inputs that may be left out, which descriptions do not name: the protocol knows none.
-        refused: Why the protocol cannot serve it; then the others are empty, and its session is closed.
+        digest: SHA-256 of the model's files; empty for a model without files.
+        platform: The protocol's name for the software that runs the model.
+        is_repeatable: True if a run may be repeated after its process died. False for functions, which may have side
+            effects.
+        inputs, outputs: The tensors by name, in order.
+        optional: Inputs that may be left out. Descriptions do not list them, as the protocol has no optional inputs.
+        refused: The reason why the protocol cannot serve the model; the other fields are then empty, and the session
+            is closed.
     """
 
     def __init__(self, version: str, digest: str, session: Session, counts: ModelCounts) -> None:
@@ -135,7 +138,7 @@ class OpenedModel:
         try:
             self.inputs = ModelTensor.all_of(session.get_inputs())
             for node in session.get_overridable_initializers():
-                with contextlib.suppress(InvalidArgument):  # its default stays then
+                with contextlib.suppress(InvalidArgument):  # such an input keeps its default
                     self.optional |= ModelTensor.all_of([node])
             self.outputs = ModelTensor.all_of(session.get_outputs())
         except InvalidArgument as error:
@@ -143,19 +146,19 @@ class OpenedModel:
             session.close()
 
     async def run(self, inputs: dict[str, Array], timeout: float | None = None) -> list[Array]:
-        """Run the model once, with a time limit in seconds; raises as `Session.arun`."""
+        """Run the model once, with a time limit in seconds. Raises the same errors as `Session.arun`."""
         try:
             return await self.session.arun(None, inputs, timeout)
-        except BadState as error:  # closed: the gateway is being stopped
+        except BadState as error:  # the session is closed because the gateway stops
             raise DeadObject(str(error)) from error
 
 
 class Models:
-    """Named models of a service, for the loop's thread. Calls that may wait for the service run in another one.
+    """The named models of a service, for the loop's thread. Calls that may wait for the service run in another.
 
     Args:
         address: The service's address, as for `nnburst.connect`.
-        may_change: True if clients may load and unload them.
+        may_change: True if clients may load and unload models.
         unloaded: Names of models that were unloaded before.
     """
 
@@ -164,34 +167,34 @@ class Models:
         self._address = address
         self._service: Service | None = None
         self._versions: dict[str, dict[str, tuple[str, str]]] = {}
-        """By name, by version, the newest last: its name in the service, and the digest of its files."""
+        """Each version's name in the service and digest of its files, by model name and version, the newest last."""
         self._gone = {(name, "") for name in unloaded}
-        """Versions that are no longer served; an empty version means all."""
+        """Versions that are no longer served; the empty version stands for all."""
         self._counts: dict[tuple[str, str], ModelCounts] = {}
         self._opened: dict[tuple[str, str, Priority], OpenedModel] = {}
         self._under_way: dict[object, asyncio.Future[Any]] = {}
-        """Openings under way: of a model, by its key, or of the service, by None. All requests wait for one thread."""
+        """Tasks that open a model (by its key) or connect to the service (by None). All requests share them."""
         self._looking, self._changing = asyncio.Lock(), asyncio.Lock()
 
     def _once(self, key: object, make: Callable[[], Awaitable[Any]]) -> asyncio.Future[Any]:
-        """Run `make` once for all requests that wait for its result; a cancelled request does not stop it."""
+        """Run `make` once for all requests that wait for its result. A cancelled request does not stop it."""
         if key not in self._under_way:
 
             def end(task: asyncio.Future[Any]) -> None:
                 del self._under_way[key]
-                _ = task.cancelled() or task.exception()  # requests that still wait get it
+                _ = task.cancelled() or task.exception()  # retrieved here; waiting requests get it as well
 
             self._under_way[key] = asyncio.ensure_future(make())
             self._under_way[key].add_done_callback(end)
         return asyncio.shield(self._under_way[key])
 
     async def open(self, name: str, version: str = "", priority: Priority = Priority.MEDIUM) -> OpenedModel:
-        """Return a model for runs of a priority, and wait for the service if it has to be opened first.
+        """Return a model for runs of a priority. Opens it first if necessary, which waits for the service.
 
         Raises:
             NoSuchModel: No model has the name, or the model has no such version.
-            DeviceUnavailable: It was unloaded; or the service is not there.
-            InvalidArgument: It has inputs or outputs that the protocol lacks.
+            DeviceUnavailable: The model was unloaded, or the service does not run.
+            InvalidArgument: The model has types of inputs or outputs that the protocol lacks.
         """
         model = await self._open(name, version, priority)
         if model.refused:
@@ -200,7 +203,7 @@ class Models:
 
     async def _open(self, name: str, version: str, priority: Priority = Priority.MEDIUM) -> OpenedModel:
         service = await self._connected()
-        while True:  # it may be replaced while it is opened
+        while True:  # the model may be replaced while it is opened
             key = name, self._choose(name, version), priority
             if (model := self._opened.get(key)) is not None:
                 return model
@@ -210,15 +213,15 @@ class Models:
         (name, version, priority), (full, digest) = key, source
         counts = self._counts.setdefault((name, version), ModelCounts())
 
-        def make() -> OpenedModel:  # a request comes with others, for which it waits if the operator batches the model
+        def make() -> OpenedModel:  # throughput: a request waits for others if the operator batches the model
             session = service.session(full, priority=priority, preference="sustained_speed", on_death="restart")
             return OpenedModel(version, digest, session, counts)
 
         try:
             model = await asyncio.to_thread(make)
         except InvalidArgument:
-            await self._look()
-            self._choose(name, version)  # raises if it was unloaded meanwhile
+            await self._list_models()
+            self._choose(name, version)  # raises if the model was unloaded during the opening
             raise
         except BadState as error:
             raise DeviceUnavailable("the gateway is being stopped; send this request again later") from error
@@ -226,18 +229,18 @@ class Models:
             self._opened[key] = model
 
     async def _connected(self) -> Service:
-        """Return the service; list its models if they are not known."""
+        """Return the connection to the service. List the models first if they are not known."""
         if self._service is None:
             await self._once(None, self._connect)
         assert self._service is not None
         return self._service
 
     async def _connect(self) -> None:
-        await self._look()
+        await self._list_models()
         self._service = await asyncio.to_thread(connect, self._address)
 
     async def _ask(self, question: Callable[[ServiceConnection], T]) -> T:
-        """Ask the service, over a separate connection: sessions renew theirs by themselves."""
+        """Call a function with a connection to the service. Sessions have their own connections."""
 
         def ask() -> T:
             with contextlib.closing(connect_to(self._address)) as connection:
@@ -245,8 +248,8 @@ class Models:
 
         return await asyncio.to_thread(ask)
 
-    async def _look(self) -> None:
-        """List the models of the service."""
+    async def _list_models(self) -> None:
+        """Update the list of the service's models."""
         found = dict[str, dict[str, tuple[str, str]]]()
         async with self._looking:
             for full, digest in (await self._ask(ServiceConnection.list_models)).items():
@@ -272,7 +275,7 @@ class Models:
         return [(name, version) for name, versions in self._versions.items() for version in versions]
 
     async def is_ready(self) -> bool:
-        """Return True if every model that the protocol can serve can be run now."""
+        """Return True if every model can be run now, except those that the protocol cannot serve."""
         try:
             service = await self._connected()
             for name, version in self._there():
@@ -284,26 +287,26 @@ class Models:
         return True
 
     async def load(self, name: str, parameters: Collection[str]) -> dict[str, Any]:
-        """Load all versions of a model from its files again, if the request has no parameters; as `change`."""
+        """Reload all versions of a model from its files. Refuses parameters; otherwise like `change`."""
         if parameters:
             raise InvalidArgument(f"a model is loaded as it is, not with {sorted(parameters)}")
         return await self.change(name, unload=False)
 
     async def change(self, name: str, *, unload: bool) -> dict[str, Any]:
-        """Have the service load all versions of a model from its files again, or unload them.
+        """Have the service reload all versions of a model from its files, or unload them.
 
         Raises:
-            InvalidArgument: Clients may not change models, or there are no such files.
+            InvalidArgument: Clients may not change models, or the model has no files.
             NNBurstError: A file cannot be compiled.
         """
         if not self.may_change:
             raise InvalidArgument("clients load and unload no models here: nnburst serve --oip-control lets them")
-        async with self._changing:  # it may take long: other calls wait without a thread
+        async with self._changing:  # loading may take long; other calls wait here without a thread
             await asyncio.to_thread(order, self._address, LoadModel(name, unload))
             await self.renew()
         return {}
 
-    # Descriptions and counts of models, with the names of the protocol's messages, for JSON too.
+    # Descriptions and counts of models. The keys are those of the protocol's messages and of JSON.
 
     async def describe(self, name: str, version: str = "") -> dict[str, Any]:
         """Return a model's inputs and outputs; raises the same errors as `open`."""
@@ -318,7 +321,7 @@ class Models:
     async def configure(self, name: str, version: str = "") -> dict[str, Any]:
         """Return a model's description as Triton's ModelConfig; raises the same errors as `open`.
 
-        The batch dimension is not treated apart: `max_batch_size` is 0.
+        `max_batch_size` is 0: the batch dimension is a dimension like others.
         """
         model = await self.open(name, version)
 
@@ -333,8 +336,8 @@ class Models:
         return config | ({"parameters": {"sha256": {"string_value": model.digest}}} if model.digest else {})
 
     async def index(self, *, only_ready: bool = False) -> list[dict[str, str]]:
-        """List every version of every model, also removed ones."""
-        await self.is_ready()  # opens new models, and so finds whether they can be served
+        """List every version of every model, including removed ones."""
+        await self.is_ready()  # opens new models, which shows whether they can be served
         await self._connected()
         refused = {key[:2]: model.refused for key, model in self._opened.items()}
         found = [(*one, refused.get(one, "")) for one in self._there()]
@@ -346,7 +349,7 @@ class Models:
         ]
 
     async def counts(self, name: str = "", version: str = "") -> list[tuple[str, str, ModelCounts]]:
-        """Return name, version and counts of a model, for each version if none is named; without a name, of all models.
+        """Return name, version and counts of a version of a model; of all versions, or of all models, if not given.
 
         Raises:
             NoSuchModel: No model has the name, or the model has no such version.
@@ -361,27 +364,27 @@ class Models:
         ]
 
     async def statistics(self, name: str = "", version: str = "") -> dict[str, list[dict[str, Any]]]:
-        """Return statistics of requests for a model, or for each if the name is empty.
+        """Return statistics of requests for a model, or for all models if the name is empty.
 
         Raises the same errors as `counts`.
         """
         return {"model_stats": [counts.as_statistics(*key) for *key, counts in await self.counts(name, version)]}
 
     async def renew(self) -> None:
-        """List the service's models again: new ones are opened at the next request, and runs finish on the old ones."""
-        with contextlib.suppress(NNBurstError):  # it is gone
-            await self._look()
+        """List the models again. New ones are opened at the next request; running requests finish on the old ones."""
+        with contextlib.suppress(NNBurstError):  # the service does not run
+            await self._list_models()
         for key, model in list(self._opened.items()):
             name, version, _ = key
             if self._versions.get(name, {}).get(version, ("", None))[1] != model.digest:
                 del self._opened[key]
 
     def renew_soon(self) -> None:
-        """Renew in the background: a process that was restarted may have loaded other files."""
+        """Call `renew` in the background, as a restarted process may have loaded other files."""
         self._once("renew", self.renew)
 
     async def close(self) -> None:
-        """Close all sessions: running requests fail with `DeadObject`."""
+        """Close all sessions. Running requests fail with `DeadObject`."""
         if self._service is not None:
             await asyncio.to_thread(self._service.close)
 

@@ -1,7 +1,7 @@
-"""Shared memory of clients, by name: tensors lie there, and are not sent.
+"""Shared memory that clients register by name, for tensors that are not sent over the network.
 
-A region is mapped behind the guard of `nnburst.memory`, and each tensor is copied once: what a client does to its
-memory meanwhile changes numbers, never the gateway.
+`nnburst.memory` guards the mapping of a region, and each tensor is copied once. A client that changes or shortens its
+memory can change numbers, but cannot harm the gateway.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _KEY = re.compile(r"/?[^/\0]+")
 
 @dataclass(frozen=True, slots=True)
 class RegisteredRegion:
-    """One registered region.
+    """A registered region of shared memory.
 
     Attributes:
         key: Name of the POSIX shared memory.
-        offset, byte_size: The part of it that is the region.
+        offset, byte_size: Start and length of the region in that memory, in bytes.
     """
 
     name: str
@@ -40,17 +40,17 @@ class RegisteredRegion:
     memory: Memory
 
     def check(self) -> None:
-        """Check that the bytes that were read or written existed.
+        """Check, after reading or writing, that the memory was long enough.
 
         Raises:
-            InvalidArgument: The owner of the memory has made it shorter, or it has no room for what was written.
+            InvalidArgument: The owner has shortened the memory, or the system has no room for the written bytes.
         """
         if self.memory.faults:
             raise _cut(self.name)
 
 
 class Regions:
-    """The regions that clients have registered. The loop's thread changes them; any thread may read and write parts.
+    """The registered regions. Only the loop's thread changes them; any thread may read and write parts.
 
     Args:
         allowed: True if clients may register memory at all.
@@ -65,9 +65,9 @@ class Regions:
 
         Raises:
             BadState: The name is taken.
-            InvalidArgument: The gateway takes no shared memory; the name or key is none, or the memory is not there or
-                not as large.
-            ResourceExhausted: Too many regions.
+            InvalidArgument: The gateway allows no shared memory, the name or key is invalid, or the memory does not
+                exist or is too small.
+            ResourceExhausted: There are too many regions.
         """
         if not self.allowed:
             raise InvalidArgument("no shared memory is taken here; start it with --oip-shared-memory")
@@ -102,16 +102,16 @@ class Regions:
             os.close(fd)
 
     def unregister(self, name: str) -> dict[str, Any]:
-        """Forget a region; all of them for an empty name. An unknown name is not an error.
+        """Forget a region, or all regions if the name is empty. An unknown name is not an error.
 
-        Requests under way keep the memory until they have ended.
+        Requests in progress keep the memory until they have ended.
         """
         for each in [name] if name else list(self._regions):
             self._regions.pop(each, None)
         return {}
 
     def status(self, name: str) -> list[dict[str, Any]]:
-        """Return one region, or all for an empty name.
+        """Return the description of one region, or of all regions if the name is empty.
 
         Raises:
             InvalidArgument: No region has this name.
@@ -120,20 +120,20 @@ class Regions:
         return [{"name": r.name, "key": r.key, "offset": r.offset, "byte_size": r.byte_size} for r in found]
 
     def part(self, name: str, offset: int, byte_size: int) -> tuple[_Bytes, RegisteredRegion]:
-        """Return a part of a region, to be read or written once, and the region, to be checked after that.
+        """Return a part of a region, to be read or written once, and the region, to be checked afterwards.
 
-        They can be used after the region was forgotten, until the request has ended.
+        Both stay usable until the request has ended, even if the region is forgotten.
 
         Raises:
-            InvalidArgument: No such region, or no such part of it; or its owner has made it shorter.
-            ResourceExhausted: The process has no room for it.
+            InvalidArgument: There is no such region, the part is outside it, or the owner has shortened the memory.
+            ResourceExhausted: The process has no room to map the memory.
         """
         region = self._found(name)
         if offset < 0 or byte_size < 0 or offset + byte_size > region.byte_size:
             raise InvalidArgument(
                 f"region {name!r} has {region.byte_size} bytes, which {byte_size} at {offset} are not part of"
             )
-        # Where a page ends with the memory there are zeros, and nothing that faults.
+        # If the memory was shortened within a page, the rest of that page reads as zeros, without a fault.
         if region.offset + region.byte_size > os.fstat(region.memory.fds[0]).st_size:
             raise _cut(name)
         whole = region.memory._map_for(writable=True).bytes()

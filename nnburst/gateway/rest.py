@@ -1,4 +1,4 @@
-"""The protocol over HTTP: health, metadata, inference, regions. Tensors are JSON, or bytes after the JSON."""
+"""The Open Inference Protocol over HTTP. Tensors are JSON, or bytes that follow the JSON."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from .listen import guard, listen
 from .metrics import triton_metrics
 from .models import Models
 from .regions import Regions
-from .tensors import as_sent, bytes_of, converted, text_size
+from .tensors import bytes_of, convert_aside, text_size, to_wire
 
 _MOST_BYTES = 256 << 20
 _MOST_JSON = 16 << 20
-"""Most bytes of JSON in a request: decoding holds the interpreter, in whatever thread."""
+"""Most bytes of JSON in a request: decoding keeps the interpreter lock, in any thread."""
 _MOST_INFLATED = 16 << 20
-"""Most bytes of a compressed body once it is inflated, perhaps to a thousand times its size."""
+"""Most bytes of a compressed body after it is inflated, which can multiply its size by a thousand."""
 _ZLIB_OR_GZIP = zlib.MAX_WBITS | 32
 _PATIENCE_S, _LEAST_RATE = 30.0, 1 << 16
-"""Seconds in which a body must arrive, and the bytes received that add a second to them."""
+"""Seconds in which a body must arrive, and the number of received bytes that adds one second."""
 _MOST_NUMBERS = 1 << 20
-"""Most numbers in the JSON of an answer, for the same reason."""
+"""Most numbers in the JSON of an answer: encoding keeps the interpreter lock, too."""
 _T = TypeVar("_T")
 _HEADER = "Inference-Header-Content-Length"
 _MOST_DIGITS = 20
@@ -54,7 +54,7 @@ class _Output(msgspec.Struct):
 
 
 class _Infer(msgspec.Struct):
-    """The JSON of a request for inference."""
+    """The JSON of an inference request."""
 
     inputs: list[_Input] = []
     outputs: list[_Output] = []
@@ -78,7 +78,7 @@ class _Region(msgspec.Struct):
 
 @web.middleware
 async def _errors(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
-    """Answer an error with an object that has a sentence."""
+    """Answer an error with a JSON object that contains its message."""
     try:
         return await handler(request)
     except NNBurstError as error:
@@ -89,12 +89,12 @@ async def _errors(request: web.Request, handler: Callable[[web.Request], Awaitab
         return web.json_response({"error": f"{request.method} {request.path} is not served"}, status=error.status)
     except web.HTTPException as error:
         return web.json_response({"error": error.text or error.reason}, status=error.status)
-    except (web.RequestPayloadError, ConnectionError) as error:  # the body is broken, or its sender is gone
+    except (web.RequestPayloadError, ConnectionError) as error:  # the body is broken, or the sender has disconnected
         return web.json_response({"error": f"the body cannot be read: {error}"}, status=400)
 
 
 class Rest:
-    """The handlers, by path."""
+    """Request handlers, one method for each path."""
 
     def __init__(self, models: Models, regions: Regions, budget: Budget) -> None:
         self._models = models
@@ -147,14 +147,14 @@ class Rest:
         return {"name": "nnburst", "version": VERSION, "extensions": offered}
 
     async def _index(self, request: web.Request) -> Any:
-        return await self._models.index(only_ready=(await self._asked(request, _Index)).ready)
+        return await self._models.index(only_ready=(await self._parse_body(request, _Index)).ready)
 
     async def _load(self, request: web.Request) -> Any:
-        asked = await self._asked(request, _Load)
+        asked = await self._parse_body(request, _Load)
         return await self._models.load(request.match_info["model"], asked.parameters)
 
     async def _unload(self, request: web.Request) -> Any:
-        await self._asked(request, _Load)
+        await self._parse_body(request, _Load)
         return await self._models.change(request.match_info["model"], unload=True)
 
     async def _model_ready(self, request: web.Request) -> Any:
@@ -164,8 +164,8 @@ class Rest:
     async def _metrics(self, request: web.Request) -> Any:
         return web.Response(text=triton_metrics(await self._models.counts()))
 
-    async def _asked(self, request: web.Request, kind: type[_T]) -> _T:
-        """Return the content of a body, which may be left out."""
+    async def _parse_body(self, request: web.Request, kind: type[_T]) -> _T:
+        """Return the content of the request's body, or the defaults of `kind` without a body."""
         with self._budget.request() as take:
             return await _read(await _body(request, take) or b"{}", kind)
 
@@ -183,12 +183,12 @@ class Rest:
                 version, answers = await infer(self._models, self._regions, inference)
             numbers = sum(one.nbytes for wanted, *_, one in answers if not binary.get(wanted.name, binary[""]))
             size = numbers + sum(text_size(array) for *_, array in answers)
-            return await converted(size, _response, name, version, head.id, answers, binary)
+            return await convert_aside(size, _response, name, version, head.id, answers, binary)
 
     # ---- shared memory ---------------------------------------------------------------------------------------
 
     async def _register(self, request: web.Request) -> Any:
-        asked = await self._asked(request, _Region)
+        asked = await self._parse_body(request, _Region)
         return self._regions.register(request.match_info["region"], asked.key, asked.offset, asked.byte_size)
 
     async def _unregister(self, request: web.Request) -> Any:
@@ -203,7 +203,7 @@ def _model(request: web.Request) -> tuple[str, str]:
 
 
 async def _body(request: web.Request, take: Callable[[int], None]) -> bytes:
-    """Read the body, counting its bytes as they come, and more as they are inflated."""
+    """Read the body. Its bytes are counted as they arrive, and again as they are inflated."""
     is_packed = request.headers.get("Content-Encoding", "identity").lower() != "identity"
     most = _MOST_INFLATED if is_packed else _MOST_BYTES
     loop, body = asyncio.get_running_loop(), bytearray()
@@ -239,20 +239,20 @@ def _inflated(body: bytearray) -> bytes:
 
 
 def _length(text: str, most: int) -> int:
-    """Return the JSON's length from a header; of many digits, only the first ones are read."""
+    """Return the JSON's length in bytes from a header. Of a number with too many digits, only the first are read."""
     if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS and int(text) <= most):
         raise InvalidArgument(f"{_HEADER} is {text[:_MOST_DIGITS]!r}, the body has {most} bytes")
     return int(text)
 
 
 async def _read(data: bytes, kind: type[_T]) -> _T:
-    """Decode JSON, in another thread if it is long."""
+    """Decode JSON, in another thread if the text is long."""
     if len(data) > _MOST_JSON:
         raise InvalidArgument(f"JSON has at most {_MOST_JSON} bytes, got {len(data)}: send tensors as binary data")
-    return await converted(len(data), _decoded, data, kind)
+    return await convert_aside(len(data), _decode, data, kind)
 
 
-def _decoded(data: bytes, kind: type[_T]) -> _T:
+def _decode(data: bytes, kind: type[_T]) -> _T:
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -262,7 +262,7 @@ def _decoded(data: bytes, kind: type[_T]) -> _T:
 
 
 def _inference(name: str, version: str, head: _Infer, data: memoryview, size: int) -> tuple[Inference, dict[str, bool]]:
-    """Return the request, and for each output that it names whether it goes back as bytes ('' for the others)."""
+    """Return the request, and True for each output that is sent as bytes, by name ('' stands for all others)."""
     inputs = []
     for tensor in head.inputs:
         raw, length = None, tensor.parameters.get("binary_data_size")
@@ -282,7 +282,7 @@ def _inference(name: str, version: str, head: _Infer, data: memoryview, size: in
 
 
 def _check_json(name: str, datatype: str, array: Array, left: int) -> None:
-    """Check that an output can go as JSON, in an answer that has room left for a number of elements."""
+    """Check that an output can be sent as JSON, and that it has at most `left` elements."""
     if array.size > left:
         raise InvalidArgument(
             f"output {name!r} has {array.size} elements; the JSON of an answer has at most {_MOST_NUMBERS}, of which "
@@ -307,7 +307,7 @@ def _response(name: str, version: str, request_id: object, answers: Answers, bin
                 "shared_memory_offset": wanted.place.offset,
             }
         elif binary.get(wanted.name, binary[""]):
-            parts.append(bytes_of(as_sent(array)))
+            parts.append(bytes_of(to_wire(array)))
             output["parameters"] = {"binary_data_size": parts[-1].nbytes}
         else:
             _check_json(wanted.name, datatype, array, left)
@@ -337,8 +337,8 @@ async def serve(
     certificate: Certificate | None = None,
     keepalive: float = 75,
 ) -> tuple[web.AppRunner, int | str]:
-    """Start the server; the other arguments are those of `listen`."""
-    # Bodies that still arrive at the cleanup are never completed: `Budget.finish` comes first.
+    """Start the HTTP server. See `listen` for the other arguments and errors."""
+    # The cleanup completes no body that is still arriving: `Budget.finish` must come first.
     application = Rest(models, regions, budget).application(tokens)
     most = budget.most_connections
     return await listen(application, address, most, idle=keepalive, certificate=certificate)

@@ -1,6 +1,6 @@
-"""The process between a service and the network: a client of the service, or a reader of its pages.
+"""The gateway process between a service and the network. It is a client of the service, or reads its statistics.
 
-So data from the network never meets the memory of models.
+So data from the network never enters a process that runs models.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from .regions import Regions
 
 _log = logging.getLogger(__name__)
 _THREADS = 32
-"""Threads that may wait for runs at once; a run mostly waits."""
+"""Threads that run requests at the same time. They mostly wait for the service."""
 
 
 class Served(msgspec.Struct):
     """The options of the process.
 
     Attributes:
-        grpc, rest, metrics: Addresses to listen at, ``HOST:PORT`` or ``unix:PATH``; None: not at all.
+        grpc, rest, metrics: Addresses to listen at, ``HOST:PORT`` or ``unix:PATH``; None for no such server.
         address: Address of the service.
         shared_memory: True if clients may register memory.
-        control: True if they may load and unload models.
+        control: True if clients may load and unload models.
         unloaded: See `Models`.
-        drain: Seconds that requests under way have when it is stopped.
-        token_file: File of `Tokens`, one of which a client has to show.
-        cert, key: Files of `Certificate`; None: no TLS.
+        drain: Seconds that requests in progress may take when the process is stopped.
+        token_file: File of `Tokens`, one of which each client must send; None for no tokens.
+        cert, key: Files of `Certificate`; None for no TLS.
         keepalive: Seconds that a connection may be silent.
         log_level, log_format: Arguments of `begin_log`.
     """
@@ -90,7 +90,7 @@ async def _serve(options: Served) -> None:
             await models.renew()
 
     loop.add_signal_handler(signal.SIGHUP, hangup.set)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # blocked by the service until now
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # was blocked since the start
     loop.add_reader(0, end)
     async with contextlib.AsyncExitStack() as stack:
         ports, regions, beside = dict[str, Any](), Regions(options.shared_memory), list[asyncio.Task[Any]]()
@@ -118,32 +118,32 @@ async def _serve(options: Served) -> None:
         print(json.dumps(ports), flush=True)
         beside.append(asyncio.create_task(reload_on_hangup()))
         if serves_models := bool(options.grpc or options.rest):
-            beside.append(asyncio.create_task(models.is_ready()))  # opened now, so that the first request finds them so
+            beside.append(asyncio.create_task(models.is_ready()))  # opens the models before the first request
         await ended.wait()
         await budget.finish(options.drain)
         for task in beside:
             task.cancel()
         if serves_models:
-            await asyncio.gather(models.close(), asyncio.sleep(FAREWELL_S))  # time to send the last answers
-        # Clients take the abrupt end of the sockets for UNAVAILABLE. A gRPC server that stops in order answers later
+            await asyncio.gather(models.close(), asyncio.sleep(FAREWELL_S))  # leaves time to send the last answers
+        # Clients report the abrupt end of the sockets as UNAVAILABLE. A gRPC server that stops in order answers later
         # calls with CANCELLED, as if the clients had cancelled them.
         os._exit(0)
 
 
 def main() -> int:
-    """Serve until SIGTERM, Ctrl-C or the end of standard input. Prints the ports as JSON when it is ready.
+    """Serve until SIGTERM, Ctrl-C or the end of standard input. Print the ports as JSON when ready.
 
-    SIGHUP has it read models, tokens and certificate again. The argument is `Served` as JSON.
+    After SIGHUP, models, tokens and certificate are read again. The command-line argument is `Served` as JSON.
 
     Returns:
-        The exit status, if it could not start.
+        The exit status if the gateway cannot start; otherwise `main` ends the process.
     """
     options = msgspec.json.decode(sys.argv[1], type=Served)
     begin_log("nnburst gateway", options.log_level, options.log_format)
     if options.metrics is not None:
-        with contextlib.suppress(OSError):  # the gateway leaves a service's real-time policy
+        with contextlib.suppress(OSError):  # does not inherit the service's real-time policy
             os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-    os.umask(0o077)  # sockets are for this user unless more is granted
+    os.umask(0o077)  # by default only this user may connect to its sockets
     try:
         asyncio.run(_serve(options))
     except NNBurstError as error:

@@ -1,4 +1,4 @@
-"""The protocol's names of types, and conversion of bytes to arrays and back."""
+"""The protocol's datatypes, and conversion of bytes to arrays and back."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ T = TypeVar("T")
 
 _MOST_DIMENSIONS = 32
 _MOST_ELEMENTS = 1 << 32
-"""Most elements in one dimension. Checked before any arithmetic: a product of clients' numbers could take hours."""
+"""Most elements in one dimension. Checked first, as a product of huge numbers could take hours."""
 _MOST_BYTES = 2 << 30
-"""Most bytes of an input: a sparse region of shared memory costs its client nothing, but the gateway memory."""
+"""Most bytes of an input. A sparse region of shared memory costs the client nothing, but costs the gateway memory."""
 _MOST_STRINGS, _MOST_TEXT = 1 << 20, 256 << 20
-"""Elements and bytes of an input of strings, each of which becomes an object."""
+"""Most elements and most bytes of an input of strings, as each string becomes an object."""
 _BRISK = 1 << 20
-"""Bytes of JSON, of strings, or of single elements, that the loop's own thread converts."""
+"""Most bytes that the loop's own thread converts, of JSON, strings or single elements."""
 PIECE = 1 << 14
-"""Elements that are converted before another thread may have the interpreter."""
+"""Elements that are converted before another thread may take the interpreter lock."""
 _LENGTH = struct.Struct("<I")
-"""The length before each string."""
+"""The format of the length before each string."""
 
 _NUMBERS = {
     "BOOL": np.dtype(np.bool_),
@@ -42,13 +42,13 @@ _NUMBERS = {
 }
 _NAMES = {dtype: name for name, dtype in _NUMBERS.items()}
 _DTYPES = _NUMBERS | {"BF16": np.dtype(np.uint16), "BYTES": np.dtype(object)}
-"""Dtype of arrays for each datatype: BF16 are bits, BYTES are objects, each a string."""
+"""The dtype of arrays of each datatype. BF16 elements are their bits, BYTES elements string objects."""
 _KINDS: dict[str, set[type]] = {"b": {bool}, "u": {int}, "i": {int}, "f": {int, float}, "O": {str}}
-"""Types of Python's values from JSON, for each kind of dtype."""
+"""The Python types of JSON values that each kind of dtype accepts."""
 
 
-async def converted(size: int, convert: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Convert `size` bytes in this thread, or in another one if that takes long."""
+async def convert_aside(size: int, convert: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Convert `size` bytes, in another thread if they are many."""
     return convert(*args, **kwargs) if size <= _BRISK else await asyncio.to_thread(convert, *args, **kwargs)
 
 
@@ -57,8 +57,8 @@ class ModelTensor:
     """An input or output of a model.
 
     Attributes:
-        datatype: The protocol's name for its elements.
-        shape: -1 where the model leaves a dimension open.
+        datatype: The protocol's name of the elements' type.
+        shape: Sizes of the dimensions; -1 for a dimension that the model leaves open.
     """
 
     name: str
@@ -71,7 +71,7 @@ class ModelTensor:
         """Return the tensors of a model by name, in order.
 
         Raises:
-            InvalidArgument: The protocol has no datatype for one.
+            InvalidArgument: The protocol has no datatype for one of them.
         """
         return {node.name: cls._of(node) for node in nodes}
 
@@ -90,7 +90,7 @@ class ModelTensor:
         return cls(node.name, datatype, _DTYPES[datatype], shape)
 
     def check_size(self, datatype: str, shape: tuple[int, ...], given: int) -> None:
-        """Refuse a number of bytes that does not fit the shape; for strings, one beyond the limit.
+        """Check that a number of bytes fits the shape or, for strings, is within the limit.
 
         Raises:
             InvalidArgument: The number, the datatype or the shape does not fit, or the shape is too large.
@@ -105,16 +105,16 @@ class ModelTensor:
     def array_of(
         self, datatype: str, shape: tuple[int, ...], data: bytes | memoryview | Sequence[Any] | Array
     ) -> Array:
-        """Return an array of a client's bytes, or of its elements in row-major order.
+        """Return an array from a client's bytes, or from elements in row-major order.
 
         Args:
-            datatype: Datatype that the client gives.
-            shape: Shape that the client gives.
-            data: Elements as Python's numbers or strings, perhaps in lists of lists, or of the same kind as the input's
-                in an array of one dimension, where strings are bytes.
+            datatype: Datatype from the client.
+            shape: Shape from the client.
+            data: Numbers or strings, possibly in nested lists; or a one-dimensional array of the input's kind, where
+                strings are bytes.
 
         Raises:
-            InvalidArgument: They do not fit the input's type, or their number does not fit the shape.
+            InvalidArgument: The elements do not fit the input's type, or their number does not fit the shape.
         """
         if isinstance(data, bytes | memoryview):
             self.check_size(datatype, shape, len(data))
@@ -126,13 +126,13 @@ class ModelTensor:
         if len(flat) != count:
             raise InvalidArgument(f"input {self.name!r} of shape {list(shape)} takes {count} elements, got {len(flat)}")
         if self.datatype == "BYTES":
-            return self._decoded(flat).reshape(shape)
+            return self._decode(flat).reshape(shape)
         try:
             with np.errstate(over="ignore"):
                 array = np.asarray(flat, self.dtype)
             if isinstance(data, np.ndarray):
                 fits = np.array_equal(array, data, equal_nan=True)
-            else:  # JSON has no infinity: a number was too large for the type
+            else:  # a number was too large for the type, as JSON has no infinity
                 fits = bool(np.isfinite(array).all())
         except OverflowError:
             fits = False
@@ -141,7 +141,7 @@ class ModelTensor:
         return array.reshape(shape)
 
     def _flat(self, data: Sequence[Any]) -> Sequence[Any]:
-        """Return numbers that may come in lists of lists, if they are of the input's kind."""
+        """Return numbers from possibly nested lists, after a check that they are of the input's kind."""
         flat: Sequence[Any] = np.array(data, object).ravel().tolist() if data and type(data[0]) is list else data
         if self.datatype == "BF16" and flat:
             raise InvalidArgument(f"input {self.name!r} is BF16, which JSON has not: send it as binary data")
@@ -152,7 +152,7 @@ class ModelTensor:
         return flat
 
     def _strings_in(self, data: bytes | memoryview, count: int) -> Array:
-        """Return `count` strings, each preceded by its length."""
+        """Return the `count` strings in a buffer, where a length precedes each."""
         found, at, most = np.empty(count, object), 0, len(data)
         for i in range(count):
             start = at + _LENGTH.size
@@ -166,7 +166,7 @@ class ModelTensor:
             )
         return found
 
-    def _decoded(self, texts: Iterable[Any]) -> Array:
+    def _decode(self, texts: Iterable[Any]) -> Array:
         try:
             return np.array([one if type(one) is str else str(one, "utf-8") for one in texts], object)
         except UnicodeDecodeError as error:
@@ -175,7 +175,7 @@ class ModelTensor:
 
 @lru_cache(maxsize=256)
 def _count_of(tensor: ModelTensor, datatype: str, shape: tuple[int, ...]) -> int:
-    """Return how many elements a client must give for an input."""
+    """Return how many elements a client must send for an input."""
     if datatype != tensor.datatype:
         raise InvalidArgument(f"input {tensor.name!r} is {tensor.datatype}, got {datatype or 'no datatype'}")
     if shape and not (len(shape) <= _MOST_DIMENSIONS and min(shape) >= 0 and max(shape) < _MOST_ELEMENTS):
@@ -194,8 +194,8 @@ def _count_of(tensor: ModelTensor, datatype: str, shape: tuple[int, ...]) -> int
     return count
 
 
-def as_sent(array: Array) -> Array:
-    """Return an output in the form in which it is sent: strings each behind its length, others unchanged."""
+def to_wire(array: Array) -> Array:
+    """Return an output in the protocol's form: each string after its length, other arrays unchanged."""
     if not text_size(array):
         return array
     flat = array.reshape(-1)
@@ -208,7 +208,7 @@ def as_sent(array: Array) -> Array:
 
 
 def text_size(array: Array) -> int:
-    """Return an output's bytes of strings: unknown, so many are assumed; 0 for other types."""
+    """Return the assumed size of an output of strings, whose size is unknown; 0 for other types."""
     return _BRISK + 1 if array.dtype.kind in ("O", "T") else 0
 
 

@@ -17,7 +17,7 @@ from nnburst.cli.bench import rounds
 from nnburst.cli.bench.command import bench
 from nnburst.cli.bench.report import Report
 from nnburst.cli.bench.sampling import PERCENTILES, Result, time_calls
-from nnburst.cli.child import answering
+from nnburst.cli.child import caller_of
 from nnburst.errors import GeneralFailure, MissedDeadline
 from support.benchmarking import made_up_case, round_of, run_rows, short_looks_at_the_machine
 
@@ -110,7 +110,7 @@ def test_turn_that_a_busy_machine_takes_has_no_samples_and_the_next_ones_follow(
 
 @pytest.mark.check
 def test_function_in_a_child_answers_until_the_child_has_ended(capfd: pytest.CaptureFixture[str]) -> None:
-    with answering(_doubling) as (ask, pid):
+    with caller_of(_doubling) as (ask, pid):
         assert [ask(2), ask("ab")] == [4, "abab"]
         with pytest.raises(GeneralFailure, match="child has ended; its message is above"):
             ask(None)

@@ -298,7 +298,7 @@ def test_model_computes_what_the_training_script_trained(training: ModuleType) -
         nnburst.in_process(devices=["nnburst-reference"]) as service,
         service.session(network.build_model()) as session,
     ):
-        got = np.concatenate(list(map(command.asking(session), digits.images[:50])))
+        got = np.concatenate(list(map(command.classifier(session), digits.images[:50])))
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-6)
 
 
@@ -328,10 +328,10 @@ def test_demo_ends_with_the_machine_readable_line_and_succeeds() -> None:
 
 @pytest.mark.check
 def test_demo_fails_when_a_burst_answer_was_tampered_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    asking, victim = command.asking, network.load_digits().images[1234]
+    classifier, victim = command.classifier, network.load_digits().images[1234]
 
     def tampered(session: nnburst.Session) -> command.Ask:
-        ask = asking(session)
+        ask = classifier(session)
         tampers = session.service.pid != os.getpid()
 
         def answer(image: FloatArray) -> FloatArray:
@@ -342,7 +342,7 @@ def test_demo_fails_when_a_burst_answer_was_tampered_with(monkeypatch: pytest.Mo
 
         return answer
 
-    monkeypatch.setattr(command, "asking", tampered)
+    monkeypatch.setattr(command, "classifier", tampered)
     result = CliRunner().invoke(main, ["demo", "--passes", "1"])
     assert result.exit_code == 1, result.output
     assert "1 answers of burst to the service differ from in-process execution" in result.stderr

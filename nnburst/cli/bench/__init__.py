@@ -1,1 +1,1 @@
-"""`nnburst bench`: round trips of this package beside what the hardware allows, or ways to run a model, in turns."""
+"""`nnburst bench`: compare round trips with the limit of the hardware, or several ways to run a model."""

@@ -1,4 +1,4 @@
-"""The command: options in, table and files out."""
+"""The `nnburst bench` command: its options, its table and its files."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 
 def row_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options that say how much is measured, and where the figures go."""
+    """Add the options for the amount of measuring and for output files to a command."""
     for option in (
-        click.option("--json", "json_path", type=FILE, help="Write rows and conditions to this file."),
+        click.option("--json", "json_path", type=FILE, help="Write the rows and conditions to this file."),
         click.option("--rounds", type=click.IntRange(1), help="Turns per row [default: 20, quick: 3]."),
-        click.option("--quick", is_flag=True, help="Fewer and shorter turns, for a first look."),
+        click.option("--quick", is_flag=True, help="Fewer and shorter turns, for a first impression."),
     ):
         command = option(command)
     return command
@@ -27,17 +27,17 @@ def row_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.command()
 @row_options
-@click.option("--model", type=click.Path(dir_okay=False), help="Measure this ONNX model instead, five ways.")
-@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="ONNX Runtime threads (--model).")
+@click.option("--model", type=click.Path(dir_okay=False), help="Measure this ONNX model instead, run in five ways.")
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Threads of the model (--model).")
 @click.option("--shape", "shapes", multiple=True, metavar="NAME=1,3,…", help="Shape of an input (--model).")
 def bench(
     quick: bool, rounds: int | None, model: str | None, threads: int, shapes: tuple[str, ...], json_path: Path | None
 ) -> None:
-    """Measure latencies of bursts beside what the hardware allows, or a model in several ways.
+    """Measure latencies of bursts against the limit of the hardware, or a model run in several ways.
 
-    Times round trips over one cache line, over a burst, and with payloads. They take turns, so a disturbance of the
-    machine affects all of them. docs/benchmarks.md says how each row is measured, and compares with other ways to
-    call a process.
+    Times round trips over one cache line, over a burst, and with payloads. The rows take turns, so a disturbance of
+    the machine affects all of them. docs/benchmarks.md explains each row, and compares with other ways to call a
+    process.
     """
     from ..tensors import parse_shapes
     from .model import Contest
@@ -53,16 +53,16 @@ def bench(
 
 
 def how_much(quick: bool, rounds: int | None) -> tuple[int, float]:
-    """Return the turns of each row, and the seconds of each."""
+    """Return the number of turns of each row, and the seconds of each turn."""
     return rounds or (3 if quick else 20), 0.04 if quick else 0.12
 
 
 def finish(report: Report, files: Mapping[Path | None, Callable[[Path], object]]) -> None:
-    """Show a report and write its files; end with an error if a row has no figures."""
+    """Show a report and write its files. Raise an error if a row has no figures."""
     from rich.console import Console
 
     console = Console()
-    report.show(console if console.is_terminal else Console(width=120))  # a pipe or a file has no width
+    report.show(console if console.is_terminal else Console(width=120))  # a pipe and a file have no width
     for path, write in files.items():
         if path is not None:
             write(path)

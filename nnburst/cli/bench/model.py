@@ -1,4 +1,4 @@
-"""`nnburst bench --model`: one model, five ways to run it, in turns."""
+"""`nnburst bench --model`: compare five ways to run one model, in turns."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import numpy as np
 from ...errors import InvalidArgument
 from ...runtime.open_service import launch
 from ...runtime.session import Session
-from ..child import answering
-from ..tensors import Array, made_up
+from ..child import caller_of
+from ..tensors import Array, generate_values
 from .report import Report, measure
 from .rounds import POLLING_WINDOW, Case, Subject
 from .sampling import time_calls
@@ -24,7 +24,7 @@ BASE = "inprocess-run"
 
 
 def in_process_session(path: str, threads: int) -> Any:
-    """Return ONNX Runtime's own session, with the options of the device."""
+    """Return a session of ONNX Runtime in this process, with the options that the device uses."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -39,10 +39,10 @@ def _runner(path: str, threads: int) -> Callable[[Any], Any]:
 
 
 class Contest:
-    """A model with inputs for it, and the outputs that all contenders must have, bit for bit.
+    """A model with its inputs, and the outputs that every way to run it must give, bit for bit.
 
     Raises:
-        InvalidArgument: A shape is missing, or the model does not run on such inputs.
+        InvalidArgument: A shape is missing, or the model does not accept such inputs.
         NNBurstError: The model cannot run.
     """
 
@@ -50,10 +50,10 @@ class Contest:
         self._path, self._threads = path, threads
         self._device = f"nnburst-onnxruntime:threads={threads}"
         with Session(path, device=self._device) as session:
-            self.inputs = made_up(session.get_inputs(), shapes or {})
+            self.inputs = generate_values(session.get_inputs(), shapes or {})
         try:
             self.expected: list[Array] = _runner(path, threads)(self.inputs)
-        except Exception as error:  # ONNX Runtime's own classes have no common base
+        except Exception as error:  # ONNX Runtime's exceptions have no common base
             raise InvalidArgument(f"the model does not run in this process: {error}") from None
 
     def _check(self, outputs: Sequence[Array]) -> None:
@@ -62,7 +62,7 @@ class Contest:
             raise AssertionError("the outputs differ from those of InferenceSession.run")
 
     def _subject(self, call: Callable[[], object], pid: int) -> Subject:
-        return Subject(partial(time_calls, call), pid if self._threads == 1 else None)  # several threads use any CPU
+        return Subject(partial(time_calls, call), pid if self._threads == 1 else None)  # unpinned with more threads
 
     @contextmanager
     def _run(self) -> Iterator[Subject]:
@@ -102,12 +102,12 @@ class Contest:
 
     @contextmanager
     def _pipe(self) -> Iterator[Subject]:
-        with answering(_runner, self._path, self._threads) as (ask, pid):
+        with caller_of(_runner, self._path, self._threads) as (ask, pid):
             self._check(ask(self.inputs))
             yield self._subject(partial(ask, self.inputs), pid)
 
     def measure(self, rounds: int, seconds: float) -> Report:
-        """Measure the contenders in turns. Ratios are relative to `InferenceSession.run`."""
+        """Measure the ways to run the model in turns. Ratios are relative to `InferenceSession.run`."""
         payload = sum(array.nbytes for array in (*self.inputs.values(), *self.expected))
         cases = (
             Case(BASE, "m", "in process, InferenceSession.run", "-", payload, self._run, True),

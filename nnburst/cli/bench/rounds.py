@@ -1,7 +1,7 @@
-"""Rounds: every row gets a short turn in each, with L measured right before and right after its turn.
+"""Rounds of a benchmark. Every row has a short turn in each, and L is measured before and after each turn.
 
-The CPUs of a virtual machine move while a benchmark runs, and a cache line then takes several times as long for a
-while. So the rows take turns, each turn knows its own L, and rows are compared within a round.
+L is the round trip of one cache line between two CPUs. The host may move a virtual machine's CPUs during a benchmark,
+and L is then several times as long for a while. So rows take turns and are compared within a round.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from ..progress import progress
 from .sampling import Result, Round, Samples, from_c
 
 POLLING_WINDOW = 50e-6
-"""Seconds that a burst polls before it sleeps, in rows that poll."""
+"""Polling window in seconds, for rows that poll."""
 _LINE_COUNT = 400
 _CALIBRATION_CALLS = 5
 _MOST_SAMPLES = 1000
-"""Samples of a turn."""
+"""Most samples in a turn."""
 
 
 class Cpus(NamedTuple):
-    """The pair of CPUs of a run: the caller's, and the servers'. They are equal if there is only one."""
+    """The CPU of the caller and the CPU of the servers. They are equal if there is only one."""
 
     client: int
     server: int
@@ -48,17 +48,17 @@ def allowed_cpus() -> Cpus:
 def pin_process(pid: int, cpus: set[int]) -> None:
     """Pin every thread of a process."""
     for thread in map(int, os.listdir(f"/proc/{pid}/task")):
-        with suppress(ProcessLookupError):  # a thread may end between the listing and the call
+        with suppress(ProcessLookupError):  # a thread may end after it was listed
             os.sched_setaffinity(thread, cpus)
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A row that is set up and ready to be measured.
+    """A row that is ready to be measured.
 
     Attributes:
-        sample: Takes a number of samples.
-        server_pid: Process to pin to the server's CPU; None if nothing is pinned, or the row pins it.
+        sample: Function that takes a given number of samples.
+        server_pid: Process to pin to the server's CPU; None if there is none, or if the row pins it itself.
     """
 
     sample: Callable[[int], Samples]
@@ -67,16 +67,16 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One row.
+    """The definition of a row.
 
     Attributes:
         key: Name for ``--only`` and in the JSON file.
-        group: Paragraph of the table: the letters of ``docs/benchmarks.md``.
+        group: Paragraph of the table, by its letter in ``docs/benchmarks.md``.
         title: Name in the table.
-        wait: ``poll`` (looks until there is something) or ``block`` (sleeps in the kernel).
+        wait: ``poll`` (checks in a loop) or ``block`` (sleeps in the kernel).
         payload_bytes: Bytes that the caller hands over per round trip.
-        open: Sets the row up for as long as the context lasts.
-        one_core: Client and server share the client's CPU; else each has its own.
+        open: Context manager that sets the row up and yields its `Subject`.
+        one_core: True if client and server share one CPU; False if each has its own.
     """
 
     key: str
@@ -89,14 +89,14 @@ class Case:
 
 
 def line_samples(cpus: Cpus, count: int, warmup: int = 100) -> Samples:
-    """Bounce one cache line between two C threads; int64[count] nanoseconds per round trip."""
+    """Bounce one cache line between two C threads. Return the nanoseconds of each round trip, int64[count]."""
     return from_c(count, "cache line ping-pong", lambda out: lib.nnb_bench_line(*cpus, warmup, count, out))
 
 
 def _line(cpus: Cpus) -> float:
     try:
         return float(np.median(line_samples(cpus, _LINE_COUNT))) if cpus.two else math.nan
-    except MissedDeadline:  # two threads did not get the two CPUs
+    except MissedDeadline:  # the two threads did not run at the same time
         return math.inf
 
 
@@ -106,13 +106,13 @@ def _turn(case: Case, subject: Subject, cpus: Cpus, seconds: float) -> Round:
         pin_process(os.getpid(), {cpus.client})
         pin_process(subject.server_pid, {cpus.client if case.one_core else cpus.server})
     try:
-        # The first calls wake the server and warm its caches; the second handful tells how long the turn may be.
+        # The first calls wake the server and warm its caches; the next ones show how many samples fit into a turn.
         subject.sample(_CALIBRATION_CALLS)
         each = float(np.median(subject.sample(_CALIBRATION_CALLS)))
         count = max(_CALIBRATION_CALLS, min(_MOST_SAMPLES, int(seconds * 1e9 / each)))
         subject.sample(max(1, count // 10))
         samples = subject.sample(count)
-    except MissedDeadline:  # the machine was too busy
+    except MissedDeadline:  # the machine was too busy for this turn
         return Round(np.empty(0, np.int64), math.inf, math.inf)
     return Round(samples, before, _line(cpus))
 
@@ -120,13 +120,13 @@ def _turn(case: Case, subject: Subject, cpus: Cpus, seconds: float) -> Round:
 def run(cases: Sequence[Case], rounds: int, seconds: float) -> dict[str, Result]:
     """Measure rows in turns.
 
-    A row that cannot be set up, or fails, gets a note instead of figures; the others go on. A turn for which the
-    machine is too busy has no samples.
+    A row that cannot be set up, or fails, gets a note instead of figures, and the others continue. A turn has no
+    samples if the machine was too busy for it.
 
     Args:
         cases: The rows.
-        rounds: Turns of every row.
-        seconds: A turn is cut to about this long.
+        rounds: Number of turns of every row.
+        seconds: Approximate length of a turn.
 
     Returns:
         A result per row, by key, in the order of `cases`.

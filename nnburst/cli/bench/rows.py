@@ -1,4 +1,4 @@
-"""The rows of `nnburst bench`: L, the burst on a device that does nothing, and what the payload does to it."""
+"""The rows of `nnburst bench`: L, a burst on a device that does nothing, and bursts with payloads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAYLOADS = (1 << 10, 16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
 
 
 def bytes_in_bytes_out(nbytes: int) -> Model:
-    """Return a model with one input and one output of `nbytes` each."""
+    """Return a model with one input and one output of `nbytes` bytes each."""
     builder = ModelBuilder()
     x = builder.input("x", OperandType.TENSOR_QUANT8_ASYMM, (1, nbytes), scale=1.0, zero_point=0)
     builder.output("y", builder.relu(x))
@@ -30,7 +30,7 @@ def _open_burst(nbytes: int, window: float) -> Iterator[Subject]:
     model = bytes_in_bytes_out(nbytes)
     with launch(devices=["nnburst-noop"]) as service, service.session(model, polling_window=window) as session:
         bound = session.bind()
-        bound.inputs["x"][...] = 1  # the pages exist before anything is timed
+        bound.inputs["x"][...] = 1  # allocates the pages before anything is timed
         bound.run()
         yield Subject(partial(time_calls, bound.run), service.pid)
 
@@ -54,5 +54,5 @@ POOLS = tuple(map(_pool, PAYLOADS))
 
 
 def all_cases() -> tuple[Case, ...]:
-    """Return every row, in the order of the table and of a round; with a single CPU there is no L."""
+    """Return every row, in the order of the table and of a round. Without a second CPU there is no L."""
     return (LINE, *BURSTS, *POOLS)[not allowed_cpus().two :]

@@ -1,1 +1,1 @@
-"""`nnburst demo`: the main job on real input, side by side with `multiprocessing.Pipe`."""
+"""`nnburst demo`: classify real images over a burst and over `multiprocessing.Pipe`, side by side."""

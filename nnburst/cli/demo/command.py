@@ -17,13 +17,13 @@ from rich.table import Table
 from ...errors import InvalidArgument
 from ...runtime.open_service import in_process, launch
 from ...runtime.session import Session
-from ..child import answering
-from ..progress import progress, said
+from ..child import caller_of
+from ..progress import call_with_notice, progress
 from .network import DATA, EXAMPLES, INPUT, OUTPUT, build_model, load_digits
 
 Array = npt.NDArray[np.float32]
 Ask = Callable[[Array], Array]
-"""Hands one image over, runs, and returns a private copy of the ten probabilities."""
+"""A function that classifies one image, and returns a copy of the ten probabilities."""
 
 BURST, PIPE, LOCAL = "burst to the service", "multiprocessing.Pipe", "in this process"
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
@@ -31,14 +31,14 @@ WARM_UP = 100
 
 
 @click.command()
-@click.option("--passes", type=click.IntRange(min=1), default=8, show_default=True, help="Times all images are run.")
+@click.option("--passes", type=click.IntRange(min=1), default=8, show_default=True, help="Passes over all images.")
 @click.option("--device", default="nnburst-reference", show_default=True, help="Device that runs the network.")
 @click.option(
     "--save",
     "file",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE.onnx",
-    help="Only write an example model and an input for it (.npy): a model that reads digits or, if the file is "
+    help="Only write an example model and an input (.npy): a model that reads digits or, if the file is "
     "named detector.onnx, finds objects.",
 )
 def demo(passes: int, device: str, file: Path | None) -> None:
@@ -57,12 +57,12 @@ def demo(passes: int, device: str, file: Path | None) -> None:
     digits, load = load_digits(), os.getloadavg()[0]
     with (
         launch(devices=[device]) as service,
-        said("compiling the network", service.session, build_model()) as remote,
+        call_with_notice("compiling the network", service.session, build_model()) as remote,
         in_process(devices=[device]) as here,
         here.session(build_model()) as local,
-        answering(_in_child, device) as (pipe, _),
+        caller_of(_in_child, device) as (pipe, _),
     ):
-        took, answers = race({BURST: asking(remote), PIPE: pipe, LOCAL: asking(local)}, digits.images, passes)
+        took, answers = race({BURST: classifier(remote), PIPE: pipe, LOCAL: classifier(local)}, digits.images, passes)
     of_all, held_out = (digits.accuracy(answers[BURST][-1], held_out_only=only) for only in (False, True))
     click.echo(
         f"{len(digits.labels)} handwritten digits on {device}: accuracy {of_all:.2%} of all, {held_out:.2%} of the "
@@ -91,8 +91,8 @@ def _save(file: Path) -> None:
     click.echo(f"{file} is written, with an input; now: nnburst run {file} --input image={beside}")
 
 
-def asking(session: Session) -> Ask:
-    """Return a function that runs a session on arrays shared with the service."""
+def classifier(session: Session) -> Ask:
+    """Return a function that classifies an image with a session, through arrays shared with the service."""
     bound = session.bind()
     image, probabilities, run = bound.inputs[INPUT], bound.outputs[OUTPUT], bound.run
 
@@ -106,18 +106,18 @@ def asking(session: Session) -> Ask:
 
 
 def _in_child(device: str) -> Ask:
-    return asking(in_process(devices=(device,)).session(build_model()))
+    return classifier(in_process(devices=(device,)).session(build_model()))
 
 
 def race(
     contenders: Mapping[str, Ask], images: npt.NDArray[np.float32], passes: int
 ) -> tuple[dict[str, npt.NDArray[np.int64]], dict[str, Array]]:
-    """Let every contender classify every image several times, one image per execution.
+    """Have every contender classify every image several times, one image per execution.
 
-    The contenders take turns pass by pass, so that a disturbance of the machine meets all of them.
+    The contenders take turns after each pass, so that a disturbance of the machine affects all of them.
 
     Returns:
-        Nanoseconds of each call, and the answers [passes, n, 1, 10], by contender.
+        The nanoseconds of each call, and the answers [passes, n, 1, 10], by contender.
     """
     took: dict[str, list[int]] = {name: [] for name in contenders}
     answers: dict[str, list[Any]] = {name: [] for name in contenders}
@@ -139,7 +139,7 @@ def race(
 
 
 def percentiles_us(took: npt.NDArray[np.int64]) -> list[float]:
-    """Return the `PERCENTILES` of durations, which were observed, in microseconds."""
+    """Return the `PERCENTILES` of durations, in microseconds. Each is one of the durations."""
     return [float(value) / 1e3 for value in np.percentile(took, PERCENTILES, method="higher")]
 
 

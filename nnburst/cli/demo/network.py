@@ -1,4 +1,4 @@
-"""The digits, the network (trained by `examples/digits/train.py`), and ONNX files to try things with."""
+"""The images of digits, the network (trained by `examples/digits/train.py`), and ONNX files to try."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ OUTPUT, PROBABILITIES_SHAPE = "probabilities", (1, 10)
 
 @dataclass(frozen=True, slots=True)
 class Digits:
-    """The data set.
+    """The data set of handwritten digits.
 
     Attributes:
-        images: float32 [n, 1, 8, 8, 1], 0 = paper … 1 = ink; each ``images[i]`` is one input.
-        labels: uint8 [n].
-        held_out: bool [n], True for the images that training never saw.
+        images: float32 [n, 1, 8, 8, 1] from 0 (paper) to 1 (ink); each ``images[i]`` is one input.
+        labels: uint8 [n], the digit in each image.
+        held_out: bool [n], True for images that were not used in training.
     """
 
     images: npt.NDArray[np.float32]
@@ -34,13 +34,13 @@ class Digits:
     held_out: npt.NDArray[np.bool_]
 
     def accuracy(self, probabilities: npt.NDArray[np.float32], *, held_out_only: bool) -> float:
-        """Return the share of images [n, 1, 10] whose likeliest digit is the right one."""
+        """Return the fraction of correct answers in `probabilities` [n, 1, 10], between 0 and 1."""
         right = probabilities.reshape(len(self.labels), -1).argmax(axis=1) == self.labels
         return float(right[self.held_out].mean() if held_out_only else right.mean())
 
 
 def load_digits() -> Digits:
-    """Return the 1,797 handwritten digits; the README beside the data names source and licence."""
+    """Return the 1,797 handwritten digits. The README beside the data states their source and licence."""
     with np.load(DATA / "digits.npz") as data:
         images = (data["images"] / np.float32(16)).astype(np.float32)
         return Digits(images.reshape(-1, *IMAGE_SHAPE), data["labels"], data["held_out"])
@@ -61,14 +61,14 @@ def build_model() -> Model:
 
 
 def _digit() -> npt.NDArray[Any]:
-    """Return an image that the network has not seen: [1, 8, 8, 1]."""
+    """Return an image [1, 8, 8, 1] that was not used in training."""
     digits = load_digits()
     image: npt.NDArray[Any] = digits.images[digits.held_out][0]
     return image
 
 
 def _frame() -> npt.NDArray[Any]:
-    """Return an image of three bright squares and two dark ones on noise: [120, 160, 3]."""
+    """Return an image [120, 160, 3] of three bright squares and two dark ones on noise."""
     image = np.random.default_rng(0).normal(128, 8, (120, 160, 3))
     for left, top, value in ((20, 12, 230), (120, 24, 250), (64, 80, 240), (92, 48, 20), (8, 88, 10)):
         image[top + 2 : top + 14, left + 2 : left + 14] = value
@@ -76,4 +76,4 @@ def _frame() -> npt.NDArray[Any]:
 
 
 EXAMPLES: dict[str, Callable[[], npt.NDArray[Any]]] = {"digits.onnx": _digit, "detector.onnx": _frame}
-"""Files of `DATA` (made by `examples/digits/models.py`), each with a function that makes its input."""
+"""Files in `DATA` (made by `examples/digits/models.py`), each with a function that makes its input."""

@@ -1,4 +1,4 @@
-"""The command: arrays in, arrays out."""
+"""The `nnburst run` command: run a model on arrays from files, and print or save its outputs."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ if TYPE_CHECKING:
     "inputs",
     multiple=True,
     metavar="NAME=FILE.npy",
-    help="An input; may be repeated.",
+    help="Read an input; may be repeated.",
 )
 @click.option("--output", "outputs", multiple=True, metavar="NAME=FILE.npy", help="Save an output; may be repeated.")
-@click.option("--random", "fill", is_flag=True, help="Make up the inputs that are not given.")
+@click.option("--random", "fill", is_flag=True, help="Generate values for inputs that are not given.")
 @click.option("--shape", "shapes", multiple=True, metavar="NAME=1,3,…", help="Shape of an input without a value.")
-@click.option("--device", default=None, help="Device that runs the model [default: the one that reads such files].")
+@click.option("--device", default=None, help="Device that runs the model [default: one that reads the file].")
 @click.option(
     "--many",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     metavar="DIR",
-    help="Run every .npy and .npz file of a directory, several under way at once.",
+    help="Run every .npy and .npz file of a directory, several at the same time.",
 )
-@click.option("--into", type=click.Path(path_type=Path), metavar="DIR", help="Save the outputs of each as a .npz file.")
+@click.option("--into", type=click.Path(path_type=Path), metavar="DIR", help="Save each file's outputs in DIR as .npz.")
 @click.option(
     "--batch",
     type=click.IntRange(1),
     default=1,
     show_default=True,
     metavar="N",
-    help="Rows of such files that are run at once.",
+    help="Join several files into runs of up to this many rows.",
 )
-@click.option("--show", is_flag=True, help="Only print what the model takes and gives.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@click.option("--show", is_flag=True, help="Only print the model's inputs and outputs.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def run(
     model: str,
     inputs: tuple[str, ...],
@@ -66,14 +66,14 @@ def run(
     nnburst run detector.onnx --input image=detector.npy --output boxes=boxes.npy
     nnburst run digits.onnx --many images --into answers --batch 64
 
-    Files of strings have NumPy's type U; sequences, maps and optionals, which are not arrays, are saved as JSON, in
+    Strings are saved with NumPy's type U. Sequences, maps and optionals, which are not arrays, are saved as JSON in
     an array of one string.
 
-    Each file of --many is one run: a .npy file for a model with one input, else a .npz file with an array for each
-    input. A file that fails is named, the others run, and the exit status is 1.
+    With --many, each file is one run: a .npy file for a model with one input, otherwise a .npz file with an array for
+    each input. If a file fails, it is named, the others run, and the exit status is 1.
     """
     from ...runtime.session import Session
-    from ..progress import said
+    from ..progress import call_with_notice
     from ..tensors import load_arrays, parse_shapes
     from .many import input_files, run_directory, targets
 
@@ -83,12 +83,12 @@ def run(
             raise InvalidArgument("--many takes its inputs from files; give --into for what comes out")
         found = input_files(many)
         places = targets(found, into)
-        with said(compiling, Session, model, device=device, on_death="restart") as session:
+        with call_with_notice(compiling, Session, model, device=device, on_death="restart") as session:
             sys.exit(0 if run_directory(session, found, places, batch, as_json) else 1)
     if into is not None or batch != 1:
         raise InvalidArgument("--into and --batch belong to --many DIR")
     arrays, files = load_arrays(parse_pairs(inputs, "--input")), parse_pairs(outputs, "--output")
-    with said(compiling, Session, model, device=device) as session:
+    with call_with_notice(compiling, Session, model, device=device) as session:
         if show:
             _show(session, as_json)
         else:
@@ -111,7 +111,7 @@ def _show(session: Session, as_json: bool) -> None:
 
 
 def _inputs(session: Session, arrays: dict[str, Any], fill: bool, shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
-    from ..tensors import describe, made_up
+    from ..tensors import describe, generate_values
 
     required = session.get_inputs()
     optional = session.get_overridable_initializers()
@@ -119,8 +119,8 @@ def _inputs(session: Session, arrays: dict[str, Any], fill: bool, shapes: dict[s
     missing = [argument for argument in required if argument.name not in arrays]
     if missing and not fill:
         wanted = "; ".join(describe(argument) for argument in missing)
-        raise InvalidArgument(f"give --input NAME=FILE.npy for each of: {wanted}; or make them up with --random")
-    return {**arrays, **made_up(missing, shapes)}
+        raise InvalidArgument(f"give --input NAME=FILE.npy for each of: {wanted}; or generate them with --random")
+    return {**arrays, **generate_values(missing, shapes)}
 
 
 def _check_known(option: str, given: dict[str, Any], known: list[str]) -> None:
@@ -129,10 +129,10 @@ def _check_known(option: str, given: dict[str, Any], known: list[str]) -> None:
 
 
 def _run(session: Session, arrays: dict[str, Any], files: dict[str, str], as_json: bool) -> None:
-    """Run once, print and save."""
+    """Run the model once, then print and save its outputs."""
     import numpy as np
 
-    from ..tensors import as_result, as_saved, plain, shortened
+    from ..tensors import as_result, as_saved, plain, shorten
 
     arguments = {argument.name: argument for argument in session.get_outputs()}
     _check_known("--output", files, list(arguments))
@@ -141,13 +141,13 @@ def _run(session: Session, arrays: dict[str, Any], files: dict[str, str], as_jso
         row = as_result(argument, value)
         if name in files:
             with open(files[name], "wb") as file:
-                np.save(file, as_saved(value))  # into exactly this file, whatever its name ends with
+                np.save(file, as_saved(value))  # an open file, because numpy.save would append .npy to a name
             rows.append(row | {"file": files[name]})
         else:
             rows.append(row | {"values": plain(value)})
         if not as_json:
             shape = "" if row["shape"] is None else f" {row['shape']}"
-            saved = f" saved to {files[name]}" if name in files else "\n" + shortened(value)
+            saved = f" saved to {files[name]}" if name in files else "\n" + shorten(value)
             click.echo(f"{name}: {row['dtype']}{shape}{saved}")
     if as_json:
         click.echo(json.dumps({"outputs": rows}))

@@ -1,4 +1,4 @@
-"""``nnburst run --many``: each file of a directory is an input; a file that fails is named, and the others go on."""
+"""``nnburst run --many``: run a model on each file of a directory. A file that fails is named, and the others run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Outcome = tuple[Path, "list[Any] | NNBurstError"]
 
 
 def input_files(directory: Path) -> list[Path]:
-    """Return the files that are inputs, by name.
+    """Return the input files of a directory, sorted by name.
 
     Raises:
         InvalidArgument: The directory has no such files.
@@ -40,10 +40,10 @@ def input_files(directory: Path) -> list[Path]:
 
 
 def targets(files: Sequence[Path], directory: Path | None) -> dict[Path, Path]:
-    """Return where the outputs of each file go, in a directory that is made if need be.
+    """Return the output file of each input file. Creates the directory if necessary.
 
     Raises:
-        InvalidArgument: Two files would have one target, or the directory is that of the inputs.
+        InvalidArgument: Two files would have the same output file, or the directory is that of the inputs.
     """
     if directory is None:
         return {}
@@ -63,12 +63,12 @@ def run_files(session: Session, files: Iterable[Path], batch: int) -> Iterator[O
     """Yield each file with its outputs, or with its error, in order.
 
     Args:
-        session: Restarts a dead service, so that an input that kills it does not affect the others.
-        files: Each is read while the service runs the ones before it.
+        session: A session that restarts a dead service, so that an input that kills it does not affect the others.
+        files: The input files. Each is read while the service runs the ones before it.
         batch: As for `Session.run_many`.
 
     Raises:
-        InvalidArgument: The model takes no batches.
+        InvalidArgument: The model cannot run batches.
     """
     nodes = session.get_inputs()
     rest = iter(files)
@@ -86,13 +86,13 @@ def run_files(session: Session, files: Iterable[Path], batch: int) -> Iterator[O
         died = False
         try:
             for outcome in session.run_many(inputs(), batch=batch, on_error="return"):
-                while isinstance(flying[0][1], NNBurstError):  # unreadable, so not among the inputs
+                while isinstance(flying[0][1], NNBurstError):  # an unreadable file, which is not among the inputs
                     yield _alone(session, flying.popleft())
                 loaded = flying.popleft()
                 yield _alone(session, loaded) if isinstance(outcome, Exception) else (loaded[0], outcome)
         except DeadObject:
             died = True
-        while flying:  # a run of each alone shows the fatal one
+        while flying:  # runs each alone, to find the one that kills the service
             yield _alone(session, flying.popleft())
 
 
@@ -124,7 +124,7 @@ def _alone(session: Session, loaded: Loaded) -> Outcome:
 def run_directory(
     session: Session, files: Sequence[Path], places: Mapping[Path, Path], batch: int, as_json: bool
 ) -> bool:
-    """Run all files, save the outputs and report. Return True if all went well."""
+    """Run all files, save the outputs and report. Return True if none failed."""
     nodes = session.get_outputs()
     rows: list[dict[str, Any]] = []
     failed: list[dict[str, Any]] = []
@@ -151,7 +151,7 @@ def run_directory(
 
 
 def _save(target: Path, outputs: Mapping[str, Array]) -> None:
-    with zipfile.ZipFile(target, "w") as archive:  # as numpy.savez, which takes no output named "file"
+    with zipfile.ZipFile(target, "w") as archive:  # like numpy.savez, which fails for an output named "file"
         for name, array in outputs.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, array, allow_pickle=False)

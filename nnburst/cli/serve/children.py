@@ -1,4 +1,4 @@
-"""Processes beside a service, which end with it: the gateway, and the server of metrics."""
+"""The processes that run beside a service and end with it: the gateway and the metrics server."""
 
 from __future__ import annotations
 
@@ -26,29 +26,28 @@ _STARTING_S = 60.0
 _ENDING_S = 5.0
 _PAUSE_S = 1.0
 _WINDOW_US = 300
-"""Microseconds that the gateway polls for an answer: by then a service that slept has run a small model."""
+"""Microseconds that the gateway polls for an answer: enough for a sleeping service to wake and run a small model."""
 
 
 class Child:
-    """A process, and a thread that starts it again a second after it has ended by itself.
+    """A process, with a thread that restarts it one second after it has ended by itself.
 
-    It runs `nnburst.gateway.run` with its options as JSON, prints its ports by protocol as one line of JSON when it is
-    ready (or an ``error``), and ends when its standard input does.
+    The process runs `nnburst.gateway.run` with its options as JSON. When ready, it prints one line of JSON: its ports
+    by protocol, or an ``error``. It ends at the end of its standard input.
 
     Args:
         what: Name of the process in messages, such as ``the gateway``.
-        option: The option of `nnburst serve` that asked for it.
-        options: Those of `nnburst.gateway.run.Served` that are no defaults; the addresses have the ports that it took
-            the first time.
-        patience: Seconds that it may take to finish, when it is told to end.
-        environment: Variables that are set unless they are already.
+        option: The option of `nnburst serve` that starts it.
+        options: The fields of `nnburst.gateway.run.Served` that differ from the defaults.
+        patience: Seconds that the process may take to end.
+        environment: Environment variables to set, unless they are already set.
 
     Attributes:
-        options: As given; changes count from the next start on.
-        ports: By protocol; the address of a Unix socket.
+        options: The options. Changes take effect at the next start. Addresses keep the ports of the first start.
+        ports: The port, or the address of a Unix socket, of each protocol.
 
     Raises:
-        DeviceUnavailable: It cannot be started.
+        DeviceUnavailable: The process cannot be started.
     """
 
     def __init__(
@@ -66,31 +65,31 @@ class Child:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self.ports: dict[str, int | str] = self._start()
-        for protocol, port in self.ports.items():  # clients look for its successor there
+        for protocol, port in self.ports.items():  # a restarted process must have the same addresses
             if not isinstance(port, str):
                 options[protocol] = f"{options[protocol].rpartition(':')[0]}:{port}"
         self._watcher = threading.Thread(target=self._watch, name=f"nnburst-{option.lstrip('-')}", daemon=True)
         self._watcher.start()
 
     def renew(self) -> None:
-        """Tell the process to read its files again."""
+        """Have the process read its files again."""
         self._process.send_signal(signal.SIGHUP)
 
     def close(self) -> None:
-        """Tell the process to end, wait, and start no other one. Idempotent."""
+        """End the process, wait for it, and do not restart it. Idempotent."""
         with self._lock:
             self._closing.set()
         self._end(self._process)
         self._watcher.join()
         for port in self.ports.values():
             if isinstance(port, str):
-                with contextlib.suppress(OSError, BadState):  # another service's may have taken the place
+                with contextlib.suppress(OSError, BadState):  # another service may listen at the path by now
                     path = Path(port.removeprefix("unix:"))
                     check_free(path)
                     path.unlink()
 
     def _start(self) -> dict[str, int | str]:
-        """Start a process and wait until it is ready. Returns its ports."""
+        """Start a process and wait until it is ready. Return its ports."""
         env = {**self._environment, **os.environ, "PYTHONPATH": absolute_entries(os.environ.get("PYTHONPATH", ""))}
         try:
             command = [*safe_command("nnburst.gateway.run"), json.dumps(self.options)]
@@ -113,7 +112,7 @@ class Child:
             if "error" in said:
                 raise DeviceUnavailable(f"{self._option}: {said['error']}")
             return said
-        except (ValueError, TypeError) as error:  # no such line, or `close` came first
+        except (ValueError, TypeError) as error:  # a malformed line, or `close` was called before
             self._end(process)
             raise DeviceUnavailable(f"{self._option}: {self._what} did not say its ports: {error}") from error
         except BaseException:
@@ -123,7 +122,7 @@ class Child:
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.close()  # with which it ends
+        process.stdin.close()  # the process ends at this
         try:
             process.wait(self._patience)
         except subprocess.TimeoutExpired:
@@ -149,11 +148,11 @@ class Child:
 
 
 def _check_address(option: str, address: str, *, asks_for_tokens: bool) -> None:
-    """Check that an address is ``HOST:PORT``, or a free ``unix:/PATH``; warn of an address that any user can reach.
+    """Check that an address is ``HOST:PORT`` or a free ``unix:/PATH``. Warn of one that needs no token.
 
     Raises:
         BadState: Another process listens at the path.
-        InvalidArgument: It is neither.
+        InvalidArgument: The address is neither.
     """
     if address.startswith("unix:/"):
         check_free(Path(address.removeprefix("unix:")))
@@ -169,11 +168,11 @@ def _check_address(option: str, address: str, *, asks_for_tokens: bool) -> None:
 
 
 def gateway(has_models: bool, options: dict[str, Any]) -> Child | None:
-    """Start the gateway, if a protocol is wanted.
+    """Start the gateway, if an option asks for one of its protocols.
 
     Args:
         has_models: True if there is a model to serve.
-        options: Options of `nnburst.gateway.run.Served`, as they were given.
+        options: Fields of `nnburst.gateway.run.Served` from the command line.
 
     Raises:
         BadState: Another process listens at the path.
@@ -196,16 +195,16 @@ def gateway(has_models: bool, options: dict[str, Any]) -> Child | None:
         )
     if not all(find_spec(module) for module in ("grpc", "grpc_health", "grpc_reflection", "aiohttp")):
         raise DeviceUnavailable("--oip needs gRPC: pip install 'nnburst[oip]'")
-    window = {"NNBURST_POLLING_WINDOW_US": str(_WINDOW_US)} if default_polling_window() else {}  # if a CPU is for it
+    window = {"NNBURST_POLLING_WINDOW_US": str(_WINDOW_US)} if default_polling_window() else {}
     return Child("the gateway", "--oip", options, patience=options["drain"], environment=window)
 
 
 def start_metrics(where: str | None, options: Mapping[str, Any]) -> Child | None:
-    """Start the process that serves metrics, if an address is given.
+    """Start the metrics server, if an address is given.
 
     Args:
-        where: ``HOST:PORT``, a port of 127.0.0.1, 0 for any that is free; or ``unix:/PATH``.
-        options: Others of `nnburst.gateway.run.Served`.
+        where: ``HOST:PORT``, a port of 127.0.0.1 (0 for any free port), or ``unix:/PATH``.
+        options: Other fields of `nnburst.gateway.run.Served`.
 
     Raises:
         BadState: Another process listens at the path.

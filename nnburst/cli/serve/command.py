@@ -1,4 +1,4 @@
-"""Runs a service that other programs connect to."""
+"""The `nnburst serve` command: run a service that other programs connect to."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _MOST_FDS = 1 << 18
 
 @contextlib.contextmanager
 def _signals_of_the_start() -> Iterator[None]:
-    """Have SIGTERM and SIGINT end the start in order, and a SIGHUP wait until the service handles it.
+    """End the start in order at SIGTERM or SIGINT, and keep a SIGHUP pending until the service handles it.
 
-    `SystemExit` ends the start, so that all its resources are released. A second signal changes nothing.
+    `SystemExit` ends the start, so that all resources are released. A second signal has no effect.
     """
     hangup, ends = {signal.SIGHUP}, (signal.SIGTERM, signal.SIGINT)
 
@@ -41,18 +41,18 @@ def _signals_of_the_start() -> Iterator[None]:
         raise SystemExit(0)
 
     old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, hangup)
-    before = {number: signal.signal(number, leave) for number in (*ends, *hangup)}  # nohup has it ignored
+    before = {number: signal.signal(number, leave) for number in (*ends, *hangup)}  # SIGHUP stays ignored under nohup
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        signal.sigtimedwait(hangup, 0)  # one that came after the end
+        signal.sigtimedwait(hangup, 0)  # discards a SIGHUP that came after the end
         signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
 
 
 def _pairs(table: dict[str, object], before: str = "") -> Iterator[str]:
-    """Yield KEY=VALUE for each entry of a table; ``user.models = 4`` is a table in the table."""
+    """Yield KEY=VALUE for each entry of a table. An entry such as ``user.models = 4`` is in a nested table."""
     for key, value in table.items():
         if isinstance(value, dict):
             yield from _pairs(value, f"{before}{key}.")
@@ -61,7 +61,7 @@ def _pairs(table: dict[str, object], before: str = "") -> Iterator[str]:
 
 
 def _read_config(context: click.Context, parameter: click.Parameter, file: Path | None) -> None:
-    """Take defaults of options from a file: by name, with a list or a table for an option that may be repeated."""
+    """Read defaults of options, by name, from a file. An option that may be repeated has a list or a table."""
     import tomllib
 
     if file is None:
@@ -81,16 +81,16 @@ def _read_config(context: click.Context, parameter: click.Parameter, file: Path 
 @click.option(
     "--config", type=click.Path(dir_okay=False, exists=True, path_type=Path), metavar="FILE.toml", is_eager=True,
     expose_value=False, callback=_read_config,
-    help="Options that are not given otherwise, by name. A variable NNBURST_SERVE_NAME is one, too, and comes first.",
+    help="Defaults of options, by name. A variable such as NNBURST_SERVE_NAME takes precedence over the file.",
 )  # fmt: skip
 @click.argument("functions", nargs=-1, metavar="[FILE.py:FUNCTION]...")
-@click.option("--name", default="nnburst", show_default=True, help="Name that programs connect to.")
+@click.option("--name", default="nnburst", show_default=True, help="The name that programs connect to.")
 @click.option("--socket", metavar="PATH", help="Listen at this path instead of under a name.")
-@click.option("--device", multiple=True, metavar="NAME", help="A device that is offered; may be repeated.")
-@click.option("--model", multiple=True, metavar="NAME=FILE", help="A model that is compiled once for all.")
-@click.option("--models", metavar="DIR", help="Directory with models as NAME/VERSION/FILE.")
+@click.option("--device", multiple=True, metavar="NAME", help="A device to offer; may be repeated.")
+@click.option("--model", multiple=True, metavar="NAME=FILE", help="A model to compile once for all clients.")
+@click.option("--models", metavar="DIR", help="Directory of models as NAME/VERSION/FILE.")
 @click.option("--batch", multiple=True, metavar="[NAME=]N", help="Run up to N waiting rows of a model as one.")
-@click.option("--batch-wait", multiple=True, metavar="[NAME=]TIME", help="Longest wait of a request for others (1ms).")
+@click.option("--batch-wait", multiple=True, metavar="[NAME=]TIME", help="Longest wait for other requests (1ms).")
 @click.option("--allow-uid", multiple=True, metavar="USER", help="Serve this user, too (name or number).")
 @click.option("--allow-gid", multiple=True, metavar="GROUP", help="Serve this group, too (name or number).")
 @click.option("--quota", multiple=True, metavar="KEY=N", help="Limit of a connection (KEY) or of a user (user.KEY).")
@@ -100,7 +100,7 @@ def _read_config(context: click.Context, parameter: click.Parameter, file: Path 
 )  # fmt: skip
 @click.option(
     "--max-compile", type=click.FloatRange(0, 1e6, min_open=True), default=600.0, show_default=True, metavar="S",
-    help="End the process of a client's model that takes longer than S seconds to compile.",
+    help="End the process of a client whose model takes longer than S seconds to compile.",
 )  # fmt: skip
 @click.option(
     "--idle-exit",
@@ -117,36 +117,36 @@ def _read_config(context: click.Context, parameter: click.Parameter, file: Path 
     help="Serve the named models by the Open Inference Protocol over gRPC; needs nnburst[oip].",
 )  # fmt: skip
 @click.option("--oip-rest", metavar="HOST:PORT|unix:PATH", help="Serve the same protocol over HTTP.")
-@click.option("--token-file", metavar="FILE", help="File of NAME:TOKEN lines; network clients show a token.")
+@click.option("--token-file", metavar="FILE", help="File of NAME:TOKEN lines; each network client must send a token.")
 @click.option("--oip-cert", type=click.Path(), metavar="FILE.pem", help="Certificate and chain, to serve over TLS.")
-@click.option("--oip-key", type=click.Path(), metavar="FILE.pem", help="The key of --oip-cert, without a password.")
+@click.option("--oip-key", type=click.Path(), metavar="FILE.pem", help="Private key of --oip-cert, without a password.")
 @click.option(
     "--oip-keepalive", type=click.FloatRange(1, 86400), default=75.0, show_default=True, metavar="S",
-    help="HTTP connections end after S seconds without a request; gRPC asks clients that are silent for S seconds.",
+    help="Close an HTTP connection after S seconds without a request; ping a gRPC client that is silent for S seconds.",
 )  # fmt: skip
 @click.option("--oip-control", is_flag=True, help="Let clients of the protocol load and unload models.")
 @click.option(
     "--oip-drain", type=click.FloatRange(0, 1e6), default=20.0, show_default=True, metavar="S",
-    help="When the service is stopped, requests of the protocol that are under way have S seconds.",
+    help="Let the protocol's running requests take up to S seconds more when the service is stopped.",
 )  # fmt: skip
-@click.option("--oip-shared-memory", is_flag=True, help="Let clients of the protocol pass tensors in POSIX memory.")
+@click.option("--oip-shared-memory", is_flag=True, help="Let clients of the protocol pass tensors in shared memory.")
 @click.option("--scheduler", metavar="POLICY:N", help="Real-time policy and priority, such as fifo:20 or rr:1.")
 @click.option(
     "--sandbox", type=click.Choice(("strict", "on", "off")), default="on", show_default=True,
-    help="Keep the service from all that models do not need: as far as this kernel can, fully or not at all, or not.",
+    help="Sandbox the processes that run models: on takes what the kernel offers, strict fails if anything is missing.",
 )  # fmt: skip
 @click.option(
     "--isolate", type=click.Choice(("user", "connection", "none")), default="user", show_default=True,
-    help="The users that share a process for models that clients bring; none: all of them, with the named models.",
+    help="Give each user or each connection a process for its own models; none: one process for all models.",
 )  # fmt: skip
 @click.option(
     "--log-level", type=click.Choice(("debug", "info", "warning", "error")), default="warning", show_default=True
 )
 @click.option(
     "--log-format", type=click.Choice(("text", "json")), default="text", show_default=True,
-    help="Lines of the log for people, or as JSON.",
+    help="Write log lines as text or as JSON.",
 )  # fmt: skip
-@click.option("--json", is_flag=True, help="Print the line that says it is ready as JSON.")
+@click.option("--json", is_flag=True, help="Print the ready line as JSON.")
 @_signals_of_the_start()
 def serve(
     functions: tuple[str, ...],
@@ -187,10 +187,10 @@ def serve(
     nnburst serve --name vision filters.py:edges
     python -c 'import nnburst; print(nnburst.connect("vision").session("detector").get_inputs())'
 
-    FILE.py:FUNCTION is a Python function that is declared with @declare; it is served by its name, as a model.
+    FILE.py:FUNCTION is a Python function declared with @declare. It is served as a model of that name.
 
-    Prints one line when it is ready. SIGTERM lets running executions finish; SIGHUP compiles the files of the named
-    models again and serves the new ones from then on. Also starts from a systemd socket unit (see deploy/systemd).
+    Prints one line when it is ready. SIGTERM lets running executions finish. SIGHUP compiles the files of the named
+    models again and replaces the models. Can also be started from a systemd socket unit (see deploy/systemd).
     """
     _settle_environment()
     from ..._core.errno import this_process
@@ -245,7 +245,7 @@ def serve(
         broker = Broker(listeners, workers, policy=policy, idle_exit=idle_exit)
         stack.callback(broker.close)
         shared = broker.workers.shared
-        beside = stack.enter_context(contextlib.ExitStack())  # clients of its own, which end first
+        beside = stack.enter_context(contextlib.ExitStack())  # the service's own clients, which end first
         log = {"log_level": log_level.upper(), "log_format": log_format, "token_file": token_file}
         watched = start_metrics(metrics, log)
         if watched is not None:
@@ -283,7 +283,7 @@ def serve(
                 repository.change(broker.workers.shared, name, unload)
             finally:
                 for child in filter(None, (watched, running)):
-                    child.options["unloaded"] = repository.unloaded  # for a gateway that is started later
+                    child.options["unloaded"] = repository.unloaded  # for a later restart of the gateway
                     child.renew()
 
         def announce() -> None:
@@ -296,7 +296,7 @@ def serve(
 
 
 def _settle_environment() -> None:
-    """Restart with the environment of a service: NumPy's libraries start no threads, which would get signals."""
+    """Restart with a service's environment, so that NumPy's libraries start no threads, which could get signals."""
     from ...service.process.command import interpreter, service_environment
 
     env = service_environment(os.environ)
@@ -316,7 +316,7 @@ def _ready_line(ready: dict[str, Any]) -> str:
 
 
 def _quotas(texts: Sequence[str]) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the quotas of a connection, and those of a user, whose keys begin with ``user.``."""
+    """Return the quotas of a connection, and the quotas of a user, whose keys begin with ``user.``."""
     from ...service.host.quotas import PER_USER, Quotas
 
     pairs = parse_pairs(texts, "--quota")
@@ -329,12 +329,12 @@ def _quotas(texts: Sequence[str]) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def _more(files: Mapping[str, str]) -> list[str]:
-    """Return the devices that model files need, other than the default ones."""
+    """Return the devices that model files need, without the default devices."""
     return ["nnburst-litert"] if any(file.lower().endswith(".tflite") for file in files.values()) else []
 
 
 def _functions(devices: Sequence[str], targets: Sequence[str]) -> list[str]:
-    """Return the device that runs the named functions, if there are any."""
+    """Return the device that runs the named functions; an empty list without functions."""
     if targets and any(device.partition(":")[0] == "nnburst-function" for device in devices):
         raise InvalidArgument(f"--device nnburst-function and {targets[0]}: give all functions as FILE.py:FUNCTION")
     return [f"nnburst-function:call={'+'.join(targets)}"] if targets else []
@@ -347,7 +347,7 @@ def _policy(text: str) -> tuple[str, int]:
     number = whole_number(priority)
     if number is None:
         raise InvalidArgument(f"--scheduler {text}: write it as POLICY:PRIORITY, such as fifo:20")
-    Scheduling.of((policy, number), None)  # raises an error that tells what is wrong
+    Scheduling.of((policy, number), None)  # raises an error that explains what is wrong
     return policy, number
 
 
@@ -359,7 +359,7 @@ def _gid(group: str) -> int:
 
 
 def _raise_descriptor_limit() -> None:
-    """Raise the limit of descriptors, of which a worker gets a quarter: each pool of a client takes one there."""
+    """Raise the limit of descriptors. A worker gets a quarter, and each pool of a client takes one there."""
     import resource
 
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -374,14 +374,14 @@ def _raise_descriptor_limit() -> None:
 def _batching(
     files: Mapping[str, str], directory: str | None, batches: Sequence[str], waits: Sequence[str]
 ) -> dict[str, Batching]:
-    """Return the batching of each model by ``--batch`` and ``--batch-wait``, and under "" that of all others."""
+    """Return the batching of each model from ``--batch`` and ``--batch-wait``. The key "" means all others."""
     from ..._core import lib
     from .repository import Batching
 
     most: int = lib.NNB_MOST_BATCHED
     chosen = {"": Batching()}
     for option, texts in (("--batch", batches), ("--batch-wait", waits)):
-        for text in sorted(texts, key=lambda text: "=" in text):  # values for all models first
+        for text in sorted(texts, key=lambda text: "=" in text):  # a value for all models comes before values for one
             name, equals, value = text.rpartition("=")
             if not files and directory is None:
                 raise InvalidArgument(f"{option} {text}: there is no model; give --model NAME=FILE or --models DIR")
@@ -400,7 +400,7 @@ def _batching(
 
 
 def _seconds(option: str, text: str) -> float:
-    """Return a time such as ``1ms``, ``200us`` or ``0.01s``, up to a second."""
+    """Return the seconds of a time such as ``1ms``, ``200us`` or ``0.01s``, up to one second."""
     found = re.fullmatch(r"(\d+(?:\.\d*)?)(us|ms|s)", text)
     seconds = float(found[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[found[2]] if found else 2.0
     if seconds > 1:

@@ -1,4 +1,4 @@
-"""Commands that list the shared services of this machine, and end one, or a client of one."""
+"""The commands `nnburst ls`, `nnburst kick` and `nnburst stop`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ..targets import user_number
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON list.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
 def ls(as_json: bool) -> None:
-    """List the services that this user can find by name."""
+    """List the services that this user can connect to by name."""
     from ...service.process.discovery import running_services
 
     found = list(running_services())
@@ -54,13 +54,13 @@ def ls(as_json: bool) -> None:
     "--timeout", type=click.FloatRange(0, 1e6), default=30.0, show_default=True, metavar="S",
     help="Seconds that the service may take to answer.",
 )  # fmt: skip
-@click.option("--trust-uid", type=click.IntRange(0), multiple=True, metavar="UID", help="Also a service of this user.")
+@click.option("--trust-uid", type=click.IntRange(0), multiple=True, metavar="UID", help="Trust this user's services.")
 def kick(address: str, pid: int | None, user: str | None, timeout: float, trust_uid: tuple[int, ...]) -> None:
-    """End the connections of one process, or of one user, to a service; `nnburst top` shows them.
+    """End the connections of one process, or of one user, to a service. `nnburst top` shows the connections.
 
-    Their runs end as if the client processes had been killed. With --user, the service also ends the process that runs
-    the user's own models. The clients continue, learn the reason (DeadObject), and may connect again. Only the
-    service's user and root may do this.
+    Runs end as if the client processes had been killed. The clients themselves continue, get a DeadObject error with
+    the reason, and may connect again. With --user, the service also ends the process that runs the user's own models.
+    Only the service's user and root may do this.
     """
     from ...service.client.connection import order
     from ...service.wire.protocol import EndClients
@@ -79,14 +79,14 @@ def kick(address: str, pid: int | None, user: str | None, timeout: float, trust_
 @click.argument("address", metavar="NAME|unix:PATH")
 @click.option(
     "--timeout", type=click.FloatRange(0, 1e6), default=30.0, show_default=True, metavar="S",
-    help="Seconds that it may take in all.",
+    help="Seconds that the service may take to end.",
 )  # fmt: skip
-@click.option("--kill", is_flag=True, help="End it at once, whatever it runs.")
-@click.option("--trust-uid", type=click.IntRange(0), multiple=True, metavar="UID", help="Also one of this user.")
+@click.option("--kill", is_flag=True, help="End the service at once, without waiting for its runs.")
+@click.option("--trust-uid", type=click.IntRange(0), multiple=True, metavar="UID", help="Trust this user's services.")
 def stop(address: str, timeout: float, kill: bool, trust_uid: tuple[int, ...]) -> None:
-    """End a service that was started with `nnburst serve`, and wait until it is gone.
+    """Stop a service that was started with `nnburst serve`, and wait until it has ended.
 
-    Executions that run are finished, unless --kill says otherwise.
+    Running executions finish first, unless --kill is given.
     """
     from ...service.process.discovery import dial, owner_of, peer_of, peer_pidfd
 

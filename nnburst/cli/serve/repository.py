@@ -1,4 +1,4 @@
-"""The files of a shared service's named models: those present, and those served."""
+"""The files of a shared service's named models: files that exist, and files that are served."""
 
 from __future__ import annotations
 
@@ -12,30 +12,31 @@ from typing import NamedTuple
 from ...errors import InvalidArgument, NNBurstError, error_for
 from ...memory.memory import Memory
 from ...service.client.connection import ServiceConnection
-from ..progress import said
+from ..progress import call_with_notice
 
 _log = logging.getLogger(__name__)
 _PIECE = 4 << 20
 
 
 class Batching(NamedTuple):
-    """The most rows of a model that run as one, and how long a request waits for others, in seconds."""
+    """The most rows of a model in one run, and the seconds that a request waits for others."""
 
     rows: int = 1
     wait: float = 0.0
 
 
 class Repository:
-    """Publishes models to the worker that serves them to all users, and withdraws them.
+    """Publishes models on the shared worker, and withdraws them.
 
     Args:
-        files: Paths, by the names that models get.
-        directory: Contains ``NAME/VERSION/FILE``, where a version is a whole number; such a model is served as
-            ``NAME:VERSION``. It is read whenever models are loaded. None: no such models.
-        batching: By names of models, without versions; "" for all others.
+        files: Paths of model files, by the names of the models.
+        directory: A directory of ``NAME/VERSION/FILE``, where a version is a whole number; such a model is served as
+            ``NAME:VERSION``. It is read whenever models are loaded. None for no such models.
+        batching: Batching by the name of a model, without version; the key "" stands for all others.
 
     Raises:
-        InvalidArgument: It is not a directory, or a version does not have exactly one file that a device reads.
+        InvalidArgument: The directory does not exist, or a version does not have exactly one file that a device can
+            read.
     """
 
     def __init__(
@@ -55,10 +56,11 @@ class Repository:
         return not self._files and self._directory is None
 
     def prepare(self, worker: ServiceConnection) -> None:
-        """Publish the present models to a worker that has just started.
+        """Publish all models on a worker that has just started.
 
         Raises:
-            NNBurstError: A model cannot be loaded. Only for the first worker: later ones serve what they can.
+            NNBurstError: A model cannot be loaded. Raised only for the first worker; later ones serve the models that
+                they can.
         """
         if both := sorted(self._files.keys() & worker.list_models().keys()):
             raise InvalidArgument(f"--model {both[0]}: a function has that name, too")
@@ -70,11 +72,11 @@ class Repository:
         self._was_prepared = True
 
     def change(self, worker: ServiceConnection, name: str | None, unload: bool) -> None:
-        """Load all versions of a model from their files again, or unload them; without a name, all that are loaded.
+        """Reload all versions of a model from their files, or unload them. Without a name, reload all loaded models.
 
         Raises:
             InvalidArgument: There is no such model.
-            NNBurstError: A model cannot be loaded; it is served as before. Raised only with a name, else logged.
+            NNBurstError: A model cannot be loaded, and is served as before. Without a name, this is only logged.
         """
         found, served = self._found(), worker.list_models()
         if name is not None:
@@ -93,13 +95,13 @@ class Repository:
                 except NNBurstError as error:
                     if name is not None:
                         raise
-                    if worker.alive:  # else its successor loads them, or the service ends
+                    if worker.alive:  # otherwise the next worker loads them, or the service ends
                         _log.error("%s; what was served is served as before", error)
         if name is None:
             _log.info("the models were loaded again")
 
     def _has_gone(self, name: str, found: Mapping[str, str]) -> bool:
-        """Return True if a served model came from a version that no longer exists."""
+        """Return True if a served model comes from a version that no longer exists."""
         return name not in found and ":" in name
 
     def _found(self) -> dict[str, str]:
@@ -116,7 +118,7 @@ class Repository:
         return found
 
     def _publish(self, worker: ServiceConnection, name: str, file: str) -> None:
-        """Have the worker compile a model, unless it is the one that it serves."""
+        """Have the worker compile a model, unless it already serves this file."""
         from ...runtime.compile.model_files import imported
 
         try:
@@ -124,12 +126,12 @@ class Repository:
                 hashed = hashlib.sha256()
                 for pool in found.model.pools:
                     assert isinstance(pool, Memory)
-                    for start in range(0, pool.size, _PIECE):  # copies: a file that is replaced just now is no SIGBUS
+                    for start in range(0, pool.size, _PIECE):  # copied: a file that shrinks causes no SIGBUS
                         hashed.update(pool.read("u1", (min(_PIECE, pool.size - start),), start).data)
                 digest = hashed.hexdigest()
                 if worker.list_models().get(name) != digest:
                     batching = self._batching.get(_base(name)) or self._batching.get("", Batching())
-                    said(f"compiling {file}", worker.publish, name, device, found, digest, *batching)
+                    call_with_notice(f"compiling {file}", worker.publish, name, device, found, digest, *batching)
                     _log.info("model %s: %s was loaded", name, file)
         except NNBurstError as error:
             raise error_for(error.status, f"model {name} of {file}: {error}") from error

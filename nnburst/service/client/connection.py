@@ -186,8 +186,7 @@ class ServiceConnection(OneProcess, Closing):
         return self.connection.alive
 
     def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
-        """Call `on_death` once, when the connection ends (at once if it has ended). Return a function that undoes
-        this.
+        """Call `on_death` once, when the connection ends (at once if it has ended). Return a function that undoes it.
 
         `on_death` runs in a thread of the connection, which keeps a reference until the call.
 

@@ -89,8 +89,7 @@ class _Remote(Closing):
         return self._number
 
     def close(self) -> None:
-        """Release the object in the service. Idempotent; does nothing after the service's end or in a forked
-        child."""
+        """Release the object in the service. Idempotent; has no effect after the service's end or in a fork."""
         if not self._finalizer.alive:
             return
         try:

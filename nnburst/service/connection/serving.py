@@ -231,8 +231,7 @@ class Serving:
         return Kind.ERROR, calls.encode(calls.error_reply(failure)), FdBundle()
 
     def _answer(self, number: int, kind: Kind, body: bytes, fds: FdBundle) -> None:
-        """Send the answer of a call, if one is wanted. This thread stays busy until the client has room for the
-        answer."""
+        """Send the answer of a call, if one is wanted. Blocks until the client has room for the answer."""
         if not number:
             fds.close()
             return

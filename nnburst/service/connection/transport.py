@@ -200,8 +200,7 @@ class Connection:
             raise self.ending.error(self.ending.reason)
 
     def link_to_death(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` once, when the connection ends (at once if it has ended). Return a function that undoes
-        this.
+        """Call `listener` once, when the connection ends (at once if it has ended). Return a function that undoes it.
 
         The listener runs in a thread of the connection, which keeps a reference until the call.
         """
@@ -284,8 +283,7 @@ class Connection:
         fds: Sequence[int] = (),
         on_failure: Callable[[NNBurstError], None] = lambda error: None,
     ) -> None:
-        """Make a call without waiting for its answer. May be called anywhere; in a finaliser only without
-        descriptors.
+        """Make a call without waiting for its answer. May be called anywhere; by finalisers without descriptors.
 
         Args:
             message: The request, mostly a release.

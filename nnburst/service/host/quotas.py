@@ -98,8 +98,7 @@ UNLIMITED = Quotas(*[NO_LIMIT] * len(fields(Quotas)))
 
 
 class Charge(Closing):
-    """A part of a quota that is in use. `release`, which is idempotent, or the end of a ``with`` block gives it
-    back."""
+    """A part of a quota that is in use, until `release` (which is idempotent) or the end of a ``with`` block."""
 
     __slots__ = ("_above", "_amounts", "_ledger")
 

@@ -251,8 +251,7 @@ class Broker:
         self._await(client, _HELLO_PATIENCE)
 
     def _charge_connection(self, user: Ledger, uid: int) -> Charge:
-        """Charge a connection to its user. Over the quota, first refund connections that have closed but are not yet
-        reported."""
+        """Charge a connection to its user. Over the quota, first refund closed ones that are not yet reported."""
         now = time.monotonic()
         while self._new and self._new[0][0] <= now - _NEW:
             self._new.popleft()[1].release()
@@ -381,8 +380,7 @@ class Broker:
 
 @contextlib.contextmanager
 def _signals(wake_fd: int) -> Iterator[None]:
-    """Write the numbers of SIGTERM, SIGINT and SIGHUP to a descriptor instead of raising. Blocked signals are
-    unblocked."""
+    """Unblock SIGTERM, SIGINT and SIGHUP, and write their numbers to a descriptor instead of raising."""
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     before = {number: signal.signal(number, lambda *_: None) for number in numbers}
     old_fd = signal.set_wakeup_fd(wake_fd, warn_on_full_buffer=False)

@@ -174,8 +174,7 @@ def _leave_to_broker(part: int) -> None:
 
 
 def _offer_to_oom_killer(most: int) -> None:
-    """Raise this process's ``oom_score_adj`` to `most`, so that the kernel kills it before its broker and other
-    programs."""
+    """Raise this process's ``oom_score_adj`` to `most`, so that the kernel kills it before other programs."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+", encoding="utf-8") as adjustment:
         if int(adjustment.read()) < most:
             adjustment.write(str(most))

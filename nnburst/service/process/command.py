@@ -37,8 +37,7 @@ def interpreter() -> str:
 
 
 def safe_command(module: str) -> list[str]:
-    """Return the first words of a command that runs a module of this package, with no imports from the working
-    directory.
+    """Return the start of a command that runs a module of this package without imports from the working directory.
 
     Args:
         module: Name of the module, whose `main` reads the rest of the command. PYTHONPATH has to come from

@@ -134,8 +134,7 @@ def trusted_uids(more: int | Collection[int] = ()) -> frozenset[int]:
 
 
 def _distrusted(directory: Path, trusted: Collection[int]) -> str:
-    """Return the reason to distrust a runtime directory: another user can write it. "" if none can, or it does not
-    exist."""
+    """Return the reason to distrust a runtime directory, which another user can write; "" if there is no reason."""
     try:
         found = directory.lstat()
     except OSError:
@@ -468,8 +467,7 @@ def owner_of(address: str, trust_uid: int | Collection[int] = ()) -> int:
 
 
 def _owner(lock: Path) -> tuple[int | None, str]:
-    """Return the owner's pid (0 if it has ended, None if there was none) and the line by which the service describes
-    itself."""
+    """Return the owner's pid (0 if it has ended, None if there was none) and the service's line about itself."""
     try:
         try:
             fd = _open_lock(lock, os.O_RDONLY)

@@ -257,8 +257,7 @@ class Child:
                 signal.pidfd_send_signal(fds.fds[0], signal.SIGKILL)
 
     def exit_status(self) -> int | None:
-        """Return the exit status of a process that has just closed its socket; None if it still runs or is
-        unknown."""
+        """Return the exit status of a process that has just closed its socket; None if it still runs."""
         self._wait(_EXIT_PATIENCE)
         return self._status
 

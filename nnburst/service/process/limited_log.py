@@ -155,8 +155,7 @@ def _lines(log: int, pidfd: int) -> Iterator[str]:
 
 
 def _read_lines(log: int, pidfd: int) -> Iterator[bytes]:
-    """Yield lines until the process has ended. Lines that other processes write to its pipe after that are not
-    read."""
+    """Yield lines until the process has ended. Later lines of other processes in its pipe are not read."""
     rest, most = b"", math.inf
     while most > 0:
         found = ready((log, pidfd))

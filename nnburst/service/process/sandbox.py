@@ -162,8 +162,7 @@ def _allow(rules: int, path: str | os.PathLike[str], rights: int) -> None:
 
 @cache
 def find_code() -> tuple[str, ...]:
-    """Return the directories of this interpreter's modules and libraries. Directories that contain the user's home
-    are left out.
+    """Return the directories of Python modules and libraries. Those above the user's home are left out.
 
     The zygote calls this whenever it has loaded a device, so that its children need not.
     """

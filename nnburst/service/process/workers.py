@@ -77,16 +77,14 @@ class AcceptedClient:
             close_fds([self.sock.detach()])
 
     def send_last(self, message: calls.Message, kind: Kind = Kind.REQUEST, number: int = 0) -> None:
-        """Send the last message, and let the client disconnect: it might notice a disconnection before the
-        message."""
+        """Send the last message and let the client disconnect, since it might notice a close before the message."""
         self.is_dismissed = True
         with contextlib.suppress(OSError, NNBurstError):
             Outgoing(kind, number, calls.encode(message)).try_send(self.sock)
 
 
 Key = int | AcceptedClient | None
-"""The owner of a worker's models: a user, a connection, or None for the named models and functions for all
-clients."""
+"""The owner of a worker's models: a user, a connection, or None for the models that all clients share."""
 
 
 class Worker:
@@ -239,8 +237,7 @@ class Isolation(enum.Enum):
 
 
 class WorkerPool:
-    """The workers of a service: one for all clients, and others for users or connections, started and ended as
-    needed.
+    """The workers of a service: one for all clients, and others for users or connections, started as needed.
 
     Only the broker's main thread uses it.
 
@@ -302,8 +299,8 @@ class WorkerPool:
         return iter(list(self._all.values()))
 
     def take(self, client: AcceptedClient, *, own: bool = False) -> None:
-        """Hand a client to the shared worker or, with `own`, to the worker for its own models, which is started if
-        necessary."""
+        """Hand a client to the shared worker or, with `own`, to the worker for its own models. Starts it if
+        needed."""
         key: Key = None
         if own and self._isolation is not Isolation.NONE:
             key = client.peer.uid if self._isolation is Isolation.USER else client
@@ -436,8 +433,7 @@ class WorkerPool:
 
 
 def _state_of(uid: int) -> str:
-    """Create a state directory for another user's models, beside this user's; neither can reach the other's
-    directory."""
+    """Create a state directory for another user's models. Neither user's models can reach the other's directory."""
     try:
         directory = f"{os.path.abspath(default_state_directory())}-user-{uid}"
         make_directories(directory)

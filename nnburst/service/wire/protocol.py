@@ -56,8 +56,7 @@ MAX_INLINE = 64 * 1024
 MAX_BODY = 16 * 1024 * 1024
 """Longest body of a message, in bytes. It need not contain large constants, which are in pools."""
 MAX_REFERENCED = 1024
-"""Most subgraphs that a model refers to. Together they have at most `MAX_OPERANDS` operands and as many
-operations."""
+"""Most subgraphs that a model refers to. Together they have at most `MAX_OPERANDS` operands and operations."""
 
 Id = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 Cpus = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, le=2**20)], ...], msgspec.Meta(max_length=8192)]
@@ -408,8 +407,7 @@ Dimensions = Annotated[tuple[Id, ...], msgspec.Meta(max_length=64)]
 
 
 class Allocate(Message, tag="allocate", frozen=True):
-    """Allocates a driver-managed buffer. Roles are indexes into `prepared_models`, which has numbers of objects of
-    this connection."""
+    """Allocates a driver-managed buffer. Roles are indexes into `prepared_models`, which has objects' numbers."""
 
     device: Id
     dimensions: Dimensions
@@ -554,8 +552,7 @@ class ClientGone(Message, tag="client_gone", frozen=True, omit_defaults=True):
 
 
 class LoadModel(Message, tag="load_model", frozen=True):
-    """Reloads a named model, all versions, from its files, or unloads it. Only for the user who runs the service and
-    for root."""
+    """Reloads or unloads all versions of a named model. Only for the user who runs the service and for root."""
 
     name: ArgumentName
     unload: bool
@@ -629,8 +626,7 @@ class Call(Struct, frozen=True):
 
     @property
     def handler(self) -> str:
-        """The name of the serving side's method, which takes (request, fds) and returns the reply, or (reply,
-        fds)."""
+        """The name of the serving method, which takes (request, fds) and returns the reply or (reply, fds)."""
         return f"on_{self.name}"
 
 
