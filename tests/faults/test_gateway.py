@@ -17,24 +17,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-onnx = pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
+pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
 pytest.importorskip("tritonclient", reason="needs the extra nnburst[oip]")
 
-import grpc  # noqa: E402
-import tritonclient.grpc as triton_grpc  # noqa: E402
-import tritonclient.grpc.aio as triton_aio  # noqa: E402
-import tritonclient.http as triton_http  # noqa: E402
-import tritonclient.http.aio as triton_http_aio  # noqa: E402
-from tritonclient.grpc import service_pb2_grpc as stubs  # noqa: E402
-from tritonclient.utils import InferenceServerException  # noqa: E402
-from tritonclient.utils import shared_memory as region  # noqa: E402
+import grpc
+import tritonclient.grpc as triton_grpc
+import tritonclient.grpc.aio as triton_aio
+import tritonclient.http as triton_http
+import tritonclient.http.aio as triton_http_aio
+from tritonclient.grpc import service_pb2_grpc as stubs
+from tritonclient.utils import InferenceServerException
+from tritonclient.utils import shared_memory as region
 
-from nnburst.errors import InvalidArgument  # noqa: E402
-from nnburst.gateway.inference import Inference, InputTensor, Terms, extensions, infer  # noqa: E402
-from nnburst.gateway.models import Models  # noqa: E402
-from nnburst.gateway.regions import Regions  # noqa: E402
-from nnburst.model import Priority  # noqa: E402
-from support.gateways import (  # noqa: E402
+from nnburst.errors import InvalidArgument
+from nnburst.gateway.inference import Inference, InputTensor, Terms, extensions, infer
+from nnburst.gateway.models import Models
+from nnburst.gateway.regions import Regions
+from nnburst.model import Priority
+from support.gateways import (
     MARKS,
     PROTOCOLS,
     Gateway,

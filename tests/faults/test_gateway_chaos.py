@@ -22,19 +22,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-onnx = pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
+pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
 pytest.importorskip("tritonclient", reason="needs the extra nnburst[oip]")
 
-import aiohttp  # noqa: E402 (they may be absent)
-import grpc  # noqa: E402
-from tritonclient.grpc import service_pb2 as pb  # noqa: E402
-from tritonclient.grpc import service_pb2_grpc as stubs  # noqa: E402
+import aiohttp
+import grpc
+import onnx
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc as stubs
 
-import nnburst  # noqa: E402
-from support.gateways import MARKS, ended, gateway_of  # noqa: E402
-from support.processes import stop  # noqa: E402
-from support.services import Shared, save_scaling  # noqa: E402
-from support.waiting import PATIENCE, until  # noqa: E402
+import nnburst
+from support.gateways import MARKS, ended, gateway_of
+from support.processes import stop
+from support.services import Shared, save_scaling
+from support.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.check, *MARKS]
 CLIENTS = 32

@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-onnx = pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
+pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
 pytest.importorskip("tritonclient", reason="needs the extra nnburst[oip]")
 
-import grpc  # noqa: E402
-import tritonclient.http as triton_http  # noqa: E402
-from tritonclient.grpc import service_pb2 as pb  # noqa: E402
-from tritonclient.grpc import service_pb2_grpc as stubs  # noqa: E402
-from tritonclient.utils import InferenceServerException  # noqa: E402
+import grpc
+import tritonclient.http as triton_http
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc as stubs
+from tritonclient.utils import InferenceServerException
 
-from nnburst.errors import InvalidArgument  # noqa: E402
-from nnburst.gateway.tensors import _DTYPES  # noqa: E402
-from support.gateways import (  # noqa: E402
+from nnburst.errors import InvalidArgument
+from nnburst.gateway.tensors import _DTYPES
+from support.gateways import (
     MARKS,
     PROTOCOLS,
     Gateway,

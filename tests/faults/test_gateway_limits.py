@@ -18,28 +18,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-onnx = pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
+pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
 pytest.importorskip("tritonclient", reason="needs the extra nnburst[oip]")
 
-import grpc  # noqa: E402
-from tritonclient.grpc import service_pb2 as pb  # noqa: E402
-from tritonclient.grpc import service_pb2_grpc as stubs  # noqa: E402
+import grpc
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc as stubs
 
-from nnburst.errors import DeviceUnavailable, InvalidArgument  # noqa: E402
-from nnburst.gateway import grpc as gateway_grpc  # noqa: E402
-from nnburst.gateway import rest as gateway_rest  # noqa: E402
-from nnburst.gateway.budget import Budget  # noqa: E402
-from nnburst.gateway.inference import OutputTensor  # noqa: E402
-from nnburst.gateway.regions import Regions  # noqa: E402
-from support.gateways import (  # noqa: E402
-    MARKS,
-    Gateway,
-    SlowModels,
-    both_protocols,
-    raw,
-    refused,
-)
-from support.waiting import PATIENCE  # noqa: E402
+from nnburst.errors import DeviceUnavailable, InvalidArgument
+from nnburst.gateway import grpc as gateway_grpc
+from nnburst.gateway import rest as gateway_rest
+from nnburst.gateway.budget import Budget
+from nnburst.gateway.inference import OutputTensor
+from nnburst.gateway.regions import Regions
+from support.gateways import MARKS, Gateway, SlowModels, both_protocols, raw, refused
+from support.waiting import PATIENCE
 
 pytestmark = MARKS
 

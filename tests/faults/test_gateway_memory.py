@@ -12,28 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-onnx = pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
+pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
 pytest.importorskip("tritonclient", reason="needs the extra nnburst[oip]")
 
-from tritonclient.utils import InferenceServerException  # noqa: E402
-from tritonclient.utils import shared_memory as region  # noqa: E402
+from tritonclient.utils import InferenceServerException
+from tritonclient.utils import shared_memory as region
 
-from nnburst.errors import BadState, InvalidArgument, ResourceExhausted  # noqa: E402
-from nnburst.gateway.inference import Inference, InputTensor, RegionPlace, infer  # noqa: E402
-from nnburst.gateway.models import ModelCounts  # noqa: E402
-from nnburst.gateway.regions import Regions  # noqa: E402
-from support.gateways import (  # noqa: E402
-    MARKS,
-    PROTOCOLS,
-    Gateway,
-    X,
-    Y,
-    conversions,
-    placed,
-    shared_memory,
-    tensor,
-)
-from support.waiting import meanwhile  # noqa: E402
+from nnburst.errors import BadState, InvalidArgument, ResourceExhausted
+from nnburst.gateway.inference import Inference, InputTensor, RegionPlace, infer
+from nnburst.gateway.models import ModelCounts
+from nnburst.gateway.regions import Regions
+from support.gateways import MARKS, PROTOCOLS, Gateway, X, Y, conversions, placed, shared_memory, tensor
+from support.waiting import meanwhile
 
 pytestmark = MARKS
 

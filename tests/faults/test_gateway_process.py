@@ -21,30 +21,20 @@ import pytest
 
 from support.waiting import PATIENCE, until
 
-onnx = pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
+pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
 pytest.importorskip("tritonclient", reason="needs the extra nnburst[oip]")
 
-from tritonclient.grpc import service_pb2 as pb  # noqa: E402
+from tritonclient.grpc import service_pb2 as pb
 
-from nnburst.cli.serve import children  # noqa: E402
-from nnburst.errors import DeviceUnavailable, InvalidArgument  # noqa: E402
-from nnburst.gateway import grpc as gateway_grpc  # noqa: E402
-from nnburst.gateway import models  # noqa: E402
-from nnburst.gateway.budget import Budget  # noqa: E402
-from nnburst.gateway.models import Models  # noqa: E402
-from nnburst.gateway.regions import Regions  # noqa: E402
-from support.gateways import (  # noqa: E402
-    MARKS,
-    PROTOCOLS,
-    Gateway,
-    X,
-    Y,
-    ended,
-    gateway_of,
-    relu,
-    tensor,
-)
-from support.onnx_models import save  # noqa: E402
+from nnburst.cli.serve import children
+from nnburst.errors import DeviceUnavailable, InvalidArgument
+from nnburst.gateway import grpc as gateway_grpc
+from nnburst.gateway import models
+from nnburst.gateway.budget import Budget
+from nnburst.gateway.models import Models
+from nnburst.gateway.regions import Regions
+from support.gateways import MARKS, PROTOCOLS, Gateway, X, Y, ended, gateway_of, relu, tensor
+from support.onnx_models import save
 
 pytestmark = MARKS
 

@@ -16,24 +16,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-onnx = pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
+pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
 pytest.importorskip("tritonclient", reason="needs the extra nnburst[oip]")
 
-import grpc  # noqa: E402
-from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse  # noqa: E402
-from grpc_health.v1.health_pb2_grpc import HealthStub  # noqa: E402
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc  # noqa: E402
-from tritonclient.grpc import service_pb2 as pb  # noqa: E402
-from tritonclient.grpc import service_pb2_grpc as stubs  # noqa: E402
-from tritonclient.utils import InferenceServerException  # noqa: E402
+import grpc
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc as stubs
+from tritonclient.utils import InferenceServerException
 
-import nnburst  # noqa: E402
-from nnburst.errors import InvalidArgument  # noqa: E402
-from nnburst.gateway.metrics import triton_metrics  # noqa: E402
-from nnburst.gateway.models import ModelCounts, Models  # noqa: E402
-from support.gateways import MARKS, PROTOCOLS, both_protocols, raw, tensor  # noqa: E402
-from support.services import Shared, save_scaling, shared_service  # noqa: E402
-from support.waiting import PATIENCE, until  # noqa: E402
+import nnburst
+from nnburst.errors import InvalidArgument
+from nnburst.gateway.metrics import triton_metrics
+from nnburst.gateway.models import ModelCounts, Models
+from support.gateways import MARKS, PROTOCOLS, both_protocols, raw, tensor
+from support.services import Shared, save_scaling, shared_service
+from support.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.check, *MARKS]
 PARTS = ("input", "infer", "output")

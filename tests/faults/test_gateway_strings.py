@@ -15,26 +15,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-onnx = pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
+pytest.importorskip("onnx", reason="needs the extra nnburst[onnx]")
 pytest.importorskip("tritonclient", reason="needs the extra nnburst[oip]")
 
-import grpc  # noqa: E402
-import tritonclient.http as triton_http  # noqa: E402
-from onnx import TensorProto  # noqa: E402
-from tritonclient.grpc import service_pb2 as pb  # noqa: E402
-from tritonclient.grpc import service_pb2_grpc as stubs  # noqa: E402
-from tritonclient.utils import InferenceServerException, serialize_byte_tensor  # noqa: E402
-from tritonclient.utils import shared_memory as region  # noqa: E402
+import grpc
+import tritonclient.http as triton_http
+from onnx import TensorProto
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc as stubs
+from tritonclient.utils import InferenceServerException, serialize_byte_tensor
+from tritonclient.utils import shared_memory as region
 
-import nnburst  # noqa: E402
-from nnburst.errors import InvalidArgument  # noqa: E402
-from nnburst.gateway import inference, tensors  # noqa: E402
-from nnburst.gateway.inference import RegionPlace  # noqa: E402
-from nnburst.gateway.regions import Regions  # noqa: E402
-from nnburst.watch import find_services, look  # noqa: E402
-from support.gateways import MARKS, PROTOCOLS, Gateway, SlowModels, X, Y, conversions, refused, tensor  # noqa: E402
-from support.onnx_models import classifier, graph, node, save  # noqa: E402
-from support.waiting import until  # noqa: E402
+import nnburst
+from nnburst.errors import InvalidArgument
+from nnburst.gateway import inference, tensors
+from nnburst.gateway.inference import RegionPlace
+from nnburst.gateway.regions import Regions
+from nnburst.watch import find_services, look
+from support.gateways import MARKS, PROTOCOLS, Gateway, SlowModels, X, Y, conversions, refused, tensor
+from support.onnx_models import classifier, graph, node, save
+from support.waiting import until
 
 pytestmark = MARKS
 

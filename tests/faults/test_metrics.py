@@ -24,12 +24,13 @@ from support.processes import beside
 from support.services import Shared, shared_service
 from support.waiting import PATIENCE, until
 
-aiohttp = pytest.importorskip("aiohttp", reason="needs the extra nnburst[metrics]")
+pytest.importorskip("aiohttp", reason="needs the extra nnburst[metrics]")
 pytest.importorskip("prometheus_client", reason="needs the extra nnburst[metrics]")
 
-from prometheus_client import CollectorRegistry  # noqa: E402
+import aiohttp
+from prometheus_client import CollectorRegistry
 
-from nnburst.gateway.metrics import serve_metrics  # noqa: E402
+from nnburst.gateway.metrics import serve_metrics
 
 CONNECTIONS = 500
 X = {"x": np.zeros((1, 4), np.float32)}
