@@ -1,8 +1,8 @@
-"""Runs the tests on another architecture: an emulator, a Python of it, and the wheel. See `make test-aarch64`.
+"""Run the tests on another architecture: in an emulator, with its Python and the wheel. See `make test-aarch64`.
 
-All of it lands in one folder and needs no rights: Debian's packages are fetched with apt's lists kept in that folder,
-and only unpacked; pip takes wheels of the other architecture. `sys.executable` is a script that starts the emulator, so
-programs that start themselves again work too.
+Everything goes into one folder, without root: apt fetches Debian's packages with lists in that folder, and they are
+only unpacked; pip gets wheels of the other architecture. `sys.executable` is a script that starts the emulator, so
+programs that start themselves again work, too.
 
     python packaging/aarch64.py build/aarch64 test -x tests/unit/test_fmq_queue.py
 """
@@ -20,19 +20,20 @@ from installed import build, claim, lay_out
 from wheels import run
 
 SUITE, VERSION = "trixie", "3.13"
-"""Debian's release, and the Python that it has."""
+"""The Debian release, and its Python version."""
 PACKAGES = (f"python{VERSION}", "libstdc++6")
 LIMIT = 1200
-"""Seconds that a test may take: an emulator is ten to fifty times slower. Within a test all waits may take three
-quarters of that (`tests/support/waiting.py`)."""
+"""Seconds that a test may take, as an emulator is ten to fifty times slower.
+
+The waits of a test may take three quarters of that (`tests/support/waiting.py`)."""
 UNLIKE = (
-    # A SIGBUS that a handler leaves to the default, or sends again, ends the emulator in another way than a process.
+    # After a SIGBUS without a handler, or one sent again, the emulator ends in another way than a process.
     "tests/unit/test_memory_pools.py::test_fault_outside_of_guarded_memory_still_ends_the_process",
     "tests/unit/test_memory_pools.py::test_guard_survives_a_handler_that_is_installed_after_it",
-    # The address space of the emulated program is not the one that RLIMIT_AS limits.
+    # RLIMIT_AS does not limit the emulated program's address space.
     "tests/unit/test_memory_pools.py::test_address_space_that_is_full_is_a_typed_error",
 )
-"""Tests of what the emulator does otherwise than a kernel."""
+"""Tests of features in which the emulator differs from a kernel."""
 TESTS = tuple(
     f"tests/unit/test_{name}.py"
     for name in (
@@ -40,13 +41,13 @@ TESTS = tuple(
         *("memory_doors", "reference_kernels", "fence", "events", "nncache", "cache_store"),
     )
 )
-"""What depends on the architecture: atomics, futexes, bytes in shared memory, arithmetic. All unit tests take hours."""
+"""Tests of features that depend on the architecture: atomics, futexes, shared memory, arithmetic."""
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 PLATFORMS = ("manylinux_2_34_aarch64", "manylinux_2_28_aarch64", "manylinux_2_17_aarch64", "manylinux2014_aarch64")
 
 
 def apt_of(folder: Path, architecture: str) -> dict[str, str]:
-    """Return the environment of an apt that knows this folder and architecture only."""
+    """Return the environment in which apt uses only this folder and architecture."""
     for part in ("lists/partial", "archives/partial"):
         (folder / part).mkdir(parents=True, exist_ok=True)
     (folder / "status").touch()
@@ -69,7 +70,7 @@ Dir::Etc::Parts "-";
 
 
 def unpack(names: tuple[str, ...], architecture: str, into: Path, *, whole: bool) -> None:
-    """Unpack Debian's packages into a folder; `whole`: with all that they depend on."""
+    """Unpack Debian packages into a folder; with `whole`, their dependencies, too."""
     folder = into.with_name(f"apt-{architecture}")
     env = apt_of(folder, architecture)
     run("apt-get", "--quiet", "update", env=env)
@@ -83,7 +84,7 @@ def unpack(names: tuple[str, ...], architecture: str, into: Path, *, whole: bool
 
 
 def make_emulator(folder: Path) -> Path:
-    """Return the emulator."""
+    """Install the emulator and return its path."""
     emulator = folder / "emulator"
     if not emulator.exists():
         unpack(("qemu-user",), "amd64", folder / "emulator.new", whole=False)
@@ -92,11 +93,11 @@ def make_emulator(folder: Path) -> Path:
 
 
 def make_python(folder: Path) -> Path:
-    """Return a Python that has the wheel, and what its tests need; lay the tests out."""
+    """Return a Python with the wheel and the tests' requirements, and lay the tests out."""
     emulator, system, home = make_emulator(folder), folder / "system", folder / "python"
     if not system.exists():
         unpack(PACKAGES, "arm64", folder / "system.new", whole=True)
-        (folder / "system.new" / "lib").symlink_to("usr/lib")  # as an installation has it
+        (folder / "system.new" / "lib").symlink_to("usr/lib")  # as in an installed system
         (folder / "system.new").rename(system)
     python = home / "bin" / "python"
     packages = home / "lib" / f"python{VERSION}" / "site-packages"
@@ -119,7 +120,7 @@ def make_python(folder: Path) -> Path:
 
 
 def main() -> int:
-    """Make the folder; a second run finds what is there."""
+    """Fill the folder and run the tests. A second run uses the same folder."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("what", choices=("emulator", "test"), help="the emulator alone, or run unit tests, too")
@@ -133,7 +134,7 @@ def main() -> int:
     if options.what == "emulator":
         print(make_emulator(folder))
         return 0
-    # Modules are compiled once, since that takes long.
+    # Keep compiled modules, because compiling takes long.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     env["NNBURST_TEST_PATIENCE"] = str(LIMIT * 3 // 4)
     command: list[str | Path] = [make_python(folder), "-m", "pytest", "-q", "-o", f"timeout={LIMIT}"]

@@ -1,6 +1,6 @@
-"""Derives the list of system calls of a sandbox from a run of tests under strace, and compares it with the one in C.
+"""Derive the sandbox's list of system calls from tests under strace, and compare it with the list in C.
 
-By hand, for all tests or some::
+Run by hand, for all tests or some::
 
     python packaging/calls.py tests/conformance tests/real_models
 """
@@ -22,18 +22,18 @@ _SOURCE = Path(__file__).parents[1] / "csrc" / "sandbox.c"
 _ROW = re.compile(r"(?<!define )(?:(?:CALL|CALL_IF|NEW)\(|CALL_FOR\(\w+, |\{SYS_)(\w+)[,)]")
 
 
-def traced(command: list[str], trace: Path) -> int:
-    """Run a command under strace; returns its exit status."""
+def trace_command(command: list[str], trace: Path) -> int:
+    """Run a command under strace and return its exit status."""
     return subprocess.run(
         ["strace", "-f", "-qq", "-e", "signal=none", "-o", str(trace), *command], check=False
     ).returncode
 
 
 def calls_in_sandboxes(trace: Iterable[str]) -> tuple[Counter[str], Counter[str]]:
-    """Count the calls of processes whose filter is in force, and those that it has refused.
+    """Count the calls of processes whose filter is in force, and the calls that the filter refused.
 
     Args:
-        trace: Lines of strace. Threads that were there before the filter are not followed.
+        trace: Lines of strace. Threads older than the filter are not followed.
     """
     inside: set[str] = set()
     made: Counter[str] = Counter()
@@ -55,15 +55,15 @@ def calls_in_sandboxes(trace: Iterable[str]) -> tuple[Counter[str], Counter[str]
 
 
 def allowed() -> list[str]:
-    """Return the names of the list in C."""
+    """Return the names of the allowed calls in C."""
     return _ROW.findall(_SOURCE.read_text(encoding="utf-8").partition("#define CALL(name)")[2])
 
 
 def main(arguments: list[str]) -> int:
-    """Run these tests, or all; print a line for each call, and the rows that the list in C needs for them."""
+    """Run these tests, or all. Print a line for each call, and the rows that the list in C needs for them."""
     with tempfile.TemporaryDirectory() as scratch:
         trace = Path(scratch, "trace")
-        status = traced([sys.executable, "-m", "pytest", "-q", "-n", "0", *arguments], trace)
+        status = trace_command([sys.executable, "-m", "pytest", "-q", "-n", "0", *arguments], trace)
         with open(trace, encoding="utf-8", errors="replace") as lines:
             made, refused = calls_in_sandboxes(lines)
     known = set(allowed())

@@ -1,11 +1,10 @@
-"""Builds the cffi module, and reads the C header that feeds it.
+"""Build the cffi module from the C header.
 
-The header ``csrc/nnburst.h`` is the only place where the C interface is written down: the text for cffi's ``cdef`` and
-the type stub ``_nnburst.pyi`` are both derived from it here, each time the module is built. The C compiler then
-compares every declaration with the real one, and a digest of the header travels in the module, so that a stale build
-is found out (`nnburst._core.header_digest`).
+The header ``csrc/nnburst.h`` is the only description of the C interface: the text for cffi's ``cdef`` and the type
+stub ``_nnburst.pyi`` are derived from it at each build. The C compiler then compares every declaration with the real
+one. The module contains a digest of the header, by which a stale build is noticed (`nnburst._core.header_digest`).
 
-Run by setuptools (``cffi_modules``) as a plain script, therefore without imports from the package. By hand::
+setuptools (``cffi_modules``) runs this file as a plain script, so it imports nothing from the package. By hand::
 
     python packaging/extension.py
 """
@@ -39,7 +38,7 @@ def _without_comments(text: str) -> str:
 
 
 def header_to_cdef(text: str) -> str:
-    """Turn the text of a header into what cffi's ``cdef`` reads.
+    """Convert the text of a header for cffi's ``cdef``.
 
     Comments, includes, guards and function-like macros are dropped; constants are kept (a plain number with its value,
     so that the compiler checks it).
@@ -57,7 +56,7 @@ def header_to_cdef(text: str) -> str:
 
 
 def _python_type(c_type: str) -> str:
-    """Python type that cffi takes or gives for a C type, written with or without a parameter name."""
+    """Return the Python type that cffi uses for a C type, given with or without a parameter name."""
     if "*" in c_type or "[" in c_type:
         text = re.match(r"^\s*const\s+(char|void)\s*\*", c_type)
         return "CData | bytes" if text else "CData"
@@ -68,7 +67,7 @@ def _python_type(c_type: str) -> str:
 
 
 def _arguments(text: str) -> list[str]:
-    """Stub parameters of a C parameter list."""
+    """Return the stub parameters for a C parameter list."""
     if text.strip() in ("", "void"):
         return []
     out: list[str] = []
@@ -79,7 +78,7 @@ def _arguments(text: str) -> list[str]:
 
 
 def functions(cdef: str) -> dict[str, tuple[str, list[str]]]:
-    """Functions of a cdef text: name → (Python type of the result, stub parameters)."""
+    """Return the functions of a cdef text: name → (Python type of the result, stub parameters)."""
     flat = re.sub(r"\{[^{}]*\}", "", re.sub(r"^#.*$", "", cdef, flags=re.MULTILINE))
     found: dict[str, tuple[str, list[str]]] = {}
     for statement in flat.split(";"):
@@ -90,7 +89,7 @@ def functions(cdef: str) -> dict[str, tuple[str, list[str]]]:
 
 
 def constants(cdef: str) -> list[str]:
-    """Names of the macros and enumerators of a cdef text."""
+    """Return the names of the macros and enumerators of a cdef text."""
     names = re.findall(r"^#define (\w+)", cdef, flags=re.MULTILINE)
     for body in _ENUM.findall(cdef):
         names += [item.split("=")[0].strip() for item in body.split(",") if item.strip()]
@@ -98,12 +97,12 @@ def constants(cdef: str) -> list[str]:
 
 
 def read_cdef(source: Path) -> str:
-    """The cdef text of the header in a directory."""
+    """Return the cdef text of the header in a directory."""
     return header_to_cdef((source / HEADER).read_text(encoding="utf-8"))
 
 
 def digest(cdef: str) -> str:
-    """Short fingerprint of a cdef text."""
+    """Return a short fingerprint of a cdef text."""
     return hashlib.sha256(cdef.encode()).hexdigest()[:16]
 
 
@@ -173,7 +172,7 @@ class _Lib:
 
 
 def _method(name: str, result: str, arguments: list[str]) -> str:
-    """One method of the stub, broken into lines as the formatter of this project does it."""
+    """Return a method of the stub, broken into lines like the project's formatter does."""
     parameters = ["self", *arguments, "/"]
     one = f"    def {name}({', '.join(parameters)}) -> {result}: ..."
     if len(one) <= _LINE:
@@ -185,14 +184,14 @@ def _method(name: str, result: str, arguments: list[str]) -> str:
 
 
 def stub(cdef: str) -> str:
-    """The text of ``_nnburst.pyi``."""
+    """Return the text of ``_nnburst.pyi``."""
     lines = [f"    {name}: int" for name in constants(cdef)]
     lines += [_method(name, *signature) for name, signature in functions(cdef).items()]
     return _STUB_HEAD + "\n".join(lines) + "\n\nffi: FFI\nlib: _Lib\n"
 
 
 def make_builder(root: str) -> FFI:
-    """An FFI ready to compile; `root` is the project directory, absolute or ``"."``."""
+    """Return an FFI ready to compile. `root` is the project directory, absolute or ``"."``."""
     source = Path(root, "csrc")
     cdef = read_cdef(source)
     limited = not sysconfig.get_config_var("Py_GIL_DISABLED")
@@ -208,13 +207,13 @@ def make_builder(root: str) -> FFI:
         py_limited_api=limited,
         extra_compile_args=["-std=c11", "-O2", "-Wall", "-Wextra", "-Wno-unused-parameter", "-fvisibility=hidden"],
         extra_link_args=["-pthread"],
-        libraries=["rt"],  # timers, before glibc 2.34
+        libraries=["rt"],  # contains the timer functions before glibc 2.34
     )
     return builder
 
 
 def write_stub(root: str) -> None:
-    """Put the stub of the module into the package."""
+    """Write the stub of the module into the package."""
     path = Path(root, "nnburst", "_core", "_nnburst.pyi")
     text = stub(read_cdef(Path(root, "csrc")))
     if not path.exists() or path.read_text(encoding="utf-8") != text:
@@ -228,14 +227,14 @@ def build_in_place() -> Path:
     with tempfile.TemporaryDirectory(prefix=".build-", dir=CORE) as scratch:
         built = make_builder(str(ROOT)).compile(tmpdir=scratch, target=f"_nnburst{suffix}")
         target = CORE / f"_nnburst{suffix}"
-        os.replace(built, target)  # a new file: processes that have the old one mapped keep it
+        os.replace(built, target)  # a new file, so that processes keep their mappings of the old one
     return target
 
 
 if __name__ == "__main__":
     write_stub(str(ROOT))
     print(build_in_place())
-elif __name__ == "__cffi__":  # setuptools wants paths relative to the directory of setup.py, where it runs this file
+elif __name__ == "__cffi__":  # setuptools needs paths relative to the directory of setup.py, where it runs this file
     where = "." if Path("csrc", "nnburst.h").exists() else str(ROOT)
     write_stub(where)
     ffibuilder = make_builder(where)

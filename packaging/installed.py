@@ -1,7 +1,6 @@
-"""Runs the tests on what is published, under each CPython at hand. See `make test-wheel`.
+"""Run the tests of the sdist on the installed wheel, under each available CPython. See `make test-wheel`.
 
-The tests are those of the sdist, and the package beside them is the wheel as pip has installed it: the commit that is
-checked out. The tree may change meanwhile.
+Both are built from the commit that is checked out; the tree may change during the run.
 
     python packaging/installed.py --python 3.12 build/wheel tests/unit/test_core.py
 """
@@ -22,11 +21,11 @@ from wheels import ROOT, run, unpack
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 TESTS = ("tests/unit", "tests/faults")
 UNLIKE = ("tests/unit/test_docs.py::test_links_and_paths_of_a_page_exist",)
-"""Tests of what the tree alone has."""
+"""Tests of files that only the tree has."""
 
 
 def claim(folder: Path) -> None:
-    """Make the folder and keep it until this process ends: another run would take the package from its tests."""
+    """Create the folder and lock it until this process ends, so that no other run replaces the package."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -35,7 +34,7 @@ def claim(folder: Path) -> None:
 
 
 def build(folder: Path, tag: str) -> tuple[Path, Path]:
-    """Build the sdist and the wheel of one platform, and return both."""
+    """Build the sdist and the wheel of one platform. Return their paths."""
     shutil.rmtree(folder, ignore_errors=True)
     run(sys.executable, ROOT / "packaging" / "wheels.py", "--only", tag, "--out", folder)
     (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
@@ -43,7 +42,7 @@ def build(folder: Path, tag: str) -> tuple[Path, Path]:
 
 
 def lay_out(sdist: Path, package: Path, tree: Path) -> None:
-    """Unpack the sdist, with the installed package in place of its own."""
+    """Unpack the sdist, and replace its package by the installed one."""
     shutil.rmtree(tree, ignore_errors=True)
     unpack(sdist, tree.with_name("unpacked")).rename(tree)
     shutil.rmtree(tree / "nnburst")
@@ -51,7 +50,7 @@ def lay_out(sdist: Path, package: Path, tree: Path) -> None:
 
 
 def interpreter(version: str) -> Path | None:
-    """Return the path of a CPython of this version that runs; a name on the PATH may be a mere shim."""
+    """Return the path of a CPython of this version that works. A name on the PATH may be only a shim."""
     found = shutil.which(f"python{version}")
     if found is None:
         return None
@@ -67,7 +66,7 @@ def interpreter(version: str) -> Path | None:
 
 
 def install(wheel: Path, base: Path, home: Path) -> Path:
-    """Make the environment if it is not there, put the wheel into it, and return where the package is."""
+    """Create the environment if necessary, install the wheel, and return the path of the package."""
     python = home / "bin" / "python"
     if not python.exists():
         run(base, "-m", "venv", home)
@@ -78,7 +77,7 @@ def install(wheel: Path, base: Path, home: Path) -> Path:
 
 
 def main() -> int:
-    """Run the tests under one Python after the other; what failed under any of them is the exit status."""
+    """Run the tests under each Python in turn. The exit status is 0 only if they pass under all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--python", metavar="VERSION", action="append", help="instead of each that is at hand")

@@ -1,6 +1,6 @@
-"""Prints the lines of each room, and the words of Markdown.
+"""Print the lines of each room, and the words of Markdown.
 
-Python counts without blanks, comments and docstrings; C and headers count as they are.
+Python is counted without blank lines, comments and docstrings; C and headers are counted as they are.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ GROUPS = {
     "users' pages": ("README", "docs", "examples"),
     "other Markdown": ("",),
 }
-"""Beginnings of the paths of a group; the first group counts."""
+"""Prefixes of the paths of each group. The first group that matches counts."""
 MADE = re.compile(r"(?ms)\A[^\n]*\n\nMade by `make tables`.*|<!-- made: .*?<!-- end -->|^```.*?^```")
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
 def lines(text: str) -> int:
-    """Count the lines of a module that are no blank, comment or docstring."""
+    """Count the lines of a module, except blank lines, comments and docstrings."""
     code = {
         line
         for token in tokenize.generate_tokens(io.StringIO(text).readline)
         if token.type not in LAYOUT
         for line in range(token.start[0], token.end[0] + 1)
     }
-    for node in ast.walk(ast.parse(text)):  # a string that stands alone also says what an attribute is
+    for node in ast.walk(ast.parse(text)):  # a string that stands alone may also document an attribute
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             code -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return len(code)
 
 
 def rooms() -> Counter[str]:
-    """Return the lines of each folder of the package, of its modules beside them, of the tests and of the core."""
+    """Return the lines of each folder of the package, of its other modules, of the tests and of the core."""
     found: Counter[str] = Counter()
     for path in sorted([*ROOT.glob("nnburst/**/*.py"), *ROOT.glob("tests/**/*.py")]):
         first, *folder = path.relative_to(ROOT).parts[:-1]
@@ -59,7 +59,7 @@ def rooms() -> Counter[str]:
 
 
 def words() -> Counter[str]:
-    """Return the words of Markdown that people wrote, by group; then of programs and of what `make tables` makes."""
+    """Return the number of written words of Markdown by group, then of words in programs and in generated tables."""
     found: Counter[str] = Counter()
     for path in (path for pattern in PAGES for path in ROOT.glob(pattern)):
         name = str(path.relative_to(ROOT))

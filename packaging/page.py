@@ -1,7 +1,7 @@
-"""The page of the package in a registry: README.md, whose links lead out of it. For setup.py.
+"""The package's page in a registry: README.md with absolute links. For setup.py.
 
-`NNBURST_URL`, where the repository is read, is the one setting, of a build: links to files and pictures lead there, to
-the tag of the version. Without it the page has the links' text alone, no pictures, and the package no addresses.
+The variable `NNBURST_URL` sets the repository's address, to which links and pictures then lead, at the version's tag.
+Without it the page has only the text of links and no pictures, and the package has no addresses.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from __future__ import annotations
 import re
 
 RELATIVE = r"\((?!\w+:|#)([^)\s]+)\)"
-"""A target of Markdown within the tree."""
+"""Regular expression for the target of a Markdown link within the tree."""
 
 
 def links(text: str, url: str, tag: str) -> str:
-    """Return a text of Markdown whose relative links and pictures are absolute, or none."""
+    """Return Markdown with relative links and pictures made absolute, or removed without a URL."""
     picture, link = (f"[\\1]({url}/{way}/{tag}/\\2)" if url else "" for way in ("raw", "blob"))
     text = re.sub(rf"!\[([^]]*)\]{RELATIVE}", f"!{picture}" if url else "", text)
     return re.sub(rf"(?<!!)\[([^]]+)\]{RELATIVE}", link or r"\1", text)
 
 
 def addresses(url: str, tag: str) -> dict[str, str]:
-    """Return the addresses of a package by their names."""
+    """Return the addresses in the package's metadata, by name."""
     places = {
         "Source": "",
         "Documentation": f"/blob/{tag}/docs/index.md",

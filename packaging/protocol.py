@@ -1,4 +1,4 @@
-"""Compiles the messages of the gateway. Needs grpcio-tools, of the extra dev.
+"""Compile the messages of the gateway. Needs grpcio-tools from the extra dev.
 
 python packaging/protocol.py
 """
@@ -14,7 +14,7 @@ COMPILED = PROTO.with_suffix(".binpb")
 
 
 def compile_to(path: Path) -> None:
-    """Write the serialised FileDescriptorSet."""
+    """Write the serialised FileDescriptorSet to a file."""
     command = [
         sys.executable,
         "-m",

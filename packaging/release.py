@@ -1,6 +1,6 @@
-"""Says what a release brings: the part of CHANGELOG.md for a tag. Run by `make release-notes TAG=v1.2.3`.
+"""Print the notes of a release: the part of CHANGELOG.md for a tag. See `make release-notes TAG=v1.2.3`.
 
-Ends with an error if the tag is not of the version in the tree, or the changelog has no date for it.
+Ends with an error if the tag does not match the version in the tree, or the changelog has no date for it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def notes(tag: str, version: str, changelog: str) -> str:
-    """Return the text below the heading of a version, or end the program with what is missing."""
+    """Return the text below the heading of a version. Ends the program with a message if something is missing."""
     if tag != f"v{version}":
         sys.exit(f"release: the tag {tag!r} is not of version {version}: nnburst/_version.py has to say the same")
     found = re.search(rf"^## {re.escape(version)} \(([^)\n]+)\)\n(.*?)(?=^## |\Z)", changelog, re.DOTALL | re.MULTILINE)

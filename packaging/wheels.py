@@ -1,9 +1,9 @@
-"""Builds what is published: the sdist, and from it one wheel for each platform. Run by `make wheels`.
+"""Build the sdist, and from it one wheel for each platform. See `make wheels`.
 
-Zig compiles for every platform on any one, against the oldest C library that the name of the wheel promises; patchelf
-gives musl its own name; auditwheel says whether each wheel is what its name says, abi3audit whether it keeps to the
-stable ABI, twine whether a registry takes it, with its page. The same sources give the same bytes: times come from the
-last commit (`SOURCE_DATE_EPOCH`, if it is set), paths are left out.
+Zig compiles for every platform, against the oldest C library that the wheel's name promises; patchelf corrects the
+name of musl's library. auditwheel checks that each wheel matches its name, abi3audit that it keeps to the stable ABI,
+twine that a registry accepts it with its page. The same sources give the same bytes: times come from the last commit
+(or `SOURCE_DATE_EPOCH`), and paths are left out.
 
     python packaging/wheels.py --out dist
 """
@@ -30,7 +30,7 @@ EXTENSION = "nnburst/_core/_nnburst.abi3.so"
 
 @dataclass(frozen=True)
 class Platform:
-    """One wheel: what Zig compiles for, and the tag of the wheel."""
+    """A wheel's platform: Zig's target, and the tag of the wheel."""
 
     arch: str
     zig: str
@@ -38,7 +38,7 @@ class Platform:
 
     @property
     def is_musl(self) -> bool:
-        """Whether the C library is musl."""
+        """True if the C library is musl."""
         return self.tag.startswith("musllinux")
 
 
@@ -50,7 +50,7 @@ PLATFORMS = tuple(
 
 
 def run(*command: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None) -> str:
-    """Run a command and return what it printed; what went wrong ends the program."""
+    """Run a command and return its output. A failure ends the program."""
     done = subprocess.run(
         [str(part) for part in command], env=env, cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -60,17 +60,17 @@ def run(*command: str | Path, env: dict[str, str] | None = None, cwd: Path | Non
 
 
 def tool(name: str) -> Path:
-    """Return the path of a program of this environment."""
+    """Return the path of a program in this Python environment."""
     return Path(sys.executable).with_name(name)
 
 
 def epoch() -> str:
-    """Return the time that all files get, in seconds."""
+    """Return the time stamp for all files, in seconds since the epoch."""
     return os.environ.get("SOURCE_DATE_EPOCH") or run("git", "-C", ROOT, "log", "-1", "--format=%ct").strip()
 
 
 def build(kind: str, source: Path, out: Path, env: dict[str, str]) -> Path:
-    """Build the sdist or a wheel of `source` and return the file."""
+    """Build the sdist or a wheel from `source` and return the file's path."""
     out.mkdir(parents=True)
     run(sys.executable, "-m", "build", f"--{kind}", "--no-isolation", "--outdir", out, source, env=env)
     (file,) = out.iterdir()
@@ -78,7 +78,7 @@ def build(kind: str, source: Path, out: Path, env: dict[str, str]) -> Path:
 
 
 def build_sdist(work: Path, env: dict[str, str]) -> Path:
-    """Build the sdist of the commit that is checked out, whatever else lies in the tree."""
+    """Build the sdist from the commit that is checked out, without changed or untracked files."""
     tree = work / "tree"
     run("git", "clone", "--quiet", "--no-hardlinks", ROOT, tree)
     file = build("sdist", tree, work / "sdist", env)
@@ -99,17 +99,17 @@ def build_sdist(work: Path, env: dict[str, str]) -> Path:
 
 
 def unpack(sdist: Path, folder: Path) -> Path:
-    """Unpack the sdist and return its tree. By `tar`: not every Python that this runs under has filters for it."""
+    """Unpack the sdist with `tar`, as older Pythons have no safe extraction, and return its tree."""
     folder.mkdir(parents=True, exist_ok=True)
     run("tar", "--extract", "--gzip", "--no-same-owner", f"--file={sdist}", f"--directory={folder}")
     return folder / sdist.name.removesuffix(".tar.gz")
 
 
 def multiarch_headers(arch: str, folder: Path) -> Path:
-    """Return a folder with the header that Debian's pyconfig.h includes for an architecture, where Python is Debian's.
+    """Return a folder with the header that Debian's pyconfig.h includes for an architecture, if Python is Debian's.
 
-    It lies beside those of the C library, where a compiler for another one must not look. This machine's is used: what
-    differs between architectures of 64 bits does not concern the limited API.
+    The header is beside those of this machine's C library, which a cross compiler must not read, so it is copied.
+    This machine's header will do, since 64-bit architectures do not differ in the limited API.
     """
     usual = Path(sysconfig.get_path("include"))
     own = usual.parent / str(sysconfig.get_config_var("MULTIARCH")) / usual.name / "pyconfig.h"
@@ -121,7 +121,7 @@ def multiarch_headers(arch: str, folder: Path) -> Path:
 
 
 def build_wheel(platform: Platform, sdist: Path, work: Path, env: dict[str, str]) -> Path:
-    """Build one wheel out of the sdist, and check that it is what its name says."""
+    """Build one wheel from the sdist, and check that it matches its name."""
     work /= platform.tag
     source = unpack(sdist, work)
     cc = f"{sys.executable} -m ziglang cc -target {platform.zig} -g0 -ffile-prefix-map={source}=."
@@ -152,7 +152,7 @@ def build_wheel(platform: Platform, sdist: Path, work: Path, env: dict[str, str]
 
 
 def build_sbom(work: Path, env: dict[str, str]) -> Path:
-    """Write what an installation of today consists of, as CycloneDX: this package and what pip adds, with versions."""
+    """Write a CycloneDX list of this package and its current dependencies, with versions."""
     file, home = work / "nnburst.cdx.json", work / "installation"
     python = home / "bin" / "python"
     run(sys.executable, "-m", "venv", "--without-pip", home)
@@ -171,7 +171,7 @@ def build_sbom(work: Path, env: dict[str, str]) -> Path:
 
 
 def main() -> None:
-    """Build all, or nothing, into the given folder."""
+    """Build everything into the given folder. A failure leaves the folder unchanged."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     parser.add_argument("--only", metavar="TAG", help="only platforms whose tag contains this")

@@ -1,4 +1,4 @@
-"""Blobs by key, bounded and kept in one file: for devices that cache on their own."""
+"""A bounded cache of blobs by key, kept in one file, for devices that cache on their own."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The blob cache of a process, kept in a file between runs, for devices that cache without the runtime.
 
-The file is written four seconds after the first change, by `flush`, by `terminate` and when the process ends. A save
-that fails is repeated.
+The file is written four seconds after the first change, by `flush`, by `terminate` and when the process ends. A
+failed save is repeated.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from .table import Allocator, BlobCache, BlobFileError, Policy, Writable, pack_b
 _log = logging.getLogger("nnburst.blobs")
 _SECONDS = 4.0
 _MOST_SECONDS = 300.0
-"""Between attempts to save what cannot be saved."""
+"""Longest time in seconds until a failed save is repeated."""
 
 
 class NNCache:
-    """A blob cache, thread safe. Before `initialize` and after `terminate` it is empty and stores nothing.
+    """A thread-safe blob cache. Before `initialize` and after `terminate` it is empty and stores nothing.
 
     Args:
-        build: Text that differs for builds of the device that do not understand each other's blobs.
-        key: Secret of the device; with it no other program can make a file that is accepted. Empty: damage is noticed,
-            intent is not, so the file belongs where only the device can write.
+        build: Text that differs between builds of the device whose blobs are incompatible.
+        key: Secret of the device, without which no program can make a file that is accepted. With an empty key only
+            accidental damage is noticed, so the file must be where only the device can write.
 
     Example:
         >>> from nnburst.blobs import NNCache
@@ -50,39 +50,39 @@ class NNCache:
         self._saving = threading.Lock()
         self._dirty = False
         self._failures = 0
-        """Failures in a row."""
+        """Number of consecutive failures to save."""
         _all[id(self)] = self
         abandon_when_forked(self)
 
     def initialize(self, max_key: int, max_value: int, max_total: int, policy: Policy | None = None) -> None:
-        """Set limits and policy; they count from the first use on, and until `terminate`.
+        """Set limits and policy, which apply from the first use until `terminate`.
 
         A second call without `terminate` keeps the limits that are in use.
 
         Args:
-            max_key: Bytes that a key may have.
-            max_value: Bytes that a value may have.
-            max_total: Bytes of all keys and values.
-            policy: Entries to drop when the cache is full.
+            max_key: Most bytes of a key.
+            max_value: Most bytes of a value.
+            max_total: Most bytes of all keys and values together.
+            policy: Rule for the entries to drop when the cache is full.
         """
         with self._lock:
             if self._cache is None:
                 self._limits = max_key, max_value, max_total, policy or Policy()
 
     def set_cache_filename(self, name: str | os.PathLike[str]) -> None:
-        """Say which file to keep it in. The file is read at the first use.
+        """Set the file of the cache. It is read at the first use.
 
         Args:
-            name: Empty: it is kept in memory alone.
+            name: Path of the file; "" to keep the cache only in memory.
         """
         with self._lock:
             self._filename = os.fspath(name)
 
     def set_blob(self, key: bytes, value: bytes) -> None:
-        """Store a value. It is saved within seconds, or with `flush`.
+        """Store a value. It is saved within seconds, or by `flush`.
 
         Args:
-            key, value: An old value stays if the new one is too large; later ones may push it out.
+            key, value: The entry. If it is too large, the old value stays. Later entries may evict it.
         """
         with self._lock:
             cache = self._used()
@@ -93,23 +93,23 @@ class NNCache:
             self._start_timer()
 
     def get_blob(self, key: bytes, out: Writable | None = None) -> int:
-        """Copy a value into a buffer, if it fits there.
+        """Copy a value into a buffer, if it fits.
 
         Args:
-            key: Which.
-            out: Buffer for the value; None to learn the size only.
+            key: Key of the value.
+            out: Buffer for the value; None to get only the size.
 
         Returns:
-            Size of the value, whether it was copied or not; 0 if there is none.
+            Size of the value, even if it was not copied; 0 if there is no value.
         """
         return self.get_blob_with(key, lambda size: out)[0]
 
     def get_blob_with(self, key: bytes, allocate: Allocator) -> tuple[int, Writable | None]:
-        """Copy a value into a buffer of its size that the caller makes.
+        """Copy a value into a buffer of its size, which the caller provides.
 
         Args:
-            key: Which.
-            allocate: Called with the size if there is a value; it returns a buffer, or None if it could not get one.
+            key: Key of the value.
+            allocate: Called with the size if there is a value. Returns a buffer, or None if there is no memory.
 
         Returns:
             Size and buffer; 0 and None if there is no value.
@@ -119,8 +119,8 @@ class NNCache:
             return (0, None) if cache is None else cache.get_with(key, allocate)
 
     def flush(self) -> bool:
-        """Save now; return True if the file then has everything that is stored."""
-        with self._saving:  # one writer at a time, so that an older state never replaces a newer one
+        """Save now. Return True if the file contains every stored value afterwards."""
+        with self._saving:  # only one writer at a time, so that an older state never replaces a newer one
             with self._lock:
                 self._stop_timer()
                 if self._cache is None or not self._filename:
@@ -144,7 +144,7 @@ class NNCache:
             return True
 
     def terminate(self) -> None:
-        """Save, and forget everything in memory. Idempotent."""
+        """Save, and drop everything in memory. Idempotent."""
         self.flush()
         with self._lock:
             self._stop_timer()
@@ -152,14 +152,14 @@ class NNCache:
             self._dirty = False
 
     def _start_timer(self) -> None:
-        """Save in a while, unless that is planned already; with the lock held."""
+        """Plan a save, unless one is already planned. The caller has the lock."""
         if self._filename and self._cache is not None and self._timer is None:
             self._timer = threading.Timer(min(_SECONDS * 2**self._failures, _MOST_SECONDS), self.flush)
-            self._timer.daemon = True  # does not keep the process; `_save_all` saves the rest
+            self._timer.daemon = True  # does not keep the process alive; `_save_all` saves the rest
             self._timer.start()
 
     def abandon(self) -> None:
-        """Begin anew in a forked child: threads, timers and unsaved blobs are the parent's. It reads the file."""
+        """Reset the cache in a forked child: it has no timer and no unsaved blobs, and reads the file again."""
         self._lock, self._saving = threading.RLock(), threading.Lock()
         self._cache, self._timer, self._dirty = None, None, False
 
@@ -169,7 +169,7 @@ class NNCache:
             timer.cancel()
 
     def _used(self) -> BlobCache | None:
-        """Return the cache, made and loaded at its first use; with the lock held."""
+        """Return the cache, which is created and loaded at the first use. The caller has the lock."""
         if self._limits is None:
             return None
         if self._cache is None:
@@ -181,7 +181,7 @@ class NNCache:
 
     def _load(self, cache: BlobCache, max_total: int) -> None:
         try:
-            # The smallest entries, of two bytes, take ten in the file; a larger file cannot be ours.
+            # The smallest entry, of two bytes, takes ten bytes in the file, so a larger file cannot be ours.
             data = read_blob_file(self._filename, 5 * max_total + 4096)
             cache.unflatten(data, build=self._build, key=self._key)
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A bounded table of blobs by key, for devices that cache on their own, and how it is kept in a file.
+"""A bounded table of blobs by key, for devices that cache on their own, and its file format.
 
 ::
 
@@ -6,8 +6,8 @@
     24 length of the rest u64   32 digest of the build[32]   64 code over bytes 0-63 and the rest[32]
     96 entries as (key, value), least recently used first: MessagePack
 
-The code is SHA-256, or HMAC-SHA256 with a key. Without a key it tells damage, not intent: such a file belongs where
-only the device can write. It is compared before anything behind it is looked at, on bytes that are in memory already.
+The code is SHA-256, or HMAC-SHA256 with a key. Without a key it shows only accidental damage, so such a file must be
+where only the device can write. The file is read into memory, and the code checked before anything after it is used.
 """
 
 from __future__ import annotations
@@ -31,37 +31,37 @@ Allocator = Callable[[int], Writable | None]
 
 
 class Select(enum.Enum):
-    """The entry that is dropped first."""
+    """The rule for the entry that is dropped first."""
 
     RANDOM = "random"
     LRU = "lru"
 
 
 class Capacity(enum.Enum):
-    """The amount to drop once the cache is full."""
+    """The rule for the amount to drop once the cache is full."""
 
     HALVE = "halve"
-    """Down to half of the limit. A new entry that does not fit even then is dropped, after the eviction."""
+    """Evict down to half of the limit. A new entry that still does not fit is dropped."""
     FIT = "fit"
-    """Just as much as the new entry needs."""
+    """Evict just as much as the new entry needs."""
     FIT_HALVE = "fit_halve"
-    """Down to half of the limit, and further until the new entry fits."""
+    """Evict down to half of the limit, and further until the new entry fits."""
 
 
 class Policy(Struct, frozen=True):
-    """The way to evict."""
+    """The rules of eviction."""
 
     select: Select = Select.RANDOM
     capacity: Capacity = Capacity.HALVE
 
 
 class BlobCache:
-    """Values by key, as bytes. Not for several threads at once: see `NNCache`.
+    """A table of bytes by key. Only for one thread at a time; `NNCache` is thread-safe.
 
     Args:
-        max_key: Bytes that a key may have.
-        max_value: Bytes that a value may have.
-        max_total: Bytes of all keys and values together.
+        max_key: Most bytes of a key.
+        max_value: Most bytes of a value.
+        max_total: Most bytes of all keys and values together.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class BlobCache:
     # ---- using ---------------------------------------------------------------------------------------------------
 
     def set(self, key: bytes, value: bytes) -> None:
-        """Store a value, or do nothing if key, value or both are empty or too large.
+        """Store a value. Does nothing if key, value or both together are empty or too large.
 
         The old value stays if the new one is too large. Later values may evict the new
         one; under `Capacity.HALVE` it may be dropped at once.
@@ -93,30 +93,30 @@ class BlobCache:
             self._remove(key)
         elif self._total + needed > self.max_total and not self._make_room(key, needed):
             return
-        elif key in self._values:  # it survived the eviction
+        elif key in self._values:  # the old entry survived the eviction
             self._remove(key)
         self._values[key] = value
         self._total += needed
 
     def get(self, key: bytes, out: Writable | None = None) -> int:
-        """Copy a value into a buffer, if it fits there.
+        """Copy a value into a buffer, if it fits.
 
         Args:
-            out: Buffer for the value; None to learn the size only.
+            out: Buffer for the value; None to get only the size.
 
         Returns:
-            Size of the value, whether it was copied or not; 0 if there is none. Only a copy counts as a use.
+            Size of the value, even if it was not copied; 0 if there is no value. Only a copy counts as a use.
         """
         return self.get_with(key, lambda size: out)[0]
 
     def get_with(self, key: bytes, allocate: Allocator) -> tuple[int, Writable | None]:
-        """Copy a value into a buffer of its size that the caller makes.
+        """Copy a value into a buffer of its size, which the caller provides.
 
         Args:
-            allocate: Called with the size if there is a value; it returns a buffer, or None if it could not get one.
+            allocate: Called with the size if there is a value. Returns a buffer, or None if there is no memory.
 
         Returns:
-            (size, buffer): the size is 0 if there is no value; the buffer None if there is none, or it failed.
+            (size, buffer): size 0 and None if there is no value; None as buffer if `allocate` failed.
         """
         value = self._values.get(bytes(key)) if len(key) <= self.max_key else None
         if value is None:
@@ -149,23 +149,23 @@ class BlobCache:
     # ---- as bytes ------------------------------------------------------------------------------------------------
 
     def flattened_size(self) -> int:
-        """The exact number of bytes that `flatten` writes."""
+        """Number of bytes that `flatten` writes."""
         return len(pack_blobs(self._values.items(), device_version=0, build="", key=b""))
 
     def flatten(self, out: Writable, *, device_version: int = 1, build: str = "", key: bytes = b"") -> None:
-        """Write everything, in the order of use, into a buffer; `BlobFileError` and nothing if it is too small."""
+        """Write all entries, in the order of use, into a buffer. Raises `BlobFileError` if it is too small."""
         data = pack_blobs(self._values.items(), device_version=device_version, build=build, key=key)
         if len(out) < len(data):
             raise BlobFileError(f"{len(out)} bytes for a cache that takes {len(data)}")
         out[: len(data)] = data
 
     def unflatten(self, data: bytes | Writable, *, device_version: int = 1, build: str = "", key: bytes = b"") -> None:
-        """Replace everything by what `flatten` wrote. Entries that exceed the limits of this cache are left out.
+        """Replace all entries by the output of `flatten`. Entries that exceed the limits of this cache are left out.
 
-        What another build or device version wrote is not an error: the cache is empty then.
+        Data from another build or device version is not an error, but leaves the cache empty.
 
         Raises:
-            BlobFileError: It is damaged, or something else; the cache is empty then.
+            BlobFileError: The data are damaged or in another format. The cache is empty afterwards.
         """
         self.clear()
         for name, value in unpack_blobs(data, device_version=device_version, build=build, key=key):
@@ -174,7 +174,7 @@ class BlobCache:
     # ---- inside --------------------------------------------------------------------------------------------------
 
     def _make_room(self, key: bytes, needed: int) -> bool:
-        """Evict as the policy says. Return True if an entry of that size fits afterwards."""
+        """Evict entries by the policy. Return True if an entry of `needed` bytes fits afterwards."""
         capacity, half = self.policy.capacity, self.max_total // 2
         if capacity is Capacity.HALVE and self._total <= half:
             return False
@@ -211,7 +211,7 @@ _entries = msgspec.msgpack.Decoder(tuple[tuple[bytes, bytes], ...])
 
 
 class BlobFileError(ValueError):
-    """The bytes are damaged or something else, or there is too little room for them."""
+    """The bytes are damaged or in another format, or the buffer for them is too small."""
 
 
 def _code(head: bytes, rest: bytes, key: bytes) -> bytes:
@@ -219,7 +219,7 @@ def _code(head: bytes, rest: bytes, key: bytes) -> bytes:
 
 
 def pack_blobs(items: Iterable[tuple[bytes, bytes]], *, device_version: int, build: str, key: bytes) -> bytes:
-    """Return entries as bytes, in their order."""
+    """Return the bytes of a file with these entries, in their order."""
     rest = msgspec.msgpack.encode(tuple(items))
     build_digest = hashlib.sha256(build.encode()).digest()
     head = _HEAD.pack(_MAGIC, _VERSION, device_version, 0, len(rest), build_digest)
@@ -229,10 +229,10 @@ def pack_blobs(items: Iterable[tuple[bytes, bytes]], *, device_version: int, bui
 def unpack_blobs(
     data: bytes | bytearray | memoryview, *, device_version: int, build: str, key: bytes
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Return the entries, all checked before the first; none if another version, device or build wrote them.
+    """Return the entries, all of them checked; none if another version, device or build wrote them.
 
     Raises:
-        BlobFileError: The bytes are damaged or something else.
+        BlobFileError: The bytes are damaged or in another format.
     """
     raw = bytes(data)
     if len(raw) < _START:
@@ -255,7 +255,7 @@ def unpack_blobs(
 
 
 def write_blob_file(path: str | os.PathLike[str], data: bytes) -> None:
-    """Replace a file as a whole: readers see the old one or the new one, whatever ends meanwhile."""
+    """Replace a file atomically: even after a crash, readers see the complete old or new file."""
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.{os.urandom(4).hex()}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -277,9 +277,9 @@ def write_blob_file(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def read_blob_file(path: str | os.PathLike[str], most: int) -> bytes:
-    """Return the bytes of a file, read once; `BlobFileError` if it is not this user's alone, or too large."""
+    """Return the bytes of a file. Raises `BlobFileError` if other users can write it, or it is too large."""
     try:
-        with open(path, "rb", opener=_opened) as file:
+        with open(path, "rb", opener=_open_nofollow) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
                 raise BlobFileError(f"{os.fspath(path)!r} is not a private file of this user")
@@ -292,5 +292,5 @@ def read_blob_file(path: str | os.PathLike[str], most: int) -> bytes:
         raise BlobFileError(f"{os.fspath(path)!r} cannot be read: {error.strerror}") from error
 
 
-def _opened(path: str, flags: int) -> int:
+def _open_nofollow(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)

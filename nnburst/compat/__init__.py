@@ -1,1 +1,1 @@
-"""Interfaces of other packages, for models in processes of their own."""
+"""Interfaces of other packages, for models that run in a service process."""

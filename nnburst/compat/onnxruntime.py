@@ -1,8 +1,8 @@
 """ONNX Runtime's Python interface, for models in sandboxed processes.
 
-``import nnburst.compat.onnxruntime as onnxruntime`` in a program of your own; `install` serves packages that import
-``onnxruntime`` themselves. Each session has a process of its own, or all use the service that the environment variable
-NNBURST_SERVICE names (`nnburst.connect`).
+``import nnburst.compat.onnxruntime as onnxruntime`` works in your own program; `install` is for packages that import
+``onnxruntime`` themselves. Each session has its own process, unless the environment variable NNBURST_SERVICE names a
+service for all sessions (`nnburst.connect`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _CPU = "CPUExecutionProvider"
 _DEVICE = "nnburst-onnxruntime"
 
-# Exceptions and modules have ONNX Runtime's names, too, for packages that import them.
+# These are the names of ONNX Runtime's exceptions and modules, for packages that import them.
 Fail = InvalidGraph = ModelLoaded = NoModel = NotImplemented = RuntimeException = EPFail = EngineError = GeneralFailure
 InvalidProtobuf, DeviceReset = InvalidArgument, DeadObject
 capi = onnxruntime_pybind11_state = _pybind_state = onnxruntime_inference_collection = sys.modules[__name__]
@@ -50,20 +50,20 @@ def __getattr__(name: str) -> Any:
 
 
 class ExecutionMode(enum.IntEnum):
-    """Choice to run nodes beside each other; without effect here."""
+    """The choice to run nodes in parallel, which has no effect here."""
 
     ORT_SEQUENTIAL = 0
     ORT_PARALLEL = 1
 
 
 class _Options:
-    """Attributes with a default, and entries by key."""
+    """Base of option classes: attributes with defaults, and entries by key."""
 
     _defaults: ClassVar[dict[str, Any]]
     _instead: ClassVar[dict[str, str]] = {}
-    """Remedies for attributes that a model in another process cannot have."""
+    """Alternatives to attributes that are not supported for a model in another process."""
     _entries: ClassVar[frozenset[str]] = frozenset()
-    """Keys of entries that change no result."""
+    """Keys of entries that do not affect results, which are accepted."""
 
     def __init__(self) -> None:
         vars(self).update(self._defaults, _given={})
@@ -82,13 +82,13 @@ class _Options:
         return f"{type(self).__name__}.{name} is not for models in another process: {remedy}"
 
     def _add(self, key: str, value: str) -> None:
-        """Set an entry; `InvalidArgument` for one that could change results."""
+        """Set an entry. Raises `InvalidArgument` for one that could affect results."""
         if key not in self._entries:
             raise InvalidArgument(f"the entry {key!r} is not for models in another process: leave it out")
         vars(self)["_given"][key] = value
 
     def _get(self, key: str) -> str:
-        """Return an entry that was set; else `GeneralFailure`."""
+        """Return the value of an entry. Raises `GeneralFailure` if it was not set."""
         if key not in self._given:
             raise GeneralFailure(f"{type(self).__name__} has no entry {key!r}")
         return str(self._given[key])
@@ -99,10 +99,10 @@ _SPINNING = "session.intra_op.allow_spinning"
 
 
 class SessionOptions(_Options):
-    """Options of a session: ``intra_op_num_threads``, ``graph_optimization_level``, and the entry for spinning.
+    """Options of a session: ``intra_op_num_threads``, ``graph_optimization_level``, and an entry about spinning.
 
-    Options that change no result are kept without effect, for example log levels: the service logs errors alone. Others
-    are refused by name. The threads of a shared service are the service's.
+    Options that do not affect results, such as log levels, are accepted and have no effect: services log only errors.
+    Others raise an error that names them. A shared service decides about its threads itself.
     """
 
     _defaults: ClassVar[dict[str, Any]] = {
@@ -135,7 +135,7 @@ class SessionOptions(_Options):
 
 
 class RunOptions(_Options):
-    """Options of a run. With ``terminate`` it fails before it begins; a run under way continues."""
+    """Options of a run. With ``terminate`` a new run fails at once; a run in progress continues."""
 
     _defaults: ClassVar[dict[str, Any]] = {**_LOGGING, "only_execute_path_to_fetches": False, "terminate": False}
     _entries = frozenset(("memory.enable_memory_arena_shrinkage", "disable_synchronize_execution_providers"))
@@ -144,12 +144,12 @@ class RunOptions(_Options):
 
 
 class NodeArg(Struct, frozen=True):
-    """One input or output.
+    """The description of an input or output.
 
     Attributes:
-        name: Its name in the file.
-        type: In ONNX Runtime's words: ``tensor(float)``, ``seq(map(int64,tensor(float)))``.
-        shape: Sizes; an open one is its symbolic name or None.
+        name: Name in the model file.
+        type: Type as ONNX Runtime writes it: ``tensor(float)``, ``seq(map(int64,tensor(float)))``.
+        shape: Sizes of the dimensions; an open one is given by its symbolic name or None.
     """
 
     name: str
@@ -158,10 +158,10 @@ class NodeArg(Struct, frozen=True):
 
 
 class OrtValue:
-    """A value on the CPU, made by the class methods.
+    """A value on the CPU, created by the class methods.
 
-    One from `ortvalue_from_shape_and_type` lies in memory that services read and write: a run in which all bound values
-    lie there copies nothing.
+    A value from `ortvalue_from_shape_and_type` is in memory shared with services. A run with only such bound values
+    copies nothing.
     """
 
     def __init__(self, value: Any, data_type: str = "", memory: Memory | None = None) -> None:
@@ -170,7 +170,7 @@ class OrtValue:
 
     @classmethod
     def ortvalue_from_numpy(cls, numpy_obj: Array, /, device_type: str = "cpu", device_id: int = 0) -> OrtValue:
-        """Return a value that is this array, not a copy."""
+        """Return a value that uses this array without a copy."""
         _require_cpu(device_type)
         return cls(numpy_obj)
 
@@ -178,7 +178,7 @@ class OrtValue:
     def ortvalue_from_shape_and_type(
         cls, shape: Sequence[int], element_type: Any = np.float32, device_type: str = "cpu", device_id: int = 0
     ) -> OrtValue:
-        """Return a value of zeros in shared memory; its type is NumPy's, or ONNX's number."""
+        """Return a value of zeros in shared memory. `element_type` is a NumPy type or ONNX's number for it."""
         from ..memory.memory import Memory
 
         _require_cpu(device_type)
@@ -188,7 +188,7 @@ class OrtValue:
         return cls(memory.array(dtype, tuple(shape)), data_type, memory if nbytes else None)
 
     def numpy(self) -> Array:
-        """Return the array; `GeneralFailure` if the value is not an array."""
+        """Return the array. Raises `GeneralFailure` if the value is not an array."""
         if not isinstance(self._value, np.ndarray):
             raise GeneralFailure(f"a value of type {self._type} is no array")
         return self._value
@@ -212,7 +212,7 @@ class OrtValue:
         return list(self.numpy().shape)
 
     def data_type(self) -> str:
-        """Return the type in ONNX Runtime's words."""
+        """Return the type as ONNX Runtime writes it."""
         return self._type
 
     def is_tensor(self) -> bool:
@@ -226,14 +226,14 @@ def _require_cpu(device_type: str) -> None:
 
 
 def _element(element_type: Any) -> tuple[np.dtype[Any], str]:
-    """Return NumPy's type of elements, and the type of their arrays in ONNX Runtime's words."""
+    """Return the NumPy type of elements, and the type of their arrays as ONNX Runtime writes it."""
     is_number = isinstance(element_type, int)
     row = element_within(element_type, "a value") if is_number else element_of(np.dtype(element_type), "a value")
     return np.dtype(row.dtype), f"tensor({row.name})"
 
 
 def _at(address: int, element_type: Any, shape: Sequence[int] | None) -> OrtValue:
-    """Return a value at an address, which remains the caller's."""
+    """Return a value that uses the memory at an address, which the caller must keep allocated."""
     import ctypes
 
     if element_type is None or shape is None:
@@ -245,7 +245,7 @@ def _at(address: int, element_type: Any, shape: Sequence[int] | None) -> OrtValu
 
 
 class IOBinding:
-    """Inputs and outputs for several runs, made by `InferenceSession.io_binding`."""
+    """Bound inputs and outputs for several runs, created by `InferenceSession.io_binding`."""
 
     def __init__(self, session: InferenceSession) -> None:
         self._session = session
@@ -253,21 +253,21 @@ class IOBinding:
         self._outputs: dict[str, OrtValue | None] = {}
         self._results: list[OrtValue] = []
         self._bound: tuple[dict[str, OrtValue | None], Execution] | None = None
-        """Values in shared memory, and the execution that is bound to them."""
+        """The bound values in shared memory, and their execution."""
 
     def bind_cpu_input(self, name: str, arr_on_cpu: Any) -> None:
-        """Read an input from an array, as it is at each run."""
+        """Bind an input to an array, which each run reads anew."""
         self._inputs[name] = OrtValue(arr_on_cpu, "" if isinstance(arr_on_cpu, np.ndarray) else "value")
 
     def bind_input(
         self, name: str, device_type: str, device_id: int, element_type: Any, shape: Sequence[int], buffer_ptr: int
     ) -> None:
-        """Read an input from memory at an address."""
+        """Bind an input to memory at an address."""
         _require_cpu(device_type)
         self._inputs[name] = _at(buffer_ptr, element_type, shape)
 
     def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
-        """Read an input from a value."""
+        """Bind an input to a value."""
         self._inputs[name] = ortvalue
 
     def bind_output(
@@ -279,25 +279,25 @@ class IOBinding:
         shape: Sequence[int] | None = None,
         buffer_ptr: int | None = None,
     ) -> None:
-        """Write an output to memory at an address, or to a new array in each run."""
+        """Bind an output to memory at an address or, without one, to a new array in each run."""
         _require_cpu(device_type)
         self._outputs[name] = None if buffer_ptr is None else _at(buffer_ptr, element_type, shape)
 
     def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:
-        """Write an output to a value."""
+        """Bind an output to a value."""
         self._outputs[name] = ortvalue
 
     def synchronize_inputs(self) -> None:
-        """Do nothing: all values lie on the CPU."""
+        """Do nothing, because all values are on the CPU."""
 
     synchronize_outputs = synchronize_inputs
 
     def clear_binding_inputs(self) -> None:
-        """Forget the inputs."""
+        """Remove the bound inputs."""
         self._inputs.clear()
 
     def clear_binding_outputs(self) -> None:
-        """Forget the outputs."""
+        """Remove the bound outputs."""
         self._outputs.clear()
 
     def get_outputs(self) -> list[OrtValue]:
@@ -305,7 +305,7 @@ class IOBinding:
         return list(self._results)
 
     def copy_outputs_to_cpu(self) -> list[Any]:
-        """Return the outputs of the last run as arrays of the caller's."""
+        """Return copies of the outputs of the last run, as arrays."""
         return [value.numpy().copy() if value.is_tensor() else value._value for value in self._results]
 
     def _run(self) -> None:
@@ -314,7 +314,7 @@ class IOBinding:
             if self._bound is None or self._bound[0] != bound:
                 arrays = {name: value.numpy() for name, value in bound.items() if value is not None}
                 self._bound = bound, self._session._session.bind(memory=arrays)
-            with suppress(OutputInsufficientSize):  # of an output that is not bound and has no known shape
+            with suppress(OutputInsufficientSize):  # an output that is not bound and has no known shape
                 self._bound[1].run()
                 self._results = [value for value in self._outputs.values() if value is not None]
                 return
@@ -326,17 +326,17 @@ class IOBinding:
 
 
 class InferenceSession:
-    """A model in a process of its own, with the methods of ONNX Runtime's class. Any number of threads may run it.
+    """A model in its own process, with the methods of ONNX Runtime's class. Any number of threads may use it.
 
-    If the model crashes, runs under way get `DeadObject`, and the next run starts it again. The process ends with the
-    last reference to the session.
+    If the model crashes, current runs raise `DeadObject`, and the next run restarts the process. The process ends
+    with the last reference to the session.
 
     Args:
         path_or_bytes: Path of a model file, or its contents.
         sess_options: See `SessionOptions`.
-        providers: Names, or pairs of a name and options. The CPU's is the only one; others get a warning.
-        provider_options: Ignored: the CPU has none.
-        others: ``enable_fallback`` is ignored, others are refused.
+        providers: Names, or pairs of a name and options. Only the CPU provider exists; others cause a warning.
+        provider_options: Ignored, because the CPU provider has no options.
+        others: ``enable_fallback`` is ignored; all others are refused.
 
     Raises:
         NoSuchFile: There is no such file.
@@ -374,7 +374,7 @@ class InferenceSession:
     def run(
         self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: RunOptions | None = None
     ) -> list[Any]:
-        """Run the model and return its outputs; raises the same errors as `nnburst.Session.run`.
+        """Run the model and return its outputs. Raises the same errors as `nnburst.Session.run`.
 
         Args:
             output_names: Outputs to return, in order; None or an empty list for all.
@@ -394,7 +394,8 @@ class InferenceSession:
         user_data: Any,
         run_options: RunOptions | None = None,
     ) -> None:
-        """Run the model in a thread, which calls ``callback(outputs, user_data, error)``: ``""`` without an error."""
+        """Run the model in a thread, which calls ``callback(outputs, user_data, error)``; an empty error means
+        success."""
 
         def run() -> None:
             try:
@@ -451,7 +452,7 @@ class InferenceSession:
         return [_CPU]
 
     def get_provider_options(self) -> dict[str, dict[str, str]]:
-        """Return the CPU's options: none."""
+        """Return the CPU provider with its options, of which there are none."""
         return {_CPU: {}}
 
 
@@ -468,7 +469,7 @@ def _check_run(options: RunOptions | None) -> None:
 
 
 def _source(path_or_bytes: Any) -> Any:
-    """Return the path of an ``.onnx`` file as it is; for another file, return its contents."""
+    """Return the path of an ``.onnx`` file unchanged, or the contents of another file."""
     if isinstance(path_or_bytes, str | os.PathLike) and not os.fspath(path_or_bytes).lower().endswith(".onnx"):
         try:
             return Path(path_or_bytes).read_bytes()
@@ -485,7 +486,7 @@ def _listed(nodes: Sequence[Any]) -> list[NodeArg]:
 
 
 def _with_texts(value: Any) -> Any:
-    """Return a value with its strings as ONNX Runtime has them: objects."""
+    """Return a value with its strings as Python objects, like ONNX Runtime."""
     if isinstance(value, list):
         return [_with_texts(item) for item in value]
     return value.astype(object) if isinstance(value, np.ndarray) and value.dtype.kind == "T" else value
@@ -505,11 +506,11 @@ def get_device() -> str:
 
 
 def set_default_logger_severity(severity: int) -> None:
-    """Do nothing: services log errors alone."""
+    """Do nothing, because services log only errors."""
 
 
 def disable_telemetry_events() -> None:
-    """Do nothing: services send nothing."""
+    """Do nothing, because services never send telemetry."""
 
 
 enable_telemetry_events = disable_telemetry_events
@@ -521,15 +522,15 @@ _NAMES += ("onnxruntime.capi._pybind_state", "onnxruntime.capi.onnxruntime_infer
 
 
 def install() -> None:
-    """Make ``import onnxruntime`` give this module from now on, everywhere in this process. Idempotent.
+    """Have ``import onnxruntime`` return this module from now on, everywhere in this process. Idempotent.
 
-    A module that has imported ONNX Runtime before keeps that: a warning names it.
+    A module that has already imported ONNX Runtime keeps it; a warning names that module.
     """
     if _is_installed():
         return
     real, spec = sys.modules.get("onnxruntime"), find_spec("onnxruntime")
     stand_in = ModuleType("onnxruntime", __doc__)
-    # `find_spec` still finds the real one, by which packages look whether it is installed.
+    # `find_spec` still finds the real package, because other packages use it to see whether that is installed.
     vars(stand_in).update(globals(), __name__="onnxruntime", __spec__=spec or __spec__)
     if real is not None:
         names = {name: [*getattr(module, "__dict__", {}).values()] for name, module in [*sys.modules.items()]}

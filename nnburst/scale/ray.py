@@ -1,8 +1,8 @@
 """Sessions in Ray: an actor, and a deployment for Ray Serve. Needs the extra ``ray``.
 
-Ray places, scales, routes and restarts. Each replica has a `Session`, whose model runs in a service process beside it,
-or in a service that the programs of its node share. A crash of the model ends that service only: the replica stays, and
-its next request starts the service again.
+Ray places, scales and restarts replicas, and routes requests to them. Each replica has a `Session`, whose model runs
+in a service process beside it, or in a service that the programs of its node share. A crash of the model ends only
+that service; the replica's next request starts it again.
 """
 
 from __future__ import annotations
@@ -27,22 +27,23 @@ except ImportError as error:
 
 Inputs = Mapping[str, Array]
 _OPENING = 60.0
-"""Seconds to wait for a dead shared service to come back."""
+"""Seconds to wait until a dead shared service runs again."""
 _WINDOW = 300e-6
-"""Polling window in seconds: long enough for a sleeping service to wake and run a small model. A sleeping replica would
-wait for a CPU and the interpreter lock among Ray's own threads, which takes a tenth of a request's time."""
+"""Polling window in seconds, long enough for a sleeping service to wake and run a small model.
+
+A sleeping replica competes with Ray's threads for a CPU and the interpreter lock: a tenth of a request's time."""
 
 
 class Replica:
-    """The session of an actor or a replica.
+    """The session of an actor or of a deployment's replica.
 
     Args:
-        model: The path of a model file on each node, its bytes, or with `service` the name of a model that the service
-            has.
-        service: Name or address of a service that the programs of a node share, as for `nnburst.connect`; None starts
-            one for the session.
-        retry: True to repeat a request once if its service died, for models that give the same answer twice. Without it
-            the request gets `DeadObject`.
+        model: The path of a model file on each node, its bytes, or, with `service`, the name of a model of that
+            service.
+        service: Name or address of a service that the programs of a node share, as for `nnburst.connect`. With None,
+            each session starts its own service.
+        retry: True to repeat a request once if its service died, for models without side effects. Otherwise the
+            request raises `DeadObject`.
         trust_uid: Users whose `service` is trusted, as for `nnburst.connect`.
         options: Options of `Session`: ``device``, ``timeout``, ``cache_dir``, ``concurrency``.
     """
@@ -65,24 +66,25 @@ class Replica:
         )
 
     def run(self, inputs: Inputs) -> list[Array]:
-        """Run the model once; raises the same errors as `Session.run`."""
+        """Run the model once. Raises the same errors as `Session.run`."""
         return self.session.run(None, inputs)
 
     async def arun(self, inputs: Inputs) -> list[Array]:
-        """Run the model once without blocking the event loop; raises the same errors as `Session.run`."""
+        """Run the model once without blocking the event loop. Raises the same errors as `Session.run`."""
         return await self.session.arun(None, inputs)
 
     def run_many(self, inputs: Sequence[Inputs], batch: int = 1) -> list[list[Array]]:
-        """Run the model for each input, in order, `batch` rows at once.
+        """Run the model for each input, in order, with up to `batch` rows in one run.
 
         Raises the same errors as `Session.run_many`.
         """
         return list(self.session.run_many(inputs, batch=batch))
 
     def run_together(self, inputs: Sequence[Inputs], batch: int) -> list[list[Array] | NNBurstError]:
-        """Run inputs of several callers as one batch; return the outputs or the error of each.
+        """Run the inputs of several callers as one batch. Return the outputs or the error of each.
 
-        If the batch fails, each input runs by itself, unless the time is over, or the service died and `retry` is off.
+        If the batch fails, each input runs alone, unless the time limit has passed, or the service died without
+        `retry`.
         """
         try:
             return [*self.run_many(inputs, batch)]
@@ -95,7 +97,7 @@ class Replica:
         return self._retry if isinstance(error, DeadObject) else not isinstance(error, MissedDeadline)
 
     def check_health(self) -> None:
-        """Restart dead services now rather than with the next request.
+        """Restart dead services now, before the next request.
 
         Raises:
             NNBurstError: A service cannot be started; Ray then replaces the replica.
@@ -105,7 +107,7 @@ class Replica:
             Deadline.after(_OPENING).call(self._shared._revive)
 
     def status(self) -> dict[str, Any]:
-        """Return the state of the replica: ``restarts`` of its model's service."""
+        """Return the state of the replica: ``restarts`` counts how often its model's service was restarted."""
         return {"restarts": len(self.session.restarts)}
 
     def close(self) -> None:
@@ -118,7 +120,7 @@ class Replica:
 def actor(
     model: str | os.PathLike[str] | bytes, *, actor_options: Mapping[str, Any] | None = None, **session: Any
 ) -> Any:
-    """Start an actor with a session; its methods are those of `Replica`.
+    """Start an actor with a session. It has the methods of `Replica`.
 
     Args:
         model: See `Replica`.
@@ -138,13 +140,14 @@ def deployment(
 ) -> Any:
     """Return an application for `ray.serve.run` with one session per replica.
 
-    ``handle.remote(inputs)`` returns a list of arrays, ``handle.status.remote()`` the `Replica.status` of one replica.
+    ``handle.remote(inputs)`` returns a list of arrays; ``handle.status.remote()`` returns `Replica.status` of a
+    replica.
 
     Args:
         model: See `Replica`.
         serve_options: Arguments of Serve's `deployment()`: ``num_replicas``, ``max_ongoing_requests`` and so on.
-        batch: Most requests that a replica runs as one, for models whose inputs all have a symbolic first dimension; 1
-            runs each request by itself.
+        batch: Most requests that a replica runs as one batch. All inputs of the model need a symbolic first
+            dimension. With 1, each request runs alone.
         batch_wait: Seconds that the first request of a batch waits for others.
         session: The other arguments of `Replica`.
     """
@@ -169,7 +172,7 @@ def deployment(
         async def status(self) -> dict[str, Any]:
             return self._replica.status()
 
-        async def check_health(self) -> None:  # it may start a service
+        async def check_health(self) -> None:  # runs in a thread, because it may start a service
             await asyncio.get_running_loop().run_in_executor(None, self._replica.check_health)
 
         def __del__(self) -> None:

@@ -1,6 +1,6 @@
-"""Help for tests of programs that use nnburst: faults on order, time that passes at once, leaks.
+"""Tools for tests of programs that use nnburst: injected faults, a fake clock, a check for leaks.
 
-``nnburst.testing.pytest_plugin`` makes fixtures of them; pytest loads it by itself.
+``nnburst.testing.pytest_plugin`` offers them as fixtures; pytest loads it automatically.
 """
 
 from __future__ import annotations

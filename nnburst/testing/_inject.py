@@ -1,4 +1,4 @@
-"""Faults on order: crashes, delays and stops of a service at chosen points."""
+"""Injected faults: crashes, delays and stops of a service at chosen points."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _LONGEST_POLL = 1e6
 
 
 class Fault:
-    """A fault ordered from a service. Context manager: at its end the fault is withdrawn.
+    """A fault injected into a service. As a context manager, it withdraws the fault at the end of the block.
 
-    An injected fault, to wait for or to withdraw. It stays in force if this object is dropped.
+    The fault stays in force if this object is dropped.
 
     Attributes:
-        service: The service that has the fault.
+        service: The service with the fault.
 
     Example:
         >>> from nnburst.testing import inject
@@ -52,7 +52,7 @@ class Fault:
         self.service = service
         self._stops = stops
         self._times = 0
-        self._lock = threading.Lock()  # a reader counts before another thread looks
+        self._lock = threading.Lock()  # a thread that reads a report counts it before another thread reads
         faults = service.faults
         if faults is None or faults.fileno() < 0:
             raise BadState("the service has no fault points, or has ended; start it with launch(faults=True)")
@@ -66,20 +66,20 @@ class Fault:
 
     @property
     def times(self) -> int:
-        """The number of times that the fault has happened; also after the service has died of it."""
+        """The number of times that the fault has happened, valid even after it has killed the service."""
         while self._take():
             pass
         return self._times
 
     def wait(self, timeout: float = _PATIENCE) -> None:
-        """Wait until it happens, or has happened since the last `wait`. A process that it stops is stopped then.
+        """Wait until the fault has happened since the last `wait`. If it stops the process, that has stopped then.
 
         Args:
-            timeout: Seconds.
+            timeout: Seconds to wait.
 
         Raises:
-            BadState: The fault is withdrawn.
-            TimeoutError: It has not happened within `timeout` seconds, or can no longer happen.
+            BadState: The fault was withdrawn.
+            TimeoutError: The fault has not happened within `timeout` seconds, or cannot happen any more.
         """
         if self._ours.fileno() < 0:
             raise BadState("the fault is withdrawn and will not happen")
@@ -99,10 +99,10 @@ class Fault:
             time.sleep(0.001)
 
     def withdraw(self) -> None:
-        """Withdraw the order; frozen calls go on, unless they hold the interpreter lock. Idempotent."""
+        """Withdraw the fault. Frozen calls continue, unless they keep the interpreter lock. Idempotent."""
         while self._take():
             pass
-        with self._lock, contextlib.suppress(OSError):  # the service has ended, or it is withdrawn already
+        with self._lock, contextlib.suppress(OSError):  # the service has ended, or the fault was already withdrawn
             self._ours.send(b"w", socket.MSG_NOSIGNAL)
         self._ours.close()
         if self._stops and self.service.faults is not None and self.service.faults.fileno() >= 0:
@@ -110,13 +110,14 @@ class Fault:
                 os.kill(self.service.pid, signal.SIGCONT)
 
     def _take(self) -> bytes | None:
-        """Count a report: ``b"!"`` means that the fault happens, ``b""`` that it never will again, None no report."""
+        """Read and count a report: ``b"!"`` if the fault happens, ``b""`` if it never will again, None without a
+        report."""
         with self._lock:
             try:
                 news = self._ours.recv(1, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return None
-            except OSError:  # the service has ended without a look at what it was sent, or the fault is withdrawn
+            except OSError:  # the service ended before it read the order, or the fault was withdrawn
                 return b""
             self._times += news == b"!"
             return news
@@ -144,26 +145,26 @@ def inject(
     delay: float | None = None,
     freeze: bool | Freeze = False,
 ) -> Fault:
-    """Order a fault of a service and return it. It is in force for everything that is asked of the service from now on.
+    """Inject a fault into a service and return it. It affects every later call to the service.
 
-    One fault a call; several may be in force, and happen in the order of the calls.
+    Each call injects one fault. Several may be in force, and happen in the order of the calls.
 
     Args:
-        service: Launched with ``faults=True``; or a connection of ``start_child(faults=True)``.
-        at: Where: ``"run"`` is every execution, through a burst or not; ``"prepare"``, ``"restore"`` (from cache
-            files), ``"supported"``, ``"burst"`` (opening one).
-        after: How often the point is passed before the fault is in force.
-        crash_on: The process dies of a signal at the n-th passage, 1 for the next.
-        crash_with: The signal.
-        exit_on: The process exits at the n-th passage.
-        exit_status: With this status.
-        delay: Seconds that each passage takes longer.
-        freeze: At the next passage, ``"process"`` (or True) stops the whole process, ``"call"`` only this call, and
-            ``"interpreter"`` keeps the interpreter lock for ever.
+        service: A service launched with ``faults=True``.
+        at: The point in the service: ``"run"`` (every execution, with or without a burst), ``"prepare"``,
+            ``"restore"`` (from cache files), ``"supported"``, or ``"burst"`` (opening one).
+        after: Number of times that the point is passed before the fault is in force.
+        crash_on: Number of the passage at which a signal kills the process; 1 for the next.
+        crash_with: The signal of `crash_on`.
+        exit_on: Number of the passage at which the process exits.
+        exit_status: The exit status of `exit_on`.
+        delay: Seconds by which each passage is delayed.
+        freeze: The part that stops at the next passage: ``"process"`` (or True) for the whole process, ``"call"`` for
+            this call only, ``"interpreter"`` to keep the interpreter lock for ever.
 
     Raises:
         BadState: The service has no fault points, or has ended.
-        InvalidArgument: `service` is none, not exactly one fault is given, or a number is out of range.
+        InvalidArgument: `service` is not a service, not exactly one fault is given, or a number is out of range.
 
     Example:
         >>> from nnburst.testing import inject

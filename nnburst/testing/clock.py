@@ -1,4 +1,4 @@
-"""Time that a test lets pass."""
+"""A clock that tests can advance."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ _LONGEST = 1e9
 
 
 class FakeClock:
-    """Lets the time limits of runs pass at once, so that tests of late answers do not wait for them.
+    """Clock for the time limits of runs, which a test can advance instead of waiting.
 
-    It is the clock of ``timeout=`` for the runs of this process through bursts: also for those that wait already, which
-    notice it within a tenth of a second. All else goes on by the real one: how long a service may take to start, waits
-    for a free lane, tasks that await a run.
+    It applies to ``timeout=`` of runs through bursts in this process; waiting runs notice a change within a tenth of
+    a second. Everything else uses the real clock: the start of a service, waits for a permit, tasks that await a run.
 
     Example:
         >>> from nnburst.testing import FakeClock
@@ -32,20 +31,17 @@ class FakeClock:
         self._ahead = 0.0
 
     def monotonic(self) -> float:
-        """Return the time by this clock, in seconds: for programs that measure how late they are.
-
-        `time.monotonic` plus the time that was let pass.
-        """
+        """Return this clock's time in seconds: `time.monotonic` plus the time that `advance` added."""
         return time.monotonic() + self._ahead
 
     def advance(self, seconds: float) -> None:
-        """Let time pass: a run whose ``timeout`` is over then raises `MissedDeadline`.
+        """Advance the clock. A run whose ``timeout`` is over then raises `MissedDeadline`.
 
         Args:
-            seconds: Seconds that pass at once.
+            seconds: Seconds to add.
 
         Raises:
-            InvalidArgument: The time is negative or endless.
+            InvalidArgument: The time is negative or not finite.
         """
         if not is_real(seconds) or not 0 <= seconds < _LONGEST:
             raise InvalidArgument(f"advance({seconds!r}): give seconds, 0 or more")

@@ -1,4 +1,4 @@
-"""Leaks between two moments: descriptors, threads, processes, mappings, shared memory, files."""
+"""A check for leaks of descriptors, threads, processes, mappings, shared memory and files."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _PATIENCE = 30.0
 
 
 class Snapshot:
-    """Everything of this process that can leak, as it is when the snapshot is made.
+    """A snapshot of everything in this process that can leak.
 
     Args:
-        directories: Directories whose entries count, too.
+        directories: Directories whose entries count as well.
 
     Example:
         >>> from nnburst.testing.leaks import Snapshot
@@ -38,15 +38,15 @@ class Snapshot:
         self.files = _files(directories)
 
     def extra(self, before: Snapshot) -> list[str]:
-        """Return the names of things that are new since a snapshot.
+        """Return the names of things that did not exist at an earlier snapshot.
 
         Args:
             before: An earlier snapshot.
         """
         out: list[str] = []
-        if len(self.fds) > len(before.fds):  # a number that names something else than before is no leak by itself
+        if len(self.fds) > len(before.fds):  # the same number of descriptors with other targets is no leak
             out += [f"fd {fd} -> {what}" for fd, what in self.fds.items() if before.fds.get(fd) != what]
-        # A connection that was there before starts its workers when it needs them.
+        # An older connection may start its worker threads at any time.
         connected = any(thread.name.startswith("nnburst-client") for thread in before.threads)
         for name in sorted(thread.name for thread in self.threads - before.threads):
             if not (connected and name.startswith("nnburst-client-worker")):
@@ -61,21 +61,21 @@ class Snapshot:
 def assert_nothing_left(
     directories: Iterable[str | os.PathLike[str]] = (), *, timeout: float = _PATIENCE
 ) -> Iterator[None]:
-    """Return a context manager that fails if its block leaves something behind: it compares before and after.
+    """Return a context manager that fails if its block leaks anything.
 
-    Descriptors, threads, child processes (also ended ones that were not waited for), and what nnburst shares: mappings
-    of its memory, and names in ``/dev/shm`` that this process has made with it. What leaves by itself is given time:
-    nothing sleeps if all is well.
+    It checks descriptors, threads, child processes (including ended ones that were not waited for), mappings of
+    nnburst's shared memory, and names in ``/dev/shm`` that this process made with nnburst. It waits up to `timeout`
+    for things that end by themselves.
 
-    An array in shared memory keeps that mapped, also one of a session that is closed: let variables of the block go
-    before its end, or have it call a function.
+    An array in shared memory keeps the mapping, even after its session is closed: delete such variables before the
+    end of the block, or put its body into a function.
 
     Args:
-        directories: Whose entries count, too, such as that of temporary files if no other program uses it meanwhile.
+        directories: Directories whose entries count as well. No other program may use them during the block.
         timeout: Seconds that threads and processes may take to end.
 
     Raises:
-        AssertionError: It names the leaks.
+        AssertionError: Something leaked; the message names it.
 
     Example:
         >>> from nnburst.testing import assert_nothing_left
@@ -89,7 +89,7 @@ def assert_nothing_left(
     while rest := Snapshot(given).extra(before):
         if time.monotonic() > deadline:
             raise AssertionError("left behind: " + ", ".join(rest))
-        gc.collect()  # reference cycles are no leaks
+        gc.collect()  # objects in reference cycles are not leaks
         time.sleep(0.005)
 
 
@@ -97,20 +97,20 @@ def _descriptors() -> dict[str, str]:
     found: dict[str, str] = {}
     zygote = forked.current
     for fd in set(os.listdir("/proc/self/fd")) - ({str(zygote.control.fileno())} if zygote else set()):
-        with contextlib.suppress(FileNotFoundError):  # the one that listed the directory
+        with contextlib.suppress(FileNotFoundError):  # the descriptor by which the directory was listed
             found[fd] = os.readlink(f"/proc/self/fd/{fd}")
     return found
 
 
 def _children() -> set[str]:
-    """Return the children of this process and of its zygote, which stays."""
+    """Return the children of this process and of its zygote. The zygote itself does not count."""
     zygote = {str(forked.current.process.pid)} if forked.current else set[str]()
     return set().union(*map(_children_of, {"self", *zygote})) - zygote
 
 
 def _children_of(pid: str) -> set[str]:
     children: set[str] = set()
-    with contextlib.suppress(FileNotFoundError):  # a thread or a process that ended meanwhile
+    with contextlib.suppress(FileNotFoundError):  # a thread or a process that has ended since the listing
         for task in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(FileNotFoundError), open(f"/proc/{pid}/task/{task}/children") as file:
                 children.update(file.read().split())
@@ -118,7 +118,7 @@ def _children_of(pid: str) -> set[str]:
 
 
 def _mappings() -> Counter[str]:
-    """Return nnburst's shared memory by name, with its number of mappings."""
+    """Return the number of mappings of nnburst's shared memory, by name."""
     names: Counter[str] = Counter()
     with open("/proc/self/maps") as file:
         for line in file:
@@ -129,7 +129,7 @@ def _mappings() -> Counter[str]:
 
 
 def _files(directories: Iterable[str | os.PathLike[str]]) -> set[str]:
-    """Entries of the directories, and shared memory under names of this process: others make and remove theirs."""
+    """Return the entries of the directories, and the names of shared memory that this process made."""
     found: set[str] = set()
     for directory in directories:
         found.update(os.path.join(directory, name) for name in os.listdir(directory))

@@ -1,6 +1,6 @@
-"""Fixtures for tests of programs that use nnburst. pytest loads them by itself; docs/testing.md says how they are used.
+"""Fixtures for tests of programs that use nnburst. pytest loads them automatically; docs/testing.md explains them.
 
-Each test has services and directories of its own, so tests may run in any order and in parallel (pytest-xdist).
+Each test has its own services and directories, so tests may run in any order and in parallel (pytest-xdist).
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ _VARIABLES = {"NNBURST_CACHE_DIR": "cache", "NNBURST_STATE_DIR": "state", "NNBUR
 def nnburst_leaves_nothing(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """Fail if the test leaves descriptors, threads, processes, mappings or shared memory behind.
 
-    It comes before other fixtures if it is named first, and then looks at what they leave, too.
+    If it is listed before other fixtures, their leaks count as well.
     """
     from multiprocessing import resource_tracker
 
     from .leaks import assert_nothing_left
 
-    resource_tracker.ensure_running()  # started by the first use of multiprocessing, and meant to stay
+    resource_tracker.ensure_running()  # the first use of multiprocessing starts it, and it is meant to stay
     try:
         with assert_nothing_left():
             yield
-            for phase in ("setup", "call"):  # records hold exceptions, and these what the program was doing
+            for phase in ("setup", "call"):  # log records keep exceptions, whose tracebacks keep local variables
                 caplog.get_records(phase).clear()
-            if request.node.funcargs is not None:  # else pytest itself was interrupted in the test
-                request.node.funcargs.clear()  # pytest keeps the values of fixtures, and arrays keep what they lie in
+            if request.node.funcargs is not None:  # None if pytest itself was interrupted in the test
+                request.node.funcargs.clear()  # pytest keeps the values of fixtures, and arrays keep their memory
     except AssertionError as error:
         pytest.fail(str(error), pytrace=False)
 
 
 @pytest.fixture
 def nnburst_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give the test directories of its own for compiled models, for a service's trust store, and for sockets.
+    """Set new directories for compiled models, for a service's trust store and for sockets.
 
-    Returns the directory that they are in: ``cache``, ``state`` and ``run``.
+    Returns their parent directory; the names are ``cache``, ``state`` and ``run``.
     """
     for variable, name in _VARIABLES.items():
         (tmp_path / name).mkdir(mode=0o700, exist_ok=True)
@@ -56,7 +56,7 @@ def nnburst_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 @pytest.fixture
 def nnburst_launch(nnburst_directories: Path) -> Iterator[Callable[..., Service]]:
-    """Return `nnburst.launch`, with fault points by default; its services are closed after the test."""
+    """Return `nnburst.launch`, with fault points by default. Services are closed after the test."""
     from ..runtime.open_service import launch as start
 
     with ExitStack() as stack:
@@ -69,13 +69,13 @@ def nnburst_launch(nnburst_directories: Path) -> Iterator[Callable[..., Service]
 
 @pytest.fixture
 def nnburst_service(nnburst_launch: Callable[..., Service]) -> Service:
-    """Start a service of the test's own, with fault points."""
+    """Return a new service with fault points."""
     return nnburst_launch()
 
 
 @pytest.fixture(scope="session")
 def _fork_server() -> Iterator[None]:
-    """multiprocessing's fork server is meant to stay: it starts before any test and ends after the last."""
+    """Start multiprocessing's fork server before the first test that needs it, and end it after the last."""
     from multiprocessing import forkserver, resource_tracker
 
     resource_tracker.ensure_running()
@@ -86,6 +86,6 @@ def _fork_server() -> Iterator[None]:
 
 @pytest.fixture(params=["fork", "spawn", "forkserver"])
 def nnburst_start_method(request: pytest.FixtureRequest, _fork_server: None) -> BaseContext:
-    """Return a context of multiprocessing; the test runs once with each way to start a process."""
+    """Return a context of multiprocessing. The test runs once for each start method."""
     context: BaseContext = multiprocessing.get_context(request.param)
     return context

@@ -1,7 +1,7 @@
-"""Statistics that a service writes about itself while it works, and their readers, which do not disturb it.
+"""Statistics that a service writes into shared memory while it works, and readers that do not disturb it.
 
-A service has a `Page` of shared memory with a row for each burst, each model and itself. Its threads count there with
-plain stores; `find_services` and `look` read it from any process of the same user, without a request.
+A service has a `Page` of shared memory with a row for itself, each model and each burst. Its threads update the rows
+with plain stores. `find_services` and `look` read the page from any process of the same user, without a request.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A look at a service, or the difference of two, in plain values."""
+"""A report of a service as plain values, from one snapshot of its statistics or the difference of two."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TIMED = ("queue_wait", "execution", "spin")
 
 
 def report(now: ServiceStats, before: ServiceStats | None = None) -> dict[str, Any]:
-    """Return what happened between two looks, or since the service began, as JSON takes it."""
+    """Return the activity between two snapshots, or since the service started, as JSON values."""
     began = now.since_ns if before is None else before.taken_ns
     old = () if before is None else before.rows
 
@@ -33,7 +33,7 @@ def report(now: ServiceStats, before: ServiceStats | None = None) -> dict[str, A
         bursts, former = below[model.number], old_by_number.get(model.number, [])
         models.append(
             {
-                # A burst that has ended meanwhile counts in the sums of its model.
+                # A burst that ended between the snapshots counts in the sums of its model.
                 **part(model, [model, *bursts], [*former, *old_below[model.number]]),
                 "bursts": [part(row, [row], old_by_number.get(row.number, [])) for row in bursts],
             }
@@ -51,7 +51,7 @@ def report(now: ServiceStats, before: ServiceStats | None = None) -> dict[str, A
 
 
 def _clients(now: ServiceStats, models: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the resources of each process's connections, and how busy its bursts are."""
+    """Return the resources of each process's connections, and the load of its bursts."""
     clients: dict[int, dict[str, Any]] = {}
     for row in now.of(RowKind.CLIENT):
         new = {"client_pid": row.client_pid, "client_uid": row.client_uid, "client_has_left": True, "connections": 0}
@@ -74,9 +74,9 @@ def _by_parent(rows: Iterable[RowStats]) -> Mapping[int, list[RowStats]]:
 
 
 def _numbers(rows: Sequence[RowStats], former: Sequence[RowStats], ns: int) -> dict[str, Any]:
-    """Return the growth of numbers from `former` to `rows`, in `ns` nanoseconds."""
+    """Return the growth of the numbers from `former` to `rows`, over `ns` nanoseconds."""
     counters = {
-        # Not below 0: a row that ends between two looks at its neighbours may be missed by one.
+        # Not below 0: a snapshot may miss a row that ends while its neighbours are read.
         name: max(0, sum(row.counters[name] for row in rows) - sum(row.counters[name] for row in former))
         for name in COUNTERS
     }

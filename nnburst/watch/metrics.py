@@ -1,4 +1,4 @@
-"""The pages of a service's workers as metrics of Prometheus. Needs the extra ``metrics``."""
+"""Prometheus metrics from the statistics pages of a service's workers. Needs the extra ``metrics``."""
 
 from __future__ import annotations
 
@@ -41,12 +41,11 @@ _TIMED = {
 }
 _BOUNDS_NS = tuple(
     scale * 10**power for power in range(3, 10) for scale in (1, 2, 5)
-)  # 1 µs to 5 s, where the buckets of a page are not too many for a monitoring system
+)  # 1 µs to 5 s in fewer buckets than a page has, for the sake of monitoring systems
 
 
 class Collector:
-    """Reads the rows of a service when it is asked for metrics, and sums them by model: a label for each burst would be
-    too many.
+    """Collector that reads the rows of a service at each request for metrics, and sums them by model.
 
     Args:
         pid: Process id of the service.
@@ -57,12 +56,12 @@ class Collector:
         self._workers: dict[int, Viewer] = {}
 
     def _look_for_workers(self) -> None:
-        """Find the processes that the accounts of the service name."""
+        """Find the worker processes that the service's page lists."""
         pids = {row.client_pid for service in self._service for row in service.look().of(RowKind.PROCESS)}
         for pid in self._workers.keys() - pids:
             del self._workers[pid]
         for pid in pids - self._workers.keys():
-            with contextlib.suppress(NNBurstError):  # it has ended
+            with contextlib.suppress(NNBurstError):  # the worker has ended
                 self._workers.update((pid, Viewer(found)) for found in find_services(pid))
 
     def collect(self) -> Iterator[Metric]:
@@ -74,7 +73,7 @@ class Collector:
         for viewer in self._workers.values():
             try:
                 rows = viewer.look().rows
-            except NNBurstError:  # perhaps a user's worker that a model has taken over
+            except NNBurstError:  # may be a user's worker that a hostile model controls
                 unreadable += 1
                 continue
             labels = {row.number: row.label for row in rows if row.kind is RowKind.MODEL}

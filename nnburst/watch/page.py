@@ -1,4 +1,4 @@
-"""The page of a service: its memory, and the owners of its rows."""
+"""The statistics page of a service: its memory, and the writers of its rows."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 MEMORY_NAME = "nnburst-watch"
 MAGIC = b"nnbwatch"
-_F_SEAL_FUTURE_WRITE = 0x10  # the module has it since Python 3.13
+_F_SEAL_FUTURE_WRITE = 0x10  # `fcntl` has the name since Python 3.13
 _F_SEAL_SEAL = 0x1
 MOST_ROWS = 2048
-"""Rows of a page; as many bursts and models as two users may have."""
+"""Most rows of a page: as many as two users may have bursts and models."""
 _MOST_BUCKETS = 1 << 18
-"""Filled buckets of a page: a row has 2112, of which a real service fills a few dozen."""
+"""Most filled buckets of a page. A row has 2112 buckets; a real service fills a few dozen."""
 
 
 _PLACES = {**COUNTERS, **ACCOUNT}
@@ -37,14 +37,14 @@ def stride() -> int:
 
 
 def mapped(fd: int, size: int, protection: int) -> CData:
-    """Map a page; it is unmapped when the returned ``nnb_mapping *`` is dropped."""
+    """Map a page. Dropping the returned ``nnb_mapping *`` unmaps it."""
     mapping = ffi.gc(ffi.new("nnb_mapping *"), lib.nnb_unmap)
     check(lib.nnb_map(mapping, fd, 0, size, protection, False), "a statistics page")
     return mapping
 
 
 class Row:
-    """A row that its owner writes, until `close` adds it to the one above."""
+    """A row of the page, written by its owner until `close` adds its numbers to the parent row."""
 
     def __init__(self, pointer: CData, page: Page | None = None, parent: Row | None = None) -> None:
         """Use `Page.open` or `private_row`."""
@@ -54,7 +54,7 @@ class Row:
         self._parent = parent
 
     def count(self, name: str, n: int = 1) -> None:
-        """Add to a counter, from any thread of the service but one that serves a burst. The amount may be negative."""
+        """Add an amount, which may be negative, to a counter. Not for threads that serve a burst."""
         page = self._page
         if page is not None:
             with page.lock:
@@ -62,28 +62,28 @@ class Row:
                     lib.nnb_row_count(self.pointer, _PLACES[name], n % (1 << 64))
 
     def time_execution(self, ns: int) -> None:
-        """Count an execution that did not come through a burst."""
+        """Count an execution without a burst, of `ns` nanoseconds."""
         page = self._page
         if page is not None:
             with page.lock:
                 lib.nnb_histogram_add(ffi.addressof(self.pointer.histograms, lib.NNB_EXECUTION), ns, 1)
 
     def leave(self) -> None:
-        """Note that its client awaits no more answers, and only a run that has not ended keeps the row open."""
+        """Note that the client waits for no more answers, so that only an unfinished run keeps the row open."""
         page = self._page
         if page is not None:
             with page.lock:
                 self.pointer.has_left = self._page is not None
 
     def close(self) -> None:
-        """Free the row; its numbers go to the one above. No thread may write it from now on. Idempotent."""
+        """Free the row and add its numbers to the parent row. No thread may write it afterwards. Idempotent."""
         page, self._page = self._page, None
         if page is not None:
             page.free(self, self._parent)
 
 
 def private_row() -> Row:
-    """Return a row in this process's own memory, for the end of a burst that has no page."""
+    """Return a row in private memory, for a burst without a page."""
     pointer = ffi.new("nnb_row *")
     pointer.number = 1
     pointer.kind = RowKind.BURST
@@ -91,25 +91,25 @@ def private_row() -> Row:
 
 
 class Page:
-    """Rows in shared memory that only this process can write: others find it by its name in ``/proc/PID/fd``.
+    """Rows in shared memory that only this process can write. Readers find it by its name in ``/proc/PID/fd``.
 
-    A row that is closed is used again. One lock guards their allocation, and one thread at a time writes each.
+    Closed rows are reused. A lock guards the allocation of rows, and one thread at a time writes each row.
 
     Args:
-        name: Name of a shared service; empty for a child.
+        name: Name of a shared service; empty for a child service.
         rows: Number of rows, at most `MOST_ROWS`; only used rows take memory.
 
     Raises:
-        ResourceExhausted: There is no descriptor or memory for it.
+        ResourceExhausted: The system has no free descriptor or memory.
     """
 
     def __init__(self, name: str = "", rows: int = 256) -> None:
-        self.lock = threading.RLock()  # a signal handler may open a model over a thread that does
+        self.lock = threading.RLock()  # reentrant: a signal handler may open a model while this thread does
         size = lib.NNB_PAGE_HEADER + rows * stride()
         self._fd = check(lib.nnb_memfd_create(MEMORY_NAME.encode(), size, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW))
         try:
             self.memory = mapped(self._fd, size, mmap.PROT_READ | mmap.PROT_WRITE)
-            with contextlib.suppress(OSError):  # before Linux 5.1 programs of this user could write it, too
+            with contextlib.suppress(OSError):  # before Linux 5.1, other programs of this user can write it
                 fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE | _F_SEAL_SEAL)
         except BaseException:
             os.close(self._fd)
@@ -129,18 +129,18 @@ class Page:
 
     @property
     def fd(self) -> int:
-        """The descriptor of its memory, which processes that inherit it can only read."""
+        """The descriptor of the page's memory. Processes that inherit it can only read."""
         return self._fd
 
     def open(
         self, kind: RowKind, label: str, parent: Row | None = None, client: tuple[int, int] = (0, 0)
     ) -> Row | None:
-        """Take a row; None if none is free, which is counted.
+        """Return a free row; if there is none, count that and return None.
 
         Args:
-            label: For people; cut to 71 bytes.
-            parent: The row that its numbers are added to when it is closed.
-            client: Process and user that it belongs to.
+            label: Text that names the row's subject, cut to 71 bytes.
+            parent: The row that the numbers are added to when this row is closed.
+            client: Process and user that the row belongs to.
         """
         with self.lock:
             if not self._free or self._fd < 0:
@@ -159,18 +159,18 @@ class Page:
             return Row(row, self, parent)
 
     def free(self, row: Row, parent: Row | None) -> None:
-        """Free a row, for `Row.close`."""
+        """Free a row. Only `Row.close` calls this."""
         pointer = row.pointer
         with self.lock:
             above = ffi.NULL
             if parent is not None and pointer.number:
-                above = (self.service if parent._page is None else parent).pointer  # the parent may have ended first
+                above = (self.service if parent._page is None else parent).pointer  # the parent may already be closed
             lib.nnb_row_close(pointer, above)
             place = int(ffi.cast("uintptr_t", pointer)) - int(ffi.cast("uintptr_t", self._memory))
             self._free.append((place - lib.NNB_PAGE_HEADER) // stride())
 
     def look(self) -> tuple[RowStats, ...]:
-        """Read all rows once, as any other process could."""
+        """Read all rows once, as a reader in another process does."""
         return look_at_rows(self.memory)
 
     def close(self) -> None:
@@ -182,10 +182,10 @@ class Page:
 
 
 def look_at_rows(mapping: CData) -> tuple[RowStats, ...]:
-    """Read each used row of a mapped page once, by number. The writer of the page is not trusted.
+    """Read each used row of a mapped page once, in order of their numbers. The page's writer is not trusted.
 
     Raises:
-        DeviceUnavailable: It contains more than a service writes.
+        DeviceUnavailable: The page contains more than any service writes.
     """
     used = min(ffi.cast("nnb_page *", mapping.addr).n_used, (mapping.size - lib.NNB_PAGE_HEADER) // stride())
     found: dict[int, RowStats] = {}

@@ -1,4 +1,4 @@
-"""Finding pages of running services and looking at them."""
+"""Readers of the statistics pages of running services."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _LINK = f"/memfd:{MEMORY_NAME} (deleted)"
 
 
 def name_of_worker(service: str, uid: int) -> str:
-    """Return the name for the page of a user's worker: the service's name, cut if need be, and the user."""
+    """Return the page name of a user's worker: the service's name, cut if it is too long, and the user."""
     end = f"{OF_USER}{uid}".encode()
     return (service.encode(errors="replace")[: lib.NNB_LABEL - 1 - len(end)] + end).decode(errors="replace")
 
 
 class FoundPage(Struct, frozen=True):
-    """A service that can be watched.
+    """A service whose page can be read.
 
     Attributes:
         pid: Process id of the service.
-        path: Path of its page, as long as that process lives.
+        path: Path of its page, valid while the process runs.
     """
 
     pid: int
@@ -37,18 +37,19 @@ class FoundPage(Struct, frozen=True):
 
 
 def find_services(pid: int | None = None, *, every_user: bool = False) -> Iterator[FoundPage]:
-    """Yield the services of this user, without disturbing them.
+    """Yield the services of this user whose pages can be read. Services are not disturbed.
 
     Args:
-        pid: Look at this process only, of whatever user.
-        every_user: Look at those of other users, too, which only root may; they may write anything into their pages.
+        pid: The only process to look at, even of another user.
+        every_user: True for services of other users as well, which only root may read. Their pages may contain
+            anything.
     """
     is_asked = pid is not None or every_user
     for number in sorted(map(int, filter(str.isdigit, os.listdir("/proc")))) if pid is None else (pid,):
         directory = f"/proc/{number}/fd"
         try:
             names = os.listdir(directory)
-        except OSError:  # another user's process, or gone
+        except OSError:  # another user's process, or one that has ended
             continue
         for name in names:
             try:
@@ -61,15 +62,15 @@ def find_services(pid: int | None = None, *, every_user: bool = False) -> Iterat
 
 
 class Viewer:
-    """A page that is read again and again.
+    """Reader that reads one page repeatedly.
 
     Attributes:
-        pid: Process id of its owner.
-        name: Name of a shared service, as in the page; empty for a child.
+        pid: Process id of the page's owner.
+        name: Name of a shared service, as in the page; empty for a child service.
 
     Raises:
-        DeviceUnavailable: It is gone, or of another version of this package; or there is more in it than a service
-            writes, also of `look`.
+        DeviceUnavailable: The service has ended or has another version, or its page contains more than any service
+            writes. `look` raises it as well.
     """
 
     def __init__(self, found: FoundPage) -> None:
@@ -80,7 +81,7 @@ class Viewer:
             raise DeviceUnavailable(f"process {found.pid} cannot be watched: {error.strerror}") from error
         try:
             status = os.fstat(fd)
-            if status.st_size < lib.NNB_PAGE_HEADER or not lib.nnb_seals(fd) & 0x2:  # it could be truncated below us
+            if status.st_size < lib.NNB_PAGE_HEADER or not lib.nnb_seals(fd) & 0x2:  # unsealed: it could be truncated
                 raise DeviceUnavailable(f"process {found.pid} has no statistics page that can be read")
             self._uid = status.st_uid
             most = lib.NNB_PAGE_HEADER + MOST_ROWS * stride()
@@ -105,7 +106,7 @@ class Viewer:
 
     @property
     def user(self) -> str:
-        """The user id, for a worker that runs models of one user alone."""
+        """The user id if this is a worker for one user's models, else ""."""
         _, _, user = self.name.partition(OF_USER)
         return user if user.isdecimal() else ""
 
@@ -118,5 +119,5 @@ class Viewer:
 
 
 def look(found: FoundPage) -> ServiceStats:
-    """Read a service's page once; raises the same errors as `Viewer`."""
+    """Read a service's page once. Raises the same errors as `Viewer`."""
     return Viewer(found).look()

@@ -1,4 +1,4 @@
-"""The results of one look at a row or a page."""
+"""Snapshots of rows and pages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COUNTERS: Mapping[str, int] = {
         "batched", "batches",
     )
 }  # fmt: skip
-"""Place of each counter in a row."""
+"""The index of each counter in a row."""
 
 ACCOUNT: Mapping[str, int] = {
     name: place
@@ -34,7 +34,7 @@ ACCOUNT: Mapping[str, int] = {
          "most_processors")
     )
 }  # fmt: skip
-"""Numbers in rows of processes and clients, in place of counters: their resources and limits."""
+"""The index of each number in rows of processes and clients, which have resources and limits instead of counters."""
 
 HISTOGRAMS: Mapping[str, int] = {
     name: getattr(lib, f"NNB_{name.upper()}") for name in ("queue_wait", "execution", "spin", "round_trip")
@@ -42,17 +42,17 @@ HISTOGRAMS: Mapping[str, int] = {
 
 
 class RowKind(enum.IntEnum):
-    """The subject of a row. A row that ends is added to the row above it, so that sums stay complete."""
+    """The subject of a row. When a row ends, its numbers are added to its parent, so that sums stay complete."""
 
     SERVICE = 1
-    """The service itself; also the sum of the models that are closed."""
+    """The service itself, including the sums of closed models."""
     MODEL = 2
-    """A prepared model; also the sum of its bursts that have ended."""
+    """A prepared model, including the sums of its ended bursts."""
     BURST = 3
     PROCESS = 4
-    """A worker, in the page of its broker: its limits and log lines are in `ACCOUNT`."""
+    """A worker, in its broker's page; `ACCOUNT` lists its numbers."""
     CLIENT = 5
-    """A connection: its numbers are in `ACCOUNT`, where ``threads`` counts executions without a burst."""
+    """A connection; `ACCOUNT` lists its numbers, of which ``threads`` counts executions without a burst."""
 
 
 @cache
@@ -61,13 +61,13 @@ def _starts() -> tuple[int, ...]:
 
 
 class Histogram(Struct, frozen=True):
-    """Durations in nanoseconds, each known to a sixteenth.
+    """Histogram of durations in nanoseconds, in buckets of 1/16 of their duration.
 
     Attributes:
-        count: Number of events. Not each is timed: one stands for others.
+        count: Number of events. Only some are timed, and each of these stands for others.
         sum_ns: Sum of all durations.
-        max_ns: The longest duration that was timed.
-        buckets: (start of a bucket in ns, events in it) for those that have any, ascending.
+        max_ns: The longest timed duration.
+        buckets: (start of the bucket in ns, number of events) for each bucket with events, ascending.
     """
 
     count: int = 0
@@ -76,7 +76,7 @@ class Histogram(Struct, frozen=True):
     buckets: tuple[tuple[int, int], ...] = ()
 
     def percentile_ns(self, percent: float) -> float:
-        """Return the duration that `percent` of the events did not exceed; 0 if there was none."""
+        """Return the duration that `percent` of the events did not exceed; 0 without events."""
         total = sum(n for _, n in self.buckets)
         below, left = 0, total * percent / 100
         for start, n in self.buckets:
@@ -88,7 +88,7 @@ class Histogram(Struct, frozen=True):
         return 0.0
 
     def since(self, before: Histogram) -> Histogram:
-        """Return the events since an earlier look; `max_ns` covers all events, earlier ones included."""
+        """Return the events since an earlier snapshot. `max_ns` still covers all events."""
         old = dict(before.buckets)
         grown = ((start, n - old.get(start, 0)) for start, n in self.buckets)
         return Histogram(
@@ -121,12 +121,12 @@ class Histogram(Struct, frozen=True):
 
 
 class Latency(Struct, frozen=True):
-    """Durations of a session's runs. Not each run is timed: in a fast loop one of many, and all slow ones.
+    """Durations of a session's runs. Every slow run is timed, but only some of the runs in a fast loop.
 
     Attributes:
         round_trip: Time from sending a request to receiving its answer.
-        queue_wait: Part of it before a thread of the service took the request.
-        execution: Part of it in which the service worked.
+        queue_wait: Part of the round trip until a thread of the service took the request.
+        execution: Part of the round trip in which the service ran the request.
     """
 
     round_trip: Histogram
@@ -135,7 +135,7 @@ class Latency(Struct, frozen=True):
 
     @property
     def count(self) -> int:
-        """Number of runs that these durations stand for."""
+        """Number of runs that the durations represent."""
         return self.round_trip.count
 
     @property
@@ -150,7 +150,7 @@ class Latency(Struct, frozen=True):
 
     @property
     def max(self) -> float:
-        """Seconds that the slowest run took."""
+        """Longest duration of a run in seconds."""
         return self.round_trip.max_ns / 1e9
 
     def __add__(self, other: Latency) -> Latency:
@@ -163,7 +163,7 @@ class Latency(Struct, frozen=True):
         return f"<Latency of {self.count:,} runs: {times}>"
 
     def _repr_html_(self) -> str:
-        """Draw the round trips in a notebook, four bars for each doubling of the duration."""
+        """Return an HTML chart of the round trips for notebooks, with four bars per doubling of the duration."""
         bars: Counter[int] = Counter()
         for start, count in self.round_trip.buckets:
             bars[int(4 * math.log2(max(start, 1)))] += count
@@ -175,7 +175,7 @@ class Latency(Struct, frozen=True):
         drawn = [f'<text y="116">{duration(2 ** (first / 4) / 1e9)}</text>']
         drawn.append(f'<text x="{width}" y="116">{duration(2 ** ((last + 1) / 4) / 1e9)}</text>')
         for bar, count in bars.items():
-            height = max(1, 100 * count // highest)  # one run is seen beside a million
+            height = max(1, 100 * count // highest)  # even a single run beside a million is visible
             title = f"<title>from {duration(2 ** (bar / 4) / 1e9)}: {count:,} timed</title>"
             place = f'x="{8 * (bar - first)}" y="{100 - height}" width="7" height="{height}"'
             drawn.append(f'<rect {place} fill="steelblue">{title}</rect>')
@@ -183,7 +183,7 @@ class Latency(Struct, frozen=True):
 
 
 def duration(seconds: float) -> str:
-    """Return a duration in the unit that suits it."""
+    """Return a duration as text, in a suitable unit."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"
@@ -191,22 +191,22 @@ def duration(seconds: float) -> str:
 
 
 class RowStats(Struct, frozen=True):
-    """One row, as it was found.
+    """A snapshot of a row.
 
     Attributes:
-        number: The row's number, never used again in its service.
-        parent: Number of the row above it; 0 for a service's.
-        kind: Its subject.
+        number: The row's number, which the service never reuses.
+        parent: Number of the parent row; 0 for the service's row.
+        kind: The subject of the row.
         label: Name of the model, or another distinguishing text.
-        client_pid: Process that the burst or model belongs to; 0 if none or not known.
-        client_uid: Its user.
-        has_left: True if the client has gone or dropped it, and awaits no run of it.
-        since_ns: Time of its beginning, on CLOCK_MONOTONIC.
-        counters: By name of `COUNTERS`, or of `ACCOUNT`.
-        queue_wait: From the client's send until a thread of the service took the request.
-        execution: From there until the answer.
-        spin: Time that the thread polled before the next request, or before it slept.
-        round_trip: As the client sees it; only in rows of clients.
+        client_pid: Process that the burst or model belongs to; 0 if there is none or it is unknown.
+        client_uid: User of that process.
+        has_left: True if the client has disconnected or dropped the subject, and waits for no run.
+        since_ns: Time when it started, on CLOCK_MONOTONIC.
+        counters: The numbers by name in `COUNTERS` or `ACCOUNT`.
+        queue_wait: Time from the client's send until a thread of the service took the request.
+        execution: Time from then until the answer.
+        spin: Time that the thread polled until the next request or until it slept.
+        round_trip: Time from send to answer, measured by the client; only in a client's own rows.
     """
 
     number: int
@@ -225,16 +225,16 @@ class RowStats(Struct, frozen=True):
 
 
 class ServiceStats(Struct, frozen=True):
-    """One look at a service.
+    """A snapshot of a service's statistics.
 
     Attributes:
-        name: Name of a shared service; empty for a child.
+        name: Name of a shared service; empty for a child service.
         pid: Process id of the service.
-        uid: Its user's id.
-        since_ns: Time of its beginning, on CLOCK_MONOTONIC.
-        taken_ns: Time of this look, on CLOCK_MONOTONIC.
-        unwatched: Bursts and models without a row: no number here counts them.
-        rows: The service first.
+        uid: Id of the service's user.
+        since_ns: Time when it started, on CLOCK_MONOTONIC.
+        taken_ns: Time of this snapshot, on CLOCK_MONOTONIC.
+        unwatched: Number of bursts and models that got no row and are not counted.
+        rows: Rows of the service (first), its models and its bursts.
         accounts: Rows of processes and clients.
     """
 
@@ -253,13 +253,13 @@ class ServiceStats(Struct, frozen=True):
 
 
 def row_stats(row: CData) -> RowStats | None:
-    """Read a row once; None if it is free or was just changing owners."""
+    """Return a snapshot of a row; None if it is free or changes its owner."""
     copy = ffi.new("nnb_row *")
     if not lib.nnb_row_look(copy, row):
         return None
     try:
         kind = RowKind(copy.kind)
-    except ValueError:  # a kind of another version
+    except ValueError:  # a kind from another version
         return None
     values: Any = ffi.unpack(copy.counters, lib.NNB_COUNTERS)
     histograms = {name: _histogram(copy.histograms[i]) for name, i in HISTOGRAMS.items()}
@@ -278,7 +278,7 @@ def row_stats(row: CData) -> RowStats | None:
 
 
 def text_of(field: CData) -> str:
-    """Return a text that another process has written, without what a terminal would obey."""
+    """Return a text that another process has written, without terminal control characters."""
     text = ffi.string(field, len(field)).decode(errors="replace")
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 

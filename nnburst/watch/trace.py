@@ -1,8 +1,8 @@
-"""Traces: every run of this process's bursts as slices on a time line, for Perfetto and Chrome's trace viewer.
+"""Traces of this process's runs, as slices on a time line for Perfetto and Chrome's trace viewer.
 
-The C core notes when a request was sent, taken, answered and received; nothing else happens until a burst is closed or
-the process ends. Then the last runs of the burst are appended to the file, which is valid JSON at any time: several
-processes may share it. The first process that traces begins it anew and tells its children by `_BEGUN`.
+The C core records the times when a request was sent, taken, answered and received. When a burst is closed or the
+process ends, the burst's last runs are appended to the file, which is valid JSON at any time. Several processes may
+share the file: the first one creates it anew, and tells its children so by the variable `_BEGUN`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 FILE_VARIABLE = "NNBURST_TRACE"
 _BEGUN = "_NNBURST_TRACE_BEGUN"
 _KEPT = 65536
-"""Runs of a burst that are kept: the last ones."""
+"""Number of a burst's last runs that are kept."""
 _HEAD, _TAIL = b'{"displayTimeUnit":"ns","traceEvents":[\n', b"\n]}\n"
 _TRACKS = 512
-"""Most tracks of one process, also among those of its service: a thread number combines both."""
+"""Most tracks of one process, and most tracks of its service. A thread number combines both."""
 _ENTRY = np.dtype(
     [
         *((name, np.uint64) for name in ("sent", "taken", "answered", "received", "run", "thread")),
@@ -44,18 +44,18 @@ _log = logging.getLogger("nnburst.watch")
 
 
 def begin(path: str) -> None:
-    """Make an empty trace, in place of the file's old content."""
+    """Create an empty trace, in place of the file's old content."""
     with open(path, "wb") as file:
         file.write(_HEAD + _TAIL)
 
 
 def adopt(env: MutableMapping[str, str]) -> None:
-    """Have processes of this environment add to the trace that it names, which was begun before."""
+    """Have processes with this environment append to the trace that it names, without emptying it."""
     env[_BEGUN] = env[FILE_VARIABLE]
 
 
 def append(path: str, events: list[dict[str, Any]]) -> None:
-    """Add events to a trace, between those of other processes. Raises `InvalidArgument` if it is none."""
+    """Append events to a trace that processes may share. Raises `InvalidArgument` if the file is no trace."""
     text = b",\n".join(json.dumps(event, separators=(",", ":")).encode() for event in events)
     with open(path, "r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -63,12 +63,12 @@ def append(path: str, events: list[dict[str, Any]]) -> None:
         file.seek(max(end, 0))
         if end < len(_HEAD) or file.read() != _TAIL:
             raise InvalidArgument(f"{path!r} is not a trace that nnburst began")
-        file.seek(end)  # the next process finds an end that a kill cut off
+        file.seek(end)  # if a kill cuts the end off, the next process repairs it
         file.write((b",\n" if end > len(_HEAD) else b"") + text + _TAIL)
 
 
 class Recording:
-    """The runs of one burst."""
+    """The recording of one burst's runs."""
 
     def __init__(self, recorder: Recorder, number: int, label: str, service: tuple[int, str]) -> None:
         self._recorder = recorder
@@ -79,11 +79,11 @@ class Recording:
         self.pointer: CData = ffi.new("nnb_trace *", {"room": _KEPT, "entries": self._entries})
 
     def finish(self) -> None:
-        """Write the recorded runs. Idempotent; a file that cannot be written is logged."""
+        """Write the recorded runs to the file. Idempotent; an error is logged."""
         self._recorder.finish(self)
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Yield the file's events for the runs."""
+        """Yield the trace events of the runs."""
         noted = self.pointer.noted
         entries = np.frombuffer(ffi.buffer(self._entries), _ENTRY)[: min(noted, _KEPT)]
         entries = entries[np.argsort(entries["sent"], kind="stable")]
@@ -109,7 +109,7 @@ class Recording:
             track = runs.place(sent, received)
             yield _slice(client, track, "run", sent, received, about)
             if not sent < taken < answered < received:
-                continue  # the service told no times, or false ones
+                continue  # the service gave no times, or impossible ones
             waiting, serving = waits.place(sent, taken), executions.place(taken, answered)
             yield _slice(service, waiting, "queue", sent, taken, about)
             yield _slice(service, serving, "execute", taken, answered, about)
@@ -124,7 +124,7 @@ class Recording:
 
 
 class _Lanes:
-    """Tracks on which slices do not overlap: usually one, several if several runs are under way at once."""
+    """Tracks on which slices do not overlap. One is enough unless runs overlap."""
 
     def __init__(self, new_track: Callable[[], int]) -> None:
         self._new_track = new_track
@@ -144,7 +144,7 @@ class _Lanes:
 
 
 def _micros(ns: int) -> float:
-    # Readers multiply by 1000 and cut off: the third of a nanosecond keeps them from falling below the right one.
+    # Readers multiply by 1000 and truncate: a third of a nanosecond more keeps them from one nanosecond too few.
     return round(ns / 1000 + 0.0003, 4)
 
 
@@ -166,7 +166,7 @@ def _named(what: str, pid: int, track: int, name: str) -> dict[str, Any]:
 
 
 class Recorder:
-    """The trace of this process."""
+    """Recorder of this process's trace."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -178,12 +178,12 @@ class Recorder:
             adopt(os.environ)
 
     def new_track(self) -> int:
-        """Return a thread number that no process uses."""
+        """Return an unused thread number for a new track."""
         self._tracks += 1
         return self.pid * _TRACKS + self._tracks
 
     def follow(self, label: str, service: tuple[int, str]) -> Recording:
-        """Begin to record a burst of a model in a service (process and name)."""
+        """Start to record a burst of a model. `service` is the service's process id and name."""
         self._numbers += 1
         self._open[self._numbers] = recording = Recording(self, self._numbers, label, service)
         return recording
@@ -207,7 +207,7 @@ _recorder: Recorder | None = None
 
 
 def recorder() -> Recorder:
-    """Return this process's recorder, for the file that `NNBURST_TRACE` names."""
+    """Return this process's recorder for the file in `NNBURST_TRACE`."""
     global _recorder
     path = os.path.abspath(os.environ.get(FILE_VARIABLE, ""))
     if _recorder is None or (_recorder.pid, _recorder.path) != (os.getpid(), path):

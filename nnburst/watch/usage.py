@@ -8,16 +8,16 @@ import time
 from msgspec import Struct
 
 _CLOCK_OF_PROCESS = 2
-_DATA = 5  # field of statm
+_DATA = 5  # index of the field in /proc/PID/statm
 
 
 class Usage(Struct, frozen=True):
-    """The present resources of a process.
+    """The resources that a process uses.
 
     Attributes:
         bytes: Private memory, as RLIMIT_DATA counts it.
-        threads, fds: Numbers of threads and descriptors.
-        processor_ns: Processor time of its threads.
+        threads, fds: Number of threads and of descriptors.
+        processor_ns: Processor time of its threads, in nanoseconds.
     """
 
     bytes: int
@@ -32,7 +32,7 @@ def usage_of(pid: int) -> Usage | None:
     try:
         with open(f"{directory}/statm", "rb") as statm:
             pages = int(statm.read().split()[_DATA])
-        fds = os.stat(f"{directory}/fd").st_size or len(os.listdir(f"{directory}/fd"))  # its size since Linux 6.2
+        fds = os.stat(f"{directory}/fd").st_size or len(os.listdir(f"{directory}/fd"))  # the number, since Linux 6.2
         threads = os.stat(f"{directory}/task").st_nlink - 2
         return Usage(
             pages * os.sysconf("SC_PAGE_SIZE"), threads, fds, time.clock_gettime_ns(~pid << 3 | _CLOCK_OF_PROCESS)
