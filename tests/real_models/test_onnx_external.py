@@ -22,7 +22,8 @@ THEIRS = np.float32([1000, 1001, 1002, 1003])
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[nnburst.Service]:
     """A service whose working directory has files that models name."""
     directory = tmp_path_factory.mktemp("service")
-    (directory / "w.bin").write_bytes(THEIRS.tobytes())
+    (directory / "data").mkdir()
+    (directory / "data" / "w.bin").write_bytes(THEIRS.tobytes())
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(directory)
         started = nnburst.launch(devices=["nnburst-onnxruntime:threads=1"])
@@ -73,8 +74,15 @@ def in_sparse_attribute(tensor: Any) -> Any:
     return add(constant(name="sparse_value", type=onnx.AttributeProto.SPARSE_TENSOR, sparse_tensor=sparse(tensor)))
 
 
+def in_inner_attribute(tensor: Any) -> Any:
+    return inner(constant(name="value", type=onnx.AttributeProto.TENSOR, t=tensor))
+
+
 def in_inner_sparse_attribute(tensor: Any) -> Any:
-    value = constant(name="sparse_value", type=onnx.AttributeProto.SPARSE_TENSOR, sparse_tensor=sparse(tensor))
+    return inner(constant(name="sparse_value", type=onnx.AttributeProto.SPARSE_TENSOR, sparse_tensor=sparse(tensor)))
+
+
+def inner(value: Any) -> Any:
     branch = helper.make_graph([value], "branch", [], [helper.make_tensor_value_info("c", FLOAT, (4,))])
     choice = node("If", ["yes"], ["c"], then_branch=branch, else_branch=branch)
     model = add(choice)
@@ -98,6 +106,7 @@ PLACES: tuple[Callable[[Any], Any], ...] = (
     in_sparse_initializer,
     in_attribute,
     in_sparse_attribute,
+    in_inner_attribute,
     in_inner_sparse_attribute,
     in_function,
 )
@@ -107,24 +116,51 @@ PLACES: tuple[Callable[[Any], Any], ...] = (
 def test_tensor_anywhere_in_a_model_comes_from_the_file_beside_it(
     service: nnburst.Service, tmp_path: Path, place: Callable[[Any], Any]
 ) -> None:
-    model = place(external("c"))
+    model = place(external("c", "data/w.bin"))
     path = save(model, tmp_path / "m.onnx")
-    with pytest.raises(InvalidArgument, match=r"'w\.bin'.*cannot be opened"):  # although the service could open one
+    with pytest.raises(InvalidArgument, match=r"'data/w\.bin'.*cannot be opened"):  # the service could open one
         service.session(path)
-    with pytest.raises(InvalidArgument, match=r"\['w\.bin'\]; give its path"):
+    with pytest.raises(InvalidArgument, match=r"\['data/w\.bin'\]; give its path"):
         service.session(model.SerializeToString())
-    (tmp_path / "w.bin").write_bytes(OURS.tobytes())
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "w.bin").write_bytes(OURS.tobytes())
     with service.session(path) as session:
         assert np.array_equal(session.run(None, {"x": np.zeros(4, np.float32)})[0], OURS)
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("location", ["../w.bin", "/etc/passwd", "a/../../w.bin"])
+@pytest.mark.parametrize("location", ["../w.bin", "/etc/passwd", "a/../../w.bin", "..", ""])
 def test_file_outside_of_the_directory_is_refused_wherever_it_is_named(
     service: nnburst.Service, tmp_path: Path, place: Callable[[Any], Any], location: str
 ) -> None:
     with pytest.raises(InvalidArgument, match="must be inside the model's directory"):
         service.session(save(place(external("c", location)), tmp_path / "m.onnx"))
+
+
+def test_file_below_a_folder_that_leads_out_is_refused(service: nnburst.Service, tmp_path: Path) -> None:
+    (tmp_path / "w.bin").write_bytes(OURS.tobytes())
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "sub").symlink_to("..")
+    with pytest.raises(InvalidArgument, match="outside of that directory"):
+        service.session(save(in_initializer(external("c", "sub/w.bin")), tmp_path / "models" / "m.onnx"))
+
+
+def test_model_and_its_file_may_be_links_into_a_folder_of_blobs(service: nnburst.Service, tmp_path: Path) -> None:
+    (blobs := tmp_path / "blobs").mkdir()
+    (revision := tmp_path / "snapshots" / "revision").mkdir(parents=True)
+    save(in_initializer(external("c")), blobs / "6f1c")
+    (blobs / "9a0b").write_bytes(OURS.tobytes())
+    for name, blob in (("m.onnx", "6f1c"), ("w.bin", "9a0b")):
+        (revision / name).symlink_to(f"../../blobs/{blob}")
+    (tmp_path / "current").symlink_to("snapshots/revision")
+    with service.session(str(blobs / ".." / "current" / "m.onnx")) as session:
+        assert np.array_equal(session.run(None, {"x": np.zeros(4, np.float32)})[0], OURS)
+
+
+def test_file_that_is_too_short_names_the_tensor(service: nnburst.Service, tmp_path: Path) -> None:
+    (tmp_path / "w.bin").write_bytes(OURS.tobytes()[1:])
+    with pytest.raises(InvalidArgument, match=r"'c' ends at byte 16 of 'w\.bin', which has 15"):
+        service.session(save(in_initializer(external("c")), tmp_path / "m.onnx"))
 
 
 def test_information_about_training_is_looked_at_too(service: nnburst.Service) -> None:
@@ -140,7 +176,7 @@ def test_onnxruntime_itself_opens_no_file_for_a_model(
 ) -> None:
     (tmp_path / "w.bin").write_bytes(THEIRS.tobytes())
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(GeneralFailure, match="External data path does not exist"):
+    with pytest.raises(GeneralFailure, match=r"External data path does not exist|should be stored in /dev/null/w.bin"):
         open_session(place(external("c")).SerializeToString(), SessionSettings(1), SessionSettings(1).options())
 
 
