@@ -1,4 +1,4 @@
-"""Devices: the interface that everything above relies on, the registry, and the built-in devices."""
+"""Devices: their interface, the registry, and the built-in devices."""
 
 from __future__ import annotations
 

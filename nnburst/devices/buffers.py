@@ -1,4 +1,4 @@
-"""Driver-managed buffers of a local device: allocation, the object that clients hold, and their place in requests."""
+"""Driver-managed buffers of a local device: allocation, the client's object, and their use in requests."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _UINT32 = 2**32 - 1
 
 
 class LocalBuffer(Buffer):
-    """A buffer of a device in this process; freed with `close` or when it is garbage.
+    """A buffer of a device in this process. `close` or the garbage collector frees it.
 
     Args:
-        managed: The buffer; registered with the tracker by this object.
-        models: Prepared models of its roles, kept alive.
+        managed: The buffer, which this object registers with the tracker.
+        models: Prepared models of the buffer's roles; they are kept alive.
     """
 
     id = 0
@@ -85,8 +85,8 @@ def allocate_buffer(
 
     Raises:
         InvalidArgument: A rule is broken; the message names the role.
-        GeneralFailure: A valid request for what buffers cannot hold.
-        ResourceExhausted: There is no memory.
+        GeneralFailure: The request is valid, but no buffer can contain such an operand.
+        ResourceExhausted: There is not enough memory.
     """
     if not prepared_models or not (input_roles or output_roles):
         raise InvalidArgument("a buffer needs at least one role of at least one prepared model")
@@ -117,7 +117,7 @@ def allocate_buffer(
 def with_role(
     place: str, operand: OperandDesc, first: OperandDesc | None, dimensions: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Merge a buffer's dimensions with those of one more role; `InvalidArgument` if they contradict each other."""
+    """Merge a buffer's dimensions with those of another role; `InvalidArgument` if they contradict each other."""
     if first is not None and operand.meaning != first.meaning:
         raise InvalidArgument(f"{place} differs from the roles before it in type, scale, zero point or parameters")
     if dimensions and operand.is_scalar:
@@ -141,13 +141,13 @@ def _find_role(
     indexes = main.input_indexes if is_input else main.output_indexes
     if not 0 <= role.io_index < len(indexes):
         raise InvalidArgument(f"{place} names argument {role.io_index} of a model with {len(indexes)}")
-    if not 0 < role.frequency <= 1:  # false for NaN
+    if not 0 < role.frequency <= 1:  # NaN is refused, too.
         raise InvalidArgument(f"{place} has frequency {role.frequency}, which is not in (0, 1]")
     return prepared, main.operands[indexes[role.io_index]], RoleKey(prepared.number, is_input, role.io_index)
 
 
 class BoundBuffers:
-    """The buffers of one request, found once; the request keeps them alive whatever happens to their ids."""
+    """The buffers of one request, which keeps them alive even if their ids are released."""
 
     __slots__ = ("_main", "_request", "set")
 
@@ -155,7 +155,7 @@ class BoundBuffers:
         self._main = prepared.model.main
         self._request = request
         uses: list[BufferUse] = []
-        for pool in request.pools:  # also one that no argument uses
+        for pool in request.pools:  # Pools that no argument uses are checked, too.
             if isinstance(pool, BufferId):
                 prepared.tracker.resolve(pool.id)
         for is_input, arguments in ((True, request.inputs), (False, request.outputs)):
@@ -167,7 +167,7 @@ class BoundBuffers:
         self.set = BufferSet(uses)
 
     def with_views(self) -> Request:
-        """Return the request with its buffers as pools that kernels can use. Only while admitted."""
+        """Return the request with views of its buffers as pools for kernels. Call it only while admitted."""
         pools = list(self._request.pools)
         inputs, outputs = list(self._request.inputs), list(self._request.outputs)
         for use in (*self.set.inputs, *self.set.outputs):
@@ -185,7 +185,7 @@ class BoundBuffers:
         return Request(tuple(inputs), tuple(outputs), tuple(pools))
 
     def written(self, result: ExecutionResult | None) -> list[tuple[int, ...]]:
-        """Return the dimensions of the outputs in buffers after a run: reported by it, or known before."""
+        """Return the dimensions of outputs in buffers after a run: from its result, or known before."""
         if result is not None and result[1]:
             return [result[1][use.role.position].dimensions for use in self.set.outputs]
         known = []
@@ -197,7 +197,7 @@ class BoundBuffers:
 
 
 def bind_buffers(prepared: LocalModel, request: Request) -> BoundBuffers | None:
-    """Find the buffers of a valid request; None if it names no buffer."""
+    """Find the buffers of a valid request; return None if it has no buffer."""
     if not any(isinstance(pool, BufferId) for pool in request.pools):
         return None
     return BoundBuffers(prepared, request)

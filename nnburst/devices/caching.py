@@ -1,4 +1,4 @@
-"""The cache files of a device, and a digest that differs between its builds."""
+"""Cache files of a device, and a digest that differs between its builds."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def build_epoch(name: str, version: str, *parts: str) -> bytes:
     """Return 32 bytes that change with the device, its version, this package's library and the machine's instructions.
 
     Args:
-        parts: Everything else that the files depend on: format versions, options.
+        parts: Other facts that the files depend on: format versions, options.
     """
     digest = hashlib.sha256(b"nnburst-epoch-v1" + _library_digest())
     for text in (name, version, cpu_features(), *parts):
@@ -57,10 +57,10 @@ def build_epoch(name: str, version: str, *parts: str) -> bytes:
 
 
 class DeviceCacheHome:
-    """The `DeviceCache` of one device, opened on first use.
+    """The owner of a device's `DeviceCache`, which is opened on first use.
 
     Args:
-        epoch: Returns the digest of `build_epoch`; called on first use.
+        epoch: Function that returns the digest of `build_epoch`; called on first use.
     """
 
     def __init__(self, device: str, epoch: Callable[[], bytes], model_files: int, data_files: int) -> None:
@@ -77,7 +77,7 @@ class DeviceCacheHome:
             opened = DeviceCache(
                 TrustStore(directory), device=self._device, epoch=self._epoch(), model_files=models, data_files=data
             )
-            self._caches.setdefault(directory, opened)  # another thread may have opened one meanwhile
+            self._caches.setdefault(directory, opened)  # Another thread may have opened one meanwhile.
         return self._caches[directory]
 
     def load(self, files: CacheFiles) -> VerifiedEntry:
@@ -97,16 +97,17 @@ class DeviceCacheHome:
         *,
         compiled: Callable[[], bytes] | None = None,
     ) -> SaveResult:
-        """Save an entry as `DeviceCache.save` does. An exception on the way becomes the reason IO_ERROR.
+        """Save an entry as `DeviceCache.save` does. An unexpected exception becomes the reason IO_ERROR.
 
-        The client sends the fingerprint of the model that it asked for. Its memory and files may have changed since, so
-        that fingerprint is compared with the one of the compiled contents: otherwise results of one model could be
-        restored for another.
+        The client sends the fingerprint of the requested model. Its memory and files may have changed since, so that
+        fingerprint is compared with the compiled contents': otherwise one model's compilation could be restored for
+        another.
 
         Args:
             files: The client's files, their cache key and the model's fingerprint.
-            payloads: Returns the contents of the model files and of the data files, or None to cache nothing.
-            compiled: Returns the fingerprint of the compiled contents; see `nnburst.cache.names.model_fingerprint`.
+            payloads: Function that returns the contents of the model files and data files, or None to cache nothing.
+            compiled: Function that returns the fingerprint of the compiled contents; see
+                `nnburst.cache.names.model_fingerprint`.
         """
         started = time.perf_counter()
         result = self._saved(files, payloads, compiled)
@@ -127,6 +128,6 @@ class DeviceCacheHome:
             )  # fmt: skip
         except CacheRejected as error:
             return SaveResult(False, error.reason)
-        except Exception as error:  # such as a full disk below a temporary file, which may pass
+        except Exception as error:  # The cause, such as a full disk, may pass.
             _log.warning("a compilation of %s was not kept: %s: %s", self._device, type(error).__name__, error)
             return SaveResult(False, CacheReason.IO_ERROR)

@@ -1,4 +1,4 @@
-"""Common parts of local devices: checks of arguments, and the version that they report."""
+"""Functions that local devices share: checks of arguments, small models, the devices' version."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from .interfaces import CompileJob, Device
 
 T = TypeVar("T")
 OwnBytes = NewType("OwnBytes", bytes)
-"""A model that this process wrote from what it had parsed: the only bytes that an importer gives to a runtime.
+"""Bytes of a model that this process has parsed and written again. An importer gives a runtime no other bytes.
 
-Two parsers may read one file as two models, so the file itself is never handed on: what was analysed and what runs
-would not be the same. The importer parses once, drops what it does not know, and names the format to the runtime.
+Two parsers may read one file as two models. If the file itself were passed on, the model that runs could differ from
+the model that was checked. The importer parses once, drops unknown fields, and tells the runtime the format.
 """
 
 
 @cache
 def build_version() -> str:
-    """Return the version of the built-in devices. It includes NumPy's: results depend on it."""
+    """Return the version of the built-in devices, with NumPy's version, since results depend on it."""
     return f"{VERSION}+numpy{np.__version__}"
 
 
@@ -57,13 +57,13 @@ def check_preparation(job: CompileJob) -> None:
 
 
 def all_extensions(devices: Sequence[Device]) -> tuple[Extension, ...]:
-    """Return the extensions of several devices, each once."""
+    """Return the extensions of several devices without duplicates."""
     found = {extension.name: extension for device in devices for extension in device.get_supported_extensions()}
     return tuple(found.values())
 
 
 def readable_operations(model: Model) -> tuple[bool, ...]:
-    """Say for each operation of the main subgraph whether its constants can be read."""
+    """Return for each operation of the main subgraph True if its constants can be read."""
     bad = undecodable_pools(model.pools)
 
     def lost(index: int) -> bool:
@@ -75,7 +75,7 @@ def readable_operations(model: Model) -> tuple[bool, ...]:
 
 @cache
 def capabilities_of(exec_time: float = 1.0, operation_time: float = 0.0) -> Capabilities:
-    """Return capabilities that are the same for every type, sorted, without SUBGRAPH: those of the CPU baseline."""
+    """Return capabilities that are the same for every type but SUBGRAPH; by default those of the CPU baseline."""
     each = PerformanceInfo(exec_time)
     types = sorted(code for code in OPERANDS if code != OperandType.SUBGRAPH)
     return Capabilities(each, each, tuple((code, each) for code in types), operation_time=operation_time)
@@ -88,11 +88,11 @@ def one_operation(
     outputs: Sequence[OperandDesc],
     **rest: Any,
 ) -> Model:
-    """Return a model of one operation, which takes constants and then the inputs.
+    """Return a model of one operation. Its inputs are the constants, then the model's inputs.
 
     Args:
-        constants: Constant operands. Their number of consumers is set to 1.
-        inputs: Operands that become the model's inputs. Their lifetime is set here.
+        constants: Constant operands; this function sets their number of consumers to 1.
+        inputs: Operands that become the model's inputs; this function sets their lifetime.
     """
     operands = (
         *(replace(each, number_of_consumers=1) for each in constants),
@@ -117,7 +117,7 @@ def device_of(devices: Iterable[Device], name: str) -> Device:
 def call_by_name(
     name: str, prefix: int, inputs: Sequence[OperandDesc], outputs: Sequence[OperandDesc], **rest: Any
 ) -> Model:
-    """Return a model that calls an extension's function by name: operation 0, whose first operand has type 0."""
+    """Return a model that calls a function of an extension by name: operation 0, with the name of type 0 first."""
     code, encoded = extension_code(prefix, 0), name.encode()
     named = OperandDesc(code, lifetime=Lifetime.CONSTANT_COPY, location=DataLocation(0, 0, len(encoded)))
     return one_operation(code, [named], inputs, outputs, operand_values=encoded, **rest)
@@ -129,7 +129,7 @@ def extension_of_names(name: str, *types: ExtensionOperandType) -> Extension:
 
 
 def named_in(table: Mapping[str, T], source: str, device: str, what: str) -> T:
-    """Return a device's entry for a name that `Device.import_model` is asked for."""
+    """Return a device's entry for the name in a source of `Device.import_model`."""
     kind, _, name = source.partition(":")
     if kind != "name":
         raise GeneralFailure(f"{device} has {what} by name; it does not import {source!r}")
@@ -152,9 +152,9 @@ def round_half_away(values: Array) -> Array:
 
 
 def activation_limits(operand: OperandDesc, code: int) -> tuple[Any, Any]:
-    """Return (lowest, highest) of a fused activation in the stored domain, None where there is no limit.
+    """Return the (lowest, highest) stored value that a fused activation allows; None for no limit.
 
-    Quantised: zero point + round(limit / scale), cut to the type. A missing limit is the type's.
+    For a quantised type they are zero point + round(limit / scale), within the limits of the type.
     """
     info, (low, high) = operand_info(operand.type), _LIMITS[code]
     if info.dtype is None or not info.is_quantised:

@@ -1,4 +1,4 @@
-"""Deadlines of calls to a device: absolute nanoseconds of CLOCK_MONOTONIC, 0 for none."""
+"""Deadlines of calls to a device, in absolute nanoseconds of CLOCK_MONOTONIC; 0 is none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NEVER = 2**63 - 1
 
 
 def is_limit(deadline_ns: int) -> bool:
-    """Return True if a deadline limits anything: 0 and the largest time do not."""
+    """Return True if a deadline is a limit: neither 0 nor the largest time."""
     return 0 < deadline_ns < _NEVER
 
 
@@ -34,9 +34,9 @@ def earlier(one: int, other: int) -> int:
 
 @contextlib.contextmanager
 def calling_at(deadline_ns: int, call: Callable[[], object]) -> Iterator[None]:
-    """Call a function at a time of CLOCK_MONOTONIC, in another thread, unless the with block has been left before.
+    """Call a function in another thread at a time of CLOCK_MONOTONIC, unless the with block ends before.
 
-    It may still be called just after the block.
+    The call may still come just after the block.
 
     Raises:
         ResourceExhausted: The system has no thread for it.

@@ -1,4 +1,4 @@
-"""The unchanging facts about a device, as one value: a service sends it, and a proxy answers from it."""
+"""The unchanging facts about a device as one value, which a service sends and a proxy reports."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ..model.types import Capabilities, DeviceType
 from .interfaces import Device
 
 MOST_CACHE_FILES = 32
-"""Files of each kind, at most."""
+"""Largest number of cache files of each kind."""
 
 Name = Annotated[str, Meta(max_length=256)]
 CacheCount = Annotated[int, Meta(ge=0, le=MOST_CACHE_FILES)]
 
 
 class DeviceInfo(Struct, frozen=True, forbid_unknown_fields=True):
-    """All facts that a device reports about itself; they never change."""
+    """The facts that a device reports about itself, which never change."""
 
     name: Name
     version_string: Name

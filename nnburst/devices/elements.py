@@ -1,8 +1,8 @@
-"""Map element types of ONNX to operand types: NNAPI's where the meaning is the same, otherwise the extension's.
+"""ONNX element types and their operand types: NNAPI's where the meaning is the same, else the extension's.
 
-An integer of eight or sixteen bits is an NNAPI quantised type of scale 1 and zero point 0, whose real value is the
-stored one. NNAPI has no tensors of rank 0: a scalar is an NNAPI scalar type where there is one, else the extension's
-type with the bit `_SCALAR`. Types have ONNX's numbers.
+An integer of eight or sixteen bits is an NNAPI quantised type of scale 1 and zero point 0, whose real and stored
+values are equal. NNAPI has no tensors of rank 0: a scalar has an NNAPI scalar type where one exists, else the
+extension's type with the bit `_SCALAR`. The extension's types have ONNX's numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..model.types import OperandDesc
 
 _SCALAR = 0x100
 _FIRST_OF_BITS = 16
-"""Types from this number on do not exist in NumPy."""
+"""First ONNX number of the types that NumPy lacks."""
 
 
 class ElementType(Struct, frozen=True):
@@ -30,10 +30,10 @@ class ElementType(Struct, frozen=True):
         number: ``TensorProto.DataType``, also the number of the type in the extension.
         name: The word that ONNX Runtime prints in ``tensor(…)``.
         dtype: NumPy type of an element; for types that NumPy lacks, the integer of the same bits.
-        tensor: NNAPI type of tensors; None for the extension's.
-        scalar: NNAPI type of scalars; None for the extension's.
+        tensor: NNAPI type of tensors; None if they have the extension's.
+        scalar: NNAPI type of scalars; None if they have the extension's.
         scale: Scale of the NNAPI tensor type.
-        bits: Size of an element in ONNX if that is less than a byte.
+        bits: Size of an element in ONNX if it is less than a byte, else 0.
         library: Name in ``ml_dtypes`` of a type that NumPy lacks.
     """
 
@@ -73,14 +73,14 @@ _ROWS = (
     ElementType(64, "encoded value", "|u1"),
 )
 ENCODED = _ROWS[-1]
-"""Self-describing bytes of `devices.encoded`, for values that are no array of the elements above."""
+"""The element of encoded values (see `devices.encoded`), which are no numeric arrays."""
 _WITHIN = (
     ElementType(8, "string", "|u1"),
     ElementType(21, "uint4", "|u1", bits=4, library="uint4"),
     ElementType(22, "int4", "|i1", bits=4, library="int4"),
     ElementType(23, "float4e2m1", "|u1", bits=4, library="float4_e2m1fn"),
 )
-"""Elements that occur only in encoded values."""
+"""Element types that occur only within encoded values."""
 
 _BY_KEY: dict[int | str, ElementType] = {key: row for row in (*_ROWS, *_WITHIN) for key in (row.number, row.name)}
 _OTHERS = {14: "complex numbers", 15: "complex numbers", 25: "2-bit integers", 26: "2-bit integers"}
@@ -96,13 +96,13 @@ def element_types() -> tuple[ExtensionOperandType, ...]:
 
 
 def element_type(key: int | str, place: str) -> ElementType:
-    """Find an element type.
+    """Return an element type.
 
     Args:
         key: ``TensorProto.DataType``, or ONNX Runtime's name.
 
     Raises:
-        GeneralFailure: Elements have no fixed size (strings), or are not whole bytes.
+        GeneralFailure: Elements have no fixed size (strings), or are smaller than a byte.
     """
     row = element_within(key, place)
     if row in _WITHIN:
@@ -111,7 +111,7 @@ def element_type(key: int | str, place: str) -> ElementType:
 
 
 def element_within(key: int | str, place: str) -> ElementType:
-    """Find an element type, including those that occur only in encoded values.
+    """Return an element type, including the types that occur only within encoded values.
 
     Raises the same errors as `element_type`.
     """
@@ -122,7 +122,7 @@ def element_within(key: int | str, place: str) -> ElementType:
 
 
 def element_of(dtype: np.dtype[Any], place: str) -> ElementType:
-    """Find the element type of a NumPy type; raises the same errors as `element_type`."""
+    """Return the element type for a NumPy type; raises the same errors as `element_type`."""
     row = next((row for row in _ROWS if np.dtype(row.dtype) == dtype and row.number < _FIRST_OF_BITS), None)
     if row is None:
         raise GeneralFailure(f"{place} has dtype {dtype}; only numbers of 1, 2, 4 or 8 bytes can be passed to a model")

@@ -1,10 +1,10 @@
-"""Encoding of values that are not numeric arrays as self-describing bytes, to pass them to a service.
+"""Encoding of values that are no numeric arrays as self-describing bytes, in which they reach a service.
 
-Strings, elements of less than a byte, sequences, maps, and optionals that are empty. In a pool such a value is an array
-of bytes like any other: a word of eight bytes, little-endian, says how many bytes it has (those behind them are not
-looked at); the others are MessagePack, nil for an optional without a value, else one of the structures below.
+Such values are strings, elements smaller than a byte, sequences, maps, and empty optionals. In a pool, a value is an
+array of bytes. A little-endian word of eight bytes gives its size, including the word; bytes behind it are ignored.
+The others are MessagePack: nil for an optional without a value, else one of the structures below.
 
-Both sides read only what they have copied, and check all of it: another process may have written anything.
+Both sides copy the bytes first and then check all of them: another process may have written anything.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
     _Data = Bytes
     _Offsets = np.ndarray[Any, np.dtype[np.int64]]
 else:
-    _Data = _Offsets = bytes  # until they are checked: other values take many times their bytes
+    _Data = _Offsets = bytes  # They stay bytes until they are checked: other objects take many times their size.
 STRING = 8
 ROOM = 1 << 16
-"""Bytes for a value whose size is not known yet."""
+"""Bytes that are set aside for a value of unknown size."""
 _WORD = 8
 _MOST_ITEMS = 1 << 20
-"""Values in a sequence, at most."""
+"""Largest number of values in a sequence."""
 _HIGHEST_RANK = 64
 
 
 class EncodedTensor(Struct, frozen=True, array_like=True, tag=1):
-    """Elements as ONNX Runtime has them; of strings, UTF-8 with a NUL behind each, and where each begins and the next.
+    """The elements of a tensor as in ONNX Runtime. Strings are UTF-8, each with a NUL behind it.
 
-    There is one more of the `offsets` than of the strings.
+    `offsets` has the beginning of each string, and the end of the last.
     """
 
     element: int
@@ -52,7 +52,7 @@ class EncodedTensor(Struct, frozen=True, array_like=True, tag=1):
 
 
 class EncodedMap(Struct, frozen=True, array_like=True, tag=2):
-    """One-dimensional keys, and values in the same order; each row of the values is one map."""
+    """One or several maps: one-dimensional keys, and values in the same order. Each row of values is one map."""
 
     keys: EncodedTensor
     values: EncodedTensor
@@ -69,7 +69,7 @@ Value = EncodedTensor | EncodedMap | EncodedSequence | None
 
 
 def tensor_nbytes(element: ElementType, shape: Sequence[int]) -> int:
-    """Return the bytes of numbers as ONNX Runtime has them."""
+    """Return the size in bytes of a numeric tensor in ONNX Runtime."""
     count = element_count(shape)
     return -(-count * element.bits // 8) if element.bits else count * element.itemsize
 
@@ -83,7 +83,7 @@ def write(value: Value) -> Bytes:
 
 
 def copied(region: Bytes, place: str) -> Bytes:
-    """Return a private copy of a value in shared memory; `InvalidArgument` if it is longer than its region."""
+    """Return a private copy of a value's bytes in shared memory; `InvalidArgument` if they exceed their region."""
     nbytes = int(region[:_WORD].copy().view("<i8")[0]) if region.size >= _WORD else 0
     if not nbytes:
         raise InvalidArgument(f"{place} has no value yet")
@@ -93,10 +93,10 @@ def copied(region: Bytes, place: str) -> Bytes:
 
 
 def read(data: Bytes, place: str, count: Callable[[], object] = lambda: None) -> Value:
-    """Return the value of bytes that no other process can write.
+    """Decode bytes, which no other process may be able to change.
 
     Args:
-        count: Called for each tensor before its arrays are made; it may raise, since 7 bytes can stand for a tensor.
+        count: Called for each tensor before its arrays are made. It may raise to limit them: 7 bytes can be a tensor.
 
     Raises:
         InvalidArgument: The bytes are not an encoded value.
@@ -140,14 +140,14 @@ def _checked_tensor(tensor: EncodedTensor, place: str) -> EncodedTensor:
         data.tobytes().decode()
     except UnicodeDecodeError as error:
         raise InvalidArgument(f"a string is no UTF-8 ({error})") from None
-    return replace(tensor, data=data, offsets=offsets)  # each string is UTF-8, too: it is between two NULs
+    return replace(tensor, data=data, offsets=offsets)  # Each string is valid UTF-8, too, as it is between two NULs.
 
 
 # ---- Python's values ---------------------------------------------------------------------------------------------
 
 
 def string_type() -> np.dtype[Any]:
-    """Return NumPy's type for strings: ``StringDType`` from NumPy 2 on, else objects."""
+    """Return NumPy's type for strings: ``StringDType`` from NumPy 2 on, else ``object``."""
     own = getattr(getattr(np, "dtypes", None), "StringDType", None)
     return np.dtype(object) if own is None else own()
 
@@ -171,10 +171,10 @@ def from_python(value: Any, holds: str, place: str) -> Value:
 
     Args:
         value: An array or a value that converts to one; a list for a sequence, a dict for a map, None for no value.
-        holds: Its type, as ONNX Runtime writes it.
+        holds: Type of the value, as ONNX Runtime writes it.
 
     Raises:
-        InvalidArgument: It is of another type.
+        InvalidArgument: The value has another type.
     """
     kind, inner = inner_types(holds)
     if kind == "optional":
@@ -210,7 +210,7 @@ def _tensor(value: Any, name: str, place: str, *, is_list: bool = False) -> Enco
     if element.number == STRING:
         return _strings(array, place)
     wanted, given = np.dtype(element.dtype), array.dtype
-    if given.name == element.library:  # a library's own, by its bits
+    if given.name == element.library:  # A type of another library is passed by its bits.
         array = array.astype(wanted) if element.bits and wanted.kind == "i" else array.view(wanted)
     elif given != wanted:
         to = f"ml_dtypes.{element.library}" if element.library else repr(str(wanted))
@@ -238,7 +238,7 @@ def _strings(array: np.ndarray[Any, Any], place: str) -> EncodedTensor:
 
 
 def _packed(array: np.ndarray[Any, Any], element: ElementType, place: str) -> Bytes:
-    """Return the bytes of an array; elements of 4 bits lie two in a byte, the first one in its lower half."""
+    """Return the bytes of an array. Elements of 4 bits share a byte, the first one in its lower half."""
     flat = np.ascontiguousarray(array).reshape(-1)
     if not element.bits:
         return flat.view(np.uint8)
@@ -252,14 +252,14 @@ def _packed(array: np.ndarray[Any, Any], element: ElementType, place: str) -> By
 
 
 def to_python(value: Value) -> Any:
-    """Return a value as ONNX Runtime's Python interface does."""
+    """Convert a value to the form that ONNX Runtime's Python interface returns."""
     if isinstance(value, EncodedSequence):
         return [to_python(item) for item in value.items]
     if isinstance(value, EncodedMap):
         keys, values = _array(value.keys).tolist(), _array(value.values)
         if values.ndim == 1:
             return dict(zip(keys, values.tolist(), strict=True))
-        columns = dict(sorted(zip(keys, values.T.tolist(), strict=True), key=itemgetter(0)))  # as the library has them
+        columns = dict(sorted(zip(keys, values.T.tolist(), strict=True), key=itemgetter(0)))  # as in the library
         return [dict(zip(columns, row, strict=False)) for row in zip(*columns.values(), strict=True)]
     return None if value is None else _array(value)
 
@@ -268,7 +268,7 @@ def _array(tensor: EncodedTensor) -> np.ndarray[Any, Any]:
     if tensor.offsets is not None:
         raw = tensor.data.tobytes()
         texts = raw.decode().split("\0")[:-1]
-        if len(texts) + 1 != len(tensor.offsets):  # a text has a NUL in it
+        if len(texts) + 1 != len(tensor.offsets):  # A string contains a NUL.
             texts = [raw[start : end - 1].decode() for start, end in pairwise(tensor.offsets.tolist())]
         return np.array(texts, string_type()).reshape(tensor.shape)
     element = element_within(tensor.element, "")

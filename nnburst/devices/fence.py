@@ -1,4 +1,4 @@
-"""Fences: the end of an execution as a file descriptor, for any number of waiters in any number of processes.
+"""Fences: file descriptors that report the end of an execution to any number of waiters in any processes.
 
 A fence is one end of a stream socket pair; the other end, the `FenceSignal`, stays in the process that will signal it:
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import socket
 
 LONGEST_MS = 2**31 - 1
-"""Kinds of files that ``poll`` can wait for."""
+"""Largest timeout of ``poll`` in milliseconds."""
 _ANONYMOUS = ("anon_inode:[eventfd]", "anon_inode:[timerfd]", "anon_inode:[pidfd]", "anon_inode:sync_file")
 
 
@@ -55,8 +55,8 @@ class Fence(Closing):
     """A descriptor that becomes readable when an event has happened. Context manager; picklable as descriptors are.
 
     Args:
-        fd: A socket, a pipe, an eventfd, a timerfd, a pidfd or a ``sync_file``, which stays the caller's. Asking
-            anything else (a file, a device, an epoll set) may block for as long as a file system of its owner likes.
+        fd: A socket, a pipe, an eventfd, a timerfd, a pidfd or a ``sync_file``; it stays the caller's. Other kinds (a
+            file, a device, an epoll set) are refused: polling them may block for as long as a file system likes.
 
     Raises:
         InvalidArgument: The descriptor is of another kind, or is not open.
@@ -80,7 +80,7 @@ class Fence(Closing):
         return self._own.fds[0]
 
     def detach_copy(self) -> int:
-        """Return a descriptor of the caller's own.
+        """Return a duplicate of the descriptor, which the caller owns.
 
         Raises:
             BadState: The fence is closed.
@@ -92,16 +92,16 @@ class Fence(Closing):
             raise ResourceExhausted(f"a fence cannot be duplicated: {error.strerror}") from error
 
     def duplicate(self) -> Fence:
-        """Return another object for the same fence; raises the same errors as `detach_copy`."""
+        """Return a new object for the same fence; raises the same errors as `detach_copy`."""
         return Fence(self.fileno())
 
     @property
     def state(self) -> FenceState:
-        """The current state."""
+        """The current state of the fence."""
         return self._state_within(0)
 
     def _state_within(self, milliseconds: int | None) -> FenceState:
-        """Return the state once it is not ``ACTIVE``, or after a time limit; None for no limit."""
+        """Wait until the state is not ``ACTIVE``, or for a time limit (None: none), and return it."""
         poll = select.poll()
         poll.register(self.fileno(), select.POLLIN)
         found = poll.poll(milliseconds)
@@ -111,11 +111,11 @@ class Fence(Closing):
         """Wait until the fence is signalled.
 
         Args:
-            timeout: Seconds; None for no limit, 0 to ask only.
+            timeout: Seconds; None for no limit, 0 to ask without waiting.
 
         Raises:
             GeneralFailure: The fence is in error: its event failed, or the signalling process is gone.
-            MissedDeadline: It is still active.
+            MissedDeadline: The fence is still active.
         """
         limit = Deadline.after(timeout).left()
         state = self._state_within(None if limit is None else min(math.ceil(limit * 1000), LONGEST_MS))
@@ -129,7 +129,7 @@ class Fence(Closing):
 
 
 def state_of_events(fd: int, events: int) -> FenceState:
-    """Return the state of a fence from the events of a poll for ``POLLIN``."""
+    """Return the state of a fence after a poll for ``POLLIN`` has returned these events."""
     if events & (select.POLLERR | select.POLLNVAL):
         return FenceState.ERROR
     if events & select.POLLHUP and not (events & select.POLLIN and _has_data(fd)):
@@ -140,20 +140,20 @@ def state_of_events(fd: int, events: int) -> FenceState:
 def _has_data(fd: int) -> bool:
     try:
         (count,) = struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))
-    except OSError:  # it is not a stream: that it is readable is all that it says
+    except OSError:  # The descriptor is no stream: it is readable, and has no error state.
         return True
     return bool(count)
 
 
 def _check_kind(fd: int) -> None:
-    """Raise unless a descriptor may be polled at no risk. Asks the kernel alone, never a file system."""
+    """Raise `InvalidArgument` unless a poll of the descriptor cannot block. Only the kernel is asked."""
     try:
-        name = os.readlink(f"/proc/self/fd/{fd}")  # of a file: from the cache of names; begins with a slash
+        name = os.readlink(f"/proc/self/fd/{fd}")  # No file system is asked.
     except OSError as error:
         raise InvalidArgument(f"file descriptor {fd} cannot be looked at: {error.strerror}") from error
     if name in _ANONYMOUS or name.startswith(("socket:", "pipe:", "pidfd:")):
         return
-    with contextlib.suppress(OSError):  # it is not a named FIFO
+    with contextlib.suppress(OSError):  # It may be no named FIFO.
         fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ)
         return
     raise InvalidArgument(
@@ -162,12 +162,12 @@ def _check_kind(fd: int) -> None:
 
 
 class FenceSignal:
-    """The end of a fence that signals it: with `set`, else with an error when it is dropped or its process ends.
+    """The sender of a fence: `set` signals it; if the sender is dropped or its process ends first, that is an error.
 
-    Context manager; at the end of its block the fence is over.
+    As a context manager it puts the fence in error at the end of the block, unless `set` was called.
 
     Attributes:
-        fence: What waiters get.
+        fence: The fence, for waiters.
 
     Raises:
         ResourceExhausted: The process has too many open files.
@@ -185,20 +185,20 @@ class FenceSignal:
         self._own.append(own)
         with waiters:
             own.setblocking(False)
-            waiters.send(b"\0")  # what `own` has to take to close without an error
-            waiters.shutdown(socket.SHUT_WR)  # so that there is never more of it
+            waiters.send(b"\0")  # `own` must read this byte to close without an error.
+            waiters.shutdown(socket.SHUT_WR)  # No other byte can follow.
             self.fence = Fence(waiters.fileno())
         abandon_when_forked(self)
 
     def set(self) -> None:
-        """Signal the fence. Does nothing if that was done, or `fail` was called."""
+        """Signal the fence, unless `set` or `fail` was called before."""
         if own := self._take_socket():
-            with own, contextlib.suppress(OSError):  # no waiter is left
+            with own, contextlib.suppress(OSError):  # The last waiter may have gone.
                 own.recv(1)
                 own.send(b"\0", self._no_signal)
 
     def fail(self) -> None:
-        """Put the fence in error. Does nothing if that was done, or `set` was called."""
+        """Put the fence in error, unless `set` or `fail` was called before."""
         if own := self._take_socket():
             own.close()
 
@@ -209,7 +209,7 @@ class FenceSignal:
         self.fail()
 
     def abandon(self) -> None:
-        """Close the copy in a forked child, so that the end of the parent ends the fence."""
+        """Close the copy in a forked child: only the parent decides about the fence."""
         self.fail()
 
     def __del__(self) -> None:
@@ -217,6 +217,6 @@ class FenceSignal:
 
     def _take_socket(self) -> socket.socket | None:
         try:
-            return self._own.pop()  # one step: also for two threads
+            return self._own.pop()  # Only one thread can pop it.
         except IndexError:
             return None

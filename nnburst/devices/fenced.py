@@ -1,8 +1,8 @@
-"""Executions that begin once fences are signalled, and end by signalling one.
+"""Fenced executions, which begin once fences are signalled and signal a fence at their end.
 
-Each has a thread of its own, which sleeps in one ``poll`` until every fence is signalled or the deadline comes, then
-runs the request. So a fence that is never signalled holds up its own execution alone, and between the last signal and
-the beginning lies one wake-up and no hand-over. A service limits their number by a quota.
+Each execution has a thread of its own, which sleeps in one ``poll`` until every fence is signalled or the deadline
+comes, then runs the request. So a fence that is never signalled delays only its own execution, and a run begins one
+wake-up after the last signal. A quota of the service limits the number of fenced executions.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class FencedInfo(Struct, frozen=True):
 
     Attributes:
         status: The outcome.
-        launched: Durations since the execution was launched; empty unless they were asked for.
-        fenced: Durations since the last fence was signalled; empty unless they were asked for.
-        reason: Why it failed, for people; empty if it did not.
+        launched: Durations since the execution was launched; empty unless requested.
+        fenced: Durations since the last fence was signalled; empty unless requested.
+        reason: A sentence about the failure; empty after a success.
     """
 
     status: ErrorStatus
@@ -48,7 +48,7 @@ class FencedInfo(Struct, frozen=True):
 
 
 class FencedExecution(abc.ABC):
-    """An execution that was launched with `PreparedModel.execute_fenced`. To drop it does not stop it.
+    """An execution that `PreparedModel.execute_fenced` has launched. It continues even if this object is dropped.
 
     Attributes:
         fence: Signalled when the outputs are complete, in error if they will not be. Close it when it is not needed.
@@ -58,15 +58,15 @@ class FencedExecution(abc.ABC):
 
     @abc.abstractmethod
     def info(self) -> FencedInfo:
-        """Return how it ended; `GeneralFailure` if it has not, `DeadObject` if the process that ran it is gone."""
+        """Return the outcome; `GeneralFailure` before the end, `DeadObject` if the executing process is gone."""
 
     @abc.abstractmethod
     def cancel(self) -> None:
-        """Cancel it unless it is running: its fence goes into error. Does not wait. Idempotent."""
+        """Cancel the execution unless it is running: its fence goes into error. Does not wait. Idempotent."""
 
 
 def checked_fences(wait_for: Sequence[Fence], duration_ns: int = 0) -> tuple[Fence, ...]:
-    """Check the fences that an execution waits for, and its time limit after them."""
+    """Return the fences of a fenced execution after checking them and its time limit."""
     if duration_ns < 0:
         raise InvalidArgument(f"a duration of {duration_ns} ns: give nanoseconds, 0 for no limit")
     for position, fence in enumerate(wait_for):
@@ -81,10 +81,10 @@ class LocalFenced(FencedExecution):
     """A fenced execution in this process; `start` launches it.
 
     Args:
-        execute: Runs it, with these options.
+        execute: Function that runs the request with options.
         wait_for: Checked fences; the caller keeps and closes them.
-        options: Of the execution. The deadline limits the waiting, too.
-        duration_ns: Nanoseconds that it may take from the moment that the last fence is signalled; 0 for no limit.
+        options: Options of the run. The deadline limits the wait for fences, too.
+        duration_ns: Nanoseconds that the run may take after the last fence is signalled; 0 for no limit.
 
     Raises:
         ResourceExhausted: The process has too many open files.
@@ -108,7 +108,7 @@ class LocalFenced(FencedExecution):
         self._info: FencedInfo | None = None
 
     def start(self, on_end: Callable[[], None] = lambda: None) -> LocalFenced:
-        """Wait for the fences, and run, in a new thread, which calls `on_end` before it signals. Call it once."""
+        """Start the thread, which waits, runs, calls `on_end` and signals the fence. Call it once."""
         start_daemon(partial(self._own, on_end), name="nnburst-fenced", what="a fenced execution")
         return self
 
@@ -118,14 +118,14 @@ class LocalFenced(FencedExecution):
         return self._info
 
     def cancel(self) -> None:
-        cancelled = self._cancelled  # held by this frame, too: its number cannot become another file's meanwhile
+        cancelled = self._cancelled  # This reference keeps the descriptor open.
         if self._info is None:
             os.eventfd_write(cancelled.fds[0], 1)
 
     def _own(self, on_end: Callable[[], None]) -> None:
         try:
             info = self._outcome()
-        except BaseException as error:  # also SystemExit of a user's function: the fence must not stay active
+        except BaseException as error:  # Even after a function's SystemExit the fence must not stay active.
             failure = failure_of(error)
             info = FencedInfo(failure[0], reason=failure.reason)
         self._info = info
@@ -154,7 +154,7 @@ class LocalFenced(FencedExecution):
         return FencedInfo(status, launched, Timing(timing.time_on_device, (ended - fenced) // 1000))
 
     def _wait(self) -> None:
-        """Wait for all fences; `GeneralFailure` if one fails or the run is cancelled, `MissedDeadline` if too late."""
+        """Wait for all fences; `GeneralFailure` if one is in error or the run is cancelled, or `MissedDeadline`."""
         (cancelled,) = self._cancelled.fds
         poll, left = select.poll(), dict(zip(self._fences.fds, range(len(self._fences)), strict=True))
         for fd in (*left, cancelled):

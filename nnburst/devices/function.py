@@ -1,4 +1,4 @@
-"""A device that runs Python functions. The program that starts the service gives them; a client brings no code.
+"""A device that runs Python functions. They come from the program that starts the service, never from a client.
 
 ```python
 # filters.py
@@ -61,9 +61,9 @@ from .plan import pool_of
 EXTENSION_NAME = "org.nnburst.function"
 _PREFIX = 1
 _FILES = (".onnx", ".tflite")
-"""Endings by which a session takes a name for that of a file."""
+"""Endings of names that a session takes for file names."""
 _MOST_BYTES = 2**32 - 1
-"""Most bytes of a pickle that a message can carry."""
+"""Largest size of a pickle in bytes that fits in a message."""
 _EXTENSION = extension_of_names(EXTENSION_NAME, *element_types())
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -73,10 +73,10 @@ class Tensor(Struct, frozen=True):
     """An argument or result of a function.
 
     Attributes:
-        name: For `Session.run`.
-        dtype: Type of its elements, in NumPy's words (``"float32"``, ``np.float32``) or an `OperandType`: numbers of 1,
+        name: Name for `Session.run`.
+        dtype: Type of the elements, as in NumPy (``"float32"``, ``np.float32``) or as an `OperandType`: numbers of 1,
             2, 4 or 8 bytes, or ``"bool"``.
-        shape: Dimensions; a name or None where any size will do, None as a whole for any rank.
+        shape: Dimensions, with a name or None for an arbitrary size; None as a whole for any rank.
 
     Example:
         >>> nnburst.Tensor("image", "uint8", ("height", "width", 3)).dimensions
@@ -90,22 +90,22 @@ class Tensor(Struct, frozen=True):
     def __post_init__(self) -> None:
         dtype = operand_info(self.dtype).dtype if isinstance(self.dtype, OperandType) else self.dtype
         if not isinstance(dtype, str | None):
-            with contextlib.suppress(TypeError):  # `declare` will tell
+            with contextlib.suppress(TypeError):  # `declare` reports it.
                 force_setattr(self, "dtype", str(np.dtype(dtype)))
 
     @property
     def dimensions(self) -> tuple[int, ...]:
-        """The dimensions of the operand: 0 where any size will do."""
+        """The dimensions of the operand, 0 for an arbitrary size."""
         return tuple(size if isinstance(size, int) else 0 for size in self.shape or ())
 
     @property
     def element(self) -> np.dtype[Any]:
-        """The NumPy type."""
-        return np.dtype(self.dtype or "none")  # None would be float64
+        """The NumPy type of an element."""
+        return np.dtype(self.dtype or "none")  # NumPy would take None for float64.
 
 
 class Declaration(Struct, frozen=True):
-    """The inputs and outputs of a function."""
+    """The declared name, inputs, outputs and rights of a function."""
 
     name: str
     inputs: tuple[Tensor, ...]
@@ -122,17 +122,17 @@ def declare(
     an array alone, or a tuple.
 
     Args:
-        inputs: In the order of its parameters.
-        outputs: At least one.
-        name: What clients call it, not ending as a model file's does; None for the function's name.
-        needs: Rights that it needs while it runs, beside reading code; the sandbox refuses all others.
+        inputs: Inputs in the order of the function's parameters.
+        outputs: Outputs, at least one.
+        name: Name for clients, without the ending of a model file; None for the function's name.
+        needs: Rights that the function needs while it runs, beside reading code; the sandbox refuses all others.
 
     Returns:
-        A decorator, which leaves the function as it is.
+        A decorator, which returns the function unchanged.
 
     Raises:
-        InvalidArgument: A type or shape cannot be passed, a name is given twice or that of a file, or there is no
-            output.
+        InvalidArgument: A type or shape is not supported, a name is given twice or looks like a file's, or there
+            is no output.
 
     Example:
         >>> from nnburst import Tensor
@@ -166,7 +166,7 @@ def declare(
             )
 
     def decorate(function: Function) -> Function:
-        own_name = getattr(function, "__name__", type(function).__name__)  # an object may be called like a function
+        own_name = getattr(function, "__name__", type(function).__name__)  # A callable object has no `__name__`.
         declaration = Declaration(name or own_name, tuple(inputs), tuple(outputs), needs)
         function.__nnburst__ = declaration  # type: ignore[attr-defined]
         return function
@@ -179,9 +179,9 @@ def _is_dimension(size: object) -> bool:
 
 
 class SentFunction(Struct, frozen=True):
-    """A function as a program sends it to a service of its own, never to another one.
+    """A pickled function, which a program sends only to services that it has started.
 
-    It is a pickle, and so code. A service reads it when the function is first opened: in the sandbox.
+    A pickle is code: the service reads it in the sandbox, when the function is first opened.
     """
 
     declaration: Declaration
@@ -192,8 +192,8 @@ class SentFunction(Struct, frozen=True):
         """Pickle a declared function.
 
         Raises:
-            InvalidArgument: It is not declared, or cannot be pickled.
-            DeviceUnavailable: There is no cloudpickle to send it with.
+            InvalidArgument: The function is not declared, or cannot be pickled.
+            DeviceUnavailable: The package cloudpickle is missing.
         """
         declaration = getattr(function, "__nnburst__", None)
         if not isinstance(declaration, Declaration):
@@ -201,7 +201,7 @@ class SentFunction(Struct, frozen=True):
                 f"function {getattr(function, '__name__', function)!r} does not say what it takes and gives; put "
                 "@nnburst.declare(inputs=[…], outputs=[…]) above it"
             )
-        main = sys.modules.get("__mp_main__")  # what multiprocessing calls __main__ where it does not fork
+        main = sys.modules.get("__mp_main__")  # `multiprocessing` calls __main__ so where it does not fork.
         try:
             from cloudpickle import dumps, register_pickle_by_value
 
@@ -234,7 +234,7 @@ class SentFunction(Struct, frozen=True):
         return self.declaration
 
     def load(self) -> Callable[..., Any]:
-        """Return the function."""
+        """Unpickle and return the function."""
         try:
             function: Callable[..., Any] = pickle.loads(self.code)
         except Exception as error:
@@ -247,25 +247,25 @@ class SentFunction(Struct, frozen=True):
 
 
 def encode_functions(functions: object) -> bytes:
-    """Encode a declared function, or several, for a service; raises the same errors as `SentFunction.of`."""
+    """Encode one or several declared functions for a service; raises the same errors as `SentFunction.of`."""
     several = functions if isinstance(functions, Iterable) and not callable(functions) else (functions,)
     return msgspec.msgpack.encode([SentFunction.of(function) for function in several])
 
 
 def decode_functions(data: bytes) -> list[SentFunction]:
-    """Decode the output of `encode_functions`; no function is unpickled yet."""
+    """Decode the result of `encode_functions`, without unpickling a function."""
     return msgspec.msgpack.decode(data, type=list[SentFunction])
 
 
 class FunctionDevice(LocalDevice):
-    """Runs the functions that it was started with.
+    """A device that runs the functions in its options.
 
     Args:
-        call: ``file.py:function`` or ``package.module:function``: several in a list, or with ``+`` between them.
+        call: ``file.py:function`` or ``package.module:function``; several as a list, or with ``+`` between them.
 
     Raises:
-        DeviceUnavailable: There is no such function, or it is not declared.
-        InvalidArgument: Two have one name.
+        DeviceUnavailable: A function does not exist, or is not declared.
+        InvalidArgument: Two functions have the same name.
     """
 
     name = "nnburst-function"
@@ -277,7 +277,7 @@ class FunctionDevice(LocalDevice):
             self.offer(_load(target), target)
 
     def offer(self, function: Callable[..., Any] | SentFunction, target: str = "functions=[…]") -> None:
-        """Add a function; messages call it `target`."""
+        """Add a function, which error messages call `target`."""
         name = declaration_of(function).name
         if self._functions.setdefault(name, function) is not function:
             raise InvalidArgument(f"{target}: there is a function {name!r} already; give one @declare(name=…)")
@@ -289,14 +289,14 @@ class FunctionDevice(LocalDevice):
 
     @property
     def needs(self) -> Needs:
-        """The combined needs of its functions."""
+        """The combined needs of the functions."""
         return Needs.sum(declaration_of(function).needs for function in self._functions.values())
 
     def get_supported_extensions(self) -> tuple[Extension, ...]:
         return (_EXTENSION,)
 
     def why_not(self, model: Model, operation: Operation) -> str:
-        """Accept only a model of one CALL of a known function."""
+        """Refuse any model but one CALL of a known function."""
         return "" if self._find(model) else f"models are one CALL of {sorted(self._functions)}, as imported"
 
     def import_model(self, source: str, pools: Sequence[Memory] = ()) -> ImportedModel:
@@ -314,7 +314,7 @@ class FunctionDevice(LocalDevice):
         return FunctionModel(model, function.load() if isinstance(function, SentFunction) else function, self._tracker)
 
     def _find(self, model: Model) -> Callable[..., Any] | SentFunction | None:
-        """Return the function of a model that `import_model` returned; any other model has none."""
+        """Return the function of a model from `import_model`; None for any other model."""
         if extension_prefix(model, EXTENSION_NAME) != _PREFIX:
             return None
         function = self._functions.get(model.operand_values.decode(errors="replace"))
@@ -330,7 +330,7 @@ class FunctionModel(LocalModel):
         self.declaration = declaration_of(function)
 
     def bind(self, request: Request, options: RunOptions) -> Kernel:
-        """Make the arrays of the inputs once, and find where the results belong."""
+        """Return a kernel that calls the function with arrays over the request's memory."""
         function, declared = self.function, self.declaration
         inputs = [_view(*row, request) for row in zip(declared.inputs, request.inputs, strict=True)]
         outputs = [_Target(*row, request) for row in zip(declared.outputs, request.outputs, strict=True)]
@@ -359,7 +359,7 @@ class FunctionModel(LocalModel):
 
 
 def _failed(name: str, function: Callable[..., Any], error: Exception) -> NNBurstError:
-    """Return the error that a client gets for an exception, with the line of the function's file that raised it."""
+    """Return the client's error for an exception, with the line of the function's file that raised it."""
     file = getattr(sys.modules.get(function.__module__), "__file__", None)
     lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)][1:]
     at = ([place for place in lines if place[0] == file] or lines)[-1:]
@@ -376,7 +376,7 @@ class _Target:
         self._dimensions = combine_dimensions(tensor.dimensions, argument.dimensions)
         self.is_open = tensor.shape != () and not is_fully_specified(self._dimensions)
         if not self.is_open and not argument.has_no_value:
-            self._place(self._dimensions)  # an argument that is too small or read-only is refused before the run
+            self._place(self._dimensions)  # A too small or read-only argument is refused before the run.
 
     def checked(self, result: Any) -> Array:
         array = np.asarray(result)
@@ -392,7 +392,7 @@ class _Target:
         return array
 
     def store(self, array: Array) -> bool:
-        """Copy a result; return False if the destination is too small."""
+        """Copy a result to the destination; return False if that is too small."""
         if self._argument.has_no_value or array.size == 0:
             return True
         if self.is_open and array.nbytes > (self._argument.location.length or math.inf):
@@ -423,11 +423,11 @@ def _view(tensor: Tensor, argument: RequestArgument, request: Request) -> Array:
         return np.empty(dims, tensor.element)
     if tensor.shape != () and not is_fully_specified(dims):
         raise InvalidArgument(f"input {tensor.name!r} has dimensions {list(dims)}; give all of them")
-    return _region("input", tensor, dims, argument, request)  # inputs are read-only
+    return _region("input", tensor, dims, argument, request)  # The array is read-only.
 
 
 def _load(target: str) -> Callable[..., Any]:
-    """Return the function that a target names, ``file.py:function`` or ``package.module:function``."""
+    """Import and return the function ``file.py:function`` or ``package.module:function``."""
     place, _, attribute = target.rpartition(":")
     if not place:
         raise DeviceUnavailable(f"{target}: give FILE.py:FUNCTION or package.module:FUNCTION")
@@ -458,7 +458,7 @@ def _load(target: str) -> Callable[..., Any]:
 
 
 def _file(target: str, path: str) -> ModuleType:
-    """Import a file as the module that it is for files beside it, which are found after all libraries."""
+    """Import a file as a top-level module. Its directory is searched for imports after all libraries."""
     file = Path(path).resolve()
     if not file.is_file():
         raise DeviceUnavailable(f"{target}: there is no file {str(file)!r}")

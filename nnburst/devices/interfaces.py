@@ -1,7 +1,7 @@
-"""The interface of every device and prepared model, local or in another process.
+"""The interfaces of devices and prepared models, local or in another process.
 
-A local device and the proxy of a device in another process implement the same two classes, so everything above
-works in one process or across two.
+A local device and the proxy of a device in another process implement the same classes, so their users work in one
+process or across two.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ Bytes32 = Annotated[bytes, msgspec.Meta(max_length=32)]
 
 
 class CacheFiles(Struct, frozen=True):
-    """The cache files that a client hands over, and what it says about them.
+    """The cache files that a client passes to a device, with its facts about them.
 
     Attributes:
-        model_fds: Open files, as many as the device needs; in a message, their places among its descriptors.
+        model_fds: Open files, as many as the device needs; in a message, their positions among its descriptors.
         data_fds: Open files, as `model_fds`.
         cache_key: 32 bytes that name the entry.
-        fingerprint: 32 bytes of the model, to detect a cache key that was used for two models; or empty.
-        staged: The files become visible later: the device is told with `Device.confirm_cache`.
-        place_fds: The directory where the entry is kept: a save replaces what was saved there under the cache key.
+        fingerprint: 32 bytes of the model, to detect a cache key of another model; or empty.
+        staged: True if the files become visible later; then the client calls `Device.confirm_cache`.
+        place_fds: The directory of the entry: a save replaces the entry with this cache key there.
         priority: Priority of a restored model's executions; `CompileJob` has that of a compiled one.
-        encrypt: Write encrypted files, and believe no others.
+        encrypt: True to write encrypted files, and to accept no others.
     """
 
     model_fds: Descriptors
@@ -74,7 +74,7 @@ class CacheFiles(Struct, frozen=True):
         return *self.model_fds, *self.data_fds, *self.place_fds
 
     def with_fds(self, fds: Sequence[int]) -> CacheFiles:
-        """Return a copy with other descriptors, in the order of `fds`."""
+        """Return a copy with other descriptors, in the same order."""
         models = len(self.model_fds)
         files = models + len(self.data_fds)
         return replace(
@@ -86,10 +86,10 @@ class CompileJob(Struct, frozen=True):
     """Instructions for compiling a model.
 
     Attributes:
-        preference: What to optimise for.
-        priority: Scheduling hint.
+        preference: Goal of the optimisation.
+        priority: Hint for scheduling.
         deadline_ns: Absolute CLOCK_MONOTONIC nanoseconds, 0 for none.
-        cache: Where to keep the result; None for nowhere.
+        cache: Files for the result; None to keep no result.
     """
 
     preference: ExecutionPreference = ExecutionPreference.FAST_SINGLE_ANSWER
@@ -99,42 +99,41 @@ class CompileJob(Struct, frozen=True):
 
 
 class PreparedModel(abc.ABC):
-    """A compiled model. Safe to use from several threads at once."""
+    """A compiled model. Several threads may use it at once."""
 
     cache_result: SaveResult | None = None
-    """The outcome for the cache files that came with the model; None if there were none."""
+    """The outcome of using the cache files; None if the model came without any."""
     label = ""
-    """The name for people, or empty."""
+    """The model's name in messages, or empty."""
     takes_steps = False
     """True if requests may have `Steps` among their pools."""
     batcher: Batcher | None = None
-    """The place where requests of its bursts wait for others, to run as one; None if each runs alone."""
+    """The batcher that combines requests of the model's bursts; None if each runs alone."""
 
     def run_together(self, most: int) -> None:
-        """Let requests whose arguments have the same shape run as one batch, with a limit of rows.
+        """Let requests whose arguments have equal shapes run as one batch, up to a number of rows.
 
         Raises:
-            InvalidArgument: The model has no batch dimension, or it is not known.
+            InvalidArgument: The model has no known batch dimension.
         """
         raise InvalidArgument("its device runs each request by itself")
 
     @abc.abstractmethod
     def execute_synchronously(self, request: Request, options: RunOptions = RunOptions()) -> ExecutionResult:
-        """Run once and wait for the end.
+        """Run the model once and wait for the end.
 
         Args:
-            request: Arguments; checked against the model before anything runs.
-            options: How.
+            request: Arguments; checked against the model before the run.
+            options: Options of the run.
 
-        Returns:
-            Status, output shapes, timing. Errors of the request or of the execution are a status, not an exception.
+            Returns:
+                Status, output shapes, timing. An error of the request or execution is a status, not an exception.
         """
 
     def bind_fenced(self, request: Request, options: RunOptions) -> Callable[[RunOptions], ExecutionResult]:
         """Prepare a fenced execution before its fences are signalled; return a callable that runs it.
 
-        The default leaves everything to `execute_synchronously`. The callable receives the options with the
-        deadline that holds then.
+        The default callable calls `execute_synchronously`. It gets the options with the deadline that holds then.
 
         Raises:
             InvalidArgument: The request does not fit the model, or leaves dimensions of an output open.
@@ -151,23 +150,23 @@ class PreparedModel(abc.ABC):
     ) -> FencedExecution:
         """Launch an execution that begins when all fences are signalled, and return at once.
 
-        The default runs `execute_synchronously` in a thread that waits first. A device with fences of its own overrides
-        it.
+        The default waits in a new thread, which then runs `execute_synchronously`. A device with fences of its own
+        overrides this method.
 
         Args:
-            request: Arguments; all outputs have known dimensions. Its memory stays open until the end.
+            request: Arguments, with known dimensions of all outputs. Its memory stays open until the end.
             wait_for: Fences; the caller keeps and closes them.
-            options: Options of the run. The deadline also limits the wait for fences; nothing else limits it.
+            options: Options of the run. Only the deadline limits the wait for fences.
             duration_ns: Nanoseconds that the execution may take once the last fence is signalled; 0 for no limit.
-            on_end: Called in some thread before the fence tells of the end or a failure; not if this method raises.
+            on_end: Called in another thread before the fence reports the end or a failure; not if this method raises.
 
         Returns:
             The execution: its fence, and its outcome once it has ended.
 
         Raises:
-            InvalidArgument: The request or an argument breaks a rule; a fence is in error already.
+            InvalidArgument: The request or an argument breaks a rule, or a fence is in error already.
             MissedDeadline: The deadline has passed.
-            ResourceExhausted: There is no thread for it, or there are too many open files.
+            ResourceExhausted: No thread can be started, or the process has too many open files.
             BadState: The model is closed.
         """
         fences = checked_fences(wait_for, duration_ns)
@@ -184,8 +183,8 @@ class PreparedModel(abc.ABC):
     ) -> BurstContext:
         """Serve a burst on this model.
 
-        The default serves it from a listener thread of this process. A device that can keep mappings and bound
-        plans overrides `burst_executor`, not this method.
+        The default serves it in a listener thread of this process. A device that can keep mappings and bound plans
+        overrides `burst_executor`, not this method.
 
         Raises:
             InvalidArgument: A channel is unusable.
@@ -202,18 +201,18 @@ class PreparedModel(abc.ABC):
         )
 
     def burst_executor(self) -> BurstExecutorWithCache | None:
-        """Return a new executor for one burst, or None to have each request run through `execute_synchronously`."""
+        """Return a new executor for one burst; None if `execute_synchronously` runs each request."""
         return None
 
     @property
     def ending(self) -> Ending:
-        """The end of the process that holds this model."""
+        """The end of the process that contains this model."""
         return Ending()
 
     def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
-        """Call `on_death` once when the process that holds this model dies. Returns a function that unlinks.
+        """Call `on_death` once when the process that contains this model dies. Returns a function that unlinks.
 
-        A local model cannot outlive its process, so nothing is ever called.
+        The default never calls it: a local model cannot outlive its process.
         """
         return lambda: None
 
@@ -222,11 +221,11 @@ class PreparedModel(abc.ABC):
 
 
 class Buffer(Closing, abc.ABC):
-    """A driver-managed buffer. Context manager; closing frees it once it is no longer used.
+    """A driver-managed buffer. Context manager; closing it frees it once no execution uses it.
 
     Attributes:
-        timeout: Seconds that a copy may take if the device is in another process, then `MissedDeadline`; None for no
-            limit.
+        timeout: Seconds that a copy may take if the device is in another process; None for no limit. After that the
+            copy raises `MissedDeadline`.
     """
 
     timeout: float | None = 60.0
@@ -234,11 +233,11 @@ class Buffer(Closing, abc.ABC):
     @property
     @abc.abstractmethod
     def id(self) -> int:
-        """The number of the buffer in requests (`BufferId`): positive, and of use only to its device."""
+        """The number of the buffer in requests (`BufferId`). It is positive, and only its device knows it."""
 
     @abc.abstractmethod
     def copy_to(self, memory: Memory) -> int:
-        """Copy the contents into a memory of exactly their size, and return their generation.
+        """Copy the contents to a memory of exactly their size, and return their generation.
 
         Raises:
             InvalidArgument: The size differs.
@@ -248,11 +247,11 @@ class Buffer(Closing, abc.ABC):
 
     @abc.abstractmethod
     def copy_from(self, memory: Memory, dimensions: tuple[int, ...] = ()) -> None:
-        """Take a memory as the new contents. Whatever fails leaves the buffer without contents.
+        """Copy new contents from a memory. After a failure the buffer has no contents.
 
         Args:
-            memory: Exactly as large as contents of these dimensions.
-            dimensions: May be empty if all were known when the buffer was allocated.
+            memory: Memory exactly as large as contents of these dimensions.
+            dimensions: Dimensions of the contents; may be empty if all were known at the allocation.
 
         Raises:
             InvalidArgument: Size or dimensions do not fit.
@@ -261,7 +260,7 @@ class Buffer(Closing, abc.ABC):
 
     @abc.abstractmethod
     def copy_buffer(self, source: Buffer) -> None:
-        """Take the contents of another buffer of the same device, inside it.
+        """Copy the contents of another buffer of the same device, within the device.
 
         Raises:
             InvalidArgument: The source belongs to another device, has no contents, or differs in type or dimensions.
@@ -276,20 +275,20 @@ class Buffer(Closing, abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Give the buffer back. Idempotent; an execution that uses it finishes first."""
+        """Release the buffer. Idempotent; an execution that uses it finishes first."""
 
 
 class Needs(Struct, frozen=True):
-    """Needs of a device while it runs models, beside memory and its code.
+    """The rights that a device needs while it runs models, beside memory and its code.
 
-    A service process gives up all other rights before its first model. What a device opens in its constructor stays
-    open.
+    A service process gives up all other rights before its first model. Files that a device opens in its constructor
+    stay open.
 
     Attributes:
-        read: Files, and directories with all that is in them.
-        write: Files, and directories in which it may also make and remove files.
-        programs: Programs that it starts. They get the rights of the service and no more.
-        network: True if it uses TCP or UDP.
+        read: Files to read, and directories with everything in them.
+        write: Files to write, and directories in which to make and remove files, too.
+        programs: Programs to start. They get the rights of the service and no more.
+        network: True to use TCP or UDP.
 
     Example:
         >>> from nnburst.devices.function import Needs
@@ -312,7 +311,7 @@ class Needs(Struct, frozen=True):
         """Combine several needs.
 
         Args:
-            needs: Of several devices or functions.
+            needs: Needs of several devices or functions.
         """
         every = tuple(needs)
         read, write, programs = (
@@ -332,7 +331,7 @@ class Device(abc.ABC):
     @property
     @abc.abstractmethod
     def name(self) -> str:
-        """``vendor-device``: exactly one dash, neither first nor last."""
+        """The name of the device, ``vendor-device``: exactly one dash, neither first nor last."""
 
     @property
     @abc.abstractmethod
@@ -341,7 +340,7 @@ class Device(abc.ABC):
 
     @property
     def needs(self) -> Needs:
-        """Needs of the device beside memory and code, asked for when it is made; by default none."""
+        """The rights that the device needs beside memory and code, read after its construction; none by default."""
         return Needs()
 
     @property
@@ -362,11 +361,11 @@ class Device(abc.ABC):
     @property
     @abc.abstractmethod
     def capabilities(self) -> Capabilities:
-        """Speed and power, per operand type."""
+        """The declared speed for each operand type."""
 
     @abc.abstractmethod
     def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
-        """Return for each operation of the main subgraph True if the device can run it.
+        """Return one bool for each operation of the main subgraph: True if the device can run it.
 
         Raises:
             InvalidArgument: The model breaks a rule of `validate_model`.
@@ -377,23 +376,23 @@ class Device(abc.ABC):
         return ()
 
     def import_model(self, source: str, pools: Sequence[Memory] = ()) -> ImportedModel:
-        """Convert a model file or a named model to a `Model`, so that the caller need not know its format.
+        """Convert a model file or a named model to a `Model`; the caller need not know the format.
 
         Args:
             source: The format of a file (``"onnx"``), or ``"name:"`` and the name of a model that the device has.
-            pools: The file, if it is one.
+            pools: The file's bytes, if `source` is a format.
 
-        Returns:
-            The model without pools, and which files they must be.
+            Returns:
+                The model without pools, and the names of the files for them.
 
         Raises:
-            InvalidArgument: The file is not of this format, or the device has models by name and not this one.
-            GeneralFailure: The device does not read this format, has no models by name, or cannot run the contents.
+            InvalidArgument: The file has another format, or the device has no model of this name.
+            GeneralFailure: The device does not read this format, has no named models, or cannot run the contents.
         """
         raise GeneralFailure(f"{self.name} does not import {source!r}")
 
     def get_number_of_cache_files_needed(self) -> tuple[int, int]:
-        """Return how many model and data cache files a compilation needs; (0, 0) means no caching."""
+        """Return the numbers of model and data cache files that a compilation needs; (0, 0) for no caching."""
         return (0, 0)
 
     @abc.abstractmethod
@@ -401,8 +400,8 @@ class Device(abc.ABC):
         """Compile a model.
 
         Args:
-            model: The model; it may be released by the caller once this returns.
-            job: How.
+            model: The model. The caller may release it after this call.
+            job: Instructions.
 
         Raises:
             InvalidArgument: The model or an argument breaks a rule. Cache files never make a preparation fail.
@@ -412,30 +411,29 @@ class Device(abc.ABC):
 
     @property
     def cache_epoch(self) -> bytes:
-        """32 bytes that differ between any two builds of the device that do not read each other's cache files."""
+        """32 bytes that differ between builds of the device that cannot read each other's cache files."""
         from hashlib import sha256
 
         return sha256(f"{len(self.name)} {self.name} {self.version_string}".encode()).digest()
 
     def prepare_model_from_cache(self, cache: CacheFiles, deadline_ns: int = 0) -> PreparedModel:
-        """Restore what an earlier `prepare_model` saved, without the model.
+        """Restore a compilation that an earlier `prepare_model` saved, without the model.
 
         Args:
-            cache: The files, in the order of the save, with the cache key of the save; the fingerprint is that of the
-                model that the caller wants.
+            cache: The files and the cache key of the save, and the fingerprint of the model that the caller wants.
             deadline_ns: Absolute CLOCK_MONOTONIC nanoseconds, 0 for none.
 
         Raises:
-            CacheRejected: The files are not those that this device saved last under this cache key. Compile instead.
-            InvalidArgument: The cache key has not 32 bytes.
+            CacheRejected: The files are not those that this device saved last under this cache key: compile instead.
+            InvalidArgument: The cache key does not have 32 bytes.
             MissedDeadline: The deadline passed first.
         """
         raise CacheRejected(CacheReason.UNSUPPORTED, f"{self.name} does not cache")
 
     def confirm_cache(self, cache_key: bytes, generation: bytes) -> bool:
-        """Make staged files, now visible, the only valid ones of their entry. Return False if they are unknown.
+        """Make staged files, which are visible now, the only valid ones of their entry. Return False if unknown.
 
-        The default is for devices that do not tell generations apart.
+        The default is for devices without generations.
         """
         return True
 
@@ -449,14 +447,14 @@ class Device(abc.ABC):
         """Allocate a driver-managed buffer.
 
         Args:
-            desc: Dimensions beyond those of the roles.
+            desc: Dimensions in addition to the roles'.
             prepared_models: Prepared models of this device that the roles refer to.
-            input_roles: Inputs for which the buffer may be used.
-            output_roles: Outputs for which it may be used.
+            input_roles: Inputs that may use the buffer.
+            output_roles: Outputs that may use the buffer.
 
         Raises:
             InvalidArgument: The models, the roles or the dimensions break a rule.
-            GeneralFailure: The device cannot allocate this, or anything.
+            GeneralFailure: The device cannot allocate this buffer, or any.
         """
         raise GeneralFailure(f"{self.name} cannot allocate buffers; use shared memory")
 

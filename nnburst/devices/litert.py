@@ -1,8 +1,8 @@
-"""A device that runs ``.tflite`` files with LiteRT, of the extra ``litert``.
+"""A device that runs ``.tflite`` files with LiteRT. It needs the extra ``litert``.
 
-A model is one operation of the extension ``org.nnburst.litert``: the file, then the inputs. Its interpreter keeps
-variables from run to run, so each prepared model has one of its own, and its runs follow one another. LiteRT never
-works on memory that a client can change: a run copies the inputs into the interpreter's tensors, and the results out.
+A model is one operation of the extension ``org.nnburst.litert``, with the file as its first operand, then the inputs.
+An interpreter keeps variables from run to run, so each prepared model has its own and runs one request at a time.
+LiteRT never works on memory that a client can change: a run copies inputs into the interpreter, and results out.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from .local import LocalDevice
 EXTENSION_NAME = "org.nnburst.litert"
 _PREFIX = 1
 _CODE = extension_code(_PREFIX, 0)
-"""Of the operation, and of the type of its first operand: the file."""
+"""Code of the operation, and of the type of the file, its first operand."""
 _EXTENSION = extension_of_names(EXTENSION_NAME, *element_types())
 _PACKAGE = "ai_edge_litert"
 
 Details = Mapping[str, Mapping[str, Any]]
-"""LiteRT's own description of tensors, by name."""
+"""LiteRT's descriptions of tensors, by name."""
 
 
 class LitertDevice(LocalDevice):
-    """Runs ``.tflite`` files on the CPU. It keeps no compilations: LiteRT offers nothing to keep.
+    """A device that runs ``.tflite`` files on the CPU. It caches nothing, as LiteRT has no compiled form.
 
     Args:
         threads: Number of threads that work on one operation, as text; "0" for LiteRT's own choice.
-        signature: Name of the signature to run, of a file with several.
+        signature: Name of the signature to run, if a file has several.
 
     Raises:
         DeviceUnavailable: The extra ``litert`` is not installed.
-        InvalidArgument: ``threads`` is no such number.
+        InvalidArgument: ``threads`` is not a number, or negative.
     """
 
     name = "nnburst-litert"
@@ -75,7 +75,7 @@ class LitertDevice(LocalDevice):
         return (_EXTENSION,)
 
     def why_not(self, model: Model, operation: Operation) -> str:
-        """A model of one file."""
+        """Refuse any model but one imported file."""
         is_file = extension_prefix(model, EXTENSION_NAME) == _PREFIX and operation.type == _CODE
         is_file = is_file and len(model.main.operations) == 1 and not model.referenced
         return "" if is_file else f"models of {EXTENSION_NAME} are one file, as imported"
@@ -93,7 +93,7 @@ class LitertDevice(LocalDevice):
         )
 
     def compile(self, model: Model) -> FunctionModel:
-        """Read the model from a private copy of the file: LiteRT never parses bytes that a client can change."""
+        """Compile a private copy of the file, since LiteRT must not parse bytes that a client can change."""
         file = model.main.operands[model.main.operations[0].inputs[0]]
         if file.type != _CODE or file.lifetime != Lifetime.CONSTANT_REFERENCE:
             raise InvalidArgument(f"the first operand is not a file: a constant of type {_CODE:#x} in a pool")
@@ -107,14 +107,15 @@ class LitertDevice(LocalDevice):
 
 
 class _Network:
-    """A file that LiteRT has read, to be called with arrays.
+    """An interpreter for a file, which can be called with arrays.
 
     Args:
-        data, threads, signature: As of the device.
-        for_runs: Prepare the first run, if the file says all shapes.
+        data: Bytes of the file.
+        threads, signature: See `LitertDevice`.
+        for_runs: True to prepare for the first run, if the file has all shapes.
 
     Attributes:
-        model: Its model, without its pool.
+        model: The file's model, without its pool.
     """
 
     def __init__(self, data: bytes, threads: int, signature: str, *, for_runs: bool = False) -> None:
@@ -135,7 +136,7 @@ class _Network:
         self._outputs: Details = {each["name"]: each for each in outputs}
         if for_runs and all(size > 0 for each in inputs for size in each["shape_signature"]):
             try:
-                self._interpreter.allocate_tensors()  # not allowed any more once there is a runner
+                self._interpreter.allocate_tensors()  # A runner makes this impossible.
             except (ValueError, RuntimeError) as error:
                 raise GeneralFailure(f"LiteRT cannot run this model: {error}") from None
         if signatures:
@@ -159,7 +160,7 @@ class _Network:
         self._lock = threading.Lock()
 
     def __call__(self, *arrays: Array) -> tuple[Array, ...]:
-        """Run once; returns copies of the outputs."""
+        """Run the file once and return copies of the outputs."""
         with self._lock:
             try:
                 if self._runner is not None:
@@ -173,7 +174,7 @@ class _Network:
         """Run a file without signatures."""
         interpreter, indexes = self._interpreter, [each["index"] for each in self._inputs.values()]
         for index, array in zip(indexes, arrays, strict=True):
-            interpreter.resize_tensor_input(index, array.shape)  # does nothing where the shape is that of the last run
+            interpreter.resize_tensor_input(index, array.shape)  # An unchanged shape costs nothing.
         interpreter.allocate_tensors()
         for index, array in zip(indexes, arrays, strict=True):
             interpreter.set_tensor(index, array)
@@ -182,7 +183,7 @@ class _Network:
 
 
 def _tensors(details: Details) -> tuple[Tensor, ...]:
-    """Return tensors as functions declare them; a file that names no dimension leaves the rank open."""
+    """Return tensors as in a function's declaration. Without named dimensions in the file, the rank is open."""
     found = []
     for name, each in details.items():
         place, dtype = f"tensor {name!r}", np.dtype(each["dtype"])
@@ -197,7 +198,7 @@ def _tensors(details: Details) -> tuple[Tensor, ...]:
 
 
 def _operand(tensor: Tensor, details: Mapping[str, Any]) -> OperandDesc:
-    """Return the operand of a tensor, quantised as the file says."""
+    """Return the operand of a tensor, with the file's quantisation."""
     rank = None if tensor.shape is None else len(tensor.shape)
     code, unit = operand_code(element_of(tensor.element, tensor.name), rank, _PREFIX)
     scale, zero_point = details["quantization"]

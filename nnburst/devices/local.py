@@ -1,4 +1,4 @@
-"""Common parts of the devices of this process: models, requests, driver-managed buffers, cache files, bursts."""
+"""Base classes of devices in this process: requests, driver-managed buffers, cache files, bursts."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _numbers = itertools.count(1)
 
 
 class LocalDevice(Device):
-    """A device in this process, which keeps compilations if it has a cache."""
+    """A device in this process, which can cache its compilations."""
 
     has_buffers = True
     cache_format = 0
-    """Number of the format of files that keep compilations; part of the epoch. 0: the device keeps none."""
+    """Version of the cache files' format, a part of the epoch; 0 for a device without caching."""
 
     def __init__(self) -> None:
         self._cache = DeviceCacheHome(self.name, lambda: self.cache_epoch, 1, 1)
@@ -49,17 +49,17 @@ class LocalDevice(Device):
 
     @abc.abstractmethod
     def why_not(self, model: Model, operation: Operation) -> str:
-        """Return why an operation of a valid model cannot be run; empty if it can."""
+        """Return the reason for which an operation of a valid model cannot be run; empty if it can."""
 
     @abc.abstractmethod
     def compile(self, model: Model) -> LocalModel:
         """Compile a valid model whose operations are all supported. The compilation may still raise an error."""
 
     def load_libraries(self, rest: bool = False) -> None:
-        """Load the libraries that every model needs; with `rest`, also those that only some models need."""
+        """Load the libraries that every model needs; with `rest`, also the libraries that only some models need."""
 
     def save(self, prepared: LocalModel, files: CacheFiles) -> SaveResult | None:
-        """Save a compilation; never raises."""
+        """Save a compilation to cache files. Never raises."""
         return None
 
     def restore(self, cache_key: bytes, entry: VerifiedEntry) -> LocalModel:
@@ -69,7 +69,7 @@ class LocalDevice(Device):
         """
         raise NotImplementedError
 
-    # ---- the rest --------------------------------------------------------------------------------------------
+    # ---- common parts ----------------------------------------------------------------------------------------
 
     @property
     def version_string(self) -> str:
@@ -78,7 +78,7 @@ class LocalDevice(Device):
 
     @property
     def capabilities(self) -> Capabilities:
-        """The CPU baseline."""
+        """The capabilities of the CPU baseline."""
         return capabilities_of()
 
     def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
@@ -86,7 +86,7 @@ class LocalDevice(Device):
         return tuple(not reason for reason in self._reasons(model))
 
     def reasons(self, model: Model) -> Sequence[str]:
-        """Ask `why_not` of each operation of a valid model; a device may look at them together."""
+        """Return `why_not` for each operation of a valid model. A device may override it to look at all together."""
         return [self.why_not(model, operation) for operation in model.main.operations]
 
     def _reasons(self, model: Model) -> list[str]:
@@ -94,7 +94,7 @@ class LocalDevice(Device):
         return [why if can_read else "a constant of it lies in memory that cannot be read" for why, can_read in said]
 
     def prepare_model(self, model: Model, job: CompileJob = CompileJob()) -> LocalModel:
-        """Check the model, compile it, and save it if there are files; see `Device.prepare_model`."""
+        """Check the model, compile it, and save it if the job has files; see `Device.prepare_model`."""
         validate_model(model)
         check_preparation(job)
         check_pools(model.pools, "model")
@@ -120,7 +120,7 @@ class LocalDevice(Device):
 
     @property
     def cache_epoch(self) -> bytes:
-        """A digest of the device, its version, the package's library, the machine's instructions and the format."""
+        """A digest of the device, its version, the package's library, the instruction set and the format."""
         return build_epoch(self.name, self.version_string, f"format {self.cache_format}")
 
     def prepare_model_from_cache(self, cache: CacheFiles, deadline_ns: int = 0) -> PreparedModel:
@@ -147,13 +147,13 @@ class LocalDevice(Device):
 
 
 class LocalModel(PreparedModel):
-    """A prepared model of a device of this process: makes plans of requests. A device implements `bind`.
+    """A prepared model of a device in this process, which turns requests into plans. A device implements `bind`.
 
     Attributes:
-        number: Identifies this prepared model, never reused; the roles of buffers refer to it.
+        number: Unique number of the prepared model, to which the roles of buffers refer.
     """
 
-    takes_steps = True  # whatever `bind` makes can be called again and again
+    takes_steps = True  # A kernel can be called repeatedly.
 
     def __init__(self, model: Model, tracker: BufferTracker) -> None:
         self.model = model
@@ -161,19 +161,19 @@ class LocalModel(PreparedModel):
         self.tracker = tracker
         self._closed = False
         for pool in model.pools:
-            getattr(pool, "identity", None)  # kept by the pool: requests are compared with it after it is closed
+            getattr(pool, "identity", None)  # The pool keeps its identity, which is compared after its end.
 
     @abc.abstractmethod
     def bind(self, request: Request, options: RunOptions) -> Kernel:
-        """Make a kernel of a request; see `nnburst.devices.plan.Bind`."""
+        """Return a kernel for a request; see `nnburst.devices.plan.Bind`."""
 
     def plan(self, request: Request, options: RunOptions = RunOptions(), *, fenced: bool = False) -> Plan:
-        """Check a request and bind it, for as many runs as there will be; a fenced one leaves no dimensions open.
+        """Check a request and bind it for any number of runs. A fenced request must give all dimensions.
 
         Raises:
             InvalidArgument: The request does not fit the model.
             GeneralFailure: An argument is missing, or memory can be neither mapped nor copied.
-            ResourceExhausted: There is no memory for the execution.
+            ResourceExhausted: There is not enough memory for the execution.
             BadState: The model is closed.
         """
         if self._closed:
@@ -200,7 +200,7 @@ class LocalModel(PreparedModel):
         return _run(plan, options)
 
     def bind_fenced(self, request: Request, options: RunOptions) -> Callable[[RunOptions], ExecutionResult]:
-        """Plan a fenced request; see `PreparedModel.bind_fenced`. Buffer contents are checked when it runs."""
+        """Plan a fenced request; see `PreparedModel.bind_fenced`. The run checks the contents of buffers."""
         plan, token = self.plan(request, options, fenced=True), present_token()
 
         def run(final: RunOptions) -> ExecutionResult:
@@ -212,7 +212,7 @@ class LocalModel(PreparedModel):
         return run
 
     def burst_executor(self) -> BurstExecutorWithCache:
-        """Return an executor that keeps memories mapped and requests bound."""
+        """Return an executor that keeps memory mapped and requests bound."""
 
         def bind(request: Request, options: RunOptions) -> Kernel:
             return self.plan(request, options).call
@@ -220,10 +220,10 @@ class LocalModel(PreparedModel):
         return BurstExecutorWithCache(bind)
 
     def forget_source(self) -> None:
-        """Release the source of the model; the device calls this once it needs the prepared model alone."""
+        """Release the source of the model. The device calls this once it needs only the prepared model."""
 
     def close(self) -> None:
-        """Take no more requests; plans that are bound stay usable."""
+        """Refuse further requests; existing plans stay usable."""
         self._closed = True
         self.model = replace(self.model, pools=())
 

@@ -1,4 +1,4 @@
-"""Models that a service has compiled once, for all of its clients to open by name."""
+"""Named models: a service compiles a model once, and its clients open it by name."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class _Published:
 
 
 class NamedDevice(Device):
-    """Opens models by name that other devices of the process compiled; weights exist once, however many use them.
+    """A device that opens models by name which other devices of the process compiled. Clients share the weights.
 
-    A name is imported as a model of one operation that states the name. Preparing it opens the shared model.
+    A name is imported as a model of one operation that contains the name. Preparing it opens the shared model.
     ``NAME:2`` is version 2 of a model; ``NAME`` alone is its newest version.
 
     Args:
-        devices: Compile and run what is published. The caller keeps and closes them.
+        devices: Devices that compile and run published models. The caller keeps and closes them.
     """
 
     name = "nnburst-named"
@@ -72,17 +72,17 @@ class NamedDevice(Device):
         batch: int = 1,
         batch_wait: float = 0.0,
     ) -> None:
-        """Compile a model and serve it under a name. Sessions on an earlier model of that name keep it.
+        """Compile a model and serve it under a name. Open sessions keep an earlier model of that name.
 
         Args:
-            name: Not empty.
-            imported: The model, with its pools, which may be closed afterwards.
-            batch: Rows of several requests that may run as one.
+            name: Name of the model, not empty.
+            imported: The model with its pools, which may be closed afterwards.
+            batch: Largest number of rows of requests that run together.
             batch_wait: Seconds that a request waits for others, unless its session wants fast single answers.
 
         Raises:
-            InvalidArgument: Its requests cannot run as one.
-            NNBurstError: See `Device.prepare_model`; an earlier model keeps the name.
+            InvalidArgument: Requests to the model cannot run together.
+            NNBurstError: See `Device.prepare_model`. An earlier model keeps the name.
         """
         prepared = device.prepare_model(imported.model)
         if batch > 1:
@@ -96,7 +96,7 @@ class NamedDevice(Device):
         self._models[name] = _Published(handle, device, prepared, name, digest, batcher)
 
     def withdraw(self, name: str) -> None:
-        """Stop serving a model, if it is served. Sessions that have it open keep it."""
+        """Stop serving a model, if it is served. Open sessions keep it."""
         self._models.pop(name, None)
 
     @property
@@ -109,7 +109,7 @@ class NamedDevice(Device):
         return {name: published.digest for name, published in self._models.copy().items()}
 
     def get_supported_extensions(self) -> tuple[Extension, ...]:
-        """Return the extensions of the devices that run the models, and one for names."""
+        """Return the extensions of the devices that run the models, and the extension for names."""
         return _EXTENSION, *all_extensions(self._devices)
 
     def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
@@ -149,19 +149,19 @@ class NamedDevice(Device):
         return next(iter(homes.values())).allocate(desc, inner, input_roles, output_roles)
 
     def _find(self, model: Model) -> _Published | None:
-        """Return the published model for a `model` that `import_model` returned."""
+        """Return the published model for a `model` from `import_model`."""
         if not extension_prefix(model, EXTENSION_NAME):
             return None
         published = self._models.get(model.operand_values.decode(errors="replace"))
         return published if published is not None and published.imported.model.main == model.main else None
 
     def close(self) -> None:
-        """Close unused models now, and the others when their last client releases them. Idempotent."""
+        """Close unused models now, and others when their last client releases them. Idempotent."""
         self._models = {}
 
 
 class SharedModel(WrappedModel):
-    """A published model, as one client has it open.
+    """One client's handle to a published model.
 
     Attributes:
         device: The device that runs it.
@@ -179,7 +179,7 @@ class SharedModel(WrappedModel):
 
 
 def _handle(name: str, model: Model) -> Model:
-    """Return a model whose only operation calls a name, with the arguments of `model`."""
+    """Return a model of one operation with a name, and with the inputs and outputs of `model`."""
     main, prefix = model.main, max(model.extension_name_to_prefix.values(), default=0) + 1
     return call_by_name(
         name,

@@ -1,4 +1,4 @@
-"""A device whose executions do nothing: a call costs its transport alone."""
+"""A device whose executions do nothing, to measure the cost of transport alone."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .local import LocalDevice, LocalModel
 
 
 class NoopDevice(LocalDevice):
-    """Accepts every valid model; an execution checks its request, computes nothing and succeeds."""
+    """A device that accepts every valid model. An execution checks its request, computes nothing and succeeds."""
 
     name = "nnburst-noop"
     has_buffers = False
     capabilities = capabilities_of(NEVER)
-    """Slower than any other, for it computes nothing."""
+    """Capabilities slower than any other device's, so that no model is given to it by choice."""
 
     def why_not(self, model: Model, operation: Operation) -> str:
         return ""
@@ -29,10 +29,10 @@ class NoopDevice(LocalDevice):
 
 
 class NoopPreparedModel(LocalModel):
-    """A model that is checked against requests and otherwise ignored."""
+    """A prepared model that only checks requests."""
 
     def bind(self, request: Request, options: RunOptions) -> Kernel:
-        """Return a callable that does nothing. Dimensions that are open remain 0, as nothing was written."""
+        """Return a kernel that does nothing. Open dimensions remain 0, as nothing is written."""
         operands = [self.model.main.operands[index] for index in self.model.main.output_indexes]
         dims = [combine_dimensions(o.dimensions, a.dimensions) for o, a in zip(operands, request.outputs, strict=True)]
         if all(o.is_scalar or is_fully_specified(known) for o, known in zip(operands, dims, strict=True)):
@@ -41,7 +41,7 @@ class NoopPreparedModel(LocalModel):
 
 
 class _Nothing:
-    """An execution of a model that does nothing, here and in C."""
+    """A kernel that does nothing, in Python and in C."""
 
     c_kernel = lib.nnb_kernel_noop()
 

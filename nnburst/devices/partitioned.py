@@ -1,7 +1,7 @@
-"""A model on several devices: parts that run one after the other, behind the interface of one prepared model.
+"""A model on several devices: its parts run one after the other, behind the interface of one prepared model.
 
-Values between parts lie in one pool of shared memory, in which later values replace those no longer needed. Through
-a burst, every part runs through a burst of its own.
+Values between parts are in one pool of shared memory, where later values replace values that are no longer needed.
+Through a burst, each part in another process runs through a burst of its own.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ from .interfaces import CompileJob, Device, PreparedModel
 from .local import LocalModel
 
 _HAND_OVER = 4
-"""Small operations that take as long as what is between two parts."""
+"""Cost of the transition between two parts, in small operations."""
 
 
 class Step(Struct, frozen=True):
-    """A part of a model, and the device that runs it."""
+    """A part of a model and the device that runs it."""
 
     device: Device
     part: Part
 
 
 class PartitionedDevice(Device):
-    """Several devices in order of preference, each running its part of a model. The caller closes them."""
+    """Several devices in order of preference, which run parts of a model. The caller closes them."""
 
     name = "nnburst-partitioned"
 
@@ -80,7 +80,7 @@ class PartitionedDevice(Device):
         return all_extensions(self.devices)
 
     def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
-        """Return for each operation True if at least one of the devices supports it."""
+        """Return one bool for each operation: True if at least one of the devices supports it."""
         answers = [device.get_supported_operations(model) for device in self.devices]
         return tuple(any(said) for said in zip(*answers, strict=True))
 
@@ -90,15 +90,16 @@ class PartitionedDevice(Device):
         supported: Sequence[Sequence[bool]] | None = None,
         capabilities: Sequence[Capabilities] | None = None,
     ) -> tuple[Step, ...]:
-        """Cut a model: each operation goes to the first device that supports it.
+        """Cut a model into parts: each operation goes to the first device that supports it.
 
         Args:
-            supported: Answers of the devices, if they were asked already.
-            capabilities: Capabilities of each device: the fastest gets an operation, the first among equals.
+            supported: Results of `get_supported_operations` of each device, if known.
+            capabilities: Capabilities of each device. If given, the fastest device gets an operation, the first among
+                equals.
 
         Raises:
             InvalidArgument: The model breaks a rule.
-            GeneralFailure: No device supports an operation, or the model cannot be cut where it would have to be.
+            GeneralFailure: No device supports an operation, or a value between two parts has no known size.
         """
         if supported is None:
             supported = [device.get_supported_operations(model) for device in self.devices]
@@ -116,7 +117,7 @@ class PartitionedDevice(Device):
         return tuple(Step(self.devices[part.device], part) for part in cut(model, chosen))
 
     def cost(self, model: Model, steps: Sequence[Step], capabilities: Sequence[Capabilities]) -> float:
-        """Return the cost of all parts; each of several parts costs some small operations more."""
+        """Return the cost of all parts, including the transitions between them."""
         total = 0.0
         for step in steps:
             speed = capabilities[self.devices.index(step.device)]
@@ -126,7 +127,7 @@ class PartitionedDevice(Device):
         return total
 
     def prepare_model(self, model: Model, job: CompileJob = CompileJob()) -> PartitionedModel:
-        """Compile every part on its device; the cache files of a job are not used."""
+        """Compile every part on its device, without the job's cache files."""
         validate_model(model)
         steps, prepared = self.plan(model), []
         try:
@@ -140,7 +141,7 @@ class PartitionedDevice(Device):
 
 
 class PartitionedModel(PreparedModel):
-    """Prepared parts of a model, as one.
+    """A prepared model that consists of prepared parts.
 
     Args:
         parts: The parts in running order.
@@ -171,13 +172,13 @@ class PartitionedModel(PreparedModel):
         return Memory.ashmem(max(1, self.scratch_size), "nnburst-parts")
 
     def requests(self, request: Request, scratch: Memory) -> list[Request]:
-        """Return the requests of the parts; each names the pools that it needs and no other."""
+        """Return the requests to the parts, each with only the pools that it needs."""
         main = self.model.main
         given = dict(zip(main.input_indexes, request.inputs, strict=True))
         given |= dict(zip(main.output_indexes, request.outputs, strict=True))
         made = []
         for part in self.parts:
-            pools: dict[int, MemoryLike | Named] = {}  # by identity
+            pools: dict[int, MemoryLike | Named] = {}  # The keys are pools' ids.
 
             def argument(i: int, pools: dict[int, MemoryLike | Named] = pools) -> RequestArgument:
                 outer = given[i] if i in given else RequestArgument(location=DataLocation(0, *self._handed[i]))
@@ -192,7 +193,7 @@ class PartitionedModel(PreparedModel):
         return made
 
     def combined(self, request: Request, results: Sequence[ExecutionResult], measured: bool) -> ExecutionResult:
-        """Combine the results of the parts, of which the last may have failed."""
+        """Combine the results of the parts; the last one may be a failure."""
         main, shapes = self.model.main, dict[int, OutputShape]()
         for part, (_, told, _) in zip(self.parts, results, strict=False):
             shapes |= dict(zip(part.outputs, told, strict=False))
@@ -234,7 +235,7 @@ class PartitionedModel(PreparedModel):
         result_channel: MQDescriptor,
         polling_window: float | None = None,
     ) -> BurstContext:
-        """Serve a burst through one burst for each part, with the same loop timeout."""
+        """Serve a burst through a burst for each remote part, with the same loop timeout."""
         executor = _PartsExecutor(self, callback.loop_timeout_ns)
         return ExecutionBurstServer.create(
             callback, request_channel, result_channel, executor, polling_window=polling_window
@@ -247,13 +248,13 @@ class PartitionedModel(PreparedModel):
 
     @property
     def ending(self) -> Ending:
-        """The end of the first process of a part to end."""
+        """The end of the part's process that ended first."""
         endings = [prepared.ending for prepared in self.prepared]
         return next((ending for ending in endings if ending.reason), Ending())
 
     def link_to_death(self, on_death: Callable[[], None]) -> Callable[[], None]:
-        """Call `on_death` once, when the first process that holds a part dies."""
-        once = threading.Lock()  # the first to acquire it has it for good
+        """Call `on_death` once, when the first process that contains a part dies."""
+        once = threading.Lock()  # The first thread that acquires it keeps it.
         unlink = [
             prepared.link_to_death(lambda: on_death() if once.acquire(blocking=False) else None)
             for prepared in self.prepared
@@ -278,7 +279,7 @@ def _total(results: Sequence[ExecutionResult]) -> Timing:
 
 
 class _ThroughBurst:
-    """Runs a part that is in another process."""
+    """A kernel that runs a part in another process."""
 
     def __init__(self, bound: BoundRequest) -> None:
         self._bound = bound
@@ -296,7 +297,7 @@ class _ThroughBurst:
 
 
 class _PartsKernel:
-    """Runs the parts of a request, one after the other. `tells` is True if a result is more than a status."""
+    """A kernel that runs the parts of a request in order. `tells` is True if a result is more than a status."""
 
     def __init__(
         self, model: PartitionedModel, request: Request, kernels: Sequence[Kernel], measured: bool, *, tells: bool
@@ -308,7 +309,7 @@ class _PartsKernel:
         return self.until(0)
 
     def until(self, deadline_ns: int) -> ExecutionResult | None:
-        """Run, and end by a deadline, 0 for none: each part gets the time that is left."""
+        """Run the parts by a deadline (0: none); each part gets the remaining time."""
         results: list[ExecutionResult] = []
         for run in self._kernels:
             require_time(deadline_ns)
@@ -323,7 +324,7 @@ class _PartsKernel:
 
 
 class _PartsExecutor(BurstExecutorWithCache):
-    """Runs the parts of a request: parts of this process directly, others through bursts of their own."""
+    """An executor that runs local parts of a request directly, and others through bursts of their own."""
 
     def __init__(self, model: PartitionedModel, loop_timeout_ns: int = 0) -> None:
         super().__init__(self._bound)

@@ -1,8 +1,8 @@
-"""A `Plan` is a request that a device has checked, mapped and bound to a callable.
+"""Plans: requests that a device has checked, mapped and bound to a kernel.
 
-A run of it admits the request's driver-managed buffers, copies staged arguments in, calls the device's kernel, copies
-results out, and commits. A failure is an exception until a client has to be answered: `execute_synchronously` and
-a burst's listener then ask `failure_of` for its status and its sentence.
+A run of a plan admits the request's driver-managed buffers, copies staged arguments in, calls the device's kernel,
+copies results out, and commits. A failure is an exception until the answer to the client: `execute_synchronously` and
+a burst's listener then call `failure_of` for its status and its sentence.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from ..model.types import MeasureTiming, MemoryLike, Named, Request, RequestArgu
 from .buffers import BoundBuffers
 
 Bind = Callable[[Request, RunOptions], Kernel]
-"""Function of a device that makes a kernel of a request that is valid and whose pools give arrays that stay where they
-are. A kernel returns None, or the shapes of its outputs if some were open; what fails it raises."""
+"""A device's function that returns a kernel for a valid request, whose pools stay in place. A kernel returns None, or
+a result with the shapes of its outputs if some were open; it raises an exception on failure."""
 
 
 class Plan:
-    """A request that can be run repeatedly, one run at a time.
+    """A request that is ready for any number of runs, one at a time.
 
     Args:
-        buffers: The request's driver-managed buffers; None if it has none.
+        buffers: The request's driver-managed buffers, or None.
 
-    Attributes:
-        gate: The buffers that each run is admitted to, or None. A burst that admits a run itself calls `gate.current`
-            instead of the plan.
+        Attributes:
+            gate: The buffers that each run has to lock, or None. A burst that locks them itself calls `gate.current`
+                instead of the plan.
 
     Raises:
         NNBurstError: The request cannot run, or its memory can be neither mapped nor copied.
@@ -52,7 +52,7 @@ class Plan:
 
     def _open(self) -> OpenRequest:
         try:
-            with under_token(self._token):  # which it may not be when it is opened anew
+            with under_token(self._token):  # Later openings of the memory count as the same client's.
                 self._staged = WorkingMemory()
                 opened = open_request(self._request, self._staged.take)
                 self._kernel = self._bind(opened.request, self._options)
@@ -63,25 +63,25 @@ class Plan:
 
     @property
     def call(self) -> Kernel:
-        """The fastest callable for the request: the kernel alone if nothing has to happen before or after it."""
+        """The fastest callable for the request: the bare kernel if no step has to come before or after it."""
         direct = self._opened is not None and self._opened.is_direct and not self._measures
         return self._kernel if direct else self
 
     def __call__(self) -> ExecutionResult | None:
-        """Run once; None stands for NONE without shapes and timing. Raises the kernel's errors."""
+        """Run once. None stands for the status NONE without shapes and timing. Raises the kernel's errors."""
         return self.until(0)
 
     def until(self, deadline_ns: int) -> ExecutionResult | None:
-        """Run once, and end by a time of CLOCK_MONOTONIC in nanoseconds, 0 for none, as far as the kernel can be ended.
+        """Run once, until a time of CLOCK_MONOTONIC in nanoseconds (0: none) if the kernel can be stopped.
 
         Raises:
-            MissedDeadline: It was ended.
+            MissedDeadline: The run was stopped.
         """
         return self._run(deadline_ns) if self._buffers is None else self._run_admitted(self._buffers, deadline_ns)
 
     def _run(self, deadline_ns: int) -> ExecutionResult | None:
         opened = self._opened or self._open()
-        self._opened = None  # opened anew after a failure: memory may have been truncated and its mapping given up
+        self._opened = None  # A run after a failure opens the memory anew: it may have been truncated.
         try:
             opened.before_run()
             started = time.monotonic_ns()
@@ -114,7 +114,7 @@ class Plan:
 
 
 def pool_of(request: Request, argument: RequestArgument) -> MemoryLike:
-    """Return the pool that an argument of a request lies in, which gives arrays."""
+    """Return the pool of an argument of a request."""
     pool = request.pools[argument.location.pool_index]
-    assert not isinstance(pool, Named)  # a buffer was replaced by a view before the plan was made
+    assert not isinstance(pool, Named)  # Views have replaced buffers before.
     return pool

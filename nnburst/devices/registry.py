@@ -1,4 +1,4 @@
-"""Devices by name: the built-in ones and those of the ``nnburst.devices`` entry-point group."""
+"""The registry of devices: built-in ones, and entry points of the group ``nnburst.devices``."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _BUILT_IN = {
     "nnburst-litert": ("nnburst.devices.litert", "LitertDevice"),
     "nnburst-noop": ("nnburst.devices.noop", "NoopDevice"),
 }
-"""Name to (module, class). A module is imported only when its device is made."""
+"""(module, class) by name. A module is imported only when its device is made."""
 
 
 def _installed() -> dict[str, EntryPoint]:
-    from importlib.metadata import entry_points  # slow to import, and not needed for a built-in device
+    from importlib.metadata import entry_points  # This slow import is not needed for built-in devices.
 
     return {entry.name: entry for entry in entry_points(group=_GROUP)}
 
@@ -46,7 +46,7 @@ def _parse(spec: str) -> tuple[str, dict[str, str]]:
 
 
 def checked_names(devices: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of a service's devices as a tuple; a single name may be given as a string."""
+    """Return the names of a service's devices as a tuple; the argument may be one name as a string."""
     names = (devices,) if isinstance(devices, str) else tuple(devices) if isinstance(devices, Iterable) else ()
     if not names or not all(isinstance(name, str) and name.isprintable() for name in names):
         raise InvalidArgument(f"devices={devices!r}: give at least one device by its name, such as 'nnburst-reference'")
@@ -54,7 +54,7 @@ def checked_names(devices: Sequence[str]) -> tuple[str, ...]:
 
 
 def device_names() -> tuple[str, ...]:
-    """Return the names that `create_device` knows, built-in ones first."""
+    """Return the names that `create_device` accepts, built-in devices first."""
     return (*_BUILT_IN, *sorted(name for name in _installed() if name not in _BUILT_IN))
 
 
@@ -62,10 +62,10 @@ def create_device(spec: str) -> Device:
     """Return a new device.
 
     Args:
-        spec: One of `device_names`; options follow after a colon: ``"nnburst-onnxruntime:threads=2,spinning=1"``.
+        spec: One of `device_names`, with options after a colon: ``"nnburst-onnxruntime:threads=2,spinning=1"``.
 
     Raises:
-        DeviceUnavailable: There is no such device, or a library that it needs is not installed.
+        DeviceUnavailable: No device has this name, or a library that it needs is not installed.
         InvalidArgument: The device has no such option.
         GeneralFailure: The entry point does not give a `Device` of that name.
     """

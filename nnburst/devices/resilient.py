@@ -1,8 +1,8 @@
-"""A device whose process may die: it is connected again, once, if it is still the same device.
+"""A device that reconnects after the death of its process, if it is still the same device.
 
-The rule: after a reconnection name, version, type, extensions,
-capabilities and cache files are compared with what they were. A device that changed is invalid for its user,
-because buffers, models and decisions of the caller were made for the other one; a new object has to be made.
+After a reconnection, name, version, type, extensions, capabilities and cache files must be as before. A device that
+has changed is refused, because the caller's buffers, models and decisions were made for the old one; the caller has
+to make a new object.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 
 
 def check_device(device: Device) -> None:
-    """Refuse a device, with `GeneralFailure`, that cannot tell how many cache files it needs, or needs too many."""
+    """Raise `GeneralFailure` for a device that gives no number of cache files, or needs too many."""
     try:
         counts = device.get_number_of_cache_files_needed()
     except DeadObject:
@@ -44,12 +44,12 @@ def checked_model(device: Device, prepared: PreparedModel | None) -> PreparedMod
 
 
 class ResilientDevice(DescribedDevice):
-    """Connects again when the device's process has died, and repeats the call that detected it, once.
+    """A device that connects again when its process has died, and repeats the call that detected the death once.
 
     Prepared models and buffers of the dead process stay dead: only the device recovers. Thread safe.
 
     Args:
-        connect: Returns the device; called again after each death.
+        connect: Function that returns the device; called again after each death.
 
     Raises:
         GeneralFailure: The device is not usable: see `check_device`.
@@ -67,7 +67,7 @@ class ResilientDevice(DescribedDevice):
     # ---- recovery ------------------------------------------------------------------------------------------------
 
     def _connected(self) -> tuple[Device, DeviceInfo]:
-        """Connect, and ask for the device's facts; close a device that cannot answer."""
+        """Connect and get the device's facts; close a device that cannot answer."""
         device = self._connect()
         try:
             check_device(device)
@@ -78,7 +78,7 @@ class ResilientDevice(DescribedDevice):
 
     @property
     def current(self) -> Device:
-        """The connected device; `GeneralFailure` if it came back as another one, `BadState` after `close`."""
+        """The connected device; `GeneralFailure` if it has changed since a death, `BadState` after `close`."""
         if self._closed:
             raise BadState("the device is closed")
         device = self._device
@@ -87,7 +87,7 @@ class ResilientDevice(DescribedDevice):
         return device
 
     def recover(self, failed: Device) -> Device:
-        """Replace a device whose process has died, unless another thread has; the new one must be the same."""
+        """Replace a device whose process has died, unless another thread has done so. The new one must be equal."""
         replaced: list[Device] = []
         try:
             with self._lock:
@@ -107,7 +107,7 @@ class ResilientDevice(DescribedDevice):
             return call(device)
         except (DeadObject, BadState) as death:
             if isinstance(death, BadState) and self._device is device:
-                raise  # not because another thread has replaced and closed it
+                raise  # Another thread has not replaced and closed it.
             try:
                 device = self.recover(device)
             except NNBurstError as error:
@@ -120,7 +120,7 @@ class ResilientDevice(DescribedDevice):
 
     @property
     def status(self) -> DeviceStatus:
-        """The device's status; OFFLINE if its process is gone, until another call connects again."""
+        """The device's status; OFFLINE after the death of its process, until a call connects again."""
         return self.current.status
 
     def get_supported_operations(self, model: Model) -> tuple[bool, ...]:
@@ -148,7 +148,7 @@ class ResilientDevice(DescribedDevice):
         input_roles: Sequence[BufferRole],
         output_roles: Sequence[BufferRole],
     ) -> Buffer:
-        """Allocate a buffer. Not repeated after a death: the prepared models died, too."""
+        """Allocate a buffer, without a second try after a death: the prepared models have died, too."""
         return self.current.allocate(desc, prepared_models, input_roles, output_roles)
 
     def close(self) -> None:
@@ -160,7 +160,7 @@ class ResilientDevice(DescribedDevice):
 
 
 def _close(device: Device) -> None:
-    """Close a replaced device; errors are ignored, since the device is broken."""
+    """Close a replaced device, ignoring errors of the broken device."""
     try:
         device.close()
     except Exception as error:

@@ -1,7 +1,8 @@
-"""Several steps in one request: the kernel of one step, bound to private arrays, called again and again.
+"""Requests of several steps: the kernel of one step, bound to private arrays, is called for each.
 
-However many steps there are, the device binds the request once. Between two steps, arguments change places with those
-of all steps, and the state that a step has written is copied to where the next one reads it (``csrc/steps.c``).
+The device binds the request once, for any number of steps. Between two steps (``csrc/steps.c``), the arguments of one
+step are copied from and to the arguments of all steps, and written state is copied to the place where the next step
+reads it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from .deadline import is_limit
 
 
 def _ended() -> dict[int, NNBurstError]:
-    """Return why no further step runs."""
+    """Return the error for each errno with which the C core ends the steps."""
     return {
         errno.EPIPE: GeneralFailure("ended before it, for its client has gone, closed the burst, or given the run up"),
         errno.ETIMEDOUT: MissedDeadline("the deadline has passed; give it more time"),
@@ -41,11 +42,11 @@ def _ended() -> dict[int, NNBurstError]:
 
 
 class SteppedKernel:
-    """Runs all steps of a request. Not for concurrent use.
+    """A kernel that runs all steps of a request. Not for concurrent use.
 
     Args:
-        bind: Makes the kernel of one step.
-        token: Cancelled once the answer is no longer awaited; None: never.
+        bind: Function that returns the kernel of one step.
+        token: Cancelled once the client no longer awaits the answer; None for never.
 
     Raises:
         InvalidArgument: An output lies in memory that cannot be written.
@@ -62,9 +63,9 @@ class SteppedKernel:
     ) -> None:
         self._count = steps.count
         self._memory = WorkingMemory()
-        own: list[Region] = []  # the arguments of one step, as pools
-        exchanged: list[list[tuple[Array, Array, int]]] = [[], []]  # inputs and outputs: of one step, of all, stride
-        pairs: dict[int, tuple[Array, Array]] = {}  # the states that a step reads and writes, by position of the output
+        own: list[Region] = []  # Pools with the arguments of one step.
+        exchanged: list[list[tuple[Array, Array, int]]] = [[], []]  # (one step, all, stride)
+        pairs: dict[int, tuple[Array, Array]] = {}  # (read, written) states, by position of the output.
         self._first: list[tuple[Array, Array]] = []  # (private, buffer) of each state
         self._last: list[tuple[Array, Array]] = []
         outputs_of = {target: output for output, target in steps.state}
@@ -116,12 +117,12 @@ class SteppedKernel:
         self.until(0)
 
     def until(self, deadline_ns: int) -> None:
-        """Run all steps, and end between two of them, or sooner if the device can, once a deadline has passed.
+        """Run all steps. After the deadline, end between two steps, or sooner if the device can.
 
-        Short steps do not get the deadline: to pass it would take longer than the step.
+        Short steps do not get the deadline, since passing it would take longer than the step.
 
         Raises:
-            MissedDeadline: The run was ended.
+            MissedDeadline: The run was stopped.
         """
         turn, steps, kernel = lib.nnb_steps_turn, self._steps, self._kernel
         steps.deadline_ns = deadline_ns if is_limit(deadline_ns) else 0
@@ -143,7 +144,7 @@ class SteppedKernel:
             buffer[...] = private
 
     def _check(self, result: ExecutionResult) -> None:
-        """Refuse output shapes that differ from the expected ones: the client is told no shapes."""
+        """Refuse unexpected output shapes, since the client gets no shapes."""
         shapes: tuple[OutputShape, ...] = result[1]
         for position, (shape, dims) in enumerate(zip(shapes, self._dimensions, strict=False)):
             if dims and shape.dimensions != dims:

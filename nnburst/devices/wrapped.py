@@ -1,4 +1,4 @@
-"""Base class for prepared models that wrap another one and change part of its behaviour."""
+"""The base class of prepared models that wrap another one and change part of its behaviour."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .interfaces import PreparedModel
 
 
 class WrappedModel(PreparedModel):
-    """Forwards every call to another model."""
+    """A prepared model that forwards every call to another one."""
 
     def __init__(self, inner: PreparedModel) -> None:
         self.inner = inner
