@@ -214,7 +214,7 @@ def run_tables(name: str) -> str:
             rows = [row for row in rows if row[-1] != "pass"]
             kept = len(part["rows"]) - len(rows)
             parts.append(
-                f"Of the {len(part['rows'])} promises of the [budget](#the-budget) {kept} are kept, these not:\n"
+                f"The run keeps {kept} of {len(part['rows'])} promises of the [budget](#the-budget), but not these:\n"
             )
         elif "placement" in header:
             figures = ["p50:", "p99:", "p50/L:"] if part["title"] < "(f)" else ["p50:", "p99:"]

@@ -100,7 +100,7 @@ def _read_config(context: click.Context, parameter: click.Parameter, file: Path 
 )  # fmt: skip
 @click.option(
     "--max-compile", type=click.FloatRange(0, 1e6, min_open=True), default=600.0, show_default=True, metavar="S",
-    help="End the process of a client whose model takes longer than S seconds to compile.",
+    help="End the process that compiles a client's model for longer than S seconds.",
 )  # fmt: skip
 @click.option(
     "--idle-exit",
